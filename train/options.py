@@ -1,0 +1,173 @@
+"""Every option of the trainers, once, without torch.
+
+The command line shows these fields, the launcher passes on what the user gave, and the trainer reads
+the same arguments back with the same definitions: `parse(to_argv(options)) == options`.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, Literal, get_type_hints
+
+import typer
+
+STRATEGIES = ("single", "ddp")
+
+MODEL, DATA, TRAINING, SPEED, RUN = "Model", "Data", "Training", "Speed", "Run"
+
+
+def option(*names: str, help: str, panel: str, **limits: Any) -> Any:
+    """A typer option under the heading `panel` of the help text."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to train, on what, how long; the same for every strategy."""
+
+    model: Annotated[
+        str, option(help="Any classification model of torchvision: resnet18, resnet50, vit_b_16 ...", panel=MODEL)
+    ] = "resnet18"
+    data: Annotated[
+        str,
+        option(help="synthetic, fake, digits, cifar10:FOLDER or imagefolder:FOLDER.", panel=DATA),
+    ] = "digits"
+    image_size: Annotated[
+        int | None, option(help="Pixels a side. Default: 32 for digits and cifar10, else 224.", panel=DATA, min=8)
+    ] = None
+    num_classes: Annotated[
+        int, option(help="Classes of the synthetic and fake data.", panel=DATA, min=2)
+    ] = 1000
+    num_samples: Annotated[
+        int, option(help="Training samples of the synthetic and fake data; a tenth more validates.", panel=DATA, min=1)
+    ] = 1280
+    train_num_workers: Annotated[
+        int, option(help="Processes that load training data, for each rank; 0 loads in the trainer.", panel=DATA, min=0)
+    ] = 0
+    valid_num_workers: Annotated[
+        int, option(help="Processes that load validation data, for each rank.", panel=DATA, min=0)
+    ] = 0
+    on_bad_sample: Annotated[
+        Literal["stop", "skip"], option(help="What a sample that can't be read does to the run.", panel=DATA)
+    ] = "stop"
+    epochs: Annotated[int, option(help="Passes over the training data.", panel=TRAINING, min=1)] = 10
+    batch_size: Annotated[
+        int, option(help="Samples of one rank in one micro-batch.", panel=TRAINING, min=1)
+    ] = 32
+    accumulate: Annotated[
+        int, option(help="Micro-batches that each rank adds up before one step.", panel=TRAINING, min=1)
+    ] = 1
+    max_steps: Annotated[
+        int | None, option(help="Stop after this many steps in all.", panel=TRAINING, min=1)
+    ] = None
+    optimizer: Annotated[Literal["sgd", "adamw"], option(help="The optimizer.", panel=TRAINING)] = "sgd"
+    lr: Annotated[float, option(help="Learning rate of one rank.", panel=TRAINING, min=0.0)] = 0.05
+    lr_scale: Annotated[
+        Literal["none", "linear", "sqrt"],
+        option(help="How the learning rate grows with the number of micro-batches in a step.", panel=TRAINING),
+    ] = "none"
+    warmup_steps: Annotated[
+        int, option(help="Steps over which the learning rate rises from nearly 0.", panel=TRAINING, min=0)
+    ] = 0
+    momentum: Annotated[float, option(help="Momentum of sgd.", panel=TRAINING, min=0.0, max=1.0)] = 0.9
+    weight_decay: Annotated[float, option(help="Weight decay.", panel=TRAINING, min=0.0)] = 1e-4
+    seed: Annotated[int, option(help="One seed for all ranks: split, weights, order.", panel=TRAINING, min=0)] = 0
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], option(help="auto takes a GPU where there is one.", panel=SPEED)
+    ] = "auto"
+    bf16: Annotated[
+        bool | None,
+        option("--bf16/--no-bf16", help="bfloat16 autocast. Default: on where the hardware has it.", panel=SPEED),
+    ] = None
+    channels_last: Annotated[
+        bool, option("--channels-last/--no-channels-last", help="Images as NHWC in memory.", panel=SPEED)
+    ] = True
+    fused: Annotated[bool, option("--fused/--no-fused", help="The fused optimizer kernels.", panel=SPEED)] = True
+    name: Annotated[
+        str | None, option(help="The run's folder below --runs-dir. Default: made of model, data, strategy.", panel=RUN)
+    ] = None
+    runs_dir: Annotated[str, option(help="Where runs leave their files.", panel=RUN)] = "runs"
+    resume: Annotated[
+        str | None,
+        option(
+            help="Continue: 'auto' (or nothing after it) takes the run's latest checkpoint, else a run's folder or a "
+            "checkpoint file.",
+            panel=RUN,
+        ),
+    ] = None
+    keep_checkpoints: Annotated[
+        int, option(help="How many checkpoints stay; the older ones are removed.", panel=RUN, min=1)
+    ] = 2
+    timeout_s: Annotated[
+        int, option(help="Seconds that a collective operation may take before the run is ended.", panel=RUN, min=1)
+    ] = 600
+
+
+def normalise(argv: Sequence[str]) -> list[str]:
+    """`argv` with a bare `--resume` written out as `--resume auto`."""
+    words = list(argv)
+    for index in range(len(words) - 1, -1, -1):
+        last = index + 1 == len(words)
+        if words[index] == "--resume" and (last or words[index + 1].startswith("-")):
+            words.insert(index + 1, "auto")
+    return words
+
+
+def command(function: Callable[..., None], *groups: type, **extra: inspect.Parameter) -> Callable[..., None]:
+    """A callable for `typer.Typer().command()` whose options are the fields of the dataclasses `groups`.
+
+    It calls `function` with one instance of each group, then the parameters of `extra` (arguments, contexts) by name.
+    """
+    parameters = list(extra.values())
+    for group in groups:
+        hints = get_type_hints(group, include_extras=True)
+        for field in fields(group):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            parameters.append(
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[field.name], default=default
+                )
+            )
+
+    def call(**values: Any) -> None:
+        instances = [group(**{field.name: values.pop(field.name) for field in fields(group)}) for group in groups]
+        function(*instances, **values)
+
+    call.__name__ = function.__name__
+    call.__doc__ = function.__doc__
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
+
+
+def to_argv(options: Options) -> list[str]:
+    """The arguments that say what differs from the defaults: what the launcher passes on to the trainer."""
+    argv: list[str] = []
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if value == field.default:
+            continue
+        flag = field.name.replace("_", "-")
+        if isinstance(value, bool):
+            argv.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            argv.append(f"--{flag}={value}")
+    return argv
+
+
+def parse(argv: Sequence[str]) -> tuple[str, Options]:
+    """The strategy and the options that `argv` (`["ddp", "--epochs=3"]`) stands for.
+
+    Raises:
+        the command-line library's usage error, for a strategy, option or value that does not exist.
+    """
+    parsed: list[tuple[str, Options]] = []
+    app = typer.Typer(add_completion=False)
+    for strategy in STRATEGIES:
+
+        def chosen(options: Options, strategy: str = strategy) -> None:
+            parsed.append((strategy, options))
+
+        app.command(strategy)(command(chosen, Options))
+    typer.main.get_command(app).main(args=normalise(argv), prog_name="train", standalone_mode=False)
+    return parsed[0]
