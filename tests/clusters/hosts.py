@@ -1,0 +1,230 @@
+"""Fake hosts: several hosts on one machine, with own names, addresses, processes and links.
+
+A host is a set of Linux namespaces (net, uts, mount, pid, ipc) held by its process 1. The hosts of one
+`Hosts` hang on a bridge that lives in a network namespace of its own, so nothing is created in the
+machine's own namespaces, two clusters may use the same names and addresses, and to end process 1 is to
+remove the host: the kernel ends its processes and drops its mounts and interfaces.
+
+Hosts share the machine's file system, as nodes of a cluster share theirs. `/run` and `/dev/shm` are each
+host's own; `/etc/hosts` is the cluster's; `/sys` shows the host's interfaces and has no cgroups, so none can
+be left behind. `/tmp` stays shared, because working directories and virtual environments often lie there.
+"""
+
+import ipaddress
+import pwd
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from tests.clusters.namespaces import PATH, START_TIMEOUT_S, Namespaces
+from tests.clusters.processes import HostProcess, Process, namespace_of, processes_in
+from tests.clusters.requirements import program
+
+# The switch is also the gateway: it forwards, and has nowhere to forward to. So hosts have a default route as
+# real ones do, and whatever lies beyond the cluster answers "unreachable" at once.
+SWITCH_SCRIPT = """
+ip link set lo up
+ip link add br0 type bridge
+ip address add {gateway}/24 dev br0
+ip link set br0 up
+echo 1 > /proc/sys/net/ipv4/ip_forward
+"""
+
+HOST_SCRIPT = """
+echo {name} > /proc/sys/kernel/hostname
+mount --bind {dir}/hosts /etc/hosts
+[ ! -f /etc/resolv.conf ] || mount --bind {dir}/resolv.conf /etc/resolv.conf
+[ ! -f /etc/hostname ] || mount --bind {dir}/hostname /etc/hostname
+mount -t tmpfs -o mode=755 tmpfs /run
+mkdir -p /run/lock /run/user
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+mount -t sysfs sysfs /sys
+for all in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -e "$all" ] || echo 1 > "$all"; done
+ip link set lo up
+"""
+
+
+class Hosts:
+    """Fake hosts that exist inside `with`.
+
+    Args:
+        names: Host names, up to 200. The first gets address 10.77.0.1, and so on.
+        workdir: An existing folder for what the hosts need on disk; every host sees it. It stays.
+        binds: Path on the machine to path that it is mounted over, on every host. Both exist.
+        own_name_is_loopback: Each host's own name resolves to 127.0.1.1 there, as Debian's installer sets it.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        workdir: Path,
+        *,
+        binds: Mapping[Path, Path] | None = None,
+        own_name_is_loopback: bool = False,
+    ) -> None:
+        if not names or len(set(names)) != len(names) or len(names) > 200:
+            raise ValueError(f"1 to 200 different host names are needed, not {list(names)}")
+        network = ipaddress.ip_network("10.77.0.0/24")
+        self.workdir = workdir
+        self.addresses = {name: str(network[number]) for number, name in enumerate(names, start=1)}
+        self.home = workdir / "home"
+        self._gateway = str(network[254])
+        self._binds = dict(binds or {})
+        self._own_name_is_loopback = own_name_is_loopback
+        self._switch: Namespaces | None = None
+        self._live: dict[str, Namespaces] = {}
+        self._started: list[HostProcess] = []
+
+    def __enter__(self) -> Self:
+        self.home.mkdir(exist_ok=True)
+        try:
+            self._switch = Namespaces("the switch", ["net", "mount"], SWITCH_SCRIPT.format(gateway=self._gateway))
+            for name in self.addresses:
+                self._live[name] = Namespaces(name, ["net", "uts", "mount", "ipc"], self._host_script(name))
+            for namespaces in (self._switch, *self._live.values()):
+                namespaces.await_ready()
+            self._connect(self._switch)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Removes the hosts and every process on them."""
+        for name in list(self._live):
+            self.kill(name)
+        if self._switch:
+            self._switch.kill()
+            self._switch = None
+        for process in self._started:
+            process.wait(timeout=START_TIMEOUT_S)
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe:
+                    pipe.close()
+        self._started.clear()
+
+    def popen(
+        self,
+        host: str,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | str | None = None,
+        user: str | None = None,
+        stdin: int | IO[Any] = subprocess.DEVNULL,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+    ) -> HostProcess:
+        """A started process on a host.
+
+        Its environment is that of a fresh login (PATH, HOME, USER, LANG...) and `env`: nothing of the test
+        runner's. It starts in `cwd`, by default the shared home folder, and ends when the runner does.
+        """
+        account = pwd.getpwnam(user or "root")
+        become = [f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups"] if user else []
+        home = account.pw_dir if user else str(self.home)
+        # A session of its own: it can be ended whole, and no terminal of the runner is in it.
+        inside = [program("setsid"), program("setpriv"), *become, "--pdeathsig=KILL", "--"]
+        inside += ["/usr/bin/env", f"--chdir={cwd or home}", "--", *map(str, argv)]
+        login = {"HOME": home, "LANG": "C.UTF-8", "LOGNAME": account.pw_name, "PATH": PATH, "SHELL": "/bin/bash"}
+        process = HostProcess(
+            [*self._live[host].enter("-n", "-u", "-m", "-i", "-p"), *inside],
+            env={**login, "USER": account.pw_name, **(env or {})},
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            encoding="utf-8",
+            errors="replace",
+        )
+        self._started.append(process)
+        return process
+
+    def run(
+        self,
+        host: str,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60,
+        cwd: Path | str | None = None,
+        user: str | None = None,
+        input: str | None = None,
+        check: bool = False,
+    ) -> subprocess.CompletedProcess[str]:
+        """The ended process with what it wrote; see `popen` for its environment.
+
+        Raises:
+            TimeoutError: It did not end within `timeout` seconds, and was killed.
+            RuntimeError: `check` is set and it failed.
+        """
+        command = shlex.join(map(str, argv))
+        stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
+        pipe = subprocess.PIPE
+        process = self.popen(host, argv, env=env, cwd=cwd, user=user, stdin=stdin, stdout=pipe, stderr=pipe)
+        try:
+            out, err = process.communicate(input, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.drain()
+            raise TimeoutError(f"waited {timeout:g} s for `{command}` on {host}; it wrote:\n{out}{err}") from None
+        finally:
+            if process.poll() is not None:
+                self._started.remove(process)
+        if check and process.returncode:
+            raise RuntimeError(f"`{command}` on {host} ended with {process.returncode}; it wrote:\n{out}{err}")
+        return subprocess.CompletedProcess([*argv], process.returncode, out, err)
+
+    def processes(self, host: str) -> list[Process]:
+        """What runs on a host, without its process 1."""
+        init = self._live[host].init
+        return [process for process in processes_in({f"{namespace_of(init, 'pid')}"}) if process.pid != init]
+
+    def namespaces(self) -> set[str]:
+        """The identities of all namespaces that the hosts and their switch consist of."""
+        return {
+            identity
+            for namespaces in (self._switch, *self._live.values())
+            if namespaces
+            for identity in namespaces.identities()
+        }
+
+    def link(self, host: str, *, up: bool) -> None:
+        """Cuts or restores the cable of a host: other hosts no longer reach it, packets vanish silently."""
+        assert self._switch
+        port = f"port{list(self.addresses).index(host) + 1}"
+        self._switch.ip(f"link set {port} {'up' if up else 'down'}\n")
+
+    def kill(self, host: str) -> None:
+        """Ends a host as a power cut would: all its processes die at once."""
+        self._live.pop(host).kill()
+
+    def _host_script(self, name: str) -> str:
+        folder = self.workdir / "hosts" / name
+        folder.mkdir(parents=True)
+        known = dict(self.addresses)
+        if self._own_name_is_loopback:
+            known[name] = "127.0.1.1"
+        lines = [f"{address} {host}\n" for host, address in known.items()]
+        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
+        (folder / "hostname").write_text(f"{name}\n")
+        # No name server answers, and it shall not take long to find out.
+        (folder / "resolv.conf").write_text("options timeout:1 attempts:1\n")
+        binds = [shlex.join(["mount", "--bind", str(source), str(to)]) for source, to in self._binds.items()]
+        return HOST_SCRIPT.format(name=shlex.quote(name), dir=shlex.quote(str(folder))) + "\n".join(binds)
+
+    def _connect(self, switch: Namespaces) -> None:
+        """Plugs every host into the switch."""
+        cables = ""
+        for number, host in enumerate(self._live.values(), start=1):
+            cables += f"link add port{number} type veth peer name eth0 netns {host.init}\n"
+            cables += f"link set port{number} master br0 up\n"
+        switch.ip(cables)
+        for name, host in self._live.items():
+            route = f"route add default via {self._gateway}"
+            host.ip(f"address add {self.addresses[name]}/24 dev eth0\nlink set eth0 up\n{route}\n")

@@ -1,0 +1,81 @@
+"""What the cluster tests need from the machine, and what happens where it is missing."""
+
+import functools
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+PACKAGES_FILE = Path(__file__).with_name("packages.txt")
+
+PACKAGE_OF = {
+    "ip": "iproute2",
+    "munged": "munge",
+    "nsenter": "util-linux",
+    "ps": "procps",
+    "salloc": "slurm-client",
+    "sbatch": "slurm-client",
+    "scontrol": "slurm-client",
+    "setpriv": "util-linux",
+    "setsid": "util-linux",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "srun": "slurm-client",
+    "unshare": "util-linux",
+}
+"""Program to Debian package; the packages are those of packages.txt."""
+
+HOSTS_PROGRAMS = ("ip", "nsenter", "ps", "setpriv", "setsid", "unshare")
+SLURM_PROGRAMS = (*HOSTS_PROGRAMS, "munged", "salloc", "sbatch", "scontrol", "slurmctld", "slurmd", "srun")
+
+# Daemons live in sbin, which is not on every user's PATH.
+SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+
+
+def program(name: str) -> str:
+    """The absolute path of a program, or its bare name if this machine has none."""
+    return shutil.which(name, path=SEARCH_PATH) or name
+
+
+def require_programs(*names: str) -> None:
+    """Skips the test unless all these programs are installed; with CI=true fails it."""
+    missing = sorted(name for name in names if shutil.which(name, path=SEARCH_PATH) is None)
+    if missing:
+        packages = sorted({PACKAGE_OF.get(name, name) for name in missing})
+        refuse(
+            f"missing programs: {', '.join(missing)}; fix: apt-get install --no-install-recommends {' '.join(packages)}"
+        )
+
+
+def require_namespaces() -> None:
+    """Skips the test unless this user may create the namespaces of fake hosts; with CI=true fails it."""
+    require_programs(*HOSTS_PROGRAMS)
+    problem = _namespace_problem()
+    if problem:
+        refuse(f"fake hosts need root with the right to create namespaces: {problem}; fix: run the tests as root")
+
+
+def refuse(reason: str) -> NoReturn:
+    """Skips with this reason, or fails with it where a skip would hide a hole: in CI."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"CI=true, so this is no skip: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@functools.cache
+def _namespace_problem() -> str:
+    if os.geteuid() != 0:
+        return f"user id is {os.geteuid()}"
+    # A container's root often lacks the capability: only trying tells.
+    probe = [program("unshare"), "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc"]
+    made = subprocess.run(
+        [*probe, program("ip"), "link", "add", "probe", "type", "bridge"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    return made.stderr.strip() if made.returncode else ""
