@@ -32,7 +32,7 @@ class SlurmCluster:
         nodes: Names of the compute nodes.
         gpus: Stand-in GPUs a node, asked for as real ones are. Slurm sets CUDA_VISIBLE_DEVICES; no CUDA.
         cpus: CPUs a node, as Slurm counts them; they need not exist.
-        credential_lifetime_s: A requeued job waits this long, and a launch that takes longer fails.
+        credential_lifetime_s: A requeued job waits this long, and a launch that takes longer fails; at least 5.
         own_name_is_loopback: As `Hosts` has it.
     """
 
@@ -46,6 +46,8 @@ class SlurmCluster:
         credential_lifetime_s: int = 10,
         own_name_is_loopback: bool = False,
     ) -> None:
+        if credential_lifetime_s < 5:
+            raise ValueError(f"Slurm replaces a credential lifetime below 5 s by 120 s; seen: {credential_lifetime_s}")
         self.workdir = workdir
         self.nodes = list(nodes)
         self.login = LOGIN

@@ -1,0 +1,142 @@
+"""Writes tests/recordings/slurm_own: the environments of real processes under the tests' Slurm.
+
+Run it as root from the repository: `python -m tests.clusters.record`. Only variables that tell about the job
+are kept, so no path and nothing private of the machine gets in.
+"""
+
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.clusters.requirements import program
+from tests.clusters.slurm import SlurmCluster
+
+FOLDER = Path(__file__).parents[1] / "recordings" / "slurm_own"
+KEPT = ("SLURM_", "SLURMD_", "CUDA_VISIBLE_DEVICES", "HOSTNAME")
+
+# Every process writes one file, named after the host and the rank that it sees; a shell without a rank is "x".
+DUMP = """#!/bin/sh
+env > "$1/$(hostname).${SLURM_PROCID:-x}.seen"
+"""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One way to start processes; `script` is shell, and DUMP in it stands for the program that is recorded."""
+
+    name: str
+    title: str
+    script: str
+
+
+SCENARIOS = [
+    Scenario("salloc_shell", "the command of salloc itself", "salloc -N2 DUMP"),
+    Scenario("salloc_srun", "srun inside salloc", "salloc -N2 --ntasks-per-node=2 srun DUMP"),
+    Scenario(
+        "step_on_second_node",
+        "srun -N1 -n1 -w node02 inside salloc -N2",
+        "salloc -N2 srun -N1 -n1 -w node02 DUMP",
+    ),
+    Scenario(
+        "step_on_two_of_three",
+        "srun -N2 -n2 -w node02,node03 inside salloc -N3",
+        "salloc -N3 srun -N2 -n2 -w node02,node03 DUMP",
+    ),
+    Scenario(
+        "overlap",
+        "srun --overlap while another step holds all CPUs of the job",
+        "salloc -N2 --ntasks-per-node=2 sh -c 'srun sleep 3 & srun --overlap DUMP; wait'",
+    ),
+    Scenario("cyclic", "srun -N2 --ntasks-per-node=2 -m cyclic", "srun -N2 --ntasks-per-node=2 -m cyclic DUMP"),
+    Scenario("cyclic_uneven", "srun -N2 -n4 -m cyclic", "srun -N2 -n4 -m cyclic DUMP"),
+    Scenario("plane2", "srun -N2 -n6 -m plane=2", "srun -N2 -n6 -m plane=2 DUMP"),
+    Scenario(
+        "arbitrary",
+        "srun -n4 --distribution=arbitrary, SLURM_HOSTFILE: node02 node01 node01 node02",
+        "printf 'node02\\nnode01\\nnode01\\nnode02\\n' > hostfile; "
+        "salloc -N2 --ntasks-per-node=2 env SLURM_HOSTFILE=$PWD/hostfile srun -n4 --distribution=arbitrary DUMP",
+    ),
+    Scenario(
+        "het_group_0_1",
+        "srun --het-group=0,1 inside salloc -N1 -n1 : -N2 --ntasks-per-node=2",
+        "salloc -N1 -n1 : -N2 --ntasks-per-node=2 srun --het-group=0,1 DUMP",
+    ),
+    Scenario(
+        "het_reversed",
+        "srun --het-group=0,1 inside salloc -n1 -w node03 : -n2 -w node[01-02]",
+        "salloc -N1 -n1 -w node03 : -N2 -n2 -w 'node[01-02]' srun --het-group=0,1 DUMP",
+    ),
+    Scenario(
+        "het_group_1",
+        "srun --het-group=1 inside salloc -N1 -n1 : -N2 --ntasks-per-node=2",
+        "salloc -N1 -n1 : -N2 --ntasks-per-node=2 srun --het-group=1 DUMP",
+    ),
+    Scenario(
+        "het_srun_default",
+        "srun without --het-group inside salloc -N1 -n1 : -N2 --ntasks-per-node=2",
+        "salloc -N1 -n1 : -N2 --ntasks-per-node=2 srun DUMP",
+    ),
+    Scenario(
+        "gpu_bind_single1",
+        "srun -N2 --ntasks-per-node=2 --gpus-per-node=2 --gpu-bind=single:1",
+        "srun -N2 --ntasks-per-node=2 --gpus-per-node=2 --gpu-bind=single:1 DUMP",
+    ),
+    Scenario(
+        "gpus_per_task1",
+        "srun -N2 --ntasks-per-node=2 --gpus-per-task=1",
+        "srun -N2 --ntasks-per-node=2 --gpus-per-task=1 DUMP",
+    ),
+    Scenario(
+        "batch_srun_fewer_tasks",
+        "srun -n 2 --ntasks-per-node=1 inside sbatch -N2 --ntasks-per-node=2",
+        "sbatch --wait -N2 --ntasks-per-node=2 --wrap 'srun -n 2 --ntasks-per-node=1 DUMP'",
+    ),
+]
+
+
+def record(cluster: SlurmCluster, scenario: Scenario, version: str) -> list[Path]:
+    """The files written for one scenario."""
+    seen = cluster.workdir / "seen" / scenario.name
+    seen.mkdir(parents=True)
+    dump = cluster.workdir / "dump.sh"
+    dump.write_text(DUMP)
+    dump.chmod(0o755)
+    script = scenario.script.replace("DUMP", shlex.join([str(dump), str(seen)]))
+    # From /run, so that SLURM_SUBMIT_DIR is a folder that any machine has.
+    done = cluster.run("sh", "-ec", script, cwd=Path("/run"), check=True)
+    print(f"{scenario.name}: {done.stdout}{done.stderr}", file=sys.stderr)
+    written = []
+    for path in sorted(seen.iterdir()):
+        host, rank, _ = path.name.rsplit(".", 2)
+        lines = sorted(line for line in path.read_text().splitlines() if line.startswith(KEPT))
+        private = [line for line in lines if str(cluster.workdir) in line]
+        if private:
+            raise RuntimeError(f"{scenario.name} would publish a path of this machine: {private}")
+        process = "the shell of the allocation" if rank == "x" else f"task {rank}"
+        head = f"# source: {version}, {scenario.title} [{scenario.name}]\n# process: {process}\n# host: {host}\n"
+        target = FOLDER / f"{scenario.name}.{host}.{rank}.env"
+        target.write_text(head + "".join(f"{line}\n" for line in lines))
+        written.append(target)
+    return written
+
+
+def main() -> None:
+    """Writes the recordings of all scenarios anew."""
+    version = subprocess.run([program("slurmctld"), "-V"], capture_output=True, text=True, check=True).stdout
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SlurmCluster(Path(folder), ["node01", "node02", "node03"], gpus=2) as cluster,
+    ):
+        for scenario in SCENARIOS:
+            for path in record(cluster, scenario, version.strip().replace("slurm-wlm", "Slurm")):
+                print(path.relative_to(FOLDER))
+
+
+if __name__ == "__main__":
+    main()
