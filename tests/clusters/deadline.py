@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_for(what: str, condition: Callable[[], T], timeout_s: float, interval_s: float = 0.05) -> T:
+def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float, interval_s: float = 0.05) -> T:
     """The first true value of `condition`.
 
     Args:

@@ -33,15 +33,16 @@ ip link set br0 up
 echo 1 > /proc/sys/net/ipv4/ip_forward
 """
 
+# mount -n: without it, mount(8) leaves the folder /run/mount on the machine.
 HOST_SCRIPT = """
 echo {name} > /proc/sys/kernel/hostname
-mount --bind {dir}/hosts /etc/hosts
-[ ! -f /etc/resolv.conf ] || mount --bind {dir}/resolv.conf /etc/resolv.conf
-[ ! -f /etc/hostname ] || mount --bind {dir}/hostname /etc/hostname
-mount -t tmpfs -o mode=755 tmpfs /run
-mkdir -p /run/lock /run/user
-mount -t tmpfs -o mode=1777 tmpfs /dev/shm
-mount -t sysfs sysfs /sys
+mount -n --bind {dir}/hosts /etc/hosts
+[ ! -f /etc/resolv.conf ] || mount -n --bind {dir}/resolv.conf /etc/resolv.conf
+[ ! -f /etc/hostname ] || mount -n --bind {dir}/hostname /etc/hostname
+mount -n -t tmpfs -o mode=755 tmpfs /run
+mkdir /run/lock /run/user
+mount -n -t tmpfs -o mode=1777 tmpfs /dev/shm
+mount -n -t sysfs sysfs /sys
 for all in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -e "$all" ] || echo 1 > "$all"; done
 ip link set lo up
 """
@@ -83,10 +84,11 @@ class Hosts:
         try:
             self._switch = Namespaces("the switch", ["net", "mount"], SWITCH_SCRIPT.format(gateway=self._gateway))
             for name in self.addresses:
-                self._live[name] = Namespaces(name, ["net", "uts", "mount", "ipc"], self._host_script(name))
+                self._live[name] = self._create(name)
             for namespaces in (self._switch, *self._live.values()):
                 namespaces.await_ready()
-            self._connect(self._switch)
+            for name in self.addresses:
+                self._plug_in(name)
         except BaseException:
             self.close()
             raise
@@ -97,8 +99,8 @@ class Hosts:
 
     def close(self) -> None:
         """Removes the hosts and every process on them."""
-        for name in list(self._live):
-            self.kill(name)
+        while self._live:
+            self._live.popitem()[1].kill()
         if self._switch:
             self._switch.kill()
             self._switch = None
@@ -196,17 +198,38 @@ class Hosts:
 
     def link(self, host: str, *, up: bool) -> None:
         """Cuts or restores the cable of a host: other hosts no longer reach it, packets vanish silently."""
-        assert self._switch
-        port = f"port{list(self.addresses).index(host) + 1}"
-        self._switch.ip(f"link set {port} {'up' if up else 'down'}\n")
+        self._ip_switch(f"link set {self._port(host)} {'up' if up else 'down'}\n")
 
     def kill(self, host: str) -> None:
-        """Ends a host as a power cut would: all its processes die at once."""
+        """Ends a host as a power cut would: all its processes die at once, and nobody hears a goodbye."""
+        self._ip_switch(f"link delete {self._port(host)}\n")
         self._live.pop(host).kill()
+
+    def start(self, host: str) -> None:
+        """Starts a killed host anew, with its name and address and an empty /run."""
+        self._live[host] = self._create(host)
+        self._live[host].await_ready()
+        self._plug_in(host)
+
+    def _create(self, host: str) -> Namespaces:
+        return Namespaces(host, ["net", "uts", "mount", "ipc"], self._host_script(host))
+
+    def _plug_in(self, host: str) -> None:
+        live, port = self._live[host], self._port(host)
+        self._ip_switch(f"link add {port} type veth peer name eth0 netns {live.init}\nlink set {port} master br0 up\n")
+        route = f"route add default via {self._gateway}"
+        live.ip(f"address add {self.addresses[host]}/24 dev eth0\nlink set eth0 up\n{route}\n")
+
+    def _port(self, host: str) -> str:
+        return f"port{list(self.addresses).index(host) + 1}"
+
+    def _ip_switch(self, batch: str) -> None:
+        assert self._switch
+        self._switch.ip(batch)
 
     def _host_script(self, name: str) -> str:
         folder = self.workdir / "hosts" / name
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         known = dict(self.addresses)
         if self._own_name_is_loopback:
             known[name] = "127.0.1.1"
@@ -215,16 +238,5 @@ class Hosts:
         (folder / "hostname").write_text(f"{name}\n")
         # No name server answers, and it shall not take long to find out.
         (folder / "resolv.conf").write_text("options timeout:1 attempts:1\n")
-        binds = [shlex.join(["mount", "--bind", str(source), str(to)]) for source, to in self._binds.items()]
+        binds = [shlex.join(["mount", "-n", "--bind", str(source), str(to)]) for source, to in self._binds.items()]
         return HOST_SCRIPT.format(name=shlex.quote(name), dir=shlex.quote(str(folder))) + "\n".join(binds)
-
-    def _connect(self, switch: Namespaces) -> None:
-        """Plugs every host into the switch."""
-        cables = ""
-        for number, host in enumerate(self._live.values(), start=1):
-            cables += f"link add port{number} type veth peer name eth0 netns {host.init}\n"
-            cables += f"link set port{number} master br0 up\n"
-        switch.ip(cables)
-        for name, host in self._live.items():
-            route = f"route add default via {self._gateway}"
-            host.ip(f"address add {self.addresses[name]}/24 dev eth0\nlink set eth0 up\n{route}\n")

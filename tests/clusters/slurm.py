@@ -75,11 +75,7 @@ class SlurmCluster:
         self.hosts.__enter__()
         try:
             for host in self.hosts.addresses:
-                script = daemon_script(self.workdir, host, gpus=self._gpus)
-                with (self.workdir / "log" / f"{host}.start").open("w") as log:
-                    self._daemons[host] = self.hosts.popen(
-                        host, ["sh", "-ec", script], stdout=log, stderr=subprocess.STDOUT
-                    )
+                self._start_daemons(host)
             wait_for(f"{len(self.nodes)} idle Slurm nodes", self._all_idle, START_TIMEOUT_S, interval_s=0.1)
         except BaseException as error:
             error.add_note(self.log_tails())
@@ -159,8 +155,18 @@ class SlurmCluster:
         return [process for process in self.hosts.processes(node) if process.pid not in daemons]
 
     def idle(self, timeout: float = 30) -> None:
-        """Waits until no job holds a node, as after a job has ended and Slurm cleans up behind it."""
+        """Waits until no job holds a node that lives, as after a job has ended and Slurm cleans up behind it."""
         wait_for("all Slurm nodes to be idle again", self._all_idle, timeout, interval_s=0.1)
+
+    def kill(self, node: str) -> None:
+        """Ends a node as a power cut would. Slurm calls it down when it has not answered for 30 s."""
+        del self._daemons[node]
+        self.hosts.kill(node)
+
+    def start(self, node: str) -> None:
+        """Starts a killed node anew; `idle` waits until Slurm uses it again."""
+        self.hosts.start(node)
+        self._start_daemons(node)
 
     def log_tails(self, lines: int = 15) -> str:
         """The last lines of each host's Slurm daemon, or of its start where it got no further."""
@@ -171,12 +177,17 @@ class SlurmCluster:
             tails.append(f"--- {host}\n" + "\n".join(text.splitlines()[-lines:]))
         return "\n".join(tails)
 
+    def _start_daemons(self, host: str) -> None:
+        script = daemon_script(self.workdir, host, gpus=self._gpus)
+        with (self.workdir / "log" / f"{host}.start").open("a") as log:
+            self._daemons[host] = self.hosts.popen(host, ["sh", "-ec", script], stdout=log, stderr=subprocess.STDOUT)
+
     def _all_idle(self) -> bool:
         for host, daemon in self._daemons.items():
             if daemon.poll() is not None:
                 raise RuntimeError(f"the Slurm daemon of {host} ended with {daemon.returncode}")
         seen = self.hosts.run(LOGIN, ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%N %t"])
-        return sorted(seen.stdout.splitlines()) == sorted(f"{node} idle" for node in self.nodes)
+        return {f"{node} idle" for node in self._daemons if node != LOGIN} <= set(seen.stdout.splitlines())
 
 
 def slurm_version() -> tuple[int, int]:

@@ -53,7 +53,8 @@ def _machine() -> list[str]:
     own = ("/sys", "/run", "/dev/shm", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
     mounts = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     hidden = sorted(mount for mount in mounts if mount in own)
-    return [socket.gethostname(), Path("/etc/hosts").read_text(), *ours, *hidden]
+    utab = str(Path("/run/mount").exists())  # mount(8) makes this folder where it notes what it mounts
+    return [socket.gethostname(), Path("/etc/hosts").read_text(), utab, *ours, *hidden]
 
 
 def test_each_host_has_its_own_name_and_address(hosts: Hosts) -> None:
@@ -153,7 +154,15 @@ def test_processes_are_listed_a_host_and_die_with_it(hosts: Hosts) -> None:
     assert hosts.processes("beta") == []
     hosts.kill("alpha")
     assert sleeper.wait(timeout=10) == -signal.SIGKILL
-    assert "alpha" in hosts.addresses
+
+
+def test_a_killed_host_starts_anew_with_its_name_and_address(hosts: Hosts) -> None:
+    hosts.run("alpha", ["touch", "/run/gone"], check=True)
+    hosts.kill("alpha")
+    assert "No route to host" in _python(hosts, "beta", SAY.replace(", 1)", ", 10)"), "alpha").stderr
+    hosts.start("alpha")
+    assert "Connection refused" in _python(hosts, "beta", SAY, "alpha").stderr
+    assert hosts.run("alpha", ["ls", "/run"], check=True).stdout.split() == ["lock", "user"]
 
 
 def test_two_clusters_of_equal_names_do_not_meet(tmp_path: Path) -> None:

@@ -132,9 +132,7 @@ def test_hosts_whose_own_name_is_loopback(slurm_cluster: Callable[..., SlurmClus
 def test_a_job_in_hi_preempts_and_the_victim_is_requeued(slurm_cluster: Callable[..., SlurmCluster]) -> None:
     cluster = slurm_cluster(["node01"], credential_lifetime_s=5)
     # A trap of bash runs when the foreground command has ended: only `wait` is interrupted.
-    script = (
-        "trap 'echo got TERM; exit' TERM; echo run $SLURM_RESTART_COUNT.; sleep ${SLURM_RESTART_COUNT:+0.}50 & wait"
-    )
+    script = "trap 'echo TERM; exit' TERM; echo run $SLURM_RESTART_COUNT.; sleep ${SLURM_RESTART_COUNT:+0.}50 & wait"
     victim = cluster.submit(script, "--exclusive", "--open-mode=append")
     victim.wait_for_state("RUNNING")
     wait_for("the victim's first line", lambda: victim.output, timeout_s=20)
@@ -143,6 +141,19 @@ def test_a_job_in_hi_preempts_and_the_victim_is_requeued(slurm_cluster: Callable
     assert victim.wait().state == "COMPLETED"
     assert victim.restarts == 1
     assert [line for line in victim.output.splitlines() if "PREEMPTION" not in line] == ["run .", "TERM", "run 1."]
+
+
+def test_a_node_dies_and_comes_back(slurm_cluster: Callable[..., SlurmCluster]) -> None:
+    cluster = slurm_cluster(["node01", "node02"], gpus=1)
+    cluster.kill("node02")
+    cluster.idle()
+    assert cluster.srun("-N1", "hostname", check=True).stdout == "node01\n"
+    cluster.start("node02")
+    cluster.idle()
+    assert _seen(cluster, "CUDA_VISIBLE_DEVICES", "-N2", "--gpus-per-node=1") == [
+        "node01 CUDA_VISIBLE_DEVICES=0",
+        "node02 CUDA_VISIBLE_DEVICES=0",
+    ]
 
 
 def test_a_deadline_shows_the_job_and_cancels_it(slurm2: SlurmCluster) -> None:
