@@ -21,6 +21,8 @@ HOLD = "echo ok; exec env --ignore-signal=CHLD cat > /dev/null"
 class Namespaces:
     """New namespaces with a process 1 in them; they end with it, and it ends with the test runner.
 
+    The kernel ties that end to the thread that calls this, so it has to be one that lives on: the main thread.
+
     Args:
         name: What errors call them.
         kinds: Those besides the pid namespace, as unshare(1) names them: "net", "uts", "mount", "ipc".
