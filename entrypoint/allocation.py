@@ -1,0 +1,122 @@
+"""Allocation: which hosts, which of them is this one, how many processes, and where each value came from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from train.errors import MusterError
+
+Mode = Literal["single", "agent", "worker"]
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """A scheduler's answer: the job and the nodes it owns.
+
+    Attributes:
+        scheduler: its name, as users say it.
+        job_id: the job's id as the scheduler prints it; None without a scheduler.
+        attempt: how often the job was started before: 0 on the first run.
+        hosts: the job's nodes in the scheduler's order; empty where only their number is known.
+        num_nodes: how many there are.
+        gpus_on_node: GPUs that the scheduler says this node has for the job; None where it doesn't say.
+        cpus_on_node: likewise CPUs.
+        launch: how a command is started once on each node, as words before it; empty where there is no such way.
+        sources: for each of the fields above, the variable it came from, with its value.
+    """
+
+    scheduler: str
+    job_id: str | None
+    attempt: int
+    hosts: tuple[str, ...]
+    num_nodes: int
+    gpus_on_node: int | None = None
+    cpus_on_node: int | None = None
+    launch: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class Task:
+    """A launcher's answer: which of the processes it started this one is.
+
+    Attributes:
+        launcher: its name, as users say it.
+        node_rank: which node of the launch this is, from 0.
+        local_rank: which of the launch's processes on this node this is, from 0.
+        rank: which of all its processes this is, from 0.
+        tasks_per_node: how many processes it started on each node, by node rank.
+        hosts: the launch's nodes where it knows them, else empty: then they are the scheduler's.
+        step: tells several launches of one job apart; 0 where there is but one.
+        sources: for each of the fields above, the variable it came from, with its value.
+    """
+
+    launcher: str
+    node_rank: int
+    local_rank: int
+    rank: int
+    tasks_per_node: tuple[int, ...]
+    hosts: tuple[str, ...] = ()
+    step: int = 0
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """Where this process stands in its job. See the contract of `muster detect --json` for the names.
+
+    Attributes:
+        mode: `agent`: one process a node, which starts the others by torchrun; `worker`: the launcher started one
+            process for each rank already; `single`: a world of one.
+        rank: this process's rank in worker and single mode; in agent mode that of its first worker.
+        ranks_per_node: how many ranks each node runs, by node rank.
+        hosts: empty where only their number is known.
+        sources: the variable or option that gave each value.
+        notes: one line for each thing that the user should know before the start.
+    """
+
+    scheduler: str
+    launcher: str
+    job_id: str | None
+    attempt: int
+    step: int
+    hosts: tuple[str, ...]
+    num_nodes: int
+    node_rank: int
+    local_rank: int
+    rank: int
+    tasks_on_node: int
+    ranks_per_node: tuple[int, ...]
+    mode: Mode
+    cpus_on_node: int | None
+    sources: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for holds, rule in (
+            (self.num_nodes >= 1, "a job has at least one node"),
+            (not self.hosts or len(self.hosts) == self.num_nodes, "each node has its host name"),
+            (len(self.ranks_per_node) == self.num_nodes, "each node has its number of ranks"),
+            (0 <= self.node_rank < self.num_nodes, "the node rank is below the number of nodes"),
+            (0 <= self.local_rank < self.tasks_on_node, "the local rank is below the number of tasks on the node"),
+            (0 <= self.rank < self.world_size, "the rank is below the world size"),
+            (min(self.ranks_per_node) >= 1, "each node runs at least one rank"),
+            (self.mode != "single" or self.world_size == 1, "single is a world of one"),
+            (self.mode != "agent" or self.tasks_on_node == 1, "an agent is alone on its node"),
+        ):
+            if not holds:
+                raise MusterError(
+                    f"what was found does not fit together: {rule}",
+                    seen=", ".join(f"{name} from {source}" for name, source in self.sources.items()) or "no source",
+                    fix="mail the file that `env > FILE` writes, in this same place, to whoever supports this image",
+                )
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are on all nodes."""
+        return sum(self.ranks_per_node)
+
+    @property
+    def nproc_per_node(self) -> int:
+        """How many ranks this node runs."""
+        return self.ranks_per_node[self.node_rank]

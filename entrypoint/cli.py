@@ -1,0 +1,160 @@
+"""The commands `train` and `muster`: parse, call, print."""
+
+import inspect
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from entrypoint import detection, environment, launch, rendezvous, report
+from entrypoint.allocation import Allocation
+from entrypoint.environment import Environment
+from entrypoint.launch import Launch, Program
+from entrypoint.options import LaunchOptions, ProgramOptions, ShowOptions
+from entrypoint.rendezvous import Rendezvous
+from train.errors import MusterError
+from train.options import STRATEGIES, Options, command, normalise, to_argv
+
+
+# torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.
+def _with_hyphens(name: str) -> str:
+    return name.replace("_", "-")
+
+
+SETTINGS: dict[str, Any] = {"token_normalize_func": _with_hyphens, "help_option_names": ["-h", "--help"]}
+
+HELP = {
+    "single": "Train in one process: what every other strategy is measured against.",
+    "ddp": "Train with a replica of the model on each rank (DistributedDataParallel).",
+}
+
+# typer carries its command-line parser inside; the class of its usage errors is reached by one that it exports.
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def train() -> None:
+    """The command `train`."""
+    app = typer.Typer(
+        help="Train PyTorch models, on this machine or in the job that this is part of.",
+        context_settings=SETTINGS,
+        no_args_is_help=True,
+        add_completion=False,
+    )
+    for strategy in STRATEGIES:
+
+        def start(options: LaunchOptions, training: Options, strategy: str = strategy) -> None:
+            program = Program("module", ("train", strategy, *to_argv(training)), is_ours=True)
+            _start(options, program, _typed("train"), is_single=strategy == "single")
+
+        app.command(strategy, help=HELP[strategy])(command(start, LaunchOptions, Options))
+    _run(app, "train", normalise(sys.argv[1:]))
+
+
+def muster() -> None:
+    """The command `muster`."""
+    app = typer.Typer(
+        help="Start programs on all nodes of a job, and see what was found about it.",
+        context_settings=SETTINGS,
+        no_args_is_help=True,
+        add_completion=False,
+    )
+    app.command("detect", help="Show what was found, where it came from, and the command that would run.")(
+        command(_detect, LaunchOptions, ShowOptions)
+    )
+    script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The program, then its arguments.")]
+    app.command(
+        "run",
+        help="Start SCRIPT on all ranks of this job; takes torchrun's place.",
+        context_settings={**SETTINGS, "allow_interspersed_args": False},
+    )(
+        command(
+            _run_script,
+            LaunchOptions,
+            ProgramOptions,
+            script=inspect.Parameter("script", inspect.Parameter.KEYWORD_ONLY, annotation=script),
+        )
+    )
+    _run(app, "muster", sys.argv[1:])
+
+
+def _run_script(options: LaunchOptions, how: ProgramOptions, script: list[str]) -> None:
+    if how.module and how.no_python:
+        raise MusterError("a module is run by python", seen="-m with --no-python", fix="give one of the two")
+    kind = "module" if how.module else "program" if how.no_python else "script"
+    if kind == "script" and not Path(script[0]).is_file():
+        raise MusterError(
+            "there is no such script",
+            seen=script[0],
+            fix="muster run SCRIPT.py, muster run -m MODULE or muster run --no-python PROGRAM",
+        )
+    _start(options, Program(kind, tuple(script)), _typed("muster"), is_single=False)
+
+
+def _detect(options: LaunchOptions, show: ShowOptions) -> None:
+    typed = ["train", "ddp"]
+    program = Program("module", ("train", "ddp"), is_ours=True)
+    allocation, meeting, planned = _plan(_environment(options), options, program, typed, is_single=False)
+    print(report.as_json(allocation, meeting, planned) if show.as_json else report.table(allocation, meeting, planned))
+
+
+def _start(options: LaunchOptions, program: Program, typed: list[str], is_single: bool) -> None:
+    env = _environment(options)
+    allocation, meeting, planned = _plan(env, options, program, typed, is_single)
+    if options.dry_run or not env.is_live:
+        print(report.script(planned))
+        return
+    launch.check(allocation, meeting)
+    if allocation.rank == 0:
+        print(report.headline(allocation, meeting, planned), file=sys.stderr)
+    launch.execute(planned, env)
+
+
+def _plan(
+    env: Environment, options: LaunchOptions, program: Program, typed: Sequence[str], is_single: bool
+) -> tuple[Allocation, Rendezvous, Launch]:
+    allocation = detection.allocate(env, options, typed)
+    if is_single:
+        allocation = detection.single(allocation, typed)
+    meeting = rendezvous.meet(allocation, env, options)
+    return allocation, meeting, launch.plan(allocation, meeting, env, options, program, typed)
+
+
+def _environment(options: LaunchOptions) -> Environment:
+    return environment.load(Path(options.env_file)) if options.env_file else environment.live()
+
+
+def _typed(name: str) -> list[str]:
+    return [name, *sys.argv[1:]]
+
+
+def _run(app: typer.Typer, name: str, argv: list[str]) -> None:
+    """Runs the command and exits with its code: 0, or 2 with three lines on stderr."""
+    debug = "--debug" in argv or bool(os.environ.get("MUSTER_DEBUG"))
+    try:
+        typer.main.get_command(app).main(args=argv, prog_name=name, standalone_mode=False)
+    except MusterError as error:
+        if debug:
+            raise
+        print(error, file=sys.stderr)
+        sys.exit(error.code)
+    except USAGE_ERROR as error:
+        if debug:
+            raise
+        if str(error):
+            print(_usage(error, [name, *argv]), file=sys.stderr)
+        # Without a message it was the command alone, and its help has been shown.
+        sys.exit(2)
+
+
+def _usage(error: Any, typed: list[str]) -> MusterError:
+    context = error.ctx
+    path = context.command_path if context else typed[0]
+    nearest = getattr(error, "possibilities", None)
+    if nearest:
+        return MusterError(error.message, seen=shlex.join(typed), fix=f"{path} {nearest[0]}")
+    wrong = str(error.format_message()).replace("Value error, ", "").rstrip(".")
+    return MusterError(wrong, seen=shlex.join(typed), fix=f"{path} --help lists what there is")

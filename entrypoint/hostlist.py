@@ -1,0 +1,102 @@
+"""Compressed host lists, as Slurm writes them, expanded without `scontrol`, which no image holds.
+
+    gpu-a[1-2],gpu-b7,rack10n[008-009]   ->  gpu-a1 gpu-a2 gpu-b7 rack10n008 rack10n009
+    r[0-1]_b[0-1]                        ->  r0_b0 r0_b1 r1_b0 r1_b1
+    n[1-2]-ib                            ->  n1-ib n2-ib
+
+Order is kept, and a host that is named twice stays named once, where it came first: node rank I is the I-th host.
+Why this is not a library: docs/decisions/hostlists.md.
+"""
+
+import re
+from itertools import product
+
+MAX_HOSTS = 200_000
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
+_RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
+
+
+class HostListError(ValueError):
+    """A host list that can't be read; the message says which part of it."""
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """The hosts that `text` names, in its order, each once.
+
+    Raises:
+        HostListError: unbalanced or nested brackets, a range that is none, a name that no host can have.
+    """
+    hosts = dict.fromkeys(host for item in _split(text) for host in _expand_item(item))
+    if not hosts:
+        raise HostListError("it is empty")
+    return tuple(hosts)
+
+
+def _split(text: str) -> list[str]:
+    # Commas inside brackets separate ranges, the others separate hosts.
+    items: list[str] = []
+    start = depth = 0
+    for position, character in enumerate(text):
+        if character == "[":
+            depth += 1
+        elif character == "]":
+            depth -= 1
+        elif character == "," and depth == 0:
+            items.append(text[start:position])
+            start = position + 1
+        if depth not in (0, 1):
+            raise HostListError(f"brackets don't pair at character {position + 1}")
+    if depth:
+        raise HostListError("a bracket is not closed")
+    return [*items, text[start:]]
+
+
+def _expand_item(item: str) -> list[str]:
+    # "r[0-1]_b[0-1]" -> ["r", "0-1", "_b", "0-1", ""]: literals at even places, ranges at odd ones.
+    parts = re.split(r"[\[\]]", item)
+    choices = [_expand_ranges(part) if index % 2 else [part] for index, part in enumerate(parts)]
+    total = 1
+    for choice in choices:
+        total *= len(choice)
+    if total > MAX_HOSTS:
+        raise HostListError(f"{item[:60]!r} stands for {total} hosts")
+    hosts = ["".join(combination) for combination in product(*choices)]
+    # Ranges only put digits in: if the first name is well formed, so are the others.
+    if not _NAME.fullmatch(hosts[0]):
+        raise HostListError(f"{item[:60]!r} is no host name")
+    return hosts
+
+
+def _expand_ranges(text: str) -> list[str]:
+    numbers: list[str] = []
+    for piece in text.split(","):
+        match = _RANGE.fullmatch(piece)
+        if match is None:
+            raise HostListError(f"[{text[:60]}] holds {piece[:60]!r}, which is no number or range")
+        first, last = match[1], match[2] or match[1]
+        if int(last) < int(first):
+            raise HostListError(f"the range {piece[:60]} runs backwards")
+        if int(last) - int(first) >= MAX_HOSTS:
+            raise HostListError(f"the range {piece[:60]} is too large")
+        # Leading zeros count: 008-011 keeps three digits, 8-11 none.
+        numbers.extend(str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+    return numbers
+
+
+def expand_counts(text: str) -> tuple[int, ...]:
+    """The numbers that Slurm's `2(x3),1` stands for: (2, 2, 2, 1).
+
+    Raises:
+        HostListError: something else than counts and repetitions.
+    """
+    counts: list[int] = []
+    for piece in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", piece.strip())
+        if match is None:
+            raise HostListError(f"{piece[:60]!r} is no count")
+        repeat = int(match[2] or 1)
+        if len(counts) + repeat > MAX_HOSTS:
+            raise HostListError(f"{piece[:60]!r} repeats too often")
+        counts.extend([int(match[1])] * repeat)
+    return tuple(counts)

@@ -1,0 +1,93 @@
+"""What was found, as text: for a person, for a program, for a shell."""
+
+import json
+import shlex
+from typing import Any, cast
+
+from entrypoint.allocation import Allocation
+from entrypoint.launch import Launch
+from entrypoint.rendezvous import Rendezvous
+
+FIELDS = (
+    "scheduler", "launcher", "job_id", "attempt", "hosts", "num_nodes", "node_rank", "local_rank", "tasks_on_node",
+    "nproc_per_node", "mode", "master_addr", "master_port", "rdzv_id", "interface",
+)  # fmt: skip
+
+
+def values(allocation: Allocation, rendezvous: Rendezvous) -> dict[str, Any]:
+    """The value of each of FIELDS."""
+    return {
+        name: getattr(rendezvous, name) if hasattr(rendezvous, name) else getattr(allocation, name) for name in FIELDS
+    }
+
+
+def sources(allocation: Allocation, rendezvous: Rendezvous) -> dict[str, str]:
+    """For each of FIELDS that has one, the variable or option it came from."""
+    return {name: text for name, text in {**allocation.sources, **rendezvous.sources}.items() if name in FIELDS}
+
+
+def as_json(allocation: Allocation, rendezvous: Rendezvous, launch: Launch) -> str:
+    """One JSON object: FIELDS, `sources`, `argv` and `env` (the variables that are set)."""
+    answer = values(allocation, rendezvous) | {
+        "sources": sources(allocation, rendezvous),
+        "argv": list(launch.argv),
+        "env": dict(launch.set_variables),
+    }
+    return json.dumps(answer, indent=2)
+
+
+def table(allocation: Allocation, rendezvous: Rendezvous, launch: Launch) -> str:
+    """A table of values and their sources, the notes, and the command."""
+    # Half of this program's start-up time: only this command needs it.
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading, style in (("", "bold"), ("found", ""), ("from", "dim")):
+        drawn.add_column(heading, style=style, overflow="fold")
+    came_from = sources(allocation, rendezvous)
+    for name, value in values(allocation, rendezvous).items():
+        drawn.add_row(Text(name.replace("_", " ")), Text(_brief(value)), Text(came_from.get(name, "")))
+    with console.capture() as capture:
+        console.print(drawn)
+        for note in launch.notes:
+            console.print(Text(f"note: {note}"))
+        console.print(Text("would run:", style="bold"))
+    return capture.get() + script(launch)
+
+
+def _brief(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, tuple):
+        items = [str(item) for item in cast("tuple[object, ...]", value)]
+        return " ".join([*items[:4], f"... ({len(items)})"] if len(items) > 4 else items) or "-"
+    return str(value)
+
+
+def script(launch: Launch) -> str:
+    """Lines for a shell that would do the same."""
+    lines = [f"unset {name}" for name in launch.removed_variables]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(launch.set_variables.items())]
+    return "\n".join([*lines, shlex.join(launch.argv)])
+
+
+def headline(allocation: Allocation, rendezvous: Rendezvous, launch: Launch) -> str:
+    """One line on the world that is about to start, and one for each note."""
+    job = f"{allocation.scheduler} job {allocation.job_id}" if allocation.job_id else allocation.scheduler
+    if allocation.launcher != allocation.scheduler:
+        job += f", {allocation.launcher}"
+    ranks = sorted(set(allocation.ranks_per_node))
+    shape = f"{_count(allocation.num_nodes, 'node')} x {'-'.join(map(str, ranks))}"
+    place = f"{rendezvous.master_addr}:{rendezvous.master_port}" if rendezvous.master_port else "this host"
+    line = f"muster: {job}: {shape} = {_count(allocation.world_size, 'rank')}, meeting on {place}"
+    if rendezvous.interface:
+        line += f" over {rendezvous.interface}"
+    return "\n".join([line, *(f"muster: {note}" for note in launch.notes)])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,63 @@
+"""GPUs and cores of this node, as far as this process may use them, without loading a driver or torch."""
+
+import re
+from pathlib import Path
+
+import psutil
+
+from entrypoint.environment import Environment
+
+# Without a GPU two processes: the least that shows a distributed training at work.
+NPROC_WITHOUT_GPU = 2
+
+
+def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
+    """How many GPUs this process sees, and what says so.
+
+    Args:
+        env: the process's environment.
+        gpus_on_node: what the scheduler says, used where CUDA_VISIBLE_DEVICES doesn't.
+    """
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len(_visible(visible)), f"CUDA_VISIBLE_DEVICES={visible}"
+    if gpus_on_node is not None:
+        return gpus_on_node, "the scheduler's GPUs on this node"
+    if env.is_live:
+        nodes = [node for node in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", node.name)]
+        return len(nodes), "/dev/nvidia*"
+    return 0, "no CUDA_VISIBLE_DEVICES"
+
+
+def _visible(value: str) -> list[str]:
+    # CUDA's own rule: the list ends at the first entry that is no device. Empty and -1 both hide all of them.
+    devices: list[str] = []
+    for entry in value.split(","):
+        if not re.fullmatch(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+", entry.strip()):
+            break
+        devices.append(entry.strip())
+    return devices
+
+
+def cores(env: Environment, cpus_on_node: int | None) -> int | None:
+    """How many cores this process may run on; for a recorded environment what the scheduler said, or None."""
+    if not env.is_live:
+        return cpus_on_node
+    process = psutil.Process()
+    # Not every system lets a process have an affinity.
+    affinity = len(process.cpu_affinity() or ()) if hasattr(process, "cpu_affinity") else 0
+    return affinity or psutil.cpu_count() or 1
+
+
+def threads_per_rank(num_cores: int, cpus_on_node: int | None, ranks_on_node: int, tasks_on_node: int) -> int:
+    """OMP_NUM_THREADS for each rank, so that the ranks of a node share its cores without crowding.
+
+    Args:
+        num_cores: the cores that this process may run on.
+        cpus_on_node: the cores that the job has on this node; None where unknown.
+        ranks_on_node: ranks that run on this node.
+        tasks_on_node: processes that the launcher started on it.
+    """
+    # A launcher that bound each task to cores of its own already divided them: fewer than the job has here.
+    bound = tasks_on_node > 1 and cpus_on_node is not None and num_cores < cpus_on_node
+    return max(1, num_cores if bound else num_cores // ranks_on_node)

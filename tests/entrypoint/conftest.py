@@ -1,0 +1,49 @@
+"""The commands as their users start them: as processes, from any folder."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+RECORDINGS = Path(__file__).resolve().parent.parent / "recordings"
+COMMANDS = Path(sys.executable).parent
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# What a scheduler, a launcher or torchrun may have left in the environment of the test runner itself.
+FOREIGN = ("SLURM_", "PBS_", "PMI", "OMPI_", "PET_", "TORCHELASTIC_", "MUSTER_", "MASTER_", "CUDA_VISIBLE", "OMP_NUM")
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's variables without any that say something about a job."""
+    ranks = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "PYTHONPATH", "PYTHONSAFEPATH"}
+    return {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN) and name not in ranks}
+
+
+@pytest.fixture
+def command() -> Run:
+    """Runs `train` or `muster` with arguments, to its end or the deadline."""
+
+    def run(
+        name: str, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 120
+    ) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [str(COMMANDS / name), *arguments],
+            env={**clean_environment(), **(env or {})},
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def recordings() -> Path:
+    """The folder of recorded environments."""
+    return RECORDINGS

@@ -1,0 +1,231 @@
+"""The commands, as processes: what is printed, how they end, and what they start."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+KEYS = {
+    *("scheduler", "launcher", "job_id", "attempt", "hosts", "num_nodes", "node_rank", "local_rank", "tasks_on_node"),
+    *("nproc_per_node", "mode", "master_addr", "master_port", "rdzv_id", "interface", "sources", "argv", "env"),
+}
+
+
+def three_lines(text: str) -> tuple[str, str, str]:
+    """What is wrong, what was seen, what to do: the whole of an error message."""
+    wrong, seen, fix = text.splitlines()
+    assert wrong.startswith("error: ")
+    assert seen.startswith(" seen: ")
+    assert fix.startswith("  fix: ")
+    return wrong.removeprefix("error: "), seen.removeprefix(" seen: "), fix.removeprefix("  fix: ")
+
+
+def test_the_command_line_is_there_without_torch() -> None:
+    code = "import sys; import entrypoint.cli; print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_detect_json_has_the_keys_of_the_contract(command: Run, recordings: Path) -> None:
+    file = recordings / "slurm" / "c_srun_N2_2per.node02.2.env"
+    answer = command("muster", "detect", "--json", "--env-file", str(file))
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert set(found) == KEYS
+    assert (found["scheduler"], found["launcher"], found["job_id"], found["attempt"]) == ("slurm", "srun", "1", 0)
+    assert found["hosts"] == ["node01", "node02"]
+    assert found["sources"]["node_rank"] == "SLURM_NODEID=1"
+    assert found["env"]["RANK"] == "2"
+
+
+def test_detect_shows_values_with_their_sources(command: Run, recordings: Path) -> None:
+    file = recordings / "slurm" / "b_srun_N2_1per.node02.1.env"
+    answer = command("muster", "detect", "--env-file", str(file), env={"COLUMNS": "100"})
+    assert answer.returncode == 0, answer.stderr
+    for text in ("node rank", "SLURM_NODEID=1", "node01 node02", "--master-port=61009", "would run"):
+        assert text in answer.stdout
+
+
+def test_a_refusal_is_three_lines_and_code_2(command: Run, recordings: Path) -> None:
+    file = recordings / "slurm" / "a_sbatch_N2.node01.0.env"
+    answer = command("train", "ddp", "--epochs", "3", "--env-file", str(file))
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    wrong, seen, fix = three_lines(answer.stderr)
+    assert "2 nodes" in wrong
+    assert "SLURM_JOB_NODELIST=node[01-02]" in seen
+    assert fix.startswith("srun --nodes=2 --ntasks=2 --ntasks-per-node=1 train ddp --epochs 3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong", "fix"),
+    [
+        (["ddp", "--epoch", "3"], "--epoch", "--epochs"),
+        (["ddp", "--batchsize=3"], "--batchsize", "--batch-size"),
+        (["ddp", "--epochs", "many"], "--epochs", "--help"),
+        (["ddp", "--epochs", "0"], "--epochs", "--help"),
+        (["ddp", "--lr-scale", "cubic"], "--lr-scale", "--help"),
+        (["dpp"], "dpp", "--help"),
+        (["ddp", "leftover"], "leftover", "--help"),
+        (["ddp", "--nproc-per-node", "some"], "--nproc-per-node", "--nproc-per-node 2"),
+    ],
+)
+def test_a_misspelt_command_line_is_refused_before_anything_starts(
+    command: Run, arguments: list[str], wrong: str, fix: str
+) -> None:
+    answer = command("train", *arguments)
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    said = three_lines(answer.stderr)
+    assert wrong in said[0]
+    assert fix in said[2]
+
+
+def test_dry_run_prints_what_a_shell_would_run_and_runs_nothing(command: Run, tmp_path: Path) -> None:
+    script = tmp_path / "a b.py"
+    script.write_text("open('started', 'w')\n")
+    answer = command("muster", "run", "--dry-run", "--nproc_per_node", "3", str(script), "--dry-run", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert "--nproc-per-node=3" in answer.stdout
+    assert answer.stdout.rstrip().endswith(f"'{script}' --dry-run")
+    assert not (tmp_path / "started").exists()
+    # It really is a script for a shell.
+    assert subprocess.run(["bash", "-n"], input=answer.stdout, text=True, check=False, timeout=60).returncode == 0
+
+
+def test_help_is_help(command: Run) -> None:
+    for name, arguments in (("train", ["ddp", "--help"]), ("muster", ["run", "--help"])):
+        answer = command(name, *arguments)
+        assert answer.returncode == 0
+        assert "--nproc-per-node" in answer.stdout
+
+
+HELLO = """
+import os, sys
+import neighbour
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], neighbour.WORD, sys.argv[1:], flush=True)
+sys.exit(int(sys.argv[1]) if os.environ["RANK"] == "1" else 0)
+"""
+
+
+@pytest.fixture
+def hello(tmp_path: Path) -> Path:
+    """A user's script, beside a module it imports and files with the names of ours."""
+    (tmp_path / "neighbour.py").write_text("WORD = 'found'\n")
+    (tmp_path / "hello.py").write_text(HELLO)
+    for name in ("train.py", "entrypoint.py", "agent.py"):
+        (tmp_path / name).write_text("raise SystemExit('the file of the user was started')\n")
+    return tmp_path / "hello.py"
+
+
+@pytest.mark.process
+def test_a_users_script_runs_on_every_rank_and_finds_its_neighbours(command: Run, hello: Path) -> None:
+    answer = command("muster", "run", str(hello), "0", "--x=1", cwd=hello.parent)
+    assert answer.returncode == 0, answer.stderr
+    expected = [f"rank {rank} of 2 found ['0', '--x=1']" for rank in (0, 1)]
+    assert sorted(answer.stdout.splitlines()) == expected
+    assert answer.stderr.splitlines() == ["muster: local: 1 node x 2 = 2 ranks, meeting on this host over lo"]
+
+
+@pytest.mark.process
+def test_a_users_module_runs_from_the_working_directory(command: Run, hello: Path) -> None:
+    answer = command("muster", "run", "--nproc-per-node=1", "-m", "hello", "0", cwd=hello.parent)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.splitlines() == ["rank 0 of 1 found ['0']"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("code", "expected"), [(1, 1), (2, 2), (3, 1), (75, 75)])
+def test_the_workers_exit_code_survives(command: Run, hello: Path, code: int, expected: int) -> None:
+    answer = command("muster", "run", str(hello), str(code), cwd=hello.parent)
+    assert answer.returncode == expected
+    assert "Traceback" not in answer.stderr
+    if expected == 1:
+        wrong, _, _ = three_lines("\n".join(answer.stderr.splitlines()[-3:]))
+        assert f"rank 1 on {socket.gethostname()} ended with exit code {code}" in wrong
+
+
+@pytest.mark.process
+def test_a_worker_killed_by_a_signal_is_named(command: Run, tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text("import os, signal\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n")
+    answer = command("muster", "run", str(script))
+    assert answer.returncode == 1
+    wrong, _, fix = three_lines("\n".join(answer.stderr.splitlines()[-3:]))
+    assert "rank 1" in wrong
+    assert "SIGKILL" in wrong
+    assert "memory" in fix
+
+
+@pytest.mark.process
+def test_a_taken_port_is_named_and_nothing_starts(command: Run, hello: Path) -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        where = ["--nnodes=2", "--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        answer = command("muster", "run", *where, str(hello), "0")
+    assert answer.returncode == 2
+    wrong, seen, fix = three_lines(answer.stderr)
+    assert f"port {port}" in wrong
+    assert str(port) in seen
+    assert "--master-port" in fix
+    assert answer.stdout == ""
+
+
+@pytest.mark.process
+def test_a_master_that_never_comes_has_a_deadline_and_a_name(command: Run, hello: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    where = ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={port}", "--rdzv-timeout=2"]
+    answer = command("muster", "run", *where, str(hello), "0")
+    assert answer.returncode == 1
+    wrong, seen, _ = three_lines(answer.stderr)
+    assert f"127.0.0.1:{port}" in wrong
+    assert "2 s" in seen
+
+
+@pytest.mark.process
+def test_two_nodes_by_hand_on_one_machine(command: Run, hello: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    where = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--nproc-per-node=1"]
+    first = subprocess.Popen(
+        [str(Path(sys.executable).parent / "muster"), "run", *where, "--node-rank=1", str(hello), "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        second = command("muster", "run", *where, "--node-rank=0", str(hello), "0")
+        out, _ = first.communicate(timeout=60)
+    finally:
+        first.kill()
+        first.wait()
+    assert second.returncode == 0, second.stderr
+    assert first.returncode == 0
+    assert sorted([*out.splitlines(), *second.stdout.splitlines()]) == [f"rank {i} of 2 found ['0']" for i in (0, 1)]
+
+
+@pytest.mark.parametrize("arguments", [["run", "none.py"], ["run", "-m", "--no-python", "x"], ["run"]])
+def test_a_program_that_is_none(command: Run, tmp_path: Path, arguments: list[str]) -> None:
+    answer = command("muster", *arguments, cwd=tmp_path)
+    assert answer.returncode == 2
+    three_lines(answer.stderr)
+
+
+@pytest.mark.parametrize("place", ["cwd", "PYTHONPATH", "package"])
+def test_a_train_of_the_users_is_not_started_in_place_of_ours(command: Run, tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "train" if place == "package" else tmp_path
+    folder.mkdir(exist_ok=True)
+    for name in ("__init__.py", "__main__.py", "options.py") if place == "package" else ("train.py",):
+        (folder / name).write_text("raise SystemExit('the file of the user was started')\n")
+    env = {} if place == "cwd" else {"PYTHONPATH": str(tmp_path)}
+    # A model that does not exist is told by our trainer, after the launch: the whole way was ours.
+    answer = command("train", "ddp", "--model", "resnet17", env=env, cwd=tmp_path)
+    assert answer.returncode == 2
+    assert "resnet17" in answer.stderr
+    assert "of the user" not in answer.stderr + answer.stdout

@@ -1,0 +1,223 @@
+"""Allocation -> whole argv and variables, for each mode."""
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from entrypoint import ROOT, detection, environment, launch, network, rendezvous, report, resources
+from entrypoint.environment import Environment
+from entrypoint.launch import Launch, Program
+from entrypoint.options import LaunchOptions
+from train.errors import MusterError
+
+FOLDER = Path(__file__).resolve().parent.parent / "recordings" / "slurm"
+TRAINER = Program("module", ("train", "ddp", "--epochs=3"), is_ours=True)
+
+
+def planned(env: Environment, options: LaunchOptions | None = None, program: Program = TRAINER) -> Launch:
+    options = options or LaunchOptions()
+    allocation = detection.allocate(env, options, ["train", "ddp"])
+    return launch.plan(allocation, rendezvous.meet(allocation, env, options), env, options, program, ["train", "ddp"])
+
+
+def recorded(name: str, **changes: str) -> Environment:
+    env = environment.load(FOLDER / f"{name}.env")
+    return replace(env, variables={**env, **changes})
+
+
+def test_agent_on_the_second_of_two_nodes() -> None:
+    found = planned(recorded("b_srun_N2_1per.node02.1"))
+    assert list(found.argv) == [
+        sys.executable,
+        "-P",
+        str(ROOT / "entrypoint" / "agent.py"),
+        "--nnodes=2",
+        "--node-rank=1",
+        "--nproc-per-node=2",
+        "--rdzv-backend=static",
+        "--master-addr=node01",
+        "--master-port=61009",
+        "--rdzv-id=9.0",
+        "--rdzv-conf=timeout=900",
+        "--max-restarts=0",
+        "-m",
+        "train",
+        "ddp",
+        "--epochs=3",
+    ]
+    assert found.set_variables == {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONSAFEPATH": "1",
+        "MUSTER_COMMAND": "train ddp",
+    }
+
+
+def test_worker_is_python_with_the_five_variables() -> None:
+    found = planned(recorded("c_srun_N2_2per.node02.2"))
+    assert list(found.argv) == [sys.executable, "-u", "-m", "train", "ddp", "--epochs=3"]
+    five = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "node01", "MASTER_PORT": "61001"}
+    assert five.items() <= found.set_variables.items()
+    assert found.set_variables["LOCAL_WORLD_SIZE"] == "2"
+
+
+def test_one_node_is_standalone() -> None:
+    found = planned(Environment({}, host="laptop"))
+    assert list(found.argv[3:]) == [
+        "--standalone",
+        "--nproc-per-node=2",
+        "--local-addr=127.0.0.1",
+        "-m",
+        "train",
+        "ddp",
+        "--epochs=3",
+    ]
+
+
+def test_one_node_with_a_port_of_the_users_is_not_standalone() -> None:
+    found = planned(Environment({}, host="laptop"), LaunchOptions(master_port=61007))
+    assert {"--nnodes=1", "--master-addr=127.0.0.1", "--master-port=61007"} <= set(found.argv)
+
+
+def test_by_hand() -> None:
+    options = LaunchOptions(nnodes=2, node_rank=1, master_addr="10.0.0.7", master_port=4242, nproc_per_node="3")
+    found = planned(Environment({}, host="b"), options)
+    assert list(found.argv[3:9]) == [
+        "--nnodes=2",
+        "--node-rank=1",
+        "--nproc-per-node=3",
+        "--rdzv-backend=static",
+        "--master-addr=10.0.0.7",
+        "--master-port=4242",
+    ]
+
+
+def test_by_hand_without_an_address_is_refused() -> None:
+    with pytest.raises(MusterError, match="no way to know where node rank 0 is"):
+        planned(Environment({}, host="b"), LaunchOptions(nnodes=2, node_rank=1))
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (Program("script", ("a b.py", "-x")), ["a b.py", "-x"]),
+        (Program("module", ("pkg.main",)), ["-m", "pkg.main"]),
+        (Program("program", ("./run.sh", "1")), ["--no-python", "./run.sh", "1"]),
+    ],
+)
+def test_the_users_program_in_torchruns_words(program: Program, words: list[str]) -> None:
+    found = planned(Environment({}, host="laptop"), program=program)
+    assert list(found.argv[6:]) == words
+    # Its own folder stays on its module path.
+    assert "PYTHONSAFEPATH" not in found.set_variables
+
+
+def test_a_program_of_its_own_in_worker_mode() -> None:
+    found = planned(recorded("c_srun_N2_2per.node02.2"), program=Program("program", ("./run.sh", "1")))
+    assert list(found.argv) == ["./run.sh", "1"]
+
+
+def test_what_the_user_set_stays_and_a_line_says_so() -> None:
+    found = planned(recorded("b_srun_N2_1per.node02.1", OMP_NUM_THREADS="7", MASTER_ADDR="node01i", MASTER_PORT="4000"))
+    assert "OMP_NUM_THREADS" not in found.set_variables
+    assert {"--master-addr=node01i", "--master-port=4000"} <= set(found.argv)
+    for name in ("OMP_NUM_THREADS=7", "MASTER_ADDR=node01i", "MASTER_PORT=4000"):
+        assert any(note.startswith(name) for note in found.notes), name
+
+
+def test_options_win_over_the_environment() -> None:
+    env = recorded("b_srun_N2_1per.node02.1", MASTER_ADDR="node01i")
+    found = planned(env, LaunchOptions(master_addr="node01j"))
+    assert "--master-addr=node01j" in found.argv
+
+
+def test_inherited_pet_variables_are_removed() -> None:
+    env = recorded("b_srun_N2_1per.node02.1", PET_NNODES="1", PET_RDZV_ENDPOINT="x:1")
+    found = planned(env)
+    assert found.removed_variables == ("PET_NNODES", "PET_RDZV_ENDPOINT")
+    assert not [name for name in found.environment(env) if name.startswith("PET_")]
+
+
+def test_ours_comes_before_the_users_pythonpath() -> None:
+    found = planned(Environment({"PYTHONPATH": "/home/user/project:"}, host="laptop"))
+    assert found.set_variables["PYTHONPATH"] == f"{ROOT}:/home/user/project:"
+
+
+def test_the_next_attempt_and_the_next_step_meet_elsewhere() -> None:
+    first = planned(recorded("b_srun_N2_1per.node02.1"))
+    second = planned(recorded("b_srun_N2_1per.node02.1", SLURM_RESTART_COUNT="1"))
+    third = planned(recorded("b_srun_N2_1per.node02.1", SLURM_STEP_ID="1"))
+    ports = [next(word for word in found.argv if "--master-port" in word) for found in (first, second, third)]
+    assert len(set(ports)) == 3
+    assert "--rdzv-id=9.1" in second.argv
+
+
+def test_ports_lie_above_the_ephemeral_range() -> None:
+    ports = {
+        rendezvous.port_of(job, attempt, step)
+        for job in ("1", "4535", "4536", "99999999", "4.pbshead", "ƒ2a")
+        for attempt in range(3)
+        for step in range(3)
+    }
+    assert min(ports) >= 61000
+    assert max(ports) <= 65535
+    assert rendezvous.port_of("9", 0, 0) == 61009
+
+
+@pytest.mark.parametrize(
+    ("cores", "cpus_on_node", "ranks", "tasks", "threads"),
+    [
+        (8, None, 2, 1, 4),
+        (8, 8, 2, 2, 4),  # not bound: the two tasks share the node's eight
+        (4, 8, 2, 2, 4),  # each task was bound to four of the eight
+        (1, 8, 2, 2, 1),
+        (1, None, 4, 1, 1),
+        (7, None, 2, 1, 3),
+        (4, 8, 2, 1, 2),  # one agent, bound to less than the node: its ranks share what it has
+    ],
+)
+def test_threads_of_a_rank(cores: int, cpus_on_node: int | None, ranks: int, tasks: int, threads: int) -> None:
+    assert resources.threads_per_rank(cores, cpus_on_node, ranks, tasks) == threads
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(MusterError, match=rf"port {port} on .* is taken") as taken:
+            network.check_port_free(port, "job 9")
+        assert str(taken.value).count("\n") == 2
+    network.check_port_free(port, "job 9")
+
+
+def test_a_name_that_does_not_resolve_is_named() -> None:
+    with pytest.raises(MusterError, match=r"no-such-host\.invalid, does not resolve"):
+        network.resolve("no-such-host.invalid", "--master-addr")
+
+
+@pytest.mark.parametrize(("address", "answer"), [("127.0.1.1", True), ("::1", True), ("10.0.0.1", False)])
+def test_loopback(address: str, answer: bool) -> None:
+    assert network.is_loopback(address) is answer
+
+
+def test_the_way_to_a_loopback_address_is_loopback_and_never_the_fabric() -> None:
+    assert network.interface_towards("127.0.0.1") == "lo"
+    assert network.fabric_interface(("127.0.1.1",)) != "lo"
+
+
+def test_hostile_values_stay_one_word() -> None:
+    hostile = "x; touch /tmp/owned $(id) `id`\n'\""
+    found = planned(Environment({}, host="laptop"), program=Program("script", ("s.py", hostile)))
+    import shlex
+
+    last = report.script(found).split("s.py ", 1)[1]
+    assert shlex.split(last) == [hostile]
+
+
+def test_an_error_is_three_lines_whatever_is_in_it() -> None:
+    error = MusterError("a\nb", seen="c\x1b[31m\nd", fix="e")
+    assert len(str(error).splitlines()) == 3
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", str(error))
