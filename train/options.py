@@ -35,9 +35,7 @@ class Options:
     image_size: Annotated[
         int | None, option(help="Pixels a side. Default: 32 for digits and cifar10, else 224.", panel=DATA, min=8)
     ] = None
-    num_classes: Annotated[
-        int, option(help="Classes of the synthetic and fake data.", panel=DATA, min=2)
-    ] = 1000
+    num_classes: Annotated[int, option(help="Classes of the synthetic and fake data.", panel=DATA, min=2)] = 1000
     num_samples: Annotated[
         int, option(help="Training samples of the synthetic and fake data; a tenth more validates.", panel=DATA, min=1)
     ] = 1280
@@ -51,15 +49,11 @@ class Options:
         Literal["stop", "skip"], option(help="What a sample that can't be read does to the run.", panel=DATA)
     ] = "stop"
     epochs: Annotated[int, option(help="Passes over the training data.", panel=TRAINING, min=1)] = 10
-    batch_size: Annotated[
-        int, option(help="Samples of one rank in one micro-batch.", panel=TRAINING, min=1)
-    ] = 32
+    batch_size: Annotated[int, option(help="Samples of one rank in one micro-batch.", panel=TRAINING, min=1)] = 32
     accumulate: Annotated[
         int, option(help="Micro-batches that each rank adds up before one step.", panel=TRAINING, min=1)
     ] = 1
-    max_steps: Annotated[
-        int | None, option(help="Stop after this many steps in all.", panel=TRAINING, min=1)
-    ] = None
+    max_steps: Annotated[int | None, option(help="Stop after this many steps in all.", panel=TRAINING, min=1)] = None
     optimizer: Annotated[Literal["sgd", "adamw"], option(help="The optimizer.", panel=TRAINING)] = "sgd"
     lr: Annotated[float, option(help="Learning rate of one rank.", panel=TRAINING, min=0.0)] = 0.05
     lr_scale: Annotated[
@@ -159,7 +153,8 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
     """The strategy and the options that `argv` (`["ddp", "--epochs=3"]`) stands for.
 
     Raises:
-        the command-line library's usage error, for a strategy, option or value that does not exist.
+        typer.TyperException: a strategy, option or value that does not exist.
+        SystemExit: with code 0, after --help.
     """
     parsed: list[tuple[str, Options]] = []
     app = typer.Typer(add_completion=False)
@@ -170,4 +165,6 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
 
         app.command(strategy)(command(chosen, Options))
     typer.main.get_command(app).main(args=normalise(argv), prog_name="train", standalone_mode=False)
+    if not parsed:
+        raise SystemExit(0)  # --help has said what it had to say
     return parsed[0]

@@ -1,0 +1,36 @@
+"""`python -m train STRATEGY OPTIONS`: one rank of a training run."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from train.errors import USER_MUST_CHANGE, MusterError
+from train.options import Options, parse
+
+
+def read(argv: Sequence[str]) -> tuple[str, Options]:
+    """The strategy and the options of `argv`; a usage error in three lines ends the process with code 2."""
+    try:
+        return parse(argv)
+    except typer.TyperException as error:
+        fix = "python -m train STRATEGY --help lists what there is"
+        words = " ".join(argv) or "no arguments"
+        print(MusterError(error.format_message(), seen=f"train {words}", fix=fix), file=sys.stderr)
+        raise SystemExit(USER_MUST_CHANGE) from None
+
+
+def main() -> None:
+    strategy, options = read(sys.argv[1:])
+    if not os.environ.get("MUSTER_DEBUG"):
+        # Notes of torch's C++ side (reverse look-ups of addresses, retries) that a user can't act on.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Here and not above: a misspelt option must not wait for torch.
+    from train.process import run_process
+
+    run_process(strategy, options)
+
+
+if __name__ == "__main__":
+    main()

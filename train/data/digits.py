@@ -1,0 +1,28 @@
+"""The 1,797 handwritten digits (8 x 8 pixels) that scikit-learn brings with it: real images, no download."""
+
+import torch
+from sklearn.datasets import load_digits
+
+from train.data.images import InMemory, Source, split
+from train.options import Options
+
+VALID_SHARE = 0.2
+
+
+def open_source(options: Options, folder: str) -> Source:
+    """The digits, scaled up to `--image-size` and given three equal channels."""
+    size = options.image_size or 32
+    pixels, digits = load_digits(return_X_y=True)
+    grey_N1HW = torch.tensor(pixels, dtype=torch.float32).div(16).view(-1, 1, 8, 8)
+    scaled_N1HW = torch.nn.functional.interpolate(grey_N1HW, (size, size), mode="bilinear", antialias=True)
+    images_NCHW = scaled_N1HW.mul(255).round().clamp(0, 255).byte().expand(-1, 3, -1, -1).contiguous()
+    labels_N = torch.tensor(digits, dtype=torch.int64)
+    train, valid = split(len(labels_N), VALID_SHARE, options.seed)
+    return Source(
+        train=InMemory(images_NCHW[train], labels_N[train]),
+        valid=InMemory(images_NCHW[valid], labels_N[valid]),
+        num_classes=10,
+        image_size=size,
+        mean=(0.305, 0.305, 0.305),
+        std=(0.376, 0.376, 0.376),
+    )

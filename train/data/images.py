@@ -1,0 +1,89 @@
+"""What every source of images offers to the trainer."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from train.seeds import generator
+
+
+class BadSample(Exception):
+    """A sample that can't be read.
+
+    Args:
+        name: the file, or the sample's number.
+        reason: what the reader said.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name = name
+        self.reason = reason
+
+
+class Images(ABC):
+    """Labelled images, by index."""
+
+    random = False
+    """Whether reading draws random numbers (augmentation)."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, index: int) -> tuple[torch.Tensor, int]:
+        """The image (CHW: uint8, or float ready for the model) and its class.
+
+        Raises:
+            BadSample: it can't be read.
+        """
+
+
+class InMemory(Images):
+    """Images that are one tensor already: a batch is one indexing operation.
+
+    Args:
+        images_NCHW: uint8.
+        labels_N: int64.
+    """
+
+    def __init__(self, images_NCHW: torch.Tensor, labels_N: torch.Tensor) -> None:
+        self.images = images_NCHW
+        self.labels = labels_N
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.images[index], int(self.labels[index])
+
+    def read_batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The images (NCHW) and classes (N) of `indices`."""
+        chosen = torch.tensor(indices)
+        return self.images[chosen], self.labels[chosen]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Training and validation images of one kind.
+
+    Attributes:
+        mean, std: of the channels, on the scale 0 to 1; what uint8 images are normalised by, on the device.
+        on_device: the images are made on the training device, so that no loader is needed.
+    """
+
+    train: Images
+    valid: Images
+    num_classes: int
+    image_size: int
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    on_device: bool = False
+
+
+def split(num_samples: int, valid_share: float, seed: int) -> tuple[list[int], list[int]]:
+    """The indices that train and those that validate: disjoint, at least one validates, the same on every rank."""
+    order = torch.randperm(num_samples, generator=generator(seed, "split")).tolist()
+    num_valid = max(1, round(num_samples * valid_share))
+    return order[num_valid:], order[:num_valid]

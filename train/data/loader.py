@@ -1,0 +1,183 @@
+"""From a source to batches on the training device."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from train.data.images import BadSample, Images, InMemory, Source
+from train.errors import FAILED, MusterError
+from train.options import Options
+from train.order import Draw, TrainOrder, ValidOrder
+from train.seeds import generator, seed_of
+from train.world import World
+
+
+class Batch(NamedTuple):
+    """What a loader hands over.
+
+    Attributes:
+        images: NCHW; None where no sample of the batch could be read.
+        labels: N.
+        bad: name and reason of each sample that could not be read.
+    """
+
+    images: torch.Tensor | None
+    labels: torch.Tensor | None
+    bad: list[tuple[str, str]]
+
+
+class Reader(Dataset[Batch]):
+    """Reads draws into a batch.
+
+    A sample that can't be read is named in the batch. In training, the next readable one takes its place, so that all
+    ranks go on taking the same number of steps; in validation it is left out.
+    """
+
+    def __init__(self, images: Images, *, seed: int, replace: bool) -> None:
+        self.images = images
+        self.seed = seed
+        self.replace = replace
+
+    def __getitems__(self, draws: list[Draw]) -> Batch:
+        if isinstance(self.images, InMemory) and not self.images.random:
+            return Batch(*self.images.read_batch([draw.sample for draw in draws]), [])
+        bad: list[tuple[str, str]] = []
+        samples = [sample for draw in draws if (sample := self.read(draw, bad)) is not None]
+        if not samples:
+            return Batch(None, None, bad)
+        return Batch(torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples]), bad)
+
+    def read(self, draw: Draw, bad: list[tuple[str, str]]) -> tuple[torch.Tensor, int] | None:
+        """The sample, or the one in its place; what could not be read is added to `bad`."""
+        for distance in range(len(self.images) if self.replace else 1):
+            try:
+                return self.read_seeded(Draw((draw.sample + distance) % len(self.images), draw.epoch))
+            except BadSample as error:
+                bad.append((error.name, error.reason))
+        return None
+
+    def read_seeded(self, draw: Draw) -> tuple[torch.Tensor, int]:
+        """The sample, whose augmentation depends on its number and the epoch, and on no worker or rank."""
+        if not self.images.random:
+            return self.images.read(draw.sample)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed_of(self.seed, "augment", draw.epoch, draw.sample))
+            return self.images.read(draw.sample)
+
+
+class Batches:
+    """Batches of one rank, on its device, ready for the model.
+
+    Args:
+        order: chooses the samples.
+        train: replaces bad samples, where they are skipped, instead of leaving them out.
+    """
+
+    def __init__(
+        self, source: Source, order: TrainOrder | ValidOrder, options: Options, world: World, *, train: bool
+    ) -> None:
+        self.order = order
+        self.train = train
+        self.device = world.device
+        self.world = world
+        self.stop = options.on_bad_sample == "stop"
+        self.channels_last = options.channels_last
+        self.bad: dict[str, str] = {}
+        self.num_bad = 0
+        images = source.train if train else source.valid
+        if source.on_device:
+            images = images.to(world.device)  # type: ignore[attr-defined]
+        self.reader = Reader(images, seed=options.seed, replace=train and not self.stop)
+        num_workers = options.train_num_workers if train else options.valid_num_workers
+        self.loader: DataLoader[Batch] | None = None
+        if not source.on_device:
+            self.loader = DataLoader(
+                self.reader,
+                batch_sampler=order,  # type: ignore[arg-type]
+                num_workers=num_workers,
+                collate_fn=identity,
+                pin_memory=world.device.type == "cuda",
+                persistent_workers=num_workers > 0,
+                # Distinct for each rank, and each worker adds its number.
+                generator=generator(options.seed, "workers", "train" if train else "valid", world.rank),
+            )
+        self.mean = torch.tensor(source.mean, device=world.device).mul(255).view(1, 3, 1, 1)
+        self.std = torch.tensor(source.std, device=world.device).mul(255).view(1, 3, 1, 1)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Images (NCHW, float) and labels (N), on the device. Batches of which nothing can be read are left out.
+
+        Raises:
+            MusterError: a sample can't be read, and bad samples stop the run.
+        """
+        self.num_bad = 0
+        for batch in self.loader if self.loader is not None else map(self.reader.__getitems__, self.order):
+            if batch.bad:
+                self.note(batch)
+            if batch.images is not None and batch.labels is not None:
+                yield self.prepare(batch.images), batch.labels.to(self.device, non_blocking=True)
+
+    def note(self, batch: Batch) -> None:
+        """Counts the bad samples of `batch`, or ends the run over them."""
+        name, reason = batch.bad[0]
+        if self.stop:
+            raise MusterError(
+                f"a sample can't be read: {reason}",
+                seen=name,
+                fix="mend or remove the file, or go on without it: --on-bad-sample=skip",
+            )
+        if self.train and batch.images is None:
+            raise MusterError(
+                f"not one training sample can be read: {reason}",
+                seen=name,
+                fix="see that the data are whole and that this user may read them",
+                code=FAILED,
+            )
+        self.num_bad += len(batch.bad)
+        self.bad.update(batch.bad)
+
+    def prepare(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        """`images_NCHW` on the device, as the model wants them. Bytes travel as bytes: a quarter of the traffic."""
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        is_raw = images_NCHW.dtype == torch.uint8
+        images_NCHW = images_NCHW.to(self.device, non_blocking=True)
+        images_NCHW = images_NCHW.to(dtype=torch.float32, memory_format=layout)
+        return images_NCHW.sub_(self.mean).div_(self.std) if is_raw else images_NCHW
+
+
+def identity(batch: Any) -> Any:
+    """`batch`: the reader has made a batch of it already."""
+    return batch
+
+
+def open_batches(source: Source, options: Options, world: World) -> tuple[Batches, Batches]:
+    """The training and the validation batches of this rank.
+
+    Raises:
+        MusterError: the training samples don't fill one global batch.
+    """
+    order = TrainOrder(
+        len(source.train),
+        batch_size=options.batch_size,
+        accumulate=options.accumulate,
+        rank=world.rank,
+        world_size=world.world_size,
+        seed=options.seed,
+    )
+    if order.num_steps == 0:
+        raise MusterError(
+            f"{len(source.train)} training samples don't fill one global batch of {order.global_batch}",
+            seen=f"--batch-size={options.batch_size}, {world.world_size} processes, --accumulate={options.accumulate}",
+            fix=f"--batch-size={max(1, len(source.train) // (world.world_size * options.accumulate))} or less, "
+            "or more samples, or fewer processes",
+        )
+    valid_order = ValidOrder(
+        len(source.valid), batch_size=options.batch_size, rank=world.rank, world_size=world.world_size
+    )
+    train = Batches(source, order, options, world, train=True)
+    return train, Batches(source, valid_order, options, world, train=False)

@@ -1,0 +1,148 @@
+"""What a person sees of a run: a progress bar on a terminal, plain lines in a log file."""
+
+import sys
+import time
+from typing import Any
+
+from rich.box import ROUNDED
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+WIDTH = 80
+LINE_EVERY_S = 15.0
+REFRESH_EVERY_S = 0.25
+
+
+class Display:
+    """Shows the run, on rank 0; on the others it shows nothing.
+
+    Args:
+        enabled: whether this rank is the one that shows.
+        global_batch: samples of one step over all ranks.
+    """
+
+    def __init__(self, *, enabled: bool, epochs: int, global_batch: int) -> None:
+        self.enabled = enabled
+        self.epochs = epochs
+        self.global_batch = global_batch
+        is_terminal = sys.stdout.isatty()
+        self.console = Console(
+            file=sys.stdout, width=None if is_terminal else WIDTH, highlight=False, soft_wrap=False, quiet=not enabled
+        )
+        self.bar: Progress | None = None
+        if enabled and is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[state]}", style="dim"),
+                TimeRemainingColumn(),
+                console=self.console,
+                auto_refresh=False,
+                transient=True,
+            )
+            self.task = self.bar.add_task("", total=None, state="")
+        self.every_s = REFRESH_EVERY_S if self.bar is not None else LINE_EVERY_S
+        self.head_shown = False
+        self.last_loss: float | None = None
+        self.due = 0.0
+
+    def facts(self, rows: dict[str, str]) -> None:
+        """Shows what will run, a line for each fact."""
+        width = max(map(len, rows))
+        for name, value in rows.items():
+            self.console.print(f"[bold]{name:<{width}}[/bold]  {value}", soft_wrap=True)
+        self.console.print()
+
+    def note(self, text: str) -> None:
+        """Shows one line that the user should read."""
+        self.console.print(f"note: {text}", style="yellow", markup=False, soft_wrap=True)
+
+    def start_epoch(self, epoch: int, num_steps: int) -> None:
+        """Begins the display of an epoch (from 0) of `num_steps` steps."""
+        self.epoch_number, self.num_steps = epoch + 1, num_steps
+        self.started = time.perf_counter()
+        self.due = self.started + self.every_s
+        self.last_loss = None
+        if self.bar is not None:
+            self.bar.reset(self.task, total=num_steps, description=f"epoch {epoch + 1}/{self.epochs}", state="")
+            self.bar.start()
+
+    def wants_loss(self) -> bool:
+        """True when a line is due, so that a look at the loss is worth taking."""
+        return self.enabled and time.perf_counter() >= self.due
+
+    def loss(self, loss: float) -> None:
+        """Takes the loss to show next."""
+        self.last_loss = loss
+
+    def step(self, done: int) -> None:
+        """Shows that `done` steps of the epoch are done, now and then."""
+        now = time.perf_counter()
+        if not self.enabled or now < self.due:
+            return
+        self.due = now + self.every_s
+        rate = done * self.global_batch / (now - self.started)
+        state = f"{rate:,.0f} images/s" + (f"  loss {self.last_loss:.4f}" if self.last_loss is not None else "")
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, state=state)
+            self.bar.refresh()
+        else:
+            self.console.print(f"  epoch {self.epoch_number}/{self.epochs}  step {done}/{self.num_steps}  {state}")
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        """Shows the results of an epoch."""
+        if not self.enabled:
+            return
+        if self.bar is not None:
+            self.bar.stop()
+        if not self.head_shown:
+            self.head_shown = True
+            self.console.print(
+                f"{'epoch':>9}  {'train loss':>10}  {'accuracy':>9}  {'valid loss':>10}  {'accuracy':>9}  {'time':>8}",
+                style="bold",
+            )
+        self.console.print(
+            f"{record['epoch']:>4}/{self.epochs:<4}  {record['train_loss']:>10.4f}  {record['train_accuracy']:>9.2%}  "
+            f"{record['valid_loss']:>10.4f}  {record['valid_accuracy']:>9.2%}  {record['seconds']:>6.1f} s"
+        )
+
+    def summary(self, summary: dict[str, Any]) -> None:
+        """Shows the table at the end of a run."""
+        step = summary["step_time_s"]
+        device = "GPU" if summary["device"].startswith("cuda") else "process"
+        table = Table(box=ROUNDED, show_header=False, width=WIDTH - 2, padding=(0, 1), title_justify="left")
+        table.title = f"[bold]{summary['model']} on {summary['data']}, {summary['strategy']}[/bold]"
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(ratio=1)
+        final, best = summary["final_accuracy"], summary["best_accuracy"]
+        table.add_row("validation accuracy", f"[bold green]{final:.2%}[/bold green] at the end, {best:.2%} at best")
+        table.add_row(
+            "loss", f"{summary['final_train_loss']:.4f} training, {summary['final_valid_loss']:.4f} validation"
+        )
+        table.add_section()
+        table.add_row(
+            "images per second",
+            f"[bold]{summary['images_per_second']:,.1f}[/bold]  "
+            f"({summary['images_per_second_per_rank']:,.1f} a {device}, {summary['world_size']} of them)",
+        )
+        table.add_row(
+            "time of a step",
+            f"{milliseconds(step['p50'])} median, {milliseconds(step['p95'])} p95, {milliseconds(step['p99'])} p99",
+        )
+        table.add_row("first step", f"{summary['first_step_s']:.2f} s")
+        table.add_row("waiting for data", f"{summary['data_wait_share']:.1%} of the time")
+        table.add_row("peak memory", f"{summary['peak_memory_gib']:.2f} GiB a {device}")
+        table.add_section()
+        table.add_row("steps, time in all", f"{summary['step']:,} steps, {summary['seconds']:.1f} s")
+        if summary["bad_samples"]:
+            table.add_row("samples not readable", f"[yellow]{len(summary['bad_samples'])}[/yellow], see summary.json")
+        table.add_row("files", summary["folder"])
+        self.console.print()
+        self.console.print(table)
+
+
+def milliseconds(seconds: float) -> str:
+    """`seconds` in the unit that reads well."""
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

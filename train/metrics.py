@@ -1,0 +1,144 @@
+"""What a run measures, without holding up the device."""
+
+import math
+import resource
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+
+
+class StepTimes:
+    """Seconds of each step, of the waits for data in them, and of the first step.
+
+    A step lasts from the end of the one before (or the start of its epoch) to its own end. On a GPU that is the
+    device's time, by events that are read once they have come to pass; nothing waits for them.
+    The first step of the process is kept apart: it compiles, allocates and starts workers.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: list[float] = []
+        self.first_s: float | None = None
+        self.data_wait_s = 0.0
+        self.first_wait_s = 0.0
+        self.pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self.last: float | torch.cuda.Event | None = None
+
+    def mark(self) -> float | torch.cuda.Event:
+        """Now, on the device's clock."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def start(self) -> None:
+        """Begins an epoch: what lies between epochs is no part of a step."""
+        self.last = self.mark()
+
+    def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
+        """`items`, with the time it takes to get each counted as waiting for data."""
+        source = iter(items)
+        while True:
+            started = time.perf_counter()
+            try:
+                item = next(source)
+            except StopIteration:
+                return
+            self.data_wait_s += time.perf_counter() - started
+            yield item
+
+    def step(self) -> None:
+        """Ends a step."""
+        before, self.last = self.last, self.mark()
+        if isinstance(before, torch.cuda.Event) and isinstance(self.last, torch.cuda.Event):
+            self.pending.append((before, self.last))
+            self.read(wait=False)
+        elif isinstance(before, float) and isinstance(self.last, float):
+            self.note(self.last - before)
+
+    def read(self, *, wait: bool) -> None:
+        """Takes the times of the steps that the GPU has finished; of all of them with `wait`."""
+        while self.pending and (wait or self.pending[0][1].query()):
+            before, after = self.pending.popleft()
+            after.synchronize()
+            self.note(before.elapsed_time(after) / 1000)
+
+    def note(self, seconds: float) -> None:
+        if self.first_s is None:
+            self.first_s, self.first_wait_s, self.data_wait_s = seconds, self.data_wait_s, 0.0
+        else:
+            self.seconds.append(seconds)
+
+    def summary(self, global_batch: int, world_size: int) -> dict[str, object]:
+        """Rates and times of the steps after the first; of the first where it is the only one."""
+        self.read(wait=True)
+        first_s = self.first_s or 0.0
+        seconds = self.seconds or [first_s]
+        wait_s = self.data_wait_s if self.seconds else self.first_wait_s
+        total_s = sum(seconds)
+        rate = len(seconds) * global_batch / total_s if total_s else 0.0
+        return {
+            "images_per_second": round(rate, 2),
+            "images_per_second_per_rank": round(rate / world_size, 2),
+            "step_time_s": {f"p{share}": round(percentile(seconds, share), 6) for share in (50, 95, 99)},
+            "first_step_s": round(first_s, 6),
+            "num_timed_steps": len(self.seconds),
+            "data_wait_share": round(wait_s / total_s, 4) if total_s else 0.0,
+        }
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest of `values` that at least `share` percent of them don't exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]
+
+
+class Sums:
+    """Loss, hits and samples, added up on the device.
+
+    Attributes:
+        values: [summed loss, correctly classified, samples], float64.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.values = torch.zeros(3, dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, loss: torch.Tensor, logits_NK: torch.Tensor, labels_N: torch.Tensor) -> None:
+        """Adds a batch with the mean `loss`."""
+        num_samples = len(labels_N)
+        hits = (logits_NK.argmax(1) == labels_N).sum()
+        self.values += torch.stack((loss.detach().double() * num_samples, hits.double(), hits.new_tensor(num_samples)))
+
+
+class Readout:
+    """A look at a tensor on the device that arrives later, so that nobody waits for the device."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.event: torch.cuda.Event | None = None
+        if values.device.type == "cuda":
+            self.host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self.host.copy_(values, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record()
+        else:
+            self.host = values.clone()
+
+    def values(self) -> list[float] | None:
+        """The numbers, or None while they are on their way."""
+        if self.event is not None and not self.event.query():
+            return None
+        return self.host.tolist()
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """The most memory that this process held: of the GPU where it trains on one, else resident in RAM."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

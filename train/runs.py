@@ -1,0 +1,131 @@
+"""The folder of a run: chosen by rank 0, never one that holds another run."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from train import checkpoint
+from train.errors import MusterError
+from train.options import Options
+
+
+@dataclass
+class Run:
+    """Where a run leaves its files, and what it continues.
+
+    Attributes:
+        notes: what the user should know of the choice.
+    """
+
+    folder: Path
+    resumed_from: Path | None = None
+    state: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def default_name(options: Options, strategy: str) -> str:
+    """Model, data and strategy, in characters that every file system and shell takes as they are."""
+    source, _, folder = options.data.partition(":")
+    words = [options.model, source, Path(folder).name, strategy]
+    return "-".join(safe for word in words if (safe := re.sub(r"[^A-Za-z0-9._]+", "-", word).strip("-.")[:60]))
+
+
+def numbered(base: Path) -> list[Path]:
+    """`base`, `base`-2, `base`-3 ...: those that exist."""
+    pattern = re.compile(re.escape(base.name) + r"(-\d+)?")
+    return [path for path in base.parent.glob("*") if pattern.fullmatch(path.name)] if base.parent.is_dir() else []
+
+
+def holds_run(folder: Path) -> bool:
+    """True where `folder` has the files of a run."""
+    return any((folder / name).exists() for name in ("summary.json", "metrics.jsonl", "checkpoints"))
+
+
+def choose_run(options: Options, strategy: str) -> Run:
+    """The run's folder, made, and the checkpoint to continue from, loaded. For rank 0 alone.
+
+    Raises:
+        MusterError: the folder holds a run that is not to be continued, or what to continue can't be read.
+    """
+    if options.name is not None and (options.name in ("", ".", "..") or "/" in options.name):
+        raise MusterError(
+            "a run's name is one folder name", seen=f"--name={options.name}", fix="--name=NAME --runs-dir=FOLDER"
+        )
+    try:
+        return choose_folder(options, strategy)
+    except OSError as error:
+        raise MusterError(
+            f"the run's folder can't be made: {error.strerror}",
+            seen=f"--runs-dir={options.runs_dir} ({error.filename})",
+            fix="--runs-dir=FOLDER that this user may write, on a file system that all nodes share",
+        ) from error
+
+
+def choose_folder(options: Options, strategy: str) -> Run:
+    """As `choose_run`, with OSError for folders that can't be made."""
+    base = Path(options.runs_dir) / (options.name or default_name(options, strategy))
+    if options.resume is None:
+        return Run(new_folder(base, explicit=options.name is not None))
+    if options.resume != "auto":
+        return continue_from(options, base)
+    candidates = [base] if options.name else numbered(base)
+    with_checkpoint = [folder for folder in candidates if checkpoint.saved(folder)]
+    if with_checkpoint:
+        folder = max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime)
+        path, state, notes = checkpoint.load_newest(folder)
+        return Run(folder, path, state, notes)
+    if options.name:
+        base.mkdir(parents=True, exist_ok=True)
+    run = Run(base if options.name else new_folder(base, explicit=False))
+    run.notes.append(f"nothing to resume yet in {base}: starts from the beginning")
+    return run
+
+
+def continue_from(options: Options, base: Path) -> Run:
+    """The run that `--resume PATH` continues: a checkpoint file's, a run's folder, or a run's name."""
+    assert options.resume is not None
+    given = Path(options.resume)
+    source = given if given.exists() else Path(options.runs_dir) / options.resume
+    if not source.exists():
+        raise MusterError(
+            "there is nothing of this name to resume",
+            seen=f"--resume={options.resume}",
+            fix="--resume auto, or a run's folder, or a file from its folder checkpoints/",
+        )
+    if source.is_dir():
+        home = source.parent if source.name == "checkpoints" else source
+        path, state, notes = checkpoint.load_newest(home)
+    else:
+        path, state, notes = source, checkpoint.load(source), []
+        home = source.resolve().parent.parent if source.resolve().parent.name == "checkpoints" else None
+    if options.name and (home is None or base.resolve() != home.resolve()):
+        home = new_folder(base, explicit=True)
+    return Run(home or new_folder(base, explicit=False), path, state, notes)
+
+
+def new_folder(base: Path, *, explicit: bool) -> Path:
+    """A folder made just now: `base`, or with a number after it when it is taken and the name was not `explicit`.
+
+    Raises:
+        MusterError: the explicit name holds a run.
+    """
+    base.parent.mkdir(parents=True, exist_ok=True)
+    if explicit:
+        if holds_run(base):
+            raise MusterError(
+                "there is a run of this name already, and runs are never overwritten",
+                seen=str(base),
+                fix="--resume continues it; or choose another --name",
+            )
+        base.mkdir(exist_ok=True)
+        return base
+    number = 1
+    while True:
+        folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        try:
+            folder.mkdir()  # and not exists(): of two jobs that start at once, each gets its own
+        except FileExistsError:
+            number += 1
+        else:
+            return folder

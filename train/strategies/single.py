@@ -1,0 +1,34 @@
+"""One process, one device."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import nn
+
+from train.errors import MusterError
+from train.options import Options
+from train.world import World
+
+
+def check(world: World, options: Options) -> None:
+    """Raises MusterError in a world of more than one: each rank would train a model of its own."""
+    if world.world_size > 1:
+        raise MusterError(
+            "the strategy single is for one process",
+            seen=f"WORLD_SIZE={world.world_size}",
+            fix="'train ddp' trains one model with all processes; or start one process",
+        )
+
+
+def wrap(model: nn.Module, world: World) -> nn.Module:
+    """`model` as it is."""
+    return model
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """`model` as it is."""
+    return model
+
+
+def without_sync(model: nn.Module) -> AbstractContextManager[object]:
+    """Nothing to hold back."""
+    return nullcontext()

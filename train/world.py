@@ -1,0 +1,222 @@
+"""Which rank this process is, its device, and how it speaks to the others."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from train.errors import FAILED, MusterError
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This process among all that train together.
+
+    Attributes:
+        store: the key-value store shared by all ranks; None in a world of one.
+        hosts: the host of each rank, by rank.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int | None = None
+    timeout_s: int = 600
+    host: str = field(default_factory=socket.gethostname)
+    hosts: tuple[str, ...] = ()
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    backend: str | None = None
+    store: Store | None = None
+    turns: Any = field(default_factory=count)
+
+    @property
+    def main(self) -> bool:
+        """True on the one rank that prints and writes."""
+        return self.rank == 0
+
+    @property
+    def nodes(self) -> list[str]:
+        """Host names, each once, in the order of their first rank."""
+        return list(dict.fromkeys(self.hosts))
+
+    def gather(self, value: Any) -> list[Any]:
+        """`value` of each rank, by rank: on every rank the same list. Values are what JSON can hold.
+
+        It goes through the store, not the process group: it works before there is a group, and a rank that
+        does not come is named.
+
+        Raises:
+            MusterError: a rank did not come within `timeout_s`.
+        """
+        if self.store is None:
+            return [value]
+        turn = f"gather/{next(self.turns)}"
+        self.store.set(f"{turn}/{self.rank}", json.dumps(value))
+        if self.main:
+            keys = [f"{turn}/{rank}" for rank in range(self.world_size)]
+            self.wait(keys)
+            values = [json.loads(text) for text in self.store.multi_get(keys)]
+            self.store.set(f"{turn}/all", json.dumps(values))
+            return values
+        self.wait([f"{turn}/all"])
+        return json.loads(self.store.get(f"{turn}/all"))
+
+    def wait(self, keys: list[str]) -> None:
+        """Returns when the store has all `keys`, which end in a rank or in "all"."""
+        assert self.store is not None
+        # A little longer than rank 0, so that rank 0, which can tell who is missing, is the one to say so.
+        limit_s = self.timeout_s if self.main else self.timeout_s + 5
+        started = time.monotonic()
+        try:
+            self.store.wait(keys, timedelta(seconds=limit_s))
+        except dist.DistError:
+            if time.monotonic() - started < limit_s - 1:
+                raise  # the connection broke: rank 0 is gone, it did not merely take its time
+            missing = [key.rpartition("/")[2] for key in keys if not self.store.check([key])]
+            raise MusterError(
+                f"rank {', '.join(missing).replace('all', '0')} did not come to a meeting of all ranks",
+                seen=f"waited {limit_s} s on rank {self.rank} of {self.world_size} ({self.host})",
+                fix="look at the output of the missing ranks, or allow more time: --timeout-s",
+                code=FAILED,
+            ) from None
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`, summed over all ranks in place."""
+        if self.backend is not None:
+            dist.all_reduce(tensor)
+        return tensor
+
+
+def read_environment(environ: Mapping[str, str], timeout_s: int) -> World:
+    """The world that RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE describe, not yet connected.
+
+    Raises:
+        MusterError: a number is missing, is none, or contradicts another.
+    """
+
+    def number(name: str, default: int | None) -> int | None:
+        text = environ.get(name)
+        if text is None:
+            return default
+        if not text.isdecimal():
+            raise MusterError(f"{name} is not a number", seen=f"{name}={text}", fix=f"unset {name}, or start by muster")
+        return int(text)
+
+    rank, world_size = number("RANK", None), number("WORLD_SIZE", None)
+    if rank is None and world_size is None:
+        return World(timeout_s=timeout_s)
+    seen = " ".join(f"{name}={environ.get(name, '(unset)')}" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if rank is None or world_size is None:
+        raise MusterError(
+            "RANK and WORLD_SIZE go together, only one is set",
+            seen=seen,
+            fix="start by 'train STRATEGY' or torchrun, or unset both",
+        )
+    local_rank = number("LOCAL_RANK", 0)
+    local_world_size = number("LOCAL_WORLD_SIZE", None)
+    assert local_rank is not None
+    if rank >= world_size or (local_rank > rank and world_size == 1):
+        raise MusterError("this rank is outside its world", seen=seen, fix="RANK counts from 0 to WORLD_SIZE - 1")
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
+    if world_size > 1 and missing:
+        raise MusterError(
+            "the address of rank 0 is not known",
+            seen=f"WORLD_SIZE={world_size}, {' and '.join(missing)} unset",
+            fix="start by 'train STRATEGY' or torchrun, or export MASTER_ADDR and MASTER_PORT",
+        )
+    return World(
+        rank=rank, local_rank=local_rank, world_size=world_size, local_world_size=local_world_size, timeout_s=timeout_s
+    )
+
+
+def connect(world: World) -> Store | None:
+    """The store that all ranks share, which is up once all have come; None in a world of one.
+
+    Raises:
+        MusterError: rank 0 can't be reached, or its port is taken.
+    """
+    if world.world_size == 1:
+        return None
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    try:
+        timeout = timedelta(seconds=world.timeout_s)
+        return next(iter(rendezvous("env://", world.rank, world.world_size, timeout=timeout)))[0]
+    except (dist.DistError, ValueError) as error:
+        raise MusterError(
+            f"the ranks did not find each other: {str(error).splitlines()[0]}",
+            seen=f"MASTER_ADDR:MASTER_PORT={address}, rank {world.rank} of {world.world_size} on {world.host}",
+            fix="see that rank 0 runs on that host, that the port is free there and no firewall is between",
+            code=FAILED,
+        ) from error
+
+
+def choose_device(local_rank: int, local_world_size: int | None, device_count: int) -> int:
+    """The index of this process's GPU among the `device_count` that it can see.
+
+    A process that sees one GPU takes it, whatever its local rank: Slurm's --gpus-per-task=1 shows each task
+    only its own, as number 0.
+
+    Raises:
+        MusterError: fewer GPUs than processes.
+    """
+    if device_count == 1:
+        return 0
+    processes = local_rank + 1 if local_world_size is None else local_world_size
+    if device_count >= processes:
+        return local_rank
+    raise MusterError(
+        f"{processes} processes on this host, but {device_count} GPUs",
+        seen=f"LOCAL_RANK={local_rank} LOCAL_WORLD_SIZE={processes}, GPUs visible: {device_count}",
+        fix=f"start {device_count} processes a host, or ask for {processes} GPUs, or give --device=cpu",
+    )
+
+
+def device_for(world: World, wanted: str) -> torch.device:
+    """The device that `--device` stands for in this process.
+
+    Raises:
+        MusterError: a GPU was asked for and there is none, or not one for each process.
+    """
+    device_count = 0 if wanted == "cpu" else torch.cuda.device_count()
+    if device_count:
+        return torch.device("cuda", choose_device(world.local_rank, world.local_world_size, device_count))
+    if wanted == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "(unset)")
+        raise MusterError(
+            "no GPU can be seen",
+            seen=f"--device=cuda, CUDA_VISIBLE_DEVICES={visible}",
+            fix="in Apptainer add --nv, in docker --gpus all, in the job script ask for GPUs; or give --device=cpu",
+        )
+    return torch.device("cpu")
+
+
+def open_group(world: World) -> None:
+    """Starts the process group of `world`: NCCL on GPUs, gloo on CPUs; nothing in a world of one."""
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    if world.store is None:
+        return
+    dist.init_process_group(
+        world.backend,
+        store=PrefixStore("group", world.store),
+        rank=world.rank,
+        world_size=world.world_size,
+        timeout=timedelta(seconds=world.timeout_s),
+        device_id=world.device if world.device.type == "cuda" else None,
+    )
+
+
+def close_group() -> None:
+    """Ends the process group, where there is one: without this, exits can hang."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
