@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from entrypoint import variables
 from entrypoint.allocation import Task
+from entrypoint.schedulers import slurm
 from train.errors import MusterError
 
 FIX = "start the command by srun inside the job: `srun --ntasks-per-node=1 -n $SLURM_NNODES train ddp`"
@@ -30,7 +31,7 @@ def detect(env: Mapping[str, str]) -> Task | None:
     step = variables.number(env, "SLURM_STEP_ID", FIX)
     if step >= _FIRST_RESERVED_STEP:
         return None
-    hosts = variables.hosts(env, "SLURM_STEP_NODELIST", FIX)
+    hosts = _hosts(env)
     tasks_per_node = variables.counts(env, "SLURM_STEP_TASKS_PER_NODE", FIX)
     num_nodes = variables.number(env, "SLURM_STEP_NUM_NODES", FIX)
     num_tasks = variables.number(env, "SLURM_STEP_NUM_TASKS", FIX)
@@ -57,6 +58,13 @@ def detect(env: Mapping[str, str]) -> Task | None:
         "SLURM_STEP_TASKS_PER_NODE",
     )
     _agree(rank < num_tasks, env, "this task's rank", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    # The ranks meet on the first node. Only an order by hostfile puts rank 0 elsewhere, and only there it is seen.
+    if max(tasks_per_node) > 1 and (env.get("SLURM_DISTRIBUTION") == "arbitrary" or (rank == 0 and node_rank != 0)):
+        raise MusterError(
+            "the tasks were placed by hand, so that rank 0 need not be on the first node, where the ranks would meet",
+            seen=f"SLURM_DISTRIBUTION={env.get('SLURM_DISTRIBUTION', '')}",
+            fix="leave --distribution=arbitrary and SLURM_HOSTFILE out, or start one task a node",
+        )
     _check_ranks_of_node(env, rank, local_rank, tasks_per_node[node_rank])
     return Task(
         launcher="srun",
@@ -76,6 +84,13 @@ def detect(env: Mapping[str, str]) -> Task | None:
             "tasks_on_node": f"SLURM_STEP_TASKS_PER_NODE={env['SLURM_STEP_TASKS_PER_NODE']}",
         },
     )
+
+
+def _hosts(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The step's nodes in the order that SLURM_NODEID counts them."""
+    listed = variables.hosts(env, "SLURM_STEP_NODELIST", FIX)
+    by_group = tuple(host for host in slurm.heterogeneous_hosts(env) if host in set(listed))
+    return by_group if len(by_group) == len(listed) else listed
 
 
 def _check_ranks_of_node(env: Mapping[str, str], rank: int, local_rank: int, num_local: int) -> None:

@@ -13,11 +13,26 @@ from entrypoint.environment import Environment
 from entrypoint.options import LaunchOptions
 from train.errors import MusterError
 
-FOLDER = Path(__file__).resolve().parent.parent / "recordings" / "slurm"
-EXPECTED: dict[str, dict[str, Any]] = tomllib.loads((FOLDER / "expected.toml").read_text())
-FILES = sorted(FOLDER.glob("*.env"))
-TASKS = [file for file in FILES if "launch" not in EXPECTED[file.name.split(".")[0]]]
-SHELLS = [file for file in FILES if "launch" in EXPECTED[file.name.split(".")[0]]]
+RECORDINGS = Path(__file__).resolve().parent.parent / "recordings"
+FOLDER = RECORDINGS / "slurm"
+# `slurm` came with the facts that this project started from, `slurm_own` is made by tests/clusters/record.py.
+FILES = sorted([*FOLDER.glob("*.env"), *(RECORDINGS / "slurm_own").glob("*.env")])
+EXPECTED: dict[Path, dict[str, Any]] = {
+    folder: tomllib.loads((folder / "expected.toml").read_text()) for folder in {file.parent for file in FILES}
+}
+
+
+def scenario_of(file: Path) -> str:
+    return file.name.split(".")[0]
+
+
+def expected_of(file: Path) -> dict[str, Any]:
+    return EXPECTED[file.parent][scenario_of(file)]
+
+
+TASKS = [file for file in FILES if "hosts" in expected_of(file)]
+SHELLS = [file for file in FILES if "launch" in expected_of(file)]
+REFUSED = [file for file in FILES if "refusal" in expected_of(file)]
 
 
 def named(file: Path) -> str:
@@ -29,31 +44,43 @@ def detect(env: Environment, options: LaunchOptions | None = None) -> Allocation
 
 
 def test_every_scenario_has_recordings_and_every_recording_a_scenario() -> None:
-    assert {file.name.split(".")[0] for file in FILES} == set(EXPECTED)
+    for folder, expected in EXPECTED.items():
+        assert {scenario_of(file) for file in FILES if file.parent == folder} == set(expected)
     assert TASKS
     assert SHELLS
+    assert REFUSED
+
+
+def ranks_on(file: Path) -> dict[str, list[int]]:
+    """The ranks of a recording's scenario by host, as the names of all its files tell."""
+    ranks: dict[str, list[int]] = {}
+    for other in sorted(file.parent.glob(f"{scenario_of(file)}.*.env")):
+        _, host, rank = other.name.removesuffix(".env").rsplit(".", 2)
+        ranks.setdefault(host, []).append(int(rank))
+    return {host: sorted(found) for host, found in ranks.items()}
 
 
 @pytest.mark.parametrize("file", TASKS, ids=named)
 def test_a_task_knows_its_place(file: Path) -> None:
-    scenario, host, rank = file.name.removesuffix(".env").rsplit(".", 2)
-    expected = EXPECTED[scenario]
-    hosts, tasks = expected["hosts"], expected["tasks_per_node"]
+    _, host, rank = file.name.removesuffix(".env").rsplit(".", 2)
+    expected, ranks = expected_of(file), ranks_on(file)
+    hosts = expected["hosts"]
     node_rank = hosts.index(host)
     found = detect(environment.load(file))
     assert found.scheduler == "slurm"
     assert list(found.hosts) == hosts
     assert found.num_nodes == len(hosts)
     assert found.node_rank == node_rank
-    assert found.tasks_on_node == tasks[node_rank]
+    assert found.tasks_on_node == len(ranks[host])
     assert found.mode == expected["mode"]
-    assert found.local_rank == int(rank) - sum(tasks[:node_rank])
+    assert found.local_rank == ranks[host].index(int(rank))
     if found.mode == "worker":
         assert found.rank == int(rank)
-        assert found.ranks_per_node == tuple(tasks)
+        assert found.ranks_per_node == tuple(len(ranks[name]) for name in hosts)
     else:
         assert found.nproc_per_node == expected.get("nproc_per_node", 2)
         assert found.rank == node_rank * found.nproc_per_node
+    assert expected.get("note", "") in "\n".join(found.notes)
 
 
 @pytest.mark.parametrize("file", SHELLS, ids=named)
@@ -61,7 +88,13 @@ def test_what_is_no_task_of_several_nodes_is_refused_with_the_launch_line(file: 
     with pytest.raises(MusterError) as refusal:
         detect(environment.load(file))
     assert refusal.value.code == 2
-    assert refusal.value.fix == EXPECTED[file.name.split(".")[0]]["launch"]
+    assert refusal.value.fix == expected_of(file)["launch"]
+
+
+@pytest.mark.parametrize("file", REFUSED, ids=named)
+def test_what_cannot_be_started_is_refused_with_the_reason(file: Path) -> None:
+    with pytest.raises(MusterError, match=expected_of(file)["refusal"]):
+        detect(environment.load(file))
 
 
 def mutations(recorded: Environment) -> list[tuple[tuple[str, str | None], Environment]]:

@@ -1,0 +1,66 @@
+# Two commands on a fresh machine: `make train` and `make test`. `make help` lists the rest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+# An own Python: make PYTHON=/path/to/python3.12 train
+PYTHON ?=
+# Options for the trainer: make train ARGS="--epochs 3"
+ARGS ?=
+# Options for pytest: make test TESTS=tests/entrypoint
+TESTS ?= tests
+
+RUNTIME := $(VENV)/.runtime-installed
+DEV := $(VENV)/.dev-installed
+
+.PHONY: help
+help: ## List these targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+.PHONY: train
+train: $(RUNTIME) ## Set up, then train ResNet-18 on real images, on whatever this machine has
+	@$(BIN)/train ddp $(ARGS)
+
+.PHONY: test
+test: check packages ## Set up, then run every test that this machine can run
+	@$(BIN)/pytest $(TESTS)
+
+.PHONY: check
+check: $(DEV) packages ## Static checks: style, types, shell scripts
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/pyright
+	@if command -v shellcheck > /dev/null; then shellcheck .ci/run scripts/*.sh; \
+	 else echo "shellcheck is missing: shell scripts were not checked"; [ "$${CI:-}" != true ]; fi
+
+.PHONY: packages
+packages: ## The system packages that the tests need, by apt-get where it may
+	@scripts/install-packages.sh tests/packages.txt tests/clusters/packages.txt
+
+.PHONY: bench
+bench: $(DEV) ## Run the benchmarks, and add what they measure to benchmarks/RESULTS.md
+	@$(BIN)/python benchmarks/launch.py --record
+	@$(BIN)/python benchmarks/trainer.py --record
+
+.PHONY: venv
+venv: $(DEV) ## The virtual environment with all tools, and nothing else
+
+.PHONY: lock
+lock: ## Resolve the locks anew (needs uv)
+	@scripts/lock.sh
+
+.PHONY: clean
+clean: ## Remove the virtual environment and the caches; runs/ stays
+	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis muster.egg-info
+
+$(RUNTIME): requirements.lock pyproject.toml scripts/install.sh
+	@scripts/install.sh $(VENV) requirements.lock "$(PYTHON)"
+	@touch $@
+
+$(DEV): $(RUNTIME) requirements-dev.lock
+	@scripts/install.sh $(VENV) requirements-dev.lock "$(PYTHON)"
+	@touch $@

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Installs a lock and this project into a virtual environment; nothing outside of it is touched.
+#   scripts/install.sh VENV LOCK [PYTHON]
+set -euo pipefail
+
+venv=$1
+lock=$2
+wanted=${3:-}
+
+fail() {
+    printf 'error: %s\n seen: %s\n  fix: %s\n' "$1" "$2" "$3" >&2
+    exit 2
+}
+
+# The interpreter must be one that the lock was made for, and must be able to make a virtual environment.
+fits() {
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2> /dev/null
+}
+
+find_python() {
+    local candidate
+    for candidate in ${wanted:+"$wanted"} python3 python3.13 python3.12 python3.11; do
+        if fits "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+        if [ -n "$wanted" ]; then
+            break
+        fi
+    done
+    fail "Python 3.11, 3.12 or 3.13 is needed" \
+        "${wanted:-$(python3 --version 2>&1 || true)}" \
+        "sudo apt-get install python3 python3-venv, or make PYTHON=/path/to/python3.12 train"
+}
+
+if [ ! -x "$venv/bin/pip" ]; then
+    python=$(find_python)
+    echo "Making the virtual environment $venv with $("$python" --version)"
+    if ! said=$("$python" -m venv "$venv" 2>&1); then
+        rm -rf "$venv"
+        fail "$python can't make a virtual environment" \
+            "$(tr '\n' ' ' <<< "$said" | cut -c 1-200)" "sudo apt-get install python3-venv"
+    fi
+fi
+
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
+echo "Installing $lock (torch with CUDA: 5.5 GB unpacked, a minute or more at the first time)"
+"$venv/bin/pip" install --quiet --require-hashes --requirement "$lock"
+# `compat` is a plain path file: the finder that is the default would run at every start of the interpreter.
+"$venv/bin/pip" install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .

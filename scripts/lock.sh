@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Resolves the locks from pyproject.toml, for all supported Pythons and machines at once: names, versions, hashes.
+set -euo pipefail
+
+resolve() {
+    uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+        --custom-compile-command "make lock" "$@" pyproject.toml
+}
+
+resolve --output-file requirements.lock
+resolve --extra dev --constraint requirements.lock --output-file requirements-dev.lock
