@@ -55,14 +55,14 @@ class Options:
     ] = 1
     max_steps: Annotated[int | None, option(help="Stop after this many steps in all.", panel=TRAINING, min=1)] = None
     optimizer: Annotated[Literal["sgd", "adamw"], option(help="The optimizer.", panel=TRAINING)] = "sgd"
-    lr: Annotated[float, option(help="Learning rate of one rank.", panel=TRAINING, min=0.0)] = 0.05
+    lr: Annotated[float, option(help="Learning rate of one rank.", panel=TRAINING, min=0.0)] = 0.01
     lr_scale: Annotated[
         Literal["none", "linear", "sqrt"],
         option(help="How the learning rate grows with the number of micro-batches in a step.", panel=TRAINING),
     ] = "none"
     warmup_steps: Annotated[
         int, option(help="Steps over which the learning rate rises from nearly 0.", panel=TRAINING, min=0)
-    ] = 0
+    ] = 20
     momentum: Annotated[float, option(help="Momentum of sgd.", panel=TRAINING, min=0.0, max=1.0)] = 0.9
     weight_decay: Annotated[float, option(help="Weight decay.", panel=TRAINING, min=0.0)] = 1e-4
     seed: Annotated[int, option(help="One seed for all ranks: split, weights, order.", panel=TRAINING, min=0)] = 0

@@ -90,7 +90,11 @@ def run(strategy_name: str, options: Options, world: World) -> None:
         done = f"{progress.epoch} epochs, {progress.step} steps"
         display.note(f"the run is complete already ({done}); a larger --epochs or --max-steps continues it")
         return
-    loop.fit()
+    try:
+        loop.fit()
+    finally:
+        train.close()
+        valid.close()
     summary = collect(
         strategy=strategy_name,
         options=settings,

@@ -24,5 +24,5 @@ def open_source(options: Options, folder: str) -> Source:
         num_classes=10,
         image_size=size,
         mean=(0.305, 0.305, 0.305),
-        std=(0.376, 0.376, 0.376),
+        std=(0.323, 0.323, 0.323),
     )

@@ -1,5 +1,6 @@
 """A folder of image files, one subfolder a class."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -55,11 +56,11 @@ def scan(folder: Path, options: Options) -> ImageFolder:
     Raises:
         MusterError: there is no folder, no class in it, or a class without images.
     """
-    if not folder.is_dir():
-        wrong = "the data folder is a file" if folder.exists() else "the data folder does not exist"
-        fix = f"--data=imagefolder:FOLDER with {LAYOUT}; in a container, see that FOLDER is bound into it"
-        raise MusterError(wrong, seen=f"--data={options.data} ({folder})", fix=fix)
     try:
+        if not folder.is_dir():
+            wrong = "the data folder is a file" if folder.exists() else "the data folder does not exist"
+            fix = f"--data=imagefolder:FOLDER with {LAYOUT}; in a container, see that FOLDER is bound into it"
+            raise MusterError(wrong, seen=f"--data={options.data} ({folder})", fix=fix)
         if not any(entry.is_dir() for entry in folder.iterdir()):
             state = "holds no subfolders, so no classes" if any(folder.iterdir()) else "is empty"
             raise MusterError(f"the data folder {state}", seen=f"--data={options.data} ({folder})", fix=LAYOUT)
@@ -82,14 +83,15 @@ def open_source(options: Options, folder: str) -> Source:
         MusterError: the folder is missing, empty, or its two halves disagree on the classes.
     """
     root = Path(folder).expanduser()
-    halves = [root / "train", next((root / name for name in ("val", "valid") if (root / name).is_dir()), root / "val")]
-    present = [half for half in halves if half.is_dir()]
+    other = "valid" if os.path.isdir(root / "valid") else "val"
+    halves = [root / "train", root / other]
+    present = [half for half in halves if os.path.isdir(half)]  # Path.is_dir raises where this user may not look
     if len(present) == 2:
         train, valid = (scan(half, options) for half in halves)
         unknown = sorted(set(train.classes) ^ set(valid.classes))
         if unknown:
             raise MusterError(
-                f"train/ and {halves[1].name}/ don't have the same classes",
+                f"train/ and {other}/ don't have the same classes",
                 seen=f"only in one of them: {', '.join(unknown[:5])}{' ...' if len(unknown) > 5 else ''}",
                 fix=f"give both the same subfolders below {root}",
             )

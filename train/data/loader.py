@@ -122,6 +122,12 @@ class Batches:
             if batch.images is not None and batch.labels is not None:
                 yield self.prepare(batch.images), batch.labels.to(self.device, non_blocking=True)
 
+    def close(self) -> None:
+        """Ends the workers. Left to the garbage collector, each may be waited for in vain for 5 s."""
+        workers = getattr(self.loader, "_iterator", None)
+        if workers is not None:
+            workers._shutdown_workers()
+
     def note(self, batch: Batch) -> None:
         """Counts the bad samples of `batch`, or ends the run over them."""
         name, reason = batch.bad[0]

@@ -60,10 +60,11 @@ def probe(name: str, arguments: dict[str, object], num_classes: int, image_size:
             model(torch.empty(min(batch_size, 2), 3, image_size, image_size))
     except (RuntimeError, ValueError, AssertionError) as error:
         single = batch_size == 1 and "more than 1 value per channel" in str(error)
+        size = 299 if name == "inception_v3" else 224
         raise MusterError(
             f"{name} can't train on these images: {str(error).splitlines()[0] or type(error).__name__}",
             seen=f"--image-size={image_size} --batch-size={batch_size}",
-            fix="--batch-size=2 or more" if single else "--image-size=224, or another model",
+            fix="--batch-size=2 or more" if single else f"--image-size={size}, or another model",
         ) from error
 
 

@@ -1,0 +1,135 @@
+"""Fixtures: trainer processes with deadlines, folders of images."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--data=digits", "--image-size=16", "--no-bf16", "--batch-size=8"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def free_port() -> int:
+    """A port nobody listens on, below the range from which the system gives ports to outgoing connections."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
+    """A clean environment for a trainer: what a job has, and nothing of a launcher around the tests."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **extra}
+
+
+def start_ranks(
+    argv: list[str],
+    world_size: int,
+    folder: Path,
+    env: Mapping[str, str] = {},
+    rank_env: Mapping[int, Mapping[str, str]] = {},
+    program: tuple[str, ...] = ("-m", "train"),
+) -> list[subprocess.Popen[bytes]]:
+    """`python -m train` for each rank, its output in files below `folder`; one alone gets no RANK."""
+    port = str(free_port())
+    processes = []
+    for rank in range(world_size):
+        own = environment(env)
+        if world_size > 1:
+            own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+            own |= {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        own |= rank_env.get(rank, {})
+        with (folder / f"out{rank}").open("wb") as out, (folder / f"err{rank}").open("wb") as err:
+            command = [sys.executable, *program, *argv]
+            processes.append(subprocess.Popen(command, cwd=folder, env=own, stdout=out, stderr=err))
+    return processes
+
+
+def wait_ranks(processes: list[subprocess.Popen[bytes]], folder: Path, deadline_s: float = 150) -> list[Ended]:
+    """How each process ended; all are killed, and the test fails, when one has not by `deadline_s`."""
+    end = time.monotonic() + deadline_s
+    try:
+        for process in processes:
+            process.wait(max(0.1, end - time.monotonic()))
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    texts = [[(folder / f"{name}{rank}").read_text() for name in ("out", "err")] for rank in range(len(processes))]
+    return [Ended(process.returncode, *text) for process, text in zip(processes, texts, strict=True)]
+
+
+Train = Callable[..., list[Ended]]
+
+
+@pytest.fixture(scope="session")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Runs `python -m train ARGV` in `world_size` processes, and answers how each ended."""
+
+    def run(argv: list[str], world_size: int = 1, *, deadline_s: float = 150, ok: bool = False, **more) -> list[Ended]:
+        folder = tmp_path_factory.mktemp("ranks")
+        ended = wait_ranks(start_ranks(argv, world_size, folder, **more), folder, deadline_s)
+        if ok:
+            assert [rank.code for rank in ended] == [0] * world_size, "\n".join(rank.out + rank.err for rank in ended)
+        return ended
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """`start_ranks` and `wait_ranks`, for tests that meddle with the processes."""
+    return start_ranks, wait_ranks
+
+
+@pytest.fixture(scope="session")
+def small() -> list[str]:
+    """Options for runs that are over soon."""
+    return list(SMALL)
+
+
+@pytest.fixture(scope="session")
+def summary_of() -> Callable[[Path], dict]:
+    """Reads a run's summary."""
+    return lambda run: json.loads((run / "summary.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def make_images() -> Callable[..., Path]:
+    """Fills a folder with `per_class` JPEG files in each of `classes`: noise, a shade a class."""
+
+    def make(root: Path, per_class: int = 12, classes: tuple[str, ...] = ("bird", "cat"), size: int = 40) -> Path:
+        drawn = np.random.default_rng(0)
+        for number, name in enumerate(classes):
+            (root / name).mkdir(parents=True)
+            for index in range(per_class):
+                noise = drawn.integers(0, 120, (size, size, 3), dtype=np.uint8) + np.uint8(60 * number)
+                Image.fromarray(noise).save(root / name / f"{index:03}.jpg")
+        return root
+
+    return make

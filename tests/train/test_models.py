@@ -1,0 +1,59 @@
+import pytest
+import torch
+
+from train import models
+from train.errors import MusterError
+from train.models import logits_of, loss_of
+from train.options import Options
+
+
+@pytest.mark.parametrize(("name", "offered"), [("resnet81", "resnet18"), ("ResNet-50", "resnet50"), ("vitb16", "vit_")])
+def test_unknown_model_offers_the_nearest(name, offered):
+    with pytest.raises(MusterError) as raised:
+        models.build(Options(model=name), 10, 32)
+    assert offered in raised.value.fix
+    assert f"--model={name}" in raised.value.seen
+
+
+def test_models_of_other_tasks_are_unknown():
+    with pytest.raises(MusterError):
+        models.build(Options(model="fcn_resnet50"), 10, 224)
+
+
+@pytest.mark.parametrize(
+    ("name", "image_size"), [("resnet18", 32), ("vit_b_16", 64), ("googlenet", 64), ("inception_v3", 299)]
+)
+def test_a_step_of_each_kind(name, image_size):
+    model = models.build(Options(model=name), 7, image_size)
+    labels = torch.tensor([1, 6])
+    outputs = model(torch.randn(2, 3, image_size, image_size))
+    loss_of(outputs, labels).backward()
+    assert logits_of(outputs).shape == (2, 7)
+    # Under DDP a parameter that has no part in the loss would hang the others.
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    model.eval()
+    assert logits_of(model(torch.randn(2, 3, image_size, image_size))).shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "image_size", "batch_size", "fix"),
+    [
+        ("inception_v3", 32, 8, "--image-size"),
+        ("vit_b_16", 40, 8, "--image-size"),
+        ("maxvit_t", 100, 8, "--image-size"),
+        ("resnet18", 32, 1, "--batch-size"),
+    ],
+)
+def test_images_that_a_model_can_not_take(name, image_size, batch_size, fix):
+    with pytest.raises(MusterError) as raised:
+        models.build(Options(model=name, batch_size=batch_size), 10, image_size)
+    assert fix in raised.value.fix
+    assert raised.value.code == 2
+
+
+def test_weights_follow_the_seed():
+    def weights(seed):
+        torch.manual_seed(seed)
+        return models.build(Options(model="squeezenet1_1"), 4, 64).state_dict()
+
+    assert all(torch.equal(a, b) for a, b in zip(weights(1).values(), weights(1).values(), strict=True))

@@ -1,0 +1,66 @@
+import pytest
+
+from train.errors import MusterError
+from train.world import World, choose_device, device_for, read_environment
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "local_world_size", "device_count", "device"),
+    [
+        (0, 1, 1, 0),
+        (3, 4, 4, 3),
+        (1, 2, 8, 1),
+        # srun --gpus-per-task=1: each task sees its own GPU only, as number 0
+        (3, 4, 1, 0),
+        (2, None, 4, 2),
+        (5, None, 1, 0),
+    ],
+)
+def test_device_of_a_rank(local_rank, local_world_size, device_count, device):
+    assert choose_device(local_rank, local_world_size, device_count) == device
+
+
+@pytest.mark.parametrize(("local_rank", "local_world_size"), [(0, 4), (3, 4), (3, None)])
+def test_fewer_gpus_than_processes_names_both_numbers(local_rank, local_world_size):
+    with pytest.raises(MusterError) as raised:
+        choose_device(local_rank, local_world_size, 2)
+    assert "4 processes" in str(raised.value)
+    assert "2 GPUs" in str(raised.value)
+
+
+def test_cuda_without_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert device_for(World(), "auto").type == "cpu"
+    with pytest.raises(MusterError, match="no GPU can be seen") as raised:
+        device_for(World(), "cuda")
+    assert "--nv" in raised.value.fix
+
+
+def test_without_variables_the_world_is_one():
+    world = read_environment({}, 7)
+    assert (world.rank, world.world_size, world.timeout_s, world.main) == (0, 1, 7, True)
+    assert world.gather({"a": 1}) == [{"a": 1}]
+
+
+def test_variables_are_read():
+    environ = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}
+    world = read_environment(environ, 600)
+    assert (world.rank, world.local_rank, world.world_size, world.local_world_size) == (5, 1, 8, None)
+    assert not world.main
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE=(unset)"),
+        ({"WORLD_SIZE": "2"}, "RANK=(unset)"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "outside its world"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_PORT unset"),
+    ],
+)
+def test_broken_variables_are_named(environ, words):
+    with pytest.raises(MusterError) as raised:
+        read_environment(environ, 600)
+    assert words in str(raised.value)
+    assert raised.value.code == 2
