@@ -1,0 +1,90 @@
+"""How long a launch takes: from the command to the exec, by the size of the job, and against bare torchrun.
+
+`muster run --no-python true` becomes `true`: its time is that from the command to the exec. The environment is that of
+a Slurm task on the second node; the list starts with localhost, whose name resolves everywhere.
+"""
+
+import os
+import statistics
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from results import interleaved, parser, publish, ratios, seconds, spread, table
+
+BIN = Path(sys.executable).parent
+SIZES = (2, 100, 10_000)
+
+
+def slurm_task(num_nodes: int) -> dict[str, str]:
+    """The variables of rank 2, the first on the second of `num_nodes` nodes with two tasks each."""
+    nodes = "localhost,nid00002" if num_nodes == 2 else f"localhost,nid[00002-{num_nodes:05}]"
+    return {
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NODELIST": nodes,
+        "SLURM_JOB_NUM_NODES": str(num_nodes),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_STEP_NUM_NODES": str(num_nodes),
+        "SLURM_STEP_NUM_TASKS": str(2 * num_nodes),
+        "SLURM_STEP_TASKS_PER_NODE": f"2(x{num_nodes})",
+        "SLURM_NODEID": "1",
+        "SLURM_LOCALID": "0",
+        "SLURM_PROCID": "2",
+        "SLURM_GTIDS": "2,3",
+    }
+
+
+def time_to_exec(rounds: int) -> list[str]:
+    """The lines of the first table."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    become_true = [str(BIN / "muster"), "run", "--no-python", "true"]
+    contenders = {"python -c pass": partial(seconds, [sys.executable, "-c", "pass"], plain)}
+    contenders["no scheduler"] = partial(seconds, [*become_true[:2], "--nproc-per-node=1", *become_true[2:]], plain)
+    for size in SIZES:
+        contenders[f"Slurm, {size:,} nodes"] = partial(seconds, become_true, plain | slurm_task(size))
+    contenders["train ddp --dry-run"] = partial(seconds, [str(BIN / "train"), "ddp", "--dry-run"], plain)
+    figures = interleaved(contenders, rounds)
+    rows = [[name, spread(times)] for name, times in figures.items()]
+    growth = ratios(figures[f"Slurm, {SIZES[-1]:,} nodes"], figures[f"Slurm, {SIZES[0]:,} nodes"])
+    return [
+        *table(["command to exec", "seconds, median (least to most)"], rows),
+        "",
+        f"10,000 nodes against 2, ratio of each round: {spread(growth)}.",
+    ]
+
+
+def against_torchrun(rounds: int, folder: Path) -> list[str]:
+    """The lines of the second table."""
+    work = ["ddp", "--max-steps=1", f"--runs-dir={folder}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+                "--local-addr=127.0.0.1", "-m", "train", *work]  # fmt: skip
+    figures = interleaved(
+        {
+            "train ddp": partial(seconds, [str(BIN / "train"), *work, "--nproc-per-node=2"], os.environ),
+            "bare torchrun": partial(seconds, torchrun, os.environ),
+        },
+        rounds,
+    )
+    rows = [[name, spread(times, 2)] for name, times in figures.items()]
+    ratio = ratios(figures["train ddp"], figures["bare torchrun"])
+    return [
+        *table(["one step of the same trainer, whole process", "seconds, median (least to most)"], rows),
+        "",
+        f"`train ddp` against bare torchrun, ratio of each round: {spread(ratio)}; "
+        f"of the medians: {statistics.median(figures['train ddp']) / statistics.median(figures['bare torchrun']):.3f}.",
+    ]
+
+
+def main() -> None:
+    """Measures and prints both tables."""
+    options = parser(__doc__ or "").parse_args()
+    lines = time_to_exec(options.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        lines += ["", *against_torchrun(options.rounds, Path(folder))]
+    publish("Launch", lines, record=options.record)
+
+
+if __name__ == "__main__":
+    main()

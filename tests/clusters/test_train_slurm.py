@@ -1,0 +1,242 @@
+"""`train` and `muster` as users start them under a real Slurm: worlds, weights, refusals."""
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.clusters.slurm import SlurmCluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+BIN = Path(sys.executable).parent
+TRAIN, MUSTER = str(BIN / "train"), str(BIN / "muster")
+
+# Four ranks and, in one process, four micro-batches of each step: BatchNorm sees the same batches.
+# One thread a rank everywhere: with another number of threads the convolutions add up in another order.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+STEPS = ["--data=digits", "--batch-size=8", "--max-steps=3", "--lr=0.01", "--no-bf16", "--seed=5"]
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """What the run in `folder` left."""
+    return json.loads((folder / "summary.json").read_text())
+
+
+def parameters(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights in the run's only checkpoint, without BatchNorm's statistics, which are no parameters."""
+    (path,) = folder.glob("checkpoints/*.pt")
+    state = torch.load(path, map_location="cpu", weights_only=True)["model_state"]
+    return {name: value for name, value in state.items() if "running_" not in name and "num_batches" not in name}
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The relative difference of two sets of parameters, in the norm over all of them."""
+    assert one.keys() == other.keys()
+    difference = sum(((one[name] - other[name]).double().norm() ** 2).item() for name in one)
+    size = sum((other[name].double().norm() ** 2).item() for name in one)
+    return (difference / size) ** 0.5
+
+
+def lines_of_error(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(("error: ", " seen: ", "  fix: "))]
+
+
+@pytest.fixture(scope="module")
+def single(slurm2: SlurmCluster) -> dict[str, torch.Tensor]:
+    """The parameters of one process that accumulates over the four micro-batches of each step."""
+    done = slurm2.srun(
+        "-N1", "-n1", TRAIN, "single", *STEPS, "--accumulate=4", "--name=single", timeout=180, env=ONE_THREAD
+    )
+    assert done.returncode == 0, done.stderr
+    return parameters(slurm2.shared / "runs" / "single")
+
+
+@pytest.mark.parametrize(("mode", "tasks"), [("agent", 1), ("worker", 2)])
+def test_two_nodes_are_a_world_of_four_with_the_weights_of_one_process(
+    slurm2: SlurmCluster, single: dict[str, torch.Tensor], mode: str, tasks: int
+) -> None:
+    where = ["-N2", f"--ntasks-per-node={tasks}"]
+    done = slurm2.srun(*where, TRAIN, "ddp", *STEPS, f"--name={mode}", timeout=200, env=ONE_THREAD)
+    assert done.returncode == 0, done.stderr
+    found = summary(slurm2.shared / "runs" / mode)
+    assert (found["world_size"], found["num_nodes"], sorted(found["hosts"])) == (4, 2, ["node01", "node02"])
+    # Said once, by rank 0, and not by every rank.
+    assert done.stderr.count("muster: slurm job") == 1
+    assert "2 nodes x 2 = 4 ranks" in done.stderr
+    assert done.stdout.count("validation accuracy") == 1
+    assert distance(parameters(slurm2.shared / "runs" / mode), single) < 1e-6
+
+
+def test_three_nodes_from_a_batch_script(slurm3: SlurmCluster) -> None:
+    command = shlex.join([TRAIN, "ddp", *STEPS, "--nproc-per-node=1", "--name=batch"])
+    job = slurm3.sbatch(f"srun -n $SLURM_NNODES --ntasks-per-node=1 {command}\n", "-N3", timeout=200)
+    assert job.state == "COMPLETED", job.output
+    found = summary(slurm3.shared / "runs" / "batch")
+    assert (found["world_size"], sorted(found["hosts"])) == (3, ["node01", "node02", "node03"])
+
+
+DETECT = """
+import json, socket, subprocess, sys
+found = json.loads(subprocess.run([sys.argv[1], "detect", "--json"], stdout=subprocess.PIPE, check=True).stdout)
+# srun cuts longer lines up, and mixes them with those of other tasks.
+short = {name: value for name, value in found.items() if name not in ("argv", "sources")}
+short["nproc_source"] = found["sources"]["nproc_per_node"]
+print(json.dumps(short | {"own_host": socket.gethostname()}))
+"""
+
+
+def detected(cluster: SlurmCluster, *options: str) -> list[dict[str, Any]]:
+    """What each task finds about itself, with its host's own name as `own_host`, by node rank and local rank."""
+    done = cluster.srun(*options, sys.executable, "-c", DETECT, MUSTER)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return sorted(found, key=lambda task: (task["node_rank"], task["local_rank"]))
+
+
+UGLY = [
+    ["gpu-a1", "gpu-a2", "gpu-b7", "rack10n008", "rack10n009", "rack11n010"],
+    ["r0_b0", "r0_b1", "r1_b0", "r1_b1"],
+    ["n1-ib", "n2-ib", "n10-ib"],
+]
+
+
+@pytest.mark.parametrize("names", UGLY, ids=lambda names: names[0])
+def test_names_that_compress_in_ugly_ways(slurm_cluster: Callable[..., SlurmCluster], names: list[str]) -> None:
+    cluster = slurm_cluster(names)
+    tasks = detected(cluster, f"-N{len(names)}", "--ntasks-per-node=1")
+    assert len(tasks) == len(names)
+    listed = cluster.srun(f"-N{len(names)}", "--ntasks-per-node=1", "printenv", "SLURM_STEP_NODELIST").stdout.split()[0]
+    for task in tasks:
+        assert task["hosts"] == cluster.expand(listed)
+        assert task["hosts"][task["node_rank"]] == task["own_host"]
+        assert task["interface"] == "eth0"
+        assert task["env"]["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_tasks_under_salloc(slurm2: SlurmCluster) -> None:
+    done = slurm2.salloc("-N2", "--ntasks-per-node=1", "srun", MUSTER, "detect", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"num_nodes": 2') == 2
+    assert done.stdout.count('"mode": "agent"') == 2
+
+
+@pytest.mark.parametrize("options", [["--gpus-per-task=1"], ["--gres=gpu:2", "--gpu-bind=single:1"]])
+def test_a_gpu_for_each_task(slurm2: SlurmCluster, options: list[str]) -> None:
+    tasks = detected(slurm2, "-N2", "--ntasks-per-node=2", *options)
+    assert [task["mode"] for task in tasks] == ["worker"] * 4
+    assert [task["env"]["RANK"] for task in tasks] == ["0", "1", "2", "3"]
+    assert [task["local_rank"] for task in tasks] == [0, 1, 0, 1]
+
+
+def test_the_gpus_of_a_node_are_its_processes(slurm2: SlurmCluster) -> None:
+    tasks = detected(slurm2, "-N2", "--ntasks-per-node=1", "--gpus-per-node=2")
+    assert [task["nproc_per_node"] for task in tasks] == [2, 2]
+    assert "CUDA_VISIBLE_DEVICES" in tasks[0]["nproc_source"]
+
+
+def test_cyclic_tasks(slurm2: SlurmCluster) -> None:
+    tasks = detected(slurm2, "-N2", "--ntasks-per-node=2", "-m", "cyclic")
+    assert [task["env"]["RANK"] for task in tasks] == ["0", "2", "1", "3"]
+    assert {task["master_addr"] for task in tasks} == {"node01"}
+
+
+def test_a_second_step_meets_on_another_port(slurm2: SlurmCluster) -> None:
+    line = f"srun -n2 --ntasks-per-node=1 {shlex.quote(MUSTER)} detect --json\n"
+    job = slurm2.sbatch(line + line, "-N2", "--ntasks-per-node=1")
+    assert job.state == "COMPLETED", job.output
+    ports = re.findall(r'"master_port": (\d+)', job.output)
+    assert len(ports) == 4
+    assert len(set(ports)) == 2
+
+
+HELLO = """
+import os, socket, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(total)
+print("sum", total.item(), socket.gethostname(), os.environ["GLOO_SOCKET_IFNAME"], flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_own_names_that_resolve_to_loopback(slurm_cluster: Callable[..., SlurmCluster]) -> None:
+    """Debian's installer gives a host's own name the address 127.0.1.1: nobody else can reach it there."""
+    cluster = slurm_cluster(["node01", "node02"], own_name_is_loopback=True)
+    script = cluster.shared / "hello.py"
+    script.write_text(HELLO)
+    for tasks in (1, 2):
+        done = cluster.srun("-N2", f"--ntasks-per-node={tasks}", MUSTER, "run", str(script), timeout=120)
+        assert done.returncode == 0, done.stderr
+        said = sorted(line for line in done.stdout.splitlines() if line.startswith("sum"))
+        assert said == [f"sum 10.0 {host} eth0" for host in ("node01", "node01", "node02", "node02")]
+
+
+def test_what_the_user_set_is_kept(slurm2: SlurmCluster) -> None:
+    script = f"export GLOO_SOCKET_IFNAME=ib0 OMP_NUM_THREADS=3; exec {shlex.quote(MUSTER)} detect --json"
+    done = slurm2.srun("-N2", "-n2", "--ntasks-per-node=1", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert "GLOO_SOCKET_IFNAME" not in done.stdout
+    assert "OMP_NUM_THREADS" not in done.stdout
+    assert '"NCCL_SOCKET_IFNAME": "eth0"' in done.stdout
+
+
+def test_a_batch_script_without_srun_is_refused(slurm2: SlurmCluster) -> None:
+    job = slurm2.sbatch(f"{shlex.quote(TRAIN)} ddp --epochs 3\n", "-N2", "--ntasks-per-node=1")
+    assert job.state == "FAILED"
+    assert job.exit_code == 2
+    wrong, seen, fix = job.output.splitlines()
+    assert "2 nodes" in wrong
+    assert "SLURM_JOB_NUM_NODES=2" in seen
+    assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 train ddp --epochs 3" in fix
+
+
+def test_the_launch_line_of_that_refusal_is_right(slurm2: SlurmCluster) -> None:
+    """In a job of two tasks a node, the line still gives one a node."""
+    script = f'{shlex.quote(TRAIN)} ddp 2>&1 | sed -n "s/^  fix: //p" > line; $(sed "s/ train ddp//" line) hostname\n'
+    job = slurm2.sbatch(script, "-N2", "--ntasks-per-node=2")
+    assert job.state == "COMPLETED", job.output
+    assert sorted(job.output.split()) == ["node01", "node02"]
+
+
+def test_torchrun_wants_one_task_a_node(slurm2: SlurmCluster) -> None:
+    done = slurm2.srun("-N2", "--ntasks-per-node=2", TRAIN, "ddp", "--nproc-per-node=2")
+    assert done.returncode == 2
+    assert "torchrun wants one task a node" in done.stderr
+
+
+def test_single_on_two_nodes_is_refused(slurm2: SlurmCluster) -> None:
+    done = slurm2.srun("-N2", "--ntasks-per-node=1", TRAIN, "single")
+    assert done.returncode == 2
+    assert "single is one process" in done.stderr
+
+
+def test_a_folder_that_is_on_no_node_ends_every_rank_with_one_message(slurm2: SlurmCluster) -> None:
+    done = slurm2.srun("-N2", "--ntasks-per-node=1", TRAIN, "ddp", "--data=imagefolder:/none", timeout=120)
+    assert done.returncode == 2
+    assert len(lines_of_error(done.stderr)) == 3, done.stderr
+    assert "/none" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_taken_port_is_named(slurm2: SlurmCluster) -> None:
+    """The port is the job's: something else listens on it on the first node before the step starts."""
+    listen = (
+        "import socket,subprocess,sys; s=socket.create_server(('',int(sys.argv[1]))); "
+        "sys.exit(subprocess.call(sys.argv[2:]))"
+    )
+    port = 61777
+    command = [TRAIN, "ddp", f"--master-port={port}", "--rdzv-timeout=5"]
+    script = f"""
+if [ "$SLURM_NODEID" = 0 ]; then exec {shlex.join([sys.executable, "-c", listen, str(port), *command])}
+else exec {shlex.join(command)}; fi
+"""
+    done = slurm2.srun("-N2", "--ntasks-per-node=1", "sh", "-c", script, timeout=120)
+    assert done.returncode == 2
+    assert f"port {port} on node01 is taken" in done.stderr
