@@ -1,0 +1,88 @@
+"""Rules of the house that no other tool holds: who imports whom, what a lock is, how long a file may get."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """The dotted names of all modules that a file imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def test_the_trainer_knows_nothing_of_the_entrypoint() -> None:
+    assert sources("train")
+    for path in sources("train"):
+        assert not {name for name in imported(path) if name.split(".")[0] == "entrypoint"}, path
+
+
+def test_the_entrypoint_knows_of_the_trainer_only_its_options_and_errors() -> None:
+    allowed = re.compile(r"train\.(options|errors)(\.\w+)?")
+    for path in sources("entrypoint"):
+        of_train = {name for name in imported(path) if name.split(".")[0] == "train"}
+        assert not {name for name in of_train if not allowed.fullmatch(name)}, path
+
+
+def test_torch_is_loaded_by_the_agent_alone_and_nothing_loads_the_agent() -> None:
+    heavy = {"torch", "numpy", "torchvision"}
+    for path in sources("entrypoint"):
+        if path.name != "agent.py":
+            names = imported(path)
+            assert not {name for name in names if name.split(".")[0] in heavy}, path
+            assert "entrypoint.agent" not in names, path
+
+
+@pytest.mark.parametrize("name", ["options.py", "errors.py"])
+def test_what_the_entrypoint_reads_of_the_trainer_is_without_torch(name: str) -> None:
+    assert not {module for module in imported(ROOT / "train" / name) if module.split(".")[0] in ("torch", "numpy")}
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
+def test_a_lock_holds_names_versions_and_hashes_and_no_address(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert "://" not in text
+    entries = re.split(r"\n(?=[A-Za-z])", text.split("\n", 3)[-1])
+    pinned = [entry for entry in entries if re.match(r"[A-Za-z0-9._-]+==\S+", entry)]
+    assert len(pinned) > 20
+    for entry in pinned:
+        assert "--hash=sha256:" in entry, entry
+
+
+def test_the_locks_agree() -> None:
+    runtime, dev = (
+        set(re.findall(r"^([\w.-]+==\S+)", (ROOT / name).read_text(), re.MULTILINE))
+        for name in ("requirements.lock", "requirements-dev.lock")
+    )
+    assert runtime < dev
+
+
+def test_no_file_grows_past_its_size() -> None:
+    for path in sources("entrypoint", "train", "benchmarks", "tests"):
+        assert len(path.read_text().splitlines()) <= 320, path
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    documents = [ROOT / name for name in listed.stdout.split()] or sorted(ROOT.glob("*.md"))
+    assert ROOT / "README.md" in documents
+    for document in documents:
+        for target in re.findall(r"\]\(([^)#\s]+)", document.read_text()):
+            if "://" not in target:
+                assert (document.parent / target).exists(), f"{document.name}: {target}"
