@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.box import ROUNDED
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -52,7 +53,7 @@ class Display:
         """Shows what will run, a line for each fact."""
         width = max(map(len, rows))
         for name, value in rows.items():
-            self.console.print(f"[bold]{name:<{width}}[/bold]  {value}", soft_wrap=True)
+            self.console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", soft_wrap=True)
         self.console.print()
 
     def note(self, text: str) -> None:
@@ -113,9 +114,9 @@ class Display:
         step = summary["step_time_s"]
         device = "GPU" if summary["device"].startswith("cuda") else "process"
         table = Table(box=ROUNDED, show_header=False, width=WIDTH - 2, padding=(0, 1), title_justify="left")
-        table.title = f"[bold]{summary['model']} on {summary['data']}, {summary['strategy']}[/bold]"
+        table.title = f"[bold]{escape(summary['model'])} on {escape(summary['data'])}, {summary['strategy']}[/bold]"
         table.add_column(style="dim", no_wrap=True)
-        table.add_column(ratio=1)
+        table.add_column(ratio=1, overflow="fold")
         final, best = summary["final_accuracy"], summary["best_accuracy"]
         table.add_row("validation accuracy", f"[bold green]{final:.2%}[/bold green] at the end, {best:.2%} at best")
         table.add_row(
@@ -138,7 +139,7 @@ class Display:
         table.add_row("steps, time in all", f"{summary['step']:,} steps, {summary['seconds']:.1f} s")
         if summary["bad_samples"]:
             table.add_row("samples not readable", f"[yellow]{len(summary['bad_samples'])}[/yellow], see summary.json")
-        table.add_row("files", summary["folder"])
+        table.add_row("files", escape(summary["folder"]))
         self.console.print()
         self.console.print(table)
 

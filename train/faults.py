@@ -10,19 +10,19 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
 
-from train.errors import FAILED, MusterError
+from train.errors import MusterError
 from train.world import World
 
 Result = TypeVar("Result")
 
 GRACE_S = 5
-"""Seconds in which a rank told of a fault may end by itself, and in which a failing rank 0 keeps the store up."""
+"""Seconds in which a rank told of a fault may end by itself; for longer, a failing rank 0 keeps the store up."""
 
 
 class SharedFault(MusterError):
@@ -87,7 +87,12 @@ class Watch:
         except dist.DistError:
             return  # the store is gone, and with it the means to know
         if text:
-            end_soon(json.loads(text)["code"])
+            fault = Fault(**json.loads(text))
+            end_soon(fault.code, GRACE_S, lambda: self._say(fault))
+
+    def _say(self, fault: Fault) -> None:
+        print(f"rank {self.world.rank} on {self.world.host} ends: {fault}", file=sys.stderr)
+        leave(self.world, failed=True, main=False)
 
     def close(self) -> None:
         """Ends the thread: it must not be inside torch when the interpreter ends."""
@@ -101,58 +106,51 @@ class Watch:
         self.thread.join(GRACE_S)
 
 
-def publish(world: World, code: int, wrong: str) -> None:
-    """Tells all ranks that this one fails; the first to fail is the one that counts."""
+def publish(world: World, code: int, wrong: str) -> Fault:
+    """Tells all ranks that this one fails; returns the fault that counts, which is the first that was told.
+
+    A rank that fails of its own tells so before its connections close. So an error that other ranks get from those
+    connections always comes second, and is known for an echo.
+    """
+    own = Fault(world.rank, world.host, code, wrong)
     if world.store is None:
-        return
-    fault = json.dumps({"rank": world.rank, "host": world.host, "code": code, "wrong": wrong})
+        return own
+    text = json.dumps(asdict(own))
     try:
-        if world.store.compare_set("fault", "", fault).decode() != fault:
-            return
+        first = world.store.compare_set("fault", "", text).decode()
+        if first != text:
+            return Fault(**json.loads(first))
         for rank in range(world.world_size):
             if rank != world.rank:
-                world.store.set(f"end/{rank}", fault)
+                world.store.set(f"end/{rank}", text)
     except dist.DistError:
         pass  # the store went down with its rank: the others have noticed
+    return own
 
 
-def find(world: World, limit_s: float = GRACE_S) -> Fault | None:
-    """The fault of another rank, waiting `limit_s` for it, if one was published."""
-    if world.store is None:
-        return None
-    try:
-        world.store.wait(["fault"], timedelta(seconds=limit_s))
-        fault = Fault(**json.loads(world.store.get("fault")))
-    except dist.DistError:
-        return None
-    return None if fault.rank == world.rank else fault
-
-
-def leave(world: World, *, failed: bool) -> None:
-    """Returns when this rank may exit: rank 0, which may hold the store, only after the others."""
+def leave(world: World, *, failed: bool, main: bool) -> None:
+    """Returns when this rank may exit: the `main` one, which may hold the store, only after the others."""
     if world.store is None:
         return
     try:
         world.store.set(f"left/{world.rank}", "")
-        if world.main:
-            others = [f"left/{rank}" for rank in range(1, world.world_size)]
-            world.store.wait(others, timedelta(seconds=GRACE_S if failed else world.timeout_s))
+        if main:
+            others = [f"left/{rank}" for rank in range(world.world_size) if rank != world.rank]
+            world.store.wait(others, timedelta(seconds=2 * GRACE_S if failed else world.timeout_s))
     except dist.DistError:
         pass
 
 
-def end_soon(code: int) -> None:
-    """Ends this process with `code` after GRACE_S, should it not have ended by then."""
+def end_soon(code: int, limit_s: float, before: Callable[[], None] | None = None) -> None:
+    """Ends this process with `code` after `limit_s`, should it not have ended by then; calls `before` first."""
 
     def end() -> None:
+        if before is not None:
+            before()
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
-    timer = threading.Timer(GRACE_S, end)
+    timer = threading.Timer(limit_s, end)
     timer.daemon = True
     timer.start()
-
-
-def code_of(error: BaseException) -> int:
-    """The exit code that `error` asks for."""
-    return error.code if isinstance(error, MusterError) else FAILED

@@ -4,34 +4,62 @@ import os
 import sys
 import traceback
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from train import faults
-from train.errors import MusterError
+from train.errors import FAILED, MusterError
 from train.faults import SharedFault, agree
 from train.options import Options
 from train.run import run
 from train.world import World, close_group, connect, device_for, open_group, read_environment
 
+INTERRUPTED = 130
 DEBUG = bool(os.environ.get("MUSTER_DEBUG"))
 
 
-def join(options: Options) -> tuple[World, faults.Watch]:
-    """This process's world, all ranks met and told apart, its process group up, and its watch."""
-    world = read_environment(os.environ, options.timeout_s)
-    store = connect(world)
-    world = replace(world, store=None if store is None else PrefixStore("muster", store))
-    watch = faults.Watch(world)
-    try:
-        world = meet(world, options)
-    except BaseException as error:
-        end(world, watch, error)
-        raise
-    return world, watch
+@dataclass
+class Process:
+    """This process's place in the world, as far as it has got."""
+
+    world: World | None = None
+    watch: faults.Watch | None = None
+
+    def train(self, strategy: str, options: Options) -> None:
+        """One rank's run: joins the others, trains."""
+        self.world = read_environment(os.environ, options.timeout_s)
+        store = connect(self.world)
+        self.world = replace(self.world, store=None if store is None else PrefixStore("muster", store))
+        self.watch = faults.Watch(self.world)
+        self.world = meet(self.world, options)
+        run(strategy, options, self.world)
+
+    def answer(self, error: BaseException) -> int:
+        """Says what happened, to the user and to the other ranks; returns the exit code."""
+        code = error.code if isinstance(error, MusterError) else FAILED
+        if isinstance(error, KeyboardInterrupt):
+            code = INTERRUPTED
+        if self.world is not None and not isinstance(error, SharedFault):
+            fault = faults.publish(self.world, code, str(error).partition("\n")[0] or type(error).__name__)
+            if fault.rank != self.world.rank and not DEBUG:
+                print(f"rank {self.world.rank} on {self.world.host} ends: {fault}", file=sys.stderr, flush=True)
+                return fault.code
+        if DEBUG or not isinstance(error, MusterError | KeyboardInterrupt):
+            traceback.print_exception(error)
+        elif not isinstance(error, SharedFault) or self.world is None or self.world.main:
+            print(error, file=sys.stderr, flush=True)
+        return code
+
+    def leave(self, *, failed: bool) -> None:
+        """Takes this rank out of the world, in the order that lets the others hear of it."""
+        close_group()
+        if self.watch is not None:
+            self.watch.close()
+        if self.world is not None:
+            faults.leave(self.world, failed=failed, main=self.world.main)
 
 
 def meet(world: World, options: Options) -> World:
@@ -55,46 +83,17 @@ def meet(world: World, options: Options) -> World:
     return world
 
 
-def end(world: World, watch: faults.Watch, error: BaseException | None) -> None:
-    """Tells the others of `error`, if it is one, and takes this rank out of the world."""
-    if error is not None:
-        faults.end_soon(faults.code_of(error))
-        if not isinstance(error, SharedFault):
-            faults.publish(world, faults.code_of(error), str(error).partition("\n")[0] or type(error).__name__)
-    close_group()
-    watch.close()
-    faults.leave(world, failed=error is not None)
-
-
-def train(strategy: str, options: Options) -> None:
-    """One rank's run; an error of one rank ends all."""
-    world, watch = join(options)
-    try:
-        run(strategy, options, world)
-    except BaseException as error:
-        # An error that is no message of ours may be the echo of another rank's end: a collective that broke.
-        fault = None if isinstance(error, MusterError) else faults.find(world)
-        end(world, watch, error)
-        if fault is not None and not DEBUG:
-            print(f"rank {world.rank} on {world.host} ends: {fault}", file=sys.stderr)
-            raise SystemExit(fault.code) from None
-        raise
-    end(world, watch, None)
-
-
-@record
 def run_process(strategy: str, options: Options) -> None:
-    """Runs `train`, and answers what it raises by three lines and an exit code, or by a traceback."""
+    """Trains on this rank; what goes wrong becomes three lines, or a traceback, and an exit code."""
     if not DEBUG:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(vision)?\.")
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch(vision)?\.")
+    process, code = Process(), 0
     try:
-        train(strategy, options)
-    except MusterError as error:
-        if DEBUG:
-            traceback.print_exc()
-        elif not isinstance(error, SharedFault) or int(os.environ.get("RANK", "0")) == 0:
-            print(error, file=sys.stderr, flush=True)
-        raise SystemExit(error.code) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        record(process.train)(strategy, options)  # so that torchrun's summary names the error
+    except BaseException as error:
+        code = process.answer(error)
+        faults.end_soon(code, 4 * faults.GRACE_S)
+    process.leave(failed=code != 0)
+    if code:
+        raise SystemExit(code)

@@ -122,7 +122,7 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
     folder, path = world.gather(told)[0]
 
     def others() -> Run:
-        return own or Run(Path(folder), path and Path(path), checkpoint.load(Path(path)) if path else None)
+        return own or Run(Path(folder), path and Path(path), checkpoint.load(Path(path), check=False) if path else None)
 
     return agree(world, others)
 

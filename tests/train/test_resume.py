@@ -1,0 +1,112 @@
+"""A run that was stopped and continued ends with the same bits as one that never stopped."""
+
+import json
+
+import pytest
+import torch
+
+from train import checkpoint
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def images(make_images, tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("data") / "images", per_class=20)
+
+
+@pytest.fixture(scope="module")
+def common(images):
+    # Dropout, batch normalisation and augmentation: all that draws random numbers or keeps statistics.
+    return [
+        *("--model=mobilenet_v3_small", f"--data=imagefolder:{images}", "--image-size=32", "--batch-size=4"),
+        *("--no-bf16", "--warmup-steps=0", "--lr=0.02", "--keep-checkpoints=9"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def straight(train, common, tmp_path_factory):
+    """The folder of 4 epochs without a stop, at world 2, read by the trainers themselves."""
+    runs = tmp_path_factory.mktemp("straight")
+    train(["ddp", *common, "--epochs=4", "--name=run", f"--runs-dir={runs}"], 2, ok=True)
+    return runs / "run"
+
+
+def assert_same_bits(one, other):
+    """That two runs ended with equal weights, statistics and momenta."""
+    first, second = (checkpoint.load_newest(run)[1] for run in (one, other))
+    assert first["progress"]["step"] == second["progress"]["step"]
+    for key, tensor in first["model_state"].items():
+        assert torch.equal(tensor, second["model_state"][key]), key
+    for index, state in first["optimizer_state"]["state"].items():
+        assert torch.equal(state["momentum_buffer"], second["optimizer_state"]["state"][index]["momentum_buffer"])
+
+    def results(state):
+        return [{**record, "seconds": 0} for record in state["progress"]["history"]]
+
+    assert results(first) == results(second)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_stopped_after_two_epochs(train, common, straight, tmp_path, num_workers):
+    workers = [f"--train-num-workers={num_workers}", f"--valid-num-workers={num_workers}"]
+    argv = ["ddp", *common, *workers, "--name=run", f"--runs-dir={tmp_path}"]
+    train([*argv, "--epochs=2"], 2, ok=True)
+    resumed = train([*argv, "--epochs=4", "--resume"], 2, ok=True)
+    assert "note:" not in resumed[0].out
+    assert_same_bits(straight, tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [record["epoch"] for record in summary["epochs"]] == [1, 2, 3, 4]
+    assert summary["resumed_from"].endswith("step-00000008.pt")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines if line["kind"] == "epoch"] == [1, 2, 3, 4]
+
+
+def test_stopped_in_the_middle_of_an_epoch(train, common, straight, tmp_path):
+    argv = ["ddp", *common, "--epochs=4", "--name=run", f"--runs-dir={tmp_path}"]
+    train([*argv, "--max-steps=6"], 2, ok=True)
+    train([*argv, "--resume"], 2, ok=True)
+    # Validation in the middle averages the statistics of batch normalisation, and the weights don't depend on them.
+    first, second = (checkpoint.load_newest(run)[1]["model_state"] for run in (straight, tmp_path / "run"))
+    for key, tensor in first.items():
+        if "running" not in key:
+            assert torch.equal(tensor, second[key]), key
+
+
+def test_a_complete_run_says_so(train, common, straight):
+    before = (straight / "summary.json").read_text()
+    ended = train(["ddp", *common, "--epochs=4", "--resume", "--name=run", f"--runs-dir={straight.parent}"], 2, ok=True)
+    assert "complete already (4 epochs" in ended[0].out
+    assert ended[1].out == ""
+    assert (straight / "summary.json").read_text() == before
+
+
+def test_damage_and_change_are_told(train, common, straight, tmp_path):
+    copy = tmp_path / "run"
+    (copy / "checkpoints").mkdir(parents=True)
+    for path in (straight / "checkpoints").iterdir():
+        (copy / "checkpoints" / path.name).write_bytes(path.read_bytes())
+    newest = copy / "checkpoints" / "step-00000016.pt"
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    argv = ["single", *common, "--epochs=4", "--name=run", f"--runs-dir={tmp_path}", "--resume"]
+    [ended] = train([*argv, "--lr=0.01"], ok=True)
+    notes = [line for line in ended.out.splitlines() if line.startswith("note: ")]
+    assert "step-00000016.pt is passed over" in notes[0]
+    assert "lr 0.02 -> 0.01, world_size 2 -> 1" in notes[1]
+    assert len(notes) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("--model=mobilenet_v3_large", ("mobilenet_v3_small", "mobilenet_v3_large")),
+        ("--data=digits", ("num classes: 2", "10")),
+        ("--optimizer=adamw", ("sgd", "adamw")),
+    ],
+)
+def test_a_checkpoint_of_something_else(train, common, straight, tmp_path, change, words):
+    ended = train(["ddp", *common, change, f"--resume={straight}", f"--runs-dir={tmp_path}", "--name=new"], 2)
+    assert [rank.code for rank in ended] == [2, 2]
+    assert all(word in ended[0].err for word in words)
+    assert len(ended[0].err.splitlines()) == 3
+    assert ended[1].err == ""
