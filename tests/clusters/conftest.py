@@ -1,4 +1,7 @@
-"""Clusters for every test below this folder; what they offer is told in `slurm.SlurmCluster` and `hosts.Hosts`."""
+"""Clusters for every test below this folder.
+
+What they offer is told in `slurm.SlurmCluster`, `grid_engine.GridEngineCluster`, `mpi.MpiHosts` and `hosts.Hosts`.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -6,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.clusters.requirements import SLURM_PROGRAMS, require_namespaces, require_programs
+from tests.clusters.grid_engine import GridEngineCluster
+from tests.clusters.mpi import MpiHosts
+from tests.clusters.requirements import (
+    GRID_ENGINE_PROGRAMS,
+    MPI_PROGRAMS,
+    SLURM_PROGRAMS,
+    require_namespaces,
+    require_programs,
+)
 from tests.clusters.slurm import SlurmCluster
 
 NAMES = ("node01", "node02", "node03")
@@ -40,6 +51,64 @@ def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
         yield start
 
 
+@pytest.fixture(scope="session")
+def grid_engine2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GridEngineCluster]:
+    """node01 and node02 with 4 slots and 2 counted GPUs each, shared by all tests of the session."""
+    _require_grid_engine()
+    with GridEngineCluster(tmp_path_factory.mktemp("grid_engine2"), NAMES[:2], gpus=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def grid_engine_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., GridEngineCluster]]:
+    """Starts a cluster of this test's own: `grid_engine_cluster(["a", "b"], slots=2)`, as `GridEngineCluster`."""
+    _require_grid_engine()
+    with contextlib.ExitStack() as running:
+
+        def start(nodes: Sequence[str], **options: Any) -> GridEngineCluster:
+            folder = tmp_path_factory.mktemp("grid_engine")
+            return running.enter_context(GridEngineCluster(folder, nodes, **options))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def mpi_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MpiHosts]:
+    """node01 and node02 with ssh between them and no scheduler, shared by all tests of the session."""
+    _require_mpi()
+    with MpiHosts(tmp_path_factory.mktemp("mpi_hosts"), NAMES[:2]) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def mpi_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., MpiHosts]]:
+    """Starts hosts of this test's own: `mpi_cluster(["a", "b"])`; options of `MpiHosts`."""
+    _require_mpi()
+    with contextlib.ExitStack() as running:
+
+        def start(names: Sequence[str], **options: Any) -> MpiHosts:
+            return running.enter_context(MpiHosts(tmp_path_factory.mktemp("mpi"), names, **options))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def mpi_in_slurm(slurm2: SlurmCluster) -> SlurmCluster:
+    """The cluster of `slurm2`, for MPI launchers inside its allocations."""
+    _require_mpi()
+    return slurm2
+
+
 def _require_slurm() -> None:
     require_programs(*SLURM_PROGRAMS)
+    require_namespaces()
+
+
+def _require_grid_engine() -> None:
+    require_programs(*GRID_ENGINE_PROGRAMS)
+    require_namespaces()
+
+
+def _require_mpi() -> None:
+    require_programs(*MPI_PROGRAMS)
     require_namespaces()

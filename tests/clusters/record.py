@@ -4,34 +4,18 @@ Run it as root from the repository: `python -m tests.clusters.record`. Only vari
 are kept, so no path and nothing private of the machine gets in.
 """
 
-import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.clusters.recording import RECORDINGS, Scenario, prepared, write
 from tests.clusters.requirements import program
 from tests.clusters.slurm import SlurmCluster
 
-FOLDER = Path(__file__).parents[1] / "recordings" / "slurm_own"
+FOLDER = RECORDINGS / "slurm_own"
 KEPT = ("SLURM_", "SLURMD_", "CUDA_VISIBLE_DEVICES", "HOSTNAME")
-
-# Every process writes one file, named after the host and the rank that it sees; a shell without a rank is "x".
-DUMP = """#!/bin/sh
-env > "$1/$(hostname).${SLURM_PROCID:-x}.seen"
-"""
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """One way to start processes; `script` is shell, and DUMP in it stands for the program that is recorded."""
-
-    name: str
-    title: str
-    script: str
-
 
 SCENARIOS = [
     Scenario("salloc_shell", "the command of salloc itself", "salloc -N2 DUMP"),
@@ -100,33 +84,20 @@ SCENARIOS = [
 
 def record(cluster: SlurmCluster, scenario: Scenario, version: str) -> list[Path]:
     """The files written for one scenario."""
-    seen = cluster.workdir / "seen" / scenario.name
-    seen.mkdir(parents=True)
-    dump = cluster.workdir / "dump.sh"
-    dump.write_text(DUMP)
-    dump.chmod(0o755)
-    script = scenario.script.replace("DUMP", shlex.join([str(dump), str(seen)]))
     # From /run, so that SLURM_SUBMIT_DIR is a folder that any machine has.
-    done = cluster.run("sh", "-ec", script, cwd=Path("/run"), check=True)
+    done = cluster.run("sh", "-ec", prepared(scenario, cluster.workdir), cwd=Path("/run"), check=True)
     print(f"{scenario.name}: {done.stdout}{done.stderr}", file=sys.stderr)
-    written = []
-    for path in sorted(seen.iterdir()):
-        host, rank, _ = path.name.rsplit(".", 2)
-        lines = sorted(line for line in path.read_text().splitlines() if line.startswith(KEPT))
-        private = [line for line in lines if str(cluster.workdir) in line]
-        if private:
-            raise RuntimeError(f"{scenario.name} would publish a path of this machine: {private}")
-        process = "the shell of the allocation" if rank == "x" else f"task {rank}"
-        head = f"# source: {version}, {scenario.title} [{scenario.name}]\n# process: {process}\n# host: {host}\n"
-        target = FOLDER / f"{scenario.name}.{host}.{rank}.env"
-        target.write_text(head + "".join(f"{line}\n" for line in lines))
-        written.append(target)
-    return written
+    return write(FOLDER, scenario, version, cluster.workdir, KEPT)
+
+
+def slurm_version() -> str:
+    """Name and version of the installed Slurm, like `Slurm 22.05.8`."""
+    said = subprocess.run([program("slurmctld"), "-V"], capture_output=True, text=True, check=True, timeout=30).stdout
+    return said.strip().replace("slurm-wlm", "Slurm")
 
 
 def main() -> None:
     """Writes the recordings of all scenarios anew."""
-    version = subprocess.run([program("slurmctld"), "-V"], capture_output=True, text=True, check=True).stdout
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     with (
@@ -134,7 +105,7 @@ def main() -> None:
         SlurmCluster(Path(folder), ["node01", "node02", "node03"], gpus=2) as cluster,
     ):
         for scenario in SCENARIOS:
-            for path in record(cluster, scenario, version.strip().replace("slurm-wlm", "Slurm")):
+            for path in record(cluster, scenario, slurm_version()):
                 print(path.relative_to(FOLDER))
 
 

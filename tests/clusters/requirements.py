@@ -13,23 +13,35 @@ PACKAGES_FILE = Path(__file__).with_name("packages.txt")
 
 PACKAGE_OF = {
     "ip": "iproute2",
+    "mpiexec.hydra": "mpich",
+    "mpirun.openmpi": "openmpi-bin",
     "munged": "munge",
     "nsenter": "util-linux",
     "ps": "procps",
+    "qrsh": "gridengine-client",
+    "qstat": "gridengine-client",
+    "qsub": "gridengine-client",
     "salloc": "slurm-client",
     "sbatch": "slurm-client",
     "scontrol": "slurm-client",
     "setpriv": "util-linux",
     "setsid": "util-linux",
+    "sge_execd": "gridengine-exec",
+    "sge_qmaster": "gridengine-master",
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
     "srun": "slurm-client",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "sshd": "openssh-server",
     "unshare": "util-linux",
 }
 """Program to Debian package; the packages are those of packages.txt."""
 
 HOSTS_PROGRAMS = ("ip", "nsenter", "ps", "setpriv", "setsid", "unshare")
 SLURM_PROGRAMS = (*HOSTS_PROGRAMS, "munged", "salloc", "sbatch", "scontrol", "slurmctld", "slurmd", "srun")
+GRID_ENGINE_PROGRAMS = (*HOSTS_PROGRAMS, "qrsh", "qstat", "qsub", "sge_execd", "sge_qmaster")
+MPI_PROGRAMS = (*HOSTS_PROGRAMS, "mpiexec.hydra", "mpirun.openmpi", "ssh", "ssh-keygen", "sshd")
 
 # Daemons live in sbin, which is not on every user's PATH.
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])

@@ -1,0 +1,21 @@
+"""The accounts that fake hosts know: the machine's, with a home folder of the cluster's for root."""
+
+import pwd
+from pathlib import Path
+
+
+def write_accounts(folder: Path, home: Path) -> dict[Path, Path]:
+    """Binds for `Hosts`, by which whatever logs in as root is at `home` and leaves nothing in the machine's own.
+
+    Some programs, ssh and Grid Engine among them, ask for the account's home and not for HOME.
+    """
+    passwd, shadow = folder / "passwd", folder / "shadow"
+    accounts = [
+        account if account.pw_name != "root" else pwd.struct_passwd((*account[:5], str(home), account.pw_shell))
+        for account in pwd.getpwall()
+    ]
+    passwd.write_text("".join(":".join(map(str, account)) + "\n" for account in accounts))
+    # No password, but not locked: many machines lock root, and sshd then refuses a key, too.
+    shadow.touch(mode=0o600)
+    shadow.write_text("".join(f"{account.pw_name}:*:20000:0:99999:7:::\n" for account in accounts))
+    return {passwd: Path("/etc/passwd"), shadow: Path("/etc/shadow")}
