@@ -9,8 +9,7 @@ import os
 import runpy
 import sys
 
-import torch.multiprocessing as mp
-from torch.multiprocessing.spawn import ProcessExitedException
+from torch.multiprocessing.spawn import ProcessExitedException, spawn  # pyright: ignore[reportUnknownVariableType]
 
 FAILED, USER_MUST_CHANGE, PREEMPTED = 1, 2, 75
 
@@ -41,7 +40,7 @@ def main() -> int:
     """The exit code of this node's processes."""
     options = parse()
     try:
-        mp.spawn(run, args=(options,), nprocs=options.nproc_per_node)
+        spawn(run, args=(options,), nprocs=options.nproc_per_node)
     except ProcessExitedException as error:
         return error.exit_code if error.exit_code in (USER_MUST_CHANGE, PREEMPTED) else FAILED
     return 0

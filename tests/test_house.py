@@ -38,13 +38,15 @@ def test_the_entrypoint_knows_of_the_trainer_only_its_options_and_errors() -> No
         assert not {name for name in of_train if not allowed.fullmatch(name)}, path
 
 
-def test_torch_is_loaded_by_the_agent_alone_and_nothing_loads_the_agent() -> None:
-    heavy = {"torch", "numpy", "torchvision"}
+def test_torch_is_loaded_only_by_what_is_execd_and_nothing_loads_that() -> None:
+    heavy, execd = {"torch", "numpy", "torchvision"}, {"agent", "spawn"}
     for path in sources("entrypoint"):
-        if path.name != "agent.py":
-            names = imported(path)
-            assert not {name for name in names if name.split(".")[0] in heavy}, path
-            assert "entrypoint.agent" not in names, path
+        roots = {name.split(".")[0] for name in imported(path)}
+        if path.stem in execd:
+            assert not roots & {"entrypoint", "train"}, path
+        else:
+            assert not roots & heavy, path
+            assert not imported(path) & {f"entrypoint.{name}" for name in execd}, path
 
 
 @pytest.mark.parametrize("name", ["options.py", "errors.py"])
