@@ -17,11 +17,14 @@ class Hosts:
         scheduler: its name, as users say it.
         job_id: the job's id as the scheduler prints it; None without a scheduler.
         attempt: how often the job was started before: 0 on the first run.
-        hosts: the job's nodes in the scheduler's order; empty where only their number is known.
-        num_nodes: how many there are.
+        hosts: the job's nodes in the scheduler's order; empty where they are not known.
+        num_nodes: how many there are; None where nothing tells.
         gpus_on_node: GPUs that the scheduler says this node has for the job; None where it doesn't say.
         cpus_on_node: likewise CPUs.
-        launch: how a command is started once on each node, as words before it; empty where there is no such way.
+        launch: the line that starts a command once on each node, with `{command}` in the command's place.
+        is_shared: whether all the job's nodes see this list of hosts.
+        slots: how many processes the scheduler planned for each host; empty where it doesn't say.
+        problem: why the hosts are not known, to be raised where they are needed.
         sources: for each of the fields above, the variable it came from, with its value.
     """
 
@@ -29,10 +32,13 @@ class Hosts:
     job_id: str | None
     attempt: int
     hosts: tuple[str, ...]
-    num_nodes: int
+    num_nodes: int | None
     gpus_on_node: int | None = None
     cpus_on_node: int | None = None
-    launch: tuple[str, ...] = ()
+    launch: str = "{command}"
+    is_shared: bool = True
+    slots: tuple[int, ...] = ()
+    problem: MusterError | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -48,6 +54,8 @@ class Task:
         tasks_per_node: how many processes it started on each node, by node rank.
         hosts: the launch's nodes where it knows them, else empty: then they are the scheduler's.
         step: tells several launches of one job apart; 0 where there is but one.
+        job_id: the launch's own id, for where there is no scheduler to give one.
+        notes: what was taken for granted: one line each.
         sources: for each of the fields above, the variable it came from, with its value.
     """
 
@@ -58,7 +66,27 @@ class Task:
     tasks_per_node: tuple[int, ...]
     hosts: tuple[str, ...] = ()
     step: int = 0
+    job_id: str | None = None
+    notes: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def tasks_on_node(self) -> int:
+        """How many processes the launcher started on this node."""
+        return self.tasks_per_node[self.node_rank]
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A detector's answer: its variables are there, but were made for another process.
+
+    Attributes:
+        reason: the variable that tells, with its value.
+        is_stale: whether they are certainly left over from elsewhere; else they are only not to be relied on.
+    """
+
+    reason: str
+    is_stale: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +100,9 @@ class Allocation:
         ranks_per_node: how many ranks each node runs, by node rank.
         hosts: empty where only their number is known.
         sources: the variable or option that gave each value.
+        gpus_seen: how many GPUs this process may use.
         notes: one line for each thing that the user should know before the start.
+        rejected: one line for each scheduler and launcher whose variables are there too, with why it lost.
     """
 
     scheduler: str
@@ -90,7 +120,9 @@ class Allocation:
     mode: Mode
     cpus_on_node: int | None
     sources: Mapping[str, str]
+    gpus_seen: int = 0
     notes: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for holds, rule in (

@@ -9,6 +9,7 @@ Why this is not a library: docs/decisions/hostlists.md.
 """
 
 import re
+from collections.abc import Sequence
 from itertools import product
 
 MAX_HOSTS = 200_000
@@ -31,6 +32,33 @@ def expand(text: str) -> tuple[str, ...]:
     if not hosts:
         raise HostListError("it is empty")
     return tuple(hosts)
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` can be the name of a host."""
+    return _NAME.fullmatch(text) is not None
+
+
+def short(host: str) -> str:
+    """`host` without its domain, in lower case; an address as it is."""
+    return host.lower() if re.fullmatch(r"[0-9.]+|.*:.*", host) else host.lower().partition(".")[0]
+
+
+def index_of(hosts: Sequence[str], host: str | None) -> int | None:
+    """The place of `host` in `hosts`, its domain and case aside; None where it is not among them.
+
+    Raises:
+        HostListError: it could be several of them.
+    """
+    if host is None:
+        return None
+    if host in hosts:
+        return hosts.index(host)
+    name = short(host)
+    places = [place for place, other in enumerate(hosts) if short(other) == name]
+    if len(places) > 1:
+        raise HostListError(f"{host} could be {hosts[places[0]]} or {hosts[places[1]]}")
+    return places[0] if places else None
 
 
 def _split(text: str) -> list[str]:

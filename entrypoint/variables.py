@@ -1,13 +1,19 @@
-"""Reading a number or a list out of a variable, with an error that names the variable."""
+"""Reading a number, a list or a file out of a variable, with an error that names the variable."""
 
 import re
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from entrypoint import hostlist
+from entrypoint.environment import Environment
 from train.errors import MusterError
 
 T = TypeVar("T")
+
+# Far above the list of any job, and far below what would hurt.
+MAX_FILE_BYTES = 64 << 20
 
 
 def number(env: Mapping[str, str], name: str, fix: str) -> int:
@@ -40,6 +46,81 @@ def counts(env: Mapping[str, str], name: str, fix: str) -> tuple[int, ...]:
         MusterError: it is missing, empty, or no list of counts.
     """
     return _expanded(env, name, fix, "a list of counts", hostlist.expand_counts)
+
+
+def optional(env: Mapping[str, str], name: str, fix: str) -> int | None:
+    """The value of the variable `name`, a whole number of 0 or more, or None without it.
+
+    Raises:
+        MusterError: it is something else.
+    """
+    return number(env, name, fix) if name in env else None
+
+
+def seen(env: Mapping[str, str], *names: str) -> str:
+    """`NAME=VALUE` for each of `names` that there is."""
+    return " ".join(f"{name}={env[name][:200]}" for name in names if name in env)
+
+
+def own_index(hosts: Sequence[str], env: Environment, source: str, fix: str) -> int | None:
+    """The place of this process's host in `hosts`, or None where it is not among them.
+
+    Raises:
+        MusterError: it could be several of them.
+    """
+    try:
+        return hostlist.index_of(hosts, env.host)
+    except hostlist.HostListError as reason:
+        raise MusterError(f"which of the nodes this one is can't be told: {reason}", seen=source, fix=fix) from None
+
+
+def text_file(env: Environment, name: str, fix: str) -> str:
+    """The content of the file that the variable `name` names.
+
+    Raises:
+        MusterError: it can't be seen from here, with the options that show it to a container, or `fix`.
+    """
+    if not env.is_live:
+        if name not in env.files:
+            raise _hidden(env, name, "it is not in the recording", fix)
+        return env.files[name]
+    try:
+        return _read(Path(env[name])).decode()
+    except (OSError, ValueError) as reason:
+        raise _hidden(env, name, str(reason), fix) from None
+
+
+def binary_file(env: Environment, name: str, fix: str) -> bytes:
+    """The content of the file that the variable `name` names; in a recording it is written in hexadecimal digits.
+
+    Raises:
+        MusterError: it can't be seen from here, with the options that show it to a container, or `fix`.
+    """
+    try:
+        if env.is_live:
+            return _read(Path(env[name]))
+        if name not in env.files:
+            raise OSError("it is not in the recording")
+        return bytes.fromhex(env.files[name])
+    except (OSError, ValueError) as reason:
+        raise _hidden(env, name, str(reason), fix) from None
+
+
+def _read(path: Path) -> bytes:
+    if not path.is_file():
+        raise FileNotFoundError("no such file")
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise OSError(f"larger than {MAX_FILE_BYTES} bytes")
+    return path.read_bytes()
+
+
+def _hidden(env: Mapping[str, str], name: str, why: str, fix: str) -> MusterError:
+    path = shlex.quote(env[name])
+    return MusterError(
+        f"the file that {name} names can't be read here: {why}",
+        seen=f"{name}={env[name][:400]}",
+        fix=f"in a container: apptainer exec --bind {path}, docker run -v {path}:{path}:ro; or {fix}",
+    )
 
 
 def _expanded(env: Mapping[str, str], name: str, fix: str, kind: str, expand: Callable[[str], T]) -> T:

@@ -1,25 +1,139 @@
-"""Who started this process. A launcher is one module with `detect(env) -> Task | None`.
+"""Who started this process. A launcher is one module with `detect(env, job) -> Task | Rejected | None`.
 
-`None` means "not mine"; present but broken raises. To add one: a module, its line below, a recording with its test.
+`None` means "not mine"; present but broken raises; `Rejected` means that its variables were made for another process.
+To add one: a module, its line below, a recording with its test.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from entrypoint.allocation import Task
-from entrypoint.launchers import srun
+from entrypoint.allocation import Hosts, Rejected, Task
+from entrypoint.environment import Environment
+from entrypoint.launchers import (
+    blaunch,
+    flux,
+    hydra,
+    jsrun,
+    kubernetes,
+    manual,
+    mvapich,
+    openmpi,
+    pals,
+    pbsdsh,
+    qrsh,
+    srun,
+)
+from train.errors import MusterError
 
-# The innermost launcher comes first: it is the one that knows this process.
-DETECTORS: tuple[Callable[[Mapping[str, str]], Task | None], ...] = (srun.detect,)
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher.
+
+    Attributes:
+        name: as users say it.
+        detect: which of its processes an environment belongs to.
+        scheduler: the one it belongs to; None where it works under any.
+    """
+
+    name: str
+    detect: Callable[[Environment, Hosts | None], Task | Rejected | None]
+    scheduler: str | None = None
 
 
-def detect(env: Mapping[str, str]) -> Task | None:
-    """Which task of which launcher this process is, or None where nothing started it as one of several.
+# The innermost launcher comes first: it is the one that knows this process. Those after it may have started its daemon,
+# and their variables then describe that: mpirun starts its daemons by srun, pbs_tmrsh, blaunch or qrsh, and Flux is
+# started by any of them. Hydra comes before srun for the same reason; that srun sets PMI_RANK too, hydra.py knows.
+DETECTORS: tuple[Launcher, ...] = (
+    Launcher("pals", pals.detect),
+    Launcher("flux", flux.detect, "flux"),
+    Launcher("openmpi", openmpi.detect),
+    Launcher("jsrun", jsrun.detect, "lsf"),
+    Launcher("hydra", hydra.detect),
+    Launcher("mvapich", mvapich.detect),
+    Launcher("srun", srun.detect, "slurm"),
+    Launcher("blaunch", blaunch.detect, "lsf"),
+    Launcher("pbsdsh", pbsdsh.detect, "pbs"),
+    Launcher("qrsh", qrsh.detect, "grid_engine"),
+    # A pod is a machine: what was started inside it knows more.
+    Launcher("kubernetes", kubernetes.detect, "kubernetes"),
+    Launcher("manual", manual.detect),
+)
+
+
+def detect(env: Environment, job: Hosts | None) -> tuple[Task | None, tuple[str, ...]]:
+    """Which task of which launcher this process is, or None where nothing started it as one of several; and the losers.
 
     Raises:
-        MusterError: a launcher's variables are there, but broken.
+        MusterError: a launcher's variables are there, but broken; or two launchers disagree and neither can have
+            started the other.
     """
-    for detector in DETECTORS:
-        found = detector(env)
-        if found is not None:
-            return found
-    return None
+    winner: Task | None = None
+    rejected: list[str] = []
+    suspects: list[tuple[str, Rejected]] = []
+    for launcher in DETECTORS:
+        if winner is None and (job is None or launcher.scheduler in (None, job.scheduler)):
+            found = launcher.detect(env, job)
+            winner = found if isinstance(found, Task) else None
+        else:
+            found = _loser(launcher, env, job)
+            if isinstance(found, Task):
+                found = _beside(winner, found) if winner else None
+            if isinstance(found, MusterError):
+                found = Rejected(found.wrong)
+        if isinstance(found, Rejected):
+            rejected.append(f"{launcher.name}: {found.reason}")
+            suspects.append((launcher.name, found))
+    if winner is None:
+        _check_suspects(suspects, env, job)
+    return winner, tuple(rejected)
+
+
+def _loser(launcher: Launcher, env: Environment, job: Hosts | None) -> Task | Rejected | MusterError | None:
+    """What a launcher says that comes after the one that was found, or that another scheduler's job can't have."""
+    foreign = job is not None and launcher.scheduler not in (None, job.scheduler)
+    try:
+        found = launcher.detect(env, None if foreign else job)
+    except MusterError as error:
+        found = error
+    if foreign and isinstance(found, (Task, MusterError)):
+        return Rejected(
+            f"belongs to {launcher.scheduler}, and this is a job of {job.scheduler if job else 'none'}", True
+        )
+    return found
+
+
+def _beside(winner: Task, outer: Task) -> Rejected | None:
+    """Why `outer` is not this process's launcher, though its variables are whole.
+
+    Raises:
+        MusterError: it started several tasks on this node, so it can't have started the winner's daemon here.
+    """
+    place = (outer.node_rank, outer.local_rank, outer.rank, outer.tasks_per_node)
+    if place == (winner.node_rank, winner.local_rank, winner.rank, winner.tasks_per_node):
+        return Rejected("it says the same")
+    if max(outer.tasks_per_node) == 1:
+        return Rejected(f"{outer.sources['launcher']} is that of the daemon that started this process")
+    raise MusterError(
+        f"two launchers disagree on which process this is: {winner.launcher} says {winner.rank} of "
+        f"{sum(winner.tasks_per_node)}, {outer.launcher} says {outer.rank} of {sum(outer.tasks_per_node)}",
+        seen=f"{winner.sources['launcher']}, {outer.sources['launcher']}",
+        fix="start the command by one of them; if the other's variables are left over from the shell that submitted "
+        "the job, submit without -V or --export=ALL, or unset them",
+    )
+
+
+def _check_suspects(suspects: list[tuple[str, Rejected]], env: Environment, job: Hosts | None) -> None:
+    """Returns if all variables of launchers are proven to be left over: else this could be one process of several.
+
+    Raises:
+        MusterError: one is not.
+    """
+    for name, found in suspects:
+        proven = found.is_stale and job is not None and bool(job.hosts)
+        if not proven:
+            raise MusterError(
+                f"the variables of {name} are here, but were made for another process",
+                seen=found.reason,
+                fix=f"start the command by {name} itself, or unset its variables",
+            )

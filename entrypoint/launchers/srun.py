@@ -9,7 +9,8 @@ Source: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
 from collections.abc import Mapping
 
 from entrypoint import variables
-from entrypoint.allocation import Task
+from entrypoint.allocation import Hosts, Task
+from entrypoint.environment import Environment
 from entrypoint.schedulers import slurm
 from train.errors import MusterError
 
@@ -20,8 +21,8 @@ FIX = "start the command by srun inside the job: `srun --ntasks-per-node=1 -n $S
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
 
 
-def detect(env: Mapping[str, str]) -> Task | None:
-    """The task of a step that this process is, or None outside a step.
+def detect(env: Environment, job: Hosts | None) -> Task | None:
+    """The task of a step that this process is, or None outside a step. The step tells all of it, the `job` nothing.
 
     Raises:
         MusterError: the step's variables are incomplete or contradict each other.
@@ -31,6 +32,7 @@ def detect(env: Mapping[str, str]) -> Task | None:
     step = variables.number(env, "SLURM_STEP_ID", FIX)
     if step >= _FIRST_RESERVED_STEP:
         return None
+    _check_step_is_of_this_job(env)
     hosts = _hosts(env)
     tasks_per_node = variables.counts(env, "SLURM_STEP_TASKS_PER_NODE", FIX)
     num_nodes = variables.number(env, "SLURM_STEP_NUM_NODES", FIX)
@@ -84,6 +86,16 @@ def detect(env: Mapping[str, str]) -> Task | None:
             "tasks_on_node": f"SLURM_STEP_TASKS_PER_NODE={env['SLURM_STEP_TASKS_PER_NODE']}",
         },
     )
+
+
+def _check_step_is_of_this_job(env: Mapping[str, str]) -> None:
+    # srun sets both to the same. sbatch sets the first anew, and leaves the second as the submitting shell had it.
+    if env.get("SLURM_TASKS_PER_NODE", env.get("SLURM_STEP_TASKS_PER_NODE")) != env.get("SLURM_STEP_TASKS_PER_NODE"):
+        raise MusterError(
+            "the SLURM_STEP_ variables are left over from a step inside of which this job was submitted",
+            seen=variables.seen(env, "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
+            fix=FIX,
+        )
 
 
 def _hosts(env: Mapping[str, str]) -> tuple[str, ...]:

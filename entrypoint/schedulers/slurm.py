@@ -34,8 +34,8 @@ def detect(env: Mapping[str, str]) -> Hosts | None:
         attempt=attempt,
         hosts=hosts,
         num_nodes=len(hosts),
-        gpus_on_node=_optional(env, "SLURM_GPUS_ON_NODE"),
-        cpus_on_node=_optional(env, "SLURM_CPUS_ON_NODE"),
+        gpus_on_node=variables.optional(env, "SLURM_GPUS_ON_NODE", FIX),
+        cpus_on_node=variables.optional(env, "SLURM_CPUS_ON_NODE", FIX),
         launch=_launch(env, len(hosts)),
         sources={
             "scheduler": f"SLURM_JOB_ID={job_id}",
@@ -86,14 +86,10 @@ def _job_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
     return hosts
 
 
-def _launch(env: Mapping[str, str], num_nodes: int) -> tuple[str, ...]:
+def _launch(env: Mapping[str, str], num_nodes: int) -> str:
     if "SLURM_HET_SIZE" in env:
         # Without it srun starts on the first group only.
         groups = f"--het-group=0-{variables.number(env, 'SLURM_HET_SIZE', FIX) - 1}"
-        return ("srun", groups, "--ntasks-per-node=1")
+        return f"srun {groups} --ntasks-per-node=1 {{command}}"
     # In a job of 4 tasks `--ntasks-per-node=1` alone is ignored with a warning: the count must go with it.
-    return ("srun", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1")
-
-
-def _optional(env: Mapping[str, str], name: str) -> int | None:
-    return variables.number(env, name, FIX) if name in env else None
+    return f"srun --nodes={num_nodes} --ntasks={num_nodes} --ntasks-per-node=1 {{command}}"

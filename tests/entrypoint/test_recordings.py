@@ -158,7 +158,7 @@ def test_host_list_that_cannot_be_read() -> None:
 
 def test_task_count_that_disagrees_with_the_list() -> None:
     with pytest.raises(MusterError, match="disagree on the number of nodes"):
-        detect(step(SLURM_STEP_TASKS_PER_NODE="1(x3)", SLURM_STEP_NUM_TASKS="3"))
+        detect(step(SLURM_STEP_TASKS_PER_NODE="1(x3)", SLURM_TASKS_PER_NODE="1(x3)", SLURM_STEP_NUM_TASKS="3"))
 
 
 def test_variables_of_another_node_are_noticed() -> None:
@@ -179,7 +179,8 @@ def test_cyclic_ranks_are_not_computed_from_the_node() -> None:
 
 def test_uneven_tasks_are_ranks_each() -> None:
     env = environment.load(FOLDER / "c_srun_N2_2per.node02.2.env")
-    uneven = {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_GTIDS": "2"}
+    uneven = {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_TASKS_PER_NODE": "2,1", "SLURM_STEP_NUM_TASKS": "3"}
+    uneven["SLURM_GTIDS"] = "2"
     found = detect(Environment({**env, **uneven}, host="node02"))
     assert (found.rank, found.world_size, found.ranks_per_node) == (2, 3, (2, 1))
 

@@ -1,0 +1,158 @@
+"""Kubernetes: the pods of a training job, one for each node. A pod alone is a machine without a scheduler.
+
+    Kubeflow Trainer, PyTorchJob   PET_NNODES=2 PET_NODE_RANK=1 PET_NPROC_PER_NODE=4 MASTER_ADDR=job-master-0
+    PyTorchJob before 1.7          RANK=1 WORLD_SIZE=2: they count pods, not processes
+    Volcano                        VC_WORKER_HOSTS=job-worker-0.job,job-worker-1.job VC_TASK_INDEX=1 (VK_TASK_INDEX)
+    indexed Job, JobSet            JOB_COMPLETION_INDEX=1; how many there are is not told
+
+Source: https://github.com/kubeflow/training-operator/blob/master/pkg/controller.v1/pytorch/envvar.go
+Source: https://github.com/volcano-sh/volcano/blob/master/docs/user-guide/how_to_use_svc_plugin.md
+Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
+"""
+
+import re
+from dataclasses import dataclass
+
+from entrypoint import hostlist, variables
+from entrypoint.allocation import Hosts
+from entrypoint.environment import Environment
+from train.errors import MusterError
+
+FIX = "on each pod: train ddp --nnodes PODS --node-rank INDEX --master-addr HOST, or --nnodes 1 for each pod alone"
+
+# All that tell this pod's place. Kubeflow Trainer sets several of them, and they agree.
+_RANKS = ("PET_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX")
+
+
+@dataclass(frozen=True)
+class Pods:
+    """The pods of a job.
+
+    Attributes:
+        num_pods: how many there are; None where nothing tells.
+        rank: which of them this is.
+        rank_source: the variable that says so.
+        hosts: their names; empty where unknown.
+        num_source: where `num_pods` comes from.
+        host_source: where `hosts` comes from.
+    """
+
+    num_pods: int | None
+    rank: int
+    rank_source: str
+    hosts: tuple[str, ...]
+    num_source: str
+    host_source: str
+
+
+def detect(env: Environment) -> Hosts | None:
+    """The job that this pod belongs to, or None outside Kubernetes and for a pod alone.
+
+    Raises:
+        MusterError: the variables of the pods contradict each other.
+    """
+    found = pods(env)
+    if found is None:
+        return None
+    problem = MusterError("nothing tells the names of the job's pods", seen=found.num_source, fix=FIX)
+    return Hosts(
+        scheduler="kubernetes",
+        job_id=None,
+        attempt=0,
+        hosts=found.hosts,
+        num_nodes=found.num_pods,
+        launch=FIX.replace("train ddp", "{command}"),
+        problem=None if found.hosts else problem,
+        sources={
+            "scheduler": "KUBERNETES_SERVICE_HOST",
+            "num_nodes": found.num_source,
+            "hosts": found.host_source,
+        },
+    )
+
+
+def pods(env: Environment) -> Pods | None:
+    """The pods of this pod's job, or None where it is alone.
+
+    Raises:
+        MusterError: their variables contradict each other.
+    """
+    if "KUBERNETES_SERVICE_HOST" not in env:
+        return None
+    if any(re.fullmatch(r"VC_\w+_HOSTS", name) for name in env):
+        return _volcano(env)
+    if "PET_NNODES" in env:
+        return _counted(env, "PET_NNODES")
+    if "PET_NODE_RANK" in env or ("RANK" in env and "WORLD_SIZE" in env):
+        return _counted(env, "WORLD_SIZE")
+    if "JOB_COMPLETION_INDEX" in env:
+        rank = variables.number(env, "JOB_COMPLETION_INDEX", FIX)
+        unknown = f"JOB_COMPLETION_INDEX={rank}, and no number of pods"
+        return Pods(None, rank, f"JOB_COMPLETION_INDEX={rank}", (), unknown, "no names of pods")
+    return None
+
+
+def _counted(env: Environment, name: str) -> Pods:
+    if ":" in env.get(name, ""):
+        raise MusterError(
+            "an elastic job gives its pods no ranks",
+            seen=variables.seen(env, name),
+            fix="leave elasticPolicy out of the PyTorchJob, with a fixed number of replicas",
+        )
+    num_pods = variables.number(env, name, FIX)
+    ranks = {place: variables.number(env, place, FIX) for place in _RANKS if place in env}
+    seen = variables.seen(env, name, "WORLD_SIZE", "PET_NPROC_PER_NODE", *ranks)
+    if len(set(ranks.values())) != 1 or num_pods < 1 or next(iter(ranks.values())) >= num_pods:
+        raise MusterError("the variables disagree on which pod of the job this is", seen=seen, fix=FIX)
+    world_size = variables.optional(env, "WORLD_SIZE", FIX)
+    per_pod = env.get("PET_NPROC_PER_NODE", "1")
+    # Newer operators count processes in WORLD_SIZE, as far as their number is given.
+    if world_size not in (None, num_pods, num_pods * int(per_pod) if per_pod.isdecimal() else num_pods):
+        raise MusterError("the variables disagree on the number of pods", seen=seen, fix=FIX)
+    place, rank = next(iter(ranks.items()))
+    hosts, host_source = _indexed_names(env, rank, num_pods)
+    return Pods(num_pods, rank, f"{place}={rank}", hosts, f"{name}={num_pods}", host_source)
+
+
+def _indexed_names(env: Environment, rank: int, num_pods: int) -> tuple[tuple[str, ...], str]:
+    """The names of an indexed Job's pods, BASE-0 to BASE-N, where this pod's and the master's show that pattern."""
+    master = env.get("PET_MASTER_ADDR") or env.get("MASTER_ADDR", "")
+    name, dot, domain = master.partition(".")
+    base = name.removesuffix("-0")
+    if "JOB_COMPLETION_INDEX" not in env or base == name or env.host is None:
+        return (), "no names of pods"
+    if (
+        hostlist.short(env.host) != f"{base}-{rank}".lower()
+        or not hostlist.is_name(name)
+        or num_pods > hostlist.MAX_HOSTS
+    ):
+        return (), "no names of pods"
+    return tuple(f"{base}-{pod}{dot}{domain}" for pod in range(num_pods)), f"the pattern of {master}"
+
+
+def _volcano(env: Environment) -> Pods:
+    # The task called master goes first: its index 0 is where Volcano's PyTorch plugin puts MASTER_ADDR.
+    names = sorted(
+        (name for name in env if re.fullmatch(r"VC_\w+_HOSTS", name)),
+        key=lambda name: (name != "VC_MASTER_HOSTS", name),
+    )
+    by_task = {name: variables.hosts(env, name, FIX) for name in names}
+    hosts = tuple(host for task in by_task.values() for host in task)
+    seen = variables.seen(env, *names, "VC_TASK_INDEX", "VK_TASK_INDEX", "RANK")
+    index_name = "VC_TASK_INDEX" if "VC_TASK_INDEX" in env else "VK_TASK_INDEX"
+    index = variables.number(env, index_name, FIX)
+    own = variables.own_index(hosts, env, seen, FIX)
+    if own is None and len(names) == 1 and index < len(hosts):
+        own = index
+    if (
+        len(set(hosts)) != len(hosts)
+        or own is None
+        or not any(task[index : index + 1] == (hosts[own],) for task in by_task.values())
+    ):
+        raise MusterError("the variables disagree on which pod of the job this is", seen=seen, fix=FIX)
+    if env.get("RANK", str(own)) != str(own) or env.get("WORLD_SIZE", str(len(hosts))) != str(len(hosts)):
+        raise MusterError("RANK and WORLD_SIZE disagree with the list of pods", seen=seen, fix=FIX)
+    if env.get("VK_TASK_INDEX", str(index)) != str(index):
+        raise MusterError("the variables disagree on which pod of the task this is", seen=seen, fix=FIX)
+    listed = variables.seen(env, *names)
+    return Pods(len(hosts), own, f"{index_name}={index}", hosts, f"{len(hosts)} hosts in {listed}", listed)
