@@ -43,8 +43,9 @@ def main(argv: list[str]) -> int:
     )
     arguments = parse_args(argv)
     try:
-        if arguments.rdzv_backend == "static" and not arguments.standalone and arguments.node_rank > 0:
-            wait_for(arguments.master_addr, arguments.master_port, timeout_s=rendezvous_timeout_s(arguments))
+        place = place_to_wait_for(arguments)
+        if place is not None:
+            wait_for(*place, timeout_s=rendezvous_timeout_s(arguments))
         run(arguments)
     except ChildFailedError as error:
         return report(error.failures)
@@ -56,9 +57,19 @@ def main(argv: list[str]) -> int:
     return DONE
 
 
+def place_to_wait_for(arguments: argparse.Namespace) -> tuple[str, int] | None:
+    """Where another node's store has to listen before this one can join; None where this one is to listen itself."""
+    if arguments.standalone:
+        return None
+    if arguments.rdzv_backend == "static":
+        return (arguments.master_addr, arguments.master_port) if arguments.node_rank > 0 else None
+    address, _, port = arguments.rdzv_endpoint.rpartition(":")
+    return (address.strip("[]"), int(port)) if "is_host=0" in arguments.rdzv_conf else None
+
+
 def rendezvous_timeout_s(arguments: argparse.Namespace) -> float:
-    """Seconds that `--rdzv-conf=timeout=S` allows; torchrun's own default without."""
-    match = re.search(r"(?:^|,)timeout=(\d+)", arguments.rdzv_conf or "")
+    """Seconds that --rdzv-conf allows for meeting; torchrun's own default without."""
+    match = re.search(r"(?:^|,)(?:join_)?timeout=(\d+)", arguments.rdzv_conf or "")
     return float(match[1]) if match else 600.0
 
 
@@ -121,17 +132,18 @@ def report_rendezvous(arguments: argparse.Namespace, error: Exception) -> int:
     """The exit code for nodes that did not meet, after saying where they should have."""
     if os.environ.get("MUSTER_DEBUG"):
         raise error
-    place = f"{arguments.master_addr}:{arguments.master_port}"
+    address, port = place_to_wait_for(arguments) or (arguments.master_addr, arguments.master_port)
+    place = f"{address}:{port}"
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
         say(
-            f"port {arguments.master_port} on {socket.gethostname()} is taken",
+            f"port {port} on {socket.gethostname()} is taken",
             seen=text,
             fix="--master-port PORT, the same on all nodes, with a free port",
         )
         return USER_MUST_CHANGE
     say(
-        f"node rank {arguments.node_rank} on {socket.gethostname()} did not meet the others at {place}",
+        f"{socket.gethostname()} did not meet the others at {place}",
         seen=f"{type(error).__name__}: {text}",
         fix=f"look whether the command started on all {arguments.nnodes} nodes, and whether the port is open between "
         "them; a slow start: --rdzv-timeout SECONDS",

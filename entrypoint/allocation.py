@@ -82,11 +82,11 @@ class Rejected:
 
     Attributes:
         reason: the variable that tells, with its value.
-        is_stale: whether they are certainly left over from elsewhere; else they are only not to be relied on.
+        is_certain: whether it can't be otherwise; else this could still be a process of that launcher.
     """
 
     reason: str
-    is_stale: bool = False
+    is_certain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

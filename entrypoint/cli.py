@@ -5,16 +5,17 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from entrypoint import detection, environment, launch, rendezvous, report
+from entrypoint import detection, environment, frameworks, launch, recording, rendezvous, report
 from entrypoint.allocation import Allocation
 from entrypoint.environment import Environment
-from entrypoint.launch import Launch, Program
-from entrypoint.options import LaunchOptions, ProgramOptions, ShowOptions
+from entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions
+from entrypoint.program import Program
 from entrypoint.rendezvous import Rendezvous
 from train.errors import MusterError
 from train.options import STRATEGIES, Options, command, normalise, to_argv
@@ -65,6 +66,9 @@ def muster() -> None:
     app.command("detect", help="Show what was found, where it came from, and the command that would run.")(
         command(_detect, LaunchOptions, ShowOptions)
     )
+    app.command("env", help="Print the variables by which a framework's processes find each other, for a shell.")(
+        command(_env, LaunchOptions, EnvOptions)
+    )
     script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The program, then its arguments.")]
     app.command(
         "run",
@@ -84,27 +88,47 @@ def muster() -> None:
 def _run_script(options: LaunchOptions, how: ProgramOptions, script: list[str]) -> None:
     if how.module and how.no_python:
         raise MusterError("a module is run by python", seen="-m with --no-python", fix="give one of the two")
-    kind = "module" if how.module else "program" if how.no_python else "script"
+    kind = "module" if how.module else "program" if how.no_python or how.framework != "torch" else "script"
     if kind == "script" and not Path(script[0]).is_file():
         raise MusterError(
             "there is no such script",
             seen=script[0],
             fix="muster run SCRIPT.py, muster run -m MODULE or muster run --no-python PROGRAM",
         )
-    _start(options, Program(kind, tuple(script)), _typed("muster"), is_single=False)
+    _start(options, Program(kind, tuple(script), framework=how.framework), _typed("muster"), is_single=False)
 
 
 def _detect(options: LaunchOptions, show: ShowOptions) -> None:
+    env = _environment(options)
+    if show.record is not None:
+        # Before anything is detected: what can't be is what one records.
+        recording.write(env, Path(show.record), "muster detect --record")
+        print(f"written: {show.record}; muster detect --env-file reads it", file=sys.stderr)
+        return
     typed = ["train", "ddp"]
     program = Program("module", ("train", "ddp"), is_ours=True)
-    allocation, meeting, planned = _plan(_environment(options), options, program, typed, is_single=False)
+    allocation, meeting = _place(env, options, typed, is_single=False)
+    planned = launch.plan(allocation, meeting, env, options, program, typed)
     print(report.as_json(allocation, meeting, planned) if show.as_json else report.table(allocation, meeting, planned))
 
 
-def _start(options: LaunchOptions, program: Program, typed: list[str], is_single: bool) -> None:
+def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
     env = _environment(options)
-    allocation, meeting, planned = _plan(env, options, program, typed, is_single)
-    if options.dry_run or not env.is_live:
+    allocation, meeting = _place(env, options, ["muster", "env"], is_single=False)
+    port = meeting.master_port or rendezvous.FIRST_PORT
+    print(report.exports(frameworks.variables(wanted.format, allocation, meeting, port)))
+
+
+def _start(options: LaunchOptions, program: Program, typed: list[str], is_single: bool) -> None:
+    if options.spawn is not None:
+        options = replace(options, nproc_per_node=str(options.spawn))
+    env = _environment(options)
+    allocation, meeting = _place(env, options, typed, is_single)
+    is_dry = options.dry_run or not env.is_live
+    if rendezvous.is_open(meeting, allocation) and not is_dry:
+        meeting = rendezvous.by_file(meeting, allocation, options)
+    planned = launch.plan(allocation, meeting, env, options, program, typed)
+    if is_dry:
         print(report.script(planned))
         return
     launch.check(allocation, meeting)
@@ -113,14 +137,13 @@ def _start(options: LaunchOptions, program: Program, typed: list[str], is_single
     launch.execute(planned, env)
 
 
-def _plan(
-    env: Environment, options: LaunchOptions, program: Program, typed: Sequence[str], is_single: bool
-) -> tuple[Allocation, Rendezvous, Launch]:
+def _place(
+    env: Environment, options: LaunchOptions, typed: Sequence[str], is_single: bool
+) -> tuple[Allocation, Rendezvous]:
     allocation = detection.allocate(env, options, typed)
     if is_single:
         allocation = detection.single(allocation, typed)
-    meeting = rendezvous.meet(allocation, env, options)
-    return allocation, meeting, launch.plan(allocation, meeting, env, options, program, typed)
+    return allocation, rendezvous.meet(allocation, env, options)
 
 
 def _environment(options: LaunchOptions) -> Environment:

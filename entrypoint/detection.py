@@ -65,7 +65,7 @@ def single(allocation: Allocation, command: Sequence[str]) -> Allocation:
 
 
 def _by_hand(env: Environment, options: LaunchOptions, job: Hosts | None) -> Allocation:
-    num_nodes, node_rank = options.nnodes, options.node_rank
+    num_nodes, node_rank = options.num_nodes, options.node_rank
     rank_source, num_source = f"--node-rank={node_rank}", f"--nnodes={num_nodes}"
     if node_rank is None:
         node_rank = variables.number(env, "MUSTER_NODE_RANK", "MUSTER_NODE_RANK=I, from 0, another one on each node")
@@ -167,7 +167,7 @@ def _launched(
     notes = list(task.notes)
     if job and job.num_nodes and num_nodes < job.num_nodes:
         notes.append(f"this step uses {num_nodes} of the job's {job.num_nodes} nodes")
-    if not task.hosts and job and job.problem:
+    if num_nodes > 1 and not task.hosts and job and job.problem and not env.get("MASTER_ADDR"):
         notes.append(f"{job.problem.wrong}; {job.problem.fix}")
     if max(task.tasks_per_node) == 1:
         nproc = processes.per_node(env, options, job)

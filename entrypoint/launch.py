@@ -7,37 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from entrypoint import ROOT, network, resources, torchrun
+from entrypoint import ROOT, frameworks, network, resources, torchrun
 from entrypoint.allocation import Allocation
 from entrypoint.environment import Environment
 from entrypoint.options import LaunchOptions
+from entrypoint.program import Program
 from entrypoint.rendezvous import Rendezvous
 from train.errors import MusterError
 
-
-@dataclass(frozen=True)
-class Program:
-    """What runs in each rank.
-
-    Attributes:
-        kind: how torchrun and python are told: a `module`, a `script`, or another `program` (--no-python).
-        words: its name or path, then its arguments.
-        is_ours: a trainer of this project: nothing in the user's folders may take its place.
-    """
-
-    kind: str
-    words: tuple[str, ...]
-    is_ours: bool = False
-
-    def torchrun_words(self) -> list[str]:
-        """The positional part of torchrun's command line."""
-        return [*{"module": ["-m"], "script": [], "program": ["--no-python"]}[self.kind], *self.words]
-
-    def python_words(self) -> list[str]:
-        """The whole command of one rank."""
-        if self.kind == "program":
-            return list(self.words)
-        return [sys.executable, "-u", *(["-m"] if self.kind == "module" else []), *self.words]
+SPAWN = ROOT / "entrypoint" / "spawn.py"
 
 
 @dataclass(frozen=True)
@@ -73,11 +51,17 @@ def plan(
     """The command and the variables for `program` in this place."""
     notes = list(allocation.notes)
     variables = _variables(allocation, rendezvous, env, notes)
-    if allocation.mode == "agent":
-        argv = torchrun.agent_argv(allocation, rendezvous, options.rdzv_timeout, program.torchrun_words())
+    port = rendezvous.master_port
+    if port is None:
+        port = network.free_port() if env.is_live else 0
+    if allocation.mode == "agent" and options.spawn and program.framework == "torch":
+        argv = _spawn_argv(allocation, rendezvous, port, program)
+    elif allocation.mode == "agent" and program.framework == "torch":
+        argv = torchrun.agent_argv(allocation, rendezvous, options, program.agent_words())
+        variables |= torchrun.agent_variables(allocation, options)
     else:
-        argv = program.python_words()
-        variables |= _rank_variables(allocation, rendezvous, env)
+        argv = program.own_words()
+        variables |= frameworks.variables(program.framework, allocation, rendezvous, port)
     if program.is_ours:
         variables |= _ours_first(env)
         variables["MUSTER_COMMAND"] = shlex.join(command)
@@ -99,6 +83,8 @@ def _variables(allocation: Allocation, rendezvous: Rendezvous, env: Environment,
     wanted: dict[str, str] = {}
     cores = resources.cores(env, allocation.cpus_on_node)
     if cores is not None:
+        if cores == 1 and allocation.job_id is not None and env.is_live:
+            notes.append("this process has one core: its ranks and data workers share it; ask for more CPUs a task")
         threads = resources.threads_per_rank(
             cores, allocation.cpus_on_node, allocation.nproc_per_node, allocation.tasks_on_node
         )
@@ -111,20 +97,25 @@ def _variables(allocation: Allocation, rendezvous: Rendezvous, env: Environment,
     return {name: value for name, value in wanted.items() if name not in env}
 
 
-def _rank_variables(allocation: Allocation, rendezvous: Rendezvous, env: Environment) -> dict[str, str]:
-    """The five variables, and the three that torchrun sets beside them."""
-    port = rendezvous.master_port
-    if port is None:
-        port = network.free_port() if env.is_live else 0
-    return {
-        "RANK": str(allocation.rank),
-        "LOCAL_RANK": str(allocation.local_rank),
-        "WORLD_SIZE": str(allocation.world_size),
-        "LOCAL_WORLD_SIZE": str(allocation.nproc_per_node),
-        "GROUP_RANK": str(allocation.node_rank),
-        "MASTER_ADDR": rendezvous.master_addr,
-        "MASTER_PORT": str(port),
-    }
+def _spawn_argv(allocation: Allocation, rendezvous: Rendezvous, port: int, program: Program) -> list[str]:
+    """The command that starts this node's ranks by multiprocessing, in torchrun's place."""
+    if program.kind == "program":
+        raise MusterError(
+            "--spawn runs Python in processes of its own, and no other program",
+            seen=shlex.join(["--no-python", *program.words[:1]]),
+            fix="leave --spawn out",
+        )
+    return [
+        sys.executable,
+        "-P",
+        str(SPAWN),
+        f"--nnodes={allocation.num_nodes}",
+        f"--node-rank={allocation.node_rank}",
+        f"--nproc-per-node={allocation.nproc_per_node}",
+        f"--master-addr={rendezvous.address}",
+        f"--master-port={port}",
+        *program.agent_words(),
+    ]
 
 
 def _ours_first(env: Environment) -> dict[str, str]:

@@ -62,6 +62,13 @@ def interface_towards(address: str) -> str | None:
     return None
 
 
+def address_of(interface: str | None) -> str | None:
+    """The address of this host on `interface`, IPv4 where it has both; None without one."""
+    entries = psutil.net_if_addrs().get(interface or "", [])
+    found = {entry.family: entry.address for entry in entries if not entry.address.startswith("fe80:")}
+    return found.get(socket.AF_INET) or found.get(socket.AF_INET6)
+
+
 def is_loopback(address: str) -> bool:
     """Whether `address`, an IPv4 or IPv6 address, never leaves the host."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -1,8 +1,10 @@
 """The launch options: how many, where, and what to do instead of starting. Shared by every launching command."""
 
+import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
+from train.errors import MusterError
 from train.options import option
 
 LAUNCH, LOOK = "Launch (found by itself in a job)", "Look first"
@@ -12,7 +14,10 @@ LAUNCH, LOOK = "Launch (found by itself in a job)", "Look first"
 class LaunchOptions:
     """What the user says about the launch; what is None is found out."""
 
-    nnodes: Annotated[int | None, option("--nnodes", help="Number of nodes.", panel=LAUNCH, min=1)] = None
+    nnodes: Annotated[
+        str | None,
+        option("--nnodes", help="Number of nodes; MIN:MAX goes on with fewer when some are lost.", panel=LAUNCH),
+    ] = None
     node_rank: Annotated[
         int | None, option("--node-rank", help="Which of them this is, from 0.", panel=LAUNCH, min=0)
     ] = None
@@ -20,11 +25,44 @@ class LaunchOptions:
         str | None,
         option("--nproc-per-node", help="Processes on each node: a number, gpu, cpu or auto.", panel=LAUNCH),
     ] = None
+    max_restarts: Annotated[
+        int, option("--max-restarts", help="How often the ranks are started anew when one fails.", panel=LAUNCH, min=0)
+    ] = 0
+    spawn: Annotated[
+        int | None,
+        option("--spawn", help="Start so many processes by multiprocessing, without torchrun.", panel=LAUNCH, min=1),
+    ] = None
     master_addr: Annotated[
         str | None, option("--master-addr", help="Name or address of the node with node rank 0.", panel=LAUNCH)
     ] = None
     master_port: Annotated[
         int | None, option("--master-port", help="Free port on that node.", panel=LAUNCH, min=1, max=65535)
+    ] = None
+    rendezvous_dir: Annotated[
+        str,
+        option(
+            "--rendezvous-dir",
+            help="Folder that all hosts share, by which the ranks find each other where no list names the hosts.",
+            panel=LAUNCH,
+        ),
+    ] = "."
+    address_suffix: Annotated[
+        str,
+        option(
+            "--address-suffix",
+            help="What the fabric's names have after the host's: i for host jwb0001 with the address jwb0001i.",
+            panel=LAUNCH,
+            envvar="MUSTER_ADDRESS_SUFFIX",
+        ),
+    ] = ""
+    interface: Annotated[
+        str | None,
+        option(
+            "--interface",
+            help="Network interface for NCCL and gloo. Default: the one that leads to the master.",
+            panel=LAUNCH,
+            envvar="MUSTER_INTERFACE",
+        ),
     ] = None
     rdzv_timeout: Annotated[
         int,
@@ -39,6 +77,27 @@ class LaunchOptions:
     ] = None
     debug: Annotated[bool, option("--debug", help="Show tracebacks.", panel=LOOK)] = False
 
+    @property
+    def num_nodes(self) -> int | None:
+        """The number of nodes, or the largest of MIN:MAX."""
+        return self._range()[1]
+
+    @property
+    def min_nodes(self) -> int | None:
+        """The smallest of MIN:MAX; None where it is one number, or none."""
+        return self._range()[0]
+
+    def _range(self) -> tuple[int | None, int | None]:
+        if self.nnodes is None:
+            return None, None
+        match = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-9]{1,6})", str(self.nnodes))
+        low, high = (int(match[1]) if match and match[1] else None, int(match[2]) if match else 0)
+        if high < 1 or (low is not None and not 1 <= low <= high):
+            raise MusterError(
+                "--nnodes is a number of nodes from 1, or MIN:MAX", seen=f"--nnodes={self.nnodes}", fix="--nnodes 2"
+            )
+        return low, high
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramOptions:
@@ -48,6 +107,14 @@ class ProgramOptions:
     no_python: Annotated[
         bool, option("--no-python", help="SCRIPT is a program of its own, not run by python.", panel=LAUNCH)
     ] = False
+    framework: Annotated[
+        Literal["torch", "jax", "tensorflow"],
+        option(
+            "--framework",
+            help="Whose variables are set. For jax and tensorflow SCRIPT is a whole command, run once for each task.",
+            panel=LAUNCH,
+        ),
+    ] = "torch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,3 +122,16 @@ class ShowOptions:
     """How `muster detect` answers."""
 
     as_json: Annotated[bool, option("--json", help="For programs.", panel=LOOK)] = False
+    record: Annotated[
+        str | None,
+        option("--record", help="Write this process's environment, without secrets, to a new file.", panel=LOOK),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvOptions:
+    """Whose variables `muster env` prints."""
+
+    format: Annotated[
+        Literal["torch", "jax", "tensorflow"], option("--format", help="The framework that reads them.", panel=LOOK)
+    ] = "torch"

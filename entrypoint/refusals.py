@@ -1,5 +1,6 @@
 """What detection refuses: each of these would start a world of the wrong shape, or several worlds in place of one."""
 
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -43,7 +44,8 @@ def check_alone(env: Environment, options: LaunchOptions, job: Hosts | None, com
     """
     if job is None:
         places = [name for name in ("WORLD_SIZE", "PET_NNODES") if env.get(name, "1") != "1"]
-        if places and options.nnodes != 1:
+        places += [name for name in env if re.fullmatch(r"JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX", name)]
+        if places and options.num_nodes != 1:
             raise MusterError(
                 "these variables speak of several processes, but nothing tells who started this one",
                 seen=variables.seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
@@ -51,13 +53,13 @@ def check_alone(env: Environment, options: LaunchOptions, job: Hosts | None, com
             )
         return
     if job.num_nodes is None:
-        if options.nnodes == 1:
+        if options.num_nodes == 1:
             return
         problem = job.problem
         raise MusterError(
             f"how many nodes this job of {job.scheduler} has can't be told{f': {problem.wrong}' if problem else ''}",
             seen=problem.seen if problem else job.sources["num_nodes"],
-            fix=f"{problem.fix if problem else ''}; or, if it is but one node, --nnodes 1".removeprefix("; or, "),
+            fix=f"{problem.fix if problem else job.launch}; or, if it is but one node, --nnodes 1",
         )
     if job.num_nodes > 1:
         raise MusterError(
@@ -84,11 +86,11 @@ def check_nnodes(options: LaunchOptions, num_nodes: int, source: str) -> None:
     Raises:
         MusterError: it is not.
     """
-    if options.nnodes is not None and options.nnodes != num_nodes:
+    if options.num_nodes is not None and options.num_nodes != num_nodes:
         raise MusterError(
-            f"--nnodes says {options.nnodes}, but here it is {num_nodes}, and nothing tells which node this is",
-            seen=f"--nnodes={options.nnodes}; {source}",
-            fix=f"--nnodes {options.nnodes} --node-rank I --master-addr HOST on each node, or leave --nnodes out",
+            f"--nnodes says {options.num_nodes}, but here it is {num_nodes}, and nothing tells which node this is",
+            seen=f"--nnodes={options.num_nodes}; {source}",
+            fix=f"--nnodes {options.num_nodes} --node-rank I --master-addr HOST on each node, or leave --nnodes out",
         )
 
 
@@ -99,10 +101,10 @@ def check_all_nodes(options: LaunchOptions, job: Hosts | None, task: Task) -> No
         MusterError: it covers fewer. Left-over variables of a small launch look just like that.
     """
     num_nodes = len(task.tasks_per_node)
-    any_scheduler = {launcher.name for launcher in launchers.DETECTORS if launcher.scheduler is None}
-    if job is None or not job.num_nodes or num_nodes >= job.num_nodes or options.nnodes == num_nodes:
-        return
-    if task.launcher in any_scheduler:
+    by_count = {launcher.name for launcher in launchers.DETECTORS if launcher.scheduler is None} | {"jsrun"}
+    # The first of the hosts that LSF gives a job for jsrun may be the launch node.
+    missing = (job.num_nodes or 0) - num_nodes - (task.launcher == "jsrun") if job else 0
+    if job and missing > 0 and task.launcher in by_count and options.num_nodes != num_nodes:
         raise MusterError(
             f"{task.launcher} uses {num_nodes} of the job's {job.num_nodes} nodes, or its variables are left over",
             seen=f"{task.sources['num_nodes']}, {job.sources['num_nodes']}",

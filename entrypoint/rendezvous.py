@@ -2,9 +2,10 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from entrypoint import network
+from entrypoint import meeting_file, network
 from entrypoint.allocation import Allocation
 from entrypoint.environment import Environment
 from entrypoint.options import LaunchOptions
@@ -19,18 +20,26 @@ class Rendezvous:
     """Where the ranks of a launch meet.
 
     Attributes:
-        master_addr: name or address of node rank 0; on one node the loopback address.
+        master_addr: name or address of node rank 0; on one node the loopback address. None where nothing names it: the
+            ranks then find each other by a file (`meeting_file`), and `by_file` completes this.
         master_port: None where it is picked at the start (one node, nothing asked for).
         rdzv_id: the job's id and attempt, so that no start meets the leftovers of an earlier one.
         interface: this host's network interface towards the others; None where only the host itself can tell.
+        local_addr: this host's address on it; None on one node.
         sources: what gave each value.
     """
 
-    master_addr: str
+    master_addr: str | None
     master_port: int | None
     rdzv_id: str
     interface: str | None
+    local_addr: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def address(self) -> str:
+        """`master_addr`, or a word in its place where it is not known yet."""
+        return self.master_addr or "ADDRESS-BY-FILE"
 
 
 def port_of(job_id: str, attempt: int, step: int) -> int:
@@ -45,52 +54,123 @@ def meet(allocation: Allocation, env: Environment, options: LaunchOptions) -> Re
     """The rendezvous of `allocation`. For the live environment names are resolved and routes looked up.
 
     Raises:
-        MusterError: several nodes and no way to know where node rank 0 is, or its name leads nowhere.
+        MusterError: several nodes by hand and no address of node rank 0, or its name leads nowhere.
     """
-    several = allocation.num_nodes > 1
     address, address_source = _address(allocation, env, options)
     port, port_source = _port(allocation, env, options)
-    interface, interface_source = None, "only the host itself can tell"
-    if env.is_live:
-        if several:
-            interface = _interface(allocation, address, address_source)
-            interface_source = (
-                f"the route to {allocation.hosts[1] if _is_master(allocation) and allocation.hosts else address}"
-            )
-        else:
-            interface, interface_source = network.LOOPBACK, "one node"
-    return Rendezvous(
+    meeting = Rendezvous(
         master_addr=address,
         master_port=port,
         rdzv_id=f"{allocation.job_id or 'local'}.{allocation.attempt}",
-        interface=interface,
+        interface=None,
         sources={
             "master_addr": address_source,
             "master_port": port_source,
             "rdzv_id": "job id and attempt",
-            "interface": interface_source,
+            "interface": "only the host itself can tell",
         },
     )
+    return _on_this_host(meeting, allocation, options) if env.is_live and address else meeting
+
+
+def by_file(meeting: Rendezvous, allocation: Allocation, options: LaunchOptions) -> Rendezvous:
+    """`meeting` with the address and port that the ranks agree on by a file in a folder they share.
+
+    Raises:
+        MusterError: they can't, or not all came in time.
+    """
+    is_worker = allocation.mode == "worker"
+    party = meeting_file.Party(
+        folder=Path(options.rendezvous_dir),
+        job=f"{meeting.rdzv_id}.{allocation.step}",
+        index=allocation.rank if is_worker else allocation.node_rank,
+        size=allocation.world_size if is_worker else allocation.num_nodes,
+        timeout_s=options.rdzv_timeout,
+    )
+    address, port = meeting_file.meet(party)
+    found = replace(
+        meeting,
+        master_addr=meeting.master_addr or address,
+        master_port=meeting.master_port or port,
+        sources={**meeting.sources, "master_addr": str(party.path), "master_port": str(party.path)},
+    )
+    return _on_this_host(found, allocation, options)
+
+
+def is_open(meeting: Rendezvous, allocation: Allocation) -> bool:
+    """Whether several processes are to meet, and where is left to `by_file`."""
+    several = allocation.num_nodes > 1 or allocation.tasks_on_node > 1
+    return several and (meeting.master_addr is None or meeting.master_port is None)
+
+
+def _on_this_host(meeting: Rendezvous, allocation: Allocation, options: LaunchOptions) -> Rendezvous:
+    """`meeting` as this host reaches it: with its interface, and with an own name that resolves."""
+    if options.interface:
+        interface, source = options.interface, "--interface"
+    elif allocation.num_nodes == 1:
+        interface, source = network.LOOPBACK, "one node"
+    else:
+        meeting, interface = _route(meeting, allocation)
+        source = f"the route to {allocation.hosts[1] if _is_master(allocation) and allocation.hosts else 'the master'}"
+    own = network.address_of(interface) if allocation.num_nodes > 1 else None
+    return replace(meeting, interface=interface, local_addr=own, sources={**meeting.sources, "interface": source})
+
+
+def _route(meeting: Rendezvous, allocation: Allocation) -> tuple[Rendezvous, str | None]:
+    name, source = meeting.master_addr or "", meeting.sources["master_addr"]
+    if not _is_master(allocation):
+        master = network.resolve(name, source)
+        # "localhost" itself is no mistake: several nodes by hand on one machine is how one tries a launch out.
+        if network.is_loopback(master) and name not in ("localhost", master):
+            raise MusterError(
+                f"the master, {name}, resolves to the loopback address {master} on another node",
+                seen=source,
+                fix=network.FIX_NAME,
+            )
+        return meeting, network.fabric_interface((master,))
+    # On the master its own name says little: ask for the way to the next host.
+    others = tuple(network.resolve(host, f"host {host}") for host in allocation.hosts[1:2])
+    try:
+        return meeting, network.fabric_interface((*others, network.resolve(name, source)))
+    except MusterError:
+        # Its own name need not resolve on the master; its own address does.
+        interface = network.fabric_interface(others)
+        own = network.address_of(interface)
+        if own is None:
+            raise
+        sources = {**meeting.sources, "master_addr": f"{source}; {name} does not resolve on itself"}
+        return replace(meeting, master_addr=own, sources=sources), interface
 
 
 def _is_master(allocation: Allocation) -> bool:
     return allocation.node_rank == 0
 
 
-def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -> tuple[str, str]:
+def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -> tuple[str | None, str]:
     if options.master_addr:
         return options.master_addr, "--master-addr"
     if allocation.num_nodes == 1:
         return "127.0.0.1", "one node"
     if env.get("MASTER_ADDR"):
         return env["MASTER_ADDR"], "MASTER_ADDR, yours"
-    if not allocation.hosts:
+    if allocation.hosts:
+        source = f"the first host of {allocation.sources.get('hosts', 'the host list')}"
+        if options.address_suffix:
+            return with_suffix(allocation.hosts[0], options.address_suffix), f"{source}, with --address-suffix"
+        return allocation.hosts[0], source
+    if allocation.launcher == "manual":
         raise MusterError(
             f"{allocation.num_nodes} nodes, and no way to know where node rank 0 is",
             seen="no --master-addr and no host list",
             fix="--master-addr HOST, the same on all nodes: name or address of the node with --node-rank 0",
         )
-    return allocation.hosts[0], f"the first host of {allocation.sources.get('hosts', 'the host list')}"
+    return None, f"a file in --rendezvous-dir={options.rendezvous_dir}"
+
+
+def with_suffix(host: str, suffix: str) -> str:
+    """The name under which a site's fabric knows `host`: jwb0001.juwels -> jwb0001i.juwels for the suffix i."""
+    first, dot, rest = host.partition(".")
+    return f"{first}{suffix}{dot}{rest}"
 
 
 def _port(allocation: Allocation, env: Environment, options: LaunchOptions) -> tuple[int | None, str]:
@@ -104,24 +184,10 @@ def _port(allocation: Allocation, env: Environment, options: LaunchOptions) -> t
     if allocation.num_nodes == 1 and allocation.mode != "worker":
         return None, "picked at the start"
     if allocation.job_id is None:
-        return FIRST_PORT, "the default without a job id"
+        if allocation.launcher == "manual" or options.master_addr or env.get("MASTER_ADDR"):
+            return FIRST_PORT, "the default without a job id"
+        return None, f"a file in --rendezvous-dir={options.rendezvous_dir}"
     return (
         port_of(allocation.job_id, allocation.attempt, allocation.step),
         f"job {allocation.job_id}, attempt {allocation.attempt}, step {allocation.step}",
     )
-
-
-def _interface(allocation: Allocation, master_addr: str, source: str) -> str | None:
-    master = network.resolve(master_addr, source)
-    if not _is_master(allocation):
-        # "localhost" itself is no mistake: several nodes by hand on one machine is how one tries a launch out.
-        if network.is_loopback(master) and master_addr not in ("localhost", master):
-            raise MusterError(
-                f"the master, {master_addr}, resolves to the loopback address {master} on another node",
-                seen=source,
-                fix=network.FIX_NAME,
-            )
-        return network.fabric_interface((master,))
-    # On the master its own name says little: ask for the way to the next host.
-    others = tuple(network.resolve(host, f"host {host}") for host in allocation.hosts[1:2])
-    return network.fabric_interface((*others, master))

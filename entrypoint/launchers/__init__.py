@@ -69,8 +69,7 @@ def detect(env: Environment, job: Hosts | None) -> tuple[Task | None, tuple[str,
             started the other.
     """
     winner: Task | None = None
-    rejected: list[str] = []
-    suspects: list[tuple[str, Rejected]] = []
+    losers: list[tuple[str, Rejected]] = []
     for launcher in DETECTORS:
         if winner is None and (job is None or launcher.scheduler in (None, job.scheduler)):
             found = launcher.detect(env, job)
@@ -80,13 +79,11 @@ def detect(env: Environment, job: Hosts | None) -> tuple[Task | None, tuple[str,
             if isinstance(found, Task):
                 found = _beside(winner, found) if winner else None
             if isinstance(found, MusterError):
-                found = Rejected(found.wrong)
+                found = Rejected(found.wrong, is_certain=True)
         if isinstance(found, Rejected):
-            rejected.append(f"{launcher.name}: {found.reason}")
-            suspects.append((launcher.name, found))
-    if winner is None:
-        _check_suspects(suspects, env, job)
-    return winner, tuple(rejected)
+            losers.append((launcher.name, found))
+    _check_losers(losers, winner)
+    return winner, tuple(f"{name}: {found.reason}" for name, found in losers)
 
 
 def _loser(launcher: Launcher, env: Environment, job: Hosts | None) -> Task | Rejected | MusterError | None:
@@ -111,9 +108,10 @@ def _beside(winner: Task, outer: Task) -> Rejected | None:
     """
     place = (outer.node_rank, outer.local_rank, outer.rank, outer.tasks_per_node)
     if place == (winner.node_rank, winner.local_rank, winner.rank, winner.tasks_per_node):
-        return Rejected("it says the same")
+        return Rejected("it says the same", is_certain=True)
     if max(outer.tasks_per_node) == 1:
-        return Rejected(f"{outer.sources['launcher']} is that of the daemon that started this process")
+        reason = f"{outer.sources['launcher']} is that of the daemon that started this process"
+        return Rejected(reason, is_certain=True)
     raise MusterError(
         f"two launchers disagree on which process this is: {winner.launcher} says {winner.rank} of "
         f"{sum(winner.tasks_per_node)}, {outer.launcher} says {outer.rank} of {sum(outer.tasks_per_node)}",
@@ -123,17 +121,18 @@ def _beside(winner: Task, outer: Task) -> Rejected | None:
     )
 
 
-def _check_suspects(suspects: list[tuple[str, Rejected]], env: Environment, job: Hosts | None) -> None:
-    """Returns if all variables of launchers are proven to be left over: else this could be one process of several.
+def _check_losers(losers: list[tuple[str, Rejected]], winner: Task | None) -> None:
+    """Returns if this can't be a process of a launcher that was rejected.
 
     Raises:
-        MusterError: one is not.
+        MusterError: it can: nothing else started it, or what did may have started that launcher's daemon.
     """
-    for name, found in suspects:
-        proven = found.is_stale and job is not None and bool(job.hosts)
-        if not proven:
+    if winner and max(winner.tasks_per_node) > 1:
+        return
+    for name, found in losers:
+        if not found.is_certain:
             raise MusterError(
-                f"the variables of {name} are here, but were made for another process",
+                f"the variables of {name} are here, but seem to be made for another process",
                 seen=found.reason,
-                fix=f"start the command by {name} itself, or unset its variables",
+                fix=f"start the command by {name} itself, or unset its variables if they are left over",
             )

@@ -38,7 +38,7 @@ def detect(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     for owner, mark, rank, size in _OWNERS:
         if mark in env and all(env[name] == env.get(other) for name, other in zip(of_pmi, (rank, size), strict=False)):
             if owner == "flux":
-                return Rejected(f"{variables.seen(env, *of_pmi)} is Flux's own", is_stale=True)
+                return Rejected(f"{variables.seen(env, *of_pmi)} is Flux's own", is_certain=True)
             if len(present) == len(of_pmi):
                 return None
     if "PALS_APID" in env and env.get("PALS_RANKID") == env.get("PMI_RANK"):
@@ -51,5 +51,5 @@ def detect(env: Environment, job: Hosts | None) -> Task | Rejected | None:
         )
     host = env.get("MPIR_CVAR_CH3_INTERFACE_HOSTNAME")
     if host and env.host and hostlist.is_name(host) and hostlist.short(host) != hostlist.short(env.host):
-        return Rejected(f"MPIR_CVAR_CH3_INTERFACE_HOSTNAME={host}, but this host is {env.host}", is_stale=True)
+        return Rejected(f"MPIR_CVAR_CH3_INTERFACE_HOSTNAME={host}, but this host is {env.host}")
     return by_rank.place("hydra", NAMES, env, job, FIX)

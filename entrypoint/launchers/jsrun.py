@@ -14,6 +14,8 @@ from entrypoint import variables
 from entrypoint.allocation import Hosts, Rejected, Task
 from entrypoint.environment import Environment
 from entrypoint.launchers import by_rank
+from entrypoint.schedulers import lsf
+from train.errors import MusterError
 
 NAMES = by_rank.Names(
     "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"
@@ -29,8 +31,23 @@ def detect(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     """
     if not any(name in env for name in NAMES):
         return None
-    num_nodes = by_rank.read(NAMES, env, FIX).num_nodes
-    if job and len(job.hosts) == num_nodes + 1 and variables.own_index(job.hosts, env, job.sources["hosts"], FIX) != 0:
+    ranks = by_rank.read(NAMES, env, FIX)
+    _check_slots(ranks, env, job)
+    own = variables.own_index(job.hosts, env, job.sources["hosts"], FIX) if job else None
+    if job and own != 0 and (len(job.hosts) == ranks.num_nodes + 1 or lsf.has_launch_node(job.slots)):
         source = f"{job.sources['hosts']}, without the launch node {job.hosts[0]}"
         job = replace(job, hosts=job.hosts[1:], sources={**job.sources, "hosts": source})
     return by_rank.place("jsrun", NAMES, env, job, FIX)
+
+
+def _check_slots(ranks: by_rank.Ranks, env: Environment, job: Hosts | None) -> None:
+    """Returns if this host can run as many tasks as the variables say."""
+    own = variables.own_index(job.hosts, env, job.sources["hosts"], FIX) if job else None
+    if job is None or own is None or own >= len(job.slots):
+        return
+    if ranks.local_size > job.slots[own] or (own == 0 and lsf.has_launch_node(job.slots)):
+        raise MusterError(
+            f"jsrun's variables are here, but LSF gave the job {job.slots[own]} slots on this host: they are left over",
+            seen=f"{variables.seen(env, *NAMES)}, {job.sources['hosts']}",
+            fix=FIX,
+        )

@@ -35,7 +35,7 @@ def detect(env: Environment, job: Hosts | None) -> Task | Rejected | None:
         return None
     host = env.get("PMIX_HOSTNAME")
     if host and env.host and hostlist.short(host) != hostlist.short(env.host):
-        return Rejected(f"PMIX_HOSTNAME={host}, but this host is {env.host}", is_stale=True)
+        return Rejected(f"PMIX_HOSTNAME={host}, but this host is {env.host}")
     _cross_check(env)
     _check_daemon(env)
     return by_rank.place("openmpi", NAMES, env, job, FIX, env.get("PMIX_NAMESPACE"))

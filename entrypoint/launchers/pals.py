@@ -31,7 +31,7 @@ def detect(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     owner = _owner(env)
     if owner:
         return Rejected(
-            f"{variables.seen(env, 'PALS_APID', 'PALS_RANKID')} was set by {owner}, for Cray MPI", is_stale=True
+            f"{variables.seen(env, 'PALS_APID', 'PALS_RANKID')} was set by {owner}, for Cray MPI", is_certain=True
         )
     rank, node_rank, local_rank = (variables.number(env, name, FIX) for name in _NAMES)
     seen = variables.seen(env, "PALS_APID", *_NAMES, "PALS_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE")
@@ -141,5 +141,11 @@ def _from_variables(
         own = variables.own_index(hosts, env, source, FIX)
         host = hosts[own] if own is not None else None if hosts else env.host
         return (host,) if host else (), (local_size,), source
-    fits = len(hosts) == num_nodes and variables.own_index(hosts, env, source, FIX) == node_rank
-    return hosts if fits else (), (local_size,) * num_nodes, source
+    own = variables.own_index(hosts, env, source, FIX) if len(hosts) == num_nodes else None
+    if own not in (None, node_rank):
+        raise MusterError(
+            f"PALS counts this node as {node_rank}, the scheduler's list as {own}",
+            seen=f"{seen}, {' '.join(hosts[:20])}",
+            fix=f"make the file of its nodes visible: apptainer exec --bind {env.get('PALS_APINFO', '/var/run/palsd')}",
+        )
+    return hosts if own is not None else (), (local_size,) * num_nodes, source

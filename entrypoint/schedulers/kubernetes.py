@@ -18,7 +18,7 @@ from entrypoint.allocation import Hosts
 from entrypoint.environment import Environment
 from train.errors import MusterError
 
-FIX = "on each pod: train ddp --nnodes PODS --node-rank INDEX --master-addr HOST, or --nnodes 1 for each pod alone"
+FIX = "on each pod: train ddp --nnodes PODS --node-rank INDEX --master-addr HOST"
 
 # All that tell this pod's place. Kubeflow Trainer sets several of them, and they agree.
 _RANKS = ("PET_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX")
@@ -81,14 +81,14 @@ def pods(env: Environment) -> Pods | None:
         return None
     if any(re.fullmatch(r"VC_\w+_HOSTS", name) for name in env):
         return _volcano(env)
-    if "PET_NNODES" in env:
+    if any(name.startswith("PET_") for name in env):
         return _counted(env, "PET_NNODES")
-    if "PET_NODE_RANK" in env or ("RANK" in env and "WORLD_SIZE" in env):
+    if "RANK" in env or "WORLD_SIZE" in env:
         return _counted(env, "WORLD_SIZE")
-    if "JOB_COMPLETION_INDEX" in env:
-        rank = variables.number(env, "JOB_COMPLETION_INDEX", FIX)
-        unknown = f"JOB_COMPLETION_INDEX={rank}, and no number of pods"
-        return Pods(None, rank, f"JOB_COMPLETION_INDEX={rank}", (), unknown, "no names of pods")
+    for name in ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX"):
+        if name in env:
+            rank = variables.number(env, name, FIX)
+            return Pods(None, rank, f"{name}={rank}", (), f"{name}={rank}, and no number of pods", "no names of pods")
     return None
 
 
@@ -110,8 +110,19 @@ def _counted(env: Environment, name: str) -> Pods:
     if world_size not in (None, num_pods, num_pods * int(per_pod) if per_pod.isdecimal() else num_pods):
         raise MusterError("the variables disagree on the number of pods", seen=seen, fix=FIX)
     place, rank = next(iter(ranks.items()))
+    if _rank_by_name(env) not in (None, rank):
+        raise MusterError(
+            "the pod's name and its variables disagree on which pod this is", seen=f"{env.host}: {seen}", fix=FIX
+        )
     hosts, host_source = _indexed_names(env, rank, num_pods)
     return Pods(num_pods, rank, f"{place}={rank}", hosts, f"{name}={num_pods}", host_source)
+
+
+def _rank_by_name(env: Environment) -> int | None:
+    """The rank that the name of a PyTorchJob's pod stands for: JOB-master-0, then JOB-worker-0, JOB-worker-1..."""
+    job = env.get("MASTER_ADDR", "").partition(".")[0].removesuffix("-master-0")
+    match = re.fullmatch(rf"{re.escape(job)}-(master|worker)-([0-9]{{1,9}})", env.host or "") if job else None
+    return int(match[2]) + (match[1] == "worker") if match else None
 
 
 def _indexed_names(env: Environment, rank: int, num_pods: int) -> tuple[tuple[str, ...], str]:

@@ -9,7 +9,8 @@ import pytest
 
 from entrypoint import ROOT, detection, environment, launch, network, rendezvous, report, resources
 from entrypoint.environment import Environment
-from entrypoint.launch import Launch, Program
+from entrypoint.launch import Launch
+from entrypoint.program import Program
 from entrypoint.options import LaunchOptions
 from train.errors import MusterError
 

@@ -1,0 +1,98 @@
+"""The variables by which other frameworks find their processes, from the same Allocation.
+
+TensorFlow and JAX run one process for each task that the launcher started, not one for each GPU: a task uses all the
+GPUs that it sees.
+"""
+
+import json
+
+from entrypoint.allocation import Allocation
+from entrypoint.rendezvous import FIRST_PORT, NUM_PORTS, Rendezvous
+from train.errors import MusterError
+
+FORMATS = ("torch", "jax", "tensorflow")
+
+
+def variables(name: str, allocation: Allocation, rendezvous: Rendezvous, port: int) -> dict[str, str]:
+    """The variables that framework `name` reads in this task.
+
+    Args:
+        name: one of FORMATS.
+        allocation: this process's place.
+        rendezvous: where the processes meet.
+        port: the port to meet on.
+
+    Raises:
+        MusterError: the framework needs what is not known here.
+    """
+    makers = {"torch": torch, "jax": jax, "tensorflow": tensorflow}
+    return makers[name](allocation, rendezvous, port)
+
+
+def torch(allocation: Allocation, rendezvous: Rendezvous, port: int) -> dict[str, str]:
+    """What torch.distributed's `env://` reads, and what torchrun sets beside it.
+
+    Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+    """
+    return {
+        "RANK": str(allocation.rank),
+        "LOCAL_RANK": str(allocation.local_rank),
+        "WORLD_SIZE": str(allocation.world_size),
+        "LOCAL_WORLD_SIZE": str(allocation.nproc_per_node),
+        "GROUP_RANK": str(allocation.node_rank),
+        "MASTER_ADDR": rendezvous.address,
+        "MASTER_PORT": str(port),
+    }
+
+
+def jax(allocation: Allocation, rendezvous: Rendezvous, port: int) -> dict[str, str]:
+    """What `jax.distributed.initialize` reads, and the two numbers that it takes as arguments.
+
+    `initialize(num_processes=int(os.environ["JAX_NUM_PROCESSES"]), process_id=int(os.environ["JAX_PROCESS_ID"]))`
+
+    Source: https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html
+    """
+    tasks = _tasks_per_node(allocation)
+    found = {
+        "JAX_COORDINATOR_ADDRESS": f"{_bracketed(rendezvous.address)}:{port}",
+        "JAX_NUM_PROCESSES": str(sum(tasks)),
+        "JAX_PROCESS_ID": str(_index(allocation)),
+    }
+    if allocation.tasks_on_node > 1 and allocation.gpus_seen > 1:
+        found["JAX_LOCAL_DEVICE_IDS"] = str(allocation.local_rank)
+    return found
+
+
+def tensorflow(allocation: Allocation, rendezvous: Rendezvous, port: int) -> dict[str, str]:
+    """TF_CONFIG for MultiWorkerMirroredStrategy: the address of every worker, and which of them this is.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TFConfigClusterResolver
+    """
+    if not allocation.hosts and allocation.num_nodes > 1:
+        raise MusterError(
+            "TensorFlow needs the names of all hosts, and nothing lists them here",
+            seen=f"{allocation.num_nodes} nodes started by {allocation.launcher}, no host list",
+            fix="MUSTER_HOSTS=host1,host2,... in the order of the nodes",
+        )
+    tasks = _tasks_per_node(allocation)
+    hosts = allocation.hosts if allocation.num_nodes > 1 else (rendezvous.address,)
+    workers = [
+        f"{_bracketed(host)}:{FIRST_PORT + (port + place - FIRST_PORT) % NUM_PORTS if place else port}"
+        for host, count in zip(hosts, tasks, strict=True)
+        for place in range(count)
+    ]
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": _index(allocation)}}
+    return {"TF_CONFIG": json.dumps(config)}
+
+
+def _tasks_per_node(allocation: Allocation) -> tuple[int, ...]:
+    return allocation.ranks_per_node if allocation.mode == "worker" else (1,) * allocation.num_nodes
+
+
+def _index(allocation: Allocation) -> int:
+    # Counted node by node and not by rank: every task can count the others so, however the launcher dealt the ranks.
+    return sum(_tasks_per_node(allocation)[: allocation.node_rank]) + allocation.local_rank
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
