@@ -113,8 +113,7 @@ class Display:
         """Shows the table at the end of a run."""
         step = summary["step_time_s"]
         device = "GPU" if summary["device"].startswith("cuda") else "process"
-        table = Table(box=ROUNDED, show_header=False, width=WIDTH - 2, padding=(0, 1), title_justify="left")
-        table.title = f"[bold]{escape(summary['model'])} on {escape(summary['data'])}, {summary['strategy']}[/bold]"
+        table = Table(box=ROUNDED, show_header=False, width=WIDTH, padding=(0, 1))
         table.add_column(style="dim", no_wrap=True)
         table.add_column(ratio=1, overflow="fold")
         final, best = summary["final_accuracy"], summary["best_accuracy"]
@@ -136,11 +135,13 @@ class Display:
         table.add_row("waiting for data", f"{summary['data_wait_share']:.1%} of the time")
         table.add_row("peak memory", f"{summary['peak_memory_gib']:.2f} GiB a {device}")
         table.add_section()
-        table.add_row("steps, time in all", f"{summary['step']:,} steps, {summary['seconds']:.1f} s")
+        table.add_row("steps in all", f"{summary['step']:,}, this run took {summary['seconds']:.1f} s")
         if summary["bad_samples"]:
             table.add_row("samples not readable", f"[yellow]{len(summary['bad_samples'])}[/yellow], see summary.json")
         table.add_row("files", escape(summary["folder"]))
+        title = f"{summary['model']} on {summary['data']}, {summary['strategy']}"
         self.console.print()
+        self.console.print(title, style="bold", markup=False)
         self.console.print(table)
 
 

@@ -21,7 +21,7 @@ from train.world import World
 
 Result = TypeVar("Result")
 
-GRACE_S = 5
+GRACE_S = 3
 """Seconds in which a rank told of a fault may end by itself; for longer, a failing rank 0 keeps the store up."""
 
 

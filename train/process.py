@@ -29,7 +29,13 @@ class Process:
     watch: faults.Watch | None = None
 
     def train(self, strategy: str, options: Options) -> None:
-        """One rank's run: joins the others, trains."""
+        """One rank's run; what the user can mend comes out as SystemExit, which torchrun does not show as a crash."""
+        try:
+            self.join_and_train(strategy, options)
+        except MusterError as error:
+            raise SystemExit(error.code) from error
+
+    def join_and_train(self, strategy: str, options: Options) -> None:
         self.world = read_environment(os.environ, options.timeout_s)
         store = connect(self.world)
         self.world = replace(self.world, store=None if store is None else PrefixStore("muster", store))
@@ -92,8 +98,12 @@ def run_process(strategy: str, options: Options) -> None:
     try:
         record(process.train)(strategy, options)  # so that torchrun's summary names the error
     except BaseException as error:
-        code = process.answer(error)
+        cause = error.__cause__ if isinstance(error, SystemExit) else None
+        code = process.answer(cause or error)
         faults.end_soon(code, 4 * faults.GRACE_S)
     process.leave(failed=code != 0)
     if code:
-        raise SystemExit(code)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # The destructors of a group that broke can abort the process, and so put a signal in place of the code.
+        os._exit(code)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,21 @@ def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **extra}
 
 
+def rank_environments(
+    world_size: int, env: Mapping[str, str], rank_env: Mapping[int, Mapping[str, str]]
+) -> list[dict[str, str]]:
+    """The environment of each rank; one alone gets no RANK."""
+    port = str(free_port())
+    environments = []
+    for rank in range(world_size):
+        own = environment(env)
+        if world_size > 1:
+            own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+            own |= {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environments.append(own | rank_env.get(rank, {}))
+    return environments
+
+
 def start_ranks(
     argv: list[str],
     world_size: int,
@@ -54,15 +69,9 @@ def start_ranks(
     rank_env: Mapping[int, Mapping[str, str]] = {},
     program: tuple[str, ...] = ("-m", "train"),
 ) -> list[subprocess.Popen[bytes]]:
-    """`python -m train` for each rank, its output in files below `folder`; one alone gets no RANK."""
-    port = str(free_port())
+    """`python -m train` for each rank, its output in files below `folder`."""
     processes = []
-    for rank in range(world_size):
-        own = environment(env)
-        if world_size > 1:
-            own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-            own |= {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        own |= rank_env.get(rank, {})
+    for rank, own in enumerate(rank_environments(world_size, env, rank_env)):
         with (folder / f"out{rank}").open("wb") as out, (folder / f"err{rank}").open("wb") as err:
             command = [sys.executable, *program, *argv]
             processes.append(subprocess.Popen(command, cwd=folder, env=own, stdout=out, stderr=err))
@@ -80,22 +89,56 @@ def wait_ranks(processes: list[subprocess.Popen[bytes]], folder: Path, deadline_
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    texts = [[(folder / f"{name}{rank}").read_text() for name in ("out", "err")] for rank in range(len(processes))]
-    return [Ended(process.returncode, *text) for process, text in zip(processes, texts, strict=True)]
+    return read_ranks([process.returncode for process in processes], folder)
+
+
+def read_ranks(codes: list[int], folder: Path) -> list[Ended]:
+    """What ranks that ended with `codes` printed into `folder`."""
+    texts = [[(folder / f"{name}{rank}").read_text() for name in ("out", "err")] for rank in range(len(codes))]
+    return [Ended(code, *text) for code, text in zip(codes, texts, strict=True)]
 
 
 Train = Callable[..., list[Ended]]
 
 
 @pytest.fixture(scope="session")
-def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """Runs `python -m train ARGV` in `world_size` processes, and answers how each ended."""
+def forks() -> Iterator[subprocess.Popen[str]]:
+    """The program that forks trainers."""
+    env = environment({"TORCH_CPP_LOG_LEVEL": "ERROR"})
+    command = [sys.executable, str(Path(__file__).with_name("forks.py"))]
+    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    yield process
+    process.communicate()
 
-    def run(argv: list[str], world_size: int = 1, *, deadline_s: float = 150, ok: bool = False, **more) -> list[Ended]:
+
+@pytest.fixture(scope="session")
+def train(tmp_path_factory: pytest.TempPathFactory, forks: subprocess.Popen[str]) -> Train:
+    """Runs the trainer with ARGV in `world_size` processes, and answers how each ended."""
+
+    def run(
+        argv: list[str],
+        world_size: int = 1,
+        *,
+        deadline_s: float = 150,
+        ok: bool = False,
+        env: Mapping[str, str] = {},
+        rank_env: Mapping[int, Mapping[str, str]] = {},
+    ) -> list[Ended]:
+        assert forks.stdin is not None
+        assert forks.stdout is not None
         folder = tmp_path_factory.mktemp("ranks")
-        ended = wait_ranks(start_ranks(argv, world_size, folder, **more), folder, deadline_s)
+        ranks = [
+            {"argv": argv, "env": own, "folder": str(folder), "name": rank}
+            for rank, own in enumerate(rank_environments(world_size, env, rank_env))
+        ]
+        forks.stdin.write(json.dumps({"ranks": ranks, "deadline_s": deadline_s}) + "\n")
+        forks.stdin.flush()
+        codes = json.loads(forks.stdout.readline())
+        ended = read_ranks(codes, folder)
+        said = "\n".join(rank.out + rank.err for rank in ended)
+        assert None not in codes, f"not over after {deadline_s} s: {codes}\n{said}"
         if ok:
-            assert [rank.code for rank in ended] == [0] * world_size, "\n".join(rank.out + rank.err for rank in ended)
+            assert codes == [0] * world_size, said
         return ended
 
     return run

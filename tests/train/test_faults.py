@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from train import checkpoint
+from train.run import promised_gpus
+from train.world import World
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
@@ -89,7 +91,8 @@ def test_a_sample_that_one_rank_can_not_read_ends_all(train, tmp_path, make_imag
 
 
 @pytest.mark.parametrize("program", ["rank0", "rank1"])
-def test_an_unexpected_error_of_one_rank_ends_all(train, small, tmp_path, program):
+def test_an_unexpected_error_of_one_rank_ends_all(ranks, small, tmp_path, program):
+    start_ranks, wait_ranks = ranks
     script = tmp_path / "broken.py"
     script.write_text(
         "import os, sys\n"
@@ -105,7 +108,7 @@ def test_an_unexpected_error_of_one_rank_ends_all(train, small, tmp_path, progra
         "run_process(*parse(sys.argv[1:]))\n"
     )
     argv = ["ddp", *small, f"--runs-dir={tmp_path / 'runs'}"]
-    ended = train(argv, 3, program=(str(script),), deadline_s=DEADLINE_S)
+    ended = wait_ranks(start_ranks(argv, 3, tmp_path, program=(str(script),)), tmp_path, DEADLINE_S)
     assert [rank.code for rank in ended] == [1, 1, 1]
     broken = int(program[-1])
     assert "ZeroDivisionError: made for the test" in ended[broken].err
@@ -116,7 +119,8 @@ def test_an_unexpected_error_of_one_rank_ends_all(train, small, tmp_path, progra
 
 def test_a_killed_rank_ends_the_others(ranks, small, tmp_path):
     start_ranks, wait_ranks = ranks
-    argv = ["ddp", *small, "--epochs=1000", "--name=run", f"--runs-dir={tmp_path / 'runs'}", "--timeout-s=30"]
+    argv = ["ddp", *small, "--model=squeezenet1_1", "--image-size=32", "--epochs=1000", "--timeout-s=30"]
+    argv += ["--name=run", f"--runs-dir={tmp_path / 'runs'}"]
     processes = start_ranks(argv, 3, tmp_path)
     try:
         end = time.monotonic() + DEADLINE_S
@@ -138,7 +142,8 @@ def test_a_rank_that_never_comes(train, small, tmp_path):
     assert len(ended[0].err.splitlines()) == 3, ended[0].err
 
 
-def test_a_disk_that_fills_up_ends_all_and_keeps_the_last_good_one(train, tmp_path):
+def test_a_disk_that_fills_up_ends_all_and_keeps_the_last_good_one(train, ranks, tmp_path):
+    start_ranks, wait_ranks = ranks
     argv = ["ddp", "--model=squeezenet1_1", "--image-size=32", "--batch-size=8", "--max-steps=2", "--name=run"]
     argv += [f"--runs-dir={tmp_path}"]
     train(argv, 2, ok=True)
@@ -153,7 +158,8 @@ def test_a_disk_that_fills_up_ends_all_and_keeps_the_last_good_one(train, tmp_pa
         "run_process(*parse(sys.argv[1:]))\n"
     )
     argv[argv.index("--max-steps=2")] = "--max-steps=4"
-    ended = train([*argv, "--resume"], 2, program=(str(limited),), deadline_s=DEADLINE_S)
+    processes = start_ranks([*argv, "--resume"], 2, tmp_path, program=(str(limited),))
+    ended = wait_ranks(processes, tmp_path, DEADLINE_S)
     assert_one_message(ended, 1, "could not be written", good.name)
     names = sorted(path.name for path in good.parent.iterdir())
     assert names == ["latest", good.name]
@@ -162,21 +168,23 @@ def test_a_disk_that_fills_up_ends_all_and_keeps_the_last_good_one(train, tmp_pa
 
 def test_an_existing_run_is_not_overwritten(train, small, tmp_path):
     argv = ["ddp", *small, "--max-steps=1", "--name=run", f"--runs-dir={tmp_path}"]
-    train(argv, 2, ok=True)
+    train(argv, ok=True)
     before = (tmp_path / "run" / "summary.json").read_text()
     assert_one_message(train(argv, 2, deadline_s=DEADLINE_S), 2, "never overwritten", "--resume")
     assert (tmp_path / "run" / "summary.json").read_text() == before
 
 
-def test_debug_shows_where(train, tmp_path):
-    [ended] = train(["single", "--model=no", f"--runs-dir={tmp_path}"], env={"MUSTER_DEBUG": "1"})
+def test_debug_shows_where(ranks, tmp_path):
+    start_ranks, wait_ranks = ranks
+    argv = ["single", "--model=no", f"--runs-dir={tmp_path / 'runs'}"]
+    [ended] = wait_ranks(start_ranks(argv, 1, tmp_path, env={"MUSTER_DEBUG": "1"}), tmp_path, DEADLINE_S)
     assert ended.code == 2
     assert "Traceback" in ended.err
 
 
-def test_promised_gpus_that_torch_does_not_see(train, small, tmp_path):
-    argv = ["single", *small, "--max-steps=1", f"--runs-dir={tmp_path}"]
-    [ended] = train([*argv, "--device=cpu"], env={"CUDA_VISIBLE_DEVICES": "77"}, ok=True)
-    assert "TRAINING ON THE CPU" in ended.out
-    [ended] = train(argv, env={"CUDA_VISIBLE_DEVICES": ""}, ok=True)
-    assert "TRAINING ON THE CPU" not in ended.out
+def test_promised_gpus_that_torch_does_not_see(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for value, count in [("0,1", 1), ("GPU-5d5c", 1), ("", 0), ("-1", 0)]:
+        assert len(promised_gpus({"CUDA_VISIBLE_DEVICES": value}, World())) == count
+    assert promised_gpus({}, World()) == []
+    assert "--nv" in promised_gpus({"CUDA_VISIBLE_DEVICES": "0"}, World())[0]

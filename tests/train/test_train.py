@@ -1,0 +1,126 @@
+"""The whole way: torchrun, real images, what a run leaves, what a person sees."""
+
+import ast
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from train import checkpoint
+from train.options import STRATEGIES, Options, parse, to_argv
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+@pytest.fixture(scope="module")
+def environment():
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA", "SLURM", "MUSTER"))}
+    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MUSTER_COMMAND": "train ddp"}
+
+
+@pytest.fixture(scope="module")
+def finished(environment, tmp_path_factory):
+    """What `train ddp` under torchrun printed, and the folder of its run."""
+    folder = tmp_path_factory.mktemp("work")
+    command = [*TORCHRUN, "-m", "train", "ddp", "--epochs=6", "--keep-checkpoints=3"]
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+    assert ended.returncode == 0, ended.stderr
+    return ended, folder / "runs" / "resnet18-digits-ddp"
+
+
+@pytest.mark.process
+def test_two_processes_learn_the_digits(finished):
+    summary = json.loads((finished[1] / "summary.json").read_text())
+    assert summary["best_accuracy"] >= 0.95
+    assert summary["best_accuracy"] == max(epoch["valid_accuracy"] for epoch in summary["epochs"])
+
+
+@pytest.mark.process
+def test_what_a_run_leaves(finished):
+    _, run = finished
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["strategy"] == "ddp"
+    assert (summary["world_size"], summary["num_nodes"], len(summary["hosts"])) == (2, 1, 1)
+    assert summary["images_per_second"] == pytest.approx(2 * summary["images_per_second_per_rank"], rel=1e-3)
+    times = summary["step_time_s"]
+    assert 0 < times["p50"] <= times["p95"] <= times["p99"]
+    assert summary["first_step_s"] > 0
+    assert 0 <= summary["data_wait_share"] < 1
+    assert 0 < summary["peak_memory_gib"] < 8
+    assert [epoch["epoch"] for epoch in summary["epochs"]] == [1, 2, 3, 4, 5, 6]
+    assert summary["command"] == "train ddp"
+    assert summary["options"]["image_size"] == 32
+    assert summary["options"]["device"] == "cpu"
+    assert isinstance(summary["options"]["bf16"], bool)
+    assert (summary["resumed_from"], summary["bad_samples"]) == (None, [])
+    assert summary["versions"]["torch"]
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if record["kind"] == "steps"] == [50, 100]
+    assert [path.name for path in checkpoint.saved(run)] == [f"step-{step:08d}.pt" for step in (132, 110, 88)]
+
+
+@pytest.mark.process
+def test_what_a_log_file_shows(finished):
+    ended, _ = finished
+    lines = ended.stdout.splitlines()
+    assert "\x1b" not in ended.stdout
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("world ") for line in lines) == 1  # rank 0 alone
+    assert sum("/6 " in line and "%" in line for line in lines) == 6
+    assert "images per second" in ended.stdout
+    assert "Warning" not in ended.stderr
+
+
+@pytest.mark.process
+def test_what_a_terminal_shows(environment, small, tmp_path):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "train", "single", *small, "--max-steps=20"]
+    env = {**environment, "TERM": "xterm-256color", "COLUMNS": "100"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    except OSError:
+        pass  # the other end is closed: the process has ended
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert b"\x1b[" in shown
+    assert "━".encode() in shown
+    assert b"images/s" in shown
+    assert b"validation accuracy" in shown
+
+
+@pytest.mark.process
+def test_torchrun_hears_of_an_error(environment, tmp_path):
+    command = [*TORCHRUN, "-m", "train", "ddp", "--model=resnet81"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert ended.returncode != 0
+    assert ended.stderr.count("error: there is no classification model called resnet81") == 1
+    assert "exitcode  : 2" in ended.stderr
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_options_survive_the_way_to_the_trainer(strategy):
+    options = Options(data="imagefolder:/a b", lr=0.25, bf16=False, fused=False, max_steps=3, resume="auto", name="-x")
+    assert parse([strategy, *to_argv(options)]) == (strategy, options)
+    assert parse([strategy]) == (strategy, Options())
+    assert parse([strategy, "--resume"])[1].resume == "auto"
+
+
+def test_who_knows_whom():
+    for path in (ROOT / "train").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not any(name.partition(".")[0] == "entrypoint" for name in names), path
+        assert len(path.read_text().splitlines()) < 250, path
+        assert "SLURM" not in path.read_text(), path
+    loop = (ROOT / "train" / "loop.py").read_text()
+    assert not any(f"strategies.{name}" in loop or f'"{name}"' in loop for name in STRATEGIES)
