@@ -118,7 +118,7 @@ def report(failures: dict[int, ProcessFailure]) -> int:
 
 
 def message_of(failure: ProcessFailure) -> str:
-    """The last line of the exception that the worker recorded, or nothing if it recorded none."""
+    """The first line of the exception that the worker recorded, or nothing if it recorded none."""
     recorded: dict[str, Any] = failure.error_file_data
     message = recorded.get("message") or ""
     if isinstance(message, dict):
