@@ -31,8 +31,10 @@ def detect(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     """
     if not any(name in env for name in NAMES):
         return None
-    if all(env.get(jsm) == env[name] for jsm, name in _JSM if name in env):
-        return None
+    if "JSM_NAMESPACE_RANK" in env and all(env.get(jsm) == env[name] for jsm, name in _JSM if name in env):
+        if job is None or job.scheduler == "lsf":
+            return None
+        return Rejected(f"{variables.seen(env, 'JSM_NAMESPACE_RANK')} says the same: jsrun set them, in a job of LSF")
     host = env.get("PMIX_HOSTNAME")
     if host and env.host and hostlist.short(host) != hostlist.short(env.host):
         return Rejected(f"PMIX_HOSTNAME={host}, but this host is {env.host}")

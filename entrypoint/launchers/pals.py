@@ -12,7 +12,7 @@ Source: https://github.com/SchedMD/slurm/blob/master/src/plugins/mpi/cray_shasta
 from entrypoint import variables
 from entrypoint.allocation import Hosts, Rejected, Task
 from entrypoint.environment import Environment
-from entrypoint.launchers import apinfo
+from entrypoint.launchers import apinfo, pbsdsh
 from train.errors import MusterError
 
 FIX = "start the command by mpiexec itself, from a shell without another run's PALS_ variables"
@@ -33,6 +33,11 @@ def detect(env: Environment, job: Hosts | None) -> Task | Rejected | None:
         return Rejected(
             f"{variables.seen(env, 'PALS_APID', 'PALS_RANKID')} was set by {owner}, for Cray MPI", is_certain=True
         )
+    if job and job.scheduler not in ("pbs", "manual"):
+        return Rejected(f"{variables.seen(env, 'PALS_APID')}, but this is a job of {job.scheduler}")
+    if pbsdsh.is_task(env):
+        # PALS has daemons of its own, and hands the job script's environment on.
+        return Rejected(f"{variables.seen(env, 'PALS_APID', 'PBS_TASKNUM')}: pbsdsh, not PALS, started this process")
     rank, node_rank, local_rank = (variables.number(env, name, FIX) for name in _NAMES)
     seen = variables.seen(env, "PALS_APID", *_NAMES, "PALS_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE")
     if env.get("PMI_RANK", str(rank)) != str(rank) or not env.get("PALS_APID"):

@@ -16,13 +16,18 @@ from entrypoint.launchers import by_host
 from train.errors import MusterError
 
 
+def is_task(env: Environment) -> bool:
+    """Whether PBS itself started this process, beside the job script."""
+    return re.fullmatch(r"[0-9A-Fa-f]{8}", env.get("PBS_TASKNUM", "")) is not None
+
+
 def detect(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     """The task of PBS that this process is, or None for a job script and outside PBS.
 
     Raises:
         MusterError: the job's nodes are not known here, or several tasks may be on this one.
     """
-    if job is None or not re.fullmatch(r"[0-9A-Fa-f]{8}", env.get("PBS_TASKNUM", "")):
+    if job is None or not is_task(env):
         return None
     mark = f"PBS_TASKNUM={env['PBS_TASKNUM']}"
     fix = (

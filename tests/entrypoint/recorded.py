@@ -1,0 +1,102 @@
+"""The recordings, each with what it must be read as.
+
+A folder of tests/recordings takes part once it has an expected.toml. A recording's scenario is the longest of its
+tables that the file's name starts with; the host is in the recording, the rank, where there is one, in the file's name:
+SCENARIO.HOST.RANK.env, SCENARIO.rankR.HOST.env, SCENARIO.HOST.taskR.env. The keys of a scenario:
+
+    hosts       the job's nodes in order; empty where the environment doesn't name them
+    nodes       the same for the test, where `hosts` is empty or differs from what the hosts call themselves
+    mode        agent, worker
+    scheduler   and `launcher`: what was found
+    nproc_per_node, note (part of one), rejected (the start of each line that must be there)
+    launch      nothing started the process as a task, and several nodes are allocated: refused, with this launch line
+    refusal     it can't be started this way: the words that say why
+"""
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from entrypoint import detection, environment
+from entrypoint.allocation import Allocation
+from entrypoint.environment import Environment
+from entrypoint.options import LaunchOptions
+from train.errors import MusterError
+
+FOLDERS = Path(__file__).resolve().parent.parent / "recordings"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording and the truth about it."""
+
+    file: Path
+    scenario: str
+    expected: dict[str, Any]
+
+    @cached_property
+    def environment(self) -> Environment:
+        return environment.load(self.file)
+
+    @property
+    def host(self) -> str:
+        assert self.environment.host
+        return self.environment.host
+
+    @property
+    def rank(self) -> int | None:
+        match = re.search(r"\.(?:rank|task)?([0-9]{1,3})(?:\.[^.]+)?$", self.file.stem)
+        return int(match[1]) if match else None
+
+    @property
+    def nodes(self) -> list[str]:
+        return self.expected.get("nodes", self.expected["hosts"])
+
+    def __str__(self) -> str:
+        return f"{self.file.parent.name}/{self.file.stem}"
+
+
+def load(*folders: str) -> list[Recording]:
+    """The recordings of all folders that have an expected.toml, or of `folders`."""
+    found: list[Recording] = []
+    for table in sorted(FOLDERS.glob("*/expected.toml")):
+        expected = tomllib.loads(table.read_text())
+        if folders and table.parent.name not in folders:
+            continue
+        for file in sorted(table.parent.glob("*.env")):
+            scenarios = [name for name in expected if file.stem == name or file.stem.startswith(f"{name}.")]
+            assert scenarios, f"{file} is in no scenario of {table}"
+            scenario = max(scenarios, key=len)
+            found.append(Recording(file, scenario, expected[scenario]))
+    return found
+
+
+ALL = load()
+TASKS = [recording for recording in ALL if "hosts" in recording.expected]
+SHELLS = [recording for recording in ALL if "launch" in recording.expected]
+REFUSED = [recording for recording in ALL if "refusal" in recording.expected]
+
+
+def ranks_by_host(recording: Recording) -> dict[str, list[int | None]]:
+    """The ranks of a recording's scenario by host, as all its files tell."""
+    ranks: dict[str, list[int | None]] = {}
+    for other in ALL:
+        if other.file.parent == recording.file.parent and other.scenario == recording.scenario:
+            ranks.setdefault(other.host, []).append(other.rank)
+    return {host: sorted(found, key=lambda rank: rank or 0) for host, found in ranks.items()}
+
+
+def detect(env: Environment, options: LaunchOptions | None = None) -> Allocation:
+    """What `train ddp` finds in `env`."""
+    return detection.allocate(env, options or LaunchOptions(), ["train", "ddp"])
+
+
+def find(env: Environment) -> Allocation | None:
+    """The same, or None for a refusal. Anything else than a refusal is a crash."""
+    try:
+        return detect(env)
+    except MusterError:
+        return None

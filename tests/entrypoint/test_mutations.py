@@ -1,0 +1,148 @@
+"""Recordings with a variable missing, worse, or another family's added: the right answer or a refusal, nothing else."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from entrypoint.allocation import Allocation
+from entrypoint.environment import Environment
+from tests.entrypoint import recorded
+from tests.entrypoint.recorded import Recording
+
+# All that schedulers and launchers set. What a user sets (MUSTER_, --node-rank) is obeyed, right or wrong.
+FAMILIES = re.compile(
+    r"(SLURM|PBS|LSB|LSF|JSM|FLUX|PALS|PMI|PMIX|MPI|MPIR|OMPI|MV2|SGE|KUBERNETES|PET|VC|VK|CUDA|MASTER|JOB|PE|NHOSTS|NSLOTS|"
+    r"NCPUS|RANK|WORLD|RESTARTED|TMPDIR)(_|$)"
+)
+
+# What has but one witness can't be checked: another value that fits all the others is believed.
+SOLE_WITNESSES = {
+    # Without a list of hosts the launcher's size is all that tells the number of nodes.
+    "mpich_ssh": {"PMI_SIZE"},
+    "intel_mpi_ssh": {"PMI_SIZE"},
+    "mvapich_ssh": {"MV2_COMM_WORLD_SIZE"},
+    "pals_hidden": {"PMI_SIZE"},
+    "kubeflow_pytorchjob_old": {"WORLD_SIZE"},
+    # Where nodes have different numbers of processes and the file is gone, the other node refuses, not this one.
+    "pals_file_uneven": {"PALS_APINFO", "file PALS_APINFO"},
+    # Rank 2 is what rank 1 would be, were the ranks dealt in turns.
+    "pbs_mpi_hydra-tmrsh": {"PMI_RANK"},
+    # A shorter list is the list of a smaller job.
+    "pbs_cgroupshook_gpu1_script": {"file PBS_NODEFILE"},
+    "pbs_interactive": {"file PBS_NODEFILE"},
+    "pbs_scatter2x2_script": {"file PBS_NODEFILE"},
+    "pbs_shape_a_nompiprocs": {"file PBS_NODEFILE"},
+    "pbs_shape_b_nodesppn": {"file PBS_NODEFILE"},
+    # The names of hosts: a wrong one does not resolve, and the start says so.
+    "kubeflow_trainjob": {"PET_MASTER_ADDR", "PET_NNODES"},
+    "volcano_pytorch": {"VC_MASTER_HOSTS", "VC_WORKER_HOSTS"},
+    "volcano_workers": {"VC_WORKER_HOSTS"},
+    # The one variable that makes it what it is.
+    "indexed_job": {"JOB_COMPLETION_INDEX"},
+    "flux_instance": {"FLUX_URI"},
+    "arbitrary": {"SLURM_DISTRIBUTION"},
+}
+
+
+def values(value: str) -> list[str | None]:
+    """What may have become of a variable: missing, empty, doubled, no number, off by one, a list."""
+    changed: list[str | None] = [None, "", value + value, "x", "-1", "99", "$(reboot)", f"{value},9"]
+    return [*changed, str(int(value) + 1)] if value.isdecimal() else changed
+
+
+def mutations(recording: Recording) -> Iterator[tuple[str, str | None, Environment]]:
+    """The recording with one variable changed, or the content of one file."""
+    env = recording.environment
+    for name, value in env.items():
+        if not FAMILIES.match(name):
+            continue
+        for other in values(value):
+            variables = {key: text for key, text in env.items() if key != name}
+            yield name, other, replace(env, variables=variables if other is None else {**variables, name: other})
+    for name, content in env.files.items():
+        for other in ("", "\n", "x y z\n", content + content, content[: len(content) // 2], "\0\n"):
+            yield f"file {name}", other, replace(env, files={**env.files, name: other})
+        yield f"file {name}", None, replace(env, files={})
+
+
+def same_world(found: Allocation, truth: Allocation) -> bool:
+    """Whether both put this process at the same place of the same world."""
+    names = ["num_nodes", "node_rank", "tasks_on_node", "mode", "local_rank"]
+    names += ["rank", "world_size"] if truth.mode == "worker" else []
+    same = all(getattr(found, name) == getattr(truth, name) for name in names if name != "mode")
+    # A single GPU makes an agent of one a single: the same world. Hosts may get lost, and then they are not known.
+    return same and (found.mode == "worker") == (truth.mode == "worker") and found.hosts in (truth.hosts, ())
+
+
+@pytest.mark.parametrize("recording", recorded.TASKS, ids=str)
+def test_one_variable_less_or_worse_never_gives_another_world(recording: Recording) -> None:
+    truth = recorded.detect(recording.environment)
+    believed = SOLE_WITNESSES.get(recording.scenario, set())
+    for name, value, changed in mutations(recording):
+        # Without it the process is refused all the same, but for a file that only some of the nodes need.
+        if name in believed and (value is not None or "PALS" in name):
+            continue
+        found = recorded.find(changed)
+        assert found is None or same_world(found, truth), (name, value, found)
+
+
+@pytest.mark.parametrize("recording", [*recorded.SHELLS, *recorded.REFUSED], ids=str)
+def test_one_variable_less_or_worse_never_lets_a_refused_process_start(recording: Recording) -> None:
+    believed = SOLE_WITNESSES.get(recording.scenario, set())
+    changes = [change for change in mutations(recording) if change[0] not in believed]
+    started = [(name, value) for name, value, changed in changes if recorded.find(changed)]
+    assert started == []
+
+
+# The variables of a whole family, as a process on another host had them: the shell from which the job was submitted.
+DONORS = {
+    "slurm": ("slurm", "b_srun_N2_1per.node02.1"),
+    "slurm_two_a_node": ("slurm", "c3_srun_N2_2per_pmix.node02.3"),
+    "pbs": ("pbs", "pbs_scatter2x2_pbsdsh.pbsn2.task20000001"),
+    "grid_engine": ("grid_engine", "pe_two.qrsh_V.node02"),
+    "lsf": ("documented", "lsf_blaunch.hostb.1"),
+    "jsrun": ("documented", "lsf_jsrun.h36n18.3"),
+    "flux": ("flux", "flux_in_pbs_run-N2n4g1.pbsn2.task3"),
+    "openmpi": ("mpi", "ompi_ssh.node02.3"),
+    "hydra": ("mpi", "mpich_ssh.node02.2"),
+    "pals": ("documented", "pals_hidden.x3001c0s13b1n0.3"),
+    "kubernetes": ("documented", "kubeflow_pytorchjob.mnist-worker-1.2"),
+}
+# Where nothing tells of a job, a whole family's variables can't be told from the real ones. Nor can those of jsrun in
+# a job of LSF whose hosts and slots they fit.
+WITHOUT_EVIDENCE = ("pod_alone", "flux_instance", "lsf_blaunch_slots")
+# Flux's recordings come with the PBS around them; a container's service variables are no part of a job.
+ONLY = {"flux": re.compile("FLUX_"), "pals": re.compile("PALS_|PMI_")}
+
+
+def donated(name: str) -> dict[str, str]:
+    folder, stem = DONORS[name]
+    env = next(found.environment for found in recorded.load(folder) if found.file.stem == stem)
+    allowed = ONLY.get(name, FAMILIES)
+    hosts = re.compile("node0[12]|node\\[01-02\\]|pbsn[12]|host[ab]|h36n(?:03|18)|batch2|x3001c0s13b[01]n0")
+    kept = {key: value for key, value in env.items() if allowed.match(key) and not key.startswith("CUDA")}
+    return {key: hosts.sub("other7", value) if "HOST" in key or "NODE" in key else value for key, value in kept.items()}
+
+
+@pytest.mark.parametrize("family", DONORS)
+def test_another_familys_variables_never_give_another_world(family: str) -> None:
+    leaked = donated(family)
+    for recording in recorded.TASKS:
+        truth = recorded.detect(recording.environment)
+        if recording.scenario in WITHOUT_EVIDENCE:
+            continue
+        # The job's own variables are set anew when it starts: only what it doesn't set itself is left over.
+        added = {**leaked, **recording.environment.variables}
+        found = recorded.find(replace(recording.environment, variables=added))
+        assert found is None or same_world(found, truth), (str(recording), found)
+
+
+@pytest.mark.parametrize("family", DONORS)
+def test_another_familys_variables_never_let_a_refused_process_start(family: str) -> None:
+    leaked = donated(family)
+    for recording in (*recorded.SHELLS, *recorded.REFUSED):
+        added = {**leaked, **recording.environment.variables}
+        found = recorded.find(replace(recording.environment, variables=added))
+        assert found is None or recording.scenario in WITHOUT_EVIDENCE, (str(recording), found)

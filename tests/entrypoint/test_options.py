@@ -1,0 +1,67 @@
+"""What the user says against what is found."""
+
+import pytest
+
+from entrypoint import detection, environment
+from entrypoint.environment import Environment
+from entrypoint.options import LaunchOptions
+from tests.entrypoint.recorded import FOLDERS, detect
+from train.errors import MusterError
+
+FOLDER = FOLDERS / "slurm"
+
+
+def step() -> Environment:
+    """Node 1 of two: a task of a Slurm step."""
+    return environment.load(FOLDER / "b_srun_N2_1per.node02.1.env")
+
+
+def test_nodes_asked_for_that_are_not_there() -> None:
+    with pytest.raises(MusterError, match="--nnodes says 3"):
+        detect(step(), LaunchOptions(nnodes=3))
+    with pytest.raises(MusterError, match="--nnodes says 2"):
+        detect(Environment({}, host="laptop"), LaunchOptions(nnodes=2))
+
+
+def test_by_hand_wins_over_the_scheduler() -> None:
+    found = detect(step(), LaunchOptions(nnodes=2, node_rank=0, nproc_per_node="4"))
+    assert (found.launcher, found.node_rank, found.world_size, found.hosts) == ("manual", 0, 8, ("node01", "node02"))
+
+
+@pytest.mark.parametrize(
+    "options", [LaunchOptions(node_rank=0), LaunchOptions(node_rank=2, nnodes=2), LaunchOptions(nproc_per_node="two")]
+)
+def test_options_that_make_no_sense(options: LaunchOptions) -> None:
+    with pytest.raises(MusterError):
+        detect(Environment({}, host="laptop"), options)
+
+
+def test_a_worker_of_torchrun_does_not_start_another() -> None:
+    with pytest.raises(MusterError, match="worker of torchrun already"):
+        detect(Environment({"TORCHELASTIC_RUN_ID": "9.0", "RANK": "0"}, host="laptop"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "nproc"),
+    [
+        ({}, 2),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 4),
+        ({"CUDA_VISIBLE_DEVICES": "0,-1,2"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5,GPU-f0e5"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-GPU-8a56a4bc/0/0"}, 1),
+    ],
+)
+def test_one_process_for_each_visible_gpu_and_two_without(variables: dict[str, str], nproc: int) -> None:
+    found = detect(Environment(variables, host="laptop"))
+    assert found.nproc_per_node == nproc
+    assert found.mode == ("single" if nproc == 1 else "agent")
+
+
+def test_single_is_refused_where_several_processes_were_started() -> None:
+    for file in ("b_srun_N2_1per.node02.1.env", "c_srun_N2_2per.node02.2.env"):
+        allocation = detect(environment.load(FOLDER / file))
+        with pytest.raises(MusterError, match="single is one process"):
+            detection.single(allocation, ["train", "single"])

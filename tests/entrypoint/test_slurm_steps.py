@@ -1,0 +1,58 @@
+"""Steps of Slurm whose variables were changed: what must be noticed, and what must not."""
+
+import pytest
+
+from entrypoint import environment
+from entrypoint.environment import Environment
+from entrypoint.options import LaunchOptions
+from tests.entrypoint.recorded import FOLDERS, detect
+from train.errors import MusterError
+
+FOLDER = FOLDERS / "slurm"
+
+
+def step(**changes: str) -> Environment:
+    """A task of a Slurm step, rank 1 of 2 nodes, with some variables changed."""
+    variables = dict(environment.load(FOLDER / "b_srun_N2_1per.node02.1.env").variables)
+    return Environment(variables | changes, host=changes.get("host", "node02"))
+
+
+def test_host_list_that_cannot_be_read() -> None:
+    with pytest.raises(MusterError, match="SLURM_STEP_NODELIST can't be read"):
+        detect(step(SLURM_STEP_NODELIST="node[01-02"))
+
+
+def test_task_count_that_disagrees_with_the_list() -> None:
+    with pytest.raises(MusterError, match="disagree on the number of nodes"):
+        detect(step(SLURM_STEP_TASKS_PER_NODE="1(x3)", SLURM_TASKS_PER_NODE="1(x3)", SLURM_STEP_NUM_TASKS="3"))
+
+
+def test_variables_of_another_node_are_noticed() -> None:
+    with pytest.raises(MusterError, match="this host is the one with 0"):
+        detect(step(host="node01"))
+
+
+def test_a_host_name_that_slurm_does_not_know_is_no_error() -> None:
+    assert detect(step(host="node02-ib0")).node_rank == 1
+
+
+def test_cyclic_ranks_are_not_computed_from_the_node() -> None:
+    env = environment.load(FOLDER / "c_srun_N2_2per.node02.2.env")
+    cyclic = Environment({**env, "SLURM_PROCID": "1", "SLURM_GTIDS": "1,3"}, host="node02")
+    found = detect(cyclic)
+    assert (found.node_rank, found.local_rank, found.rank) == (1, 0, 1)
+
+
+def test_uneven_tasks_are_ranks_each() -> None:
+    env = environment.load(FOLDER / "c_srun_N2_2per.node02.2.env")
+    uneven = {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_TASKS_PER_NODE": "2,1", "SLURM_STEP_NUM_TASKS": "3"}
+    uneven["SLURM_GTIDS"] = "2"
+    found = detect(Environment({**env, **uneven}, host="node02"))
+    assert (found.rank, found.world_size, found.ranks_per_node) == (2, 3, (2, 1))
+
+
+def test_several_tasks_a_node_and_nproc_per_node_contradict_each_other() -> None:
+    env = environment.load(FOLDER / "c_srun_N2_2per.node02.2.env")
+    with pytest.raises(MusterError, match="torchrun wants one task a node") as refusal:
+        detect(env, LaunchOptions(nproc_per_node="2"))
+    assert "--ntasks=2 --ntasks-per-node=1" in refusal.value.fix
