@@ -9,7 +9,7 @@ Why this is not a library: docs/decisions/hostlists.md.
 """
 
 import re
-from collections.abc import Sequence
+from functools import lru_cache
 from itertools import product
 
 MAX_HOSTS = 200_000
@@ -22,6 +22,9 @@ class HostListError(ValueError):
     """A host list that can't be read; the message says which part of it."""
 
 
+# Slurm gives the same list under several names, and this host is looked up by several: in a job of 10,000 nodes the
+# time of one counts.
+@lru_cache(maxsize=8)
 def expand(text: str) -> tuple[str, ...]:
     """The hosts that `text` names, in its order, each once.
 
@@ -41,10 +44,13 @@ def is_name(text: str) -> bool:
 
 def short(host: str) -> str:
     """`host` without its domain, in lower case; an address as it is."""
-    return host.lower() if re.fullmatch(r"[0-9.]+|.*:.*", host) else host.lower().partition(".")[0]
+    name = host.lower()
+    first, dot, _ = name.partition(".")
+    return name if ":" in name or (dot and first.isdecimal()) else first
 
 
-def index_of(hosts: Sequence[str], host: str | None) -> int | None:
+@lru_cache(maxsize=8)
+def index_of(hosts: tuple[str, ...], host: str | None) -> int | None:
     """The place of `host` in `hosts`, its domain and case aside; None where it is not among them.
 
     Raises:

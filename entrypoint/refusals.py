@@ -118,8 +118,10 @@ def check_hosts(env: Environment, job: Hosts | None, task: Task) -> None:
     Raises:
         MusterError: the variables were made for another job or another node.
     """
-    listed = {hostlist.short(host) for host in job.hosts} if job else set[str]()
-    strangers = [host for host in task.hosts if listed and hostlist.short(host) not in listed]
+    strangers: list[str] = []
+    if job and job.hosts and task.hosts != job.hosts:
+        listed = {hostlist.short(host) for host in job.hosts}
+        strangers = [host for host in task.hosts if hostlist.short(host) not in listed]
     if strangers and job:
         raise MusterError(
             f"the step runs on {strangers[0]}, which is no node of the job: variables of two jobs are mixed",

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -62,7 +62,7 @@ def seen(env: Mapping[str, str], *names: str) -> str:
     return " ".join(f"{name}={env[name][:200]}" for name in names if name in env)
 
 
-def own_index(hosts: Sequence[str], env: Environment, source: str, fix: str) -> int | None:
+def own_index(hosts: tuple[str, ...], env: Environment, source: str, fix: str) -> int | None:
     """The place of this process's host in `hosts`, or None where it is not among them.
 
     Raises:

@@ -1,0 +1,124 @@
+"""The binary file of PALS: written here by the layout's own description, read by ours, and damaged."""
+
+import random
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from entrypoint import environment
+from entrypoint.launchers import apinfo
+from tests.entrypoint import recorded
+from train.errors import MusterError
+
+HOSTS = ("x3001c0s13b0n0", "x3001c0s13b1n0")
+PROCESSES = ((0, 0), (0, 1), (1, 0), (1, 1))
+
+
+def table(kind: str, rows: Sequence[Sequence[object]]) -> bytes:
+    return b"".join(struct.pack(f"<{kind}", *row) for row in rows)
+
+
+def write(version: int, hosts: Sequence[str], processes: Sequence[tuple[int, int]], extra: bytes = b"") -> bytes:
+    """An apinfo file, table after table. `extra` is what a later version may add to the end of a process's record."""
+    commands = table("iii", [(len(processes), 1, 1)])
+    pes = b"".join(table("iii", [(local, 0, node)]) + extra for node, local in processes)
+    nodes = table("i64s", [(index, host.encode()) for index, host in enumerate(hosts)])
+    # int, size_t... in the layout of C: an int before a size_t is followed by four bytes that say nothing.
+    header_size = 160 if version == 5 else 136
+    offsets = [header_size]
+    for content in (b"", commands, pes, nodes):
+        offsets.append(offsets[-1] + len(content))
+    numbers = [
+        ("i4x", version), ("Q", offsets[-1]),
+        ("Q", 52), ("Q", offsets[0]), ("i4x", 0),
+        ("Q", 12), ("Q", offsets[1]), ("i4x", 1),
+        ("Q", 12 + len(extra)), ("Q", offsets[2]), ("i4x", len(processes)),
+        ("Q", 68), ("Q", offsets[3]), ("i4x", len(hosts)),
+        ("Q", 48), ("Q", offsets[4]), ("i4x", 0),
+    ]  # fmt: skip
+    if version == 5:
+        numbers += [("Q", offsets[4]), ("Q", 0), ("Q", offsets[4])]
+    header = b"".join(struct.pack(f"<{kind}", value) for kind, value in numbers)
+    assert len(header) == header_size
+    return header + commands + pes + nodes
+
+
+@pytest.mark.parametrize("version", [1, 5])
+def test_hosts_and_processes_are_read(version: int) -> None:
+    found = apinfo.parse(write(version, HOSTS, PROCESSES))
+    assert (found.hosts, found.processes, found.tasks_per_node) == (HOSTS, PROCESSES, (2, 2))
+
+
+def test_records_may_be_longer_than_what_is_known_of_them() -> None:
+    assert apinfo.parse(write(5, HOSTS, PROCESSES, extra=b"\xff" * 8)).processes == PROCESSES
+
+
+@pytest.mark.parametrize("version", [0, 2, 6])
+def test_another_version_is_refused(version: int) -> None:
+    with pytest.raises(apinfo.ApinfoError, match=f"version {version}"):
+        apinfo.parse(write(version, HOSTS, PROCESSES))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "processes"),
+    [
+        (("a", "a"), PROCESSES),
+        (("a", ""), PROCESSES),
+        (("a", "$(reboot)"), PROCESSES),
+        (("a",), PROCESSES),
+        ((), PROCESSES),
+        (HOSTS, ()),
+        (HOSTS, ((0, 0), (0, 0))),
+        (HOSTS, ((0, 0), (-1, 0))),
+        (HOSTS, ((0, -1),)),
+    ],
+)
+def test_what_cannot_be_is_refused(hosts: tuple[str, ...], processes: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(apinfo.ApinfoError):
+        apinfo.parse(write(5, hosts, processes))
+
+
+def test_a_damaged_file_is_refused_or_read_never_a_crash() -> None:
+    data = write(5, HOSTS, PROCESSES)
+    for length in range(len(data)):
+        with pytest.raises(apinfo.ApinfoError):
+            apinfo.parse(data[:length])
+    chance = random.Random(1)
+    for _ in range(3000):
+        damaged = bytearray(data)
+        for _ in range(chance.randint(1, 4)):
+            damaged[chance.randrange(len(data))] = chance.randrange(256)
+        try:
+            apinfo.parse(bytes(damaged))
+        except apinfo.ApinfoError:
+            continue
+
+
+def test_the_documented_recordings_hold_such_files() -> None:
+    for recording in recorded.load("documented"):
+        if recording.scenario in ("pals_file_v1", "pals_file_v5"):
+            found = apinfo.parse(bytes.fromhex(recording.environment.files["PALS_APINFO"]))
+            assert (found.hosts, found.processes) == (HOSTS, PROCESSES)
+
+
+def test_the_file_is_read_from_disk_in_a_live_process(tmp_path: Path) -> None:
+    path = tmp_path / "apinfo"
+    path.write_bytes(write(5, HOSTS, PROCESSES))
+    recording = environment.load(recorded.FOLDERS / "documented" / "pals_file_v5.x3001c0s13b1n0.3.env")
+    live = replace(recording, variables={**recording, "PALS_APINFO": str(path)}, files={}, is_live=True)
+    found = recorded.detect(live)
+    assert (found.hosts, found.rank, found.ranks_per_node) == (HOSTS, 3, (2, 2))
+    path.write_bytes(write(5, HOSTS, ((0, 0), (1, 0), (0, 1), (1, 1))))
+    assert recorded.detect(live).rank == 3
+    path.write_bytes(write(5, HOSTS, ((1, 0), (1, 1), (0, 0), (0, 1))))
+    with pytest.raises(MusterError, match="disagree"):
+        recorded.detect(live)
+
+
+def test_uneven_nodes_are_known_from_the_file() -> None:
+    path = recorded.FOLDERS / "documented" / "pals_file_uneven.x3001c0s13b1n0.1.env"
+    found = recorded.detect(environment.load(path))
+    assert (found.ranks_per_node, found.rank, found.local_rank, found.world_size) == ((2, 1), 1, 0, 3)

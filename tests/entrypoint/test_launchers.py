@@ -1,0 +1,138 @@
+"""Launchers: orders of ranks, uneven nodes, launchers inside of others, devices of another node."""
+
+import pytest
+
+from entrypoint import environment
+from entrypoint.allocation import Allocation
+from entrypoint.environment import Environment
+from entrypoint.options import LaunchOptions
+from tests.entrypoint.recorded import FOLDERS, detect
+from train.errors import MusterError
+
+OMPI_IN_SLURM = environment.load(FOLDERS / "mpi" / "ompi_in_salloc.node02.3.env")
+HYDRA_IN_PBS = environment.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank2.pbsn2.env")
+FLUX = environment.load(FOLDERS / "flux" / "flux_in_pbs_run-N2n4g1.pbsn2.task3.env")
+SRUN = environment.load(FOLDERS / "slurm" / "c_srun_N2_2per.node02.2.env")
+
+
+def hydra(rank: int, size: int, local_rank: int, local_size: int, **more: str) -> Environment:
+    """A process of mpiexec over ssh."""
+    names = {"PMI_RANK": rank, "PMI_SIZE": size, "MPI_LOCALRANKID": local_rank, "MPI_LOCALNRANKS": local_size}
+    return Environment({name: str(value) for name, value in names.items()} | more, host=more.get("host", "b"))
+
+
+def changed(env: Environment, **variables: str) -> Environment:
+    return Environment({**env, **variables}, env.host, env.files)
+
+
+def place(found: Allocation) -> tuple[int, int, int, int]:
+    return found.node_rank, found.local_rank, found.rank, found.world_size
+
+
+def test_blocks_are_taken_for_granted_and_said() -> None:
+    found = detect(hydra(5, 8, 1, 4))
+    assert place(found) == (1, 1, 5, 8)
+    assert [note for note in found.notes if "blocks of 4 a node" in note]
+    assert [note for note in found.notes if "each node is taken to run 4 processes" in note]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reason"),
+    [
+        ((1, 4, 0, 2), "don't lie in blocks"),
+        ((2, 4, 1, 2), "don't lie in blocks"),
+        ((3, 5, 1, 2), "different numbers of processes"),
+        ((4, 4, 0, 2), "contradict each other"),
+        ((0, 4, 2, 2), "contradict each other"),
+        ((0, 2, 0, 4), "contradict each other"),
+        ((0, 4, 0, 0), "contradict each other"),
+    ],
+)
+def test_ranks_that_cannot_lie_in_blocks_are_refused(ranks: tuple[int, int, int, int], reason: str) -> None:
+    with pytest.raises(MusterError, match=reason):
+        detect(hydra(*ranks))
+
+
+def test_ranks_in_turns_are_right_where_the_hosts_are_known() -> None:
+    listed = {"MUSTER_HOSTS": "a,b"}
+    assert place(detect(hydra(1, 4, 0, 2, **listed))) == (1, 0, 1, 4)
+    assert place(detect(hydra(3, 4, 1, 2, **listed))) == (1, 1, 3, 4)
+    with pytest.raises(MusterError, match="neither in blocks nor in turns"):
+        detect(hydra(0, 4, 0, 2, **listed))
+
+
+def test_more_nodes_than_the_job_has_are_two_jobs() -> None:
+    with pytest.raises(MusterError, match="started on 4 nodes, but the job has 2"):
+        detect(hydra(3, 4, 0, 1, MUSTER_HOSTS="a,b"))
+
+
+def test_a_launch_on_fewer_nodes_than_the_job_has_must_be_meant() -> None:
+    env = hydra(1, 2, 1, 2, MUSTER_HOSTS="a,b,c")
+    with pytest.raises(MusterError, match="uses 1 of the job's 3 nodes") as refusal:
+        detect(env)
+    assert "--nnodes 1" in refusal.value.fix
+    found = detect(env, LaunchOptions(nnodes="1"))
+    assert (place(found), found.hosts) == ((0, 1, 1, 2), ("b",))
+
+
+def test_pmi_alone_belongs_to_the_launcher_that_set_it() -> None:
+    found = detect(changed(SRUN, PMI_RANK="2", PMI_SIZE="4"))
+    assert (found.launcher, found.rank) == ("srun", 2)
+    with pytest.raises(MusterError, match="without its companions"):
+        detect(changed(SRUN, PMI_RANK="0", PMI_SIZE="4"))
+    with pytest.raises(MusterError, match="without its companions"):
+        detect(Environment({"PMI_RANK": "0", "PMI_SIZE": "2"}, host="laptop"))
+
+
+def test_two_launchers_with_several_tasks_a_node_are_refused() -> None:
+    leaked = {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+    cyclic = changed(SRUN, **leaked)
+    with pytest.raises(MusterError, match=r"neither in blocks nor in turns|two launchers disagree"):
+        detect(cyclic)
+
+
+def test_open_mpi_made_for_another_host_loses_to_tasks_that_srun_started() -> None:
+    leaked = {name: value for name, value in OMPI_IN_SLURM.items() if name.startswith(("OMPI_", "PMIX_"))}
+    found = detect(changed(SRUN, **(leaked | {"PMIX_HOSTNAME": "login1"})))
+    assert (found.launcher, found.rank) == ("srun", 2)
+    assert "openmpi: PMIX_HOSTNAME=login1, but this host is node02" in found.rejected
+
+
+def test_open_mpi_whose_daemon_is_another_process_is_left_over() -> None:
+    with pytest.raises(MusterError, match="did not start its daemon"):
+        detect(changed(OMPI_IN_SLURM, SLURM_TASK_PID="999"))
+
+
+def test_a_step_of_the_job_that_submitted_this_one_is_left_over() -> None:
+    with pytest.raises(MusterError, match="left over from a step inside of which this job was submitted"):
+        detect(changed(SRUN, SLURM_TASKS_PER_NODE="4(x2)"))
+
+
+def test_devices_that_hydra_copied_from_the_first_node_are_noted() -> None:
+    found = detect(changed(HYDRA_IN_PBS, CUDA_VISIBLE_DEVICES="GPU-00000001-aaaa-bbbb-cccc-000000000001"))
+    assert [note for note in found.notes if "was copied from the first node" in note]
+    assert not [note for note in detect(HYDRA_IN_PBS).notes if "copied" in note]
+
+
+def test_a_task_of_flux_sees_all_devices_of_its_job() -> None:
+    found = detect(FLUX)
+    assert (found.gpus_seen, found.nproc_per_node, found.local_rank) == (2, 2, 1)
+
+
+def test_flux_that_disagrees_with_a_launcher_inside_it() -> None:
+    with pytest.raises(MusterError, match="disagree on which process this is"):
+        detect(changed(FLUX, PMI_RANK="0"))
+
+
+def test_flux_in_turns_and_uneven_flux_are_refused() -> None:
+    with pytest.raises(MusterError, match="don't lie in blocks"):
+        detect(changed(FLUX, FLUX_TASK_RANK="2", PMI_RANK="2"))
+    with pytest.raises(MusterError, match="different numbers of tasks"):
+        detect(changed(FLUX, FLUX_JOB_SIZE="5", PMI_SIZE="5"))
+
+
+def test_no_launch_line_can_be_made_to_run_something_else() -> None:
+    script = environment.load(FOLDERS / "grid_engine" / "pe_two.master.node01.env")
+    hostile = Environment(dict(script), script.host, {"PE_HOSTFILE": "node01 1 q x\n$(reboot) 1 q x\n"})
+    with pytest.raises(MusterError, match="holds"):
+        detect(hostile)
