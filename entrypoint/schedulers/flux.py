@@ -16,6 +16,8 @@ from train.errors import MusterError
 
 FIX = "start the command by Flux itself: `flux run -N NODES -n NODES --exclusive train ddp`"
 
+FIX_HOSTS = "where the nodes share no folder, set MASTER_ADDR to the first one's name"
+
 
 def detect(env: Environment) -> Hosts | None:
     """The Flux job, or the instance of Flux, that `env` belongs to, or None where there is none.
@@ -38,7 +40,7 @@ def detect(env: Environment) -> Hosts | None:
         hosts=(),
         num_nodes=num_nodes,
         launch=f"flux run -N {num_nodes or 'NODES'} -n {num_nodes or 'NODES'} --exclusive {{command}}",
-        problem=MusterError("Flux does not say which nodes its job has", seen=source, fix=FIX),
+        problem=MusterError("Flux does not say which nodes its job has", seen=source, fix=FIX_HOSTS if is_job else FIX),
         sources={
             "scheduler": variables.seen(env, "FLUX_JOB_ID") or variables.seen(env, "FLUX_URI"),
             "job_id": variables.seen(env, "FLUX_JOB_ID") or "none: a shell of the instance",

@@ -10,8 +10,8 @@ import pytest
 from entrypoint import ROOT, detection, environment, launch, network, rendezvous, report, resources
 from entrypoint.environment import Environment
 from entrypoint.launch import Launch
-from entrypoint.program import Program
 from entrypoint.options import LaunchOptions
+from entrypoint.program import Program
 from train.errors import MusterError
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings" / "slurm"
