@@ -1,31 +1,41 @@
 """Where no scheduler lists the hosts: the ranks find each other by a file in a folder that all of them see.
 
 Rank 0 listens on a port that the system gave it, and writes its addresses, the port and a nonce into the file. The
-others connect, show the nonce, and wait. When all have come, rank 0 stops listening, tells them to go on, and removes
-the file; the port is then the rendezvous'. A file left by an earlier job is not believed: nothing answers to its nonce.
+others connect, show the nonce, say where they are, and wait. When all have come, rank 0 looks whether what they say
+fits together, stops listening, removes the file, and tells all of them the same: go on, or why not. The port is then
+the rendezvous'. A file left by an earlier job is not believed: nothing answers to its nonce.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
 import secrets
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import psutil
 
-from entrypoint import network
+from entrypoint import network, seats
+from entrypoint.seats import Seat
 from train.errors import FAILED, MusterError
 
 RETRY_S = 0.2
 CONNECT_TIMEOUT_S = 3.0
+ANSWER_TIMEOUT_S = 5.0
 # Between rank 0's word to go on and the end of the connection.
 PARTING_TIMEOUT_S = 5.0
-MAX_LINE = 200
+# Three texts of 900 characters, each of them escaped.
+MAX_LINE = 20000
+# In the place of a number: is somebody there?
+NOBODY = -1
+STRANGE = "it is not, or no longer, the one of this launch"
+STRANGER = (-2, "", None)
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,7 @@ class Party:
         index: this one's number, from 0; number 0 is the one whose address the others need.
         size: how many there are.
         timeout_s: how long they wait for each other.
+        seat: where this one is, and what it takes the others to be.
     """
 
     folder: Path
@@ -45,11 +56,12 @@ class Party:
     index: int
     size: int
     timeout_s: float
+    seat: Seat
 
     @property
     def path(self) -> Path:
         """The file that they meet by."""
-        safe = re.sub(r"[^A-Za-z0-9._-]", "_", self.job)[:80]
+        safe = re.sub(r"[^A-Za-z0-9._-]", "_", self.job)[:120]
         return self.folder / f".muster-{safe}-{self.size}.json"
 
 
@@ -61,11 +73,27 @@ class _Note(NamedTuple):
     nonce: str
 
 
+@dataclass
+class _Guests:
+    """Who has come so far.
+
+    Attributes:
+        seats: by number.
+        names: by number, what each calls itself, so that one that knocks again is known again.
+        connections: all that wait for a word, also those whose number came twice.
+    """
+
+    seats: dict[int, Seat]
+    names: dict[int, str] = field(default_factory=dict[int, str])
+    connections: list[socket.socket] = field(default_factory=list[socket.socket])
+
+
 def meet(party: Party) -> tuple[str, int]:
     """The address and port of number 0, once all have met there.
 
     Raises:
-        MusterError: the folder can't be written or read, or some did not come in time; the error says who.
+        MusterError: the folder can't be written or read, some did not come in time, or what they say of themselves
+            contradicts each other; the error says who.
     """
     try:
         return _host(party) if party.index == 0 else _join(party)
@@ -75,6 +103,15 @@ def meet(party: Party) -> tuple[str, int]:
             seen=str(party.path),
             fix="--rendezvous-dir FOLDER, one that all hosts share and you may write, or --master-addr HOST",
         ) from None
+
+
+def machine() -> str:
+    """What tells this host from all others: fresh containers share names, and hosts of one kernel share its id."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()} {boot}"
 
 
 def own_addresses() -> list[str]:
@@ -92,24 +129,38 @@ def own_addresses() -> list[str]:
 
 def _host(party: Party) -> tuple[str, int]:
     addresses = own_addresses()
-    nonce = secrets.token_hex(16)
     deadline = time.monotonic() + party.timeout_s
-    guests: dict[int, socket.socket] = {}
+    guests = _Guests({0: party.seat})
     with _listener() as listener:
-        port = int(listener.getsockname()[1])
-        _write(party.path, _Note(addresses, port, nonce))
+        note = _Note(addresses, int(listener.getsockname()[1]), secrets.token_hex(16))
+        _claim(party, note)
         try:
-            while len(guests) < party.size - 1:
-                _accept(listener, party, nonce, guests, deadline)
+            while len(guests.seats) < party.size:
+                _accept(listener, party, note, guests, deadline)
+            seats.check(guests.seats)
+        except MusterError as refusal:
+            _tell(guests.connections, refusal)
+            raise
         finally:
-            party.path.unlink(missing_ok=True)
-    for guest in guests.values():
+            if _read(party.path) == note:
+                party.path.unlink(missing_ok=True)
+    _tell(guests.connections, None)
+    return addresses[0], note.port
+
+
+def _tell(guests: Iterable[socket.socket], refusal: MusterError | None) -> None:
+    """Gives the guests the word that they wait for."""
+    for guest in guests:
         with contextlib.suppress(OSError), guest:
-            guest.sendall(b"go\n")
-            # The guest closes first: this side's port is then free at once for the rendezvous.
             guest.settimeout(PARTING_TIMEOUT_S)
+            guest.sendall(b"go\n" if refusal is None else _refusal_line(refusal))
+            # The guest closes first: this side's port is then free at once for the rendezvous.
             guest.recv(1)
-    return addresses[0], port
+
+
+def _refusal_line(refusal: MusterError) -> bytes:
+    words = {"wrong": refusal.wrong[:900], "seen": refusal.seen[:900], "fix": refusal.fix[:900], "code": refusal.code}
+    return f"no {json.dumps(words)}\n".encode()
 
 
 def _listener() -> socket.socket:
@@ -119,14 +170,12 @@ def _listener() -> socket.socket:
     return socket.create_server(("", 0))
 
 
-def _accept(
-    listener: socket.socket, party: Party, nonce: str, guests: dict[int, socket.socket], deadline: float
-) -> None:
+def _accept(listener: socket.socket, party: Party, note: _Note, guests: _Guests, deadline: float) -> None:
     remaining_s = deadline - time.monotonic()
     if remaining_s <= 0:
-        missing = [index for index in range(1, party.size) if index not in guests]
+        missing = [number for number in range(1, party.size) if number not in guests.seats]
         raise MusterError(
-            f"{len(guests) + 1} of {party.size} came within {party.timeout_s:.0f} s; number "
+            f"{len(guests.seats)} of {party.size} came within {party.timeout_s:.0f} s; number "
             f"{', '.join(map(str, missing[:10]))} did not",
             seen=f"{party.path} on {socket.gethostname()}",
             fix="see that the command started everywhere, in the same folder; a slow start: --rdzv-timeout SECONDS",
@@ -136,34 +185,53 @@ def _accept(
     try:
         guest, _ = listener.accept()
     except TimeoutError:
+        if _read(party.path) not in (note, None):
+            raise _taken(party, "has written over this launch's file") from None
         return
     guest.settimeout(CONNECT_TIMEOUT_S)
-    words = _line(guest).split()
-    if len(words) != 2 or not secrets.compare_digest(words[0], nonce) or not words[1].isdigit():
+    number, name, seat = _introduced(_line(guest), note.nonce)
+    if number == NOBODY or seat:
+        with contextlib.suppress(OSError):
+            guest.sendall(b"here\n")
+    if seat is None or not 0 < number < party.size:
         guest.close()
         return
-    index = int(words[1])
-    if not 0 < index < party.size or index in guests:
-        guest.close()
+    guests.connections.append(guest)
+    if guests.names.setdefault(number, name) != name:
         raise MusterError(
-            f"number {index} came twice: two launches of {party.size} meet by the same file",
+            f"number {number} came twice: two launches of {party.size} meet by the same file",
             seen=str(party.path),
             fix="--rendezvous-dir FOLDER, an own one for each launch",
         )
-    guests[index] = guest
+    guests.seats[number] = seat
+
+
+def _introduced(line: str, nonce: str) -> tuple[int, str, Seat | None]:
+    """The number, name and seat of one that knows the nonce; anybody else has none."""
+    try:
+        said = cast("dict[str, Any]", json.loads(line))
+        if not secrets.compare_digest(str(said["nonce"]), nonce):
+            return STRANGER
+        number = int(said["number"])
+        return number, str(said["name"]), None if number == NOBODY else Seat(**said["seat"])
+    except (ValueError, KeyError, TypeError):
+        return STRANGER
 
 
 def _join(party: Party) -> tuple[str, int]:
     deadline = time.monotonic() + party.timeout_s
-    last = "the file did not appear"
+    last, name = "the file did not appear", secrets.token_hex(8)
     while (remaining_s := deadline - time.monotonic()) > 0:
         note = _read(party.path)
         if note is not None:
             for address in note.addresses:
-                answer = _knock(address, note.port, note.nonce, party.index, remaining_s)
-                if answer is None:
+                words = {"nonce": note.nonce, "number": party.index, "name": name, "seat": asdict(party.seat)}
+                answer = _knock(address, note.port, words, remaining_s)
+                if answer == "go":
                     return address, note.port
-                last = f"{address}:{note.port}: {answer}"
+                if answer.startswith("no {"):
+                    raise MusterError(**json.loads(answer.removeprefix("no ")))
+                last = f"{address}:{note.port}: {answer or STRANGE}"
         time.sleep(RETRY_S)
     raise MusterError(
         f"number {party.index} of {party.size} did not find number 0 within {party.timeout_s:.0f} s: {last}",
@@ -173,14 +241,20 @@ def _join(party: Party) -> tuple[str, int]:
     )
 
 
-def _knock(address: str, port: int, nonce: str, index: int, wait_s: float) -> str | None:
-    """None once number 0 said to go on; else why it did not."""
+def _knock(address: str, port: int, words: dict[str, Any], wait_s: float) -> str:
+    """What number 0 said last, or why it could not."""
     try:
         with socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S) as connection:
-            connection.sendall(f"{nonce} {index}\n".encode())
+            connection.sendall(json.dumps(words).encode() + b"\n")
+            # It has others to listen to; something else on a port of its own may never answer.
+            connection.settimeout(ANSWER_TIMEOUT_S)
+            if _line(connection) != "here":
+                return ""
+            if words["number"] == NOBODY:
+                return "here"
             # The others may take their time.
             connection.settimeout(wait_s)
-            return None if _line(connection) == "go" else "it is not, or no longer, the one of this launch"
+            return _line(connection)
     except OSError as reason:
         return str(reason)
 
@@ -196,20 +270,60 @@ def _line(connection: socket.socket) -> str:
     return text.decode("ascii", "replace").strip()
 
 
-def _write(path: Path, note: _Note) -> None:
+def _claim(party: Party, note: _Note) -> None:
+    """Writes the file.
+
+    Raises:
+        MusterError: another launch meets by it at this moment.
+    """
     # Whole or not at all, and for nobody else's eyes: who has the nonce can take part.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{socket.gethostname()[:40]}")
+    temporary = party.path.with_name(f"{party.path.name}.{os.getpid()}.{socket.gethostname()[:40]}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(note._asdict(), file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(note._asdict(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        while True:
+            try:
+                os.link(temporary, party.path)
+                return
+            except FileExistsError:
+                _check_left_over(party)
+                party.path.unlink(missing_ok=True)
+            except OSError:
+                # A file system without hard links.
+                temporary.replace(party.path)
+                return
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _check_left_over(party: Party) -> None:
+    note = _read(party.path)
+    if note is None:
+        return
+    for address in note.addresses:
+        if _knock(address, note.port, {"nonce": note.nonce, "number": NOBODY, "name": ""}, 0) == "here":
+            raise _taken(party, f"meets by the same file now, on {address}")
+
+
+def _taken(party: Party, what: str) -> MusterError:
+    return MusterError(
+        f"another launch of {party.size} {what}",
+        seen=str(party.path),
+        fix="--rendezvous-dir FOLDER, an own one for each launch; or end the other one",
+    )
 
 
 def _read(path: Path) -> _Note | None:
     try:
         content = json.loads(path.read_text())
         return _Note([str(address) for address in content["addresses"]], int(content["port"]), str(content["nonce"]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
+    except OSError as reason:
+        # NFS says so of a file that another host has just replaced.
+        if reason.errno in (errno.ENOENT, errno.ESTALE):
+            return None
+        raise

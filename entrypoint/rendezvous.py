@@ -1,14 +1,16 @@
 """Allocation -> Rendezvous: where the ranks meet, under which id, over which interface."""
 
 import hashlib
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from entrypoint import meeting_file, network
+from entrypoint import ancestors, meeting_file, network
 from entrypoint.allocation import Allocation
 from entrypoint.environment import Environment
 from entrypoint.options import LaunchOptions
+from entrypoint.seats import Seat
 from train.errors import MusterError
 
 # Above Linux's ephemeral range (32768-60999): the kernel never hands these ports to a client that happens to be there.
@@ -77,15 +79,27 @@ def by_file(meeting: Rendezvous, allocation: Allocation, options: LaunchOptions)
     """`meeting` with the address and port that the ranks agree on by a file in a folder they share.
 
     Raises:
-        MusterError: they can't, or not all came in time.
+        MusterError: they can't, not all came in time, or they are not what each takes the others to be.
     """
     is_worker = allocation.mode == "worker"
+    # What torchrun starts on a node may differ from node to node; what --spawn starts may not, it only multiplies.
+    count = f" x {allocation.nproc_per_node} ranks" if is_worker or options.spawn else ", a process on each"
+    seat = Seat(
+        host=socket.gethostname(),
+        machine=meeting_file.machine(),
+        node_rank=allocation.node_rank,
+        local_rank=allocation.local_rank,
+        tasks_on_node=allocation.tasks_on_node,
+        world=f"{allocation.num_nodes} nodes{count}",
+    )
+    launch = ancestors.hydra_launch() if allocation.launcher == "hydra" else ""
     party = meeting_file.Party(
         folder=Path(options.rendezvous_dir),
-        job=f"{meeting.rdzv_id}.{allocation.step}",
+        job=".".join(filter(None, (meeting.rdzv_id, str(allocation.step), launch))),
         index=allocation.rank if is_worker else allocation.node_rank,
         size=allocation.world_size if is_worker else allocation.num_nodes,
         timeout_s=options.rdzv_timeout,
+        seat=seat,
     )
     address, port = meeting_file.meet(party)
     found = replace(
