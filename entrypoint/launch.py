@@ -67,10 +67,10 @@ def plan(
         variables["MUSTER_COMMAND"] = shlex.join(command)
     if options.debug:
         variables["MUSTER_DEBUG"] = "1"
-    if allocation.num_nodes > 1:
-        for name in ("MASTER_ADDR", "MASTER_PORT"):
-            if rendezvous.sources[name.lower()] == f"{name}, yours":
-                notes.append(f"{name}={env[name]} is yours: it was kept")
+    for source in (rendezvous.sources["master_addr"], rendezvous.sources["master_port"]):
+        name, yours, _ = source.partition(", yours")
+        if yours:
+            notes.append(f"{name}={env[name]} is yours: it was kept")
     # torchrun reads PET_* as the defaults of its own options: inherited ones would change the launch unseen.
     removed = tuple(sorted(name for name in env if name.startswith("PET_")))
     if removed:

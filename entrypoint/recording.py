@@ -20,7 +20,9 @@ SECRET_NAME = re.compile(
 # user:password@host, and what looks like a key: a long word of mixed characters, or a PEM block.
 SECRET_VALUE = re.compile(r"\w+://[^/\s]*:[^/\s]*@|-----BEGIN|\beyJ[\w-]{10,}\.|\b[0-9a-fA-F]{32,}\b")
 # The files that detection reads, by the variable that names them.
-FILES = ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_RANKFILE", "LSB_DJOB_HOSTFILE")
+TEXT_FILES = ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_RANKFILE", "LSB_DJOB_HOSTFILE")
+# Written as hexadecimal digits.
+BINARY_FILES = ("PALS_APINFO",)
 MAX_FILE = 1_000_000
 
 
@@ -44,10 +46,10 @@ def text(env: Environment, process: str) -> str:
     if left_out:
         lines.append(f"# left out: {left_out} that may be secret, or are longer than a line")
     lines += taken
-    for name in FILES:
+    for name in (*TEXT_FILES, *BINARY_FILES):
         content = _content(env.get(name, ""))
         if content is not None:
-            lines += [f"--- file {name}", *content.splitlines()]
+            lines += [f"--- file {name}", *(_text(content) if name in TEXT_FILES else [content.hex()])]
     return "\n".join(lines) + "\n"
 
 
@@ -70,12 +72,15 @@ def write(env: Environment, path: Path, process: str) -> None:
         ) from None
 
 
-def _content(path: str) -> str | None:
+def _content(path: str) -> bytes | None:
     try:
-        data = Path(path).read_bytes()[:MAX_FILE] if path else b""
-        return data.decode("utf-8") if data and b"\0" not in data else None
-    except (OSError, UnicodeDecodeError):
+        return Path(path).read_bytes()[:MAX_FILE] if path else None
+    except OSError:
         return None
+
+
+def _text(content: bytes) -> list[str]:
+    return content.decode("utf-8", "replace").replace("\0", "").splitlines()
 
 
 def _one_line(words: str) -> str:

@@ -165,8 +165,10 @@ def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -
         return options.master_addr, "--master-addr"
     if allocation.num_nodes == 1:
         return "127.0.0.1", "one node"
-    if env.get("MASTER_ADDR"):
-        return env["MASTER_ADDR"], "MASTER_ADDR, yours"
+    # Kubeflow's TrainJob says it in torchrun's own words only.
+    for name in ("MASTER_ADDR", "PET_MASTER_ADDR"):
+        if env.get(name):
+            return env[name], f"{name}, yours"
     if allocation.hosts:
         source = f"the first host of {allocation.sources.get('hosts', 'the host list')}"
         if options.address_suffix:
@@ -190,15 +192,16 @@ def with_suffix(host: str, suffix: str) -> str:
 def _port(allocation: Allocation, env: Environment, options: LaunchOptions) -> tuple[int | None, str]:
     if options.master_port:
         return options.master_port, "--master-port"
-    if allocation.num_nodes > 1 and env.get("MASTER_PORT"):
-        value = env["MASTER_PORT"]
-        if not (value.isascii() and value.isdigit() and 0 < int(value) < 65536):
-            raise MusterError("MASTER_PORT is no port", seen=f"MASTER_PORT={value}", fix="unset MASTER_PORT")
-        return int(value), "MASTER_PORT, yours"
+    for name in ("MASTER_PORT", "PET_MASTER_PORT"):
+        value = env.get(name, "") if allocation.num_nodes > 1 else ""
+        if value:
+            if not (value.isascii() and value.isdigit() and 0 < int(value) < 65536):
+                raise MusterError(f"{name} is no port", seen=f"{name}={value}", fix=f"unset {name}")
+            return int(value), f"{name}, yours"
     if allocation.num_nodes == 1 and allocation.mode != "worker":
         return None, "picked at the start"
     if allocation.job_id is None:
-        if allocation.launcher == "manual" or options.master_addr or env.get("MASTER_ADDR"):
+        if allocation.launcher == "manual" or options.master_addr or env.get("MASTER_ADDR", env.get("PET_MASTER_ADDR")):
             return FIRST_PORT, "the default without a job id"
         return None, f"a file in --rendezvous-dir={options.rendezvous_dir}"
     return (

@@ -128,6 +128,17 @@ def test_what_the_user_set_stays_and_a_line_says_so() -> None:
         assert any(note.startswith(name) for note in found.notes), name
 
 
+def test_the_master_in_torchruns_own_words() -> None:
+    found = planned(recorded("b_srun_N2_1per.node02.1", PET_MASTER_ADDR="pod-0", PET_MASTER_PORT="4000"))
+    assert {"--master-addr=pod-0", "--master-port=4000"} <= set(found.argv)
+    assert "PET_MASTER_ADDR=pod-0 is yours: it was kept" in found.notes
+
+
+def test_a_port_that_is_none() -> None:
+    with pytest.raises(MusterError, match="MASTER_PORT is no port"):
+        planned(recorded("b_srun_N2_1per.node02.1", MASTER_PORT="http"))
+
+
 def test_options_win_over_the_environment() -> None:
     env = recorded("b_srun_N2_1per.node02.1", MASTER_ADDR="node01i")
     found = planned(env, LaunchOptions(master_addr="node01j"))

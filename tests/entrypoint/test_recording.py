@@ -29,7 +29,10 @@ SECRETS = {
 def test_what_was_recorded_is_detected_alike(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
     nodes.write_text("n1\nn2\n")
+    apinfo = tmp_path / "apinfo"
+    apinfo.write_bytes(b"\x01\x00\xff")
     variables = {
+        "PALS_APINFO": str(apinfo),
         "PBS_JOBID": "4.head",
         "PBS_NODEFILE": str(nodes),
         "PMI_RANK": "1",
@@ -41,7 +44,7 @@ def test_what_was_recorded_is_detected_alike(tmp_path: Path) -> None:
     recording.write(env, file, "task\n1")
     read = environment.load(file)
     assert dict(read) == variables
-    assert (read.host, read.files) == ("n2", {"PBS_NODEFILE": "n1\nn2\n"})
+    assert (read.host, read.files) == ("n2", {"PBS_NODEFILE": "n1\nn2\n", "PALS_APINFO": "0100ff\n"})
 
 
 def test_no_secret_is_in_it() -> None:
