@@ -123,8 +123,13 @@ def _start(options: LaunchOptions, program: Program, typed: list[str], is_single
     if options.spawn is not None:
         options = replace(options, nproc_per_node=str(options.spawn))
     env = _environment(options)
-    allocation, meeting = _place(env, options, typed, is_single)
     is_dry = options.dry_run or not env.is_live
+    try:
+        allocation, meeting = _place(env, options, typed, is_single)
+    except MusterError as refusal:
+        if not is_dry:
+            rendezvous.refuse_all(refusal, env, options)
+        raise
     if rendezvous.is_open(meeting, allocation) and not is_dry:
         meeting = rendezvous.by_file(meeting, allocation, options)
     planned = launch.plan(allocation, meeting, env, options, program, typed)

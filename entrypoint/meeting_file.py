@@ -28,6 +28,8 @@ from train.errors import FAILED, MusterError
 RETRY_S = 0.2
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 5.0
+# From the first that can't take part on: how long the others have to come and hear it.
+REFUSED_TIMEOUT_S = 30.0
 # Between rank 0's word to go on and the end of the connection.
 PARTING_TIMEOUT_S = 5.0
 # Three texts of 900 characters, each of them escaped.
@@ -48,7 +50,7 @@ class Party:
         index: this one's number, from 0; number 0 is the one whose address the others need.
         size: how many there are.
         timeout_s: how long they wait for each other.
-        seat: where this one is, and what it takes the others to be.
+        seat: where this one is, and what it takes the others to be; or why it can't take part, which all shall hear.
     """
 
     folder: Path
@@ -56,7 +58,7 @@ class Party:
     index: int
     size: int
     timeout_s: float
-    seat: Seat
+    seat: Seat | MusterError
 
     @property
     def path(self) -> Path:
@@ -78,14 +80,23 @@ class _Guests:
     """Who has come so far.
 
     Attributes:
-        seats: by number.
         names: by number, what each calls itself, so that one that knocks again is known again.
+        seats: by number, where each is.
         connections: all that wait for a word, also those whose number came twice.
+        refusal: of the first that can't take part.
     """
 
-    seats: dict[int, Seat]
-    names: dict[int, str] = field(default_factory=dict[int, str])
+    names: dict[int, str]
+    seats: dict[int, Seat] = field(default_factory=dict[int, Seat])
     connections: list[socket.socket] = field(default_factory=list[socket.socket])
+    refusal: MusterError | None = None
+
+    def seat(self, number: int, what: Seat | MusterError) -> None:
+        """Takes down what `number` said."""
+        if isinstance(what, Seat):
+            self.seats[number] = what
+        else:
+            self.refusal = self.refusal or what
 
 
 def meet(party: Party) -> tuple[str, int]:
@@ -130,13 +141,20 @@ def own_addresses() -> list[str]:
 def _host(party: Party) -> tuple[str, int]:
     addresses = own_addresses()
     deadline = time.monotonic() + party.timeout_s
-    guests = _Guests({0: party.seat})
+    guests = _Guests({0: ""})
+    guests.seat(0, party.seat)
     with _listener() as listener:
         note = _Note(addresses, int(listener.getsockname()[1]), secrets.token_hex(16))
         _claim(party, note)
         try:
-            while len(guests.seats) < party.size:
+            while len(guests.names) < party.size:
+                if guests.refusal:
+                    deadline = min(deadline, time.monotonic() + REFUSED_TIMEOUT_S)
+                if time.monotonic() >= deadline:
+                    raise guests.refusal or _missing(party, guests)
                 _accept(listener, party, note, guests, deadline)
+            if guests.refusal:
+                raise guests.refusal
             seats.check(guests.seats)
         except MusterError as refusal:
             _tell(guests.connections, refusal)
@@ -153,14 +171,13 @@ def _tell(guests: Iterable[socket.socket], refusal: MusterError | None) -> None:
     for guest in guests:
         with contextlib.suppress(OSError), guest:
             guest.settimeout(PARTING_TIMEOUT_S)
-            guest.sendall(b"go\n" if refusal is None else _refusal_line(refusal))
+            guest.sendall(b"go\n" if refusal is None else f"no {json.dumps(_words(refusal))}\n".encode())
             # The guest closes first: this side's port is then free at once for the rendezvous.
             guest.recv(1)
 
 
-def _refusal_line(refusal: MusterError) -> bytes:
-    words = {"wrong": refusal.wrong[:900], "seen": refusal.seen[:900], "fix": refusal.fix[:900], "code": refusal.code}
-    return f"no {json.dumps(words)}\n".encode()
+def _words(refusal: MusterError) -> dict[str, Any]:
+    return {"wrong": refusal.wrong[:900], "seen": refusal.seen[:900], "fix": refusal.fix[:900], "code": refusal.code}
 
 
 def _listener() -> socket.socket:
@@ -170,18 +187,19 @@ def _listener() -> socket.socket:
     return socket.create_server(("", 0))
 
 
+def _missing(party: Party, guests: _Guests) -> MusterError:
+    missing = [number for number in range(1, party.size) if number not in guests.names]
+    return MusterError(
+        f"{len(guests.names)} of {party.size} came within {party.timeout_s:.0f} s; number "
+        f"{', '.join(map(str, missing[:10]))} did not",
+        seen=f"{party.path} on {socket.gethostname()}",
+        fix="see that the command started everywhere, in the same folder; a slow start: --rdzv-timeout SECONDS",
+        code=FAILED,
+    )
+
+
 def _accept(listener: socket.socket, party: Party, note: _Note, guests: _Guests, deadline: float) -> None:
-    remaining_s = deadline - time.monotonic()
-    if remaining_s <= 0:
-        missing = [number for number in range(1, party.size) if number not in guests.seats]
-        raise MusterError(
-            f"{len(guests.seats)} of {party.size} came within {party.timeout_s:.0f} s; number "
-            f"{', '.join(map(str, missing[:10]))} did not",
-            seen=f"{party.path} on {socket.gethostname()}",
-            fix="see that the command started everywhere, in the same folder; a slow start: --rdzv-timeout SECONDS",
-            code=FAILED,
-        )
-    listener.settimeout(min(remaining_s, 1.0))
+    listener.settimeout(min(max(deadline - time.monotonic(), 0.01), 1.0))
     try:
         guest, _ = listener.accept()
     except TimeoutError:
@@ -203,30 +221,34 @@ def _accept(listener: socket.socket, party: Party, note: _Note, guests: _Guests,
             seen=str(party.path),
             fix="--rendezvous-dir FOLDER, an own one for each launch",
         )
-    guests.seats[number] = seat
+    guests.seat(number, seat)
 
 
-def _introduced(line: str, nonce: str) -> tuple[int, str, Seat | None]:
-    """The number, name and seat of one that knows the nonce; anybody else has none."""
+def _introduced(line: str, nonce: str) -> tuple[int, str, Seat | MusterError | None]:
+    """The number, the name, and the seat or refusal of one that knows the nonce; anybody else has none."""
     try:
         said = cast("dict[str, Any]", json.loads(line))
         if not secrets.compare_digest(str(said["nonce"]), nonce):
             return STRANGER
-        number = int(said["number"])
-        return number, str(said["name"]), None if number == NOBODY else Seat(**said["seat"])
+        number, name = int(said["number"]), str(said["name"])
+        if number == NOBODY:
+            return number, name, None
+        return number, name, MusterError(**said["refusal"]) if "refusal" in said else Seat(**said["seat"])
     except (ValueError, KeyError, TypeError):
         return STRANGER
 
 
 def _join(party: Party) -> tuple[str, int]:
     deadline = time.monotonic() + party.timeout_s
-    last, name = "the file did not appear", secrets.token_hex(8)
+    last = "the file did not appear"
+    seat = party.seat
+    said: dict[str, Any] = {"refusal": _words(seat)} if isinstance(seat, MusterError) else {"seat": asdict(seat)}
+    said |= {"number": party.index, "name": secrets.token_hex(8)}
     while (remaining_s := deadline - time.monotonic()) > 0:
         note = _read(party.path)
         if note is not None:
             for address in note.addresses:
-                words = {"nonce": note.nonce, "number": party.index, "name": name, "seat": asdict(party.seat)}
-                answer = _knock(address, note.port, words, remaining_s)
+                answer = _knock(address, note.port, said | {"nonce": note.nonce}, remaining_s)
                 if answer == "go":
                     return address, note.port
                 if answer.startswith("no {"):

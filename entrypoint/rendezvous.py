@@ -1,5 +1,6 @@
 """Allocation -> Rendezvous: where the ranks meet, under which id, over which interface."""
 
+import contextlib
 import hashlib
 import socket
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from entrypoint import ancestors, meeting_file, network
 from entrypoint.allocation import Allocation
 from entrypoint.environment import Environment
+from entrypoint.launchers import hydra
 from entrypoint.options import LaunchOptions
 from entrypoint.seats import Seat
 from train.errors import MusterError
@@ -95,7 +97,7 @@ def by_file(meeting: Rendezvous, allocation: Allocation, options: LaunchOptions)
     launch = ancestors.hydra_launch() if allocation.launcher == "hydra" else ""
     party = meeting_file.Party(
         folder=Path(options.rendezvous_dir),
-        job=".".join(filter(None, (meeting.rdzv_id, str(allocation.step), launch))),
+        job=launch or f"{meeting.rdzv_id}.{allocation.step}",
         index=allocation.rank if is_worker else allocation.node_rank,
         size=allocation.world_size if is_worker else allocation.num_nodes,
         timeout_s=options.rdzv_timeout,
@@ -109,6 +111,22 @@ def by_file(meeting: Rendezvous, allocation: Allocation, options: LaunchOptions)
         sources={**meeting.sources, "master_addr": str(party.path), "master_port": str(party.path)},
     )
     return _on_this_host(found, allocation, options)
+
+
+def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -> None:
+    """Tells the others of this launch why this process can't take part, where its launcher lets them wait for it.
+
+    mpirun ends all when one ends with an error. Hydra does so only once they have called MPI.
+    """
+    rank, size = (env.get(name, "") for name in (hydra.NAMES.rank, hydra.NAMES.size))
+    launch = ancestors.hydra_launch() if rank.isdecimal() and size.isdecimal() and env.is_live else ""
+    if not launch or options.master_addr or env.get("MASTER_ADDR"):
+        return
+    timeout_s = min(meeting_file.REFUSED_TIMEOUT_S, options.rdzv_timeout)
+    party = meeting_file.Party(Path(options.rendezvous_dir), launch, int(rank), int(size), timeout_s, refusal)
+    # Whatever comes of it: the refusal itself is what this process has to say.
+    with contextlib.suppress(MusterError):
+        meeting_file.meet(party)
 
 
 def is_open(meeting: Rendezvous, allocation: Allocation) -> bool:

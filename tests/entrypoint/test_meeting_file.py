@@ -17,7 +17,12 @@ from train.errors import MusterError
 
 
 def party(
-    folder: Path, index: int, size: int = 3, timeout_s: float = 20, job: str = "nojob", seat: Seat | None = None
+    folder: Path,
+    index: int,
+    size: int = 3,
+    timeout_s: float = 20,
+    job: str = "nojob",
+    seat: Seat | MusterError | None = None,
 ) -> Party:
     return Party(folder, job, index, size, timeout_s, seat or place(index, 0, size))
 
@@ -161,6 +166,22 @@ def test_all_are_told_the_same_refusal(tmp_path: Path) -> None:
     assert len(refusals) == 1
     assert "same node" in refusals.pop()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("refused", [[1], [0], [2, 1], [0, 1, 2]])
+def test_all_hear_of_one_that_refuses(tmp_path: Path, refused: list[int]) -> None:
+    refusal = MusterError("the ranks don't lie in blocks", seen="PMI_RANK=1", fix="mpiexec -ppn 2")
+    with ThreadPoolExecutor(3) as pool:
+        parties = [party(tmp_path, number, seat=refusal if number in refused else None) for number in range(3)]
+        heard = [one.exception(10) for one in [pool.submit(meet, one) for one in parties]]
+    assert [str(one) for one in heard] == [str(refusal)] * 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refusal_waits_for_nobody_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrypoint.meeting_file.REFUSED_TIMEOUT_S", 0.3)
+    with pytest.raises(MusterError, match="no GPU"):
+        meet(party(tmp_path, 0, timeout_s=900, seat=MusterError("no GPU", seen="", fix="")))
 
 
 def test_a_second_launch_is_refused_while_the_first_meets(tmp_path: Path) -> None:
