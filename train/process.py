@@ -49,7 +49,9 @@ class Process:
         if isinstance(error, KeyboardInterrupt):
             code = INTERRUPTED
         if self.world is not None and not isinstance(error, SharedFault):
-            fault = faults.publish(self.world, code, str(error).partition("\n")[0] or type(error).__name__)
+            kind = "" if isinstance(error, MusterError) else f"{type(error).__name__}: "
+            first_line = (error.wrong if isinstance(error, MusterError) else str(error)).partition("\n")[0]
+            fault = faults.publish(self.world, code, kind + first_line)
             if fault.rank != self.world.rank and not DEBUG:
                 print(f"rank {self.world.rank} on {self.world.host} ends: {fault}", file=sys.stderr, flush=True)
                 return fault.code

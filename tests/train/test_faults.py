@@ -15,7 +15,7 @@ from train.world import World
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 60
+DEADLINE_S = 120
 
 
 def assert_one_message(ended, code, *words):

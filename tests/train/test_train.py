@@ -90,7 +90,7 @@ def test_what_a_terminal_shows(environment, small, tmp_path):
     except OSError:
         pass  # the other end is closed: the process has ended
     os.close(ours)
-    assert process.wait(60) == 0
+    assert process.wait(120) == 0
     assert b"\x1b[" in shown
     assert "━".encode() in shown
     assert b"images/s" in shown
