@@ -131,7 +131,7 @@ def _start(options: LaunchOptions, program: Program, typed: list[str], is_single
             rendezvous.refuse_all(refusal, env, options)
         raise
     if rendezvous.is_open(meeting, allocation) and not is_dry:
-        meeting = rendezvous.by_file(meeting, allocation, options)
+        meeting = rendezvous.by_file(meeting, allocation, env, options)
     planned = launch.plan(allocation, meeting, env, options, program, typed)
     if is_dry:
         print(report.script(planned))

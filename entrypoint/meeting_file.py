@@ -12,12 +12,16 @@ import json
 import os
 import re
 import secrets
+import signal
 import socket
+import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn, cast
 
 import psutil
 
@@ -28,6 +32,8 @@ from train.errors import FAILED, MusterError
 RETRY_S = 0.2
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 5.0
+# Where launches can't be told apart: from the last that came on, how long to look out for one too many.
+DOUBT_S = 1.0
 # From the first that can't take part on: how long the others have to come and hear it.
 REFUSED_TIMEOUT_S = 30.0
 # Between rank 0's word to go on and the end of the connection.
@@ -47,6 +53,7 @@ class Party:
     Attributes:
         folder: one that all of them see.
         job: what tells this launch from others in the same folder, as far as that is known.
+        is_told_apart: whether no other launch can have the same.
         index: this one's number, from 0; number 0 is the one whose address the others need.
         size: how many there are.
         timeout_s: how long they wait for each other.
@@ -59,6 +66,7 @@ class Party:
     size: int
     timeout_s: float
     seat: Seat | MusterError
+    is_told_apart: bool = True
 
     @property
     def path(self) -> Path:
@@ -80,16 +88,25 @@ class _Guests:
     """Who has come so far.
 
     Attributes:
+        expected: how many are to come, number 0 included.
         names: by number, what each calls itself, so that one that knocks again is known again.
+        others: those of a second launch, which can't be told from this one's.
         seats: by number, where each is.
-        connections: all that wait for a word, also those whose number came twice.
-        refusal: of the first that can't take part.
+        connections: all that wait for a word.
+        refusal: the first reason why this can't become a world.
     """
 
-    names: dict[int, str]
+    expected: int
+    names: dict[int, str] = field(default_factory=lambda: {0: ""})
+    others: set[str] = field(default_factory=set[str])
     seats: dict[int, Seat] = field(default_factory=dict[int, Seat])
     connections: list[socket.socket] = field(default_factory=list[socket.socket])
     refusal: MusterError | None = None
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether nobody else is to come."""
+        return len(self.names) + len(self.others) >= self.expected
 
     def seat(self, number: int, what: Seat | MusterError) -> None:
         """Takes down what `number` said."""
@@ -97,6 +114,11 @@ class _Guests:
             self.seats[number] = what
         else:
             self.refusal = self.refusal or what
+
+    def disturb(self, party: Party) -> None:
+        """Takes down that there is a second launch: who of the two has come here can't be told, so neither starts."""
+        self.expected = 2 * party.size - 1
+        self.refusal = self.refusal or _taken(party, "meets by the same file")
 
 
 def meet(party: Party) -> tuple[str, int]:
@@ -107,13 +129,31 @@ def meet(party: Party) -> tuple[str, int]:
             contradicts each other; the error says who.
     """
     try:
-        return _host(party) if party.index == 0 else _join(party)
+        with _ended_by_terminate():
+            return _host(party) if party.index == 0 else _join(party)
     except OSError as reason:
         raise MusterError(
             f"the ranks can't meet by a file in this folder: {reason.strerror or reason}",
             seen=str(party.path),
             fix="--rendezvous-dir FOLDER, one that all hosts share and you may write, or --master-addr HOST",
         ) from None
+
+
+@contextlib.contextmanager
+def _ended_by_terminate() -> Generator[None]:
+    """SIGTERM, which mpirun sends when another rank has failed, ends it as an exception does: the file goes."""
+
+    def end(number: int, _: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def machine() -> str:
@@ -140,19 +180,13 @@ def own_addresses() -> list[str]:
 
 def _host(party: Party) -> tuple[str, int]:
     addresses = own_addresses()
-    deadline = time.monotonic() + party.timeout_s
-    guests = _Guests({0: ""})
+    guests = _Guests(party.size)
     guests.seat(0, party.seat)
     with _listener() as listener:
         note = _Note(addresses, int(listener.getsockname()[1]), secrets.token_hex(16))
         _claim(party, note)
         try:
-            while len(guests.names) < party.size:
-                if guests.refusal:
-                    deadline = min(deadline, time.monotonic() + REFUSED_TIMEOUT_S)
-                if time.monotonic() >= deadline:
-                    raise guests.refusal or _missing(party, guests)
-                _accept(listener, party, note, guests, deadline)
+            _gather(listener, party, note, guests)
             if guests.refusal:
                 raise guests.refusal
             seats.check(guests.seats)
@@ -164,6 +198,28 @@ def _host(party: Party) -> tuple[str, int]:
                 party.path.unlink(missing_ok=True)
     _tell(guests.connections, None)
     return addresses[0], note.port
+
+
+def _gather(listener: socket.socket, party: Party, note: _Note, guests: _Guests) -> None:
+    """Returns when all have come, or when it is clear that this can't become a world and the others had time to hear.
+
+    Raises:
+        MusterError: some did not come in time.
+    """
+    deadline = time.monotonic() + party.timeout_s
+    while not guests.are_complete:
+        if guests.refusal:
+            deadline = min(deadline, time.monotonic() + REFUSED_TIMEOUT_S)
+        if time.monotonic() >= deadline:
+            if guests.refusal:
+                return
+            raise _missing(party, guests)
+        _accept(listener, party, note, guests, deadline)
+        if guests.are_complete and not (guests.refusal or party.is_told_apart):
+            # Those who came may be another launch's: then this one's are on their way.
+            until = time.monotonic() + DOUBT_S
+            while time.monotonic() < until and not guests.refusal:
+                _accept(listener, party, note, guests, until)
 
 
 def _tell(guests: Iterable[socket.socket], refusal: MusterError | None) -> None:
@@ -211,17 +267,17 @@ def _accept(listener: socket.socket, party: Party, note: _Note, guests: _Guests,
     if number == NOBODY or seat:
         with contextlib.suppress(OSError):
             guest.sendall(b"here\n")
+    if number == NOBODY:
+        guests.disturb(party)
     if seat is None or not 0 < number < party.size:
         guest.close()
         return
     guests.connections.append(guest)
-    if guests.names.setdefault(number, name) != name:
-        raise MusterError(
-            f"number {number} came twice: two launches of {party.size} meet by the same file",
-            seen=str(party.path),
-            fix="--rendezvous-dir FOLDER, an own one for each launch",
-        )
-    guests.seat(number, seat)
+    if guests.names.setdefault(number, name) == name:
+        guests.seat(number, seat)
+    else:
+        guests.others.add(name)
+        guests.disturb(party)
 
 
 def _introduced(line: str, nonce: str) -> tuple[int, str, Seat | MusterError | None]:
@@ -299,7 +355,8 @@ def _claim(party: Party, note: _Note) -> None:
         MusterError: another launch meets by it at this moment.
     """
     # Whole or not at all, and for nobody else's eyes: who has the nonce can take part.
-    temporary = party.path.with_name(f"{party.path.name}.{os.getpid()}.{socket.gethostname()[:40]}")
+    # Its name is nobody else's: in containers process ids are the same ones again and again.
+    temporary = party.path.with_name(f"{party.path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -327,7 +384,7 @@ def _check_left_over(party: Party) -> None:
         return
     for address in note.addresses:
         if _knock(address, note.port, {"nonce": note.nonce, "number": NOBODY, "name": ""}, 0) == "here":
-            raise _taken(party, f"meets by the same file now, on {address}")
+            raise _taken(party, f"meets by the same file, on {address}")
 
 
 def _taken(party: Party, what: str) -> MusterError:

@@ -77,7 +77,7 @@ def meet(allocation: Allocation, env: Environment, options: LaunchOptions) -> Re
     return _on_this_host(meeting, allocation, options) if env.is_live and address else meeting
 
 
-def by_file(meeting: Rendezvous, allocation: Allocation, options: LaunchOptions) -> Rendezvous:
+def by_file(meeting: Rendezvous, allocation: Allocation, env: Environment, options: LaunchOptions) -> Rendezvous:
     """`meeting` with the address and port that the ranks agree on by a file in a folder they share.
 
     Raises:
@@ -94,10 +94,11 @@ def by_file(meeting: Rendezvous, allocation: Allocation, options: LaunchOptions)
         tasks_on_node=allocation.tasks_on_node,
         world=f"{allocation.num_nodes} nodes{count}",
     )
-    launch = ancestors.hydra_launch() if allocation.launcher == "hydra" else ""
+    launch = _launch(allocation.launcher, env)
     party = meeting_file.Party(
         folder=Path(options.rendezvous_dir),
         job=launch or f"{meeting.rdzv_id}.{allocation.step}",
+        is_told_apart=bool(launch),
         index=allocation.rank if is_worker else allocation.node_rank,
         size=allocation.world_size if is_worker else allocation.num_nodes,
         timeout_s=options.rdzv_timeout,
@@ -119,7 +120,7 @@ def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -
     mpirun ends all when one ends with an error. Hydra does so only once they have called MPI.
     """
     rank, size = (env.get(name, "") for name in (hydra.NAMES.rank, hydra.NAMES.size))
-    launch = ancestors.hydra_launch() if rank.isdecimal() and size.isdecimal() and env.is_live else ""
+    launch = _launch("hydra", env) if rank.isdecimal() and size.isdecimal() and env.is_live else ""
     if not launch or options.master_addr or env.get("MASTER_ADDR"):
         return
     timeout_s = min(meeting_file.REFUSED_TIMEOUT_S, options.rdzv_timeout)
@@ -127,6 +128,11 @@ def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -
     # Whatever comes of it: the refusal itself is what this process has to say.
     with contextlib.suppress(MusterError):
         meeting_file.meet(party)
+
+
+def _launch(launcher: str, env: Environment) -> str:
+    """What tells this launch from every other one, or nothing: a job may start several at once."""
+    return {"hydra": ancestors.hydra_launch, "openmpi": lambda: env.get("PMIX_NAMESPACE", "")}.get(launcher, str)()
 
 
 def is_open(meeting: Rendezvous, allocation: Allocation) -> bool:

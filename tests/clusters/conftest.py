@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from tests.clusters.grid_engine import GridEngineCluster
 from tests.clusters.mpi import MpiHosts
@@ -19,6 +20,7 @@ from tests.clusters.requirements import (
     require_programs,
 )
 from tests.clusters.slurm import SlurmCluster
+from tests.clusters.weights import train_single
 
 NAMES = ("node01", "node02", "node03")
 
@@ -90,6 +92,12 @@ def mpi_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
             return running.enter_context(MpiHosts(tmp_path_factory.mktemp("mpi"), names, **options))
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The parameters that four ranks have to arrive at: those of one process, see `weights.train_single`."""
+    return train_single(tmp_path_factory.mktemp("four_ranks"), 4)
 
 
 @pytest.fixture(scope="session")

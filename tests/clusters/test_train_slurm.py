@@ -5,73 +5,30 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.clusters.hello import FOUR, hello, said
 from tests.clusters.slurm import SlurmCluster
+from tests.clusters.weights import MUSTER, ONE_THREAD, STEPS, TRAIN, assert_world_of_four, lines_of_error, summary
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
-
-BIN = Path(sys.executable).parent
-TRAIN, MUSTER = str(BIN / "train"), str(BIN / "muster")
-
-# Four ranks and, in one process, four micro-batches of each step: BatchNorm sees the same batches.
-# One thread a rank everywhere: with another number of threads the convolutions add up in another order.
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-STEPS = ["--data=digits", "--batch-size=8", "--max-steps=3", "--lr=0.01", "--no-bf16", "--seed=5"]
-
-
-def summary(folder: Path) -> dict[str, Any]:
-    """What the run in `folder` left."""
-    return json.loads((folder / "summary.json").read_text())
-
-
-def parameters(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights in the run's only checkpoint, without BatchNorm's statistics, which are no parameters."""
-    (path,) = folder.glob("checkpoints/*.pt")
-    state = torch.load(path, map_location="cpu", weights_only=True)["model_state"]
-    return {name: value for name, value in state.items() if "running_" not in name and "num_batches" not in name}
-
-
-def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """The relative difference of two sets of parameters, in the norm over all of them."""
-    assert one.keys() == other.keys()
-    difference = sum(((one[name] - other[name]).double().norm() ** 2).item() for name in one)
-    size = sum((other[name].double().norm() ** 2).item() for name in one)
-    return (difference / size) ** 0.5
-
-
-def lines_of_error(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith(("error: ", " seen: ", "  fix: "))]
-
-
-@pytest.fixture(scope="module")
-def single(slurm2: SlurmCluster) -> dict[str, torch.Tensor]:
-    """The parameters of one process that accumulates over the four micro-batches of each step."""
-    done = slurm2.srun(
-        "-N1", "-n1", TRAIN, "single", *STEPS, "--accumulate=4", "--name=single", timeout=180, env=ONE_THREAD
-    )
-    assert done.returncode == 0, done.stderr
-    return parameters(slurm2.shared / "runs" / "single")
 
 
 @pytest.mark.parametrize(("mode", "tasks"), [("agent", 1), ("worker", 2)])
 def test_two_nodes_are_a_world_of_four_with_the_weights_of_one_process(
-    slurm2: SlurmCluster, single: dict[str, torch.Tensor], mode: str, tasks: int
+    slurm2: SlurmCluster, four_ranks: dict[str, torch.Tensor], mode: str, tasks: int
 ) -> None:
     where = ["-N2", f"--ntasks-per-node={tasks}"]
     done = slurm2.srun(*where, TRAIN, "ddp", *STEPS, f"--name={mode}", timeout=200, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr
-    found = summary(slurm2.shared / "runs" / mode)
-    assert (found["world_size"], found["num_nodes"], sorted(found["hosts"])) == (4, 2, ["node01", "node02"])
     # Said once, by rank 0, and not by every rank.
     assert done.stderr.count("muster: slurm job") == 1
     assert "2 nodes x 2 = 4 ranks" in done.stderr
     assert done.stdout.count("validation accuracy") == 1
-    assert distance(parameters(slurm2.shared / "runs" / mode), single) < 1e-6
+    assert_world_of_four(slurm2.shared / "runs" / mode, four_ranks, ("node01", "node02"))
 
 
 def test_three_nodes_from_a_batch_script(slurm3: SlurmCluster) -> None:
@@ -156,26 +113,13 @@ def test_a_second_step_meets_on_another_port(slurm2: SlurmCluster) -> None:
     assert len(set(ports)) == 2
 
 
-HELLO = """
-import os, socket, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.tensor([dist.get_rank() + 1.0])
-dist.all_reduce(total)
-print("sum", total.item(), socket.gethostname(), os.environ["GLOO_SOCKET_IFNAME"], flush=True)
-dist.destroy_process_group()
-"""
-
-
 def test_own_names_that_resolve_to_loopback(slurm_cluster: Callable[..., SlurmCluster]) -> None:
     """Debian's installer gives a host's own name the address 127.0.1.1: nobody else can reach it there."""
     cluster = slurm_cluster(["node01", "node02"], own_name_is_loopback=True)
-    script = cluster.shared / "hello.py"
-    script.write_text(HELLO)
     for tasks in (1, 2):
-        done = cluster.srun("-N2", f"--ntasks-per-node={tasks}", MUSTER, "run", str(script), timeout=120)
+        done = cluster.srun("-N2", f"--ntasks-per-node={tasks}", *hello(cluster.shared), timeout=120)
         assert done.returncode == 0, done.stderr
-        said = sorted(line for line in done.stdout.splitlines() if line.startswith("sum"))
-        assert said == [f"sum 10.0 {host} eth0" for host in ("node01", "node01", "node02", "node02")]
+        assert said(done.stdout) == FOUR
 
 
 def test_what_the_user_set_is_kept(slurm2: SlurmCluster) -> None:

@@ -1,16 +1,19 @@
 """Ranks that know of each other only a folder."""
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from entrypoint import seats
-from entrypoint.meeting_file import Party, meet
+from entrypoint.meeting_file import Party, _knock, _read, meet
 from entrypoint.seats import Seat
 from tests.clusters.deadline import wait_for
 from train.errors import MusterError
@@ -109,14 +112,21 @@ def test_who_knocks_again_is_no_second_launch(tmp_path: Path) -> None:
 
 
 def test_two_launches_in_one_folder_are_noticed(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        parties = [replace(party(tmp_path, number), is_told_apart=False) for number in (0, 1, 1, 2, 2)]
+        came = [pool.submit(meet, one) for one in parties]
+        assert ["another launch of 3 meets by the same file" in str(one.exception()) for one in came] == [True] * 5
+
+
+def test_one_that_comes_late_is_noticed_where_launches_cannot_be_told_apart(tmp_path: Path) -> None:
+    """All of this launch's places are taken by another one's guests; then its own come."""
     with ThreadPoolExecutor(3) as pool:
-        host = pool.submit(meet, party(tmp_path, 0, timeout_s=10))
-        guests = [pool.submit(meet, party(tmp_path, 1, timeout_s=2)) for _ in range(2)]
-        with pytest.raises(MusterError, match="number 1 came twice"):
-            host.result()
-        for guest in guests:
-            with pytest.raises(MusterError):
-                guest.result()
+        host = pool.submit(meet, replace(party(tmp_path, 0, 2), is_told_apart=False))
+        note = wait_for("the file", lambda: _read(party(tmp_path, 0, 2).path), 10)
+        words = {"nonce": note.nonce, "number": 1, "seat": asdict(place(1, 0, 2))}
+        answers = [pool.submit(_knock, "127.0.0.1", note.port, words | {"name": name}, 10) for name in "ab"]
+        assert "another launch of 2" in str(host.exception(10))
+        assert [one.result().startswith("no {") for one in answers] == [True, True]
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
@@ -184,14 +194,16 @@ def test_a_refusal_waits_for_nobody_for_long(tmp_path: Path, monkeypatch: pytest
         meet(party(tmp_path, 0, timeout_s=900, seat=MusterError("no GPU", seen="", fix="")))
 
 
-def test_a_second_launch_is_refused_while_the_first_meets(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(2) as pool:
+def test_a_second_launch_and_the_first_are_refused(tmp_path: Path) -> None:
+    """Whose the guests are that came, and that will come, nobody knows."""
+    with ThreadPoolExecutor(3) as pool:
         first = pool.submit(meet, party(tmp_path, 0, 2))
         wait_for("the first one's file", party(tmp_path, 0, 2).path.exists, 10)
-        with pytest.raises(MusterError, match="another launch of 2 meets by the same file now"):
+        with pytest.raises(MusterError, match="another launch of 2 meets by the same file, on "):
             meet(party(tmp_path, 0, 2))
-        # It has not harmed the first one.
-        assert pool.submit(meet, party(tmp_path, 1, 2)).result(10)[1] == first.result(10)[1]
+        guests = [pool.submit(meet, party(tmp_path, 1, 2)) for _ in range(2)]
+        for one in (first, *guests):
+            assert "another launch of 2 meets by the same file" in str(one.exception(10))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -204,6 +216,23 @@ def test_a_host_that_finds_its_file_replaced_ends(tmp_path: Path) -> None:
         with pytest.raises(MusterError, match="has written over"):
             host.result(10)
     assert party(tmp_path, 0, 2).path.read_text() == other
+
+
+TERMINATED = """
+import pathlib, sys
+from entrypoint.meeting_file import Party, _knock, _read, meet
+from entrypoint.seats import Seat
+meet(Party(pathlib.Path(sys.argv[1]), "nojob", 0, 2, 60, Seat("a", "a", 0, 0, 1, "")))
+"""
+
+
+def test_a_terminated_host_leaves_no_file(tmp_path: Path) -> None:
+    """mpirun ends the other ranks so when one has refused."""
+    with subprocess.Popen([sys.executable, "-c", TERMINATED, str(tmp_path)]) as host:
+        wait_for("its file", party(tmp_path, 0, 2).path.exists, 20)
+        host.terminate()
+        assert host.wait(10) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

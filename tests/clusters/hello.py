@@ -1,0 +1,34 @@
+"""A small world: a script as users write it for torchrun, which says where each rank is and whom it met."""
+
+from pathlib import Path
+
+from tests.clusters.weights import MUSTER
+
+# The ranks of a launch add up its number, 1 by default: four that met say 4.0, whoever else is about.
+SCRIPT = """
+import os, socket, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(sys.argv[1] if sys.argv[1:] else 1)])
+dist.all_reduce(total)
+rank = f"{dist.get_rank()}/{os.environ['LOCAL_RANK']}"
+# In one piece: the lines of four ranks go through one pipe.
+line = f"sum {total.item()} {socket.gethostname()} {rank} {os.environ['GLOO_SOCKET_IFNAME']}\\n"
+os.write(1, line.encode())
+dist.destroy_process_group()
+"""
+
+# Rank and local rank.
+FOUR = ["sum 4.0 node01 0/0 eth0", "sum 4.0 node01 1/1 eth0", "sum 4.0 node02 2/0 eth0", "sum 4.0 node02 3/1 eth0"]
+"""What four ranks on two hosts say."""
+
+
+def hello(folder: Path, *options: str, number: int = 1) -> list[str]:
+    """The command that starts the script in this place, with options for `muster run`."""
+    script = folder / "hello.py"
+    script.write_text(SCRIPT)
+    return [MUSTER, "run", *options, str(script), *([] if number == 1 else [str(number)])]
+
+
+def said(output: str) -> list[str]:
+    """What the ranks said, in order."""
+    return sorted(line for line in output.splitlines() if line.startswith("sum"))
