@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from train.data.loader import Batches
 from train.display import Display
 from train.errors import FAILED, MusterError
+from train.gradients import exact
 from train.metrics import Readout, StepTimes, Sums
 from train.models import logits_of, loss_of
 from train.optimizer import lr_at, set_lr
@@ -74,6 +75,8 @@ class Loop:
     def __post_init__(self) -> None:
         assert isinstance(self.train.order, TrainOrder)
         self.order = self.train.order
+        self.gradients = exact(self.model, self.world, self.options.accumulate)
+        self.is_reduced = self.gradients is not None and self.strategy.add_exactly(self.model, self.gradients)
 
     def finished(self) -> bool:
         """True once `--epochs` or `--max-steps` are reached."""
@@ -163,8 +166,13 @@ class Loop:
                 with self.precision.autocast(world.device):
                     outputs = self.model(images_NCHW)
                     loss = loss_of(outputs, labels_N)
-                (loss / options.accumulate).backward()
+                # Divided once, after the exact sum, or else here.
+                (loss if self.gradients else loss / options.accumulate).backward()
+            if self.gradients and not last:
+                self.gradients.hold()
             sums.add(loss, logits_of(outputs), labels_N)
+        if self.gradients and not self.is_reduced:
+            self.gradients.finish()
         set_lr(self.optimizer, lr_at(options, world.world_size, progress.step))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,10 +1,8 @@
-"""The same global batch, split over ranks in any way, trains the same weights.
+"""The same global batch, split over ranks in any way, trains the same weights, to the bit.
 
-Adding up four gradients in another order changes their last bit. A ResNet at its start can make much of that: where a
-ReLU flips in a channel of small variance, a change of 1e-10 in the weights was seen to turn its gradient by 1 %, in
-fp32 as against fp64 too. So four ranks are compared by a ResNet-18 that takes small steps and by a model without batch
-normalisation that takes large ones; two ranks, whose sums have only one order, by a ResNet-18 with large steps, to the
-bit.
+In fp32 four gradients added up in another order differ in their last bit, and a ResNet at its start turns that into
+another path within ten steps: where a ReLU flips in a channel of small variance, a change of 1e-10 in the weights was
+seen to turn its gradient by 1 %. So they are added up in double precision, and these tests take large steps.
 """
 
 import pytest
@@ -18,8 +16,11 @@ pytestmark = pytest.mark.process
 
 FOUR = {"single": (1, 4), "ddp": (4, 1), "ddp-accumulate": (2, 2)}
 TWO = {"single": (1, 2), "ddp": (2, 1), "ddp-one": (1, 2)}
+THREE = {"single": (1, 3), "ddp": (3, 1)}
 CASES = {
-    "resnet18": (FOUR, ["--lr=1e-5", "--max-steps=4"]),
+    "resnet18": (FOUR, ["--lr=0.05", "--max-steps=6"]),
+    "resnet18 contiguous": (FOUR, ["--lr=0.05", "--max-steps=3", "--no-channels-last"]),
+    "resnet18 three": (THREE, ["--lr=0.05", "--max-steps=3"]),
     # dropout: its random numbers have to follow the micro-batch, not the rank
     "squeezenet1_1": (FOUR, ["--lr=0.01", "--max-steps=6", "--image-size=32"]),
     "resnet18 two": (TWO, ["--lr=0.05", "--max-steps=6"]),
@@ -62,18 +63,13 @@ def start(state):
     return trained({"model_state": model.state_dict()})
 
 
-def test_every_split_trains_what_the_single_process_trains(ended, request):
-    case = request.node.callspec.params["ended"]
+def test_every_split_trains_what_the_single_process_trains(ended):
     weights, slopes = trained(ended["single"]), momenta(ended["single"])
     moved = difference(weights, start(ended["single"]))
     assert moved > 2e-5
     for name in ended.keys() - {"single"}:
         apart = difference(weights, trained(ended[name]))
         slope = difference(slopes, momenta(ended[name]))
-        print(f"{case}, {name}: weights differ by {apart:.1e}, momenta by {slope:.1e}; moved by {moved:.1e}")
-        assert apart < 1e-6
-        assert slope < (5e-2 if case == "resnet18" else 1e-5)
-        if case == "resnet18 two":
-            assert apart == slope == 0
+        assert (apart, slope) == (0, 0), name
     losses = [state["progress"]["history"][-1]["train_loss"] for state in ended.values()]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5)

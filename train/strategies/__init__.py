@@ -10,6 +10,7 @@ from typing import Protocol, cast
 
 from torch import nn
 
+from train.gradients import ExactGradients
 from train.options import Options
 from train.world import World
 
@@ -23,6 +24,10 @@ class Strategy(Protocol):
 
     def wrap(self, model: nn.Module, world: World) -> nn.Module:
         """`model`, already on its device, such that its gradients are those of the whole global batch."""
+        ...
+
+    def add_exactly(self, model: nn.Module, gradients: ExactGradients) -> bool:
+        """Leaves the adding up of ranks' gradients to `gradients`; False where there is only this rank's to add up."""
         ...
 
     def unwrap(self, model: nn.Module) -> nn.Module:

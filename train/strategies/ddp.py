@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from train.gradients import ExactGradients
 from train.options import Options
 from train.world import World
 
@@ -25,6 +26,14 @@ def wrap(model: nn.Module, world: World) -> nn.Module:
     switch: Any = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
     devices = [world.device] if world.device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, **switch)
+
+
+def add_exactly(model: nn.Module, gradients: ExactGradients) -> bool:
+    """Puts `gradients` in the reducer's place; False for a model in a world of one."""
+    if not isinstance(model, DistributedDataParallel):
+        return False
+    model.register_comm_hook(gradients, ExactGradients.reduce)
+    return True
 
 
 def unwrap(model: nn.Module) -> nn.Module:

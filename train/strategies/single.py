@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import nn
 
 from train.errors import MusterError
+from train.gradients import ExactGradients
 from train.options import Options
 from train.world import World
 
@@ -22,6 +23,11 @@ def check(world: World, options: Options) -> None:
 def wrap(model: nn.Module, world: World) -> nn.Module:
     """`model` as it is."""
     return model
+
+
+def add_exactly(model: nn.Module, gradients: ExactGradients) -> bool:
+    """False: there are no other ranks."""
+    return False
 
 
 def unwrap(model: nn.Module) -> nn.Module:
