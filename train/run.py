@@ -58,7 +58,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     steps = optimizer.build(options, model, fused=precision.fused)
     progress = Progress()
     if state is not None:
-        optimizer.restore(steps, state["optimizer_state"])
+        optimizer.restore(steps, state["optimizer"])
         progress = Progress(**state["progress"])
         chosen.notes += differences(state, settings, world)
 
@@ -133,16 +133,17 @@ def restore_model(model: nn.Module, state: dict[str, Any], identity: dict[str, A
     Raises:
         MusterError: they are those of another model, another number of classes, or another optimizer.
     """
+    made_by = state.get("identity", {})
     for name, wanted in identity.items():
-        if state.get(name) != wanted:
+        if made_by.get(name) != wanted:
             word = name.replace("_", " ")
             raise MusterError(
-                f"the checkpoint is of another {word}: {state.get(name)}, this run has {wanted}",
+                f"the checkpoint is of another {word}: {made_by.get(name)}, this run has {wanted}",
                 seen=str(chosen.resumed_from),
                 fix=f"give the {word} of the checkpoint, or leave out --resume",
             )
     try:
-        model.load_state_dict(state["model_state"])
+        model.load_state_dict(state["model"])
     except RuntimeError as error:
         raise MusterError(
             f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}",
@@ -175,12 +176,12 @@ def save_run(
     if not world.main:
         return
     state = {
-        **identity,
+        "identity": identity,
         "options": settings,
         "world_size": world.world_size,
         "progress": asdict(progress),
-        "model_state": model.state_dict(),
-        "optimizer_state": steps.state_dict(),
+        "model": model.state_dict(),
+        "optimizer": steps.state_dict(),
     }
     checkpoint.save(chosen.folder, state, step=progress.step, keep=settings["keep_checkpoints"])
 

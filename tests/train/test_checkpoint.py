@@ -13,11 +13,11 @@ from train.errors import MusterError
 
 
 def state(value, size=2000):
-    return {"model": "m", "model_state": {"w": torch.full((size,), float(value))}}
+    return {"identity": {"model": "m"}, "model": {"w": torch.full((size,), float(value))}}
 
 
 def weight(path):
-    return checkpoint.load(path)["model_state"]["w"][0].item()
+    return checkpoint.load(path)["model"]["w"][0].item()
 
 
 def names(run):
@@ -31,7 +31,7 @@ def test_latest_names_the_last_and_older_ones_go(tmp_path):
     assert (tmp_path / "checkpoints/latest").read_text() == "step-00000030.pt\n"
     path, loaded, notes = checkpoint.load_newest(tmp_path)
     assert (path.name, weight(path), notes) == ("step-00000030.pt", 30, [])
-    assert loaded["model"] == "m"
+    assert loaded["identity"] == {"model": "m"}
 
 
 def test_continuing_an_older_one_keeps_what_is_ahead_of_it(tmp_path):
@@ -104,8 +104,8 @@ def test_nothing_is_executed(tmp_path):
         def __reduce__(self):
             return (os.mkdir, (str(tmp_path / "pwned"),))
 
-    torch.save({"format": 1, "model_state": Evil()}, tmp_path / "zip.pt")
-    (tmp_path / "plain.pt").write_bytes(pickle.dumps({"format": 1, "model_state": Evil()}))
+    torch.save({"format": 1, "model": Evil()}, tmp_path / "zip.pt")
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps({"format": 1, "model": Evil()}))
     for name in ("zip.pt", "plain.pt"):
         with pytest.raises(MusterError, match="can't be read"):
             checkpoint.load(tmp_path / name)
@@ -143,7 +143,7 @@ from train import checkpoint
 from train.errors import MusterError
 run = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", run], check=True)
-state = lambda value, size: {"model_state": {"w": torch.full((size,), value)}}
+state = lambda value, size: {"model": {"w": torch.full((size,), value)}}
 checkpoint.save(run, state(10.0, 2000), step=10, keep=2)
 try:
     checkpoint.save(run, state(20.0, 1_000_000), step=20, keep=2)

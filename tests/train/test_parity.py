@@ -43,13 +43,13 @@ def ended(request, train, small, tmp_path_factory):
 
 def trained(state):
     """The parameters as one vector, without the statistics that batch normalisation keeps for validation."""
-    tensors = state["model_state"].items()
+    tensors = state["model"].items()
     names = ("running_mean", "running_var", "num_batches_tracked")
     return torch.cat([tensor.double().flatten() for name, tensor in tensors if not name.endswith(names)])
 
 
 def momenta(state):
-    return torch.cat([value["momentum_buffer"].flatten() for value in state["optimizer_state"]["state"].values()])
+    return torch.cat([value["momentum_buffer"].flatten() for value in state["optimizer"]["state"].values()])
 
 
 def difference(one, other):
@@ -59,8 +59,8 @@ def difference(one, other):
 def start(state):
     """The parameters before the first step, which the seed alone gives."""
     torch.manual_seed(seed_of(state["options"]["seed"], "weights"))
-    model = models.build(Options(model=state["model"]), 10, state["options"]["image_size"])
-    return trained({"model_state": model.state_dict()})
+    model = models.build(Options(model=state["identity"]["model"]), 10, state["options"]["image_size"])
+    return trained({"model": model.state_dict()})
 
 
 def test_every_split_trains_what_the_single_process_trains(ended):

@@ -36,10 +36,10 @@ def assert_same_bits(one, other):
     """That two runs ended with equal weights, statistics and momenta."""
     first, second = (checkpoint.load_newest(run)[1] for run in (one, other))
     assert first["progress"]["step"] == second["progress"]["step"]
-    for key, tensor in first["model_state"].items():
-        assert torch.equal(tensor, second["model_state"][key]), key
-    for index, state in first["optimizer_state"]["state"].items():
-        assert torch.equal(state["momentum_buffer"], second["optimizer_state"]["state"][index]["momentum_buffer"])
+    for key, tensor in first["model"].items():
+        assert torch.equal(tensor, second["model"][key]), key
+    for index, state in first["optimizer"]["state"].items():
+        assert torch.equal(state["momentum_buffer"], second["optimizer"]["state"][index]["momentum_buffer"])
 
     def results(state):
         return [{**record, "seconds": 0} for record in state["progress"]["history"]]
@@ -67,7 +67,7 @@ def test_stopped_in_the_middle_of_an_epoch(train, common, straight, tmp_path):
     train([*argv, "--max-steps=6"], 2, ok=True)
     train([*argv, "--resume"], 2, ok=True)
     # Validation in the middle averages the statistics of batch normalisation, and the weights don't depend on them.
-    first, second = (checkpoint.load_newest(run)[1]["model_state"] for run in (straight, tmp_path / "run"))
+    first, second = (checkpoint.load_newest(run)[1]["model"] for run in (straight, tmp_path / "run"))
     for key, tensor in first.items():
         if "running" not in key:
             assert torch.equal(tensor, second[key]), key

@@ -20,7 +20,7 @@ def test_three_ranks_and_a_set_that_three_does_not_divide(train, small, summary_
     assert len(source.valid) % 3 != 0
     _, valid = open_batches(source, options, World())
     model = models.build(options, 10, 16)
-    model.load_state_dict(state["model_state"])
+    model.load_state_dict(state["model"])
     model.eval()
     with torch.no_grad():
         pairs = [(model(images), labels) for images, labels in valid]
