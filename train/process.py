@@ -53,7 +53,7 @@ class Process:
             first_line = (error.wrong if isinstance(error, MusterError) else str(error)).partition("\n")[0]
             fault = faults.publish(self.world, code, kind + first_line)
             if fault.rank != self.world.rank and not DEBUG:
-                print(f"rank {self.world.rank} on {self.world.host} ends: {fault}", file=sys.stderr, flush=True)
+                # That rank has said what is wrong; a line more from each of the others would only bury it.
                 return fault.code
         if DEBUG or not isinstance(error, MusterError | KeyboardInterrupt):
             traceback.print_exception(error)
