@@ -109,7 +109,8 @@ def test_help_is_help(command: Run) -> None:
 HELLO = """
 import os, sys
 import neighbour
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], neighbour.WORD, sys.argv[1:], flush=True)
+# One write: the ranks share a pipe, and python -u writes each argument of print by itself.
+sys.stdout.write(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} {neighbour.WORD} {sys.argv[1:]}\\n")
 sys.exit(int(sys.argv[1]) if os.environ["RANK"] == "1" else 0)
 """
 
