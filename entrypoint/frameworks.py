@@ -54,7 +54,7 @@ def jax(allocation: Allocation, rendezvous: Rendezvous, port: int) -> dict[str, 
     """
     tasks = _tasks_per_node(allocation)
     found = {
-        "JAX_COORDINATOR_ADDRESS": f"{_bracketed(rendezvous.address)}:{port}",
+        "JAX_COORDINATOR_ADDRESS": f"{bracketed(rendezvous.address)}:{port}",
         "JAX_NUM_PROCESSES": str(sum(tasks)),
         "JAX_PROCESS_ID": str(_index(allocation)),
     }
@@ -77,7 +77,7 @@ def tensorflow(allocation: Allocation, rendezvous: Rendezvous, port: int) -> dic
     tasks = _tasks_per_node(allocation)
     hosts = allocation.hosts if allocation.num_nodes > 1 else (rendezvous.address,)
     workers = [
-        f"{_bracketed(host)}:{FIRST_PORT + (port + place - FIRST_PORT) % NUM_PORTS if place else port}"
+        f"{bracketed(host)}:{FIRST_PORT + (port + place - FIRST_PORT) % NUM_PORTS if place else port}"
         for host, count in zip(hosts, tasks, strict=True)
         for place in range(count)
     ]
@@ -94,5 +94,6 @@ def _index(allocation: Allocation) -> int:
     return sum(_tasks_per_node(allocation)[: allocation.node_rank]) + allocation.local_rank
 
 
-def _bracketed(host: str) -> str:
+def bracketed(host: str) -> str:
+    """`host` as it is written before a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host

@@ -148,13 +148,15 @@ def _on_this_host(meeting: Rendezvous, allocation: Allocation, options: LaunchOp
     elif allocation.num_nodes == 1:
         interface, source = network.LOOPBACK, "one node"
     else:
-        meeting, interface = _route(meeting, allocation)
-        source = f"the route to {allocation.hosts[1] if _is_master(allocation) and allocation.hosts else 'the master'}"
+        # The others are reached by the names by which the master is: a suffix may lead to another network.
+        hosts = tuple(with_suffix(host, options.address_suffix) for host in allocation.hosts)
+        meeting, interface = _route(meeting, allocation, hosts)
+        source = "the way that the others come in by" if _is_master(allocation) else "the route to the master"
     own = network.address_of(interface) if allocation.num_nodes > 1 else None
     return replace(meeting, interface=interface, local_addr=own, sources={**meeting.sources, "interface": source})
 
 
-def _route(meeting: Rendezvous, allocation: Allocation) -> tuple[Rendezvous, str | None]:
+def _route(meeting: Rendezvous, allocation: Allocation, hosts: tuple[str, ...]) -> tuple[Rendezvous, str | None]:
     name, source = meeting.master_addr or "", meeting.sources["master_addr"]
     if not _is_master(allocation):
         master = network.resolve(name, source)
@@ -166,10 +168,11 @@ def _route(meeting: Rendezvous, allocation: Allocation) -> tuple[Rendezvous, str
                 fix=network.FIX_NAME,
             )
         return meeting, network.fabric_interface((master,))
-    # On the master its own name says little: ask for the way to the next host.
-    others = tuple(network.resolve(host, f"host {host}") for host in allocation.hosts[1:2])
+    others = tuple(network.resolve(host, f"host {host}") for host in hosts[1:2])
     try:
-        return meeting, network.fabric_interface((*others, network.resolve(name, source)))
+        # Its own name leads to the interface that the others come in by, unless it is a loopback address here: then
+        # only the way to the next host tells.
+        return meeting, network.fabric_interface((network.resolve(name, source), *others))
     except MusterError:
         # Its own name need not resolve on the master; its own address does.
         interface = network.fabric_interface(others)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from entrypoint.allocation import Allocation
+from entrypoint.frameworks import bracketed
 from entrypoint.launch import Launch
 from entrypoint.rendezvous import Rendezvous
 
@@ -89,7 +90,7 @@ def headline(allocation: Allocation, rendezvous: Rendezvous, launch: Launch) -> 
         job += f", {allocation.launcher}"
     ranks = sorted(set(allocation.ranks_per_node))
     shape = f"{_count(allocation.num_nodes, 'node')} x {'-'.join(map(str, ranks))}"
-    place = f"{rendezvous.master_addr}:{rendezvous.master_port}" if rendezvous.master_port else "this host"
+    place = f"{bracketed(rendezvous.address)}:{rendezvous.master_port}" if rendezvous.master_port else "this host"
     line = f"muster: {job}: {shape} = {_count(allocation.world_size, 'rank')}, meeting on {place}"
     if rendezvous.interface:
         line += f" over {rendezvous.interface}"

@@ -28,9 +28,13 @@ from tests.clusters.requirements import program
 SWITCH_SCRIPT = """
 ip link set lo up
 ip link add br0 type bridge
-ip address add {gateway}/24 dev br0
+ip address add {gateway} dev br0
 ip link set br0 up
 echo 1 > /proc/sys/net/ipv4/ip_forward
+"""
+FABRIC_SCRIPT = """
+ip link add br1 type bridge
+ip link set br1 up
 """
 
 # mount -n: without it, mount(8) leaves the folder /run/mount on the machine.
@@ -43,7 +47,7 @@ mount -n -t tmpfs -o mode=755 tmpfs /run
 mkdir /run/lock /run/user
 mount -n -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -n -t sysfs sysfs /sys
-for all in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -e "$all" ] || echo 1 > "$all"; done
+for all in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -e "$all" ] || echo {no_ipv6} > "$all"; done
 ip link set lo up
 """
 
@@ -56,6 +60,9 @@ class Hosts:
         workdir: An existing folder for what the hosts need on disk; every host sees it. It stays.
         binds: Path on the machine to path that it is mounted over, on every host. Both exist.
         own_name_is_loopback: Each host's own name resolves to 127.0.1.1 there, as Debian's installer sets it.
+        fabric_suffix: Each host has a second interface, ib0, in a network 10.78.0.0/24 of its own. Its name there is
+            the host's with this suffix.
+        is_ipv6: The hosts have no IPv4 address but 127.0.0.1: the first is fd00:77::1, and so on.
     """
 
     def __init__(
@@ -65,14 +72,19 @@ class Hosts:
         *,
         binds: Mapping[Path, Path] | None = None,
         own_name_is_loopback: bool = False,
+        fabric_suffix: str = "",
+        is_ipv6: bool = False,
     ) -> None:
         if not names or len(set(names)) != len(names) or len(names) > 200:
             raise ValueError(f"1 to 200 different host names are needed, not {list(names)}")
-        network = ipaddress.ip_network("10.77.0.0/24")
+        network = ipaddress.ip_network("fd00:77::/64" if is_ipv6 else "10.77.0.0/24")
         self.workdir = workdir
         self.addresses = {name: str(network[number]) for number, name in enumerate(names, start=1)}
         self.home = workdir / "home"
         self._gateway = str(network[254])
+        self._prefix_length = network.prefixlen
+        self._is_ipv6 = is_ipv6
+        self._fabric_suffix = fabric_suffix
         self._binds = dict(binds or {})
         self._own_name_is_loopback = own_name_is_loopback
         self._switch: Namespaces | None = None
@@ -82,7 +94,9 @@ class Hosts:
     def __enter__(self) -> Self:
         self.home.mkdir(exist_ok=True)
         try:
-            self._switch = Namespaces("the switch", ["net", "mount"], SWITCH_SCRIPT.format(gateway=self._gateway))
+            script = SWITCH_SCRIPT.format(gateway=f"{self._gateway}/{self._prefix_length}{self._no_probing}")
+            script += FABRIC_SCRIPT if self._fabric_suffix else ""
+            self._switch = Namespaces("the switch", ["net", "mount"], script)
             for name in self.addresses:
                 self._live[name] = self._create(name)
             for namespaces in (self._switch, *self._live.values()):
@@ -218,7 +232,20 @@ class Hosts:
         live, port = self._live[host], self._port(host)
         self._ip_switch(f"link add {port} type veth peer name eth0 netns {live.init}\nlink set {port} master br0 up\n")
         route = f"route add default via {self._gateway}"
-        live.ip(f"address add {self.addresses[host]}/24 dev eth0\nlink set eth0 up\n{route}\n")
+        address = f"{self.addresses[host]}/{self._prefix_length}"
+        live.ip(f"address add {address} dev eth0{self._no_probing}\nlink set eth0 up\n{route}\n")
+        if self._fabric_suffix:
+            end = f"link add {port}i type veth peer name ib0 netns {live.init}\nlink set {port}i master br1 up\n"
+            self._ip_switch(end)
+            live.ip(f"address add {self._fabric_address(host)}/24 dev ib0\nlink set ib0 up\n")
+
+    @property
+    def _no_probing(self) -> str:
+        # An IPv6 address is otherwise of no use until the kernel has looked for a second one like it.
+        return " nodad" if self._is_ipv6 else ""
+
+    def _fabric_address(self, host: str) -> str:
+        return f"10.78.0.{list(self.addresses).index(host) + 1}"
 
     def _port(self, host: str) -> str:
         return f"port{list(self.addresses).index(host) + 1}"
@@ -234,9 +261,14 @@ class Hosts:
         if self._own_name_is_loopback:
             known[name] = "127.0.1.1"
         lines = [f"{address} {host}\n" for host, address in known.items()]
+        if self._fabric_suffix:
+            lines += [f"{self._fabric_address(host)} {host}{self._fabric_suffix}\n" for host in known]
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
         (folder / "hostname").write_text(f"{name}\n")
         # No name server answers, and it shall not take long to find out.
         (folder / "resolv.conf").write_text("options timeout:1 attempts:1\n")
         binds = [shlex.join(["mount", "-n", "--bind", str(source), str(to)]) for source, to in self._binds.items()]
-        return HOST_SCRIPT.format(name=shlex.quote(name), dir=shlex.quote(str(folder))) + "\n".join(binds)
+        script = HOST_SCRIPT.format(
+            name=shlex.quote(name), dir=shlex.quote(str(folder)), no_ipv6=int(not self._is_ipv6)
+        )
+        return script + "\n".join(binds)

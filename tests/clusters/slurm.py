@@ -33,7 +33,8 @@ class SlurmCluster:
         gpus: Stand-in GPUs a node, asked for as real ones are. Slurm sets CUDA_VISIBLE_DEVICES; no CUDA.
         cpus: CPUs a node, as Slurm counts them; they need not exist.
         credential_lifetime_s: A requeued job waits this long, and a launch that takes longer fails; at least 5.
-        own_name_is_loopback: As `Hosts` has it.
+        own_name_is_loopback: As `Hosts` has it, and so the next.
+        fabric_suffix: Of the names on a second network.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class SlurmCluster:
         cpus: int = 4,
         credential_lifetime_s: int = 10,
         own_name_is_loopback: bool = False,
+        fabric_suffix: str = "",
     ) -> None:
         if credential_lifetime_s < 5:
             raise ValueError(f"Slurm replaces a credential lifetime below 5 s by 120 s; seen: {credential_lifetime_s}")
@@ -69,7 +71,13 @@ class SlurmCluster:
             version=slurm_version(),
         )
         binds = {workdir / "etc": Path("/etc/slurm")}
-        self.hosts = Hosts([LOGIN, *nodes], workdir, binds=binds, own_name_is_loopback=own_name_is_loopback)
+        self.hosts = Hosts(
+            [LOGIN, *nodes],
+            workdir,
+            binds=binds,
+            own_name_is_loopback=own_name_is_loopback,
+            fabric_suffix=fabric_suffix,
+        )
 
     def __enter__(self) -> Self:
         self.hosts.__enter__()

@@ -1,0 +1,109 @@
+"""Restarts and nodes that may come and go, over two nodes of a real Slurm; and the exit codes of both modes."""
+
+import shlex
+import sys
+
+import pytest
+
+from tests.clusters.hello import FOUR, hello, said
+from tests.clusters.slurm import SlurmCluster
+from tests.clusters.weights import MUSTER
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+ONE_A_NODE = ["-N2", "-n2", "--ntasks-per-node=1"]
+
+# One of the four dies, once: its place is not the same after the restart, so a file tells.
+DIES_ONCE = """
+import os, socket, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+if dist.get_rank() == 3:
+    try:
+        os.close(os.open(sys.argv[1], os.O_CREAT | os.O_EXCL))
+        os._exit(9)
+    except FileExistsError:
+        pass
+dist.all_reduce(total)
+line = f"sum {total.item()} {socket.gethostname()} {os.environ['TORCHELASTIC_RESTART_COUNT']}\\n"
+os.write(1, line.encode())
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_that_dies_once_comes_back_with_all_others(slurm2: SlurmCluster) -> None:
+    script = slurm2.shared / "dies_once.py"
+    script.write_text(DIES_ONCE)
+    argv = [MUSTER, "run", "--nproc-per-node=2", "--max-restarts=1", str(script), str(slurm2.shared / "died")]
+    done = slurm2.srun(*ONE_A_NODE, *argv, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = said(done.stdout)
+    assert [line.split()[1:3] for line in lines] == [
+        ["16.0", host] for host in ("node01", "node01", "node02", "node02")
+    ]
+    # The node where it died counts the restart; the other one counts it too, or follows as a changed membership.
+    assert "1" in {line.split()[3] for line in lines}
+
+
+def test_one_to_two_nodes_start_with_both(slurm2: SlurmCluster) -> None:
+    done = slurm2.srun(*ONE_A_NODE, *hello(slurm2.shared, "--nnodes=1:2", "--nproc-per-node=2"), timeout=120)
+    assert done.returncode == 0, done.stderr
+    # Which node is the first is torch's choice.
+    assert [line.split()[1:3] for line in said(done.stdout)] == [line.split()[1:3] for line in FOUR]
+
+
+@pytest.mark.parametrize("options", [["--max-restarts=2"], ["--nnodes=1:2"]], ids=lambda options: options[0])
+def test_the_elastic_launch(slurm2: SlurmCluster, options: list[str]) -> None:
+    """The form that restarted in 7 of 7 tries: one host of the store, own addresses, workers' own store."""
+    done = slurm2.srun(*ONE_A_NODE, *hello(slurm2.shared, "--dry-run", *options))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1") == 2
+    commands = [shlex.split(line) for line in done.stdout.splitlines() if "--rdzv-backend=c10d" in line]
+    told = [{word.partition("=")[0]: word.partition("=")[2] for word in command} for command in commands]
+    first, second = sorted(told, key=lambda words: words["--local-addr"])
+    addresses = slurm2.hosts.addresses
+    assert (first["--local-addr"], second["--local-addr"]) == (addresses["node01"], addresses["node02"])
+    conf = "join_timeout=900,read_timeout=300,last_call_timeout=60,keep_alive_max_attempt=12"
+    assert first["--rdzv-conf"] == f"is_host=1,{conf}"
+    assert second["--rdzv-conf"] == f"is_host=0,{conf}"
+    assert first["--rdzv-endpoint"] == second["--rdzv-endpoint"]
+    assert first["--rdzv-endpoint"].startswith("node01:6")
+    low, high = ("2:2", "2") if "--max-restarts=2" in options else ("1:2", "0")
+    assert (first["--nnodes"], first["--max-restarts"]) == (low, high)
+
+
+ENDS = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if os.environ["RANK"] in sys.argv[2:]:
+    sys.exit(int(sys.argv[1]))
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(("code", "ranks"), [(2, "3"), (75, "0 1 2 3")])
+@pytest.mark.parametrize("mode", ["agent", "worker"])
+def test_exit_codes_survive(slurm2: SlurmCluster, code: int, ranks: str, mode: str) -> None:
+    """75 is said by all ranks, which agree to write a checkpoint; 2 perhaps by one, and the others break off."""
+    script = slurm2.shared / "ends.py"
+    script.write_text(ENDS)
+    where, own = (ONE_A_NODE, ["--nproc-per-node=2"]) if mode == "agent" else (["-N2", "--ntasks-per-node=2"], [])
+    done = slurm2.srun(*where, MUSTER, "run", *own, str(script), str(code), *ranks.split(), timeout=60)
+    assert done.returncode == code, done.stderr
+
+
+def test_spawn_on_one_node(slurm2: SlurmCluster) -> None:
+    done = slurm2.srun("-N1", "-n1", *hello(slurm2.shared, "--spawn=2"), timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert said(done.stdout) == ["sum 2.0 node01 0/0 lo", "sum 2.0 node01 1/1 lo"]
+
+
+def test_an_agent_without_restarts_does_not_restart(slurm2: SlurmCluster) -> None:
+    script = slurm2.shared / "fails.py"
+    script.write_text("import os, sys\nprint('up', os.environ['RANK'], flush=True)\nsys.exit(5)\n")
+    done = slurm2.srun("-N1", "-n1", MUSTER, "run", "--nproc-per-node=2", str(script), timeout=60)
+    assert done.returncode == 1
+    assert sorted(done.stdout.split()) == ["0", "1", "up", "up"]
+    assert sys.executable not in done.stderr
