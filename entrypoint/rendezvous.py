@@ -11,6 +11,7 @@ from entrypoint import ancestors, meeting_file, network
 from entrypoint.allocation import Allocation
 from entrypoint.environment import Environment
 from entrypoint.launchers import hydra
+from entrypoint.meeting_words import Party
 from entrypoint.options import LaunchOptions
 from entrypoint.seats import Seat
 from train.errors import MusterError
@@ -95,7 +96,7 @@ def by_file(meeting: Rendezvous, allocation: Allocation, env: Environment, optio
         world=f"{allocation.num_nodes} nodes{count}",
     )
     launch = _launch(allocation.launcher, env)
-    party = meeting_file.Party(
+    party = Party(
         folder=Path(options.rendezvous_dir),
         job=launch or f"{meeting.rdzv_id}.{allocation.step}",
         is_told_apart=bool(launch),
@@ -124,7 +125,7 @@ def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -
     if not launch or options.master_addr or env.get("MASTER_ADDR"):
         return
     timeout_s = min(meeting_file.REFUSED_TIMEOUT_S, options.rdzv_timeout)
-    party = meeting_file.Party(Path(options.rendezvous_dir), launch, int(rank), int(size), timeout_s, refusal)
+    party = Party(Path(options.rendezvous_dir), launch, int(rank), int(size), timeout_s, refusal)
     # Whatever comes of it: the refusal itself is what this process has to say.
     with contextlib.suppress(MusterError):
         meeting_file.meet(party)

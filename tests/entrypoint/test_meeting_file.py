@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from entrypoint import seats
-from entrypoint.meeting_file import Party, _knock, _read, meet
+from entrypoint.meeting_file import meet
+from entrypoint.meeting_words import Party, read
 from entrypoint.seats import Seat
 from tests.clusters.deadline import wait_for
 from train.errors import MusterError
@@ -123,9 +124,9 @@ def test_one_that_comes_late_is_noticed_where_launches_cannot_be_told_apart(tmp_
     """All of this launch's places are taken by another one's guests; then its own come."""
     with ThreadPoolExecutor(3) as pool:
         host = pool.submit(meet, replace(party(tmp_path, 0, 2), is_told_apart=False))
-        note = wait_for("the file", lambda: _read(party(tmp_path, 0, 2).path), 10)
+        note = wait_for("the file", lambda: read(party(tmp_path, 0, 2).path), 10)
         words = {"nonce": note.nonce, "number": 1, "seat": asdict(place(1, 0, 2))}
-        answers = [pool.submit(_knock, "127.0.0.1", note.port, words | {"name": name}, 10) for name in "ab"]
+        answers = [pool.submit(knock, "127.0.0.1", note.port, words | {"name": name}, 10) for name in "ab"]
         assert "another launch of 2" in str(host.exception(10))
         assert [one.result().startswith("no {") for one in answers] == [True, True]
 
@@ -221,7 +222,8 @@ def test_a_host_that_finds_its_file_replaced_ends(tmp_path: Path) -> None:
 
 TERMINATED = """
 import pathlib, sys
-from entrypoint.meeting_file import Party, _knock, _read, meet
+from entrypoint.meeting_file import meet
+from entrypoint.meeting_words import Party, knock, read
 from entrypoint.seats import Seat
 meet(Party(pathlib.Path(sys.argv[1]), "nojob", 0, 2, 60, Seat("a", "a", 0, 0, 1, "")))
 """
