@@ -14,7 +14,7 @@ import pytest
 
 from entrypoint import seats
 from entrypoint.meeting_file import meet
-from entrypoint.meeting_words import Party, read
+from entrypoint.meeting_words import Party, knock, read
 from entrypoint.seats import Seat
 from tests.clusters.deadline import wait_for
 from train.errors import MusterError
