@@ -98,12 +98,3 @@ def test_spawn_on_one_node(slurm2: SlurmCluster) -> None:
     done = slurm2.srun("-N1", "-n1", *hello(slurm2.shared, "--spawn=2"), timeout=60)
     assert done.returncode == 0, done.stderr
     assert said(done.stdout) == ["sum 2.0 node01 0/0 lo", "sum 2.0 node01 1/1 lo"]
-
-
-def test_an_agent_without_restarts_does_not_restart(slurm2: SlurmCluster) -> None:
-    script = slurm2.shared / "fails.py"
-    script.write_text("import os, sys\nprint('up', os.environ['RANK'], flush=True)\nsys.exit(5)\n")
-    done = slurm2.srun("-N1", "-n1", MUSTER, "run", "--nproc-per-node=2", str(script), timeout=60)
-    assert done.returncode == 1
-    assert sorted(done.stdout.split()) == ["0", "1", "up", "up"]
-    assert sys.executable not in done.stderr
