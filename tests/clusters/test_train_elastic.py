@@ -1,7 +1,6 @@
 """Restarts and nodes that may come and go, over two nodes of a real Slurm; and the exit codes of both modes."""
 
 import shlex
-import sys
 
 import pytest
 
