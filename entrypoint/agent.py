@@ -17,9 +17,10 @@ import sys
 import time
 from typing import Any, cast
 
+import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.run import parse_args, run  # pyright: ignore[reportUnknownVariableType]
+from torch.distributed.run import get_args_parser, parse_args, run  # pyright: ignore[reportUnknownVariableType]
 
 DONE, FAILED, USER_MUST_CHANGE, PREEMPTED = 0, 1, 2, 75
 
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(
         lambda entry: not str(entry.msg).startswith(_SAID_BELOW)
     )
-    arguments = parse_args(argv)
+    arguments = parse_args(known(argv))
     try:
         place = place_to_wait_for(arguments)
         if place is not None:
@@ -55,6 +56,14 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         return report_rendezvous(arguments, error)
     return DONE
+
+
+def known(argv: list[str]) -> list[str]:
+    """`argv` without the launcher's own first option where this version of torchrun doesn't have it."""
+    if argv and argv[0].startswith("--numa-binding=") and "--numa-binding" not in get_args_parser().format_usage():
+        print(f"muster: {argv[0]} is left out: torch {torch.__version__} does not have it", file=sys.stderr)
+        return argv[1:]
+    return argv
 
 
 def place_to_wait_for(arguments: argparse.Namespace) -> tuple[str, int] | None:

@@ -28,6 +28,14 @@ class LaunchOptions:
     max_restarts: Annotated[
         int, option("--max-restarts", help="How often the ranks are started anew when one fails.", panel=LAUNCH, min=0)
     ] = 0
+    numa_binding: Annotated[
+        Literal["node", "socket", "exclusive", "core-complex"] | None,
+        option(
+            "--numa-binding",
+            help="Bind each rank to the cores near its GPU, as torchrun does it; needs GPUs and the program numactl.",
+            panel=LAUNCH,
+        ),
+    ] = None
     spawn: Annotated[
         int | None,
         option("--spawn", help="Start so many processes by multiprocessing, without torchrun.", panel=LAUNCH, min=1),

@@ -24,6 +24,9 @@ def agent_argv(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOp
     """
     # The agent is started by its path, with -P: a file of the same name in the working directory can't replace it.
     argv = [sys.executable, "-P", str(AGENT)]
+    if options.numa_binding:
+        # Not every version of torchrun has it: the agent, which knows the version, leaves it out then.
+        argv.append(f"--numa-binding={options.numa_binding}")
     size = f"--nproc-per-node={allocation.nproc_per_node}"
     if allocation.num_nodes == 1 and rendezvous.master_port is None:
         # Without --local-addr torchrun uses the host's full name, which need not resolve in a container.

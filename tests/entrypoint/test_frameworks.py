@@ -1,5 +1,6 @@
 """Other starters than torchrun's agent, and other frameworks than torch: whole argv and variables."""
 
+import argparse
 import json
 import sys
 from dataclasses import replace
@@ -141,6 +142,16 @@ def test_restarts_take_the_elastic_form(nnodes: str, node_rank: int, is_host: in
 def test_restarts_on_one_node_stay_standalone() -> None:
     found = planned(Environment({}, host="b"), LaunchOptions(max_restarts=3), Program("script", ("s.py",)))
     assert {"--standalone", "--max-restarts=3"} <= set(found.argv)
+
+
+def test_binding_is_torchruns_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(Environment({}, host="b"), LaunchOptions(numa_binding="node"), Program("script", ("s.py",)))
+    argv = list(found.argv[3:])
+    assert agent.parse_args(agent.known(argv)).numa_binding == "node"
+    # Stands in for a torchrun that is older than the option.
+    monkeypatch.setattr(agent, "get_args_parser", lambda: argparse.ArgumentParser())
+    assert agent.known(argv) == argv[1:]
+    assert "--numa-binding=node is left out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("nnodes", ["0", "2:1", "0:2", ":2", "two", "1:2:3", "-1", "9" * 20])
