@@ -1,6 +1,7 @@
 """Allocation: which hosts, which of them is this one, how many processes, and where each value came from."""
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,7 +22,8 @@ class Hosts:
         num_nodes: how many there are; None where nothing tells.
         gpus_on_node: GPUs that the scheduler says this node has for the job; None where it doesn't say.
         cpus_on_node: likewise CPUs.
-        launch: the line that starts a command once on each node, with `{command}` in the command's place.
+        launch: the line that starts a command once on each node, with `{command}` in the command's place, or `{quoted}`
+            where another shell reads it once more.
         is_shared: whether all the job's nodes see this list of hosts.
         slots: how many processes the scheduler planned for each host; empty where it doesn't say.
         problem: why the hosts are not known, to be raised where they are needed.
@@ -40,6 +42,11 @@ class Hosts:
     slots: tuple[int, ...] = ()
     problem: MusterError | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def launch_line(self, command: Sequence[str]) -> str:
+        """The line for a job script that starts `command` once on each node."""
+        words = shlex.join(command)
+        return self.launch.replace("{command}", words).replace("{quoted}", shlex.quote(words))
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def check_alone(env: Environment, options: LaunchOptions, job: Hosts | None, com
         raise MusterError(
             f"{job.scheduler} gave this job {job.num_nodes} nodes, but nothing started this process on each of them",
             seen=f"{job.sources['num_nodes']}, {job.sources['hosts']}, and no task of a launcher",
-            fix=job.launch.replace("{command}", shlex.join(command)),
+            fix=job.launch_line(command),
         )
     # PBS leaves the script's own host out of its list where the first chunk has mpiprocs=0: then there are two.
     if (
@@ -147,7 +147,7 @@ def check_one_task_a_node(options: LaunchOptions, job: Hosts | None, task: Task,
     """
     if options.nproc_per_node is None:
         return
-    line = job.launch.replace("{command}", shlex.join(command)) if job else "start one task a node"
+    line = job.launch_line(command) if job else "start one task a node"
     raise MusterError(
         f"{task.launcher} started {max(task.tasks_per_node)} tasks on a node, and --nproc-per-node asks each to start "
         f"{options.nproc_per_node} more; torchrun wants one task a node",

@@ -33,7 +33,7 @@ def detect(env: Environment, job: Hosts | None) -> Task | Rejected | None:
         raise MusterError(
             "blaunch may have started a task for each slot or one for each host: which of them this is can't be told",
             seen=seen,
-            fix=f"{FIX}; or {job.launch.replace('{command}', 'train ddp')}",
+            fix=f"{FIX}; or {job.launch_line(['train', 'ddp'])}",
         )
     own = variables.own_index(job.hosts, env, seen, FIX)
     if not 1 <= task <= len(job.hosts) or own not in (None, task - 1):

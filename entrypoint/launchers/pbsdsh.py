@@ -38,7 +38,7 @@ def detect(env: Environment, job: Hosts | None) -> Task | Rejected | None:
         raise MusterError(
             f"pbsdsh starts {max(job.slots)} tasks on a node of this job, and gives them no ranks",
             seen=f"{mark}, {job.sources['hosts']}",
-            fix=f"{job.launch.replace('{command}', 'train ddp')}; or {fix}",
+            fix=f"{job.launch_line(['train', 'ddp'])}; or {fix}",
         )
     if job.problem:
         raise MusterError(job.problem.wrong, seen=f"{mark}, {job.problem.seen}", fix=f"{job.problem.fix}; then {fix}")

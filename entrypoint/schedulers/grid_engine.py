@@ -70,8 +70,9 @@ def detect(env: Environment) -> Hosts | None:
         num_nodes=len(slots) or None,
         gpus_on_node=len(env["SGE_HGR_gpu"].split()) if env.get("SGE_HGR_gpu") else None,
         is_shared=len(slots) == 1,
-        launch=f"for host in {hosts.replace(',', ' ')}; do qrsh -inherit $host env MUSTER_HOSTS={hosts} {{command}} & "
-        "done; wait",
+        # A task starts in $HOME, with the PATH of a login, and its words are read by a shell once more.
+        launch=f"for host in {hosts.replace(',', ' ')}; do qrsh -inherit $host "
+        f"\"cd '$PWD' && env PATH='$PATH' MUSTER_HOSTS={hosts} \"{{quoted}} & done; wait",
         slots=tuple(slots.values()),
         problem=problem,
         sources={

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,11 +44,10 @@ def test_a_task_on_each_host_trains_to_equal_weights(
 def test_the_launch_line_of_a_refusal_works_when_pasted(grid_engine2: GridEngineCluster) -> None:
     """The command is refused in the job script; the line of its `fix` starts it on each host."""
     argv = hello(grid_engine2.shared, "--nproc-per-node=2")
-    # A task has the PATH of a login, so the command gets its path; in an image it needs none.
-    with_path = f"s# muster run # {shlex.quote(MUSTER)} run #"
     script = f"""
+export PATH={shlex.quote(str(Path(MUSTER).parent))}:$PATH
 {shlex.join(argv)} 2> refusal; cat refusal
-sed -n 's/^  fix: //p' refusal | sed {shlex.quote(with_path)} > line.sh; . ./line.sh
+sed -n 's/^  fix: //p' refusal > line.sh; . ./line.sh
 """
     job = grid_engine2.qsub(script, "-pe", "one", "2", timeout=90)
     wrong, seen, fix = lines_of_error(job.output)[:3]
