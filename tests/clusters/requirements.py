@@ -38,7 +38,7 @@ PACKAGE_OF = {
 }
 """Program to Debian package; the packages are those of packages.txt."""
 
-HOSTS_PROGRAMS = ("ip", "nsenter", "ps", "setpriv", "setsid", "unshare")
+HOSTS_PROGRAMS = ("ip", "mount", "nsenter", "ps", "setpriv", "setsid", "unshare")
 SLURM_PROGRAMS = (*HOSTS_PROGRAMS, "munged", "salloc", "sbatch", "scontrol", "slurmctld", "slurmd", "srun")
 GRID_ENGINE_PROGRAMS = (*HOSTS_PROGRAMS, "qrsh", "qstat", "qsub", "sge_execd", "sge_qmaster")
 MPI_PROGRAMS = (*HOSTS_PROGRAMS, "mpiexec.hydra", "mpirun.openmpi", "ssh", "ssh-keygen", "sshd")
@@ -67,7 +67,11 @@ def require_namespaces() -> None:
     require_programs(*HOSTS_PROGRAMS)
     problem = _namespace_problem()
     if problem:
-        refuse(f"fake hosts need root with the right to create namespaces: {problem}; fix: run the tests as root")
+        fix = "run the tests as root"
+        if "propagation" in problem:
+            # In a chroot / is no mount point, and only those can be kept from showing our mounts to others.
+            fix = "in a chroot, first make its folder a mount point: mount --bind FOLDER FOLDER"
+        refuse(f"fake hosts need root with the right to create namespaces: {problem}; fix: {fix}")
 
 
 def refuse(reason: str) -> NoReturn:
