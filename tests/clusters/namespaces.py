@@ -62,7 +62,9 @@ class Namespaces:
 
     def enter(self, *flags: str) -> list[str]:
         """The start of a command line that runs the rest inside; flags as nsenter(1) has them."""
-        return [program("nsenter"), "-t", str(self.init), *flags, "--"]
+        # Where this runs in a chroot, the root of the mount namespace is another one: take that of the host's init.
+        root = ["--root"] if "-m" in flags else []
+        return [program("nsenter"), "-t", str(self.init), *flags, *root, "--"]
 
     def ip(self, batch: str) -> None:
         """Runs lines of ip(8) here. Only the network is entered: `netns PID` needs the machine's process ids."""

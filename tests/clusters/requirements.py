@@ -13,6 +13,7 @@ PACKAGES_FILE = Path(__file__).with_name("packages.txt")
 
 PACKAGE_OF = {
     "ip": "iproute2",
+    "mount": "mount",
     "mpiexec.hydra": "mpich",
     "mpirun.openmpi": "openmpi-bin",
     "munged": "munge",
