@@ -64,7 +64,7 @@ def plain_loop(options: Options, world: World) -> Train:
     dataset = TensorDataset((images.images.float() / 255 - mean) / std, images.labels)
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=options.batch_size, shuffle=False, sampler=sampler)
-    model = DistributedDataParallel(models.build(options, source.num_classes, source.image_size))
+    model = DistributedDataParallel(models.build(options, source.num_classes, source.size))
     steps = torch.optim.SGD(
         model.parameters(), lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay
     )
@@ -88,10 +88,8 @@ def our_loop(options: Options, world: World) -> Train:
     source = data.open_source(options)
     train_batches, valid_batches = open_batches(source, options, world)
     precision = choose_precision(options, world.device)
-    model = models.build(options, source.num_classes, source.image_size)
-    if precision.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model = strategy.wrap(model, world)
+    model = models.build(options, source.num_classes, source.size)
+    model = strategy.wrap(model, world, options, precision)
     loop = Loop(
         strategy=strategy,
         model=model,
@@ -125,12 +123,12 @@ def compete(rank: int, asked: argparse.Namespace, store: str, result: str) -> No
         "batch_size": asked.batch_size,
         "max_steps": asked.steps,
     }
-    equal = Options(bf16=False, channels_last=False, fused=False, **common)
+    equal = Options(bf16=False, channels_last=False, fused=False, **common).settled()
     contenders: dict[str, Train] = {}
     for name, build, options in [
         (PLAIN, plain_loop, equal),
         (EQUAL, our_loop, equal),
-        (DEFAULTS, our_loop, Options(**common)),
+        (DEFAULTS, our_loop, Options(**common).settled()),
     ]:
         torch.manual_seed(0)
         contenders[name] = build(options, world)

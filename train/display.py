@@ -20,13 +20,15 @@ class Display:
 
     Args:
         enabled: whether this rank is the one that shows.
-        global_batch: samples of one step over all ranks.
+        global_batch: images or tokens of one step over all ranks.
+        unit: which of the two.
     """
 
-    def __init__(self, *, enabled: bool, epochs: int, global_batch: int) -> None:
+    def __init__(self, *, enabled: bool, epochs: int, global_batch: int, unit: str = "images") -> None:
         self.enabled = enabled
         self.epochs = epochs
         self.global_batch = global_batch
+        self.unit = unit
         is_terminal = sys.stdout.isatty()
         self.console = Console(
             file=sys.stdout, width=None if is_terminal else WIDTH, highlight=False, soft_wrap=False, quiet=not enabled
@@ -85,7 +87,7 @@ class Display:
             return
         self.due = now + self.every_s
         rate = done * self.global_batch / (now - self.started)
-        state = f"{rate:,.0f} images/s" + (f"  loss {self.last_loss:.4f}" if self.last_loss is not None else "")
+        state = f"{rate:,.0f} {self.unit}/s" + (f"  loss {self.last_loss:.4f}" if self.last_loss is not None else "")
         if self.bar is not None:
             self.bar.update(self.task, completed=done, state=state)
             self.bar.refresh()
@@ -123,9 +125,9 @@ class Display:
         )
         table.add_section()
         table.add_row(
-            "images per second",
-            f"[bold]{summary['images_per_second']:,.1f}[/bold]  "
-            f"({summary['images_per_second_per_rank']:,.1f} a {device}, {summary['world_size']} of them)",
+            f"{self.unit} per second",
+            f"[bold]{summary[f'{self.unit}_per_second']:,.1f}[/bold]  "
+            f"({summary[f'{self.unit}_per_second_per_rank']:,.1f} a {device}, {summary['world_size']} of them)",
         )
         table.add_row(
             "time of a step",

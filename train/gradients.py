@@ -13,11 +13,41 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from train.world import World
 
 
-class ExactGradients:
+class Gradients:
+    """How the loop adds up one step's micro-batches: here as the parameters do by themselves.
+
+    Args:
+        accumulate: micro-batches of a step on this rank.
+    """
+
+    def __init__(self, accumulate: int) -> None:
+        self.accumulate = accumulate
+
+    def share(self, loss: Tensor) -> Tensor:
+        """What of a micro-batch's `loss` the gradient is computed of."""
+        return loss / self.accumulate
+
+    def hold(self) -> None:
+        """Called after each micro-batch but the last."""
+
+    def finish(self) -> None:
+        """Called after the last micro-batch, when the strategy has done its part: the gradients are complete then."""
+
+
+class SummedGradients(Gradients):
+    """For a strategy that sums, and divides by the number of all micro-batches, by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
+class ExactGradients(SummedGradients):
     """The gradients of one step's micro-batches, in double precision.
 
     Attributes:
@@ -25,6 +55,7 @@ class ExactGradients:
     """
 
     def __init__(self, model: nn.Module, num_parts: int) -> None:
+        super().__init__()
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.num_parts = num_parts
         self.held: dict[Tensor, Tensor] = {}
@@ -43,7 +74,7 @@ class ExactGradients:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Puts the mean over all micro-batches into the parameters, for a process that has all of them."""
+        """Puts the mean over all micro-batches into the parameters."""
         for parameter in self.parameters:
             if parameter.grad is not None:
                 total = parameter.grad.double()
@@ -51,6 +82,13 @@ class ExactGradients:
                     total += self.held[parameter]
                 parameter.grad.copy_(total / self.num_parts)
         self.held.clear()
+
+
+class ReducedGradients(ExactGradients):
+    """The same where each rank has some of the micro-batches, and DistributedDataParallel calls a hook."""
+
+    def finish(self) -> None:
+        """Nothing: the hook has done it."""
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
         """The mean over all micro-batches of all ranks, for DistributedDataParallel's communication hook."""
@@ -77,7 +115,15 @@ class ExactGradients:
         return done.get_future().then(mean)
 
 
-def exact(model: nn.Module, world: World, accumulate: int) -> ExactGradients | None:
-    """What adds up `model`'s gradients exactly; None where it is not wanted, or where two parts have but one order."""
-    num_parts = world.world_size * accumulate
-    return ExactGradients(model, num_parts) if world.device.type == "cpu" and num_parts > 2 else None
+def are_exact(world: World, accumulate: int) -> bool:
+    """True where gradients are to be added up exactly: on CPUs; not of two parts, which have but one order."""
+    return world.device.type == "cpu" and world.world_size * accumulate > 2
+
+
+def clip(model: nn.Module, largest: float) -> None:
+    """Shortens all gradients together to the norm `largest`, over all ranks that hold parts of them."""
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    clip_grads_with_norm_(parameters, largest, norm)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from train.data.loader import Batches
 from train.display import Display
 from train.errors import FAILED, MusterError
-from train.gradients import exact
+from train.gradients import clip
 from train.metrics import Readout, StepTimes, Sums
 from train.models import logits_of, loss_of
 from train.optimizer import lr_at, set_lr
@@ -37,7 +37,7 @@ class Progress:
         epoch: epochs that are complete.
         sample: samples of the epoch under way that are used already; not 0 only after `--max-steps`.
         step: steps of the optimizer in all.
-        sums: summed loss, hits and samples of the epoch under way, over all ranks.
+        sums: summed loss, hits and targets of the epoch under way, over all ranks.
         history: one record an epoch.
     """
 
@@ -75,8 +75,7 @@ class Loop:
     def __post_init__(self) -> None:
         assert isinstance(self.train.order, TrainOrder)
         self.order = self.train.order
-        self.gradients = exact(self.model, self.world, self.options.accumulate)
-        self.is_reduced = self.gradients is not None and self.strategy.add_exactly(self.model, self.gradients)
+        self.gradients = self.strategy.gradients(self.model, self.world, self.options.accumulate)
 
     def finished(self) -> bool:
         """True once `--epochs` or `--max-steps` are reached."""
@@ -157,22 +156,22 @@ class Loop:
     def step(self, batches: Any, sums: Sums) -> None:
         """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
         options, progress, world = self.options, self.progress, self.world
-        for turn, (images_NCHW, labels_N) in enumerate(islice(batches, options.accumulate)):
+        for turn, (inputs, targets) in enumerate(islice(batches, options.accumulate)):
             # By block and not by rank: dropout too is then the same whatever the world size.
             block = turn * world.world_size + world.rank
             reseed(world.device, options.seed, "model", progress.step, block)
             last = turn + 1 == options.accumulate
             with nullcontext() if last else self.strategy.without_sync(self.model):
                 with self.precision.autocast(world.device):
-                    outputs = self.model(images_NCHW)
-                    loss = loss_of(outputs, labels_N)
-                # Divided once, after the exact sum, or else here.
-                (loss if self.gradients else loss / options.accumulate).backward()
-            if self.gradients and not last:
+                    outputs = self.model(inputs)
+                    loss = loss_of(outputs, targets)
+                self.gradients.share(loss).backward()
+            if not last:
                 self.gradients.hold()
-            sums.add(loss, logits_of(outputs), labels_N)
-        if self.gradients and not self.is_reduced:
-            self.gradients.finish()
+            sums.add(loss, logits_of(outputs), targets)
+        self.gradients.finish()
+        if options.clip_norm is not None:
+            clip(self.model, options.clip_norm)
         set_lr(self.optimizer, lr_at(options, world.world_size, progress.step))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -192,22 +191,22 @@ class Loop:
 
     @torch.no_grad()
     def validate(self) -> tuple[float, float]:
-        """Mean loss and accuracy over the validation samples, each counted once over all ranks.
+        """Mean loss and accuracy over the validation samples (or tokens), each counted once over all ranks.
 
         Raises:
-            MusterError: the samples counted are not those there are.
+            MusterError: those counted are not those there are.
         """
         model = self.strategy.unwrap(self.model)
         model.eval()
         sums = Sums(self.world.device)
-        for images_NCHW, labels_N in self.valid:
+        for inputs, targets in self.valid:
             with self.precision.autocast(self.world.device):
-                outputs = model(images_NCHW)
-                loss = loss_of(outputs, labels_N)
-            sums.add(loss, logits_of(outputs), labels_N)
+                outputs = model(inputs)
+                loss = loss_of(outputs, targets)
+            sums.add(loss, logits_of(outputs), targets)
         skipped = sums.values.new_tensor([float(self.valid.num_bad)])
         totals = self.world.all_reduce(torch.cat((sums.values, skipped))).tolist()
-        expected = len(self.valid.reader.images)
+        expected = self.valid.source.num_valid_targets
         if totals[2] + totals[3] != expected or not totals[2]:
             raise MusterError(
                 "validation did not count each sample once",
@@ -219,6 +218,6 @@ class Loop:
 
 
 def averages(sums: list[float]) -> tuple[float, float]:
-    """Mean loss and accuracy (0 to 1) of [summed loss, hits, samples]."""
-    loss, hits, num_samples = sums
-    return loss / num_samples, hits / num_samples
+    """Mean loss and accuracy (0 to 1) of [summed loss, hits, targets]."""
+    loss, hits, num_targets = sums
+    return loss / num_targets, hits / num_targets

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import torch
 
+from train.models import IGNORED
+
 Item = TypeVar("Item")
 
 
@@ -75,8 +77,12 @@ class StepTimes:
         else:
             self.seconds.append(seconds)
 
-    def summary(self, global_batch: int, world_size: int) -> dict[str, object]:
-        """Rates and times of the steps after the first; of the first where it is the only one."""
+    def summary(self, global_batch: int, world_size: int, unit: str = "images") -> dict[str, object]:
+        """Rates and times of the steps after the first; of the first where it is the only one.
+
+        Args:
+            global_batch: images or tokens of a step, whichever is the `unit`.
+        """
         self.read(wait=True)
         first_s = self.first_s or 0.0
         seconds = self.seconds or [first_s]
@@ -84,8 +90,8 @@ class StepTimes:
         total_s = sum(seconds)
         rate = len(seconds) * global_batch / total_s if total_s else 0.0
         return {
-            "images_per_second": round(rate, 2),
-            "images_per_second_per_rank": round(rate / world_size, 2),
+            f"{unit}_per_second": round(rate, 2),
+            f"{unit}_per_second_per_rank": round(rate / world_size, 2),
             "step_time_s": {f"p{share}": round(percentile(seconds, share), 6) for share in (50, 95, 99)},
             "first_step_s": round(first_s, 6),
             "num_timed_steps": len(self.seconds),
@@ -100,21 +106,23 @@ def percentile(values: list[float], share: float) -> float:
 
 
 class Sums:
-    """Loss, hits and samples, added up on the device.
+    """Loss, hits and targets (images, or tokens to predict), added up on the device.
 
     Attributes:
-        values: [summed loss, correctly classified, samples], float64.
+        values: [summed loss, hits, targets], float64.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.values = torch.zeros(3, dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def add(self, loss: torch.Tensor, logits_NK: torch.Tensor, labels_N: torch.Tensor) -> None:
-        """Adds a batch with the mean `loss`."""
-        num_samples = len(labels_N)
-        hits = (logits_NK.argmax(1) == labels_N).sum()
-        self.values += torch.stack((loss.detach().double() * num_samples, hits.double(), hits.new_tensor(num_samples)))
+    def add(self, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> None:
+        """Adds a batch with the mean `loss` over those of its `targets` (N or NT) that count."""
+        num_targets = (targets != IGNORED).sum()
+        hits = (logits.argmax(-1) == targets).sum()
+        # The mean over no target is no number.
+        total = torch.where(num_targets > 0, loss.detach().double() * num_targets, 0.0)
+        self.values += torch.stack((total, hits.double(), num_targets.double()))
 
 
 class Readout:

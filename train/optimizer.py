@@ -7,7 +7,8 @@ from train.options import Options
 
 
 def build(options: Options, model: nn.Module, *, fused: bool) -> Optimizer:
-    """The optimizer `--optimizer` over the parameters of `model`."""
+    """The optimizer `--optimizer` over the parameters of `model`; `options` are settled."""
+    assert options.lr is not None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     switch = True if fused else None  # None leaves torch its own choice, False would forbid foreach kernels too
     if options.optimizer == "adamw":
@@ -26,6 +27,7 @@ def lr_at(options: Options, world_size: int, step: int) -> float:
 
     It does not depend on `--epochs`, so that a run can be continued beyond its end.
     """
+    assert options.lr is not None
     rise = min(1.0, (step + 1) / options.warmup_steps) if options.warmup_steps else 1.0
     return options.lr * scale_of(options, world_size) * rise
 

@@ -6,7 +6,7 @@ the same arguments back with the same definitions: `parse(to_argv(options)) == o
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
@@ -26,14 +26,38 @@ class Options:
     """What to train, on what, how long; the same for every strategy."""
 
     model: Annotated[
-        str, option(help="Any classification model of torchvision: resnet18, resnet50, vit_b_16 ...", panel=MODEL)
+        str,
+        option(
+            help="Any classification model of torchvision (resnet18, resnet50, vit_b_16 ...), or a transformer that "
+            "predicts the next token: gpt-tiny, gpt-small, gpt-124m, gpt-1b, gpt-8b.",
+            panel=MODEL,
+        ),
     ] = "resnet18"
+    activation_checkpoint: Annotated[
+        Literal["none", "selective", "full"],
+        option(
+            help="What a transformer's layers compute again in the backward pass, to save memory: nothing, all but "
+            "matrix products and attention, or all.",
+            panel=MODEL,
+        ),
+    ] = "none"
     data: Annotated[
         str,
-        option(help="synthetic, fake, digits, cifar10:FOLDER or imagefolder:FOLDER.", panel=DATA),
+        option(
+            help="Images: synthetic, fake, digits, cifar10:FOLDER or imagefolder:FOLDER. Tokens: synthetic, or "
+            "tokens:PATH of a text, of a folder with texts (both as bytes), or of a .bin, .u16, .u32 or .npy file.",
+            panel=DATA,
+        ),
     ] = "digits"
     image_size: Annotated[
         int | None, option(help="Pixels a side. Default: 32 for digits and cifar10, else 224.", panel=DATA, min=8)
+    ] = None
+    seq_len: Annotated[
+        int | None, option(help="Tokens of a sequence. Default: the model's context.", panel=DATA, min=2)
+    ] = None
+    vocab_size: Annotated[
+        int | None,
+        option(help="Different tokens. Default: 256 of bytes, else as many as the file shows.", panel=DATA, min=2),
     ] = None
     num_classes: Annotated[int, option(help="Classes of the synthetic and fake data.", panel=DATA, min=2)] = 1000
     num_samples: Annotated[
@@ -54,8 +78,14 @@ class Options:
         int, option(help="Micro-batches that each rank adds up before one step.", panel=TRAINING, min=1)
     ] = 1
     max_steps: Annotated[int | None, option(help="Stop after this many steps in all.", panel=TRAINING, min=1)] = None
-    optimizer: Annotated[Literal["sgd", "adamw"], option(help="The optimizer.", panel=TRAINING)] = "sgd"
-    lr: Annotated[float, option(help="Learning rate of one rank.", panel=TRAINING, min=0.0)] = 0.01
+    optimizer: Annotated[
+        Literal["sgd", "adamw"] | None,
+        option(help="The optimizer. Default: sgd, and adamw for transformers.", panel=TRAINING),
+    ] = None
+    lr: Annotated[
+        float | None,
+        option(help="Learning rate of one rank. Default: 0.01 with sgd, 0.001 with adamw.", panel=TRAINING, min=0.0),
+    ] = None
     lr_scale: Annotated[
         Literal["none", "linear", "sqrt"],
         option(help="How the learning rate grows with the number of micro-batches in a step.", panel=TRAINING),
@@ -65,6 +95,10 @@ class Options:
     ] = 20
     momentum: Annotated[float, option(help="Momentum of sgd.", panel=TRAINING, min=0.0, max=1.0)] = 0.9
     weight_decay: Annotated[float, option(help="Weight decay.", panel=TRAINING, min=0.0)] = 1e-4
+    clip_norm: Annotated[
+        float | None,
+        option(help="The largest norm of all gradients together; longer ones are cut to it.", panel=TRAINING, min=0.0),
+    ] = None
     seed: Annotated[int, option(help="One seed for all ranks: split, weights, order.", panel=TRAINING, min=0)] = 0
     device: Annotated[
         Literal["auto", "cpu", "cuda"], option(help="auto takes a GPU where there is one.", panel=SPEED)
@@ -95,6 +129,17 @@ class Options:
     timeout_s: Annotated[
         int, option(help="Seconds that a collective operation may take before the run is ended.", panel=RUN, min=1)
     ] = 600
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """True for a transformer of train/models/gpt.py, misspelt ones too; False for a classifier of images."""
+        return self.model.lower().startswith("gpt")
+
+    def settled(self) -> "Options":
+        """These options, with the defaults that depend on others filled in."""
+        optimizer = self.optimizer or ("adamw" if self.predicts_tokens else "sgd")
+        lr = {"sgd": 0.01, "adamw": 0.001}[optimizer] if self.lr is None else self.lr
+        return replace(self, optimizer=optimizer, lr=lr)
 
 
 def normalise(argv: Sequence[str]) -> list[str]:

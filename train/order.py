@@ -57,10 +57,15 @@ class TrainOrder(Sampler[list[Draw]]):
 
 
 class ValidOrder(Sampler[list[Draw]]):
-    """Every sample once over all ranks: rank r takes r, r + world_size, ...; nothing is padded or repeated."""
+    """Every sample once over all ranks: rank r takes r, r + world_size, ...; nothing is padded or repeated.
+
+    Attributes:
+        num_rounds: the batches of the rank that has the most.
+    """
 
     def __init__(self, num_samples: int, *, batch_size: int, rank: int, world_size: int) -> None:
         self.indices = range(rank, num_samples, world_size)
+        self.num_rounds = -(-len(range(0, num_samples, world_size)) // batch_size)
         self.batch_size = batch_size
 
     def __len__(self) -> int:

@@ -16,6 +16,11 @@ class Precision:
     channels_last: bool
     fused: bool
 
+    @property
+    def layout(self) -> torch.memory_format:
+        """How images, and the weights that are laid over them, lie in memory."""
+        return torch.channels_last if self.channels_last else torch.preserve_format
+
     def autocast(self, device: torch.device) -> torch.autocast:
         """A context in which the model computes in bfloat16 where that is safe, if it is on."""
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.bf16)

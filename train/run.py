@@ -28,7 +28,7 @@ from train.world import World
 
 RESULT_OPTIONS = (
     *("data", "image_size", "num_classes", "num_samples", "on_bad_sample", "batch_size", "accumulate", "seed", "bf16"),
-    *("optimizer", "lr", "lr_scale", "warmup_steps", "momentum", "weight_decay"),
+    *("optimizer", "lr", "lr_scale", "warmup_steps", "momentum", "weight_decay", "clip_norm", "seq_len", "vocab_size"),
 )
 """Options that change what is learnt: a resumed run warns when they differ."""
 
@@ -36,6 +36,7 @@ RESULT_OPTIONS = (
 def run(strategy_name: str, options: Options, world: World) -> None:
     """Trains as `options` say, on this rank."""
     started = time.perf_counter()
+    options = options.settled()
     strategy = strategies.load(strategy_name)
     agree(world, lambda: strategy.check(world, options))
     source = agree(world, lambda: data.open_source(options))
@@ -44,17 +45,15 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     if world.device.type == "cuda":
         torch.backends.cudnn.benchmark = True
     torch.manual_seed(seed_of(options.seed, "weights"))
-    model = agree(world, lambda: models.build(options, source.num_classes, source.image_size))
-    layout = torch.channels_last if precision.channels_last else torch.preserve_format
-    model = model.to(world.device, memory_format=layout)  # type: ignore[call-overload]
+    model = agree(world, lambda: models.build(options, source.num_classes, source.size))
 
     chosen = share_run(world, options, strategy_name)
     settings = effective(options, precision, source, world)
     identity = {"model": options.model, "num_classes": source.num_classes, "optimizer": options.optimizer}
     state = chosen.state
+    model = strategy.wrap(model, world, options, precision)
     if state is not None:
-        agree(world, lambda: restore_model(model, state, identity, chosen))
-    model = strategy.wrap(model, world)
+        agree(world, lambda: restore_model(strategy.unwrap(model), state, identity, chosen))
     steps = optimizer.build(options, model, fused=precision.fused)
     progress = Progress()
     if state is not None:
@@ -62,7 +61,12 @@ def run(strategy_name: str, options: Options, world: World) -> None:
         progress = Progress(**state["progress"])
         chosen.notes += differences(state, settings, world)
 
-    display = Display(enabled=world.main, epochs=options.epochs, global_batch=train.order.global_batch)  # type: ignore[union-attr]
+    display = Display(
+        enabled=world.main,
+        epochs=options.epochs,
+        global_batch=train.order.global_batch * source.targets_of_sample,  # type: ignore[union-attr]
+        unit=source.unit,
+    )
     display.facts(facts(strategy_name, options, world, precision, source, model, chosen))
     for note in [*chosen.notes, *promised_gpus(os.environ, world)]:
         display.note(note)
@@ -102,6 +106,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
         progress=progress,
         times=loop.times,
         batches=(train, valid),
+        source=source,
         folder=chosen.folder,
         resumed_from=chosen.resumed_from,
         seconds=time.perf_counter() - started,
@@ -200,13 +205,14 @@ def facts(
     hosts = ", ".join(world.nodes[:4]) + (f" and {len(world.nodes) - 4} more" if len(world.nodes) > 4 else "")
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     parameters = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    size = f"{source.image_size} x {source.image_size}"
+    kind = f"{source.num_classes} classes, {source.size} x {source.size} pixels"
+    if source.unit == "tokens":
+        kind = f"sequences of {source.size} tokens, {source.num_classes} different ones"
     rows = {
         "world": f"{processes} on {hosts} ({strategy}{', ' + world.backend if world.backend else ''})",
         "device": f"{device}, {precision}",
         "model": f"{options.model}, {parameters:.1f} M parameters",
-        "data": f"{options.data}: {len(source.train):,} train, {len(source.valid):,} validate, "
-        f"{source.num_classes} classes, {size} pixels",
+        "data": f"{options.data}: {len(source.train):,} train, {len(source.valid):,} validate, " + kind,
         "batch": f"{options.batch_size * options.accumulate * world.world_size} "
         f"({options.batch_size} x {world.world_size} processes"
         + (f" x {options.accumulate} accumulated)" if options.accumulate > 1 else ")"),

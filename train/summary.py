@@ -24,8 +24,8 @@ from train.world import World
 
 def effective(options: Options, precision: Precision, source: Source, world: World) -> dict[str, Any]:
     """The options, with what `auto` and `default` came to."""
-    chosen = asdict(precision) | {"device": world.device.type, "image_size": source.image_size}
-    return asdict(options) | chosen
+    size = {"seq_len" if source.unit == "tokens" else "image_size": source.size}
+    return asdict(options) | asdict(precision) | {"device": world.device.type, **size}
 
 
 def command() -> str:
@@ -52,6 +52,7 @@ def collect(
     progress: Progress,
     times: StepTimes,
     batches: tuple[Batches, ...],
+    source: Source,
     folder: Path,
     resumed_from: Path | None,
     seconds: float,
@@ -64,6 +65,7 @@ def collect(
     ranks = world.gather(own)
     bad = {name: reason for rank in ranks for name, reason in rank["bad_samples"].items()}
     last = progress.history[-1]
+    global_batch = options["batch_size"] * options["accumulate"] * world.world_size
     return {
         "strategy": strategy,
         "model": options["model"],
@@ -73,8 +75,8 @@ def collect(
         "world_size": world.world_size,
         "num_nodes": len(world.nodes),
         "hosts": world.nodes,
-        "global_batch": options["batch_size"] * options["accumulate"] * world.world_size,
-        **times.summary(options["batch_size"] * options["accumulate"] * world.world_size, world.world_size),
+        "global_batch": global_batch,
+        **times.summary(global_batch * source.targets_of_sample, world.world_size, source.unit),
         "peak_memory_gib": round(max(rank["peak_memory_gib"] for rank in ranks), 3),
         "step": progress.step,
         "seconds": round(seconds, 3),

@@ -49,7 +49,7 @@ def open_source(options: Options, folder: str) -> Source:
         train=Augmented(*tensors[0]),
         valid=InMemory(*tensors[1]),
         num_classes=10,
-        image_size=size,
+        size=size,
         mean=(0.491, 0.482, 0.447),
         std=(0.247, 0.243, 0.262),
     )

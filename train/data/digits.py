@@ -22,7 +22,7 @@ def open_source(options: Options, folder: str) -> Source:
         train=InMemory(images_NCHW[train], labels_N[train]),
         valid=InMemory(images_NCHW[valid], labels_N[valid]),
         num_classes=10,
-        image_size=size,
+        size=size,
         mean=(0.305, 0.305, 0.305),
         std=(0.323, 0.323, 0.323),
     )

@@ -34,5 +34,5 @@ def open_source(options: Options, folder: str) -> Source:
         train=Fake(options.num_samples, size, options.num_classes, offset),
         valid=Fake(num_valid, size, options.num_classes, offset + options.num_samples),
         num_classes=options.num_classes,
-        image_size=size,
+        size=size,
     )

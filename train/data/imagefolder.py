@@ -117,5 +117,5 @@ def open_source(options: Options, folder: str) -> Source:
         train=Files(train_samples, augmented, random=True),
         valid=Files(valid_samples, centred, random=False),
         num_classes=len(classes),
-        image_size=size,
+        size=size,
     )

@@ -1,4 +1,4 @@
-"""What every source of images offers to the trainer."""
+"""What every source of images, or of tokens, offers to the trainer."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class BadSample(Exception):
 
 
 class Images(ABC):
-    """Labelled images, by index."""
+    """Labelled images, by index; or sequences of tokens, whose labels are the tokens that follow."""
 
     random = False
     """Whether reading draws random numbers (augmentation)."""
@@ -38,6 +38,14 @@ class Images(ABC):
         Raises:
             BadSample: it can't be read.
         """
+
+    def read_batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The images (NCHW) and classes (N) of `indices`; None where they are read one by one.
+
+        Raises:
+            BadSample: one can't be read.
+        """
+        return None
 
 
 class InMemory(Images):
@@ -59,7 +67,6 @@ class InMemory(Images):
         return self.images[index], int(self.labels[index])
 
     def read_batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The images (NCHW) and classes (N) of `indices`."""
         chosen = torch.tensor(indices)
         return self.images[chosen], self.labels[chosen]
 
@@ -69,6 +76,10 @@ class Source:
     """Training and validation images of one kind.
 
     Attributes:
+        num_classes: classes of an image, or different tokens.
+        size: pixels a side, or tokens of a sequence.
+        unit: what is counted: images or tokens.
+        fix_bad: what to do about a sample that can't be read.
         mean, std: of the channels, on the scale 0 to 1; what uint8 images are normalised by, on the device.
         on_device: the images are made on the training device, so that no loader is needed.
     """
@@ -76,10 +87,22 @@ class Source:
     train: Images
     valid: Images
     num_classes: int
-    image_size: int
+    size: int
+    unit: str = "images"
+    fix_bad: str = "mend or remove the file, or go on without it: --on-bad-sample=skip"
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     on_device: bool = False
+
+    @property
+    def targets_of_sample(self) -> int:
+        """What is predicted of one full sample: its class, or each next token."""
+        return self.size if self.unit == "tokens" else 1
+
+    @property
+    def num_valid_targets(self) -> int:
+        """What all of the validation samples have to predict."""
+        return getattr(self.valid, "num_targets", len(self.valid))
 
 
 def split(num_samples: int, valid_share: float, seed: int) -> tuple[list[int], list[int]]:

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from train.data.images import BadSample, Images, InMemory, Source
+from train.data.images import BadSample, Images, Source
 from train.errors import FAILED, MusterError
+from train.models import IGNORED
 from train.options import Options
 from train.order import Draw, TrainOrder, ValidOrder
 from train.seeds import generator, seed_of
@@ -18,8 +19,8 @@ class Batch(NamedTuple):
     """What a loader hands over.
 
     Attributes:
-        images: NCHW; None where no sample of the batch could be read.
-        labels: N.
+        images: NCHW, or tokens NT; None where no sample of the batch could be read.
+        labels: N, or NT.
         bad: name and reason of each sample that could not be read.
     """
 
@@ -41,8 +42,12 @@ class Reader(Dataset[Batch]):
         self.replace = replace
 
     def __getitems__(self, draws: list[Draw]) -> Batch:
-        if isinstance(self.images, InMemory) and not self.images.random:
-            return Batch(*self.images.read_batch([draw.sample for draw in draws]), [])
+        try:
+            whole = None if self.images.random else self.images.read_batch([draw.sample for draw in draws])
+        except BadSample as error:
+            return Batch(None, None, [(error.name, error.reason)])
+        if whole is not None:
+            return Batch(*whole, [])
         bad: list[tuple[str, str]] = []
         samples = [sample for draw in draws if (sample := self.read(draw, bad)) is not None]
         if not samples:
@@ -84,6 +89,7 @@ class Batches:
         self.world = world
         self.stop = options.on_bad_sample == "stop"
         self.channels_last = options.channels_last
+        self.source = source
         self.bad: dict[str, str] = {}
         self.num_bad = 0
         images = source.train if train else source.valid
@@ -110,17 +116,33 @@ class Batches:
         return len(self.order)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Images (NCHW, float) and labels (N), on the device. Batches of which nothing can be read are left out.
+        """Images (NCHW, float) and labels (N), or tokens and targets (both NT), on the device.
+
+        Batches of which nothing can be read are left out. In validation every rank gets as many as any other, the last
+        perhaps with nothing to count in it: a model that is spread over the ranks computes on all of them or on none.
 
         Raises:
             MusterError: a sample can't be read, and bad samples stop the run.
         """
         self.num_bad = 0
+        missing = 0 if isinstance(self.order, TrainOrder) else self.order.num_rounds
         for batch in self.loader if self.loader is not None else map(self.reader.__getitems__, self.order):
             if batch.bad:
                 self.note(batch)
             if batch.images is not None and batch.labels is not None:
+                missing -= 1
                 yield self.prepare(batch.images), batch.labels.to(self.device, non_blocking=True)
+        for _ in range(missing):
+            yield self.nothing()
+
+    def nothing(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """A batch of which no target counts."""
+        size = self.source.size
+        if self.source.unit == "tokens":
+            empty = torch.zeros(1, size, dtype=torch.int64, device=self.device)
+            return empty, torch.full_like(empty, IGNORED)
+        targets_N = torch.full((1,), IGNORED, device=self.device)
+        return self.prepare(torch.zeros(1, 3, size, size, dtype=torch.uint8)), targets_N
 
     def close(self) -> None:
         """Ends the workers. Left to the garbage collector, each may be waited for in vain for 5 s."""
@@ -135,7 +157,7 @@ class Batches:
             raise MusterError(
                 f"a sample can't be read: {reason}",
                 seen=name,
-                fix="mend or remove the file, or go on without it: --on-bad-sample=skip",
+                fix=self.source.fix_bad,
             )
         if self.train and batch.images is None:
             raise MusterError(
@@ -149,6 +171,8 @@ class Batches:
 
     def prepare(self, images_NCHW: torch.Tensor) -> torch.Tensor:
         """`images_NCHW` on the device, as the model wants them. Bytes travel as bytes: a quarter of the traffic."""
+        if self.source.unit == "tokens":
+            return images_NCHW.to(self.device, non_blocking=True)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         is_raw = images_NCHW.dtype == torch.uint8
         images_NCHW = images_NCHW.to(self.device, non_blocking=True)

@@ -1,8 +1,9 @@
-"""Random images made on the training device: what a step costs when data costs nothing."""
+"""Random images, or tokens, made on the training device: what a step costs when data costs nothing."""
 
 import torch
 
 from train.data.images import InMemory, Source
+from train.models.gpt import shape_of
 from train.options import Options
 from train.seeds import generator
 
@@ -10,7 +11,7 @@ NUM_PATTERNS = 64
 
 
 class Synthetic(InMemory):
-    """A small bank of random images that repeats: sample i shows pattern i modulo NUM_PATTERNS.
+    """A small bank of random samples that repeats: sample i is pattern i modulo NUM_PATTERNS.
 
     So a sample depends on its number alone, and results don't depend on the world size.
     """
@@ -34,8 +35,42 @@ class Synthetic(InMemory):
         return Synthetic(self.num_samples, self.images.to(device), self.labels.to(device))
 
 
+class SyntheticTokens(Synthetic):
+    """The same of sequences of tokens.
+
+    Args:
+        texts_NT: one token longer than a sequence.
+    """
+
+    def __init__(self, num_samples: int, texts_NT: torch.Tensor) -> None:
+        super().__init__(num_samples, texts_NT[:, :-1], texts_NT[:, 1:])
+        self.num_targets = num_samples * (texts_NT.shape[1] - 1)
+        self.texts = texts_NT
+
+    def to(self, device: torch.device) -> "SyntheticTokens":
+        return SyntheticTokens(self.num_samples, self.texts.to(device))
+
+
+def open_tokens(options: Options) -> Source:
+    """`--num-samples` sequences of the model's length train, a tenth more validate."""
+    shape = shape_of(options.model)
+    num_tokens, seq_len = options.vocab_size or shape.vocab, options.seq_len or shape.context
+    drawn = generator(options.seed, "synthetic")
+    texts_NT = torch.randint(0, num_tokens, (NUM_PATTERNS, seq_len + 1), generator=drawn)
+    return Source(
+        train=SyntheticTokens(options.num_samples, texts_NT),
+        valid=SyntheticTokens(max(1, options.num_samples // 10), texts_NT),
+        num_classes=num_tokens,
+        size=seq_len,
+        unit="tokens",
+        on_device=True,
+    )
+
+
 def open_source(options: Options, folder: str) -> Source:
-    """`--num-samples` images train, a tenth more validate."""
+    """`--num-samples` images train, a tenth more validate; or sequences, for a model that predicts tokens."""
+    if options.predicts_tokens:
+        return open_tokens(options)
     size = options.image_size or 224
     drawn = generator(options.seed, "synthetic")
     images_NCHW = torch.randint(0, 256, (NUM_PATTERNS, 3, size, size), dtype=torch.uint8, generator=drawn)
@@ -44,7 +79,7 @@ def open_source(options: Options, folder: str) -> Source:
         train=Synthetic(options.num_samples, images_NCHW, labels_N),
         valid=Synthetic(max(1, options.num_samples // 10), images_NCHW, labels_N),
         num_classes=options.num_classes,
-        image_size=size,
+        size=size,
         mean=(0.5, 0.5, 0.5),
         std=(0.29, 0.29, 0.29),
         on_device=True,

@@ -1,84 +1,57 @@
-"""The classification models of torchvision, by name."""
-
-import difflib
+"""The models, by name: torchvision's classifiers of images, and transformers of our own over tokens."""
 
 import torch
-import torchvision.models
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from train.errors import MusterError
+from train.models import gpt, images
 from train.options import Options
 
 AUXILIARY_WEIGHT = 0.3
 """Weight of an auxiliary classifier's loss (inception_v3, googlenet), as in the papers that introduced them."""
 
-
-def build(options: Options, num_classes: int, image_size: int) -> nn.Module:
-    """The model `--model` with random weights, for `num_classes` classes.
-
-    Raises:
-        MusterError: there is no such model, or it does not take images of `image_size`.
-    """
-    name = options.model
-    names = torchvision.models.list_models(module=torchvision.models)
-    if name not in names:
-        near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-        raise MusterError(
-            f"there is no classification model called {name}",
-            seen=f"--model={name}",
-            fix=f"--model={' or '.join(near or ['resnet18', 'resnet50', 'vit_b_16'])}",
-        )
-    arguments = arguments_for(name, image_size)
-    probe(name, arguments, num_classes, image_size, options.batch_size)
-    return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **arguments)
+IGNORED = -100
+"""A target that counts nowhere: what fills up a batch."""
 
 
-def arguments_for(name: str, image_size: int) -> dict[str, object]:
-    """What the model's builder must be told besides the number of classes."""
-    if name.startswith("vit_"):
-        return {"image_size": image_size}
-    if name.startswith("maxvit"):
-        return {"input_size": (image_size, image_size)}
-    if name in ("googlenet", "inception_v3"):
-        return {"init_weights": True}
-    return {}
+def build(options: Options, num_classes: int, size: int) -> nn.Module:
+    """The model `--model` for `num_classes` classes (or tokens), and images of `size` pixels or sequences of `size`.
 
-
-def probe(name: str, arguments: dict[str, object], num_classes: int, image_size: int, batch_size: int) -> None:
-    """Passes images without content through the model without content, to know now whether the shapes fit.
+    A transformer has shapes only, on the meta device, until `place` gives it memory: the whole of a large one may fit
+    on no single device.
 
     Raises:
-        MusterError: they don't.
+        MusterError: there is no such model, or it does not take data of that size.
     """
-    quick = {key: value for key, value in arguments.items() if key != "init_weights"}
-    if name in ("googlenet", "inception_v3"):
-        quick["init_weights"] = False
-    try:
-        with torch.device("meta"):
-            model = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **quick)
-            model(torch.empty(min(batch_size, 2), 3, image_size, image_size))
-    except (RuntimeError, ValueError, AssertionError) as error:
-        single = batch_size == 1 and "more than 1 value per channel" in str(error)
-        size = 299 if name == "inception_v3" else 224
-        raise MusterError(
-            f"{name} can't train on these images: {str(error).splitlines()[0] or type(error).__name__}",
-            seen=f"--image-size={image_size} --batch-size={batch_size}",
-            fix="--batch-size=2 or more" if single else f"--image-size={size}, or another model",
-        ) from error
+    if options.predicts_tokens:
+        return gpt.build(options, num_classes, size)
+    return images.build(options, num_classes, size)
 
 
-def loss_of(outputs: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-    """The mean cross-entropy of `outputs`, with the auxiliary classifiers of models that have them."""
+def place(model: nn.Module, device: torch.device, layout: torch.memory_format, seed: int) -> nn.Module:
+    """`model` on `device` with its first weights, which depend on the seed alone.
+
+    Args:
+        layout: how the weights of convolutions lie in memory.
+    """
+    if isinstance(model, gpt.GPT):
+        model.to_empty(device=device)
+        model.initialise(seed)
+        return model
+    return model.to(device, memory_format=layout)  # type: ignore[call-overload]
+
+
+def loss_of(outputs: torch.Tensor | tuple[torch.Tensor, ...], targets: torch.Tensor) -> torch.Tensor:
+    """The mean cross-entropy over all targets, with the auxiliary classifiers of models that have them."""
     if isinstance(outputs, torch.Tensor):
-        return cross_entropy(outputs, labels)
-    loss = cross_entropy(outputs[0], labels)
+        return cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+    loss = loss_of(outputs[0], targets)
     for logits in outputs[1:]:
         if logits is not None:
-            loss = loss + AUXILIARY_WEIGHT * cross_entropy(logits, labels)
+            loss = loss + AUXILIARY_WEIGHT * loss_of(logits, targets)
     return loss
 
 
 def logits_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The scores of the classes (NK) in `outputs`."""
+    """The scores of the classes in `outputs` (the last dimension is that of the classes)."""
     return outputs if isinstance(outputs, torch.Tensor) else outputs[0]

@@ -10,8 +10,9 @@ from typing import Protocol, cast
 
 from torch import nn
 
-from train.gradients import ExactGradients
+from train.gradients import Gradients
 from train.options import Options
+from train.precision import Precision
 from train.world import World
 
 
@@ -22,12 +23,12 @@ class Strategy(Protocol):
         """Raises MusterError where `world` is not one that this strategy can train in."""
         ...
 
-    def wrap(self, model: nn.Module, world: World) -> nn.Module:
-        """`model`, already on its device, such that its gradients are those of the whole global batch."""
+    def wrap(self, model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
+        """`model` with its first weights on its devices, such that gradients are those of the whole global batch."""
         ...
 
-    def add_exactly(self, model: nn.Module, gradients: ExactGradients) -> bool:
-        """Leaves the adding up of ranks' gradients to `gradients`; False where there is only this rank's to add up."""
+    def gradients(self, model: nn.Module, world: World, accumulate: int) -> Gradients:
+        """How the gradients of `accumulate` micro-batches a rank become those of a step."""
         ...
 
     def unwrap(self, model: nn.Module) -> nn.Module:

@@ -7,8 +7,11 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train.gradients import ExactGradients
+from train.gradients import Gradients, ReducedGradients, are_exact
+from train.models import place
 from train.options import Options
+from train.precision import Precision
+from train.strategies import single
 from train.world import World
 
 
@@ -16,8 +19,9 @@ def check(world: World, options: Options) -> None:
     """Any world will do."""
 
 
-def wrap(model: nn.Module, world: World) -> nn.Module:
-    """`model` with a reducer of gradients around it; as it is in a world of one."""
+def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
+    """`model` with a reducer of gradients around it; without, in a world of one."""
+    model = place(model, world.device, precision.layout, options.seed)
     if world.backend is None:
         return model
     # The loop averages batch normalisation's buffers before they are used, so no step needs to send them.
@@ -28,12 +32,15 @@ def wrap(model: nn.Module, world: World) -> nn.Module:
     return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, **switch)
 
 
-def add_exactly(model: nn.Module, gradients: ExactGradients) -> bool:
-    """Puts `gradients` in the reducer's place; False for a model in a world of one."""
+def gradients(model: nn.Module, world: World, accumulate: int) -> Gradients:
+    """Averaged by the reducer, or by what takes its place where sums are exact."""
     if not isinstance(model, DistributedDataParallel):
-        return False
-    model.register_comm_hook(gradients, ExactGradients.reduce)
-    return True
+        return single.gradients(model, world, accumulate)
+    if not are_exact(world, accumulate):
+        return Gradients(accumulate)
+    exact = ReducedGradients(model, world.world_size * accumulate)
+    model.register_comm_hook(exact, ReducedGradients.reduce)
+    return exact
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -5,8 +5,10 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import nn
 
 from train.errors import MusterError
-from train.gradients import ExactGradients
+from train.gradients import ExactGradients, Gradients, are_exact
+from train.models import place
 from train.options import Options
+from train.precision import Precision
 from train.world import World
 
 
@@ -20,14 +22,14 @@ def check(world: World, options: Options) -> None:
         )
 
 
-def wrap(model: nn.Module, world: World) -> nn.Module:
-    """`model` as it is."""
-    return model
+def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
+    """`model` on this process's device."""
+    return place(model, world.device, precision.layout, options.seed)
 
 
-def add_exactly(model: nn.Module, gradients: ExactGradients) -> bool:
-    """False: there are no other ranks."""
-    return False
+def gradients(model: nn.Module, world: World, accumulate: int) -> Gradients:
+    """Added up here."""
+    return ExactGradients(model, accumulate) if are_exact(world, accumulate) else Gradients(accumulate)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

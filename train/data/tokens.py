@@ -1,0 +1,168 @@
+"""Tokens from a file or a folder: numbers that another program made of text, or any text as its bytes."""
+
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from train.data.images import BadSample, Images, Source
+from train.errors import MusterError
+from train.models import IGNORED
+from train.models.gpt import shape_of
+from train.options import Options
+
+VALID_SHARE = 0.1
+TYPES = {".bin": "<u2", ".u16": "<u2", ".uint16": "<u2", ".u32": "<u4", ".uint32": "<u4"}
+"""The numbers in a file, by the end of its name; .npy files tell themselves, and all others are bytes."""
+
+NUM_BYTES = 256
+RUN_FILES = ("checkpoints", "metrics.jsonl", "summary.json")
+FIX = "give a larger --vocab-size, or see that the file holds what its name says: " + ", ".join([*TYPES, ".npy"])
+
+
+class Tokens(Images):
+    """Sequences that lie end to end in one long array, and of each the same one token further on: what to predict.
+
+    Args:
+        tokens_N: unsigned numbers, in memory or mapped from a file.
+        keep_rest: whether the last few tokens, which fill no sequence, are one too; it is filled up with targets that
+            don't count.
+    """
+
+    def __init__(self, name: str, tokens_N: np.ndarray, seq_len: int, num_tokens: int, *, keep_rest: bool) -> None:
+        self.name = name
+        self.tokens = tokens_N
+        self.seq_len = seq_len
+        self.num_tokens = num_tokens
+        self.num_targets = len(tokens_N) - 1
+        self.length = (self.num_targets + (seq_len - 1 if keep_rest else 0)) // seq_len
+
+    def __len__(self) -> int:
+        return self.length
+
+    def read(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        start = index * self.seq_len
+        text = self.tokens[start : start + self.seq_len + 1].astype(np.int64)
+        if text.max() >= self.num_tokens:
+            place = start + int((text >= self.num_tokens).argmax())
+            raise BadSample(f"{self.name}, place {place}", f"token {text.max()} is none of {self.num_tokens}")
+        inputs, targets = np.zeros(self.seq_len, np.int64), np.full(self.seq_len, IGNORED)
+        inputs[: len(text) - 1], targets[: len(text) - 1] = text[:-1], text[1:]
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+    def read_batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = zip(*(self.read(index) for index in indices), strict=True)
+        return torch.stack(inputs), torch.stack(targets)
+
+
+def map_file(path: Path) -> np.ndarray:
+    """The numbers in the file at `path`, mapped: they are read when they are needed.
+
+    Raises:
+        ValueError: the file does not hold what its name promises.
+    """
+    if path.suffix == ".npy":
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if array.ndim != 1 or array.dtype.kind != "u":
+            raise ValueError(f"it holds {array.dtype} in {array.ndim} dimensions, not unsigned numbers in one")
+        return array
+    type_ = np.dtype(TYPES.get(path.suffix, "u1"))
+    if (size := path.stat().st_size) % type_.itemsize or not size:
+        raise ValueError(f"its {size} bytes are no sequence of {type_.itemsize * 8} bit numbers")
+    return np.memmap(path, type_, mode="r")
+
+
+def halves(folder: Path) -> tuple[Path, Path] | None:
+    """The folder's `train` and `val` files of tokens, where it has them."""
+    for suffix in (*TYPES, ".npy", ".txt"):
+        for other in ("val", "valid"):
+            pair = folder / f"train{suffix}", folder / f"{other}{suffix}"
+            if all(path.is_file() for path in pair):
+                return pair
+    return None
+
+
+def texts_below(folder: Path) -> list[Path]:
+    """The text files below `folder`, in an order that mixes its subfolders: the end of it validates.
+
+    Hidden names, files that hold a zero byte, and the folders of runs, which grow, are left out.
+    """
+    found: list[Path] = []
+    for path in folder.iterdir():
+        if path.name.startswith(".") or path.is_symlink():
+            continue
+        if path.is_dir():
+            if not any((path / name).exists() for name in RUN_FILES):
+                found += texts_below(path)
+        elif path.is_file() and (head := read_head(path)) and b"\0" not in head:
+            found.append(path)
+    return found
+
+
+def read_head(path: Path) -> bytes:
+    """The first bytes of a file."""
+    with path.open("rb") as file:
+        return file.read(8192)
+
+
+def read_folder(folder: Path) -> np.ndarray:
+    """The bytes of all text files below `folder`, a zero after each."""
+    paths = sorted(texts_below(folder), key=lambda path: blake2b(path.relative_to(folder).as_posix().encode()).digest())
+    return np.frombuffer(b"".join(path.read_bytes() + b"\0" for path in paths), np.uint8)
+
+
+def load(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that train, and those that validate."""
+    pair = halves(path) if path.is_dir() else None
+    if pair is not None:
+        return map_file(pair[0]), map_file(pair[1])
+    tokens_N = read_folder(path) if path.is_dir() else map_file(path)
+    end = len(tokens_N) - round(len(tokens_N) * VALID_SHARE)
+    return tokens_N[:end], tokens_N[end:]
+
+
+def count_tokens(*parts: np.ndarray) -> int:
+    """How many different tokens `parts` may hold: 256 of bytes, else the largest there is, and the zero."""
+    if all(part.dtype == np.uint8 for part in parts):
+        return NUM_BYTES
+    step = 1 << 24  # a piece at a time: the whole file may not fit into memory
+    return 1 + max(int(part[start : start + step].max()) for part in parts for start in range(0, len(part), step))
+
+
+def open_source(options: Options, folder: str) -> Source:
+    """The tokens at the path `folder`; its `train` and `val` files, or its last tenth validates.
+
+    Raises:
+        MusterError: there is nothing, it can't be read, or it is too short.
+    """
+    path, seen = Path(folder).expanduser(), f"--data={options.data}"
+    seq_len = options.seq_len or shape_of(options.model).context
+    if options.on_bad_sample == "skip":
+        fix = "leave out --on-bad-sample"
+        raise MusterError("tokens have no bad samples to skip", seen="--on-bad-sample=skip", fix=fix)
+    try:
+        train, valid = load(path)
+    except FileNotFoundError as error:
+        fix = "--data=tokens:PATH of a file or folder; in a container, see that PATH is bound into it"
+        raise MusterError("there are no tokens at this path", seen=f"{seen} ({path})", fix=fix) from error
+    except OSError as error:
+        fix = "see that this user may read it, on every node"
+        raise MusterError(f"the tokens can't be read: {error.strerror}", seen=f"{seen} ({path})", fix=fix) from error
+    except ValueError as error:
+        raise MusterError(f"the tokens can't be read: {error}", seen=f"{seen} ({path})", fix=FIX) from error
+    if len(train) <= seq_len or len(valid) < 2:
+        raise MusterError(
+            f"{len(train)} tokens train and {len(valid)} validate: not one sequence of {seq_len}, and the token after",
+            seen=f"{seen} --seq-len={seq_len}",
+            fix="more text, or a smaller --seq-len",
+        )
+    num_tokens = options.vocab_size or count_tokens(train, valid)
+    return Source(
+        train=Tokens(folder, train, seq_len, num_tokens, keep_rest=False),
+        valid=Tokens(folder, valid, seq_len, num_tokens, keep_rest=True),
+        num_classes=num_tokens,
+        size=seq_len,
+        unit="tokens",
+        fix_bad=FIX,
+    )

@@ -1,0 +1,222 @@
+"""A transformer that predicts the next token, of the shape of Llama 3.
+
+It is written to be cut: layers stand in a dictionary by number, so that a stage of a pipeline keeps some of them and
+their names; heads are counted from what a projection returns, so that a rank may have a part of them; nothing is kept
+between calls, and each weight is drawn by its own name, so that any part of the model can be made alone.
+"""
+
+import difflib
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+from train.errors import MusterError
+from train.models.recompute import save_matrix_products
+from train.options import Options
+from train.seeds import seed_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes of a transformer.
+
+    Attributes:
+        dim: of a token between the layers.
+        num_kv_heads: heads of keys and values; each serves num_heads / num_kv_heads heads of queries.
+        hidden: width inside the feed-forward part.
+        context: tokens of a sequence, where --seq-len does not say otherwise.
+        vocab: different tokens, where neither the data nor --vocab-size tell.
+        theta: base of the rotary wavelengths.
+    """
+
+    dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    hidden: int
+    context: int
+    vocab: int = 256
+    theta: float = 10_000.0
+
+
+# 1b and 8b have the shapes of Llama 3.2 1B and Llama 3 8B (huggingface.co/meta-llama, config.json), but for the
+# embedding, which the 1B shares with the output there; 124m has the width, depth and heads of the small GPT-2.
+SHAPES = {
+    "gpt-tiny": Shape(dim=128, num_layers=4, num_heads=4, num_kv_heads=2, hidden=384, context=128),
+    "gpt-small": Shape(dim=384, num_layers=6, num_heads=6, num_kv_heads=6, hidden=1024, context=256),
+    "gpt-124m": Shape(dim=768, num_layers=12, num_heads=12, num_kv_heads=12, hidden=2048, context=1024, vocab=50_304),
+    "gpt-1b": Shape(
+        dim=2048,
+        num_layers=16,
+        num_heads=32,
+        num_kv_heads=8,
+        hidden=8192,
+        context=4096,
+        vocab=128_256,
+        theta=500_000.0,
+    ),
+    "gpt-8b": Shape(
+        dim=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        hidden=14336,
+        context=8192,
+        vocab=128_256,
+        theta=500_000.0,
+    ),
+}
+
+
+def shape_of(name: str) -> Shape:
+    """The shape called `name`.
+
+    Raises:
+        MusterError: there is none.
+    """
+    if name not in SHAPES:
+        near = difflib.get_close_matches(name.lower(), SHAPES, n=1, cutoff=0.3) or list(SHAPES)
+        raise MusterError(
+            f"there is no transformer called {name}",
+            seen=f"--model={name}",
+            fix=f"--model={near[0]}; there are: {', '.join(SHAPES)}",
+        )
+    return SHAPES[name]
+
+
+def build(options: Options, num_tokens: int, seq_len: int) -> "GPT":
+    """The transformer `--model` for `num_tokens` different tokens, without memory for its weights yet."""
+    with torch.device("meta"):
+        return GPT(shape_of(options.model), num_tokens, options.activation_checkpoint)
+
+
+@lru_cache(maxsize=8)
+def rotation(seq_len: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine (TE) of the angle by which each pair of a head's numbers is turned at each place."""
+    places_T = torch.arange(seq_len, device=device, dtype=torch.float32)
+    pairs_E = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
+    angles_TE = torch.outer(places_T, theta ** (-pairs_E / head_dim))
+    return angles_TE.cos(), angles_TE.sin()
+
+
+def turn(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+    """Queries or keys, turned by their places (RoFormer, arXiv 2104.09864); the halves of a head are its pairs."""
+    one, other = x_BHTE.float().chunk(2, dim=-1)
+    turned = torch.cat((one * cos_TE - other * sin_TE, other * cos_TE + one * sin_TE), dim=-1)
+    return turned.to(x_BHTE.dtype)
+
+
+class Attention(nn.Module):
+    """Causal attention with grouped queries, over as many heads as the projections return."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.head_dim = shape.dim // shape.num_heads
+        self.theta = shape.theta
+        self.query = nn.Linear(shape.dim, shape.num_heads * self.head_dim, bias=False)
+        self.key = nn.Linear(shape.dim, shape.num_kv_heads * self.head_dim, bias=False)
+        self.value = nn.Linear(shape.dim, shape.num_kv_heads * self.head_dim, bias=False)
+        self.out = nn.Linear(shape.num_heads * self.head_dim, shape.dim, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        query, key, value = (
+            projection(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        around = rotation(query.shape[2], self.head_dim, self.theta, query.device)
+        query, key = turn(query, *around), turn(key, *around)
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1:
+            key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
+        mixed_BHTE = scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(mixed_BHTE.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (arXiv 2002.05202)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate = nn.Linear(shape.dim, shape.hidden, bias=False)
+        self.up = nn.Linear(shape.dim, shape.hidden, bias=False)
+        self.down = nn.Linear(shape.hidden, shape.dim, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.down(silu(self.gate(x_BTD)) * self.up(x_BTD))
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each on a normalised input and added to it.
+
+    Args:
+        recompute: what is computed again in the backward pass instead of being kept: none, selective, full.
+    """
+
+    def __init__(self, shape: Shape, recompute: str) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.attention_norm = nn.RMSNorm(shape.dim, eps=1e-5)
+        self.attention = Attention(shape)
+        self.feed_forward_norm = nn.RMSNorm(shape.dim, eps=1e-5)
+        self.feed_forward = FeedForward(shape)
+
+    def compute(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
+        return x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        if self.recompute == "none" or not torch.is_grad_enabled():
+            return self.compute(x_BTD)
+        contexts = save_matrix_products if self.recompute == "selective" else noop_context_fn
+        return checkpoint(self.compute, x_BTD, use_reentrant=False, context_fn=contexts)
+
+
+class GPT(nn.Module):
+    """Tokens (BT) -> scores of the next token (BTV).
+
+    Attributes:
+        embed, norm, output: None in a part of the model that leaves them to others.
+    """
+
+    def __init__(self, shape: Shape, num_tokens: int, recompute: str = "none") -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed: nn.Embedding | None = nn.Embedding(num_tokens, shape.dim)
+        self.layers = nn.ModuleDict({str(number): Layer(shape, recompute) for number in range(shape.num_layers)})
+        self.norm: nn.RMSNorm | None = nn.RMSNorm(shape.dim, eps=1e-5)
+        self.output: nn.Linear | None = nn.Linear(shape.dim, num_tokens, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embed is not None:
+            x = self.embed(x)
+        for layer in self.layers.values():
+            x = layer(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        return x if self.output is None else self.output(x)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Draws each weight by its name: every part of every cut of the model gets what the whole would have."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0)
+                continue
+            # Narrower where a layer adds to the stream, so that its size does not grow with the number of layers.
+            adds = name.endswith(("attention.out.weight", "feed_forward.down.weight"))
+            std = 0.02 / math.sqrt(2 * self.shape.num_layers) if adds else 0.02
+            generator = torch.Generator(parameter.device).manual_seed(seed_of(seed, "weights", name))
+            whole = torch.empty(parameter.shape, device=parameter.device, dtype=parameter.dtype)
+            whole.normal_(std=std, generator=generator)
+            if isinstance(parameter, DTensor):
+                # Without a word to the other ranks: all have drawn the same.
+                mesh, placements = parameter.device_mesh, parameter.placements
+                parameter.copy_(distribute_tensor(whole, mesh, placements, src_data_rank=None))
+            else:
+                parameter.copy_(whole)

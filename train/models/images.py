@@ -1,0 +1,64 @@
+"""The classification models of torchvision, by name."""
+
+import difflib
+
+import torch
+import torchvision.models
+from torch import nn
+
+from train.errors import MusterError
+from train.options import Options
+
+
+def build(options: Options, num_classes: int, image_size: int) -> nn.Module:
+    """The model `--model` with random weights, for `num_classes` classes.
+
+    Raises:
+        MusterError: there is no such model, or it does not take images of `image_size`.
+    """
+    name = options.model
+    names = torchvision.models.list_models(module=torchvision.models)
+    if name not in names:
+        near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+        raise MusterError(
+            f"there is no classification model called {name}",
+            seen=f"--model={name}",
+            fix=f"--model={' or '.join(near or ['resnet18', 'resnet50', 'vit_b_16'])}",
+        )
+    arguments = arguments_for(name, image_size)
+    probe(name, arguments, num_classes, image_size, options.batch_size)
+    return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **arguments)
+
+
+def arguments_for(name: str, image_size: int) -> dict[str, object]:
+    """What the model's builder must be told besides the number of classes."""
+    if name.startswith("vit_"):
+        return {"image_size": image_size}
+    if name.startswith("maxvit"):
+        return {"input_size": (image_size, image_size)}
+    if name in ("googlenet", "inception_v3"):
+        return {"init_weights": True}
+    return {}
+
+
+def probe(name: str, arguments: dict[str, object], num_classes: int, image_size: int, batch_size: int) -> None:
+    """Passes images without content through the model without content, to know now whether the shapes fit.
+
+    Raises:
+        MusterError: they don't.
+    """
+    quick = {key: value for key, value in arguments.items() if key != "init_weights"}
+    if name in ("googlenet", "inception_v3"):
+        quick["init_weights"] = False
+    try:
+        with torch.device("meta"):
+            model = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **quick)
+            model(torch.empty(min(batch_size, 2), 3, image_size, image_size))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        single = batch_size == 1 and "more than 1 value per channel" in str(error)
+        size = 299 if name == "inception_v3" else 224
+        raise MusterError(
+            f"{name} can't train on these images: {str(error).splitlines()[0] or type(error).__name__}",
+            seen=f"--image-size={image_size} --batch-size={batch_size}",
+            fix="--batch-size=2 or more" if single else f"--image-size={size}, or another model",
+        ) from error
