@@ -31,6 +31,7 @@ SETTINGS: dict[str, Any] = {"token_normalize_func": _with_hyphens, "help_option_
 HELP = {
     "single": "Train in one process: what every other strategy is measured against.",
     "ddp": "Train with a replica of the model on each rank (DistributedDataParallel).",
+    "fsdp": "Train with weights, gradients and optimizer cut over the ranks (fully_shard).",
 }
 
 # typer carries its command-line parser inside; the class of its usage errors is reached by one that it exports.

@@ -1,19 +1,30 @@
-"""Checkpoints of a run: saved whole or not at all, found again, and checked before they are used."""
+"""Checkpoints of a run: saved whole or not at all, found again, and checked while they are read.
+
+One is a folder `step-00000010/`, written by all ranks side by side (train/storage.py says how), and fits any number of
+ranks and any strategy again. While it is written it has another name, and `latest` names only complete ones.
+"""
 
 import re
-import zipfile
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from train.errors import FAILED, MusterError
-from train.files import write_atomically, write_text
+from train.files import sync_folder, write_text
+from train.storage import INDEX, Damaged, Foreign, Reader, Writer, read_index, read_whole
 
-FORMAT = 1
-NAME = re.compile(r"step-(\d+)\.pt")
+NAME = re.compile(r"step-(\d+)")
 LATEST = "latest"
+
+State = dict[str, Any]
+"""A tree of dictionaries; its leaves are tensors, and values that JSON can hold."""
 
 
 def folder_of(run: Path) -> Path:
@@ -21,39 +32,91 @@ def folder_of(run: Path) -> Path:
     return run / "checkpoints"
 
 
-def save(run: Path, state: dict[str, Any], *, step: int, keep: int) -> Path:
-    """Writes `state` as the run's latest checkpoint, and removes older ones until `keep` are left.
+def split(state: Mapping[str, Any], prefix: str = "") -> tuple[State, dict[str, torch.Tensor]]:
+    """`state` without its tensors, and these by their paths in it (`model/conv1.weight`)."""
+    plain: State = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor):
+            tensors[prefix + key] = value
+        elif isinstance(value, Mapping):
+            plain[key], below = split(value, f"{prefix}{key}/")
+            tensors |= below
+        else:
+            plain[key] = value
+    return plain, tensors
 
-    The file `latest` names a checkpoint only after that is complete on the disk.
+
+def put(state: State, path: str, value: Any) -> None:
+    """Sets what is at `path` (`model/conv1.weight`) in `state`."""
+    *parts, name = path.split("/")
+    for part in parts:
+        state = state.setdefault(part, {})
+    state[name] = value
+
+
+def writer(run: Path, plain: State, step: int, keep: int) -> Writer:
+    """What writes a checkpoint of `step` and then makes it the latest; older ones go until `keep` are left."""
+    partial = partial_of(run, step)
+    return Writer(partial, plain, lambda: publish(run, partial, step, keep))
+
+
+def partial_of(run: Path, step: int) -> Path:
+    """Where a checkpoint is until it is complete."""
+    return folder_of(run) / f".step-{step:08d}.partial"
+
+
+def publish(run: Path, partial: Path, step: int, keep: int) -> None:
+    """Gives a checkpoint that is complete on the disk its name, and removes those that are not kept."""
+    folder = folder_of(run)
+    path = folder / f"step-{step:08d}"
+    if path.exists():
+        path.rename(folder / f".{path.name}.old.partial")
+    partial.rename(path)
+    sync_folder(folder)
+    write_text(folder / LATEST, f"{path.name}\n")
+    prune(run, step, keep)
+
+
+def save(run: Path, state: Mapping[str, Any], *, step: int, keep: int) -> Path:
+    """Writes `state` as the run's latest checkpoint, from this process alone.
 
     Raises:
         MusterError: the disk is full, or can't be written; the checkpoint before stays the latest.
     """
-    path = folder_of(run) / f"step-{step:08d}.pt"
+    plain, tensors = split(state)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: torch.save({"format": FORMAT, **state}, file))
-        write_text(path.parent / LATEST, f"{path.name}\n")
-    except (OSError, RuntimeError) as error:
-        # torch's zip writer turns the error of a full disk into a RuntimeError of its own when it closes the file.
-        cause = error if isinstance(error, OSError) else error.__context__
-        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error).splitlines()[0]
-        kept = saved(run)
-        raise MusterError(
-            f"the checkpoint could not be written: {reason}",
-            seen=f"{path}; the last good one is {kept[0].name if kept else 'none'}",
-            fix="make room or raise the quota, then continue the run: --resume",
-            code=FAILED,
-        ) from error
-    prune(run, step, keep)
-    return path
+        dcp_save(tensors, storage_writer=writer(run, plain, step, keep), no_dist=True)
+    except CheckpointException as error:
+        raise not_written(run, step, error) from error
+    return folder_of(run) / f"step-{step:08d}"
+
+
+def not_written(run: Path, step: int, error: CheckpointException) -> MusterError:
+    """The error for a user whose checkpoint was not written; what was written of it is removed."""
+    rank, (cause, _) = min(error.failures.items())
+    shutil.rmtree(partial_of(run, step), ignore_errors=True)
+    if not isinstance(cause, OSError):
+        raise error
+    kept = saved(run)
+    return MusterError(
+        f"the checkpoint could not be written: {cause.strerror or cause}",
+        seen=f"rank {rank}, {folder_of(run)}/step-{step:08d}; the last good one is {kept[0].name if kept else 'none'}",
+        fix="make room or raise the quota, then continue the run: --resume",
+        code=FAILED,
+    )
 
 
 def prune(run: Path, step: int, keep: int) -> None:
     """Removes the checkpoints up to `step` but for the newest `keep`, and what killed processes left half written."""
     old = [path for path in by_step(run) if step_of(path) <= step][keep:]
     for path in [*old, *folder_of(run).glob(".*.partial")]:
-        path.unlink(missing_ok=True)
+        if path.is_dir():
+            # Without its index it counts no longer, should this be the last that the process does.
+            (path / INDEX).unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def step_of(path: Path) -> int:
@@ -62,10 +125,15 @@ def step_of(path: Path) -> int:
     return int(match[1]) if match else -1
 
 
+def is_checkpoint(path: Path) -> bool:
+    """True for the folder of one complete checkpoint."""
+    return (path / INDEX).is_file()
+
+
 def by_step(run: Path) -> list[Path]:
     """All complete checkpoints of the run, the newest first."""
-    folder = folder_of(run)
-    return sorted((path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)), key=step_of, reverse=True)
+    paths = [path for path in folder_of(run).glob("step-*") if NAME.fullmatch(path.name) and is_checkpoint(path)]
+    return sorted(paths, key=step_of, reverse=True)
 
 
 def saved(run: Path) -> list[Path]:
@@ -80,54 +148,80 @@ def saved(run: Path) -> list[Path]:
     return [latest, *(path for path in paths if step_of(path) < step_of(latest))]
 
 
-def load(path: Path, *, check: bool = True) -> dict[str, Any]:
-    """The state saved at `path`, on the CPU. Nothing is unpickled but tensors and plain values.
+def unreadable(path: Path, reason: str) -> MusterError:
+    """The error for a user whose checkpoint is damaged."""
+    return MusterError(
+        f"the checkpoint can't be read: {reason}",
+        seen=str(path),
+        fix="--resume auto takes the run's last checkpoint that is whole",
+    )
 
-    Args:
-        check: compares the checksums in the file first: torch.load reads flipped bits as if they were weights.
+
+def head(path: Path) -> State:
+    """The index of the checkpoint at `path`: `plain`, which is the state without tensors, and `tensors`.
 
     Raises:
-        MusterError: the file is missing, damaged, or no checkpoint of this program.
+        MusterError: it is missing, damaged, or no checkpoint of this program.
     """
-    try:
-        if check:
-            with zipfile.ZipFile(path) as archive:
-                if (damaged := archive.testzip()) is not None:
-                    raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
+    if not path.exists():
         fix = "give --resume a run's folder or one of its checkpoints; it must be on a file system that all nodes share"
-        raise MusterError("there is no such checkpoint", seen=str(path), fix=fix) from error
-    except (OSError, RuntimeError, UnpicklingError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise MusterError(
-            f"the checkpoint can't be read: {reason_of(error)}",
-            seen=f"{path} ({path.stat().st_size if path.is_file() else 0} bytes)",
-            fix="--resume auto takes the run's last checkpoint that is whole",
-        ) from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise MusterError(
-            "the file is no checkpoint of this program",
-            seen=str(path),
-            fix="give --resume a run's folder, or a file from its folder checkpoints/",
-        )
+        raise MusterError("there is no such checkpoint", seen=str(path), fix=fix)
+    fix = "give --resume a run's folder, or a step-... from its folder checkpoints/"
+    try:
+        index = read_index(path)
+    except Foreign as error:
+        raise MusterError(f"it is no checkpoint of this program: {error}", seen=str(path), fix=fix) from error
+    except Damaged as error:
+        raise unreadable(path, str(error)) from error
+    except OSError as error:
+        raise MusterError("it is no checkpoint of this program: no index", seen=str(path), fix=fix) from error
+    ends: dict[str, int] = {}
+    for entry in index["tensors"].values():
+        for chunk in entry["chunks"]:
+            ends[chunk["file"]] = max(ends.get(chunk["file"], 0), chunk["start"] + chunk["length"])
+    for name, end in sorted(ends.items()):
+        size = (path / name).stat().st_size if (path / name).is_file() else -1
+        if size != end:
+            raise unreadable(path, f"{name} is missing" if size < 0 else f"{name} has {size} bytes instead of {end}")
+    return index
+
+
+def load(path: Path) -> State:
+    """The whole state saved at `path`, on the CPU, read and checked by this process alone.
+
+    Raises:
+        MusterError: it is missing, damaged, or no checkpoint of this program.
+    """
+    index = head(path)
+    state: State = index["plain"]
+    try:
+        for name, tensor in read_whole(path, index["tensors"]):
+            put(state, name, tensor)
+    except Damaged as error:
+        raise unreadable(path, str(error)) from error
     return state
 
 
-def reason_of(error: Exception) -> str:
-    """What a user can take from torch's `error`."""
-    text = str(error)
-    if isinstance(error, UnpicklingError):
-        return "it is damaged, or holds more than tensors and plain values"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"it is damaged or incomplete ({(text.splitlines() or [type(error).__name__])[0][:80]})"
-
-
-def load_newest(run: Path) -> tuple[Path, dict[str, Any], list[str]]:
-    """The path and state of the run's newest checkpoint that is whole, and a note on each that is not.
+def load_into(path: Path, index: State, tensors: dict[str, torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    """Fills `tensors`, whole ones or this rank's parts of them, from the checkpoint at `path`; on all ranks together.
 
     Raises:
-        MusterError: there are checkpoints, but all are damaged.
+        MusterError: on all ranks, where what any of them reads is damaged; some of `tensors` are filled then.
+    """
+    try:
+        dcp_load(tensors, storage_reader=Reader(path, index["tensors"]), process_group=group, no_dist=group is None)
+    except CheckpointException as error:
+        _, (cause, _) = min(error.failures.items())
+        if not isinstance(cause, Damaged):
+            raise
+        raise unreadable(path, str(cause)) from error
+
+
+def load_newest(run: Path) -> tuple[Path, State, list[str]]:
+    """The path and whole state of the run's newest checkpoint that is whole, and a note on each that is not.
+
+    Raises:
+        MusterError: there are checkpoints, but all are damaged; or there is none.
     """
     notes: list[str] = []
     error: MusterError | None = None
@@ -136,5 +230,10 @@ def load_newest(run: Path) -> tuple[Path, dict[str, Any], list[str]]:
             return path, load(path), notes
         except MusterError as damage:
             error = error or damage
-            notes.append(f"checkpoint {path.name} is passed over: {damage.wrong}")
+            notes.append(passed_over(path, damage))
     raise error or MusterError("the run has no checkpoint", seen=str(run), fix="leave out --resume")
+
+
+def passed_over(path: Path, damage: MusterError) -> str:
+    """The note on a checkpoint that can't be used."""
+    return f"checkpoint {path.name} is passed over: {damage.wrong}"

@@ -1,6 +1,7 @@
 """The optimizer and its learning rate."""
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from train.options import Options
@@ -10,6 +11,8 @@ def build(options: Options, model: nn.Module, *, fused: bool) -> Optimizer:
     """The optimizer `--optimizer` over the parameters of `model`; `options` are settled."""
     assert options.lr is not None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # torch 2.15 has no fused SGD for tensors that are cut over ranks.
+    fused = fused and (options.optimizer == "adamw" or not any(isinstance(part, DTensor) for part in parameters))
     switch = True if fused else None  # None leaves torch its own choice, False would forbid foreach kernels too
     if options.optimizer == "adamw":
         return AdamW(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=switch)
@@ -36,11 +39,3 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
     """Makes the next step of `optimizer` use `lr`."""
     for group in optimizer.param_groups:
         group["lr"] = lr
-
-
-def restore(optimizer: Optimizer, state: dict) -> None:
-    """Loads the moments of `state`; the hyperparameters stay those of `optimizer`, which are the user's now."""
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, own in zip(optimizer.param_groups, groups, strict=True):
-        group.update(own)

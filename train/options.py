@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-STRATEGIES = ("single", "ddp")
+STRATEGIES = ("single", "ddp", "fsdp")
 
 MODEL, DATA, TRAINING, SPEED, RUN = "Model", "Data", "Training", "Speed", "Run"
+STRATEGY = "Strategy"
 
 
 def option(*names: str, help: str, panel: str, **limits: Any) -> Any:
@@ -100,6 +101,13 @@ class Options:
         option(help="The largest norm of all gradients together; longer ones are cut to it.", panel=TRAINING, min=0.0),
     ] = None
     seed: Annotated[int, option(help="One seed for all ranks: split, weights, order.", panel=TRAINING, min=0)] = 0
+    replicate: Annotated[
+        int, option(help="fsdp: groups of ranks, each with a whole model cut over its ranks.", panel=STRATEGY, min=1)
+    ] = 1
+    cpu_offload: Annotated[
+        bool,
+        option("--cpu-offload", help="fsdp: weights and moments stay in the host's memory.", panel=STRATEGY),
+    ] = False
     device: Annotated[
         Literal["auto", "cpu", "cuda"], option(help="auto takes a GPU where there is one.", panel=SPEED)
     ] = "auto"
@@ -119,13 +127,16 @@ class Options:
         str | None,
         option(
             help="Continue: 'auto' (or nothing after it) takes the run's latest checkpoint, else a run's folder or a "
-            "checkpoint file.",
+            "checkpoint.",
             panel=RUN,
         ),
     ] = None
     keep_checkpoints: Annotated[
         int, option(help="How many checkpoints stay; the older ones are removed.", panel=RUN, min=1)
     ] = 2
+    blocking_save: Annotated[
+        bool, option("--blocking-save", help="Write checkpoints while training waits, not behind it.", panel=RUN)
+    ] = False
     timeout_s: Annotated[
         int, option(help="Seconds that a collective operation may take before the run is ended.", panel=RUN, min=1)
     ] = 600

@@ -86,6 +86,8 @@ def meet(world: World, options: Options) -> World:
             )
     local_world_size = world.local_world_size or sum(host == world.host for host, _ in places)
     backend = {"cpu": "gloo", "cuda": "nccl"}[device.type] if world.store is not None else None
+    if backend == "nccl" and options.cpu_offload:
+        backend = "cpu:gloo,cuda:nccl"  # norms of what stays in the host's memory are added up there
     world = replace(world, device=device, backend=backend, local_world_size=local_world_size)
     open_group(world)
     return world

@@ -3,34 +3,26 @@
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from train import checkpoint, data, models, optimizer, strategies
+from train import combinations, data, models, optimizer, strategies
 from train.data.images import Source
 from train.data.loader import open_batches
 from train.display import Display
-from train.errors import MusterError
 from train.faults import agree
 from train.loop import Loop, Progress
 from train.metrics import StepTimes
 from train.options import Options
 from train.precision import Precision, choose_precision
-from train.runs import Run, choose_run
+from train.resume import differences, restore, share_run
+from train.runs import Run
 from train.seeds import seed_of
+from train.state import Keeper, state_of
 from train.summary import Log, collect, effective, write_summary
 from train.world import World
-
-RESULT_OPTIONS = (
-    *("data", "image_size", "num_classes", "num_samples", "on_bad_sample", "batch_size", "accumulate", "seed", "bf16"),
-    *("optimizer", "lr", "lr_scale", "warmup_steps", "momentum", "weight_decay", "clip_norm", "seq_len", "vocab_size"),
-)
-"""Options that change what is learnt: a resumed run warns when they differ."""
 
 
 def run(strategy_name: str, options: Options, world: World) -> None:
@@ -38,6 +30,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     started = time.perf_counter()
     options = options.settled()
     strategy = strategies.load(strategy_name)
+    agree(world, lambda: combinations.check(strategy_name, options))
     agree(world, lambda: strategy.check(world, options))
     source = agree(world, lambda: data.open_source(options))
     train, valid = agree(world, lambda: open_batches(source, options, world))
@@ -50,16 +43,14 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     chosen = share_run(world, options, strategy_name)
     settings = effective(options, precision, source, world)
     identity = {"model": options.model, "num_classes": source.num_classes, "optimizer": options.optimizer}
-    state = chosen.state
     model = strategy.wrap(model, world, options, precision)
-    if state is not None:
-        agree(world, lambda: restore_model(strategy.unwrap(model), state, identity, chosen))
     steps = optimizer.build(options, model, fused=precision.fused)
     progress = Progress()
-    if state is not None:
-        optimizer.restore(steps, state["optimizer"])
-        progress = Progress(**state["progress"])
-        chosen.notes += differences(state, settings, world)
+    keeper = Keeper(chosen.folder, world, keep=options.keep_checkpoints, in_background=not options.blocking_save)
+    if chosen.resumed_from is not None:
+        before = restore(strategy.unwrap(model), steps, chosen, identity, keeper, world)
+        progress = Progress(**before["progress"])
+        chosen.notes += differences(before, settings, world)
 
     display = Display(
         enabled=world.main,
@@ -73,7 +64,9 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     log = Log(chosen.folder, progress.step) if world.main else None
 
     def save(progress: Progress) -> None:
-        agree(world, lambda: save_run(chosen, strategy.unwrap(model), steps, progress, settings, identity, world))
+        plain = {"identity": identity, "options": settings, "world_size": world.world_size, "strategy": strategy_name}
+        state = state_of(strategy.unwrap(model), steps)
+        keeper.save({**plain, "progress": asdict(progress), **state}, progress.step)
 
     loop = Loop(
         strategy=strategy,
@@ -96,7 +89,9 @@ def run(strategy_name: str, options: Options, world: World) -> None:
         return
     try:
         loop.fit()
+        keeper.wait()
     finally:
+        keeper.close()
         train.close()
         valid.close()
     summary = collect(
@@ -114,81 +109,6 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     if world.main:
         write_summary(chosen.folder, summary)
     display.summary(summary)
-
-
-def share_run(world: World, options: Options, strategy: str) -> Run:
-    """The run's folder and checkpoint, chosen by rank 0 and known to all.
-
-    Raises:
-        MusterError: on all ranks, where rank 0 can't choose or another can't read the checkpoint.
-    """
-    own = agree(world, lambda: choose_run(options, strategy) if world.main else None)
-    told = None if own is None else [str(own.folder), str(own.resumed_from) if own.resumed_from else None]
-    folder, path = world.gather(told)[0]
-
-    def others() -> Run:
-        return own or Run(Path(folder), path and Path(path), checkpoint.load(Path(path), check=False) if path else None)
-
-    return agree(world, others)
-
-
-def restore_model(model: nn.Module, state: dict[str, Any], identity: dict[str, Any], chosen: Run) -> None:
-    """Loads the weights of `state` into `model`.
-
-    Raises:
-        MusterError: they are those of another model, another number of classes, or another optimizer.
-    """
-    made_by = state.get("identity", {})
-    for name, wanted in identity.items():
-        if made_by.get(name) != wanted:
-            word = name.replace("_", " ")
-            raise MusterError(
-                f"the checkpoint is of another {word}: {made_by.get(name)}, this run has {wanted}",
-                seen=str(chosen.resumed_from),
-                fix=f"give the {word} of the checkpoint, or leave out --resume",
-            )
-    try:
-        model.load_state_dict(state["model"])
-    except RuntimeError as error:
-        raise MusterError(
-            f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}",
-            seen=f"{chosen.resumed_from}, --model={identity['model']}",
-            fix="give --image-size and the other options of the checkpoint's run, or leave out --resume",
-        ) from error
-
-
-def differences(state: dict[str, Any], settings: dict[str, Any], world: World) -> list[str]:
-    """One line naming what makes this run's result differ from that of the run it continues; none if nothing does."""
-    before = state["options"] | {"world_size": state["world_size"]}
-    now = settings | {"world_size": world.world_size}
-    names = [name for name in (*RESULT_OPTIONS, "world_size") if before.get(name) != now[name]]
-    if not names:
-        return []
-    changes = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in names)
-    return [f"the result will differ from that of an uninterrupted run: {changes}"]
-
-
-def save_run(
-    chosen: Run,
-    model: nn.Module,
-    steps: Optimizer,
-    progress: Progress,
-    settings: dict[str, Any],
-    identity: dict[str, Any],
-    world: World,
-) -> None:
-    """Writes a checkpoint, on rank 0."""
-    if not world.main:
-        return
-    state = {
-        "identity": identity,
-        "options": settings,
-        "world_size": world.world_size,
-        "progress": asdict(progress),
-        "model": model.state_dict(),
-        "optimizer": steps.state_dict(),
-    }
-    checkpoint.save(chosen.folder, state, step=progress.step, keep=settings["keep_checkpoints"])
 
 
 def facts(
@@ -232,6 +152,3 @@ def promised_gpus(environ: Mapping[str, str], world: World) -> list[str]:
         f"TRAINING ON THE CPU: CUDA_VISIBLE_DEVICES={promised} promises GPUs, but torch sees none. "
         "In Apptainer add --nv, in docker --gpus all."
     ]
-
-
-assert set(RESULT_OPTIONS) <= {field.name for field in fields(Options)}

@@ -1,9 +1,8 @@
 """The folder of a run: chosen by rank 0, never one that holds another run."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from train import checkpoint
 from train.errors import MusterError
@@ -15,12 +14,13 @@ class Run:
     """Where a run leaves its files, and what it continues.
 
     Attributes:
+        older: the checkpoints to fall back to, the newest first, should what is in `resumed_from` be damaged.
         notes: what the user should know of the choice.
     """
 
     folder: Path
     resumed_from: Path | None = None
-    state: dict[str, Any] | None = None
+    older: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -43,7 +43,7 @@ def holds_run(folder: Path) -> bool:
 
 
 def choose_run(options: Options, strategy: str) -> Run:
-    """The run's folder, made, and the checkpoint to continue from, loaded. For rank 0 alone.
+    """The run's folder, made, and the checkpoint to continue from, its index checked. For rank 0 alone.
 
     Raises:
         MusterError: the folder holds a run that is not to be continued, or what to continue can't be read.
@@ -73,8 +73,7 @@ def choose_folder(options: Options, strategy: str) -> Run:
     with_checkpoint = [folder for folder in candidates if checkpoint.saved(folder)]
     if with_checkpoint:
         folder = max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime)
-        path, state, notes = checkpoint.load_newest(folder)
-        return Run(folder, path, state, notes)
+        return with_newest(folder)
     if options.name:
         base.mkdir(parents=True, exist_ok=True)
     run = Run(base if options.name else new_folder(base, explicit=False))
@@ -83,7 +82,7 @@ def choose_folder(options: Options, strategy: str) -> Run:
 
 
 def continue_from(options: Options, base: Path) -> Run:
-    """The run that `--resume PATH` continues: a checkpoint file's, a run's folder, or a run's name."""
+    """The run that `--resume PATH` continues: a checkpoint's, a run's folder, or a run's name."""
     assert options.resume is not None
     given = Path(options.resume)
     source = given if given.exists() else Path(options.runs_dir) / options.resume
@@ -91,17 +90,40 @@ def continue_from(options: Options, base: Path) -> Run:
         raise MusterError(
             "there is nothing of this name to resume",
             seen=f"--resume={options.resume}",
-            fix="--resume auto, or a run's folder, or a file from its folder checkpoints/",
+            fix="--resume auto, or a run's folder, or a step-... from its folder checkpoints/",
         )
-    if source.is_dir():
-        home = source.parent if source.name == "checkpoints" else source
-        path, state, notes = checkpoint.load_newest(home)
-    else:
-        path, state, notes = source, checkpoint.load(source), []
+    if checkpoint.step_of(source) >= 0 or not source.is_dir():
+        checkpoint.head(source)
+        run = Run(source, source)
         home = source.resolve().parent.parent if source.resolve().parent.name == "checkpoints" else None
+    else:
+        home = source.parent if source.name == "checkpoints" else source
+        run = with_newest(home)
     if options.name and (home is None or base.resolve() != home.resolve()):
         home = new_folder(base, explicit=True)
-    return Run(home or new_folder(base, explicit=False), path, state, notes)
+    return replace(run, folder=home or new_folder(base, explicit=False))
+
+
+def with_newest(folder: Path) -> Run:
+    """The run in `folder`, to continue from its newest checkpoint whose index is whole.
+
+    Raises:
+        MusterError: there are checkpoints, but all are damaged; or there is none.
+    """
+    run, error = Run(folder), None
+    for path in checkpoint.saved(folder):
+        if run.resumed_from is not None:
+            run.older.append(path)
+            continue
+        try:
+            checkpoint.head(path)
+            run.resumed_from = path
+        except MusterError as damage:
+            error = error or damage
+            run.notes.append(checkpoint.passed_over(path, damage))
+    if run.resumed_from is None:
+        raise error or MusterError("the run has no checkpoint", seen=str(folder), fix="leave out --resume")
+    return run
 
 
 def new_folder(base: Path, *, explicit: bool) -> Path:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from train import checkpoint
+
 BIN = Path(sys.executable).parent
 TRAIN, MUSTER = str(BIN / "train"), str(BIN / "muster")
 
@@ -36,9 +38,8 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def parameters(folder: Path) -> dict[str, torch.Tensor]:
     """The weights in the run's only checkpoint, without BatchNorm's statistics, which are no parameters."""
-    (path,) = folder.glob("checkpoints/*.pt")
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    weights = state.get("model_state", state.get("model"))
+    (path,) = folder.glob("checkpoints/step-*")
+    weights = checkpoint.load(path)["model"]
     return {name: value for name, value in weights.items() if "running_" not in name and "num_batches" not in name}
 
 

@@ -149,7 +149,7 @@ def test_a_disk_that_fills_up_ends_all_and_keeps_the_last_good_one(train, ranks,
     train(argv, 2, ok=True)
     [good] = checkpoint.saved(tmp_path / "run")
     limited = tmp_path / "limited.py"
-    size = good.stat().st_size - 100_000
+    size = (good / "rank-00000").stat().st_size - 100_000
     limited.write_text(
         "import resource, sys\n"
         "from train.options import parse\n"

@@ -1,6 +1,7 @@
 """A run that was stopped and continued ends with the same bits as one that never stopped."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -38,8 +39,8 @@ def assert_same_bits(one, other):
     assert first["progress"]["step"] == second["progress"]["step"]
     for key, tensor in first["model"].items():
         assert torch.equal(tensor, second["model"][key]), key
-    for index, state in first["optimizer"]["state"].items():
-        assert torch.equal(state["momentum_buffer"], second["optimizer"]["state"][index]["momentum_buffer"])
+    for name, state in first["optimizer"]["state"].items():
+        assert torch.equal(state["momentum_buffer"], second["optimizer"]["state"][name]["momentum_buffer"])
 
     def results(state):
         return [{**record, "seconds": 0} for record in state["progress"]["history"]]
@@ -57,7 +58,7 @@ def test_stopped_after_two_epochs(train, common, straight, tmp_path, num_workers
     assert_same_bits(straight, tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [record["epoch"] for record in summary["epochs"]] == [1, 2, 3, 4]
-    assert summary["resumed_from"].endswith("step-00000008.pt")
+    assert summary["resumed_from"].endswith("step-00000008")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines if line["kind"] == "epoch"] == [1, 2, 3, 4]
 
@@ -83,15 +84,17 @@ def test_a_complete_run_says_so(train, common, straight):
 
 def test_damage_and_change_are_told(train, common, straight, tmp_path):
     copy = tmp_path / "run"
-    (copy / "checkpoints").mkdir(parents=True)
-    for path in (straight / "checkpoints").iterdir():
-        (copy / "checkpoints" / path.name).write_bytes(path.read_bytes())
-    newest = copy / "checkpoints" / "step-00000016.pt"
-    newest.write_bytes(newest.read_bytes()[:-1000])
+    shutil.copytree(straight / "checkpoints", copy / "checkpoints")
+    # Of two files one, and of that one bit: it comes out while the ranks read.
+    damaged = copy / "checkpoints" / "step-00000016" / "rank-00001"
+    content = bytearray(damaged.read_bytes())
+    content[1000] ^= 1
+    damaged.write_bytes(content)
     argv = ["single", *common, "--epochs=4", "--name=run", f"--runs-dir={tmp_path}", "--resume"]
     [ended] = train([*argv, "--lr=0.01"], ok=True)
     notes = [line for line in ended.out.splitlines() if line.startswith("note: ")]
-    assert "step-00000016.pt is passed over" in notes[0]
+    assert "step-00000016 is passed over" in notes[0]
+    assert "rank-00001 has a wrong checksum" in notes[0]
     assert "lr 0.02 -> 0.01, world_size 2 -> 1" in notes[1]
     assert len(notes) == 2
 

@@ -71,11 +71,11 @@ def test_resume_with_nothing_there_starts_and_says_so(tmp_path):
 def test_resume_a_folder_a_file_a_name(tmp_path):
     folder = with_checkpoint(tmp_path / "runs" / "old", step=4)
     with_checkpoint(folder, step=8)
-    first = folder / "checkpoints" / "step-00000004.pt"
+    first = folder / "checkpoints" / "step-00000004"
     for given, path in [(str(folder), "8"), ("old", "8"), (str(folder / "checkpoints"), "8"), (str(first), "4")]:
         chosen = choose_run(options(tmp_path, resume=given), "ddp")
         assert chosen.folder.resolve() == folder
-        assert chosen.resumed_from.name == f"step-0000000{path}.pt"
+        assert chosen.resumed_from.name == f"step-0000000{path}"
     branch = choose_run(options(tmp_path, resume=str(first), name="branch"), "ddp")
     assert (branch.folder.name, branch.resumed_from) == ("branch", first)
     with pytest.raises(MusterError, match="nothing of this name"):

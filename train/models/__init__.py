@@ -41,6 +41,20 @@ def place(model: nn.Module, device: torch.device, layout: torch.memory_format, s
     return model.to(device, memory_format=layout)  # type: ignore[call-overload]
 
 
+def units_of(model: nn.Module) -> list[nn.Module]:
+    """The parts of `model` that follow one another: a transformer's layers, the blocks of a classifier of images.
+
+    They are the members of its lists and dictionaries of modules that have weights, without the parts of parts.
+    """
+    units: list[nn.Module] = []
+    for child in model.children():
+        if isinstance(model, nn.Sequential | nn.ModuleList | nn.ModuleDict) and any(True for _ in child.parameters()):
+            units.append(child)
+        else:
+            units += units_of(child)
+    return units
+
+
 def loss_of(outputs: torch.Tensor | tuple[torch.Tensor, ...], targets: torch.Tensor) -> torch.Tensor:
     """The mean cross-entropy over all targets, with the auxiliary classifiers of models that have them."""
     if isinstance(outputs, torch.Tensor):

@@ -1,0 +1,101 @@
+"""Going on with a run: which one, from which checkpoint, and what that changes."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from train import checkpoint
+from train.errors import MusterError
+from train.faults import agree
+from train.options import Options
+from train.runs import Run, choose_run
+from train.state import Keeper, fill, misfit
+from train.world import World
+
+RESULT_OPTIONS = (
+    *("data", "image_size", "num_classes", "num_samples", "on_bad_sample", "batch_size", "accumulate", "seed", "bf16"),
+    *("optimizer", "lr", "lr_scale", "warmup_steps", "momentum", "weight_decay", "clip_norm", "seq_len", "vocab_size"),
+)
+"""Options that change what is learnt: a resumed run warns when they differ."""
+
+assert set(RESULT_OPTIONS) <= {field.name for field in fields(Options)}
+
+
+def share_run(world: World, options: Options, strategy: str) -> Run:
+    """The run's folder and checkpoint, chosen by rank 0 and known to all.
+
+    Raises:
+        MusterError: on all ranks, where rank 0 can't choose or another can't read the checkpoint.
+    """
+    own = agree(world, lambda: choose_run(options, strategy) if world.main else None)
+    told = (
+        None
+        if own is None
+        else [str(own.folder), *map(str, [own.resumed_from, *own.older] if own.resumed_from else [])]
+    )
+    folder, *paths = world.gather(told)[0]
+    candidates = list(map(Path, paths))
+    return own or Run(Path(folder), candidates[0] if candidates else None, candidates[1:])
+
+
+def restore(
+    model: nn.Module, steps: Optimizer, chosen: Run, identity: dict[str, Any], keeper: Keeper, world: World
+) -> dict[str, Any]:
+    """What the checkpoint knows besides the tensors, which are in `model` and `steps` now.
+
+    A damaged one is passed over for the one before it.
+
+    Raises:
+        MusterError: on all ranks, where none is whole, or they are of another model.
+    """
+    path = chosen.resumed_from
+    assert path is not None
+
+    def fitting() -> dict[str, Any]:
+        index = checkpoint.head(path)
+        fit(index, model, identity, path)
+        return index
+
+    try:
+        index = agree(world, fitting)
+        fill(path, index, model, steps, keeper.group)
+    except MusterError as damage:
+        if "can't be read" not in damage.wrong or not chosen.older:
+            raise
+        chosen.notes.append(checkpoint.passed_over(path, damage))
+        chosen.resumed_from = chosen.older.pop(0)
+        return restore(model, steps, chosen, identity, keeper, world)
+    return index["plain"]
+
+
+def fit(index: dict[str, Any], model: nn.Module, identity: dict[str, Any], path: Path) -> None:
+    """Raises MusterError where a checkpoint is of another model, another number of classes, or another optimizer."""
+    made_by = index["plain"].get("identity", {})
+    for name, wanted in identity.items():
+        if made_by.get(name) != wanted:
+            word = name.replace("_", " ")
+            raise MusterError(
+                f"the checkpoint is of another {word}: {made_by.get(name)}, this run has {wanted}",
+                seen=str(path),
+                fix=f"give the {word} of the checkpoint, or leave out --resume",
+            )
+    if (reason := misfit(index, model)) is not None:
+        raise MusterError(
+            f"the checkpoint does not fit the model: {reason}",
+            seen=f"{path}, --model={identity['model']}",
+            fix="give --image-size and the other options of the checkpoint's run, or leave out --resume",
+        )
+
+
+def differences(state: dict[str, Any], settings: dict[str, Any], world: World) -> list[str]:
+    """One line naming what makes this run's result differ from that of the run it continues; none if nothing does."""
+    before = state["options"] | {"world_size": state["world_size"]}
+    now = settings | {"world_size": world.world_size}
+    names = [name for name in (*RESULT_OPTIONS, "world_size") if before.get(name) != now[name]]
+    if not names:
+        return []
+    changes = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in names)
+    return [f"the result will differ from that of an uninterrupted run: {changes}"]

@@ -1,0 +1,124 @@
+"""A training's tensors by name, and the checkpoints of a run that is under way."""
+
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.optim import Optimizer
+
+from train import checkpoint
+from train.checkpoint import State
+from train.errors import MusterError
+from train.faults import SharedFault
+from train.world import World
+
+WAIT_S = 60
+"""Seconds that a run which fails waits for the checkpoint it has begun."""
+
+
+def parameters_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """What `optimizer` trains, by name, in its order."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {names[parameter]: parameter for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def state_of(model: nn.Module, optimizer: Optimizer) -> State:
+    """Weights, buffers and moments; of a model that is cut over ranks, this rank's parts."""
+    weights = model.state_dict()  # first: a model that is cut lets go of what it has gathered
+    moments = {
+        name: {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
+        for name, parameter in parameters_of(model, optimizer).items()
+    }
+    return {"model": weights, "optimizer": {"state": moments}}
+
+
+def fill(path: Path, index: State, model: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup | None) -> None:
+    """Loads the checkpoint at `path` into `model` and `optimizer`, which keeps the hyperparameters it has.
+
+    Raises:
+        MusterError: on all ranks, where the checkpoint is damaged.
+    """
+    parameters = parameters_of(model, optimizer)
+    moments: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
+    for place, entry in index["tensors"].items():
+        kind, _, rest = place.partition("/state/")
+        name, _, key = rest.rpartition("/")
+        if kind == "optimizer" and name in parameters:
+            like = parameters[name]
+            # Of the weight's own shape, and cut as it is; or a number, such as that of Adam's steps.
+            whole = list(like.shape) == entry["shape"]
+            moments[name][key] = torch.zeros_like(like) if whole else torch.zeros(entry["shape"])
+    _, tensors = checkpoint.split({"model": model.state_dict(), "optimizer": {"state": moments}})
+    checkpoint.load_into(path, index, {name: tensor.detach() for name, tensor in tensors.items()}, group)
+    numbers = {name: number for number, name in enumerate(parameters)}
+    state = {numbers[name]: values for name, values in moments.items() if values}
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def misfit(index: State, model: nn.Module) -> str | None:
+    """Why the checkpoint's weights are not those of `model`; None if they are."""
+    own = {f"model/{name}": list(tensor.shape) for name, tensor in model.state_dict().items()}
+    saved = {name: entry["shape"] for name, entry in index["tensors"].items() if name.startswith("model/")}
+    for name in own | saved:
+        if own.get(name) != saved.get(name):
+            return f"{name.partition('/')[2]} is {saved.get(name, 'missing')} there, and {own.get(name, 'none')} here"
+    return None
+
+
+class Keeper:
+    """Writes the checkpoints of a run, on all ranks together.
+
+    Args:
+        keep: how many stay.
+        in_background: the ranks go on while they write; a failure is known at the next checkpoint, or at the end.
+    """
+
+    def __init__(self, run: Path, world: World, *, keep: int, in_background: bool) -> None:
+        self.run = run
+        self.keep = keep
+        self.in_background = in_background
+        # A group of its own: what the ranks say to each other in the background must not mix with the training's.
+        self.group: Any = None if world.backend is None else dist.new_group(backend="gloo")
+        self.under_way: Future[Any] | None = None
+        self.step = 0
+
+    def save(self, state: State, step: int) -> None:
+        """Begins a checkpoint of `state`, which may change as soon as this returns.
+
+        Raises:
+            MusterError: on all ranks, where this one, or the one that was begun before, could not be written.
+        """
+        self.wait()
+        self.step = step
+        plain, tensors = checkpoint.split(state)
+        writer = checkpoint.writer(self.run, plain, step, self.keep)
+        begun: Any = async_save(tensors, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
+        self.under_way = begun
+        if not self.in_background:
+            self.wait()
+
+    def wait(self, limit_s: float | None = None) -> None:
+        """Returns when what was begun is complete.
+
+        Raises:
+            MusterError: on all ranks, where it could not be written.
+        """
+        under_way, self.under_way = self.under_way, None
+        if under_way is None:
+            return
+        try:
+            under_way.result(limit_s)
+        except CheckpointException as error:
+            told = checkpoint.not_written(self.run, self.step, error)
+            raise SharedFault(told.wrong, seen=told.seen, fix=told.fix, code=told.code) from error
+
+    def close(self) -> None:
+        """Gives what was begun a while to complete, where the run ends for another reason."""
+        with suppress(MusterError, RuntimeError, TimeoutError):  # that reason is what is told
+            self.wait(WAIT_S)

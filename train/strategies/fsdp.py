@@ -1,0 +1,78 @@
+"""Fully sharded data parallel: each rank keeps a part of every weight and moment, and gathers what it needs."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from train.combinations import check_replicas
+from train.gradients import Gradients, SummedGradients
+from train.models import place, units_of
+from train.options import Options
+from train.precision import Precision
+from train.strategies import single
+from train.world import World
+
+
+def check(world: World, options: Options) -> None:
+    """Raises MusterError where `--replicate` does not divide the world."""
+    check_replicas(options, world.world_size)
+
+
+def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
+    """`model` cut over the ranks, layer by layer; whole, in a world of one."""
+    if world.backend is None:
+        return single.wrap(model, world, options, precision)
+    is_cpu = world.device.type == "cpu"
+    groups = (options.replicate, world.world_size // options.replicate)
+    names = ("replicate", "shard")
+    how: dict[str, Any] = {
+        "mesh": init_device_mesh(world.device.type, groups, mesh_dim_names=names)[names if groups[0] > 1 else "shard"],
+        # In double precision on CPUs the sum does not depend on who adds what to what: see gradients.py.
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if precision.bf16 else None,
+            reduce_dtype=torch.float64 if is_cpu else torch.float32,
+        ),
+        "offload_policy": CPUOffloadPolicy(pin_memory=not is_cpu) if options.cpu_offload else OffloadPolicy(),
+    }
+    home = torch.device("cpu") if options.cpu_offload else world.device
+    if not next(model.parameters()).is_meta:
+        model = place(model, home, torch.contiguous_format, options.seed)
+    for unit in [*units_of(model), model]:
+        fully_shard(unit, **how)
+    # Now that each rank has its part alone to hold, the shapes get memory and weights.
+    return place(model, home, torch.preserve_format, options.seed)
+
+
+def gradients(model: nn.Module, world: World, accumulate: int) -> Gradients:
+    """Averaged by what shards; on CPUs it divides once, after the exact sum."""
+    if not isinstance(model, FSDPModule):
+        return single.gradients(model, world, accumulate)
+    if world.device.type != "cpu":
+        return Gradients(accumulate)
+    for unit in model.modules():
+        if isinstance(unit, FSDPModule):
+            unit.set_gradient_divide_factor(world.world_size * accumulate)
+    return SummedGradients()
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """`model` as it is: only with its hooks can it compute."""
+    return model
+
+
+def without_sync(model: nn.Module) -> AbstractContextManager[object]:
+    """Gradients stay whole, on this rank, until the first micro-batch outside of this context."""
+    return held_back(model) if isinstance(model, FSDPModule) else nullcontext()
+
+
+@contextmanager
+def held_back(model: FSDPModule) -> Iterator[None]:
+    """A context in which gradients are not reduced."""
+    model.set_requires_gradient_sync(False)
+    yield
+    model.set_requires_gradient_sync(True)
