@@ -34,7 +34,7 @@ def wrap(model: nn.Module, world: World, options: Options, precision: Precision)
         "mesh": init_device_mesh(world.device.type, groups, mesh_dim_names=names)[names if groups[0] > 1 else "shard"],
         # In double precision on CPUs the sum does not depend on who adds what to what: see gradients.py.
         "mp_policy": MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if precision.bf16 else None,
+            param_dtype=torch.bfloat16 if precision.bf16 and not has_statistics(model) else None,
             reduce_dtype=torch.float64 if is_cpu else torch.float32,
         ),
         "offload_policy": CPUOffloadPolicy(pin_memory=not is_cpu) if options.cpu_offload else OffloadPolicy(),
@@ -46,6 +46,11 @@ def wrap(model: nn.Module, world: World, options: Options, precision: Precision)
         fully_shard(unit, **how)
     # Now that each rank has its part alone to hold, the shapes get memory and weights.
     return place(model, home, torch.preserve_format, options.seed)
+
+
+def has_statistics(model: nn.Module) -> bool:
+    """True where layers keep running statistics: batch normalisation has no kernel for these beside bf16 weights."""
+    return any(buffer.is_floating_point() for buffer in model.buffers())
 
 
 def gradients(model: nn.Module, world: World, accumulate: int) -> Gradients:
