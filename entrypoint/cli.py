@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from entrypoint import detection, environment, frameworks, launch, recording, rendezvous, report
+from entrypoint import detection, driver, environment, frameworks, launch, recording, rendezvous, report
 from entrypoint.allocation import Allocation
 from entrypoint.environment import Environment
 from entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions
@@ -126,13 +126,14 @@ def _start(options: LaunchOptions, program: Program, typed: list[str], is_single
     is_dry = options.dry_run or not env.is_live
     try:
         allocation, meeting = _place(env, options, typed, is_single)
+        found = driver.Found() if is_dry else driver.check(allocation, env, program)
     except MusterError as refusal:
         if not is_dry:
             rendezvous.refuse_all(refusal, env, options)
         raise
     if rendezvous.is_open(meeting, allocation) and not is_dry:
         meeting = rendezvous.by_file(meeting, allocation, env, options)
-    planned = launch.plan(allocation, meeting, env, options, program, typed)
+    planned = launch.plan(allocation, meeting, env, options, program, typed).with_more(found.variables, found.notes)
     if is_dry:
         print(report.script(planned))
         return
@@ -145,7 +146,7 @@ def _start(options: LaunchOptions, program: Program, typed: list[str], is_single
 def _place(
     env: Environment, options: LaunchOptions, typed: Sequence[str], is_single: bool
 ) -> tuple[Allocation, Rendezvous]:
-    allocation = detection.allocate(env, options, typed)
+    allocation = detection.allocate(env, options, typed, is_single=is_single)
     if is_single:
         allocation = detection.single(allocation, typed)
     return allocation, rendezvous.meet(allocation, env, options)

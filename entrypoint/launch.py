@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from entrypoint import ROOT, frameworks, network, resources, torchrun
@@ -38,6 +38,10 @@ class Launch:
         """All variables of the new process."""
         kept = {name: value for name, value in env.items() if name not in self.removed_variables}
         return kept | dict(self.set_variables)
+
+    def with_more(self, variables: Mapping[str, str], notes: Sequence[str]) -> "Launch":
+        """This launch with `variables` set too, and `notes` after its own."""
+        return replace(self, set_variables={**self.set_variables, **variables}, notes=(*self.notes, *notes))
 
 
 def plan(
