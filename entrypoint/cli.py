@@ -1,6 +1,7 @@
 """The commands `train` and `muster`: parse, call, print."""
 
 import inspect
+import json
 import os
 import shlex
 import sys
@@ -14,7 +15,7 @@ import typer
 from entrypoint import detection, driver, environment, frameworks, launch, recording, rendezvous, report
 from entrypoint.allocation import Allocation
 from entrypoint.environment import Environment
-from entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions
+from entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, VersionOptions
 from entrypoint.program import Program
 from entrypoint.rendezvous import Rendezvous
 from train.errors import MusterError
@@ -69,6 +70,9 @@ def muster() -> None:
     app.command("env", help="Print the variables by which a framework's processes find each other, for a shell.")(
         command(_env, LaunchOptions, EnvOptions)
     )
+    app.command("version", help="Show what is installed: this image, torch, and the libraries that it really loads.")(
+        command(_version, VersionOptions)
+    )
     script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The program, then its arguments.")]
     app.command(
         "run",
@@ -117,6 +121,14 @@ def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
     allocation, meeting = _place(env, options, ["muster", "env"], is_single=False)
     port = meeting.master_port or rendezvous.FIRST_PORT
     print(report.exports(frameworks.variables(wanted.format, allocation, meeting, port)))
+
+
+def _version(show: VersionOptions) -> None:
+    # Here and not above: only this command reads packages' metadata.
+    from entrypoint import version
+
+    found = version.values()
+    print(json.dumps(found, indent=2) if show.as_json else version.text(found))
 
 
 def _start(options: LaunchOptions, program: Program, typed: list[str], is_single: bool) -> None:

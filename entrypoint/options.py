@@ -143,3 +143,10 @@ class EnvOptions:
     format: Annotated[
         Literal["torch", "jax", "tensorflow"], option("--format", help="The framework that reads them.", panel=LOOK)
     ] = "torch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionOptions:
+    """How `muster version` answers."""
+
+    as_json: Annotated[bool, option("--json", help="For programs.", panel=LOOK)] = False
