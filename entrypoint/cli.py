@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from entrypoint import detection, driver, environment, frameworks, launch, recording, rendezvous, report
+from entrypoint import detection, driver, environment, frameworks, launch, passing, recording, rendezvous, report
 from entrypoint.allocation import Allocation
 from entrypoint.environment import Environment
 from entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, VersionOptions
 from entrypoint.program import Program
 from entrypoint.rendezvous import Rendezvous
-from train.errors import MusterError
+from train.errors import MusterError, one_line
 from train.options import STRATEGIES, Options, command, normalise, to_argv
 
 
@@ -67,9 +67,9 @@ def muster() -> None:
     app.command("detect", help="Show what was found, where it came from, and the command that would run.")(
         command(_detect, LaunchOptions, ShowOptions)
     )
-    app.command("env", help="Print the variables by which a framework's processes find each other, for a shell.")(
-        command(_env, LaunchOptions, EnvOptions)
-    )
+    app.command(
+        "env", help="Print the variables by which a framework's processes find each other, or options for a container."
+    )(command(_env, LaunchOptions, EnvOptions))
     app.command("version", help="Show what is installed: this image, torch, and the libraries that it really loads.")(
         command(_version, VersionOptions)
     )
@@ -118,9 +118,15 @@ def _detect(options: LaunchOptions, show: ShowOptions) -> None:
 
 def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
     env = _environment(options)
+    if wanted.docker_args or wanted.apptainer_args:
+        found = passing.docker(env) if wanted.docker_args else passing.apptainer(env)
+        for note in found.notes:
+            print(f"muster: {one_line(note)}", file=sys.stderr)
+        print(" ".join(found.words))
+        return
     allocation, meeting = _place(env, options, ["muster", "env"], is_single=False)
     port = meeting.master_port or rendezvous.FIRST_PORT
-    print(report.exports(frameworks.variables(wanted.format, allocation, meeting, port)))
+    print(report.exports(frameworks.variables(wanted.format or "torch", allocation, meeting, port)))
 
 
 def _version(show: VersionOptions) -> None:
