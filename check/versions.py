@@ -74,17 +74,21 @@ def nccl_version(number: int) -> str:
 
     Source: https://github.com/NVIDIA/nccl/blob/master/src/nccl.h.in (NCCL_VERSION)
     """
-    unit = 10000 if number >= 10000 else 1000
+    return _dotted(number, 10000 if number >= 10000 else 1000)
+
+
+def _dotted(number: int, unit: int) -> str:
     return f"{number // unit}.{number % unit // 100}.{number % 100}"
 
 
 def _cudnn() -> str | None:
-    number = torch.backends.cudnn.version() if torch.version.cuda else None
-    # 92600 is 9.26.0; up to cuDNN 8 it was 8907 for 8.9.7.
-    if number is None:
+    try:
+        number = torch.backends.cudnn.version() if torch.version.cuda else None
+    except RuntimeError:
+        # An older one is loaded than torch was built with: torch refuses to use it.
         return None
-    unit = 10000 if number >= 90000 else 1000
-    return f"{number // unit}.{number % unit // 100}.{number % 100}"
+    # 92600 is 9.26.0; up to cuDNN 8 it was 8907 for 8.9.7.
+    return None if number is None else _dotted(number, 10000 if number >= 90000 else 1000)
 
 
 def _glibc() -> str | None:

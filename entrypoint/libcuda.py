@@ -101,6 +101,8 @@ def prove(library: str, env: Mapping[str, str], timeout_s: float = TIMEOUT_S) ->
             seen=library,
             fix="look at this node's GPUs with nvidia-smi, or leave the node out",
         ) from None
+    except OSError as reason:
+        return Answer(None, (0, 0), str(reason))
     # The last line: a library may have said something before.
     words = (done.stdout.splitlines() or [""])[-1].split()
     if done.returncode == 0 and len(words) == 3 and words[0] == "answer":

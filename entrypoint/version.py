@@ -147,11 +147,12 @@ def text(found: dict[str, Any]) -> str:
 
 def _rows(found: dict[str, Any]) -> dict[str, str]:
     image, nccl, driver = found["image"], found["nccl"], found["driver"]
+    name = f"{image['lock']}, " if image and image["lock"] else ""
     revision = f", revision {found['revision'][:12]}" if found["revision"] else ""
     rows = {
         "muster": f"{found['version'] or 'version unknown'}{revision}",
         "image": f"made {image['created'] or '-'} on {image['base'] or '-'}" if image else "none",
-        "lock": f"sha256 {found['lock_sha256']}" if found["lock_sha256"] else "none",
+        "lock": f"{name}sha256 {found['lock_sha256']}" if found["lock_sha256"] else "none",
         "python": found["python"],
         "torch": f"{found['torch']}, {('built for CUDA ' + found['cuda']) if found['cuda'] else 'for CPUs only'}",
         "torchvision": found["torchvision"] or "none",
