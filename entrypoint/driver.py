@@ -168,7 +168,8 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program,
     variables = {"LD_LIBRARY_PATH": first_on_path(library.parent, env.get("LD_LIBRARY_PATH", ""))}
     answer = libcuda.prove(str(library), {**env, **variables})
     if not answer.works_for(needed):
-        raise _too_old(toolkit, driver.cuda[0], f"{seen}; forward compatibility: {library}: {answer}", program, places)
+        seen = f"{seen}; forward compatibility by {library}: {answer}"
+        raise _too_old(toolkit, driver.cuda[0], seen, program, places)
     return Found(variables, (f"{seen}: forward compatibility was put first, {library.parent}",))
 
 
