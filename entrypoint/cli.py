@@ -113,6 +113,8 @@ def _detect(options: LaunchOptions, show: ShowOptions) -> None:
     program = Program("module", ("train", "ddp"), is_ours=True)
     allocation, meeting = _place(env, options, typed, is_single=False)
     planned = launch.plan(allocation, meeting, env, options, program, typed)
+    if env.engine:
+        planned = planned.with_more({}, [f"in a container: {env.engine}"])
     print(report.as_json(allocation, meeting, planned) if show.as_json else report.table(allocation, meeting, planned))
 
 

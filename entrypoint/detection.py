@@ -39,7 +39,7 @@ def allocate(
     else:
         task, losers = launchers.detect(env, job)
         if job is None and not is_single:
-            refusals.check_traces(env, options, task, command)
+            refusals.check_traces(env, options, task)
         allocation = _launched(env, options, job, task, command) if task else _alone(env, options, job, command)
     notes = [f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours: it was taken"] if "MUSTER_HOSTS" in env else []
     unused = variables.seen(env, "RANK", "WORLD_SIZE") if allocation.scheduler != "kubernetes" else ""

@@ -80,7 +80,7 @@ def check_alone(env: Environment, options: LaunchOptions, job: Hosts | None, com
         )
 
 
-def check_traces(env: Environment, options: LaunchOptions, task: Task | None, command: Sequence[str]) -> None:
+def check_traces(env: Environment, options: LaunchOptions, task: Task | None) -> None:
     """Returns if a process without a scheduler's variables is not in a container inside of a job.
 
     Raises:
@@ -98,8 +98,7 @@ def check_traces(env: Environment, options: LaunchOptions, task: Task | None, co
     raise MusterError(
         f"this container is inside a job of {found.owner}, but none of its variables reached it",
         seen=f"{found.seen}; {env.engine}",
-        fix=f"{container.way_in(env.engine, traces.is_own_pid_namespace)}; "
-        f"if it is but one node: {shlex.join([*command, '--nnodes', '1'])}",
+        fix=f"{container.way_in(env.engine, traces.is_own_pid_namespace)}; or, if it is but one node, --nnodes 1",
     )
 
 

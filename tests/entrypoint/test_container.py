@@ -149,7 +149,7 @@ def test_apptainer_with_cleanenv_in_a_job_is_refused(tmp_path: Path, monkeypatch
     assert "the process slurmstepd above this one" in error.seen
     assert error.fix.startswith("leave --cleanenv out")
     assert "muster env --apptainer-args" in error.fix
-    assert error.fix.endswith("train ddp --nnodes 1")
+    assert error.fix.endswith("or, if it is but one node, --nnodes 1")
 
 
 def test_with_a_pid_namespace_it_was_containall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
