@@ -4,8 +4,8 @@
                                 `getpass.getuser()` raises KeyError (torch 2.15's compiler knows that, others don't)
     docker run --read-only      no temporary folder, unless --tmpfs gives one; /dev/shm can be written to
 
-With these right, caches need no variables of their own. Seen with torch 2.15: its hub keeps files in ~/.cache/torch, its
-compiler and Triton in torchinductor_USER in the temporary folder.
+With these right, caches need no variables of their own. Seen with torch 2.15: its hub keeps files in ~/.cache/torch,
+its compiler and Triton in torchinductor_USER in the temporary folder.
 """
 
 import os
@@ -65,7 +65,7 @@ def plan(env: Environment) -> Home:
     home = env.get("HOME") or (entry.pw_dir if entry else "")
     if home and home != "/" and _is_writable(Path(home)):
         return Home(wanted, tuple(notes))
-    if temporary is None and _is_writable(Path.cwd()):
+    if temporary is None and _is_writable(Path(".")):
         # Python takes that for its temporary files, but it is no place for a home.
         return Home(wanted, (*notes, f"neither HOME nor a temporary folder can be written to: {FIX}"))
     if temporary is None:

@@ -156,9 +156,9 @@ def _init(env: Environment) -> list[str]:
     """The words that go before the command where this process is the first of its container.
 
     The kernel keeps signals from such a process that it has no handler for, so that SIGTERM would not end it, and gives
-    it all orphans, which nobody would reap. tini does both: it stays the first, and starts the command. It passes signals
-    on to that alone (no `-g`): the agent tells its ranks, and a trainer that is to write a checkpoint at SIGTERM must not
-    lose its data workers to it.
+    it all orphans, which nobody would reap. tini does both: it stays the first, and starts the command. It passes
+    signals on to that alone (no `-g`): the agent tells its ranks, and a trainer that is to write a checkpoint at
+    SIGTERM must not lose its data workers to it.
 
     Source: https://github.com/krallin/tini#why-tini
     """
