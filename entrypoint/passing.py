@@ -110,8 +110,8 @@ def docker(env: Environment) -> Passing:
         if not _PLAIN_PATH.fullmatch(path):
             raise _unusable("docker's --volume takes no colons, and a line of options no blanks or quotes", path)
         words += ["--volume", f"{path}:{path}:ro"]
-    if job is None or job.num_nodes != 1:
-        words += ["--network", "host"]
+    # The job's lists know this host by its own name, which comes with its network.
+    words += ["--network" if job is None or job.num_nodes != 1 else "--uts", "host"]
     notes = _secrets(num_secret)
     if not is_job:
         notes.append("no variables of a job are here: the names of all that could be; files and nodes are not known")

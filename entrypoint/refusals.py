@@ -97,7 +97,7 @@ def check_traces(env: Environment, options: LaunchOptions, task: Task | None) ->
         return
     raise MusterError(
         f"this container is inside a job of {found.owner}, but none of its variables reached it",
-        seen=f"{found.seen}; {env.engine}",
+        seen=f"{found.seen}, and this is a container of {env.engine}",
         fix=f"{container.way_in(env.engine, traces.is_own_pid_namespace)}; or, if it is but one node, --nnodes 1",
     )
 
