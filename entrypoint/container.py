@@ -65,7 +65,6 @@ _PARENTS = {
     "prterun": "mpirun",
     "mpirun": "mpirun",
     "mpiexec": "mpiexec",
-    "mpiexec.hydra": "mpiexec",
 }
 
 SCHEDULERS = ("slurm", "pbs", "lsf", "grid_engine", "flux")
@@ -127,8 +126,10 @@ def find(cgroup: str, mounts: str, ancestors: Iterable[str]) -> Trace | None:
             if pattern.search(path):
                 return Trace(owner, f"the control group {path}")
     for name in ancestors:
-        if name in _PARENTS:
-            return Trace(_PARENTS[name], f"the process {name} above this one")
+        # mpirun.openmpi, mpiexec.hydra: several are often installed side by side.
+        owner = _PARENTS.get(name.partition(".")[0])
+        if owner:
+            return Trace(owner, f"the process {name} above this one")
     for line in mounts.splitlines():
         # 36 35 98:0 /spool/pbs/aux/7.head /var/spool/pbs/aux/7.head ro,relatime - ext4 /dev/sda1 ro
         for path in line.split()[3:5]:

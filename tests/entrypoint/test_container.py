@@ -69,6 +69,8 @@ def test_a_machine_without_a_job_has_no_trace(cgroup: str) -> None:
         ("palsd", "pals"),
         ("hydra_pmi_proxy", "mpiexec"),
         ("prted", "mpirun"),
+        ("mpirun.openmpi", "mpirun"),
+        ("mpiexec.hydra", "mpiexec"),
     ],
 )
 def test_a_process_above_tells(name: str, owner: str) -> None:
