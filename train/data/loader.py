@@ -6,12 +6,16 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from train.data import shm
 from train.data.images import BadSample, Images, InMemory, Source
 from train.errors import FAILED, MusterError
 from train.options import Options
 from train.order import Draw, TrainOrder, ValidOrder
 from train.seeds import generator, seed_of
 from train.world import World
+
+PROBED = 10
+"""Samples that are tried to learn how large one is."""
 
 
 class Batch(NamedTuple):
@@ -80,6 +84,7 @@ class Batches:
     ) -> None:
         self.order = order
         self.train = train
+        self.batch_size = options.batch_size
         self.device = world.device
         self.world = world
         self.stop = options.on_bad_sample == "stop"
@@ -121,6 +126,24 @@ class Batches:
                 self.note(batch)
             if batch.images is not None and batch.labels is not None:
                 yield self.prepare(batch.images), batch.labels.to(self.device, non_blocking=True)
+
+    def shm_need(self) -> shm.Need | None:
+        """What the workers put into /dev/shm; None where there are none, or where the first samples can't be read."""
+        if self.loader is None or self.loader.prefetch_factor is None:
+            return None
+        for sample in range(min(PROBED, len(self.reader.images))):
+            try:
+                image, _ = self.reader.read_seeded(Draw(sample, 0))
+            except BadSample:
+                continue
+            return shm.Need(
+                option=f"--{'train' if self.train else 'valid'}-num-workers",
+                num_workers=self.loader.num_workers,
+                ahead=self.loader.prefetch_factor,
+                batch_bytes=shm.bytes_of(self.batch_size * image.nbytes, self.batch_size * torch.int64.itemsize),
+                num_batches=len(self),
+            )
+        return None
 
     def close(self) -> None:
         """Ends the workers. Left to the garbage collector, each may be waited for in vain for 5 s."""
@@ -165,7 +188,7 @@ def open_batches(source: Source, options: Options, world: World) -> tuple[Batche
     """The training and the validation batches of this rank.
 
     Raises:
-        MusterError: the training samples don't fill one global batch.
+        MusterError: the training samples don't fill one global batch, or /dev/shm does not hold the workers' batches.
     """
     order = TrainOrder(
         len(source.train),
@@ -186,4 +209,7 @@ def open_batches(source: Source, options: Options, world: World) -> tuple[Batche
         len(source.valid), batch_size=options.batch_size, rank=world.rank, world_size=world.world_size
     )
     train = Batches(source, order, options, world, train=True)
-    return train, Batches(source, valid_order, options, world, train=False)
+    valid = Batches(source, valid_order, options, world, train=False)
+    needs = [need for batches in (train, valid) if (need := batches.shm_need()) is not None]
+    shm.check(needs, ranks=max(1, world.hosts.count(world.host)))
+    return train, valid
