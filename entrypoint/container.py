@@ -10,8 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrypoint import ROOT
+
 PROC = Path("/proc")
-ROOT = Path("/")
+FILESYSTEM = Path("/")
+
+# Of an engine that leaves no mark, such as containerd by itself, only our own image tells.
+UNKNOWN = "an unknown engine"
 
 # The first variable or file that is there decides: Apptainer is often started inside another container, Docker never
 # inside Apptainer. A pod has neither of the files.
@@ -96,12 +101,13 @@ class Traces:
     is_own_pid_namespace: bool
 
 
-def engine(variables: Mapping[str, str], root: Path | None = ROOT) -> str | None:
-    """The engine of the container that a process is in: apptainer, podman, docker, kubernetes; None outside of any.
+def engine(variables: Mapping[str, str], root: Path | None = FILESYSTEM, project: Path = ROOT) -> str | None:
+    """The engine of the container that a process is in: apptainer, podman, docker, kubernetes, UNKNOWN; or None.
 
     Args:
         variables: its variables.
         root: its root; None where only the variables are known, as in a recording.
+        project: the folder of this project: in its image it holds image.json.
 
     Source: https://apptainer.org/docs/user/latest/environment_and_metadata.html (APPTAINER_CONTAINER)
     Source: https://docs.podman.io/en/latest/markdown/podman-run.1.html (/run/.containerenv)
@@ -109,7 +115,7 @@ def engine(variables: Mapping[str, str], root: Path | None = ROOT) -> str | None
     for name, marks, files in _MARKS:
         if any(mark in variables for mark in marks) or (root and any((root / file).exists() for file in files)):
             return name
-    return None
+    return UNKNOWN if root and (project / "image.json").is_file() else None
 
 
 def find(cgroup: str, mounts: str, ancestors: Iterable[str]) -> Trace | None:

@@ -109,13 +109,16 @@ def test_a_folder_that_login_nodes_bind_too_tells_nothing(path: str) -> None:
         ([], ["run/.containerenv"], "podman"),
         (["KUBERNETES_SERVICE_HOST"], [], "kubernetes"),
         (["SLURM_JOB_ID"], [], None),
+        ([], ["image.json"], container.UNKNOWN),
     ],
 )
 def test_the_engine(tmp_path: Path, names: list[str], files: list[str], engine: str | None) -> None:
     for file in files:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
-    assert container.engine(dict.fromkeys(names, "x"), tmp_path) == engine
+    assert container.engine(dict.fromkeys(names, "x"), tmp_path, project=tmp_path) == engine
+    if not names:
+        assert container.engine({}, None, project=tmp_path) is None
 
 
 def fake_proc(folder: Path, names: list[str], cgroup: str = SESSION, mounts: str = MOUNTS) -> Path:
