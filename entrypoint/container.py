@@ -52,9 +52,10 @@ _MOUNTS = (
     ("pals", re.compile(r"/palsd(?:/|$)")),
 )
 
-# The daemons and helpers that start a job's processes, as /proc/PID/status names them: 15 characters at most.
+# What starts a job's processes, as /proc/PID/status names it: 15 characters at most. salloc's shell is on a login node.
 _PARENTS = {
     "slurmstepd": "slurm",
+    "salloc": "slurm",
     "pbs_mom": "pbs",
     "sge_shepherd": "grid_engine",
     "sge_execd": "grid_engine",
@@ -184,8 +185,8 @@ def way_in(name: str | None, is_own_pid_namespace: bool = False) -> str:
             f'eval "apptainer exec {option} $(muster env --apptainer-args) IMAGE COMMAND"'
         )
     if name in ("docker", "podman"):
-        return f"{name} run $(muster env --docker-args) ..., which passes none of them by itself"
-    return "pass all of the scheduler's variables into the container"
+        return f"{name} passes none by itself: {name} run $(muster env --docker-args) IMAGE COMMAND"
+    return "into a container pass all of the scheduler's variables"
 
 
 def bind(name: str | None, path: str) -> str:

@@ -163,7 +163,7 @@ def _launched(
         raise MusterError(
             f"{task.launcher} started this process, but its scheduler's variables are not there",
             seen=task.sources["launcher"],
-            fix=f"don't unset the scheduler's variables; in a container: {container.way_in(env.engine)}",
+            fix=f"don't unset the scheduler's variables; {container.way_in(env.engine)}",
         )
     num_nodes = len(task.tasks_per_node)
     refusals.check_nnodes(options, num_nodes, task.sources["num_nodes"])

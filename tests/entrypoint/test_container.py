@@ -62,6 +62,7 @@ def test_a_machine_without_a_job_has_no_trace(cgroup: str) -> None:
     ("name", "owner"),
     [
         ("slurmstepd", "slurm"),
+        ("salloc", "slurm"),
         ("pbs_mom", "pbs"),
         ("sge_shepherd", "grid_engine"),
         ("flux-shell", "flux"),
@@ -169,7 +170,7 @@ def test_with_a_pid_namespace_it_was_containall(tmp_path: Path, monkeypatch: pyt
 def test_docker_is_told_how_to_pass_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
     with pytest.raises(MusterError, match="a job of pbs") as refusal:
         alone(fake_proc(tmp_path, [], DOCKER, MOUNTS + NODE_FILE), monkeypatch, engine)
-    assert refusal.value.fix.startswith(f"{engine} run $(muster env --docker-args) ...")
+    assert f"{engine} run $(muster env --docker-args) IMAGE COMMAND" in refusal.value.fix
 
 
 def test_what_the_user_says_by_hand_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
