@@ -115,7 +115,8 @@ def forks() -> Iterator[subprocess.Popen[str]]:
 def train(tmp_path_factory: pytest.TempPathFactory, forks: subprocess.Popen[str]) -> Train:
     """Runs the trainer with ARGV in `world_size` processes, and answers how each ended.
 
-    With `shm`, options of a tmpfs, they have a /dev/shm of their own, for which the test must be root.
+    Each runs the code `before` first. With `shm`, options of a tmpfs, they have a /dev/shm of their own, for which the
+    test must be root.
     """
 
     def run(
@@ -124,6 +125,7 @@ def train(tmp_path_factory: pytest.TempPathFactory, forks: subprocess.Popen[str]
         *,
         deadline_s: float = 150,
         ok: bool = False,
+        before: str = "",
         shm: str | None = None,
         env: Mapping[str, str] = {},
         rank_env: Mapping[int, Mapping[str, str]] = {},
@@ -132,7 +134,7 @@ def train(tmp_path_factory: pytest.TempPathFactory, forks: subprocess.Popen[str]
         assert forks.stdout is not None
         folder = tmp_path_factory.mktemp("ranks")
         ranks = [
-            {"argv": argv, "env": own, "folder": str(folder), "name": rank}
+            {"argv": argv, "env": own, "folder": str(folder), "name": rank, "before": before}
             for rank, own in enumerate(rank_environments(world_size, env, rank_env))
         ]
         forks.stdin.write(json.dumps({"ranks": ranks, "deadline_s": deadline_s, "shm": shm}) + "\n")

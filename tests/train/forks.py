@@ -1,9 +1,11 @@
 """Starts trainers quickly: imports torch once, then forks a process for each rank that is asked for.
 
-A request is a line of JSON: {"ranks": [{"argv", "env", "folder", "name"}], "deadline_s", "shm"}. The answer is a line
-with the exit codes, null for a rank that had to be killed at the deadline. Run as a program, by the fixture `train`.
+A request is a line of JSON: {"ranks": [{"argv", "env", "folder", "name", "before"}], "deadline_s", "shm"}. The answer
+is a line with the exit codes, null for a rank that had to be killed at the deadline. Run as a program, by the fixture
+`train`.
 
-With `shm`, options of a tmpfs ("size=16m"), the ranks have a /dev/shm of their own.
+The code `before` is run before the trainer. With `shm`, options of a tmpfs ("size=16m"), the ranks have a /dev/shm of
+their own.
 """
 
 import ctypes
@@ -47,6 +49,7 @@ def become(asked: dict) -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     sys.argv = ["train", *asked["argv"]]
+    exec(asked["before"], {})
     try:
         main()
     except SystemExit as error:
