@@ -13,8 +13,8 @@ CUDA12 := .venv-cuda12
 PYTHON ?=
 # Options for the trainer: make train ARGS="--epochs 3"
 ARGS ?=
-# Options for pytest: make test TESTS=tests/entrypoint
-TESTS ?= tests
+# Some tests, in place of all: make test TESTS=tests/entrypoint
+TESTS ?=
 
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
@@ -30,7 +30,22 @@ train: $(RUNTIME) ## Set up, then train ResNet-18 on real images, on whatever th
 
 .PHONY: test
 test: check packages ## Set up, then run every test that this machine can run
+ifdef TESTS
 	@$(BIN)/pytest $(TESTS)
+else
+	@echo "Two parts of the tests run at once; each shows what it said when it is over."
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-clusters test-others test-cuda12
+	@if [ -d tests/image ]; then $(BIN)/pytest tests/image; fi
+endif
+
+# Clusters mostly wait, for their daemons and for each other: the other tests take the time that they leave.
+.PHONY: test-clusters
+test-clusters: $(DEV)
+	@$(BIN)/pytest tests/clusters
+
+.PHONY: test-others
+test-others: $(DEV)
+	@$(BIN)/pytest tests --ignore=tests/clusters --ignore=tests/image
 
 .PHONY: test-cuda12
 test-cuda12: $(CUDA12_DEV) ## The unit and process levels with the last torch for CUDA 12
