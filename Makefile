@@ -7,15 +7,18 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
+# The same with the last torch for CUDA 12.
+CUDA12 := .venv-cuda12
 # An own Python: make PYTHON=/path/to/python3.12 train
 PYTHON ?=
 # Options for the trainer: make train ARGS="--epochs 3"
 ARGS ?=
-# Options for pytest: make test TESTS=tests/entrypoint
-TESTS ?= tests
+# Some tests, in place of all: make test TESTS=tests/entrypoint
+TESTS ?=
 
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
+CUDA12_DEV := $(CUDA12)/.dev-installed
 
 .PHONY: help
 help: ## List these targets
@@ -27,15 +30,35 @@ train: $(RUNTIME) ## Set up, then train ResNet-18 on real images, on whatever th
 
 .PHONY: test
 test: check packages ## Set up, then run every test that this machine can run
+ifdef TESTS
 	@$(BIN)/pytest $(TESTS)
+else
+	@echo "Two parts of the tests run at once; each shows what it said when it is over."
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-clusters test-others test-cuda12
+	@if [ -d tests/image ]; then $(BIN)/pytest tests/image; fi
+endif
+
+# Clusters mostly wait, for their daemons and for each other: the other tests take the time that they leave.
+.PHONY: test-clusters
+test-clusters: $(DEV)
+	@$(BIN)/pytest tests/clusters
+
+.PHONY: test-others
+test-others: $(DEV)
+	@$(BIN)/pytest tests --ignore=tests/clusters --ignore=tests/image
+
+.PHONY: test-cuda12
+test-cuda12: $(CUDA12_DEV) ## The unit and process levels with the last torch for CUDA 12
+	@$(CUDA12)/bin/pytest tests/entrypoint tests/train
 
 .PHONY: check
-check: $(DEV) packages ## Static checks: style, types, shell scripts
+check: $(DEV) packages ## Static checks: style, types, shell scripts, the Containerfile
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/pyright
 	@if command -v shellcheck > /dev/null; then shellcheck .ci/run scripts/*.sh; \
 	 else echo "shellcheck is missing: shell scripts were not checked"; [ "$${CI:-}" != true ]; fi
+	@if [ -e Containerfile ]; then $(BIN)/hadolint Containerfile; fi
 
 .PHONY: packages
 packages: ## The system packages that the tests need, by apt-get where it may
@@ -55,10 +78,14 @@ lock: ## Resolve the locks anew (needs uv)
 
 .PHONY: clean
 clean: ## Remove the virtual environment and the caches; runs/ stays
-	@rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis muster.egg-info
+	@rm -rf $(VENV) $(CUDA12) .pytest_cache .ruff_cache .hypothesis muster.egg-info
 
 $(RUNTIME): requirements.lock pyproject.toml scripts/install.sh
 	@scripts/install.sh $(VENV) requirements.lock "$(PYTHON)"
+	@touch $@
+
+$(CUDA12_DEV): requirements-cuda12-test.lock pyproject.toml scripts/install.sh
+	@scripts/install.sh $(CUDA12) requirements-cuda12-test.lock "$(PYTHON)"
 	@touch $@
 
 $(DEV): $(RUNTIME) requirements-dev.lock

@@ -1,6 +1,7 @@
 """The commands `train` and `muster`: parse, call, print."""
 
 import inspect
+import json
 import os
 import shlex
 import sys
@@ -11,13 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from entrypoint import detection, environment, frameworks, launch, recording, rendezvous, report
+from entrypoint import detection, driver, environment, frameworks, launch, passing, recording, rendezvous, report
 from entrypoint.allocation import Allocation
 from entrypoint.environment import Environment
-from entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions
+from entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, VersionOptions
 from entrypoint.program import Program
 from entrypoint.rendezvous import Rendezvous
-from train.errors import MusterError
+from train.errors import MusterError, one_line
 from train.options import STRATEGIES, Options, command, normalise, to_argv
 
 
@@ -67,8 +68,11 @@ def muster() -> None:
     app.command("detect", help="Show what was found, where it came from, and the command that would run.")(
         command(_detect, LaunchOptions, ShowOptions)
     )
-    app.command("env", help="Print the variables by which a framework's processes find each other, for a shell.")(
-        command(_env, LaunchOptions, EnvOptions)
+    app.command(
+        "env", help="Print the variables by which a framework's processes find each other, or options for a container."
+    )(command(_env, LaunchOptions, EnvOptions))
+    app.command("version", help="Show what is installed: this image, torch, and the libraries that it really loads.")(
+        command(_version, VersionOptions)
     )
     script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The program, then its arguments.")]
     app.command(
@@ -110,14 +114,30 @@ def _detect(options: LaunchOptions, show: ShowOptions) -> None:
     program = Program("module", ("train", "ddp"), is_ours=True)
     allocation, meeting = _place(env, options, typed, is_single=False)
     planned = launch.plan(allocation, meeting, env, options, program, typed)
+    if env.engine:
+        planned = planned.with_more({}, [f"in a container: {env.engine}"])
     print(report.as_json(allocation, meeting, planned) if show.as_json else report.table(allocation, meeting, planned))
 
 
 def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
     env = _environment(options)
+    if wanted.docker_args or wanted.apptainer_args:
+        found = passing.docker(env) if wanted.docker_args else passing.apptainer(env)
+        for note in found.notes:
+            print(f"muster: {one_line(note)}", file=sys.stderr)
+        print(" ".join(found.words))
+        return
     allocation, meeting = _place(env, options, ["muster", "env"], is_single=False)
     port = meeting.master_port or rendezvous.FIRST_PORT
-    print(report.exports(frameworks.variables(wanted.format, allocation, meeting, port)))
+    print(report.exports(frameworks.variables(wanted.format or "torch", allocation, meeting, port)))
+
+
+def _version(show: VersionOptions) -> None:
+    # Here and not above: only this command reads packages' metadata.
+    from entrypoint import version
+
+    found = version.values()
+    print(json.dumps(found, indent=2) if show.as_json else version.text(found))
 
 
 def _start(options: LaunchOptions, program: Program, typed: list[str], is_single: bool) -> None:
@@ -127,13 +147,14 @@ def _start(options: LaunchOptions, program: Program, typed: list[str], is_single
     is_dry = options.dry_run or not env.is_live
     try:
         allocation, meeting = _place(env, options, typed, is_single)
+        found = driver.Found() if is_dry else driver.check(allocation, env, program)
     except MusterError as refusal:
         if not is_dry:
             rendezvous.refuse_all(refusal, env, options)
         raise
     if rendezvous.is_open(meeting, allocation) and not is_dry:
         meeting = rendezvous.by_file(meeting, allocation, env, options)
-    planned = launch.plan(allocation, meeting, env, options, program, typed)
+    planned = launch.plan(allocation, meeting, env, options, program, typed).with_more(found.variables, found.notes)
     if is_dry:
         print(report.script(planned))
         return
@@ -146,7 +167,7 @@ def _start(options: LaunchOptions, program: Program, typed: list[str], is_single
 def _place(
     env: Environment, options: LaunchOptions, typed: Sequence[str], is_single: bool
 ) -> tuple[Allocation, Rendezvous]:
-    allocation = detection.allocate(env, options, typed)
+    allocation = detection.allocate(env, options, typed, is_single=is_single)
     if is_single:
         allocation = detection.single(allocation, typed)
     return allocation, rendezvous.meet(allocation, env, options)

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from entrypoint import launchers, processes, refusals, resources, schedulers, variables
+from entrypoint import container, launchers, processes, refusals, resources, schedulers, variables
 from entrypoint.allocation import Allocation, Hosts, Mode, Task
 from entrypoint.environment import Environment
 from entrypoint.options import LaunchOptions
@@ -12,13 +12,16 @@ from entrypoint.processes import Nproc
 from train.errors import MusterError
 
 
-def allocate(env: Environment, options: LaunchOptions, command: Sequence[str]) -> Allocation:
+def allocate(
+    env: Environment, options: LaunchOptions, command: Sequence[str], *, is_single: bool = False
+) -> Allocation:
     """Where this process stands in its job.
 
     Args:
         env: its environment, live or recorded.
         options: what the user said; wins over what is found.
         command: what the user typed, for the launch line in an error.
+        is_single: whether one process is meant, and no world.
 
     Raises:
         MusterError: what is there contradicts itself or the options, or several nodes are allocated and nothing tells
@@ -35,6 +38,8 @@ def allocate(env: Environment, options: LaunchOptions, command: Sequence[str]) -
         allocation, losers = _by_hand(env, options, job), ()
     else:
         task, losers = launchers.detect(env, job)
+        if job is None and not is_single:
+            refusals.check_traces(env, options, task)
         allocation = _launched(env, options, job, task, command) if task else _alone(env, options, job, command)
     notes = [f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours: it was taken"] if "MUSTER_HOSTS" in env else []
     unused = variables.seen(env, "RANK", "WORLD_SIZE") if allocation.scheduler != "kubernetes" else ""
@@ -158,7 +163,7 @@ def _launched(
         raise MusterError(
             f"{task.launcher} started this process, but its scheduler's variables are not there",
             seen=task.sources["launcher"],
-            fix="don't unset the scheduler's variables; into a container pass all of them (no --cleanenv)",
+            fix=f"don't unset the scheduler's variables; {container.way_in(env.engine)}",
         )
     num_nodes = len(task.tasks_per_node)
     refusals.check_nnodes(options, num_nodes, task.sources["num_nodes"])

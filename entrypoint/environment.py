@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from entrypoint import container
 from train.errors import MusterError
 
 
@@ -30,12 +31,14 @@ class Environment(Mapping[str, str]):
             no substitute: srun hands the submitting host's on to every task.
         files: for a recording, the content of the files that variables name, by variable.
         is_live: whether this is the running process: only then may devices, addresses and cores be looked at.
+        engine: that of the container which the process is in, as far as it is known.
     """
 
     variables: Mapping[str, str]
     host: str | None = None
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     is_live: bool = False
+    engine: str | None = None
 
     def __getitem__(self, name: str) -> str:
         return self.variables[name]
@@ -49,7 +52,8 @@ class Environment(Mapping[str, str]):
 
 def live() -> Environment:
     """The environment of this process."""
-    return Environment(dict(os.environ), socket.gethostname(), is_live=True)
+    variables = dict(os.environ)
+    return Environment(variables, socket.gethostname(), is_live=True, engine=container.engine(variables))
 
 
 def load(path: Path) -> Environment:
@@ -86,4 +90,4 @@ def load(path: Path) -> Environment:
                 )
             variables[name] = value
     contents = {name: "".join(f"{line}\n" for line in content) for name, content in files.items()}
-    return Environment(variables, host, contents)
+    return Environment(variables, host, contents, engine=container.engine(variables, root=None))

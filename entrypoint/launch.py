@@ -2,12 +2,14 @@
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NoReturn
 
-from entrypoint import ROOT, frameworks, network, resources, torchrun
+from entrypoint import ROOT, frameworks, homes, network, resources, torchrun
 from entrypoint.allocation import Allocation
 from entrypoint.environment import Environment
 from entrypoint.options import LaunchOptions
@@ -15,6 +17,7 @@ from entrypoint.program import Program
 from entrypoint.rendezvous import Rendezvous
 from train.errors import MusterError
 
+INIT = "tini"
 SPAWN = ROOT / "entrypoint" / "spawn.py"
 
 
@@ -27,17 +30,23 @@ class Launch:
         set_variables: variables that it gets, and that the user had not set.
         removed_variables: variables that it must not inherit.
         notes: one line for each thing that the user should know.
+        home: the folder to be made for HOME; None where there is one.
     """
 
     argv: tuple[str, ...]
     set_variables: Mapping[str, str]
     removed_variables: tuple[str, ...]
     notes: tuple[str, ...]
+    home: Path | None = None
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """All variables of the new process."""
         kept = {name: value for name, value in env.items() if name not in self.removed_variables}
         return kept | dict(self.set_variables)
+
+    def with_more(self, variables: Mapping[str, str], notes: Sequence[str]) -> "Launch":
+        """This launch with `variables` set too, and `notes` after its own."""
+        return replace(self, set_variables={**self.set_variables, **variables}, notes=(*self.notes, *notes))
 
 
 def plan(
@@ -50,7 +59,9 @@ def plan(
 ) -> Launch:
     """The command and the variables for `program` in this place."""
     notes = list(allocation.notes)
-    variables = _variables(allocation, rendezvous, env, notes)
+    home = homes.plan(env)
+    variables = _variables(allocation, rendezvous, env, notes) | dict(home.variables)
+    notes += [*home.notes, *_init_notes(env)]
     port = rendezvous.master_port
     if port is None:
         port = network.free_port() if env.is_live else 0
@@ -75,7 +86,7 @@ def plan(
     removed = tuple(sorted(name for name in env if name.startswith("PET_")))
     if removed:
         notes.append(f"removed: {', '.join(removed)}")
-    return Launch(tuple(argv), variables, removed, tuple(notes))
+    return Launch(tuple(argv), variables, removed, tuple(notes), home.folder)
 
 
 def _variables(allocation: Allocation, rendezvous: Rendezvous, env: Environment, notes: list[str]) -> dict[str, str]:
@@ -141,16 +152,39 @@ def check(allocation: Allocation, rendezvous: Rendezvous) -> None:
         )
 
 
+def _init(env: Environment) -> list[str]:
+    """The words that go before the command where this process is the first of its container.
+
+    The kernel keeps signals from such a process that it has no handler for, so that SIGTERM would not end it, and gives
+    it all orphans, which nobody would reap. tini does both: it stays the first, and starts the command. It passes
+    signals on to that alone (no `-g`): the agent tells its ranks, and a trainer that is to write a checkpoint at
+    SIGTERM must not lose its data workers to it.
+
+    Source: https://github.com/krallin/tini#why-tini
+    """
+    is_first = os.getpid() == 1 and shutil.which(INIT, path=env.get("PATH"))
+    return [INIT, "--"] if is_first else []
+
+
+def _init_notes(env: Environment) -> list[str]:
+    if not env.is_live or os.getpid() != 1 or _init(env):
+        return []
+    return [f"this is process 1, and there is no {INIT} to pass SIGTERM on and to reap: docker run --init"]
+
+
 def execute(launch: Launch, env: Environment) -> NoReturn:
     """Becomes the new process.
 
     Raises:
         MusterError: the program can't be started.
     """
+    if launch.home:
+        homes.make(launch.home)
     sys.stdout.flush()
     sys.stderr.flush()
+    argv = [*_init(env), *launch.argv]
     try:
-        os.execvpe(launch.argv[0], list(launch.argv), launch.environment(env))
+        os.execvpe(argv[0], argv, launch.environment(env))
     except OSError as reason:
         raise MusterError(
             f"the program can't be started: {reason.strerror}",

@@ -138,8 +138,32 @@ class ShowOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvOptions:
-    """Whose variables `muster env` prints."""
+    """What `muster env` prints: a framework's variables, or the options that bring a job's into a container."""
 
     format: Annotated[
-        Literal["torch", "jax", "tensorflow"], option("--format", help="The framework that reads them.", panel=LOOK)
-    ] = "torch"
+        Literal["torch", "jax", "tensorflow"] | None,
+        option("--format", help="The framework that reads the variables. Default: torch.", panel=LOOK),
+    ] = None
+    docker_args: Annotated[
+        bool,
+        option("--docker-args", help="Print options for `docker run`: docker run $(muster env ...).", panel=LOOK),
+    ] = False
+    apptainer_args: Annotated[
+        bool,
+        option("--apptainer-args", help="Print options for `apptainer exec --cleanenv`, for eval.", panel=LOOK),
+    ] = False
+
+    def __post_init__(self) -> None:
+        given = {"--docker-args": self.docker_args, "--apptainer-args": self.apptainer_args, "--format": self.format}
+        names = [name for name, value in given.items() if value]
+        if len(names) > 1:
+            raise MusterError(
+                "muster env prints one thing at a time", seen=" ".join(names), fix=f"muster env {names[0]}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionOptions:
+    """How `muster version` answers."""
+
+    as_json: Annotated[bool, option("--json", help="For programs.", panel=LOOK)] = False

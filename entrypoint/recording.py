@@ -39,7 +39,7 @@ def text(env: Environment, process: str) -> str:
     for name, value in sorted(env.items()):
         if not TAKEN.fullmatch(name):
             continue
-        if SECRET_NAME.search(name) or SECRET_VALUE.search(value) or "\n" in value:
+        if is_secret(name, value) or "\n" in value:
             left_out += 1
         else:
             taken.append(f"{name}={value}")
@@ -51,6 +51,11 @@ def text(env: Environment, process: str) -> str:
         if content is not None:
             lines += [f"--- file {name}", *(_text(content) if name in TEXT_FILES else [content.hex()])]
     return "\n".join(lines) + "\n"
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether the variable may be one that nobody else should see."""
+    return bool(SECRET_NAME.search(name) or SECRET_VALUE.search(value))
 
 
 def write(env: Environment, path: Path, process: str) -> None:

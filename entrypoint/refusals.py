@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from entrypoint import hostlist, launchers, variables
+from entrypoint import container, hostlist, launchers, variables
 from entrypoint.allocation import Hosts, Task
 from entrypoint.environment import Environment
 from entrypoint.options import LaunchOptions
@@ -78,6 +78,28 @@ def check_alone(env: Environment, options: LaunchOptions, job: Hosts | None, com
             seen=f"{job.sources['hosts']}: {job.hosts[0]}",
             fix=f"to use this host alone: MUSTER_HOSTS={env.host} {shlex.join(command)}",
         )
+
+
+def check_traces(env: Environment, options: LaunchOptions, task: Task | None) -> None:
+    """Returns if a process without a scheduler's variables is not in a container inside of a job.
+
+    Raises:
+        MusterError: it is: the job's other processes would be as alone as this one.
+    """
+    if not env.is_live or env.engine is None or options.num_nodes == 1:
+        return
+    if task and len(task.tasks_per_node) > 1:
+        return
+    traces = container.read(container.PROC)
+    found = traces.first
+    # Inside the container mpirun may have started this process: that is no trace of a launcher outside.
+    if found is None or (task and found.owner not in container.SCHEDULERS):
+        return
+    raise MusterError(
+        f"this container is inside a job of {found.owner}, but none of its variables reached it",
+        seen=f"{found.seen}, and this is a container of {env.engine}",
+        fix=f"{container.way_in(env.engine, traces.is_own_pid_namespace)}; or, if it is but one node, --nnodes 1",
+    )
 
 
 def check_nnodes(options: LaunchOptions, num_nodes: int, source: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from entrypoint import hostlist
+from entrypoint import container, hostlist
 from entrypoint.environment import Environment
 from train.errors import MusterError
 
@@ -24,7 +24,7 @@ def number(env: Mapping[str, str], name: str, fix: str) -> int:
     """
     value = env.get(name)
     if value is None:
-        raise MusterError(f"{name} is missing, though its companions are there", seen=f"no {name}", fix=fix)
+        raise _missing(env, name, fix)
     if not re.fullmatch(r"[0-9]{1,18}", value):
         raise MusterError(f"{name} is no number", seen=f"{name}={value}", fix=fix)
     return int(value)
@@ -114,19 +114,25 @@ def _read(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _hidden(env: Mapping[str, str], name: str, why: str, fix: str) -> MusterError:
-    path = shlex.quote(env[name])
+def _missing(env: Mapping[str, str], name: str, fix: str) -> MusterError:
+    # A container may have been given some of the variables, by name.
+    if isinstance(env, Environment) and env.engine in ("apptainer", "docker", "podman"):
+        fix = f"{container.way_in(env.engine)}; or {fix}"
+    return MusterError(f"{name} is missing, though its companions are there", seen=f"no {name}", fix=fix)
+
+
+def _hidden(env: Environment, name: str, why: str, fix: str) -> MusterError:
     return MusterError(
         f"the file that {name} names can't be read here: {why}",
         seen=f"{name}={env[name][:400]}",
-        fix=f"in a container: apptainer exec --bind {path}, docker run -v {path}:{path}:ro; or {fix}",
+        fix=f"{container.bind(env.engine, shlex.quote(env[name]))}; or {fix}",
     )
 
 
 def _expanded(env: Mapping[str, str], name: str, fix: str, kind: str, expand: Callable[[str], T]) -> T:
     value = env.get(name)
     if value is None:
-        raise MusterError(f"{name} is missing, though its companions are there", seen=f"no {name}", fix=fix)
+        raise _missing(env, name, fix)
     try:
         return expand(value)
     except hostlist.HostListError as reason:

@@ -9,3 +9,5 @@ resolve() {
 
 resolve --output-file requirements.lock
 resolve --extra dev --constraint requirements.lock --output-file requirements-dev.lock
+resolve --extra cuda12 --output-file requirements-cuda12.lock
+resolve --extra cuda12 --extra test --constraint requirements-cuda12.lock --output-file requirements-cuda12-test.lock

@@ -1,4 +1,4 @@
-"""Rules of the house that no other tool holds: who imports whom, what a lock is, how long a file may get."""
+"""Rules of the house that no other tool holds: who imports whom, how long a file may get."""
 
 import ast
 import re
@@ -52,25 +52,6 @@ def test_torch_is_loaded_only_by_what_is_execd_and_nothing_loads_that() -> None:
 @pytest.mark.parametrize("name", ["options.py", "errors.py"])
 def test_what_the_entrypoint_reads_of_the_trainer_is_without_torch(name: str) -> None:
     assert not {module for module in imported(ROOT / "train" / name) if module.split(".")[0] in ("torch", "numpy")}
-
-
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
-def test_a_lock_holds_names_versions_and_hashes_and_no_address(name: str) -> None:
-    text = (ROOT / name).read_text()
-    assert "://" not in text
-    entries = re.split(r"\n(?=[A-Za-z])", text.split("\n", 3)[-1])
-    pinned = [entry for entry in entries if re.match(r"[A-Za-z0-9._-]+==\S+", entry)]
-    assert len(pinned) > 20
-    for entry in pinned:
-        assert "--hash=sha256:" in entry, entry
-
-
-def test_the_locks_agree() -> None:
-    runtime, dev = (
-        set(re.findall(r"^([\w.-]+==\S+)", (ROOT / name).read_text(), re.MULTILINE))
-        for name in ("requirements.lock", "requirements-dev.lock")
-    )
-    assert runtime < dev
 
 
 def test_no_file_grows_past_its_size() -> None:

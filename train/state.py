@@ -16,7 +16,7 @@ from train import checkpoint
 from train.checkpoint import State
 from train.errors import MusterError
 from train.faults import SharedFault
-from train.world import World
+from train.world import World, open_side_group
 
 WAIT_S = 60
 """Seconds that a run which fails waits for the checkpoint it has begun."""
@@ -84,7 +84,7 @@ class Keeper:
         self.keep = keep
         self.in_background = in_background
         # A group of its own: what the ranks say to each other in the background must not mix with the training's.
-        self.group: Any = None if world.backend is None else dist.new_group(backend="gloo")
+        self.group = open_side_group(world)
         self.under_way: Future[Any] | None = None
         self.step = 0
 

@@ -3,8 +3,10 @@
 import json
 import os
 import socket
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
@@ -12,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -206,14 +209,41 @@ def open_group(world: World) -> None:
         torch.cuda.set_device(world.device)
     if world.store is None:
         return
-    dist.init_process_group(
-        world.backend,
-        store=PrefixStore("group", world.store),
-        rank=world.rank,
-        world_size=world.world_size,
-        timeout=timedelta(seconds=world.timeout_s),
-        device_id=world.device if world.device.type == "cuda" else None,
-    )
+    with silent_stdout() if world.backend == "gloo" else nullcontext():
+        dist.init_process_group(
+            world.backend,
+            store=PrefixStore("group", world.store),
+            rank=world.rank,
+            world_size=world.world_size,
+            timeout=timedelta(seconds=world.timeout_s),
+            device_id=world.device if world.device.type == "cuda" else None,
+        )
+
+
+def open_mesh(world: World, **sizes: int) -> DeviceMesh:
+    """All ranks as a grid with the `sizes` of its dimensions, by name; the ranks of the last one are neighbours."""
+    with silent_stdout():
+        return init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+def open_side_group(world: World) -> Any:
+    """A second group of all ranks, on the network of the hosts, for what is said beside training; None for one."""
+    with silent_stdout():
+        return None if world.backend is None else dist.new_group(backend="gloo")
+
+
+@contextmanager
+def silent_stdout() -> Iterator[None]:
+    """Nothing comes out of standard output: each rank's gloo says there, in torch 2.10, how many peers it has."""
+    own, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    sys.stdout.flush()
+    os.dup2(nothing, 1)
+    try:
+        yield
+    finally:
+        os.dup2(own, 1)
+        os.close(own)
+        os.close(nothing)
 
 
 def close_group() -> None:

@@ -113,7 +113,11 @@ def forks() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture(scope="session")
 def train(tmp_path_factory: pytest.TempPathFactory, forks: subprocess.Popen[str]) -> Train:
-    """Runs the trainer with ARGV in `world_size` processes, and answers how each ended."""
+    """Runs the trainer with ARGV in `world_size` processes, and answers how each ended.
+
+    Each runs the code `before` first. With `shm`, options of a tmpfs, they have a /dev/shm of their own, for which the
+    test must be root.
+    """
 
     def run(
         argv: list[str],
@@ -121,6 +125,8 @@ def train(tmp_path_factory: pytest.TempPathFactory, forks: subprocess.Popen[str]
         *,
         deadline_s: float = 150,
         ok: bool = False,
+        before: str = "",
+        shm: str | None = None,
         env: Mapping[str, str] = {},
         rank_env: Mapping[int, Mapping[str, str]] = {},
     ) -> list[Ended]:
@@ -128,10 +134,10 @@ def train(tmp_path_factory: pytest.TempPathFactory, forks: subprocess.Popen[str]
         assert forks.stdout is not None
         folder = tmp_path_factory.mktemp("ranks")
         ranks = [
-            {"argv": argv, "env": own, "folder": str(folder), "name": rank}
+            {"argv": argv, "env": own, "folder": str(folder), "name": rank, "before": before}
             for rank, own in enumerate(rank_environments(world_size, env, rank_env))
         ]
-        forks.stdin.write(json.dumps({"ranks": ranks, "deadline_s": deadline_s}) + "\n")
+        forks.stdin.write(json.dumps({"ranks": ranks, "deadline_s": deadline_s, "shm": shm}) + "\n")
         forks.stdin.flush()
         codes = json.loads(forks.stdout.readline())
         ended = read_ranks(codes, folder)

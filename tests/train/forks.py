@@ -1,9 +1,14 @@
 """Starts trainers quickly: imports torch once, then forks a process for each rank that is asked for.
 
-A request is a line of JSON: {"ranks": [{"argv", "env", "folder", "name"}], "deadline_s"}. The answer is a line with the
-exit codes, null for a rank that had to be killed at the deadline. Run as a program, by the fixture `train`.
+A request is a line of JSON: {"ranks": [{"argv", "env", "folder", "name", "before"}], "deadline_s", "shm"}. The answer
+is a line with the exit codes, null for a rank that had to be killed at the deadline. Run as a program, by the fixture
+`train`.
+
+The code `before` is run before the trainer. With `shm`, options of a tmpfs ("size=16m"), the ranks have a /dev/shm of
+their own.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -15,6 +20,22 @@ import torchvision  # noqa: F401
 
 import train.process  # noqa: F401
 from train.__main__ import main
+
+CLONE_NEWNS, MS_RDONLY, MS_REC, MS_PRIVATE = 0x20000, 1, 0x4000, 0x40000  # <sched.h>, <sys/mount.h>
+
+
+def mount_shm(options: str) -> None:
+    """Mounts a tmpfs on /dev/shm that this process and its children see, and nobody else."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = MS_RDONLY if options == "ro" else 0
+    data = None if flags else options.encode()
+    for failed in (
+        libc.unshare(CLONE_NEWNS),
+        libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None),
+        libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", flags, data),
+    ):
+        if failed:
+            raise OSError(ctypes.get_errno(), "a /dev/shm of its own can't be mounted")
 
 
 def become(asked: dict) -> int:
@@ -28,6 +49,7 @@ def become(asked: dict) -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     sys.argv = ["train", *asked["argv"]]
+    exec(asked["before"], {})
     try:
         main()
     except SystemExit as error:
@@ -65,8 +87,28 @@ def wait(pids: list[int], deadline_s: float) -> list[int | None]:
     return [codes[pid] for pid in pids]
 
 
+def within(request: dict) -> list[int | None]:
+    """The exit codes of ranks that share a /dev/shm of their own."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            mount_shm(request["shm"])
+            answer = wait([fork(asked) for asked in request["ranks"]], request["deadline_s"])
+            os.write(writing, json.dumps(answer).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(pid, 0)
+    with os.fdopen(reading) as answer:
+        return json.loads(answer.read() or "[]")
+
+
 if __name__ == "__main__":
     for line in sys.stdin:
         request = json.loads(line)
-        answer = wait([fork(asked) for asked in request["ranks"]], request["deadline_s"])
+        if request["shm"] is None:
+            answer = wait([fork(asked) for asked in request["ranks"]], request["deadline_s"])
+        else:
+            answer = within(request)
         print(json.dumps(answer), flush=True)

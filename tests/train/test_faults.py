@@ -91,24 +91,19 @@ def test_a_sample_that_one_rank_can_not_read_ends_all(train, tmp_path, make_imag
 
 
 @pytest.mark.parametrize("program", ["rank0", "rank1"])
-def test_an_unexpected_error_of_one_rank_ends_all(ranks, small, tmp_path, program):
-    start_ranks, wait_ranks = ranks
-    script = tmp_path / "broken.py"
-    script.write_text(
-        "import os, sys\n"
+def test_an_unexpected_error_of_one_rank_ends_all(train, small, tmp_path, program):
+    broken_step = (
+        "import os\n"
         "from train.loop import Loop\n"
-        "from train.options import parse\n"
-        "from train.process import run_process\n"
         "step = Loop.step\n"
         "def broken(self, batches, sums):\n"
         f"    if self.progress.step == 2 and 'rank{{}}'.format(os.environ['RANK']) == {program!r}:\n"
         "        raise ZeroDivisionError('made for the test')\n"
         "    step(self, batches, sums)\n"
         "Loop.step = broken\n"
-        "run_process(*parse(sys.argv[1:]))\n"
     )
     argv = ["ddp", *small, f"--runs-dir={tmp_path / 'runs'}"]
-    ended = wait_ranks(start_ranks(argv, 3, tmp_path, program=(str(script),)), tmp_path, DEADLINE_S)
+    ended = train(argv, 3, deadline_s=DEADLINE_S, before=broken_step)
     assert [rank.code for rank in ended] == [1, 1, 1]
     broken = int(program[-1])
     assert "ZeroDivisionError: made for the test" in ended[broken].err
@@ -142,24 +137,16 @@ def test_a_rank_that_never_comes(train, small, tmp_path):
     assert len(ended[0].err.splitlines()) == 3, ended[0].err
 
 
-def test_a_disk_that_fills_up_ends_all_and_keeps_the_last_good_one(train, ranks, tmp_path):
-    start_ranks, wait_ranks = ranks
+def test_a_disk_that_fills_up_ends_all_and_keeps_the_last_good_one(train, tmp_path):
     argv = ["ddp", "--model=squeezenet1_1", "--image-size=32", "--batch-size=8", "--max-steps=2", "--name=run"]
     argv += [f"--runs-dir={tmp_path}"]
     train(argv, 2, ok=True)
     [good] = checkpoint.saved(tmp_path / "run")
-    limited = tmp_path / "limited.py"
     size = (good / "rank-00000").stat().st_size - 100_000
-    limited.write_text(
-        "import resource, sys\n"
-        "from train.options import parse\n"
-        "from train.process import run_process\n"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {resource.getrlimit(resource.RLIMIT_FSIZE)[1]}))\n"
-        "run_process(*parse(sys.argv[1:]))\n"
-    )
+    limit = f"({size}, {resource.getrlimit(resource.RLIMIT_FSIZE)[1]})"
     argv[argv.index("--max-steps=2")] = "--max-steps=4"
-    processes = start_ranks([*argv, "--resume"], 2, tmp_path, program=(str(limited),))
-    ended = wait_ranks(processes, tmp_path, DEADLINE_S)
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, {limit})"
+    ended = train([*argv, "--resume"], 2, deadline_s=DEADLINE_S, before=limited)
     assert_one_message(ended, 1, "could not be written", good.name)
     names = sorted(path.name for path in good.parent.iterdir())
     assert names == ["latest", good.name]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from train.data import shm
 from train.data.images import BadSample, Images, Source
 from train.errors import FAILED, MusterError
 from train.models import IGNORED
@@ -13,6 +14,9 @@ from train.options import Options
 from train.order import Draw, TrainOrder, ValidOrder
 from train.seeds import generator, seed_of
 from train.world import World
+
+PROBED = 10
+"""Samples that are tried to learn how large one is."""
 
 
 class Batch(NamedTuple):
@@ -85,6 +89,7 @@ class Batches:
     ) -> None:
         self.order = order
         self.train = train
+        self.batch_size = options.batch_size
         self.device = world.device
         self.world = world
         self.stop = options.on_bad_sample == "stop"
@@ -144,6 +149,25 @@ class Batches:
         targets_N = torch.full((1,), IGNORED, device=self.device)
         return self.prepare(torch.zeros(1, 3, size, size, dtype=torch.uint8)), targets_N
 
+    def shm_need(self) -> shm.Need | None:
+        """What the workers put into /dev/shm; None where there are none, or where the first samples can't be read."""
+        if self.loader is None or self.loader.prefetch_factor is None:
+            return None
+        for sample in range(min(PROBED, len(self.reader.images))):
+            try:
+                image, _ = self.reader.read_seeded(Draw(sample, 0))
+            except BadSample:
+                continue
+            targets_bytes = self.source.targets_of_sample * torch.int64.itemsize
+            return shm.Need(
+                option=f"--{'train' if self.train else 'valid'}-num-workers",
+                num_workers=self.loader.num_workers,
+                ahead=self.loader.prefetch_factor,
+                batch_bytes=shm.bytes_of(self.batch_size * image.nbytes, self.batch_size * targets_bytes),
+                num_batches=len(self),
+            )
+        return None
+
     def close(self) -> None:
         """Ends the workers. Left to the garbage collector, each may be waited for in vain for 5 s."""
         workers = getattr(self.loader, "_iterator", None)
@@ -189,7 +213,7 @@ def open_batches(source: Source, options: Options, world: World) -> tuple[Batche
     """The training and the validation batches of this rank.
 
     Raises:
-        MusterError: the training samples don't fill one global batch.
+        MusterError: the training samples don't fill one global batch, or /dev/shm does not hold the workers' batches.
     """
     order = TrainOrder(
         len(source.train),
@@ -210,4 +234,7 @@ def open_batches(source: Source, options: Options, world: World) -> tuple[Batche
         len(source.valid), batch_size=options.batch_size, rank=world.rank, world_size=world.world_size
     )
     train = Batches(source, order, options, world, train=True)
-    return train, Batches(source, valid_order, options, world, train=False)
+    valid = Batches(source, valid_order, options, world, train=False)
+    needs = [need for batches in (train, valid) if (need := batches.shm_need()) is not None]
+    shm.check(needs, ranks=max(1, world.hosts.count(world.host)))
+    return train, valid

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from train.combinations import check_replicas
@@ -15,7 +14,7 @@ from train.models import place, units_of
 from train.options import Options
 from train.precision import Precision
 from train.strategies import single
-from train.world import World
+from train.world import World, open_mesh
 
 
 def check(world: World, options: Options) -> None:
@@ -28,10 +27,9 @@ def wrap(model: nn.Module, world: World, options: Options, precision: Precision)
     if world.backend is None:
         return single.wrap(model, world, options, precision)
     is_cpu = world.device.type == "cpu"
-    groups = (options.replicate, world.world_size // options.replicate)
-    names = ("replicate", "shard")
+    mesh = open_mesh(world, replicate=options.replicate, shard=world.world_size // options.replicate)
     how: dict[str, Any] = {
-        "mesh": init_device_mesh(world.device.type, groups, mesh_dim_names=names)[names if groups[0] > 1 else "shard"],
+        "mesh": mesh if options.replicate > 1 else mesh["shard"],
         # In double precision on CPUs the sum does not depend on who adds what to what: see gradients.py.
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if precision.bf16 and not has_statistics(model) else None,

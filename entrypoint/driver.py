@@ -1,0 +1,234 @@
+"""Whether this node's NVIDIA driver can run the torch that is here: where it can't, torch would train on the CPU.
+
+A driver runs what is built for its own CUDA's major version and for older ones. For a newer major version there is
+forward compatibility: the libcuda.so.1 of the package cuda-compat, put before the driver's own. It works on GPUs for
+data centers and not on others, so it is tried.
+
+Source: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+    https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html
+"""
+
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from entrypoint import ROOT, libcuda
+from entrypoint.allocation import Allocation
+from entrypoint.environment import Environment
+from entrypoint.libcuda import Version, written
+from entrypoint.program import Program
+from train.errors import MusterError
+
+# By the CUDA that a program is built for, the first driver that runs it by itself.
+FIRST_DRIVER = {11: 450, 12: 525, 13: 580}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are looked for.
+
+    Attributes:
+        torch: torch's version.py; None finds the installed one's.
+        toolkits: the folder with CUDA's folders, and their forward-compatibility libraries.
+        module_versions: files in which the kernel's driver tells its version.
+        devices: the folder of the GPUs' device files.
+        root: this project: in an image it holds image.json.
+    """
+
+    torch: Path | None = None
+    toolkits: Path = Path("/usr/local")
+    module_versions: tuple[Path, ...] = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
+    devices: Path = Path("/dev")
+    root: Path = ROOT
+
+
+PLACES = Places()
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """What torch is, and the CUDA that it is built for."""
+
+    torch: str
+    cuda: Version
+
+    def __str__(self) -> str:
+        return f"torch {self.torch} is built for CUDA {written(self.cuda)}"
+
+
+@dataclass(frozen=True)
+class Driver:
+    """This node's driver.
+
+    Attributes:
+        version: the kernel's part, as NVIDIA numbers it; None where it doesn't tell.
+        cuda: the newest CUDA that its libcuda.so.1 supports; None where there is none.
+        problem: why there is none.
+    """
+
+    version: str | None
+    cuda: Version | None
+    problem: str = ""
+
+    def __str__(self) -> str:
+        return f"driver {self.version}" if self.version else "the driver"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the launched process needs for the driver: variables that it gets, and lines for the user."""
+
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    notes: tuple[str, ...] = ()
+
+
+def check(allocation: Allocation, env: Environment, program: Program, places: Places = PLACES) -> Found:
+    """What lets `program` use this node's GPUs, of which the driver may be older than the torch that is here.
+
+    Raises:
+        MusterError: it would see none of them, and silently train on the CPU.
+    """
+    on_cpu = program.is_ours and "--device=cpu" in program.words
+    toolkit = toolkit_of(places)
+    if not allocation.gpus_seen or on_cpu or program.framework != "torch" or toolkit is None:
+        return Found()
+    try:
+        return _check(toolkit, find(places), env, program, places)
+    except MusterError as error:
+        if program.kind != "program":
+            raise
+        # Another program need not be torch's, nor of this torch.
+        return Found(notes=(f"{error.wrong}: {error.seen}",))
+
+
+def toolkit_of(places: Places = PLACES) -> Toolkit | None:
+    """The CUDA that the installed torch is built for, without loading it; None for a torch without CUDA, or none.
+
+    torch/version.py has such lines:
+
+        __version__ = '2.15.0+cu132'
+        cuda: Optional[str] = '13.2'
+    """
+    path = places.torch
+    if path is None:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            return None
+        path = Path(spec.origin).with_name("version.py")
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    torch = re.search(r"^__version__\b[^=\n]*=\s*['\"]([^'\"+]+)", text, re.MULTILINE)
+    cuda = re.search(r"^cuda\b[^=\n]*=\s*['\"]([0-9]+)\.([0-9]+)", text, re.MULTILINE)
+    return Toolkit(torch[1] if torch else "", (int(cuda[1]), int(cuda[2]))) if cuda else None
+
+
+def find(places: Places = PLACES) -> Driver:
+    """This node's driver, as programs started here will find it."""
+    cuda = libcuda.supported()
+    version = _module_version(places)
+    return Driver(version, None, cuda) if isinstance(cuda, str) else Driver(version, cuda)
+
+
+def _module_version(places: Places) -> str | None:
+    # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder@...)
+    for path in places.module_versions:
+        try:
+            match = re.search(r"(?<![\w.])[0-9]{3,4}\.[0-9]+(?:\.[0-9]+)?(?![\w.])", path.read_text())
+        except (OSError, UnicodeDecodeError):
+            continue
+        if match:
+            return match[0]
+    return None
+
+
+def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program, places: Places) -> Found:
+    needed = toolkit.cuda[0]
+    if driver.cuda is None:
+        return _without_library(driver, program, places)
+    if driver.cuda[0] >= needed:
+        own = _cuda_of(driver.version)
+        if own is None or own >= needed or needed not in FIRST_DRIVER:
+            return Found()
+        # Newer than the kernel's part: somebody, docker's runtime for one, has put forward compatibility first already.
+        answer = libcuda.prove(libcuda.NAME, env)
+        if answer.works_for(needed):
+            return Found()
+        seen = f"{driver} supports CUDA {own}, {toolkit}; the forward compatibility that is first here: {answer}"
+        raise _too_old(toolkit, own, seen, program, places)
+    seen = f"{driver} supports CUDA {written(driver.cuda)}, {toolkit}"
+    library = newest_compat(places)
+    if library is None:
+        nowhere = f"no forward compatibility at {places.toolkits}/cuda*/compat/{libcuda.NAME}"
+        raise _too_old(toolkit, driver.cuda[0], f"{seen}; {nowhere}", program, places)
+    variables = {"LD_LIBRARY_PATH": first_on_path(library.parent, env.get("LD_LIBRARY_PATH", ""))}
+    answer = libcuda.prove(str(library), {**env, **variables})
+    if not answer.works_for(needed):
+        seen = f"{seen}; forward compatibility by {library}: {answer}"
+        raise _too_old(toolkit, driver.cuda[0], seen, program, places)
+    return Found(variables, (f"{seen}: forward compatibility was put first, {library.parent}",))
+
+
+def _cuda_of(version: str | None) -> int | None:
+    """The major version of CUDA that driver `version` runs by itself, 0 for an older one; None where unknown."""
+    if version is None:
+        return None
+    module = int(version.split(".")[0])
+    return max((cuda for cuda, first in FIRST_DRIVER.items() if module >= first), default=0)
+
+
+def newest_compat(places: Places = PLACES) -> Path | None:
+    """The newest forward-compatibility library that is installed here: /usr/local/cuda-13.2/compat/libcuda.so.1."""
+
+    def age(path: Path) -> tuple[list[int], list[int], int]:
+        # libcuda.so.1 -> libcuda.so.595.45.04; /usr/local/cuda -> /usr/local/cuda-13.2; of equals the shortest name.
+        file, folder = path.resolve().name, path.parent.resolve().parent.name
+        return _numbers(file), _numbers(folder), -len(str(path))
+
+    found = [path for path in places.toolkits.glob(f"cuda*/compat/{libcuda.NAME}") if path.is_file()]
+    return max(found, key=age, default=None)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"[0-9]{1,9}", text)]
+
+
+def first_on_path(folder: Path, path: str) -> str:
+    """`path` with `folder` first, and nowhere else; without empty elements, which mean the current folder."""
+    others = [element for element in path.split(os.pathsep) if element not in ("", str(folder))]
+    return os.pathsep.join([str(folder), *others])
+
+
+def _without_library(driver: Driver, program: Program, places: Places) -> Found:
+    fix = "in a container: apptainer exec --nv, docker run --gpus all"
+    devices = sorted(path.name for path in places.devices.glob("nvidia*") if re.fullmatch("nvidia[0-9]+", path.name))
+    if not devices:
+        return Found(notes=(f"no NVIDIA driver library here, torch will use the CPU; {fix}",))
+    raise MusterError(
+        "there are GPUs, but no NVIDIA driver library: torch would train on the CPU",
+        seen=f"{' '.join(str(places.devices / name) for name in devices)}; {driver.problem}",
+        fix=f"{fix}; or {_cpu(program)}",
+    )
+
+
+def _too_old(toolkit: Toolkit, supported: int, seen: str, program: Program, places: Places) -> MusterError:
+    needed = toolkit.cuda[0]
+    if needed > 12 and supported >= 12:
+        is_image = (places.root / "image.json").is_file()
+        how = "make image VARIANT=cuda12" if is_image else "install requirements-cuda12.lock"
+        fix = f"{how}: torch 2.10 for CUDA 12.8 runs with this driver"
+    else:
+        fix = "ask for an NVIDIA driver of 525 or newer" + (", and take the variant for CUDA 12" if needed > 12 else "")
+    return MusterError(
+        "the NVIDIA driver is too old for the torch that is here: it would train on the CPU",
+        seen=seen,
+        fix=f"{fix}; or {_cpu(program)}",
+    )
+
+
+def _cpu(program: Program) -> str:
+    return "train on the CPU: --device cpu" if program.is_ours else "run on the CPU: CUDA_VISIBLE_DEVICES= muster run"

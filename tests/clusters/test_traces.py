@@ -1,0 +1,72 @@
+"""A container that got none of its job's variables, under real schedulers and launchers: refused, on every task.
+
+What stands in for the container is an empty environment but for Apptainer's own variable: the processes above are real.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.clusters.grid_engine import GridEngineCluster
+from tests.clusters.mpi import MpiHosts, hydra, openmpi
+from tests.clusters.slurm import SlurmCluster
+from tests.clusters.weights import TRAIN, lines_of_error
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+CLEAN = ["env", "-i", f"PATH={os.environ['PATH']}", "APPTAINER_CONTAINER=/image.sif"]
+DRY = [*CLEAN, TRAIN, "ddp", "--dry-run", "--nproc-per-node=1"]
+
+
+WRONG = "error: this container is inside a job of {}, but none of its variables reached it"
+
+
+def refused(text: str, owner: str, process: str) -> None:
+    """Asserts that this is the refusal, with the process that gave the job away."""
+    wrong, seen, fix = lines_of_error(text)[:3]
+    assert wrong == WRONG.format(owner)
+    assert f"the process {process} above this one" in seen
+    assert "leave --cleanenv out" in fix
+
+
+def test_slurm(slurm2: SlurmCluster) -> None:
+    done = slurm2.srun("-N2", "--ntasks-per-node=1", *DRY)
+    assert done.returncode != 0
+    assert done.stderr.count("inside a job of slurm") == 2
+    assert done.stdout == ""
+    batch = slurm2.sbatch(f"{shlex.join(DRY)}\n", "-N2")
+    refused(batch.output, "slurm", "slurmstepd")
+
+
+def test_slurm_where_one_node_is_meant(slurm2: SlurmCluster) -> None:
+    done = slurm2.srun("-N1", "-n1", *DRY, "--nnodes=1")
+    assert done.returncode == 0, done.stderr
+    assert "-m train ddp" in done.stdout
+
+
+def test_grid_engine(grid_engine2: GridEngineCluster) -> None:
+    job = grid_engine2.qsub(f"{shlex.join(DRY)}\n", "-pe", "two", "4")
+    assert job.exit_code == 2
+    refused(job.output, "grid_engine", "sge_shepherd")
+
+
+@pytest.mark.parametrize(
+    ("launch", "owner", "processes"),
+    [
+        pytest.param(openmpi, "mpirun", {"mpirun.openmpi", "orted"}, id="openmpi"),
+        pytest.param(hydra, "mpiexec", {"hydra_pmi_proxy"}, id="hydra"),
+    ],
+)
+def test_mpi(mpi_hosts: MpiHosts, launch: Callable[..., Any], owner: str, processes: set[str]) -> None:
+    """On the host that the launch starts from, and on the other."""
+    for host in mpi_hosts.names:
+        done = launch(mpi_hosts, DRY, ranks={host: 1}, check=False)
+        assert done.returncode != 0
+        assert done.stdout.count("-m train") == 0
+        lines = lines_of_error(done.stderr)
+        assert lines[0] == WRONG.format(owner)
+        assert re.findall(r"the process (\S+) above", lines[1])[0] in processes

@@ -1,0 +1,308 @@
+"""A driver older than the torch that is here: bridged, or refused in three lines; never a silent run on the CPU.
+
+The libraries are stand-ins, compiled here: how the real ones answer on real GPUs is not shown by these tests.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from entrypoint import detection, driver, libcuda
+from entrypoint.driver import Driver, Found, Places, Toolkit
+from entrypoint.environment import Environment
+from entrypoint.options import LaunchOptions
+from entrypoint.program import Program
+from tests.entrypoint import standins
+from tests.entrypoint.conftest import clean_environment
+from tests.entrypoint.test_cli import three_lines
+from train.errors import MusterError
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+NEW = 13020
+TRAINER = Program("module", ("train", "ddp"), is_ours=True)
+ON_CPU = Program("module", ("train", "ddp", "--device=cpu"), is_ours=True)
+SCRIPT = Program("script", ("mine.py",))
+SHOW = """
+import ctypes, os
+version = ctypes.c_int()
+ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+mapped = {line.split()[-1] for line in open("/proc/self/maps") if "libcuda.so" in line}
+print(version.value, *mapped, os.environ["LD_LIBRARY_PATH"])
+"""
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    """A node without a driver or forward compatibility, and a torch built for CUDA 13.2."""
+    return made(tmp_path)
+
+
+def made(folder: Path, torch: str = "2.15.0+cu132", cuda: str | None = "13.2", module: str = "") -> Places:
+    """Places below `folder`; `module` is what the kernel's driver says of itself."""
+    (folder / "version.py").write_text(f"__version__ = '{torch}'\ndebug = False\ncuda: Optional[str] = {cuda!r}\n")
+    (folder / "module").write_text(module)
+    (folder / "dev").mkdir(exist_ok=True)
+    return Places(folder / "version.py", folder / "local", (folder / "module",), folder / "dev", folder)
+
+
+def checked(
+    monkeypatch: pytest.MonkeyPatch, places: Places, cuda: libcuda.Version | str, program: Program = TRAINER,
+    **variables: str,
+) -> Found:  # fmt: skip
+    """The check where the driver's library answers `cuda`: no other can be loaded into the process of the tests."""
+    monkeypatch.setattr(libcuda, "supported", lambda: cuda)
+    env = Environment({"CUDA_VISIBLE_DEVICES": "0,1", **variables}, host="node")
+    return driver.check(detection.allocate(env, LaunchOptions(), ["train", "ddp"]), env, program, places)
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda", "expected"),
+    [
+        ("2.15.0+cu132", "13.2", Toolkit("2.15.0", (13, 2))),
+        ("2.10.0", "12.8", Toolkit("2.10.0", (12, 8))),
+        ("2.15.0+cpu", None, None),
+    ],
+)
+def test_torch_tells_its_cuda_without_being_loaded(
+    tmp_path: Path, torch: str, cuda: str | None, expected: Toolkit | None
+) -> None:
+    assert driver.toolkit_of(made(tmp_path, torch, cuda)) == expected
+
+
+def test_the_installed_torch_tells_what_it_says_of_itself() -> None:
+    code = """
+import sys
+from entrypoint import driver
+found = driver.toolkit_of()
+assert "torch" not in sys.modules
+import torch
+print(found)
+print(f"torch {torch.__version__.split('+')[0]} is built for CUDA {torch.version.cuda}" if torch.version.cuda else None)
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    ours, its_own = answer.stdout.splitlines()
+    assert ours == its_own
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("550.54.14\n", "550.54.14"),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\n", "535.129.03"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82  Release Build  (dvs@x1)\n", "580.82"),
+        ("GCC version:  gcc version 12.3.0\n", None),
+        ("", None),
+    ],
+)
+def test_the_drivers_own_version(tmp_path: Path, text: str, version: str | None) -> None:
+    assert driver.find(made(tmp_path, module=text)).version == version
+
+
+@pytest.mark.parametrize("cuda", [(13, 0), (13, 2), (14, 1)])
+def test_a_driver_of_the_same_major_version_or_newer_needs_nothing(
+    monkeypatch: pytest.MonkeyPatch, places: Places, cuda: libcuda.Version
+) -> None:
+    assert checked(monkeypatch, places, cuda) == Found()
+
+
+@pytest.mark.parametrize(
+    ("program", "variables"),
+    [
+        (ON_CPU, {}),
+        (TRAINER, {"CUDA_VISIBLE_DEVICES": ""}),
+        (Program("program", ("python", "main.py"), framework="jax"), {}),
+    ],
+)
+def test_who_uses_no_gpu_of_torchs_is_not_asked_for_a_driver(
+    monkeypatch: pytest.MonkeyPatch, places: Places, program: Program, variables: dict[str, str]
+) -> None:
+    assert checked(monkeypatch, places, (12, 4), program, **variables) == Found()
+
+
+def test_a_torch_without_cuda_needs_no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert checked(monkeypatch, made(tmp_path, cuda=None), (12, 4)) == Found()
+
+
+@pytest.mark.parametrize("inherited", ["", "/a:/b", ":/a::/b:"])
+def test_forward_compatibility_that_works_is_put_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, inherited: str
+) -> None:
+    places = made(tmp_path, module="550.54.14\n")
+    folder = standins.libcuda(tmp_path / "local" / "cuda" / "compat", NEW).parent
+    found = checked(monkeypatch, places, (12, 4), LD_LIBRARY_PATH=inherited)
+    assert found.variables == {"LD_LIBRARY_PATH": ":".join([str(folder), *filter(None, inherited.split(":"))])}
+    (note,) = found.notes
+    assert note.startswith("driver 550.54.14 supports CUDA 12.4, torch 2.15.0 is built for CUDA 13.2: ")
+    assert note.endswith(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("cuda", "code", "before", "why"),
+    [
+        (NEW, 803, "", "cuInit answers CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"),
+        (NEW, 804, "", "cuInit answers CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE (804)"),
+        (NEW, 719, "", "cuInit answers a CUDA error (719)"),
+        (12080, 0, "", "it supports CUDA 12.8"),
+        (NEW, 0, "_exit(7)", "it ended a process with code 7"),
+    ],
+)
+def test_forward_compatibility_that_does_not_work_is_refused_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: int, code: int, before: str, why: str
+) -> None:
+    places = made(tmp_path, module="550.54.14\n")
+    library = standins.libcuda(tmp_path / "local" / "cuda" / "compat", cuda, code, before)
+    with pytest.raises(MusterError) as refused:
+        checked(monkeypatch, places, (12, 4))
+    wrong, seen, fix = three_lines(str(refused.value))
+    assert "too old" in wrong
+    assert seen.startswith("driver 550.54.14 supports CUDA 12.4, torch 2.15.0 is built for CUDA 13.2; ")
+    assert seen.endswith(f"{library}: {why}")
+    assert "requirements-cuda12.lock" in fix
+    assert "--device cpu" in fix
+
+
+def test_a_file_that_is_no_library_is_refused(monkeypatch: pytest.MonkeyPatch, places: Places) -> None:
+    path = places.toolkits / "cuda" / "compat" / "libcuda.so.1"
+    path.parent.mkdir(parents=True)
+    path.write_text("<!doctype html>\n" * 100)
+    with pytest.raises(MusterError, match="too old") as refused:
+        checked(monkeypatch, places, (12, 4))
+    assert "invalid ELF header" in refused.value.seen
+
+
+@pytest.mark.parametrize(
+    ("cuda", "torch_cuda", "in_image", "fix"),
+    [
+        ((12, 0), "13.2", True, "make image VARIANT=cuda12: "),
+        ((12, 0), "13.2", False, "install requirements-cuda12.lock: "),
+        ((11, 8), "13.2", True, "ask for an NVIDIA driver of 525 or newer, and take the variant for CUDA 12"),
+        ((11, 8), "12.8", True, "ask for an NVIDIA driver of 525 or newer; or"),
+    ],
+)
+def test_what_helps_an_old_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: libcuda.Version, torch_cuda: str, in_image: bool, fix: str
+) -> None:
+    if in_image:
+        (tmp_path / "image.json").write_text("{}")
+    with pytest.raises(MusterError, match="too old") as refused:
+        checked(monkeypatch, made(tmp_path, cuda=torch_cuda), cuda, SCRIPT)
+    assert "no forward compatibility" in refused.value.seen
+    assert refused.value.fix.startswith(fix)
+    assert refused.value.fix.endswith("CUDA_VISIBLE_DEVICES= muster run")
+
+
+def test_another_program_is_warned_and_not_refused(monkeypatch: pytest.MonkeyPatch, places: Places) -> None:
+    found = checked(monkeypatch, places, (12, 4), Program("program", ("./a.out",)))
+    assert found.variables == {}
+    assert "too old" in found.notes[0]
+
+
+@pytest.mark.parametrize(("version", "code", "is_refused"), [("550.54.14", 804, True), ("550.54.14", 0, False)])
+def test_forward_compatibility_that_somebody_else_put_first_is_proved_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, code: int, is_refused: bool
+) -> None:
+    places = made(tmp_path, module=version)
+    folder = standins.libcuda(tmp_path / "first", NEW, code).parent
+    if not is_refused:
+        assert checked(monkeypatch, places, (13, 2), LD_LIBRARY_PATH=str(folder)) == Found()
+        return
+    with pytest.raises(MusterError, match="too old") as refused:
+        checked(monkeypatch, places, (13, 2), LD_LIBRARY_PATH=str(folder))
+    assert refused.value.seen.startswith("driver 550.54.14 supports CUDA 12, ")
+    assert "(804)" in refused.value.seen
+
+
+def test_the_newest_forward_compatibility_by_the_name_a_user_knows(tmp_path: Path, places: Places) -> None:
+    for folder, file in (("cuda-12.8", "libcuda.so.570.86.15"), ("cuda-13.2", "libcuda.so.595.45.04")):
+        compat = places.toolkits / folder / "compat"
+        compat.mkdir(parents=True)
+        (compat / file).write_text("")
+        (compat / "libcuda.so.1").symlink_to(file)
+    (places.toolkits / "cuda").symlink_to("cuda-13.2")
+    assert driver.newest_compat(places) == places.toolkits / "cuda" / "compat" / "libcuda.so.1"
+    (places.toolkits / "cuda").unlink()
+    assert driver.newest_compat(places) == places.toolkits / "cuda-13.2" / "compat" / "libcuda.so.1"
+
+
+def test_a_driver_that_hangs_is_told_by_its_deadline(tmp_path: Path) -> None:
+    library = standins.libcuda(tmp_path, NEW, before="pause()")
+    with pytest.raises(MusterError, match=r"cuInit took longer than 0\.5 s") as refused:
+        libcuda.prove(str(library), clean_environment(), timeout_s=0.5)
+    assert refused.value.seen == str(library)
+
+
+def test_no_library_and_no_device_is_a_note(monkeypatch: pytest.MonkeyPatch, places: Places) -> None:
+    found = checked(monkeypatch, places, "libcuda.so.1: cannot open shared object file")
+    assert found.variables == {}
+    assert "--nv" in found.notes[0]
+
+
+def test_no_library_but_a_device_is_refused(monkeypatch: pytest.MonkeyPatch, places: Places) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (places.devices / name).touch()
+    with pytest.raises(MusterError, match="no NVIDIA driver library") as refused:
+        checked(monkeypatch, places, "libcuda.so.1: cannot open shared object file")
+    assert refused.value.seen == (
+        f"{places.devices}/nvidia0 {places.devices}/nvidia1; libcuda.so.1: cannot open shared object file"
+    )
+    assert "--nv" in refused.value.fix
+    assert "--device cpu" in refused.value.fix
+    assert checked(monkeypatch, places, "none", ON_CPU) == Found()
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> dict[str, str]:
+    """The variables of a node whose driver is older than the installed torch: CUDA 12.4 for CUDA 13."""
+    toolkit = driver.toolkit_of()
+    major = toolkit.cuda[0] if toolkit else 13
+    folder = standins.libcuda(tmp_path / "driver", (major - 1) * 1000 + 40).parent
+    return {"LD_LIBRARY_PATH": str(folder), "CUDA_VISIBLE_DEVICES": "0"}
+
+
+@pytest.mark.process
+def test_the_command_refuses_what_would_train_on_the_cpu(command: Run, tmp_path: Path, old: dict[str, str]) -> None:
+    if driver.toolkit_of() is None or driver.newest_compat() is not None:
+        pytest.skip("needs a torch with CUDA, and no forward compatibility installed")
+    (tmp_path / "mine.py").write_text("raise SystemExit('it was started')")
+    answer = command("muster", "run", "mine.py", cwd=tmp_path, env=old)
+    assert answer.returncode == 2
+    assert "no forward compatibility" in three_lines(answer.stderr)[1]
+    dry = command("muster", "run", "--dry-run", "mine.py", cwd=tmp_path, env=old)
+    assert (dry.returncode, dry.stderr) == (0, "")
+    hidden = command(
+        "muster", "run", "--nproc-per-node=1", "mine.py", cwd=tmp_path, env={**old, "CUDA_VISIBLE_DEVICES": ""}
+    )
+    assert "it was started" in hidden.stderr
+
+
+@pytest.mark.process
+def test_the_program_loads_the_forward_compatibility(tmp_path: Path, old: dict[str, str]) -> None:
+    folder = standins.libcuda(tmp_path / "local" / "cuda" / "compat", NEW).parent
+    made(tmp_path)
+    (tmp_path / "mine.py").write_text(SHOW)
+    # The whole command, only with other places to look: /usr/local is not this test's to change.
+    code = f"""
+import functools, sys
+from pathlib import Path
+from entrypoint import cli, driver
+places = driver.Places(torch=Path({str(tmp_path / "version.py")!r}), toolkits=Path({str(tmp_path / "local")!r}))
+driver.check = functools.partial(driver.check, places=places)
+sys.argv = ["muster", "run", "mine.py"]
+cli.muster()
+"""
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**clean_environment(), **old}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.split() == [str(NEW), str(folder / "libcuda.so.1"), f"{folder}:{old['LD_LIBRARY_PATH']}"]
+    assert answer.stderr.splitlines()[-1].endswith(f"forward compatibility was put first, {folder}")
+
+
+def test_a_driver_in_words() -> None:
+    assert str(Driver("550.54.14", (12, 4))) == "driver 550.54.14"
+    assert str(Driver(None, (12, 4))) == "the driver"

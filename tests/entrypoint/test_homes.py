@@ -1,0 +1,246 @@
+"""HOME, USER and TMPDIR for a container that has none, and what starts before a command that is process 1."""
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from entrypoint import homes, launch
+from entrypoint.environment import Environment
+from entrypoint.launch import Launch
+from tests.entrypoint.conftest import COMMANDS, clean_environment
+from tests.entrypoint.test_launch import planned
+from train.errors import MusterError
+
+UID = os.getuid()
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only temporary folder there is."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(homes, "TEMPORARY", (folder,))
+    return folder
+
+
+@pytest.fixture
+def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This user has no line in /etc/passwd."""
+
+    def nobody(uid: int) -> pwd.struct_passwd:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+
+
+def inside(engine: str | None = "docker", **variables: str) -> Environment:
+    return Environment(variables, "box", is_live=True, engine=engine)
+
+
+def test_what_works_is_never_touched(tmp_path: Path, temporary: Path) -> None:
+    found = homes.plan(inside(HOME=str(tmp_path), USER="me", TMPDIR=str(temporary)))
+    assert found == homes.Home({})
+
+
+def test_home_and_name_for_a_user_without_an_entry(temporary: Path, unknown: None) -> None:
+    found = homes.plan(inside(HOME="/"))
+    home = temporary / f"muster-home-{UID}"
+    assert found.variables == {"HOME": str(home), "USER": str(UID), "LOGNAME": str(UID)}
+    assert found.folder == home
+    assert not home.exists()
+    homes.make(home)
+    assert home.stat().st_mode & 0o7777 == 0o700
+    # The next process finds it, and takes it.
+    assert homes.plan(inside(HOME="/")).folder == home
+    homes.make(home)
+
+
+def test_the_umask_takes_nothing_away_and_gives_nothing(temporary: Path) -> None:
+    before = os.umask(0)
+    try:
+        homes.make(temporary / "home")
+    finally:
+        os.umask(before)
+    assert (temporary / "home").stat().st_mode & 0o7777 == 0o700
+
+
+@pytest.mark.parametrize("home", ["/nonexistent", "/etc/passwd", ""])
+def test_a_home_that_cannot_be_written_to(temporary: Path, unknown: None, home: str) -> None:
+    found = homes.plan(inside(HOME=home, USER="me"))
+    assert found.variables == {"HOME": str(temporary / f"muster-home-{UID}")}
+    assert len(found.notes) == 1
+    assert home in found.notes[0]
+
+
+def test_a_user_with_an_entry_keeps_its_name(temporary: Path) -> None:
+    assert homes.plan(inside(HOME="/nonexistent")).variables.keys() == {"HOME"}
+
+
+def test_outside_of_containers_and_for_recordings_nothing_changes(temporary: Path, unknown: None) -> None:
+    assert homes.plan(inside(engine=None, HOME="/")) == homes.Home({})
+    assert homes.plan(replace(inside(HOME="/"), is_live=False)) == homes.Home({})
+
+
+def test_a_link_or_a_file_of_others_is_not_used(temporary: Path, tmp_path: Path) -> None:
+    first = temporary / f"muster-home-{UID}"
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    first.symlink_to(tmp_path / "elsewhere")
+    (temporary / f"muster-home-{UID}-1").mkdir(mode=0o755)
+    (temporary / f"muster-home-{UID}-1").chmod(0o755)
+    (temporary / f"muster-home-{UID}-2").write_text("")
+    assert homes.plan(inside(HOME="/")).folder == temporary / f"muster-home-{UID}-3"
+    # Planted between the plan and the start.
+    with pytest.raises(MusterError, match="somebody else") as refusal:
+        homes.make(first)
+    assert str(first) in refusal.value.seen
+
+
+def test_without_a_temporary_folder_it_is_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: None
+) -> None:
+    monkeypatch.setattr(homes, "TEMPORARY", (Path("/nonexistent"),))
+    monkeypatch.setattr(homes, "SHARED_MEMORY", tmp_path)
+    found = homes.plan(inside(HOME="/", USER="me"))
+    assert found.variables == {"TMPDIR": str(tmp_path), "HOME": str(tmp_path / f"muster-home-{UID}")}
+    assert "--tmpfs /tmp" in found.notes[0]
+    # A folder of the user's that works is all that is needed.
+    (tmp_path / "own").mkdir()
+    assert "TMPDIR" not in homes.plan(inside(HOME="/", TMPDIR=str(tmp_path / "own"))).variables
+
+
+def test_with_no_folder_at_all_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homes, "TEMPORARY", (Path("/nonexistent"),))
+    monkeypatch.setattr(homes, "SHARED_MEMORY", Path("/nonexistent"))
+    monkeypatch.chdir(tmp_path)
+    found = homes.plan(inside(HOME="/"))
+    assert (found.variables, found.folder) == ({}, None)
+    assert "--tmpfs" in found.notes[0]
+    # Root may write anywhere.
+    monkeypatch.setattr(homes, "_is_writable", lambda folder: False)
+    with pytest.raises(MusterError, match="can be written to"):
+        homes.plan(inside(HOME="/"))
+
+
+def test_the_launch_has_them(temporary: Path, unknown: None) -> None:
+    found = planned(inside(HOME="/"))
+    assert found.set_variables["HOME"] == str(temporary / f"muster-home-{UID}")
+    assert found.set_variables["USER"] == str(UID)
+    assert found.home == temporary / f"muster-home-{UID}"
+    assert any("HOME" in note for note in found.notes)
+
+
+def needs(*programs: str) -> None:
+    missing = [program for program in programs if shutil.which(program) is None]
+    if missing or os.getuid() != 0:
+        pytest.skip(f"needs {', '.join(missing) or 'root'}")
+
+
+def test_a_program_of_a_user_that_nobody_knows_finds_a_home(tmp_path: Path) -> None:
+    needs("unshare")
+    script = tmp_path / "who.py"
+    script.write_text("import getpass, os\nprint(getpass.getuser(), os.getuid(), os.path.expanduser('~'))\n")
+    env = {**clean_environment(), "HOME": "/", "TMPDIR": str(tmp_path), "APPTAINER_CONTAINER": "/image.sif"}
+    for name in ("USER", "LOGNAME", "LNAME", "USERNAME"):
+        env.pop(name, None)
+    answer = subprocess.run(
+        ["unshare", "--user", "--map-user=54321", "--map-group=54321", COMMANDS / "muster", "run", *ONE, script],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.split() == ["54321", "54321", str(tmp_path / "muster-home-54321")]
+    assert "HOME=" in answer.stderr
+
+
+ONE = ("--nproc-per-node=1", "--nnodes=1")
+WAIT = """
+import os, signal
+# As in a program that knows nothing of signals: the default action of SIGTERM.
+print("ready", os.getpid(), flush=True)
+signal.pause()
+"""
+
+
+def first_of_its_container(script: Path, env: Mapping[str, str]) -> "subprocess.Popen[str]":
+    """`muster run` as process 1 of a PID namespace."""
+    unshare = shutil.which("unshare")
+    assert unshare
+    words = [unshare, "--pid", "--fork", "--kill-child", "--mount-proc", str(COMMANDS / "muster"), "run", *ONE]
+    return subprocess.Popen(
+        [*words, str(script)],
+        env={**clean_environment(), **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def line(stream: IO[str] | None) -> list[str]:
+    assert stream
+    return stream.readline().split()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+def test_sigterm_ends_process_1_where_tini_is_there(tmp_path: Path) -> None:
+    needs("unshare", "tini")
+    script = tmp_path / "wait.py"
+    script.write_text(WAIT)
+    process = first_of_its_container(script, {})
+    try:
+        word, pid = line(process.stdout)
+        assert word == "ready"
+        assert pid != "1"
+        (first,) = psutil.Process(process.pid).children()
+        assert first.name() == "tini"
+        first.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 128 + signal.SIGTERM, said
+        assert "process 1" not in said
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+def test_without_tini_a_line_says_so(tmp_path: Path) -> None:
+    needs("unshare")
+    script = tmp_path / "ends.py"
+    script.write_text("import os\nprint('ready', os.getpid())\n")
+    # mount is what unshare calls; tini is in neither of these folders.
+    process = first_of_its_container(script, {"PATH": f"{tmp_path}:{Path(sys.executable).parent}"})
+    try:
+        out, said = process.communicate(timeout=50)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, said
+    assert out.split() == ["ready", "1"]
+    assert "this is process 1, and there is no tini" in said
+
+
+def test_tini_starts_the_command_only_for_process_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tini").write_text("#!/bin/sh\n")
+    (tmp_path / "tini").chmod(0o755)
+    execd: list[list[str]] = []
+    # What cannot be run here: the exec would end this test.
+    monkeypatch.setattr(os, "execvpe", lambda file, argv, env: execd.append(argv))
+    env = inside(PATH=str(tmp_path))
+    for pid in (2, 1):
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        launch.execute(Launch(("train", "-x"), {}, (), ()), env)
+    assert execd == [["train", "-x"], ["tini", "--", "train", "-x"]]

@@ -1,0 +1,247 @@
+"""What `muster env` says is to be passed into a container: all that is read, no secret, nothing a shell runs."""
+
+import ast
+import csv
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from entrypoint import ROOT, environment, passing
+from entrypoint.environment import Environment
+from tests.entrypoint import recorded
+from tests.entrypoint.test_cli import three_lines
+from tests.entrypoint.test_recording import SECRETS
+from train.errors import MusterError
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# What the variables' values are told apart by, not names; and TMPDIR, which only Flux needs.
+NO_NAMES = {"PBS_BATCH", "PBS_INTERACTIVE"}
+SLURM = recorded.FOLDERS / "slurm" / "c_srun_N2_2per.node02.2.env"
+PBS = recorded.FOLDERS / "pbs" / "pbs_scatter2x2_script.env"
+
+
+class Watched(Mapping[str, str]):
+    """Variables that remember which of them were asked for, there or not."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self.variables = variables
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> str:
+        self.asked.add(name)
+        return self.variables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.variables)
+
+    def __len__(self) -> int:
+        return len(self.variables)
+
+
+def names(words: tuple[str, ...]) -> set[str]:
+    return {word for option, word in zip(words[::2], words[1::2], strict=True) if option == "--env"}
+
+
+def test_all_that_detection_asks_for_in_any_recording_is_passed_to_docker() -> None:
+    passed = names(passing.docker(Environment({})).words)
+    asked: set[str] = set()
+    for recording in recorded.ALL:
+        watched = Watched(recording.environment.variables)
+        recorded.find(replace(recording.environment, variables=watched))
+        asked |= watched.asked
+    assert len(asked) > 80
+    assert asked - {"TMPDIR"} <= passed
+
+
+def test_all_that_detection_names_in_its_code_is_passed_to_docker() -> None:
+    passed = names(passing.docker(Environment({})).words)
+    files = [*(ROOT / "entrypoint" / "schedulers").glob("*.py"), *(ROOT / "entrypoint" / "launchers").glob("*.py")]
+    files += [ROOT / "entrypoint" / f"{name}.py" for name in ("detection", "refusals", "processes", "rendezvous")]
+    named: set[str] = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named |= set(re.findall(r"^[A-Z][A-Z0-9]*(?:_[A-Za-z0-9]+)+$", node.value))
+    assert len(named) > 80
+    assert named - NO_NAMES <= passed
+
+
+@pytest.mark.parametrize("recording", recorded.ALL, ids=str)
+def test_a_container_that_gets_what_is_passed_finds_the_same(recording: recorded.Recording) -> None:
+    env = recording.environment
+    inside = {name: env[name] for name in names(passing.docker(env).words) if name in env}
+    assert recorded.find(replace(env, variables=inside)) == recorded.find(env)
+
+
+def test_names_that_a_task_will_have_are_passed_from_the_job_script_too() -> None:
+    script = environment.load(recorded.FOLDERS / "slurm" / "a_sbatch_N2.node01.0.env")
+    assert "SLURM_STEP_ID" not in script
+    passed = names(passing.docker(script).words)
+    assert {"SLURM_STEP_ID", "PMI_RANK", "SLURM_JOB_NAME"} <= passed
+    assert not passed & {"PBS_JOBID", "SLURM_JOB_NODELIST_HET_GROUP_0"}
+
+
+def test_files_that_variables_name_are_shown_to_the_container() -> None:
+    env = environment.load(PBS)
+    path = env["PBS_NODEFILE"]
+    assert ("--volume", f"{path}:{path}:ro") == passing.docker(env).words[-4:-2]
+    assert ("--bind", path) == passing.apptainer(env).words[-2:]
+
+
+def test_only_files_that_exist_are(tmp_path: Path) -> None:
+    nodes = tmp_path / "7[1].head"
+    nodes.write_text("n1\n")
+    env = Environment({"PBS_NODEFILE": str(nodes), "PE_HOSTFILE": str(tmp_path / "none")}, is_live=True)
+    assert [word for word in passing.docker(env).words if str(tmp_path) in word] == [f"{nodes}:{nodes}:ro"]
+
+
+@pytest.mark.parametrize(
+    ("of", "name"),
+    [("docker", "a:b"), ("docker", "a b"), ("docker", "$(id)"), ("apptainer", "a:b"), ("apptainer", "a,b")],
+)
+def test_a_path_that_cannot_be_passed_is_an_error(tmp_path: Path, of: str, name: str) -> None:
+    nodes = tmp_path / name
+    nodes.write_text("n1\n")
+    env = Environment({"PBS_NODEFILE": str(nodes)}, is_live=True)
+    with pytest.raises(MusterError, match="can't be passed") as refusal:
+        (passing.docker if of == "docker" else passing.apptainer)(env)
+    assert str(nodes) in refusal.value.seen
+
+
+@pytest.mark.parametrize(
+    ("file", "is_shared"), [("slurm/c_srun_N2_2per.node02.2", True), ("slurm/g_array_0.node01.0", False)]
+)
+def test_the_hosts_network_where_nodes_have_to_meet(file: str, is_shared: bool) -> None:
+    words = passing.docker(environment.load(recorded.FOLDERS / f"{file}.env")).words
+    # Without its network, the host's name has to be asked for: the job's lists know it by that.
+    assert words[-2:] == ("--network" if is_shared else "--uts", "host")
+
+
+def test_the_hosts_network_where_the_number_of_nodes_is_unknown() -> None:
+    assert passing.docker(Environment({})).words[-2:] == ("--network", "host")
+
+
+def test_no_secret_is_passed_and_a_line_says_how_many_were_not() -> None:
+    env = Environment({**SECRETS, "SLURM_JOB_ID": "7", "NCCL_DEBUG": "INFO", "MASTER_ADDR": "http://u:hidden@h/"})
+    for found in (passing.docker(env), passing.apptainer(env)):
+        text = " ".join(found.words)
+        secrets = {name: value for name, value in SECRETS.items() if name != "SLURM_COMMENT"}
+        assert not [name for name, value in secrets.items() if name in text.split() or value in text]
+        assert "hidden" not in text
+        assert "NCCL_DEBUG" in text
+        assert any(re.fullmatch(r"left out: \d+ that may be secret", note) for note in found.notes)
+
+
+def test_a_secret_that_detection_reads_is_not_passed_by_name_either() -> None:
+    assert "MASTER_ADDR" not in names(passing.docker(Environment({"MASTER_ADDR": "http://u:p@h/"})).words)
+
+
+def test_what_belongs_to_the_host_or_the_container_stays_there() -> None:
+    own = {"APPTAINER_BIND": "/x", "SINGULARITY_NAME": "x", "TMPDIR": "/x", "HOSTNAME": "x", "CUDA_HOME": "/x"}
+    for found in (passing.docker(Environment(own)), passing.apptainer(Environment(own))):
+        assert not own.keys() & {word.partition("=")[0] for word in found.words}
+
+
+def test_tmpdir_goes_along_where_flux_needs_it() -> None:
+    env = Environment({"TMPDIR": "/var/tmp/pbs.27", "FLUX_URI": "local:///var/tmp/pbs.27/flux-x/local-0"})
+    assert "TMPDIR" in names(passing.docker(env).words)
+
+
+def pflag(words: list[str]) -> dict[str, str]:
+    """What Apptainer takes from its --env options: a model of pflag's StringToString, held to Apptainer 1.4.5."""
+    variables: dict[str, str] = {}
+    for word in words:
+        count = word.count("=")
+        assert count
+        pairs = [word.strip('"')] if count == 1 else next(csv.reader([word], strict=True))
+        variables.update({name: value for name, _, value in (pair.partition("=") for pair in pairs)})
+    return variables
+
+
+def arguments(line: str) -> list[str]:
+    words = shlex.split(line)
+    return [word for option, word in zip(words[::2], words[1::2], strict=True) if option == "--env"]
+
+
+VALUES = {
+    "SLURM_A": "gpu-a[1-2],gpu-b7",
+    "SLURM_B": "2(x3),1",
+    "SLURM_C": "a=b,c=d",
+    "SLURM_D": 'say "it\'s"',
+    "SLURM_E": "a b  c",
+    "SLURM_F": "",
+    "SLURM_G": '"=,',
+    "SLURM_H": "; & | < > * ? ~ # {a,b} !x",
+    "SLURM_I": "=",
+    "SLURM_J": 'x"',
+}
+
+
+def test_values_reach_apptainer_by_eval() -> None:
+    line = " ".join(passing.apptainer(Environment(VALUES)).words)
+    assert pflag(arguments(line)) == VALUES
+
+
+def test_values_of_slurm_reach_apptainer_without_eval() -> None:
+    env = environment.load(SLURM)
+    # As a shell splits what $(...) prints: quotes are words like others then.
+    words = " ".join(passing.apptainer(env).words).split()
+    assert {"SLURM_JOB_NODELIST": "node[01-02]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}.items() <= pflag(
+        words[1::2]
+    ).items()
+    assert pflag(words[1::2]) == pflag(arguments(" ".join(words)))
+
+
+@given(st.dictionaries(st.from_regex(r"SLURM_[A-C]{1,3}", fullmatch=True), st.text(st.characters(codec="ascii"))))
+def test_any_value_reaches_apptainer_as_it_is_or_not_at_all(variables: dict[str, str]) -> None:
+    variables = {name: value for name, value in variables.items() if "\0" not in value}
+    found = passing.apptainer(Environment(variables))
+    passed = pflag(arguments(" ".join(found.words)))
+    assert passed.items() <= variables.items()
+    for name in variables.keys() - passed.keys():
+        assert re.search(r"[$`\\\n\r]", variables[name])
+        assert any(name in note for note in found.notes)
+
+
+def test_what_apptainers_own_shell_would_run_is_left_out() -> None:
+    hostile = {"SLURM_JOB_NAME": "$(touch x)", "SLURM_X": "`id`", "SLURM_Y": "\\$HOME", "SLURM_JOB_ID": "7"}
+    found = passing.apptainer(Environment(hostile))
+    assert found.words == ("--env", "SLURM_JOB_ID=7")
+    assert any("SLURM_JOB_NAME, SLURM_X, SLURM_Y" in note for note in found.notes)
+
+
+def test_the_command_prints_one_line(command: Run) -> None:
+    answer = command("muster", "env", "--apptainer-args", "--env-file", str(SLURM))
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("\n") == 1
+    assert '--env "SLURM_JOB_NODELIST=node[01-02]"' in answer.stdout
+    assert answer.stderr == ""
+    answer = command("muster", "env", "--docker-args", "--env-file", str(PBS))
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("\n") == 1
+    assert answer.stdout.endswith(
+        "--volume /var/spool/pbs/aux/7.pbshead:/var/spool/pbs/aux/7.pbshead:ro --network host\n"
+    )
+    assert answer.stderr == "muster: left out: 2 that may be secret\n"
+
+
+def test_outside_of_a_job_the_command_prints_all_names(command: Run) -> None:
+    answer = command("muster", "env", "--docker-args")
+    assert answer.returncode == 0, answer.stderr
+    assert {"SLURM_PROCID", "PBS_JOBID", "LSB_MCPU_HOSTS", "FLUX_JOB_ID"} <= set(answer.stdout.split())
+    assert "no variables of a job are here" in answer.stderr
+
+
+@pytest.mark.parametrize("other", ["--apptainer-args", "--format=jax"])
+def test_one_thing_at_a_time(command: Run, other: str) -> None:
+    answer = command("muster", "env", "--docker-args", other)
+    assert answer.returncode == 2
+    assert "one thing" in three_lines(answer.stderr)[0]

@@ -1,0 +1,103 @@
+"""Whether /dev/shm, through which the data loader's workers hand over their batches, has room for them."""
+
+import math
+import os
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from train.errors import MusterError
+
+FOLDER = Path("/dev/shm")
+IN_USE = 2
+"""Batches that the trainer holds: one that it trains on, and the next, which it has already taken over."""
+
+MARGIN = 1.1
+"""A tenth more, for what else goes there: semaphores, and what NCCL and MPI pass between the ranks of a host."""
+
+MIB, GIB = 2**20, 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What the workers of one rank put into /dev/shm.
+
+    Attributes:
+        option: the option that gives their number.
+        ahead: batches that each worker makes before they are asked for.
+        batch_bytes: of one batch.
+        num_batches: batches of an epoch.
+    """
+
+    option: str
+    num_workers: int
+    ahead: int
+    batch_bytes: int
+    num_batches: int
+
+    def batches(self) -> int:
+        """Batches that are there at once, at most."""
+        return min(self.num_batches, self.num_workers * self.ahead + IN_USE)
+
+    def needed(self, ranks: int) -> int:
+        """Bytes for `ranks` such ranks."""
+        return math.ceil(self.batches() * self.batch_bytes * ranks * MARGIN)
+
+    def workers_for(self, free: int, ranks: int) -> int:
+        """How many workers fit into `free` bytes."""
+        batches = int(free / (self.batch_bytes * ranks * MARGIN))
+        return max(0, (batches - IN_USE) // self.ahead)
+
+
+def bytes_of(*sizes: int) -> int:
+    """What tensors of `sizes` bytes take there, a file each: whole pages."""
+    page = resource.getpagesize()
+    return sum(-(-size // page) * page for size in sizes)
+
+
+def check(needs: Sequence[Need], ranks: int) -> None:
+    """Returns where the workers of all `ranks` on this host have room.
+
+    Training and validation take turns, so the greater need counts. To be called before the first worker starts: one
+    that finds no room loses its batch, and the trainer waits for that for ever (torch 2.10 and 2.15).
+
+    Raises:
+        MusterError: there is no /dev/shm, or it is too small.
+    """
+    if not needs:
+        return
+    if not os.access(FOLDER, os.W_OK | os.X_OK):
+        raise MusterError(
+            f"the data loader's workers need {FOLDER}",
+            seen=f"{FOLDER} {'may not be written to' if FOLDER.exists() else 'does not exist'}",
+            fix=f"mount a tmpfs on {FOLDER} that this user may write to, or {' '.join(f'{n.option}=0' for n in needs)}",
+        )
+    room = os.statvfs(FOLDER)
+    # A tmpfs without a limit has no size.
+    if room.f_blocks:
+        used = (room.f_blocks - room.f_bfree) * room.f_frsize
+        refuse_beyond(room.f_bavail * room.f_frsize, used, needs, ranks)
+
+
+def refuse_beyond(free: int, used: int, needs: Sequence[Need], ranks: int) -> None:
+    """Returns where `free` bytes are enough for the greatest of `needs`.
+
+    Raises:
+        MusterError: they are not.
+    """
+    most = max(needs, key=lambda need: need.needed(ranks))
+    needed = most.needed(ranks)
+    if needed <= free:
+        return
+    held = f"{most.option}={most.num_workers} x {most.ahead} ahead, and {IN_USE} in use"
+    if most.batches() == most.num_batches:
+        held = "all of an epoch"
+    fewer = " ".join(f"{need.option}={need.workers_for(free, ranks)}" for need in needs if need.needed(ranks) > free)
+    raise MusterError(
+        f"{FOLDER} is too small for the data loader's workers",
+        seen=f"{math.floor(free / MIB * 10) / 10} MiB free, {math.ceil(needed / MIB * 10) / 10} MiB needed: "
+        f"{ranks} rank{'s' if ranks > 1 else ''} on this host x {most.batches()} batches ({held}) "
+        f"x {math.ceil(most.batch_bytes / MIB * 10) / 10} MiB, and a tenth more",
+        fix=f"docker run --shm-size={math.ceil((needed + used) / GIB)}g, or docker run --ipc=host, or {fewer}",
+    )
