@@ -33,6 +33,7 @@ HELP = {
     "single": "Train in one process: what every other strategy is measured against.",
     "ddp": "Train with a replica of the model on each rank (DistributedDataParallel).",
     "fsdp": "Train with weights, gradients and optimizer cut over the ranks (fully_shard).",
+    "tp": "Train a transformer with each layer's matrices cut over neighbouring ranks (tensor and sequence parallel).",
 }
 
 # typer carries its command-line parser inside; the class of its usage errors is reached by one that it exports.

@@ -8,6 +8,7 @@ accumulates 4 train the same weights, bit for bit.
 This is done on CPUs only, where one compares and debugs. It costs twice the bytes on the network.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from train.metrics import Sums
+from train.models import logits_of, loss_of
 from train.world import World
 
 
@@ -29,9 +32,20 @@ class Gradients:
     def __init__(self, accumulate: int) -> None:
         self.accumulate = accumulate
 
-    def share(self, loss: Tensor) -> Tensor:
-        """What of a micro-batch's `loss` the gradient is computed of."""
-        return loss / self.accumulate
+    def compute(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, autocast: AbstractContextManager[object], sums: Sums
+    ) -> None:
+        """One micro-batch, forth (within `autocast`) and back; its loss goes into `sums`."""
+        with autocast:
+            outputs = model(inputs)
+            loss = loss_of(outputs, targets)
+        (loss / self.accumulate).backward()
+        sums.add(loss, logits_of(outputs), targets)
+
+    def evaluate(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
+        """The loss of a batch, into `sums`."""
+        outputs = model(inputs)
+        sums.add(loss_of(outputs, targets), logits_of(outputs), targets)
 
     def hold(self) -> None:
         """Called after each micro-batch but the last."""

@@ -17,7 +17,6 @@ from train.display import Display
 from train.errors import FAILED, MusterError
 from train.gradients import clip
 from train.metrics import Readout, StepTimes, Sums
-from train.models import logits_of, loss_of
 from train.optimizer import lr_at, set_lr
 from train.options import Options
 from train.order import TrainOrder
@@ -137,7 +136,7 @@ class Loop:
                 while looks and (values := looks[0][1].values()) is not None:
                     self.show(looks.pop(0)[0], values)
                 self.display.step(done)
-        totals = self.world.all_reduce(sums.values).tolist()
+        totals = self.total(sums.values)
         progress.sums = [before + now for before, now in zip(progress.sums, totals, strict=True)]
         progress.sample += order.num_steps * order.global_batch
         if order.num_samples - progress.sample < order.global_batch:
@@ -158,24 +157,24 @@ class Loop:
         options, progress, world = self.options, self.progress, self.world
         for turn, (inputs, targets) in enumerate(islice(batches, options.accumulate)):
             # By block and not by rank: dropout too is then the same whatever the world size.
-            block = turn * world.world_size + world.rank
+            block = turn * world.num_shares + world.data_rank
             reseed(world.device, options.seed, "model", progress.step, block)
             last = turn + 1 == options.accumulate
             with nullcontext() if last else self.strategy.without_sync(self.model):
-                with self.precision.autocast(world.device):
-                    outputs = self.model(inputs)
-                    loss = loss_of(outputs, targets)
-                self.gradients.share(loss).backward()
+                self.gradients.compute(self.model, inputs, targets, self.precision.autocast(world.device), sums)
             if not last:
                 self.gradients.hold()
-            sums.add(loss, logits_of(outputs), targets)
         self.gradients.finish()
         if options.clip_norm is not None:
             clip(self.model, options.clip_norm)
-        set_lr(self.optimizer, lr_at(options, world.world_size, progress.step))
+        set_lr(self.optimizer, lr_at(options, world.num_shares, progress.step))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         progress.step += 1
+
+    def total(self, values: torch.Tensor) -> list[float]:
+        """The sum of `values` over the ranks that count."""
+        return self.world.all_reduce(values * float(self.world.counts)).tolist()
 
     @torch.no_grad()
     def average_buffers(self) -> None:
@@ -201,11 +200,9 @@ class Loop:
         sums = Sums(self.world.device)
         for inputs, targets in self.valid:
             with self.precision.autocast(self.world.device):
-                outputs = model(inputs)
-                loss = loss_of(outputs, targets)
-            sums.add(loss, logits_of(outputs), targets)
+                self.gradients.evaluate(model, inputs, targets, sums)
         skipped = sums.values.new_tensor([float(self.valid.num_bad)])
-        totals = self.world.all_reduce(torch.cat((sums.values, skipped))).tolist()
+        totals = self.total(torch.cat((sums.values, skipped)))
         expected = self.valid.source.num_valid_targets
         if totals[2] + totals[3] != expected or not totals[2]:
             raise MusterError(

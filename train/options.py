@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-STRATEGIES = ("single", "ddp", "fsdp")
+STRATEGIES = ("single", "ddp", "fsdp", "tp")
 
 MODEL, DATA, TRAINING, SPEED, RUN = "Model", "Data", "Training", "Speed", "Run"
 STRATEGY = "Strategy"
@@ -108,6 +108,10 @@ class Options:
         bool,
         option("--cpu-offload", help="fsdp: weights and moments stay in the host's memory.", panel=STRATEGY),
     ] = False
+    tensor_parallel: Annotated[
+        int | None,
+        option(help="tp: neighbouring ranks that cut each layer between them. Default: all.", panel=STRATEGY, min=1),
+    ] = None
     device: Annotated[
         Literal["auto", "cpu", "cuda"], option(help="auto takes a GPU where there is one.", panel=SPEED)
     ] = "auto"

@@ -32,6 +32,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     strategy = strategies.load(strategy_name)
     agree(world, lambda: combinations.check(strategy_name, options))
     agree(world, lambda: strategy.check(world, options))
+    world = strategy.share(world, options)
     source = agree(world, lambda: data.open_source(options))
     train, valid = agree(world, lambda: open_batches(source, options, world))
     precision = choose_precision(options, world.device)
@@ -133,8 +134,8 @@ def facts(
         "device": f"{device}, {precision}",
         "model": f"{options.model}, {parameters:.1f} M parameters",
         "data": f"{options.data}: {len(source.train):,} train, {len(source.valid):,} validate, " + kind,
-        "batch": f"{options.batch_size * options.accumulate * world.world_size} "
-        f"({options.batch_size} x {world.world_size} processes"
+        "batch": f"{options.batch_size * options.accumulate * world.num_shares} "
+        f"({options.batch_size} x {world.num_shares} {'processes' if world.share is None else 'groups'}"
         + (f" x {options.accumulate} accumulated)" if options.accumulate > 1 else ")"),
         "run": str(chosen.folder),
     }

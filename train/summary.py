@@ -65,7 +65,7 @@ def collect(
     ranks = world.gather(own)
     bad = {name: reason for rank in ranks for name, reason in rank["bad_samples"].items()}
     last = progress.history[-1]
-    global_batch = options["batch_size"] * options["accumulate"] * world.world_size
+    global_batch = options["batch_size"] * options["accumulate"] * world.num_shares
     return {
         "strategy": strategy,
         "model": options["model"],

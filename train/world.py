@@ -28,6 +28,8 @@ class World:
     Attributes:
         store: the key-value store shared by all ranks; None in a world of one.
         hosts: the host of each rank, by rank.
+        share: (which, of how many) share of the data this rank trains on; None where each rank has one of its own.
+        counts: whether this rank says what came of its share, which others may train on too.
     """
 
     rank: int = 0
@@ -40,12 +42,24 @@ class World:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     backend: str | None = None
     store: Store | None = None
+    share: tuple[int, int] | None = None
+    counts: bool = True
     turns: Any = field(default_factory=count)
 
     @property
     def main(self) -> bool:
         """True on the one rank that prints and writes."""
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """The number of this rank's share of the data."""
+        return self.rank if self.share is None else self.share[0]
+
+    @property
+    def num_shares(self) -> int:
+        """How many different micro-batches are trained on at a time."""
+        return self.world_size if self.share is None else self.share[1]
 
     @property
     def nodes(self) -> list[str]:

@@ -1,47 +1,13 @@
 """Weights cut over the ranks train as whole ones do, and their checkpoints load anywhere."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
+from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained, vector
 from train import checkpoint
 from train.combinations import check
 from train.errors import MusterError
 from train.options import Options
-
-ROOT = Path(__file__).parents[2]
-TEXT = ["--model=gpt-tiny", f"--data=tokens:{ROOT / 'train'}", "--seq-len=32", "--batch-size=4"]
-DIGITS = ["--data=digits", "--image-size=16", "--batch-size=8", "--no-channels-last"]
-STEPS = ["--no-bf16", "--warmup-steps=0", "--epochs=1"]
-LIMIT = 1e-6
-"""The largest relative difference of all weights, and of all moments, to those of the single process."""
-
-
-def vector(tensors):
-    parts = [
-        tensor.double().flatten()
-        for name, tensor in tensors.items()
-        if "running" not in name and "num_batch" not in name
-    ]
-    return torch.cat(parts)
-
-
-def moments(state):
-    return {f"{name}.{key}": value for name, part in state["optimizer"]["state"].items() for key, value in part.items()}
-
-
-def apart(one, other):
-    """The relative difference of two trained states: of the weights, and of the moments."""
-    pairs = [(one["model"], other["model"]), (moments(one), moments(other))]
-    assert all(first.keys() == second.keys() for first, second in pairs)
-    return [((vector(a) - vector(b)).norm() / vector(a).norm()).item() for a, b in pairs]
-
-
-def trained(train, runs, strategy, world_size, options, name):
-    train([strategy, *options, f"--name={name}", f"--runs-dir={runs}"], world_size, ok=True)
-    return checkpoint.load_newest(runs / name)[1]
-
 
 CASES = {
     "gpt": (TEXT, 4, {"4": (4, []), "2 x 2": (4, ["--replicate=2"]), "2, accumulate": (2, ["--accumulate=2"])}),

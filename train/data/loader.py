@@ -219,19 +219,19 @@ def open_batches(source: Source, options: Options, world: World) -> tuple[Batche
         len(source.train),
         batch_size=options.batch_size,
         accumulate=options.accumulate,
-        rank=world.rank,
-        world_size=world.world_size,
+        rank=world.data_rank,
+        world_size=world.num_shares,
         seed=options.seed,
     )
     if order.num_steps == 0:
         raise MusterError(
             f"{len(source.train)} training samples don't fill one global batch of {order.global_batch}",
             seen=f"--batch-size={options.batch_size}, {world.world_size} processes, --accumulate={options.accumulate}",
-            fix=f"--batch-size={max(1, len(source.train) // (world.world_size * options.accumulate))} or less, "
+            fix=f"--batch-size={max(1, len(source.train) // (world.num_shares * options.accumulate))} or less, "
             "or more samples, or fewer processes",
         )
     valid_order = ValidOrder(
-        len(source.valid), batch_size=options.batch_size, rank=world.rank, world_size=world.world_size
+        len(source.valid), batch_size=options.batch_size, rank=world.data_rank, world_size=world.num_shares
     )
     train = Batches(source, order, options, world, train=True)
     valid = Batches(source, valid_order, options, world, train=False)

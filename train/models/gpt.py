@@ -12,7 +12,8 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.functional import scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
@@ -216,7 +217,10 @@ class GPT(nn.Module):
             whole.normal_(std=std, generator=generator)
             if isinstance(parameter, DTensor):
                 # Without a word to the other ranks: all have drawn the same.
-                mesh, placements = parameter.device_mesh, parameter.placements
-                parameter.copy_(distribute_tensor(whole, mesh, placements, src_data_rank=None))
+                sizes, starts = compute_local_shape_and_global_offset(
+                    parameter.shape, parameter.device_mesh, parameter.placements
+                )
+                box = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+                parameter.to_local().copy_(whole[box])
             else:
                 parameter.copy_(whole)

@@ -23,6 +23,10 @@ class Strategy(Protocol):
         """Raises MusterError where `world` is not one that this strategy can train in."""
         ...
 
+    def share(self, world: World, options: Options) -> World:
+        """`world`, with the share of the data that this rank trains on."""
+        ...
+
     def wrap(self, model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
         """`model` with its first weights on its devices, such that gradients are those of the whole global batch."""
         ...

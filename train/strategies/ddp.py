@@ -19,6 +19,11 @@ def check(world: World, options: Options) -> None:
     """Any world will do."""
 
 
+def share(world: World, options: Options) -> World:
+    """A share of the data for each rank."""
+    return world
+
+
 def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
     """`model` with a reducer of gradients around it; without, in a world of one."""
     model = place(model, world.device, precision.layout, options.seed)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from train.combinations import check_replicas
@@ -22,28 +22,39 @@ def check(world: World, options: Options) -> None:
     check_replicas(options, world.world_size)
 
 
+def share(world: World, options: Options) -> World:
+    """A share of the data for each rank."""
+    return world
+
+
 def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
     """`model` cut over the ranks, layer by layer; whole, in a world of one."""
     if world.backend is None:
         return single.wrap(model, world, options, precision)
-    is_cpu = world.device.type == "cpu"
-    mesh = open_mesh(world, replicate=options.replicate, shard=world.world_size // options.replicate)
-    how: dict[str, Any] = {
-        "mesh": mesh if options.replicate > 1 else mesh["shard"],
-        # In double precision on CPUs the sum does not depend on who adds what to what: see gradients.py.
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if precision.bf16 and not has_statistics(model) else None,
-            reduce_dtype=torch.float64 if is_cpu else torch.float32,
-        ),
-        "offload_policy": CPUOffloadPolicy(pin_memory=not is_cpu) if options.cpu_offload else OffloadPolicy(),
-    }
-    home = torch.device("cpu") if options.cpu_offload else world.device
     if not next(model.parameters()).is_meta:
-        model = place(model, home, torch.contiguous_format, options.seed)
-    for unit in [*units_of(model), model]:
-        fully_shard(unit, **how)
+        model = place(model, home_of(world, options), torch.contiguous_format, options.seed)
+    mesh = open_mesh(world, replicate=options.replicate, shard=world.world_size // options.replicate)
+    shard(model, mesh if options.replicate > 1 else mesh["shard"], world, options, precision)
     # Now that each rank has its part alone to hold, the shapes get memory and weights.
-    return place(model, home, torch.preserve_format, options.seed)
+    return place(model, home_of(world, options), torch.preserve_format, options.seed)
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, world: World, options: Options, precision: Precision) -> None:
+    """Cuts `model` over the ranks of `mesh`; of two dimensions, the first replicates."""
+    is_cpu = world.device.type == "cpu"
+    # In double precision on CPUs the sum does not depend on who adds what to what: see gradients.py.
+    dtypes = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if precision.bf16 and not has_statistics(model) else None,
+        reduce_dtype=torch.float64 if is_cpu else torch.float32,
+    )
+    offload = CPUOffloadPolicy(pin_memory=not is_cpu) if options.cpu_offload else OffloadPolicy()
+    for unit in [*units_of(model), model]:
+        fully_shard(unit, mesh=mesh, mp_policy=dtypes, offload_policy=offload)
+
+
+def home_of(world: World, options: Options) -> torch.device:
+    """Where a rank's part of the weights stays."""
+    return torch.device("cpu") if options.cpu_offload else world.device
 
 
 def has_statistics(model: nn.Module) -> bool:
@@ -59,7 +70,7 @@ def gradients(model: nn.Module, world: World, accumulate: int) -> Gradients:
         return Gradients(accumulate)
     for unit in model.modules():
         if isinstance(unit, FSDPModule):
-            unit.set_gradient_divide_factor(world.world_size * accumulate)
+            unit.set_gradient_divide_factor(world.num_shares * accumulate)
     return SummedGradients()
 
 

@@ -22,6 +22,11 @@ def check(world: World, options: Options) -> None:
         )
 
 
+def share(world: World, options: Options) -> World:
+    """A share of the data for each rank."""
+    return world
+
+
 def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
     """`model` on this process's device."""
     return place(model, world.device, precision.layout, options.seed)

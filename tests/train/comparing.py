@@ -1,0 +1,39 @@
+"""Trainings that are compared: what is the same in all of them, and how far two states are apart."""
+
+from pathlib import Path
+
+import torch
+
+from train import checkpoint
+
+ROOT = Path(__file__).parents[2]
+TEXT = ["--model=gpt-tiny", f"--data=tokens:{ROOT / 'train' / 'loop.py'}", "--seq-len=32", "--batch-size=4"]
+DIGITS = ["--data=digits", "--image-size=16", "--batch-size=8", "--no-channels-last"]
+STEPS = ["--no-bf16", "--warmup-steps=0", "--epochs=1"]
+LIMIT = 1e-6
+"""The largest relative difference of all weights, and of all moments, to those of the single process."""
+
+
+def vector(tensors):
+    parts = [
+        tensor.double().flatten()
+        for name, tensor in tensors.items()
+        if "running" not in name and "num_batch" not in name
+    ]
+    return torch.cat(parts)
+
+
+def moments(state):
+    return {f"{name}.{key}": value for name, part in state["optimizer"]["state"].items() for key, value in part.items()}
+
+
+def apart(one, other):
+    """The relative difference of two trained states: of the weights, and of the moments."""
+    pairs = [(one["model"], other["model"]), (moments(one), moments(other))]
+    assert all(first.keys() == second.keys() for first, second in pairs)
+    return [((vector(a) - vector(b)).norm() / vector(a).norm()).item() for a, b in pairs]
+
+
+def trained(train, runs, strategy, world_size, options, name):
+    train([strategy, *options, f"--name={name}", f"--runs-dir={runs}"], world_size, ok=True)
+    return checkpoint.load_newest(runs / name)[1]

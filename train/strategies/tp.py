@@ -1,0 +1,83 @@
+"""Tensor parallel: each layer's matrices are cut over neighbouring ranks, which work on the same sequences.
+
+Between the matrices a sequence is cut too (sequence parallel), so that no rank keeps all of its activations. With more
+ranks than `--tensor-parallel` the groups train on different data, and what a rank has is sharded over them as by fsdp.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from train.combinations import check_tensor_parallel, tensor_parallel_of
+from train.models import gpt, place
+from train.options import Options
+from train.precision import Precision
+from train.strategies import fsdp, single
+from train.world import World, open_mesh
+
+SEQUENCE = Shard(1)
+
+
+def check(world: World, options: Options) -> None:
+    """Raises MusterError where the ranks don't divide the heads, the sequences or each other."""
+    shape = gpt.shape_of(options.model)
+    check_tensor_parallel(options, world.world_size, shape.num_kv_heads, options.seq_len or shape.context)
+
+
+def share(world: World, options: Options) -> World:
+    """The same data for the ranks of a group, of which the first counts."""
+    if world.backend is None:
+        return world
+    group, place = divmod(world.rank, size := tensor_parallel_of(options, world.world_size))
+    return replace(world, share=(group, world.world_size // size), counts=place == 0)
+
+
+def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
+    """`model` with its layers cut over the ranks of a group, and sharded over the groups."""
+    if world.backend is None:
+        return single.wrap(model, world, options, precision)
+    mesh = open_mesh(world, data=world.num_shares, tensor=world.world_size // world.num_shares)
+    cut(model, mesh["tensor"])
+    if world.num_shares > 1:
+        fsdp.shard(model, mesh["data"], world, options, precision)
+    return place(model, fsdp.home_of(world, options), torch.preserve_format, options.seed)
+
+
+def cut(model: nn.Module, group: object) -> None:
+    """Cuts the matrices of `model` over the ranks of `group`."""
+    assert isinstance(model, gpt.GPT)
+    whole = PrepareModuleInput(input_layouts=(SEQUENCE,), desired_input_layouts=(Replicate(),))
+    layer = {
+        "attention_norm": SequenceParallel(),
+        "attention": whole,
+        "attention.query": ColwiseParallel(),
+        "attention.key": ColwiseParallel(),
+        "attention.value": ColwiseParallel(),
+        "attention.out": RowwiseParallel(output_layouts=SEQUENCE),
+        "feed_forward_norm": SequenceParallel(),
+        "feed_forward": whole,
+        "feed_forward.gate": ColwiseParallel(),
+        "feed_forward.up": ColwiseParallel(),
+        "feed_forward.down": RowwiseParallel(output_layouts=SEQUENCE),
+    }
+    ends = {
+        "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=SEQUENCE),
+        "norm": SequenceParallel(),
+        "output": ColwiseParallel(input_layouts=SEQUENCE, output_layouts=Replicate()),
+    }
+    for part in model.layers.values():
+        parallelize_module(part, group, layer)  # type: ignore[arg-type]
+    parallelize_module(model, group, ends)  # type: ignore[arg-type]
+
+
+# What is sharded over groups is added up as by fsdp, and what is not, within a group, by the matrices' own rules.
+gradients, unwrap, without_sync = fsdp.gradients, fsdp.unwrap, fsdp.without_sync
