@@ -23,6 +23,7 @@ def single(train, tmp_path_factory):
     return state
 
 
+SGD = ("--optimizer=sgd", "--lr=0.1")
 CUT = ("--optimizer=sgd", "--lr=1", "--clip-norm=0.05")
 
 
@@ -30,10 +31,10 @@ CUT = ("--optimizer=sgd", "--lr=1", "--clip-norm=0.05")
 @pytest.mark.parametrize(
     ("world_size", "num_parts", "same", "more"),
     [
-        (2, 2, (), ["--accumulate=2"]),
-        (4, 2, (), ["--tensor-parallel=2"]),
+        (2, 2, SGD, ["--accumulate=2"]),
+        (4, 2, SGD, ["--tensor-parallel=2"]),
         (4, 4, CUT, ["--tensor-parallel=2", "--accumulate=2"]),
-        (2, 2, (), ["--accumulate=2", "--activation-checkpoint=selective"]),
+        (2, 2, SGD, ["--accumulate=2", "--activation-checkpoint=selective"]),
         (3, 3, (), ["--tensor-parallel=1"]),
     ],
 )

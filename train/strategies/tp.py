@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from train.combinations import check_tensor_parallel, tensor_parallel_of
+from train.gradients import Gradients
 from train.models import gpt, place
 from train.options import Options
 from train.precision import Precision
@@ -79,5 +80,25 @@ def cut(model: nn.Module, group: object) -> None:
     parallelize_module(model, group, ends)  # type: ignore[arg-type]
 
 
-# What is sharded over groups is added up as by fsdp, and what is not, within a group, by the matrices' own rules.
-gradients, unwrap, without_sync = fsdp.gradients, fsdp.unwrap, fsdp.without_sync
+def gradients(model: nn.Module, world: World, accumulate: int) -> Gradients:
+    """Averaged over the groups as by fsdp; of one group, added up there."""
+    if world.backend is None or world.num_shares > 1:
+        return fsdp.gradients(model, world, accumulate)
+    return GroupGradients(model, accumulate)
+
+
+class GroupGradients(Gradients):
+    """Gradients of a model that one group of ranks has between them."""
+
+    def __init__(self, model: nn.Module, accumulate: int) -> None:
+        super().__init__(accumulate)
+        self.parameters = list(model.parameters())
+
+    def finish(self) -> None:
+        """Adds up what each rank's part of the sequences has given a weight that all have."""
+        for parameter in self.parameters:
+            if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):
+                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+
+
+unwrap, without_sync = fsdp.unwrap, fsdp.without_sync
