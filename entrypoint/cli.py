@@ -18,8 +18,9 @@ from entrypoint.environment import Environment
 from entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, VersionOptions
 from entrypoint.program import Program
 from entrypoint.rendezvous import Rendezvous
+from train.combinations import check as check_combination
 from train.errors import MusterError, one_line
-from train.options import STRATEGIES, Options, command, normalise, to_argv
+from train.options import IN_ONE_PROCESS, STRATEGIES, Options, command, normalise, to_argv
 
 
 # torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.
@@ -31,6 +32,7 @@ SETTINGS: dict[str, Any] = {"token_normalize_func": _with_hyphens, "help_option_
 
 HELP = {
     "single": "Train in one process: what every other strategy is measured against.",
+    "dp": "Train in one process over all its GPUs by threads (DataParallel): for comparison, ddp is faster.",
     "ddp": "Train with a replica of the model on each rank (DistributedDataParallel).",
     "fsdp": "Train with weights, gradients and optimizer cut over the ranks (fully_shard).",
     "tp": "Train a transformer with each layer's matrices cut over neighbouring ranks (tensor and sequence parallel).",
@@ -51,8 +53,9 @@ def train() -> None:
     for strategy in STRATEGIES:
 
         def start(options: LaunchOptions, training: Options, strategy: str = strategy) -> None:
+            check_combination(strategy, training)
             program = Program("module", ("train", strategy, *to_argv(training)), is_ours=True)
-            _start(options, program, _typed("train"), is_single=strategy == "single")
+            _start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS)
 
         app.command(strategy, help=HELP[strategy])(command(start, LaunchOptions, Options))
     _run(app, "train", normalise(sys.argv[1:]))

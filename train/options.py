@@ -11,7 +11,10 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-STRATEGIES = ("single", "ddp", "fsdp", "tp")
+STRATEGIES = ("single", "dp", "ddp", "fsdp", "tp")
+
+IN_ONE_PROCESS = ("single", "dp")
+"""Strategies that are started as one process, whatever there is."""
 
 MODEL, DATA, TRAINING, SPEED, RUN = "Model", "Data", "Training", "Speed", "Run"
 STRATEGY = "Strategy"

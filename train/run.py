@@ -60,7 +60,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
         unit=source.unit,
     )
     display.facts(facts(strategy_name, options, world, precision, source, model, chosen))
-    for note in [*chosen.notes, *promised_gpus(os.environ, world)]:
+    for note in [*getattr(strategy, "NOTES", ()), *chosen.notes, *promised_gpus(os.environ, world)]:
         display.note(note)
     log = Log(chosen.folder, progress.step) if world.main else None
 

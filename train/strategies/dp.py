@@ -1,0 +1,43 @@
+"""Data parallel by threads: nn.DataParallel, in one process over all of its GPUs. For comparison: ddp is faster.
+
+Each step copies the model to every GPU and the outputs back to the first, and one interpreter serves all of them.
+"""
+
+import torch
+from torch import nn
+
+from train.errors import MusterError
+from train.models import place
+from train.options import Options
+from train.precision import Precision
+from train.strategies import single
+from train.world import World
+
+NOTES = ("dp is for comparison: 'train ddp' does the same with a process for each GPU, and faster",)
+"""What a user should know before it trains."""
+
+
+def check(world: World, options: Options) -> None:
+    """Raises MusterError in a world of more than one: its threads are this process's."""
+    if world.world_size > 1:
+        raise MusterError(
+            "the strategy dp is for one process, which drives all of its GPUs by threads",
+            seen=f"WORLD_SIZE={world.world_size}",
+            fix="'train ddp' trains one model with all processes, and faster; or start one process",
+        )
+
+
+def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
+    """`model` with copies on all GPUs of this process; on the CPU, as it is."""
+    model = place(model, world.device, precision.layout, options.seed)
+    if world.device.type == "cpu":
+        return model
+    return nn.DataParallel(model, device_ids=list(range(torch.cuda.device_count())))
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside."""
+    return model.module if isinstance(model, nn.DataParallel) else model
+
+
+share, gradients, without_sync = single.share, single.gradients, single.without_sync
