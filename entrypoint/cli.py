@@ -58,7 +58,17 @@ def train() -> None:
             _start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS)
 
         app.command(strategy, help=HELP[strategy])(command(start, LaunchOptions, Options))
+    app.command("export", help="Write a run's weights as one plain file, for torch.load and torchvision.")(_export)
     _run(app, "train", normalise(sys.argv[1:]))
+
+
+def _export(
+    run: Annotated[str, typer.Argument(help="The run's folder, or one of its checkpoints.")],
+    to: Annotated[str | None, typer.Option(help="The file. Default: weights.pt in the run's folder.")] = None,
+) -> None:
+    argv = [sys.executable, "-P", "-m", "train.export", run, *([] if to is None else [to])]
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    os.execve(sys.executable, argv, {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
 
 
 def muster() -> None:

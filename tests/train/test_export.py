@@ -1,0 +1,51 @@
+"""Weights for others: one plain file that torch and torchvision read."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+
+from tests.train.comparing import DIGITS
+from train import checkpoint
+from train.errors import MusterError
+from train.export import export
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.process
+def test_torchvision_reads_what_fsdp_has_trained(train, tmp_path):
+    argv = ["fsdp", *DIGITS, "--no-bf16", "--max-steps=2", "--name=run", f"--runs-dir={tmp_path}"]
+    train(argv, 2, ok=True)
+    argv = ["train", "export", str(tmp_path / "run")]
+    code = f"import sys; sys.argv = {argv}; from entrypoint.cli import train; train()"
+    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "weights.pt" in ended.stdout
+    weights = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)
+    model = torchvision.models.resnet18(num_classes=10)
+    model.load_state_dict(weights)
+    _, state, _ = checkpoint.load_newest(tmp_path / "run")
+    assert all(torch.equal(tensor, state["model"][name]) for name, tensor in model.state_dict().items())
+
+
+def test_what_can_not_be_exported(tmp_path):
+    path = checkpoint.save(tmp_path / "run", {"model": {"w": torch.ones(3)}}, step=1, keep=1)
+    assert export(path, tmp_path / "a.pt") == (path, tmp_path / "a.pt")
+    assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True)["w"], torch.ones(3))
+    with pytest.raises(MusterError, match="already"):
+        export(tmp_path / "run", tmp_path / "a.pt")
+    with pytest.raises(MusterError, match="no such run"):
+        export(tmp_path / "none", None)
+    with pytest.raises(MusterError, match="could not be written") as raised:
+        export(tmp_path / "run", tmp_path / "no" / "folder.pt")
+    assert raised.value.code == 1
+    (path / "rank-00000").write_bytes(b"x" * 12)
+    with pytest.raises(MusterError, match="wrong checksum"):
+        export(path, tmp_path / "b.pt")

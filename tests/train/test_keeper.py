@@ -1,0 +1,110 @@
+"""Checkpoints in the background: of the moment they were asked for, and counted only when they are complete."""
+
+import errno
+import threading
+
+import pytest
+import torch
+
+from train import checkpoint, storage
+from train.errors import MusterError
+from train.state import Keeper, fill, misfit, state_of
+from train.world import World
+
+DEADLINE_S = 60
+
+
+@pytest.fixture
+def keeper(tmp_path):
+    keeper = Keeper(tmp_path, World(), keep=2, in_background=True)
+    yield keeper
+    keeper.close()
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Holds up what writes to the disk until it is set."""
+    event, fsync = threading.Event(), storage.os.fsync
+
+    def wait(descriptor):
+        assert event.wait(DEADLINE_S)
+        fsync(descriptor)
+
+    monkeypatch.setattr(storage.os, "fsync", wait)
+    yield event
+    event.set()
+
+
+def test_training_goes_on_while_the_moment_is_kept(keeper, held, tmp_path):
+    weights = torch.zeros(1000)
+    keeper.save({"model": {"w": weights}, "progress": {"step": 10}}, 10)
+    weights.add_(1)
+    assert checkpoint.saved(tmp_path) == []
+    assert not (checkpoint.folder_of(tmp_path) / "latest").exists()
+    held.set()
+    keeper.wait()
+    [path] = checkpoint.saved(tmp_path)
+    assert (checkpoint.folder_of(tmp_path) / "latest").read_text() == f"{path.name}\n"
+    assert torch.equal(checkpoint.load(path)["model"]["w"], torch.zeros(1000))
+
+
+def test_a_second_one_waits_for_the_first(keeper, held, tmp_path):
+    keeper.save({"model": {"w": torch.zeros(10)}}, 10)
+    second = threading.Thread(target=keeper.save, args=({"model": {"w": torch.ones(10)}}, 20))
+    second.start()
+    held.set()
+    second.join(DEADLINE_S)
+    keeper.wait()
+    assert [path.name for path in checkpoint.saved(tmp_path)] == ["step-00000020", "step-00000010"]
+
+
+def test_a_disk_that_is_full_is_told_at_the_next_one(keeper, monkeypatch, tmp_path):
+    keeper.save({"model": {"w": torch.zeros(10)}}, 10)
+    keeper.wait()
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(storage.os, "fsync", full)
+    keeper.save({"model": {"w": torch.ones(10)}}, 20)
+    with pytest.raises(MusterError, match="No space left") as raised:
+        keeper.save({"model": {"w": torch.ones(10)}}, 30)
+    assert "the last good one is step-00000010" in raised.value.seen
+    assert raised.value.code == 1
+    assert [path.name for path in checkpoint.folder_of(tmp_path).iterdir() if path.is_dir()] == ["step-00000010"]
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, momentum=0.9), torch.optim.AdamW, torch.optim.SGD])
+def test_moments_come_back_and_hyperparameters_stay_the_users(keeper, tmp_path, make):
+    def training():
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+        return model, make(model.parameters())
+
+    def step(model, optimizer):
+        model(torch.ones(2, 3) * torch.tensor([[1.0], [2.0]])).pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    one, other = training(), training()
+    step(*one)
+    keeper.save(state_of(*one), 1)
+    keeper.wait()
+    [path] = checkpoint.saved(tmp_path)
+    index = checkpoint.head(path)
+    assert misfit(index, other[0]) is None
+    other[1].param_groups[0]["lr"] = one[1].param_groups[0]["lr"] = 0.125
+    fill(path, index, *other, None)
+    step(*one)
+    step(*other)
+    assert other[1].param_groups[0]["lr"] == 0.125
+    assert all(
+        torch.equal(a, b) for a, b in zip(one[0].state_dict().values(), other[0].state_dict().values(), strict=True)
+    )
+
+
+def test_weights_of_another_shape_are_named(keeper, tmp_path):
+    keeper.save({"model": torch.nn.Linear(3, 4).state_dict()}, 1)
+    keeper.wait()
+    index = checkpoint.head(checkpoint.saved(tmp_path)[0])
+    assert misfit(index, torch.nn.Linear(3, 5)) == "bias is [4] there, and [5] here"
+    assert misfit(index, torch.nn.Linear(3, 4, bias=False)) == "bias is [4] there, and none here"
