@@ -23,7 +23,7 @@ CASES = {
             "full": (2, ["--activation-checkpoint=full"]),
         },
     ),
-    "resnet18": ([*DIGITS, "--lr=0.05"], 4, {"4": (4, []), "2, accumulate": (2, ["--accumulate=2"])}),
+    "resnet18": ([*DIGITS, "--lr=0.05"], 4, {"2, accumulate": (2, ["--accumulate=2"])}),
 }
 
 
