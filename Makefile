@@ -35,7 +35,7 @@ ifdef TESTS
 else
 	@echo "Two parts of the tests run at once; each shows what it said when it is over."
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-clusters test-others test-cuda12
-	@if [ -d tests/image ]; then $(BIN)/pytest tests/image; fi
+	@$(BIN)/pytest tests/image
 endif
 
 # Clusters mostly wait, for their daemons and for each other: the other tests take the time that they leave.
@@ -79,7 +79,7 @@ sif: ## Make muster.sif for Apptainer from that image; ENGINE=, VARIANT=cuda12, 
 bench: $(DEV) ## Run the benchmarks, and add what they measure to benchmarks/RESULTS.md
 	@$(BIN)/python benchmarks/launch.py --record
 	@$(BIN)/python benchmarks/trainer.py --record
-	@$(BIN)/python benchmarks/image.py --record
+	@$(BIN)/python benchmarks/sif.py --record
 
 .PHONY: venv
 venv: $(DEV) ## The virtual environment with all tools, and nothing else

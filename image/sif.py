@@ -50,14 +50,7 @@ def make(apptainer: str, source: str, target: Path, scratch: Path) -> None:
         scratch: a folder for what is left over.
     """
     bootstrap, _, place = source.partition(":")
-    lock = build.VARIANTS["cuda13"].lock
-    words = {
-        "BOOTSTRAP": bootstrap,
-        "FROM": place.removeprefix("//"),
-        "VERSION": build.version(),
-        "REVISION": build.revision(),
-        "LOCK_SHA256": build.digest(lock),
-    }
+    words = {"BOOTSTRAP": bootstrap, "FROM": place.removeprefix("//")}
     argv = [apptainer, "--quiet", "build", "--force", "--disable-cache", "--mksquashfs-args", SQUASH]
     for name, value in words.items():
         argv += ["--build-arg", f"{name}={value}"]
@@ -72,7 +65,7 @@ def environment(env: Mapping[str, str], scratch: Path) -> "dict[str, str]":
     bounding = [line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "CapBnd" in line]
     # Root without CAP_SYS_RESOURCE (24), as in a sandbox, could not take it on.
     if os.geteuid() == 0 and bounding and not int(bounding[0], 16) >> 24 & 1:
-        wanted.setdefault("SINGULARITY_DROP_CAPS", "CAP_SYS_RESOURCE")
+        wanted.setdefault("APPTAINER_DROP_CAPS", "CAP_SYS_RESOURCE")
     return wanted
 
 

@@ -51,6 +51,9 @@ while IFS= read -r -d '' program; do
 done < <(find "$folder/usr/bin" "$libraries/apptainer" -type f -perm -u+x -print0)
 # Moved as a whole, it looks for its settings beside itself: the command in usr/, its starter in usr/lib.
 ln -s usr/bin "$folder/bin"
+# The names that Debian's alternatives would give them; a SIF is started by the first.
+ln -s run-singularity.apptainer "$folder/bin/run-singularity"
+ln -s singularity.apptainer "$folder/bin/singularity"
 ln -s ../etc "$folder/usr/etc"
 ln -s ../var "$folder/usr/var"
 ln -s ../../etc "$folder/usr/lib/etc"

@@ -23,7 +23,7 @@ class Sif:
     def env(self, **more: str) -> dict[str, str]:
         """The variables of a fresh login, and what Apptainer needs of a sandbox's root."""
         wanted = environment(os.environ, self.path.parent)
-        kept = {name: wanted[name] for name in ("SINGULARITY_DROP_CAPS",) if name in wanted}
+        kept = {name: wanted[name] for name in ("APPTAINER_DROP_CAPS",) if name in wanted}
         return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root", "LANG": "C.UTF-8", **kept, **more}
 
     def run(

@@ -1,7 +1,11 @@
 """The image inside a real Slurm: Apptainer by srun, as users start it, and podman on the hosts' networks."""
 
 import json
+import os
 import re
+import shlex
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ import torch
 
 from tests.clusters.deadline import wait_for
 from tests.clusters.hosts import Hosts
+from tests.clusters.requirements import refuse
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.weights import ONE_THREAD, STEPS, assert_world_of_four, lines_of_error, summary
 from tests.image.podman import Podman
@@ -40,18 +45,41 @@ def test_three_nodes_from_a_batch_script(slurm3: SlurmCluster, image_sif: Sif) -
     assert (found["world_size"], sorted(found["hosts"])) == (3, ["node01", "node02", "node03"])
 
 
-@pytest.mark.parametrize("option", ["--cleanenv", "--containall"])
-def test_an_option_that_removes_the_jobs_variables_is_named(slurm2: SlurmCluster, image_sif: Sif, option: str) -> None:
-    argv = image_sif.argv("train", "ddp", options=[option])
+def test_an_option_that_removes_the_jobs_variables_is_named(slurm2: SlurmCluster, image_sif: Sif) -> None:
+    argv = image_sif.argv("train", "ddp", options=["--cleanenv"])
     done = slurm2.srun("-N2", "--ntasks-per-node=1", *argv, timeout=120, env=image_sif.env())
-    if option == "--containall":
-        # Its processes see neither those outside nor, on these hosts, a control group of Slurm's: see the README.
-        pytest.skip("needs a Slurm with control groups: --containall hides all other traces")
     assert done.returncode == 2
     assert len(lines_of_error(done.stderr)) >= 3
     assert "slurm" in done.stderr
-    assert option in done.stderr
+    assert "--cleanenv" in done.stderr
     assert not list(Path(slurm2.shared / "runs").glob("resnet*"))
+
+
+@pytest.fixture
+def control_group() -> Iterator[Path]:
+    """A control group as Slurm makes one for each step of a job; the fake hosts' Slurm makes none."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    roots = [Path(mount[1]) for mount in mounts if mount[2] == "cgroup2"]
+    if not roots:
+        refuse("no file system of control groups, version 2, is mounted")
+    top = roots[0] / f"test-{os.getpid()}"
+    step = top / "slurmstepd.scope" / "job_9" / "step_0"
+    step.mkdir(parents=True)
+    yield step
+    wait_for("the control group to be empty", lambda: not (step / "cgroup.procs").read_text(), 30)
+    for folder in (step, step.parent, step.parent.parent, top):
+        folder.rmdir()
+
+
+def test_containall_hides_all_but_the_control_group(image_sif: Sif, control_group: Path, tmp_path: Path) -> None:
+    argv = image_sif.argv("train", "ddp", "--max-steps=1", options=["--containall"])
+    script = f"echo $$ > {control_group}/cgroup.procs && exec {shlex.join(argv)}"
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path, env=image_sif.env(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2, done.stderr
+    assert "slurm" in done.stderr
+    assert "--containall" in done.stderr
 
 
 @pytest.mark.parametrize("option", ["--cleanenv", "--containall"])

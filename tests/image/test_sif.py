@@ -58,19 +58,25 @@ def test_exit_codes_pass_through(image_sif: Sif) -> None:
     assert image_sif.run("muster", "run", "--no-python", "--nproc-per-node=1", "false").returncode == 1
 
 
-@pytest.mark.parametrize("options", [[], ["--containall"], ["--cleanenv"]], ids=["default", "containall", "cleanenv"])
-def test_trains_as_nobody(image_sif: Sif, somebody: Path, options: list[str]) -> None:
-    """Outside of a job nothing is lost by these options."""
+@pytest.mark.parametrize("option", ["--cleanenv", "--containall"])
+def test_trains_outside_of_a_job_without_the_hosts_environment(image_sif: Sif, tmp_path: Path, option: str) -> None:
+    """Nothing is lost by these options there."""
+    done = image_sif.run(*TRAIN, options=[option, "--bind", tmp_path, "--pwd", tmp_path], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs/try/summary.json").exists()
+
+
+def test_trains_as_nobody(image_sif: Sif, somebody: Path) -> None:
+    """Where the system lets a user mount no SIF, Apptainer unpacks it: most of this test's time."""
     image_sif.path.parent.chmod(0o755)
-    bind = ["--bind", f"{somebody}", "--pwd", f"{somebody}"]
     argv = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
     done = subprocess.run(
-        [*argv, *image_sif.argv(*TRAIN, options=[*options, *bind])],
+        [*argv, *image_sif.argv(*TRAIN, options=["--bind", somebody, "--pwd", somebody])],
         cwd=somebody,
         env=image_sif.env(HOME="/nonexistent", USER="nobody"),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr
     assert (somebody / "runs/try/summary.json").stat().st_uid == 65534
