@@ -35,7 +35,7 @@ ifdef TESTS
 else
 	@echo "Two parts of the tests run at once; each shows what it said when it is over."
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-clusters test-others test-cuda12
-	@if [ -d tests/image ]; then $(BIN)/pytest tests/image; fi
+	@$(BIN)/pytest tests/image
 endif
 
 # Clusters mostly wait, for their daemons and for each other: the other tests take the time that they leave.
@@ -56,18 +56,30 @@ check: $(DEV) packages ## Static checks: style, types, shell scripts, the Contai
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/pyright
-	@if command -v shellcheck > /dev/null; then shellcheck .ci/run scripts/*.sh; \
+	@if command -v shellcheck > /dev/null; then shellcheck .ci/run scripts/*.sh image/*.sh; \
 	 else echo "shellcheck is missing: shell scripts were not checked"; [ "$${CI:-}" != true ]; fi
-	@if [ -e Containerfile ]; then $(BIN)/hadolint Containerfile; fi
+	@$(BIN)/hadolint Containerfile
 
 .PHONY: packages
 packages: ## The system packages that the tests need, by apt-get where it may
-	@scripts/install-packages.sh tests/packages.txt tests/clusters/packages.txt
+	@scripts/install-packages.sh tests/packages.txt tests/clusters/packages.txt tests/image/packages.txt
+
+.PHONY: image
+image: ## Build the container image; ENGINE=, VARIANT=cuda12, BASE_IMAGE=, TAG=, APT_SOURCES=
+	@$(or $(PYTHON),python3) -m image.build $(if $(ENGINE),--engine "$(ENGINE)") $(if $(VARIANT),--variant "$(VARIANT)") \
+	  $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") $(if $(TAG),--tag "$(TAG)") \
+	  $(if $(APT_SOURCES),--apt-sources "$(APT_SOURCES)")
+
+.PHONY: sif
+sif: ## Make muster.sif for Apptainer from that image; ENGINE=, VARIANT=cuda12, IMAGE=, SOURCE=oci:FOLDER, SIF=FILE
+	@$(or $(PYTHON),python3) -m image.sif $(if $(ENGINE),--engine "$(ENGINE)") $(if $(VARIANT),--variant "$(VARIANT)") \
+	  $(if $(IMAGE),--image "$(IMAGE)") $(if $(SOURCE),--source "$(SOURCE)") $(if $(SIF),--output "$(SIF)")
 
 .PHONY: bench
 bench: $(DEV) ## Run the benchmarks, and add what they measure to benchmarks/RESULTS.md
 	@$(BIN)/python benchmarks/launch.py --record
 	@$(BIN)/python benchmarks/trainer.py --record
+	@$(BIN)/python benchmarks/sif.py --record
 
 .PHONY: venv
 venv: $(DEV) ## The virtual environment with all tools, and nothing else
@@ -78,7 +90,7 @@ lock: ## Resolve the locks anew (needs uv)
 
 .PHONY: clean
 clean: ## Remove the virtual environment and the caches; runs/ stays
-	@rm -rf $(VENV) $(CUDA12) .pytest_cache .ruff_cache .hypothesis muster.egg-info
+	@rm -rf $(VENV) $(CUDA12) .apptainer .pytest_cache .ruff_cache .hypothesis muster.egg-info
 
 $(RUNTIME): requirements.lock pyproject.toml scripts/install.sh
 	@scripts/install.sh $(VENV) requirements.lock "$(PYTHON)"

@@ -210,6 +210,10 @@ class Hosts:
             for identity in namespaces.identities()
         }
 
+    def network(self, host: str) -> Path:
+        """The file of a host's network namespace, for a program outside that joins it."""
+        return Path(f"/proc/{self._live[host].init}/ns/net")
+
     def link(self, host: str, *, up: bool) -> None:
         """Cuts or restores the cable of a host: other hosts no longer reach it, packets vanish silently."""
         self._ip_switch(f"link set {self._port(host)} {'up' if up else 'down'}\n")

@@ -1,0 +1,87 @@
+"""What the image costs: its sizes, and how much longer a command takes to start inside the SIF than on the host.
+
+Both are made beforehand: `make image sif`.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+from results import ROOT, interleaved, parser, publish, seconds, spread, table
+
+sys.path.insert(0, str(ROOT))
+from image import build, engines, sif
+from image.errors import BuildError, output
+
+BIN = Path(sys.executable).parent
+
+
+def sizes(engine: engines.Engine, image: str, file: Path) -> list[str]:
+    """The lines of the first table."""
+    uncompressed = int(output(engine.argv("inspect", "--type=image", "--format={{.Size}}", image)))
+    rows = [
+        [f"the image, uncompressed, as {engine.name} counts it", f"{uncompressed / 1e9:.2f}"],
+        ["the SIF: squashfs with zstd", f"{file.stat().st_size / 1e9:.2f}"],
+    ]
+    return table(["what", "GB"], rows)
+
+
+def start_up(apptainer: str, file: Path, rounds: int) -> list[str]:
+    """The lines of the second table."""
+    env = sif.environment(os.environ, file.parent)
+    inside = [apptainer, "exec", str(file)]
+    figures = interleaved(
+        {
+            "muster --help on the host": partial(seconds, [str(BIN / "muster"), "--help"], env),
+            "muster --help in the SIF": partial(seconds, [*inside, "muster", "--help"], env),
+            "true in the SIF": partial(seconds, [*inside, "true"], env),
+        },
+        rounds,
+    )
+    host, inner = figures["muster --help on the host"], figures["muster --help in the SIF"]
+    more = [b - a for a, b in zip(host, inner, strict=True)]
+    rows = [[name, spread(times)] for name, times in figures.items()]
+    return [
+        *table(["start-up", "seconds, median (least to most)"], rows),
+        "",
+        f"The SIF against the host: {statistics.median(more):.3f} s more ({min(more):.3f} to {max(more):.3f}).",
+    ]
+
+
+def main() -> None:
+    """Measures, prints, and with --record writes down."""
+    options = parser(__doc__.splitlines()[0])
+    options.add_argument("--sif", default=str(ROOT / "muster.sif"), help="the SIF (default: muster.sif)")
+    options.add_argument("--image", default="muster:latest", help="the image (default: %(default)s)")
+    arguments = options.parse_args()
+    file = Path(arguments.sif)
+    engine = engines.find()
+    if not file.is_file() or not engine.has(arguments.image):
+        raise BuildError("the image and its SIF are measured, and are not here", seen=str(file), fix="make image sif")
+    apptainer = sif.find_apptainer()
+    version = subprocess.run([apptainer, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    base = output(
+        engine.argv(
+            "inspect", "--type=image", '--format={{index .Config.Labels "org.opencontainers.image.base.name"}}',
+            arguments.image,
+        )
+    )  # fmt: skip
+    lines = [
+        f"{engine.name}, {version}; {build.VARIANTS['cuda13'].lock} on {base}.",
+        "",
+        *sizes(engine, arguments.image, file),
+        "",
+        *start_up(apptainer, file, arguments.rounds),
+    ]
+    publish("Image", lines, record=arguments.record)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,63 @@
+"""The three lines of an error, and running a program whose failure becomes one."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+
+class BuildError(Exception):
+    """What is wrong, what was seen, what to do."""
+
+    def __init__(self, wrong: str, *, seen: str, fix: str) -> None:
+        super().__init__(f"error: {wrong}\n seen: {seen}\n  fix: {fix}")
+
+
+def run(argv: Sequence[Any], **options: Any) -> "subprocess.CompletedProcess[str]":
+    """The ended program, its output on this terminal.
+
+    Raises:
+        BuildError: it failed.
+    """
+    words = [str(word) for word in argv]
+    ended = subprocess.run(words, text=True, check=False, **options)
+    if ended.returncode:
+        raise BuildError(
+            f"{words[0]} failed with exit code {ended.returncode}",
+            seen=f"{shlex.join(words)[:400]} {_last_line(ended.stderr)}".rstrip(),
+            fix="read its messages above" if ended.stderr is None else "mend what it names, and try again",
+        )
+    return ended
+
+
+def output(argv: Sequence[Any], **options: Any) -> str:
+    """What the program prints, without the last line's end.
+
+    Raises:
+        BuildError: it failed.
+    """
+    return run(argv, capture_output=True, **options).stdout.strip()
+
+
+def succeeds(argv: Sequence[Any], timeout_s: float = 60) -> bool:
+    """Whether the program is there and ends with 0 within `timeout_s`; what it prints is dropped."""
+    try:
+        return not subprocess.run([str(word) for word in argv], capture_output=True, timeout=timeout_s).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs `main` and exits: 0, or 2 with three lines on stderr."""
+    try:
+        main(sys.argv[1:] if argv is None else argv)
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0)
+
+
+def _last_line(text: str | None) -> str:
+    lines = (text or "").strip().splitlines()
+    return f"-> {lines[-1][:300]}" if lines else ""

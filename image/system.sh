@@ -1,0 +1,23 @@
+#!/bin/sh
+# Inside the image's build: installs the distribution's packages that a list names, and leaves nothing of getting them.
+#   system.sh LIST
+# How this machine reaches its package indexes comes as secrets of the build in /run/secrets; each may be missing.
+set -eu
+
+list=$1
+export DEBIAN_FRONTEND=noninteractive
+if [ -s /run/secrets/apt.conf ]; then
+    export APT_CONFIG=/run/secrets/apt.conf
+fi
+apt-get update --quiet
+xargs --arg-file="$list" apt-get install --quiet --yes --no-install-recommends
+
+# What is another in each build, or serves nobody here. Licences stay.
+rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/cache/ldconfig/aux-cache \
+    /var/log/apt /var/log/*.log /var/lib/dpkg/*-old /run/adduser /usr/share/man/* /usr/share/locale/*
+find /usr/share/doc -type f ! -name copyright -delete
+find /usr/share/doc -depth -type d -empty -delete
+
+# Compiled by content, as engines change the files' times: else Python would compile its library anew at every start.
+find / -xdev -name __pycache__ -type d -prune -exec rm -rf {} +
+python3 -m compileall -qq -f --invalidation-mode unchecked-hash /usr/lib/python3*

@@ -1,0 +1,109 @@
+"""The image and the SIF, built once a session from this checkout, and the clusters in which they run.
+
+To try tests again and again, MUSTER_TEST_STORAGE=FOLDER keeps what was built there; remove it with podman --root.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from image import base, build, settings, sif
+from tests.clusters.conftest import four_ranks, slurm2, slurm3  # noqa: F401
+from tests.clusters.requirements import refuse, require_programs
+from tests.image.podman import Podman
+from tests.image.sif import Sif
+
+PROGRAMS = ("buildah", "mksquashfs", "mmdebstrap", "patchelf", "podman", "runc")
+
+# What no layer may hold: it stands in the settings that the build is shown.
+SENTINEL = "sentinel-of-this-machine"
+
+IMAGE, AGAIN = "localhost/muster:test", "localhost/muster:again"
+
+
+@pytest.fixture(scope="session")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    """podman with a storage that exists inside this session."""
+    require_programs(*PROGRAMS)
+    if os.geteuid() != 0:
+        refuse(f"building and running images in a sandbox needs root; user id is {os.geteuid()}")
+    kept = os.environ.get("MUSTER_TEST_STORAGE")
+    podman = Podman(Path(kept) if kept else tmp_path_factory.mktemp("podman"))
+    yield podman
+    if not kept:
+        podman.close()
+
+
+@pytest.fixture(scope="session")
+def build_settings(tmp_path_factory: pytest.TempPathFactory) -> settings.Settings:
+    """This machine's settings for package indexes, with a word in each that nobody else has."""
+    shown = settings.collect(tmp_path_factory.mktemp("settings"), os.environ)
+    marks = {
+        "pip.conf": f"trusted-host = {SENTINEL}.invalid\n",
+        "apt.conf": f'Acquire::http::Proxy::{SENTINEL}.invalid "DIRECT";\n',
+        "ca.pem": f"# {SENTINEL}\n",
+    }
+    for name, mark in marks.items():
+        with shown.secrets[name].open("a") as file:
+            file.write(mark)
+    return shown
+
+
+@pytest.fixture(scope="session")
+def image(podman: Podman, build_settings: settings.Settings) -> str:
+    """The name of the image: the Containerfile with the locked wheels, CUDA's among them, on Debian's packages."""
+    if os.environ.get("MUSTER_TEST_STORAGE") and podman.engine.has(IMAGE):
+        return IMAGE
+    base.make(podman.engine, base.IMAGE, build_settings, build.commit_time())
+    build.make(podman.engine, build.VARIANTS["cuda13"], base.IMAGE, [IMAGE], build_settings, build.commit_time())
+    return IMAGE
+
+
+@pytest.fixture(scope="session")
+def image_again(podman: Podman, image: str, build_settings: settings.Settings) -> str:
+    """The name of the same image, built anew from the first step on."""
+    variant = build.VARIANTS["cuda13"]
+    build.make(podman.engine, variant, base.IMAGE, [AGAIN], build_settings, build.commit_time(), "--no-cache")
+    return AGAIN
+
+
+@pytest.fixture(scope="session")
+def apptainer() -> str:
+    """The command: the machine's own, or one that is installed for this clone."""
+    require_programs(*PROGRAMS)
+    return sif.find_apptainer()
+
+
+@pytest.fixture(scope="session")
+def image_sif(podman: Podman, image: str, apptainer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sif]:
+    """The SIF that `make sif` makes of the image."""
+    kept = os.environ.get("MUSTER_TEST_STORAGE")
+    if kept and Path(kept, "muster.sif").exists():
+        yield Sif(apptainer, Path(kept, "muster.sif"))
+        return
+    folder = tmp_path_factory.mktemp("sif")
+    source = podman.engine.save(image, folder)
+    try:
+        sif.make(apptainer, source, folder / "muster.sif", folder)
+        shutil.rmtree(folder / "oci", ignore_errors=True)
+        if kept:
+            shutil.move(folder / "muster.sif", Path(kept, "muster.sif.new"))
+            os.rename(Path(kept, "muster.sif.new"), Path(kept, "muster.sif"))
+            yield Sif(apptainer, Path(kept, "muster.sif"))
+            return
+        yield Sif(apptainer, folder / "muster.sif")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def somebody(tmp_path: Path) -> Iterator[Path]:
+    """A folder that uid 65534 owns and can reach, whoever the tests run as."""
+    folder = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
+    os.chown(folder, 65534, 65534)
+    yield folder
+    shutil.rmtree(folder)

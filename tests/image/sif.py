@@ -1,0 +1,46 @@
+"""The SIF, as users start it."""
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from image.sif import environment
+
+
+@dataclass(frozen=True)
+class Sif:
+    """A SIF and the Apptainer that runs it."""
+
+    apptainer: str
+    path: Path
+
+    def argv(self, *words: object, options: Sequence[object] = (), verb: str = "exec") -> list[str]:
+        """The words of `apptainer exec OPTIONS SIF WORDS...`."""
+        return [self.apptainer, verb, *map(str, options), str(self.path), *map(str, words)]
+
+    def env(self, **more: str) -> dict[str, str]:
+        """The variables of a fresh login, and what Apptainer needs of a sandbox's root."""
+        wanted = environment(os.environ, self.path.parent)
+        kept = {name: wanted[name] for name in ("APPTAINER_DROP_CAPS",) if name in wanted}
+        return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root", "LANG": "C.UTF-8", **kept, **more}
+
+    def run(
+        self,
+        *words: object,
+        options: Sequence[object] = (),
+        verb: str = "exec",
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 180,
+    ) -> subprocess.CompletedProcess[str]:
+        """The ended command, whatever its exit code."""
+        return subprocess.run(
+            self.argv(*words, options=options, verb=verb),
+            cwd=cwd,
+            env=self.env(**(env or {})),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )

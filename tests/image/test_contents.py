@@ -1,0 +1,183 @@
+"""What is in the image, and what is not."""
+
+import hashlib
+import json
+import mmap
+import os
+import re
+import stat
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+from image import base, build
+from image.settings import Settings
+from tests.image.conftest import SENTINEL
+from tests.image.podman import Podman
+from tests.image.sif import Sif
+
+pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
+
+# Compared in place of a hash where the file holds the time of its making, or is another in each container.
+MADE_BY_THE_ENGINE = {"etc/hosts", "etc/hostname", "etc/resolv.conf"}
+
+FABRIC = re.compile(r"^(NCCL|GLOO|FI|UCX|OMPI|MPICH|IBV|RDMAV|PSM|HSA|NVSHMEM|UCC)_|^LD_|^CUDA_VISIBLE")
+
+
+def listing(root: Path) -> dict[str, str]:
+    """Each file below `root` with its kind, mode, owner and content."""
+    found: dict[str, str] = {}
+    for folder, names, files in os.walk(root):
+        for name in [*names, *files]:
+            path = Path(folder, name)
+            state = path.lstat()
+            content = ""
+            if stat.S_ISLNK(state.st_mode):
+                content = os.readlink(path)
+            elif stat.S_ISREG(state.st_mode) and str(path.relative_to(root)) not in MADE_BY_THE_ENGINE:
+                with path.open("rb") as file:
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
+            found[str(path.relative_to(root))] = f"{stat.filemode(state.st_mode)} {state.st_uid} {content}"
+    return found
+
+
+@cache
+def config(podman: Podman, image: str) -> dict[str, Any]:
+    """The image's configuration, as the engine tells it."""
+    return json.loads(podman("inspect", image).stdout)[0]
+
+
+def test_two_builds_have_the_same_packages_and_files(podman: Podman, image: str, image_again: str) -> None:
+    packages = ["sh", "-c", "dpkg-query --show; pip list --format=freeze"]
+    first, second = podman.run(image, *packages), podman.run(image_again, *packages)
+    assert len(first.stdout.splitlines()) > 100
+    assert first.stdout == second.stdout
+    with podman.mounted(image) as one, podman.mounted(image_again) as other:
+        ours, theirs = listing(one), listing(other)
+    assert len(ours) > 20_000
+    assert {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)} == set()
+
+
+def test_the_image_has_the_time_of_its_commit(podman: Podman, image: str) -> None:
+    with podman.mounted(image) as root:
+        made = json.loads((root / "opt/muster/image.json").read_text())["created"]
+        times = {int(path.lstat().st_mtime) for path in (root / "opt/muster").rglob("*.json")}
+    assert config(podman, image)["Created"] == made
+    assert {build.commit_time()} == {str(time) for time in times if time > 1_500_000_000}
+
+
+def test_no_layer_holds_anything_of_the_machine_that_built_it(
+    podman: Podman, image: str, build_settings: Settings
+) -> None:
+    """Its settings for package indexes and its certificates were marked; no file of any layer has the mark."""
+    marked = [path for path in build_settings.secrets.values() if SENTINEL in path.read_text()]
+    assert len(marked) == 3
+    needles = [SENTINEL.encode(), *(str(folder).encode() for folder in build_settings.folders)]
+    found: list[str] = []
+    for layer in podman.layers(image):
+        for folder, names, files in os.walk(layer):
+            found += [str(Path(folder, name)) for name in [*names, *files] if SENTINEL in name]
+            for name in files:
+                path = Path(folder, name)
+                if not path.is_symlink() and path.is_file() and path.stat().st_size:
+                    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                        # The folders' names are short: a word in a library may hold one by chance, a text file not.
+                        wanted = needles if path.stat().st_size < 100_000 else needles[:1]
+                        found += [f"{path}: {needle!r}" for needle in wanted if content.find(needle) >= 0]
+    assert found == []
+    assert SENTINEL not in json.dumps(config(podman, image))
+
+
+def test_nothing_of_the_build_is_left(podman: Podman, image: str) -> None:
+    with podman.mounted(image) as root:
+        left = [
+            str(path.relative_to(root))
+            for folder in ("run", "tmp", "root/.cache", "root/.config", "var/cache/apt", "var/lib/apt/lists", "var/tmp")
+            for path in sorted((root / folder).rglob("*"))
+            if not path.is_dir()
+        ]
+        static = list((root / "opt/muster").rglob("*.a"))
+        headers = (root / "usr/include/stdio.h").exists()
+        users = (root / "etc/passwd").read_text()
+    assert left == []
+    assert static == []
+    assert not headers, "a -devel base"
+    assert "muster" not in users
+
+
+def test_labels_and_the_files_inside_say_the_same(podman: Podman, image: str) -> None:
+    labels = config(podman, image)["Config"]["Labels"]
+    with podman.mounted(image) as root:
+        inside = json.loads((root / "opt/muster/image.json").read_text())
+        lock = (root / "opt/muster/requirements.lock").read_bytes()
+    assert lock == (build.ROOT / "requirements.lock").read_bytes()
+    assert inside["lock_sha256"] == labels["io.muster.lock.sha256"] == hashlib.sha256(lock).hexdigest()
+    assert inside["revision"] == labels["org.opencontainers.image.revision"] == build.revision()
+    assert inside["version"] == labels["org.opencontainers.image.version"] == build.version()
+    assert inside["base"] == labels["org.opencontainers.image.base.name"] == base.IMAGE
+
+
+def test_no_fabric_is_chosen_in_the_image(podman: Podman, image: str) -> None:
+    variables = dict(pair.split("=", 1) for pair in config(podman, image)["Config"]["Env"])
+    assert [name for name in variables if FABRIC.match(name)] == []
+    assert variables["PYTHONNOUSERSITE"] == "1"
+    # The shell that Kubernetes or a job script starts in place of the entrypoint finds the commands too.
+    assert variables["PATH"].startswith("/opt/muster/venv/bin:")
+
+
+def test_the_bill_of_materials_is_valid_and_complete(podman: Podman, image: str) -> None:
+    with podman.mounted(image) as root:
+        text = (root / "opt/muster/sbom.cdx.json").read_text()
+    fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
+    assert fault is None, fault
+    listed = {part["purl"].partition("?")[0] for part in json.loads(text)["components"]}
+    python = podman.run(image, "pip", "list", "--format=json").stdout
+    wanted = {
+        f"pkg:pypi/{re.sub(r'[-_.]+', '-', found['name']).lower()}@{found['version'].replace('+', '%2B')}"
+        for found in json.loads(python)
+    }
+    system = podman.run(image, "dpkg-query", "--show", "--showformat=${Package}\\n").stdout.split()
+    assert wanted <= listed
+    assert {name.partition("@")[0].rpartition("/")[2] for name in listed if name.startswith("pkg:deb/")} == set(system)
+
+
+@pytest.mark.parametrize("library", ["libibverbs.so.1", "librdmacm.so.1", "libfabric.so.1", "libnuma.so.1"])
+def test_fabric_libraries_are_in_the_image(podman: Podman, image: str, library: str) -> None:
+    done = podman.run(image, "python", "-c", f"import ctypes; ctypes.CDLL({library!r})")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_cuda_runtime_is_found_by_its_bare_name(podman: Podman, image: str) -> None:
+    """As NCCL's plugins look for it."""
+    done = podman.run(
+        image, "python", "-c", "import ctypes; print(ctypes.CDLL('libcudart.so').cudaRuntimeGetVersion(None))"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_versions(podman: Podman, image: str) -> None:
+    done = podman.run(image, "muster", "version", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["image"]["revision"] == found["revision"] == build.revision()
+    assert found["image"]["lock_sha256"] == found["lock_sha256"] == build.digest("requirements.lock")
+    assert found["cuda"].startswith("13.")
+    assert found["nccl"]["path"].startswith("/opt/muster/venv/")
+    lock = (build.ROOT / "requirements.lock").read_text()
+    locked = re.search(r"^nvidia-nccl-cu13==([0-9.]+)", lock, re.MULTILINE)
+    assert locked
+    assert locked[1].startswith(found["nccl"]["version"])
+
+
+def test_sizes(podman: Podman, image: str, image_sif: Sif, record_property: Any) -> None:
+    """At most 6.2 GB uncompressed, and 3.3 GB compressed, which is what is pulled or copied to a cluster."""
+    uncompressed = config(podman, image)["Size"]
+    compressed = image_sif.path.stat().st_size
+    print(f"\nimage {uncompressed / 1e9:.2f} GB, SIF {compressed / 1e9:.2f} GB")
+    record_property("image_gb", uncompressed / 1e9)
+    assert uncompressed <= 6.2e9
+    assert compressed <= 3.3e9
