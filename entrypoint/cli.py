@@ -36,6 +36,7 @@ HELP = {
     "ddp": "Train with a replica of the model on each rank (DistributedDataParallel).",
     "fsdp": "Train with weights, gradients and optimizer cut over the ranks (fully_shard).",
     "tp": "Train a transformer with each layer's matrices cut over neighbouring ranks (tensor and sequence parallel).",
+    "pipeline": "Train a transformer with its layers dealt out to neighbouring ranks, which take turns.",
 }
 
 # typer carries its command-line parser inside; the class of its usage errors is reached by one that it exports.

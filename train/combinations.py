@@ -1,12 +1,21 @@
 """Which options go together: refused before anything is started, with the nearest that works. Without torch."""
 
+from dataclasses import dataclass
+
 from train.errors import MusterError
 from train.options import Options
 
-ONLY = {"replicate": ("fsdp",), "cpu_offload": ("fsdp",), "tensor_parallel": ("tp",)}
+ONLY = {
+    "replicate": ("fsdp",),
+    "cpu_offload": ("fsdp",),
+    "tensor_parallel": ("tp",),
+    "pipeline_parallel": ("pipeline",),
+    "microbatches": ("pipeline",),
+    "schedule": ("pipeline",),
+}
 """Options that mean something to some strategies only."""
 
-OF_TRANSFORMERS = ("tp",)
+OF_TRANSFORMERS = ("tp", "pipeline")
 
 
 def check(strategy: str, options: Options) -> None:
@@ -25,6 +34,12 @@ def check(strategy: str, options: Options) -> None:
             f"the strategy {strategy} cuts transformers, not {options.model}",
             seen=f"train {strategy} --model={options.model}",
             fix=f"'train fsdp --model={options.model}', or a transformer: --model=gpt-tiny",
+        )
+    if options.schedule == "zero-bubble" and options.activation_checkpoint != "none":
+        raise MusterError(
+            "the zero-bubble schedule parts the backward pass, and what is computed again can't be parted",
+            seen=f"--schedule=zero-bubble --activation-checkpoint={options.activation_checkpoint}",
+            fix="--schedule=interleaved, or leave out --activation-checkpoint",
         )
     if options.activation_checkpoint != "none" and not options.predicts_tokens:
         raise MusterError(
@@ -62,4 +77,77 @@ def check_replicas(options: Options, world_size: int) -> None:
             f"{world_size} processes can't be divided into {options.replicate} groups",
             seen=f"--replicate={options.replicate}, {world_size} processes",
             fix=f"--replicate={nearest}, or a number of processes that {options.replicate} divides",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipelines:
+    """How the ranks stand in lines.
+
+    Attributes:
+        size: ranks in a line.
+        stages_each: groups of layers that a rank has; stage s is on the rank at place s modulo size.
+        num_parts: micro-batches in which a rank's batch passes.
+    """
+
+    size: int
+    stages_each: int
+    num_parts: int
+
+    @classmethod
+    def of(cls, options: Options, world_size: int) -> "Pipelines":
+        """The lines that `options` make of `world_size` ranks."""
+        size = options.pipeline_parallel or world_size
+        stages_each = 2 if options.schedule in ("interleaved", "zero-bubble") else 1
+        return cls(size=size, stages_each=stages_each, num_parts=options.microbatches or 2 * size)
+
+    @property
+    def num_stages(self) -> int:
+        """Groups of layers, over all ranks of a line."""
+        return self.size * self.stages_each
+
+    @property
+    def bubble(self) -> float:
+        """The share of a step in which a rank waits for others, where every stage takes as long (arXiv 2104.04473)."""
+        return (self.size - 1) / (self.stages_each * self.num_parts + self.size - 1)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages of `rank`."""
+        return list(range(rank % self.size, self.num_stages, self.size))
+
+
+def check_pipeline(options: Options, world_size: int, num_layers: int) -> None:
+    """Raises MusterError where the lines don't divide the world, the layers or the batch."""
+    if world_size == 1:
+        return
+    plan = Pipelines.of(options, world_size)
+    seen = f"--pipeline-parallel={plan.size} --schedule={options.schedule}, {world_size} processes"
+    if world_size % plan.size:
+        fits = [size for size in range(2, plan.size) if world_size % size == 0] or [world_size]
+        fix = f"--pipeline-parallel={fits[-1]}"
+        raise MusterError(f"{world_size} processes can't stand in lines of {plan.size}", seen=seen, fix=fix)
+    if plan.num_stages > num_layers:
+        fits = [
+            size for size in range(2, world_size) if not world_size % size and size * plan.stages_each <= num_layers
+        ]
+        other = f"--pipeline-parallel={fits[-1]}" if fits else "--schedule=1f1b" if world_size <= num_layers else None
+        raise MusterError(
+            f"{num_layers} layers are too few for {plan.num_stages} stages",
+            seen=f"{seen}, --model={options.model}",
+            fix=f"{other or 'fewer processes'}, or a larger model",
+        )
+    seen = f"--batch-size={options.batch_size} --microbatches={plan.num_parts}, lines of {plan.size} ranks"
+
+    def works(number: int) -> bool:
+        in_turn = number >= plan.size if options.schedule == "1f1b" else True
+        in_rounds = number % max(1, number // plan.size) == 0 if plan.stages_each > 1 else True
+        return options.batch_size % number == 0 and in_turn and in_rounds
+
+    if not works(plan.num_parts):
+        fits = [number for number in range(1, options.batch_size + 1) if works(number)]
+        nearest = min(fits, key=lambda number: abs(number - plan.num_parts), default=None)
+        raise MusterError(
+            f"a batch of {options.batch_size} can't pass in {plan.num_parts} parts by the schedule {options.schedule}",
+            seen=seen,
+            fix=f"--batch-size={2 * plan.size}" if nearest is None else f"--microbatches={nearest}",
         )

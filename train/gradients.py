@@ -53,6 +53,14 @@ class Gradients:
     def finish(self) -> None:
         """Called after the last micro-batch, when the strategy has done its part: the gradients are complete then."""
 
+    def clip(self, model: nn.Module, largest: float) -> None:
+        """Shortens all gradients together to the norm `largest`, over all ranks that hold parts of them."""
+        parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+        norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        clip_grads_with_norm_(parameters, largest, norm)
+
 
 class SummedGradients(Gradients):
     """For a strategy that sums, and divides by the number of all micro-batches, by itself."""
@@ -132,12 +140,3 @@ class ReducedGradients(ExactGradients):
 def are_exact(world: World, accumulate: int) -> bool:
     """True where gradients are to be added up exactly: on CPUs; not of two parts, which have but one order."""
     return world.device.type == "cpu" and world.world_size * accumulate > 2
-
-
-def clip(model: nn.Module, largest: float) -> None:
-    """Shortens all gradients together to the norm `largest`, over all ranks that hold parts of them."""
-    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
-    clip_grads_with_norm_(parameters, largest, norm)

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from train.data.loader import Batches
 from train.display import Display
 from train.errors import FAILED, MusterError
-from train.gradients import clip
 from train.metrics import Readout, StepTimes, Sums
 from train.optimizer import lr_at, set_lr
 from train.options import Options
@@ -74,7 +73,7 @@ class Loop:
     def __post_init__(self) -> None:
         assert isinstance(self.train.order, TrainOrder)
         self.order = self.train.order
-        self.gradients = self.strategy.gradients(self.model, self.world, self.options.accumulate)
+        self.gradients = self.strategy.gradients(self.model, self.world, self.options)
 
     def finished(self) -> bool:
         """True once `--epochs` or `--max-steps` are reached."""
@@ -131,7 +130,9 @@ class Loop:
             self.step(batches, sums)
             self.times.step()
             if self.world.main:
-                if progress.step % LOG_STEPS == 0 or self.display.wants_loss():
+                if not self.world.counts:
+                    pass  # another rank knows the loss, and tells it at the end of the epoch
+                elif progress.step % LOG_STEPS == 0 or self.display.wants_loss():
                     looks.append((progress.step, Readout(sums.values)))
                 while looks and (values := looks[0][1].values()) is not None:
                     self.show(looks.pop(0)[0], values)
@@ -166,7 +167,7 @@ class Loop:
                 self.gradients.hold()
         self.gradients.finish()
         if options.clip_norm is not None:
-            clip(self.model, options.clip_norm)
+            self.gradients.clip(self.model, options.clip_norm)
         set_lr(self.optimizer, lr_at(options, world.num_shares, progress.step))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

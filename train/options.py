@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-STRATEGIES = ("single", "dp", "ddp", "fsdp", "tp")
+STRATEGIES = ("single", "dp", "ddp", "fsdp", "tp", "pipeline")
 
 IN_ONE_PROCESS = ("single", "dp")
 """Strategies that are started as one process, whatever there is."""
@@ -115,6 +115,17 @@ class Options:
         int | None,
         option(help="tp: neighbouring ranks that cut each layer between them. Default: all.", panel=STRATEGY, min=1),
     ] = None
+    pipeline_parallel: Annotated[
+        int | None, option(help="pipeline: neighbouring ranks in a line. Default: all.", panel=STRATEGY, min=2)
+    ] = None
+    microbatches: Annotated[
+        int | None,
+        option(help="pipeline: parts of a batch that follow each other. Default: 2 a rank.", panel=STRATEGY, min=1),
+    ] = None
+    schedule: Annotated[
+        Literal["gpipe", "1f1b", "interleaved", "zero-bubble"],
+        option(help="pipeline: in which order they go there and back.", panel=STRATEGY),
+    ] = "1f1b"
     device: Annotated[
         Literal["auto", "cpu", "cuda"], option(help="auto takes a GPU where there is one.", panel=SPEED)
     ] = "auto"

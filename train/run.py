@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 import torch
-from torch import nn
 
 from train import combinations, data, models, optimizer, strategies
 from train.data.images import Source
@@ -44,6 +43,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     chosen = share_run(world, options, strategy_name)
     settings = effective(options, precision, source, world)
     identity = {"model": options.model, "num_classes": source.num_classes, "optimizer": options.optimizer}
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     model = strategy.wrap(model, world, options, precision)
     steps = optimizer.build(options, model, fused=precision.fused)
     progress = Progress()
@@ -59,8 +59,8 @@ def run(strategy_name: str, options: Options, world: World) -> None:
         global_batch=train.order.global_batch * source.targets_of_sample,  # type: ignore[union-attr]
         unit=source.unit,
     )
-    display.facts(facts(strategy_name, options, world, precision, source, model, chosen))
-    for note in [*getattr(strategy, "NOTES", ()), *chosen.notes, *promised_gpus(os.environ, world)]:
+    display.facts(facts(strategy_name, options, world, precision, source, num_parameters, chosen))
+    for note in [*strategy.notes(world, options), *chosen.notes, *promised_gpus(os.environ, world)]:
         display.note(note)
     log = Log(chosen.folder, progress.step) if world.main else None
 
@@ -118,21 +118,20 @@ def facts(
     world: World,
     precision: Precision,
     source: Source,
-    model: nn.Module,
+    num_parameters: int,
     chosen: Run,
 ) -> dict[str, str]:
     """What the first lines of a run say."""
     processes = f"{world.world_size} process{'es' if world.world_size > 1 else ''}"
     hosts = ", ".join(world.nodes[:4]) + (f" and {len(world.nodes) - 4} more" if len(world.nodes) > 4 else "")
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
-    parameters = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     kind = f"{source.num_classes} classes, {source.size} x {source.size} pixels"
     if source.unit == "tokens":
         kind = f"sequences of {source.size} tokens, {source.num_classes} different ones"
     rows = {
         "world": f"{processes} on {hosts} ({strategy}{', ' + world.backend if world.backend else ''})",
         "device": f"{device}, {precision}",
-        "model": f"{options.model}, {parameters:.1f} M parameters",
+        "model": f"{options.model}, {num_parameters / 1e6:.1f} M parameters",
         "data": f"{options.data}: {len(source.train):,} train, {len(source.valid):,} validate, " + kind,
         "batch": f"{options.batch_size * options.accumulate * world.num_shares} "
         f"({options.batch_size} x {world.num_shares} {'processes' if world.share is None else 'groups'}"

@@ -17,7 +17,7 @@ LIMIT = 1e-6
 def vector(tensors):
     parts = [
         tensor.double().flatten()
-        for name, tensor in tensors.items()
+        for name, tensor in sorted(tensors.items())
         if "running" not in name and "num_batch" not in name
     ]
     return torch.cat(parts)

@@ -7,7 +7,7 @@ between calls, and each weight is drawn by its own name, so that any part of the
 
 import difflib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -183,7 +183,10 @@ class GPT(nn.Module):
 
     Attributes:
         embed, norm, output: None in a part of the model that leaves them to others.
+        is_part: whether other ranks have other layers.
     """
+
+    is_part = False
 
     def __init__(self, shape: Shape, num_tokens: int, recompute: str = "none") -> None:
         super().__init__()
@@ -224,3 +227,44 @@ class GPT(nn.Module):
                 parameter.to_local().copy_(whole[box])
             else:
                 parameter.copy_(whole)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of the layers, one after the other.
+
+    Attributes:
+        first, last: whether the embedding comes before, and the output after it.
+    """
+
+    layers: range
+    first: bool
+    last: bool
+
+
+def stage_of(shape: Shape, number: int, num_stages: int) -> Stage:
+    """The stage `number` (from 0) of `num_stages` that are as equal as can be."""
+    start, end = (index * shape.num_layers // num_stages for index in (number, number + 1))
+    return Stage(layers=range(start, end), first=number == 0, last=number + 1 == num_stages)
+
+
+def keep(model: GPT, stages: list[Stage]) -> None:
+    """Takes all out of `model` that none of `stages` needs."""
+    model.is_part = True
+    for name in list(model.layers):
+        if not any(int(name) in stage.layers for stage in stages):
+            del model.layers[name]
+    if not any(stage.first for stage in stages):
+        model.embed = None
+    if not any(stage.last for stage in stages):
+        model.norm = model.output = None
+
+
+def part(model: GPT, stage: Stage) -> GPT:
+    """One stage of `model`, with the same layers and weights, not copies of them."""
+    with torch.device("meta"):
+        one = GPT(replace(model.shape, num_layers=0), 1)
+    one.layers = nn.ModuleDict({str(number): model.layers[str(number)] for number in stage.layers})
+    one.embed = model.embed if stage.first else None
+    one.norm, one.output = (model.norm, model.output) if stage.last else (None, None)
+    return one

@@ -27,12 +27,16 @@ class Strategy(Protocol):
         """`world`, with the share of the data that this rank trains on."""
         ...
 
+    def notes(self, world: World, options: Options) -> list[str]:
+        """What a user should know before it trains."""
+        ...
+
     def wrap(self, model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
         """`model` with its first weights on its devices, such that gradients are those of the whole global batch."""
         ...
 
-    def gradients(self, model: nn.Module, world: World, accumulate: int) -> Gradients:
-        """How the gradients of `accumulate` micro-batches a rank become those of a step."""
+    def gradients(self, model: nn.Module, world: World, options: Options) -> Gradients:
+        """How micro-batches are computed, and their gradients become those of a step."""
         ...
 
     def unwrap(self, model: nn.Module) -> nn.Module:

@@ -24,6 +24,11 @@ def share(world: World, options: Options) -> World:
     return world
 
 
+def notes(world: World, options: Options) -> list[str]:
+    """Nothing that a user should know before it trains."""
+    return []
+
+
 def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
     """`model` with a reducer of gradients around it; without, in a world of one."""
     model = place(model, world.device, precision.layout, options.seed)
@@ -37,13 +42,13 @@ def wrap(model: nn.Module, world: World, options: Options, precision: Precision)
     return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, **switch)
 
 
-def gradients(model: nn.Module, world: World, accumulate: int) -> Gradients:
+def gradients(model: nn.Module, world: World, options: Options) -> Gradients:
     """Averaged by the reducer, or by what takes its place where sums are exact."""
     if not isinstance(model, DistributedDataParallel):
-        return single.gradients(model, world, accumulate)
-    if not are_exact(world, accumulate):
-        return Gradients(accumulate)
-    exact = ReducedGradients(model, world.world_size * accumulate)
+        return single.gradients(model, world, options)
+    if not are_exact(world, options.accumulate):
+        return Gradients(options.accumulate)
+    exact = ReducedGradients(model, world.world_size * options.accumulate)
     model.register_comm_hook(exact, ReducedGradients.reduce)
     return exact
 

@@ -13,8 +13,10 @@ from train.precision import Precision
 from train.strategies import single
 from train.world import World
 
-NOTES = ("dp is for comparison: 'train ddp' does the same with a process for each GPU, and faster",)
-"""What a user should know before it trains."""
+
+def notes(world: World, options: Options) -> list[str]:
+    """What a user should know before it trains."""
+    return ["dp is for comparison: 'train ddp' does the same with a process for each GPU, and faster"]
 
 
 def check(world: World, options: Options) -> None:

@@ -27,6 +27,11 @@ def share(world: World, options: Options) -> World:
     return world
 
 
+def notes(world: World, options: Options) -> list[str]:
+    """Nothing that a user should know before it trains."""
+    return []
+
+
 def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
     """`model` cut over the ranks, layer by layer; whole, in a world of one."""
     if world.backend is None:
@@ -62,15 +67,15 @@ def has_statistics(model: nn.Module) -> bool:
     return any(buffer.is_floating_point() for buffer in model.buffers())
 
 
-def gradients(model: nn.Module, world: World, accumulate: int) -> Gradients:
+def gradients(model: nn.Module, world: World, options: Options) -> Gradients:
     """Averaged by what shards; on CPUs it divides once, after the exact sum."""
     if not isinstance(model, FSDPModule):
-        return single.gradients(model, world, accumulate)
+        return single.gradients(model, world, options)
     if world.device.type != "cpu":
-        return Gradients(accumulate)
+        return Gradients(options.accumulate)
     for unit in model.modules():
         if isinstance(unit, FSDPModule):
-            unit.set_gradient_divide_factor(world.num_shares * accumulate)
+            unit.set_gradient_divide_factor(world.num_shares * options.accumulate)
     return SummedGradients()
 
 

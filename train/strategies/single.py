@@ -27,14 +27,23 @@ def share(world: World, options: Options) -> World:
     return world
 
 
+def notes(world: World, options: Options) -> list[str]:
+    """Nothing that a user should know before it trains."""
+    return []
+
+
 def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
     """`model` on this process's device."""
     return place(model, world.device, precision.layout, options.seed)
 
 
-def gradients(model: nn.Module, world: World, accumulate: int) -> Gradients:
+def gradients(model: nn.Module, world: World, options: Options) -> Gradients:
     """Added up here."""
-    return ExactGradients(model, accumulate) if are_exact(world, accumulate) else Gradients(accumulate)
+    return (
+        ExactGradients(model, options.accumulate)
+        if are_exact(world, options.accumulate)
+        else Gradients(options.accumulate)
+    )
 
 
 def unwrap(model: nn.Module) -> nn.Module:

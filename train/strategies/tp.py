@@ -80,11 +80,11 @@ def cut(model: nn.Module, group: object) -> None:
     parallelize_module(model, group, ends)  # type: ignore[arg-type]
 
 
-def gradients(model: nn.Module, world: World, accumulate: int) -> Gradients:
+def gradients(model: nn.Module, world: World, options: Options) -> Gradients:
     """Averaged over the groups as by fsdp; of one group, added up there."""
     if world.backend is None or world.num_shares > 1:
-        return fsdp.gradients(model, world, accumulate)
-    return GroupGradients(model, accumulate)
+        return fsdp.gradients(model, world, options)
+    return GroupGradients(model, options.accumulate)
 
 
 class GroupGradients(Gradients):
@@ -101,4 +101,4 @@ class GroupGradients(Gradients):
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
 
 
-unwrap, without_sync = fsdp.unwrap, fsdp.without_sync
+notes, unwrap, without_sync = fsdp.notes, fsdp.unwrap, fsdp.without_sync

@@ -1,0 +1,105 @@
+"""One rank's part in a pipeline: torch's schedules for training, and a relay from stage to stage for validation."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from train.combinations import Pipelines
+from train.gradients import Gradients
+from train.metrics import Sums
+from train.models import gpt, logits_of, loss_of
+from train.options import Options
+from train.world import World, open_mesh
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero-bubble": ScheduleInterleavedZeroBubble,
+}
+
+
+class StagedGradients(Gradients):
+    """Micro-batches through the stages of a pipeline, and the gradients of several pipelines averaged.
+
+    Args:
+        model: this rank's layers.
+    """
+
+    def __init__(self, model: nn.Module, world: World, options: Options) -> None:
+        super().__init__(options.accumulate)
+        assert isinstance(model, gpt.GPT)
+        self.model = model
+        self.world = world
+        self.plan = Pipelines.of(options, world.world_size)
+        self.place = world.rank % self.plan.size
+        mesh = open_mesh(world, data=world.num_shares, stage=self.plan.size)
+        self.line, self.peers = mesh.get_group("stage"), mesh.get_group("data")
+        numbers = self.plan.stages_of(world.rank)
+        count = self.plan.num_stages
+        self.parts = {number: gpt.part(model, gpt.stage_of(model.shape, number, count)) for number in numbers}
+        stages = [PipelineStage(self.parts[n], n, count, world.device, group=self.line) for n in numbers]
+        # Divided once, at the end, and not after each turn.
+        how = {"loss_fn": loss_of, "scale_grads": False}
+        schedule = SCHEDULES[options.schedule]
+        self.schedule = schedule(stages[0] if self.plan.stages_each == 1 else stages, self.plan.num_parts, **how)
+        self.num_parts = self.plan.num_parts * options.accumulate * world.num_shares
+
+    def compute(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, autocast: AbstractContextManager[object], sums: Sums
+    ) -> None:
+        losses: list[Tensor] = []
+        first = (inputs,) if self.place == 0 else ()
+        with autocast:
+            if self.world.counts:
+                outputs = self.schedule.step(*first, target=targets, losses=losses)
+                sums.add(torch.stack(losses).mean(), logits_of(outputs), targets)
+            else:
+                self.schedule.step(*first)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """The mean over all micro-batches of all pipelines; on CPUs added up in double precision."""
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        if self.world.device.type == "cpu":
+            flat = flat.double()
+        if self.world.num_shares > 1:
+            dist.all_reduce(flat, group=self.peers)
+        flat /= self.num_parts
+        for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def clip(self, model: nn.Module, largest: float) -> None:
+        parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+        own = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        squared = own.double().square()
+        dist.all_reduce(squared, group=self.line)
+        clip_grads_with_norm_(parameters, largest, squared.sqrt().to(own.dtype))
+
+    def evaluate(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
+        """One batch, of any size, from the first stage to the last."""
+        x = inputs
+        for number in range(self.plan.num_stages):
+            here, there = number % self.plan.size, (number + 1) % self.plan.size
+            if self.place == here:
+                x = self.parts[number](x)
+                if number + 1 == self.plan.num_stages:
+                    sums.add(loss_of(x, targets), logits_of(x), targets)
+                else:
+                    dist.send(x.float(), dist.get_global_rank(self.line, there), group=self.line)
+            elif self.place == there and number + 1 < self.plan.num_stages:
+                shape = (*inputs.shape, self.model.shape.dim)
+                x = torch.empty(shape, device=self.world.device)
+                dist.recv(x, dist.get_global_rank(self.line, here), group=self.line)
