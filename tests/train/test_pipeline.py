@@ -1,0 +1,133 @@
+"""Layers dealt out to the ranks of a line train as the whole model does, in every order and in lines side by side."""
+
+import pytest
+import torch
+
+from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained
+from train import checkpoint, models
+from train.combinations import Pipelines, check, check_pipeline
+from train.errors import MusterError
+from train.models import gpt
+from train.options import Options
+
+SGD = ["--optimizer=sgd", "--lr=0.1", "--max-steps=3"]
+CUT = ["--optimizer=sgd", "--lr=1", "--max-steps=3", "--clip-norm=0.05"]
+
+
+@pytest.fixture(scope="module")
+def single(train, tmp_path_factory):
+    """The state of the single process over eight micro-batches of one sequence, with `options`."""
+    known = {}
+
+    def state(options):
+        if tuple(options) not in known:
+            argv = [*TEXT, *STEPS, *options, "--batch-size=1", "--accumulate=8"]
+            known[tuple(options)] = trained(train, tmp_path_factory.mktemp("single"), "single", 1, argv, "run")
+        return known[tuple(options)]
+
+    return state
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("world_size", "same", "more"),
+    [
+        (2, SGD, ["--batch-size=8", "--microbatches=8", "--schedule=gpipe"]),
+        (2, SGD, ["--batch-size=8", "--microbatches=8", "--schedule=interleaved"]),
+        (2, SGD, ["--batch-size=8", "--microbatches=8", "--schedule=zero-bubble"]),
+        (3, SGD, ["--batch-size=8", "--microbatches=8", "--activation-checkpoint=full"]),
+        (4, CUT, ["--batch-size=8", "--microbatches=8"]),
+        (4, CUT, ["--pipeline-parallel=2", "--batch-size=2", "--microbatches=2", "--accumulate=2"]),
+    ],
+)
+def test_three_steps_are_those_of_the_single_process(train, single, tmp_path, world_size, same, more):
+    state = trained(train, tmp_path, "pipeline", world_size, [*TEXT, *STEPS, *same, *more], "run")
+    differences = apart(single(same), state)
+    print(f"{world_size} ranks {more}: weights {differences[0]:.1e}, moments {differences[1]:.1e}")
+    assert max(differences) < LIMIT
+    for key in ("train_loss", "train_accuracy", "valid_loss", "valid_accuracy"):
+        results = [each["progress"]["history"][-1][key] for each in (single(same), state)]
+        assert results[1] == pytest.approx(results[0], rel=1e-5)
+
+
+@pytest.mark.process
+def test_one_part_is_the_naive_way(train, tmp_path):
+    common = [*TEXT, *STEPS, *SGD]
+    states = [
+        trained(train, tmp_path, "single", 1, common, "single"),
+        trained(train, tmp_path, "pipeline", 2, [*common, "--microbatches=1", "--schedule=gpipe"], "pipeline"),
+    ]
+    assert max(apart(*states)) < LIMIT
+
+
+@pytest.mark.process
+def test_a_checkpoint_goes_from_a_line_to_other_strategies_and_back(train, single, tmp_path):
+    worlds = [("pipeline", 4, 8, 1), ("fsdp", 2, 1, 4), ("pipeline", 2, 8, 1)]
+    for step, (strategy, world_size, size, accumulate) in enumerate(worlds, start=1):
+        argv = [*TEXT, *STEPS, *SGD, f"--max-steps={step}", f"--batch-size={size}", f"--accumulate={accumulate}"]
+        argv += ["--microbatches=8"] if strategy == "pipeline" else []
+        state = trained(train, tmp_path, strategy, world_size, [*argv, *(["--resume"] if step > 1 else [])], "moved")
+    assert max(apart(single(SGD), state)) < LIMIT
+
+
+@pytest.mark.process
+def test_what_a_user_sees_and_each_rank_keeps(train, tmp_path):
+    argv = ["pipeline", *TEXT, "--bf16", "--max-steps=4", "--name=run", f"--runs-dir={tmp_path}"]
+    [ended, other] = train(argv, 2, ok=True)
+    assert "gpt-tiny, 0.9 M parameters" in ended.out
+    assert "2 ranks in a pipeline wait 20% of a step" in ended.out
+    assert other.out == ""
+    entries = checkpoint.head(checkpoint.saved(tmp_path / "run")[0])["tensors"]
+    files = {name: {chunk["file"] for chunk in entry["chunks"]} for name, entry in entries.items()}
+    assert files["model/embed.weight"] == files["model/layers.1.attention.out.weight"] == {"rank-00000"}
+    assert files["model/output.weight"] == files["model/layers.2.attention.out.weight"] == {"rank-00001"}
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
+def test_stages_are_the_model_cut_up(num_stages):
+    options = Options(model="gpt-tiny")
+    whole = models.place(models.build(options, 50, 16), torch.device("cpu"), torch.preserve_format, 0)
+    stages = [gpt.stage_of(whole.shape, number, num_stages) for number in range(num_stages)]
+    assert [number for stage in stages for number in stage.layers] == [0, 1, 2, 3]
+    x = inputs = torch.arange(32).view(2, 16)
+    for stage in stages:
+        own = models.build(options, 50, 16)
+        gpt.keep(own, [stage])
+        models.place(own, torch.device("cpu"), torch.preserve_format, 0)
+        assert {name: tensor for name, tensor in whole.state_dict().items() if name in own.state_dict()}.keys() == set(
+            own.state_dict()
+        )
+        x = gpt.part(own, stage)(x)
+    assert torch.equal(x, whole(inputs))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "options", "wrong", "fix"),
+    [
+        (4, {"pipeline_parallel": 3}, "4 processes can't stand in lines of 3", "--pipeline-parallel=2"),
+        (6, {}, "4 layers are too few for 6 stages", "--pipeline-parallel=3"),
+        (4, {"schedule": "interleaved"}, "4 layers are too few for 8 stages", "--pipeline-parallel=2"),
+        (5, {}, "4 layers are too few for 5 stages", "fewer processes"),
+        (2, {"batch_size": 6}, "a batch of 6 can't pass in 4 parts", "--microbatches=3"),
+        (4, {"microbatches": 2}, "by the schedule 1f1b", "--microbatches=4"),
+        (3, {"batch_size": 2}, "a batch of 2 can't pass", "--batch-size=6"),
+    ],
+)
+def test_what_does_not_come_out_even_is_refused(world_size, options, wrong, fix):
+    with pytest.raises(MusterError) as raised:
+        check_pipeline(Options(model="gpt-tiny", **options), world_size, 4)
+    assert wrong in raised.value.wrong
+    assert fix in raised.value.fix
+
+
+def test_the_wait_is_that_of_the_paper():
+    # Narayanan et al. 2021, 2.2: (p - 1) / m of the ideal time, and a v-th of it with v stages a rank.
+    for schedule, stages_each in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
+        plan = Pipelines.of(Options(schedule=schedule, microbatches=8), 4)
+        assert plan.bubble / (1 - plan.bubble) == pytest.approx(3 / (8 * stages_each))
+
+
+def test_what_can_not_be_parted():
+    with pytest.raises(MusterError, match="can't be parted") as raised:
+        check("pipeline", Options(model="gpt-tiny", schedule="zero-bubble", activation_checkpoint="full"))
+    assert "--schedule=interleaved" in raised.value.fix
