@@ -60,6 +60,7 @@ def train() -> None:
 
         app.command(strategy, help=HELP[strategy])(command(start, LaunchOptions, Options))
     app.command("export", help="Write a run's weights as one plain file, for torch.load and torchvision.")(_export)
+    app.command("selftest", help="Train with each strategy on this machine, and compare: PASS or FAIL.")(_selftest)
     _run(app, "train", normalise(sys.argv[1:]))
 
 
@@ -67,9 +68,21 @@ def _export(
     run: Annotated[str, typer.Argument(help="The run's folder, or one of its checkpoints.")],
     to: Annotated[str | None, typer.Option(help="The file. Default: weights.pt in the run's folder.")] = None,
 ) -> None:
-    argv = [sys.executable, "-P", "-m", "train.export", run, *([] if to is None else [to])]
+    _become("train.export", run, *([] if to is None else [to]))
+
+
+def _selftest(
+    ranks: Annotated[int | None, typer.Option(help="2, 4 or 8 processes. Default: one a GPU, or 2.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list for programs.")] = False,
+) -> None:
+    _become("train.selftest", *([] if ranks is None else [f"--ranks={ranks}"]), *(["--json"] if as_json else []))
+
+
+def _become(module: str, *arguments: str) -> None:
+    """Turns this process into `python -m module`, ours, whatever lies in the working directory."""
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    os.execve(sys.executable, argv, {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *arguments], env)
 
 
 def muster() -> None:
