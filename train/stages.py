@@ -16,6 +16,7 @@ from torch.distributed.pipelining.schedules import (
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from train.combinations import Pipelines
+from train.errors import MusterError
 from train.gradients import Gradients
 from train.metrics import Sums
 from train.models import gpt, logits_of, loss_of
@@ -53,7 +54,15 @@ class StagedGradients(Gradients):
         # Divided once, at the end, and not after each turn.
         how = {"loss_fn": loss_of, "scale_grads": False}
         schedule = SCHEDULES[options.schedule]
-        self.schedule = schedule(stages[0] if self.plan.stages_each == 1 else stages, self.plan.num_parts, **how)
+        try:
+            self.schedule = schedule(stages[0] if self.plan.stages_each == 1 else stages, self.plan.num_parts, **how)
+        except ValueError as error:
+            # torch 2.10's GPipe wants as many parts as stages, 2.15's does not.
+            raise MusterError(
+                f"this torch has no such schedule: {' '.join(str(error).split())}",
+                seen=f"torch {torch.__version__} --schedule={options.schedule} --microbatches={self.plan.num_parts}",
+                fix=f"--microbatches={self.plan.num_stages}",
+            ) from error
         self.num_parts = self.plan.num_parts * options.accumulate * world.num_shares
 
     def compute(

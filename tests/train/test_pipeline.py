@@ -10,7 +10,7 @@ from train.errors import MusterError
 from train.models import gpt
 from train.options import Options
 
-SGD = ["--optimizer=sgd", "--lr=0.1", "--max-steps=3"]
+SGD = ["--optimizer=sgd", "--lr=0.01", "--max-steps=3"]
 CUT = ["--optimizer=sgd", "--lr=1", "--max-steps=3", "--clip-norm=0.05"]
 
 
@@ -53,6 +53,11 @@ def test_three_steps_are_those_of_the_single_process(train, single, tmp_path, wo
 @pytest.mark.process
 def test_one_part_is_the_naive_way(train, tmp_path):
     common = [*TEXT, *STEPS, *SGD]
+    if torch.__version__ < "2.11":
+        ended = train(["pipeline", *common, "--microbatches=1", "--schedule=gpipe", f"--runs-dir={tmp_path}"], 2)
+        assert [rank.code for rank in ended] == [2, 2]
+        assert "--microbatches=2" in "".join(rank.err for rank in ended)
+        return
     states = [
         trained(train, tmp_path, "single", 1, common, "single"),
         trained(train, tmp_path, "pipeline", 2, [*common, "--microbatches=1", "--schedule=gpipe"], "pipeline"),

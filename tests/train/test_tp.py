@@ -23,7 +23,7 @@ def single(train, tmp_path_factory):
     return state
 
 
-SGD = ("--optimizer=sgd", "--lr=0.1")
+SGD = ("--optimizer=sgd", "--lr=0.01")
 CUT = ("--optimizer=sgd", "--lr=1", "--clip-norm=0.05")
 
 
