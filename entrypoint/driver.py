@@ -220,7 +220,7 @@ def _too_old(toolkit: Toolkit, supported: int, seen: str, program: Program, plac
     needed = toolkit.cuda[0]
     if needed > 12 and platform.machine() == "aarch64":
         # PyPI's torch 2.10 has CUDA on x86-64 only.
-        fix = f"ask for an NVIDIA driver of {FIRST_DRIVER[needed]} or newer: for aarch64 there is no variant for CUDA 12"
+        fix = f"ask for an NVIDIA driver of {FIRST_DRIVER[needed]} or newer: aarch64 has no variant for CUDA 12"
     elif needed > 12 and supported >= 12:
         is_image = (places.root / "image.json").is_file()
         how = "make image VARIANT=cuda12" if is_image else "install requirements-cuda12.lock"
