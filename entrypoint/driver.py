@@ -10,6 +10,7 @@ Source: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatib
 
 import importlib.util
 import os
+import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -217,7 +218,10 @@ def _without_library(driver: Driver, program: Program, places: Places) -> Found:
 
 def _too_old(toolkit: Toolkit, supported: int, seen: str, program: Program, places: Places) -> MusterError:
     needed = toolkit.cuda[0]
-    if needed > 12 and supported >= 12:
+    if needed > 12 and platform.machine() == "aarch64":
+        # PyPI's torch 2.10 has CUDA on x86-64 only.
+        fix = f"ask for an NVIDIA driver of {FIRST_DRIVER[needed]} or newer: aarch64 has no variant for CUDA 12"
+    elif needed > 12 and supported >= 12:
         is_image = (places.root / "image.json").is_file()
         how = "make image VARIANT=cuda12" if is_image else "install requirements-cuda12.lock"
         fix = f"{how}: torch 2.10 for CUDA 12.8 runs with this driver"

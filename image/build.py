@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -48,6 +49,12 @@ def main(argv: Sequence[str]) -> None:
     """
     arguments = _parse(argv)
     variant = VARIANTS[arguments.variant]
+    if arguments.variant == "cuda12" and platform.machine() != "x86_64":
+        raise BuildError(
+            "the variant for CUDA 12 is for x86_64 only: elsewhere its torch has no CUDA",
+            seen=f"VARIANT=cuda12 on {platform.machine()}",
+            fix="make image, which needs a driver of 580 or newer",
+        )
     engine = _engine(arguments.engine)
     epoch = os.environ.get("SOURCE_DATE_EPOCH") or commit_time()
     tags = [arguments.tag] if arguments.tag else names(variant)

@@ -11,7 +11,7 @@ export SOURCE_DATE_EPOCH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ig
 "$folder/venv/bin/pip" install --quiet --no-cache-dir --no-compile --no-deps --no-build-isolation --no-index \
     --config-settings editable_mode=compat --editable "$folder"
 rm -rf "$folder"/*.egg-info/SOURCES.txt
-"$folder/venv/bin/python" -m compileall -q --invalidation-mode checked-hash \
+"$folder/venv/bin/python" -m compileall -q -f --invalidation-mode checked-hash \
     "$folder/entrypoint" "$folder/train" "$folder/check"
 "$folder/venv/bin/python" "$build/describe.py" "$@"
 

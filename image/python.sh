@@ -20,8 +20,8 @@ find "$venv/lib" -name '*.a' -type f -delete
 find "$venv/lib" -path '*/site-packages/*/tests' -type d -prune -exec rm -rf {} +
 
 # Compiled by content, not by time: the files' times are whatever the engine makes of them. What lies in the image does
-# not change, so that nothing needs to look at the sources again. Some are for other Pythons and can't be compiled.
-"$venv/bin/python" -m compileall -qq -j 0 --invalidation-mode unchecked-hash "$venv/lib" || true
+# not change: nothing needs to look at the sources again. Some are for other Pythons and can't be compiled.
+"$venv/bin/python" -m compileall -qq -f -j 0 --invalidation-mode unchecked-hash "$venv/lib" || true
 
 # Plugins of NCCL look for the CUDA runtime by its bare name, on the loader's path.
 runtime=$(find "$venv" -name 'libcudart.so.*' | sort | head -n 1)

@@ -34,10 +34,11 @@ def main(argv: Sequence[str]) -> None:
                 raise BuildError(f"{engine.name} has no image of that name", seen=image, fix="make image first")
             print(f"Saving {image} from {engine.name}", flush=True)
             source = engine.save(image, Path(folder))
-        print(f"Building {target.name} with {apptainer}", flush=True)
+        print(f"Building {target.name}", flush=True)
         make(apptainer, source, target, Path(folder))
     size = target.stat().st_size / 1e9
-    print(f"\n{target.name} is ready, {size:.2f} GB: apptainer exec --nv {arguments.output} train ddp")
+    shown = Path(apptainer).name if shutil.which("apptainer") else os.path.relpath(apptainer)
+    print(f"\n{target.name} is ready, {size:.2f} GB: {shown} exec --nv {arguments.output} train ddp")
 
 
 def make(apptainer: str, source: str, target: Path, scratch: Path) -> None:

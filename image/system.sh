@@ -9,8 +9,13 @@ export DEBIAN_FRONTEND=noninteractive
 if [ -s /run/secrets/apt.conf ]; then
     export APT_CONFIG=/run/secrets/apt.conf
 fi
-apt-get update --quiet
-xargs --arg-file="$list" apt-get install --quiet --yes --no-install-recommends
+log=$(mktemp)
+if ! { apt-get update --quiet && xargs --arg-file="$list" apt-get install --quiet --yes --no-install-recommends; } \
+    > "$log" 2>&1; then
+    tail -n 40 "$log" >&2
+    exit 1
+fi
+rm "$log"
 
 # What is another in each build, or serves nobody here. Licences stay.
 rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/cache/ldconfig/aux-cache \

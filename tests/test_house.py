@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,21 @@ def test_what_the_entrypoint_reads_of_the_trainer_is_without_torch(name: str) ->
     assert not {module for module in imported(ROOT / "train" / name) if module.split(".")[0] in ("torch", "numpy")}
 
 
+def test_building_the_image_needs_nothing_but_python() -> None:
+    assert sources("image")
+    for path in sources("image"):
+        roots = {name.split(".")[0] for name in imported(path)}
+        assert not roots - sys.stdlib_module_names - {"image"}, path
+
+
+def test_what_looks_at_an_installation_is_of_neither_side() -> None:
+    assert sources("check")
+    for path in sources("check"):
+        assert not {name for name in imported(path) if name.split(".")[0] in ("entrypoint", "train")}, path
+
+
 def test_no_file_grows_past_its_size() -> None:
-    for path in sources("entrypoint", "train", "benchmarks", "tests"):
+    for path in sources("entrypoint", "train", "check", "image", "benchmarks", "tests"):
         assert len(path.read_text().splitlines()) <= 320, path
 
 
