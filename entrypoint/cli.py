@@ -18,6 +18,7 @@ from entrypoint.environment import Environment
 from entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, VersionOptions
 from entrypoint.program import Program
 from entrypoint.rendezvous import Rendezvous
+from train.combinations import WHICH
 from train.combinations import check as check_combination
 from train.errors import MusterError, one_line
 from train.options import IN_ONE_PROCESS, STRATEGIES, Options, command, normalise, to_argv
@@ -47,6 +48,7 @@ def train() -> None:
     """The command `train`."""
     app = typer.Typer(
         help="Train PyTorch models, on this machine or in the job that this is part of.",
+        epilog="\n\n".join(WHICH.splitlines()),
         context_settings=SETTINGS,
         no_args_is_help=True,
         add_completion=False,

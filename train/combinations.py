@@ -15,6 +15,17 @@ ONLY = {
 }
 """Options that mean something to some strategies only."""
 
+WHICH = """\
+Which one?  nodes  GPUs a node  when
+single      1      1            what you measure the others against
+dp          1      some         only to compare
+ddp         any    any          it fits on one GPU: the first choice
+fsdp        any    any          it does not; see --replicate on many nodes
+tp          any    2 to 8       gpt-...: its layers are too large for fsdp
+pipeline    any    any          gpt-...: slow network between many nodes
+"""
+"""Which strategy is for what, for the help text."""
+
 OF_TRANSFORMERS = ("tp", "pipeline")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.train.comparing import ROOT, STEPS, TEXT, apart, trained
 from train import strategies
+from train.combinations import WHICH
 from train.options import STRATEGIES
 from train.strategies import Strategy
 
@@ -35,6 +36,12 @@ def test_dp_says_what_it_is_for_and_wants_one_process(train, tmp_path):
     ended = train(argv, 2)
     assert [rank.code for rank in ended] == [2, 2]
     assert "'train ddp' trains one model with all processes" in ended[0].err
+
+
+def test_the_help_says_which_is_for_what():
+    lines = WHICH.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(STRATEGIES)
+    assert max(map(len, lines)) < 79
 
 
 @pytest.mark.parametrize(
