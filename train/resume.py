@@ -16,7 +16,7 @@ from train.state import Keeper, fill, misfit
 from train.world import World
 
 RESULT_OPTIONS = (
-    *("data", "image_size", "num_classes", "num_samples", "on_bad_sample", "batch_size", "accumulate", "seed", "bf16"),
+    *("data", "image_size", "num_classes", "num_samples", "on_bad_sample", "batch_size", "seed", "bf16"),
     *("optimizer", "lr", "lr_scale", "warmup_steps", "momentum", "weight_decay", "clip_norm", "seq_len", "vocab_size"),
 )
 """Options that change what is learnt: a resumed run warns when they differ."""
@@ -91,11 +91,23 @@ def fit(index: dict[str, Any], model: nn.Module, identity: dict[str, Any], path:
 
 
 def differences(state: dict[str, Any], settings: dict[str, Any], world: World) -> list[str]:
-    """One line naming what makes this run's result differ from that of the run it continues; none if nothing does."""
-    before = state["options"] | {"world_size": state["world_size"]}
-    now = settings | {"world_size": world.world_size}
-    names = [name for name in (*RESULT_OPTIONS, "world_size") if before.get(name) != now[name]]
+    """One line naming what makes this run's result differ from that of the run it continues; none if nothing does.
+
+    Ranks and `--accumulate` may trade places: what counts is the global batch, and, for the batch normalisation that
+    models of images may have, the size of its parts.
+    """
+    before = state["options"] | {"global_batch": global_batch(state["options"], state["num_shares"])}
+    now = settings | {"global_batch": global_batch(settings, world.num_shares)}
+    ignored = ("batch_size",) if now["seq_len"] else ()  # a transformer's samples know nothing of each other
+    names = [
+        name for name in (*RESULT_OPTIONS, "global_batch") if name not in ignored and before.get(name) != now[name]
+    ]
     if not names:
         return []
     changes = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in names)
     return [f"the result will differ from that of an uninterrupted run: {changes}"]
+
+
+def global_batch(options: dict[str, Any], num_shares: int) -> int:
+    """Samples of a step over all ranks."""
+    return options["batch_size"] * options["accumulate"] * num_shares

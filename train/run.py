@@ -11,6 +11,7 @@ from train import combinations, data, models, optimizer, strategies
 from train.data.images import Source
 from train.data.loader import open_batches
 from train.display import Display
+from train.errors import MusterError
 from train.faults import agree
 from train.loop import Loop, Progress
 from train.metrics import StepTimes
@@ -65,7 +66,13 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     log = Log(chosen.folder, progress.step) if world.main else None
 
     def save(progress: Progress) -> None:
-        plain = {"identity": identity, "options": settings, "world_size": world.world_size, "strategy": strategy_name}
+        plain = {
+            "identity": identity,
+            "options": settings,
+            "world_size": world.world_size,
+            "num_shares": world.num_shares,
+            "strategy": strategy_name,
+        }
         state = state_of(strategy.unwrap(model), steps)
         keeper.save({**plain, "progress": asdict(progress), **state}, progress.step)
 
@@ -91,8 +98,10 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     try:
         loop.fit()
         keeper.wait()
-    finally:
+    except MusterError:
         keeper.close()
+        raise
+    finally:
         train.close()
         valid.close()
     summary = collect(
