@@ -89,13 +89,6 @@ class Loop:
             self.train_epoch()
             self.average_buffers()
             train_loss, train_accuracy = averages(progress.sums)
-            if not math.isfinite(train_loss):
-                raise MusterError(
-                    f"the training loss of epoch {epoch + 1} is {train_loss}",
-                    seen=f"--lr={self.options.lr} --warmup-steps={self.options.warmup_steps}, step {progress.step}",
-                    fix="a smaller --lr or a longer warm-up; the last checkpoint is from before: --resume",
-                    code=FAILED,
-                )
             valid_loss, valid_accuracy = self.validate()
             progress.best_accuracy = max(progress.best_accuracy, valid_accuracy)
             record = {
@@ -138,6 +131,8 @@ class Loop:
                     self.show(looks.pop(0)[0], values)
                 self.display.step(done)
         totals = self.total(sums.values)
+        if not math.isfinite(totals[0]):
+            self.refuse(totals[0], sums)
         progress.sums = [before + now for before, now in zip(progress.sums, totals, strict=True)]
         progress.sample += order.num_steps * order.global_batch
         if order.num_samples - progress.sample < order.global_batch:
@@ -145,6 +140,18 @@ class Loop:
         for step, look in looks:
             if (values := look.values()) is not None:
                 self.show(step, values)
+
+    def refuse(self, loss: float, sums: Sums) -> None:
+        """Raises MusterError, on all ranks, with the step and the rank where the loss was the first to be no number."""
+        bad = [(first, rank) for rank, first in enumerate(self.world.gather(int(sums.first_bad))) if first >= 0]
+        first, rank = min(bad, default=(sums.num_batches - 1, 0))
+        step = self.progress.step - (sums.num_batches - 1 - first) // self.options.accumulate
+        raise MusterError(
+            f"the training loss is {loss} from step {step} on, where rank {rank} was the first",
+            seen=f"--lr={self.options.lr} --warmup-steps={self.options.warmup_steps}, epoch {self.progress.epoch + 1}",
+            fix="a smaller --lr, a longer warm-up or --clip-norm=1; the last checkpoint is from before: --resume",
+            code=FAILED,
+        )
 
     def show(self, step: int, values: list[float]) -> None:
         """Logs the loss of rank 0 in the epoch up to `step`."""

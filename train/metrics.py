@@ -110,10 +110,14 @@ class Sums:
 
     Attributes:
         values: [summed loss, hits, targets], float64.
+        num_batches: how many were added.
+        first_bad: which of them (from 0) was the first whose loss is no number; -1 for none.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.values = torch.zeros(3, dtype=torch.float64, device=device)
+        self.num_batches = 0
+        self.first_bad = torch.full((), -1, device=device)
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> None:
@@ -122,6 +126,9 @@ class Sums:
         hits = (logits.argmax(-1) == targets).sum()
         # The mean over no target is no number.
         total = torch.where(num_targets > 0, loss.detach().double() * num_targets, 0.0)
+        is_first_bad = ~total.isfinite() & (self.first_bad < 0)
+        self.first_bad = torch.where(is_first_bad, self.num_batches, self.first_bad)
+        self.num_batches += 1
         self.values += torch.stack((total, hits.double(), num_targets.double()))
 
 

@@ -175,3 +175,21 @@ def test_promised_gpus_that_torch_does_not_see(monkeypatch):
         assert len(promised_gpus({"CUDA_VISIBLE_DEVICES": value}, World())) == count
     assert promised_gpus({}, World()) == []
     assert "--nv" in promised_gpus({"CUDA_VISIBLE_DEVICES": "0"}, World())[0]
+
+
+def test_a_loss_that_is_no_number_is_told_with_its_step_and_rank(train, small, tmp_path):
+    argv = ["ddp", *small, "--epochs=2", "--name=run", f"--runs-dir={tmp_path}", "--model=squeezenet1_1"]
+    argv[argv.index("--image-size=16")] = "--image-size=32"
+    # The loss of one rank, at one of its steps of the second epoch: 44 steps an epoch, and two micro-batches a step.
+    broken = (
+        "import os, torch, train.gradients as g\n"
+        "count, plain = [0], g.loss_of\n"
+        "def loss_of(outputs, targets):\n"
+        "    count[0] += torch.is_grad_enabled()\n"
+        "    nan = os.environ['RANK'] == '1' and count[0] == 2 * 44 + 2 * 3 + 1 and torch.is_grad_enabled()\n"
+        "    return plain(outputs, targets) * (float('nan') if nan else 1)\n"
+        "g.loss_of = loss_of\n"
+    )
+    ended = train([*argv, "--accumulate=2", "--lr=0"], 2, deadline_s=DEADLINE_S, before=broken)
+    assert_one_message(ended, 1, "from step 48 on, where rank 1 was the first", "--clip-norm", "--resume")
+    assert checkpoint.load_newest(tmp_path / "run")[1]["progress"]["step"] == 44

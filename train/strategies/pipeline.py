@@ -35,6 +35,8 @@ def share(world: World, options: Options) -> World:
 
 def notes(world: World, options: Options) -> list[str]:
     """How much of a step the ranks wait for each other."""
+    if world.backend is None:
+        return []
     plan = Pipelines.of(options, world.world_size)
     most = "at most " if options.schedule == "zero-bubble" else ""
     return [f"{plan.size} ranks in a pipeline wait {most}{plan.bubble:.0%} of a step; more --microbatches lessen it"]
