@@ -23,6 +23,7 @@ def single(train, tmp_path_factory):
     return state
 
 
+# AdamW divides a gradient by its own size, and so makes much of the last bits of small ones.
 SGD = ("--optimizer=sgd", "--lr=0.01")
 CUT = ("--optimizer=sgd", "--lr=1", "--clip-norm=0.05")
 
@@ -35,7 +36,7 @@ CUT = ("--optimizer=sgd", "--lr=1", "--clip-norm=0.05")
         (4, 2, SGD, ["--tensor-parallel=2"]),
         (4, 4, CUT, ["--tensor-parallel=2", "--accumulate=2"]),
         (2, 2, SGD, ["--accumulate=2", "--activation-checkpoint=selective"]),
-        (3, 3, (), ["--tensor-parallel=1"]),
+        (3, 3, SGD, ["--tensor-parallel=1"]),
     ],
 )
 def test_three_steps_are_those_of_the_single_process(train, single, tmp_path, world_size, num_parts, same, more):
@@ -54,11 +55,11 @@ def test_three_steps_are_those_of_the_single_process(train, single, tmp_path, wo
 def test_a_checkpoint_goes_from_ddp_to_fsdp_to_tp_and_back(train, single, tmp_path):
     for step, (strategy, world_size) in enumerate([("ddp", 4), ("fsdp", 2), ("tp", 4), ("single", 1)], start=1):
         shares = 2 if strategy == "tp" else world_size
-        argv = [*TEXT, *STEPS, f"--accumulate={4 // shares}", f"--max-steps={step}", "--keep-checkpoints=1"]
+        argv = [*TEXT, *STEPS, *SGD, f"--accumulate={4 // shares}", f"--max-steps={step}", "--keep-checkpoints=1"]
         argv += ["--tensor-parallel=2"] if strategy == "tp" else []
         state = trained(train, tmp_path, strategy, world_size, [*argv, *(["--resume"] if step > 1 else [])], "moved")
         if step == 3:
-            assert max(apart(single(4), state)) < LIMIT
+            assert max(apart(single(4, *SGD), state)) < LIMIT
     assert state["progress"]["step"] == 4
 
 
