@@ -25,7 +25,7 @@ def run(argv: Sequence[Any], **options: Any) -> "subprocess.CompletedProcess[str
     if ended.returncode:
         raise BuildError(
             f"{words[0]} failed with exit code {ended.returncode}",
-            seen=f"{shlex.join(words)[:400]} {_last_line(ended.stderr)}".rstrip(),
+            seen=f"{shlex.join(words[:6])}{' ...' if len(words) > 6 else ''} {_last_line(ended.stderr)}".rstrip(),
             fix="read its messages above" if ended.stderr is None else "mend what it names, and try again",
         )
     return ended
