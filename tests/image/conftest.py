@@ -6,6 +6,7 @@ To try tests again and again, MUSTER_TEST_STORAGE=FOLDER keeps what was built th
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,13 +80,15 @@ def apptainer() -> str:
 
 
 @pytest.fixture(scope="session")
-def image_sif(podman: Podman, image: str, apptainer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sif]:
+def image_sif(podman: Podman, image: str, apptainer: str) -> Iterator[Sif]:
     """The SIF that `make sif` makes of the image."""
     kept = os.environ.get("MUSTER_TEST_STORAGE")
     if kept and Path(kept, "muster.sif").exists():
         yield Sif(apptainer, Path(kept, "muster.sif"))
         return
-    folder = tmp_path_factory.mktemp("sif")
+    # Where anyone may read it: pytest's own folders are closed to others.
+    folder = Path(tempfile.mkdtemp(prefix="muster-test-sif-"))
+    folder.chmod(0o755)
     source = podman.engine.save(image, folder)
     try:
         sif.make(apptainer, source, folder / "muster.sif", folder)

@@ -73,7 +73,8 @@ def test_a_folder_that_the_user_may_not_write_is_told(podman: Podman, image: str
 
 def test_a_script_beside_the_users_own_train_py(podman: Podman, image: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('the wrong one')")
-    (tmp_path / "mine.py").write_text("import helper; print('rank', helper.rank())")
+    # In one piece: the lines of both ranks go through one pipe.
+    (tmp_path / "mine.py").write_text("import os, helper; os.write(1, f'rank {helper.rank()}\\n'.encode())")
     (tmp_path / "helper.py").write_text("import os\ndef rank(): return os.environ['RANK']")
     mount = f"--volume={tmp_path}:/workspace"
     done = podman.run(image, "muster", "run", "--nproc-per-node=2", "mine.py", options=[mount])

@@ -68,7 +68,6 @@ def test_trains_outside_of_a_job_without_the_hosts_environment(image_sif: Sif, t
 
 def test_trains_as_nobody(image_sif: Sif, somebody: Path) -> None:
     """Where the system lets a user mount no SIF, Apptainer unpacks it: most of this test's time."""
-    image_sif.path.parent.chmod(0o755)
     argv = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
     done = subprocess.run(
         [*argv, *image_sif.argv(*TRAIN, options=["--bind", somebody, "--pwd", somebody])],
