@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -169,17 +168,17 @@ def revision() -> str:
     try:
         commit = output([*git, "rev-parse", "HEAD"])
         changed = output([*git, "status", "--porcelain", "--untracked-files=no"])
-    except (BuildError, OSError):
+    except BuildError:
         return "unknown"
     return f"{commit}-dirty" if changed else commit
 
 
 def commit_time() -> str:
     """The time of the commit, in seconds; 0 outside of a clone."""
-    asked = subprocess.run(
-        ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"], capture_output=True, text=True, check=False
-    )
-    return asked.stdout.strip() or "0"
+    try:
+        return output(["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]) or "0"
+    except BuildError:
+        return "0"
 
 
 if __name__ == "__main__":

@@ -12,16 +12,27 @@ class BuildError(Exception):
 
     def __init__(self, wrong: str, *, seen: str, fix: str) -> None:
         super().__init__(f"error: {wrong}\n seen: {seen}\n  fix: {fix}")
+        self.wrong = wrong
+        self.seen = seen
 
 
 def run(argv: Sequence[Any], **options: Any) -> "subprocess.CompletedProcess[str]":
     """The ended program, its output on this terminal.
 
     Raises:
-        BuildError: it failed.
+        BuildError: it is not there, failed, or took longer than the `timeout` that it was given.
     """
     words = [str(word) for word in argv]
-    ended = subprocess.run(words, text=True, check=False, **options)
+    try:
+        ended = subprocess.run(words, text=True, check=False, **options)
+    except OSError as reason:
+        raise BuildError(f"{words[0]} can't be started", seen=str(reason.strerror), fix="install it") from None
+    except subprocess.TimeoutExpired as late:
+        raise BuildError(
+            f"{words[0]} did not end in time",
+            seen=f"waited {late.timeout:.0f} s for {shlex.join(words[:6])}",
+            fix="see what it waits for, the network most often, and try again",
+        ) from None
     if ended.returncode:
         raise BuildError(
             f"{words[0]} failed with exit code {ended.returncode}",
@@ -49,12 +60,14 @@ def succeeds(argv: Sequence[Any], timeout_s: float = 60) -> bool:
 
 
 def command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs `main` and exits: 0, or 2 with three lines on stderr."""
+    """Runs `main` and exits: 0, 2 with three lines on stderr, or 130 where the user interrupted it."""
     try:
         main(sys.argv[1:] if argv is None else argv)
     except BuildError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(0)
 
 

@@ -24,6 +24,8 @@ def main(argv: Sequence[str]) -> None:
     arguments = _parse(argv)
     source = arguments.source
     target = Path(arguments.output).resolve()
+    if not target.parent.is_dir():
+        raise BuildError("there is no such folder", seen=str(target.parent), fix="mkdir it, or SIF=OTHER.sif")
     apptainer = find_apptainer()
     # Beside its target, as /tmp may be too small for it.
     with tempfile.TemporaryDirectory(prefix=".muster-sif-", dir=target.parent) as folder:

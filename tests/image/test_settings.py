@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from image import base, build, engines, settings
+from image import base, build, engines, errors, settings, sif
 from image.engines import Engine
 from image.errors import BuildError
 
@@ -141,9 +141,32 @@ def test_a_base_needs_mmdebstrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_bad_options_are_three_lines_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    from image.errors import command
-
     with pytest.raises(SystemExit) as ended:
-        command(build.main, ["--apt-sources=/none"])
+        errors.command(build.main, ["--apt-sources=/none"])
     assert ended.value.code == 2
     assert [line[:7] for line in capsys.readouterr().err.splitlines()] == ["error: ", " seen: ", "  fix: "]
+
+
+def test_a_program_that_is_not_there_or_does_not_end() -> None:
+    with pytest.raises(BuildError, match="can't be started"):
+        errors.run(["/none/such"])
+    with pytest.raises(BuildError, match="waited 0 s for sleep 60"):
+        errors.run(["sleep", "60"], timeout=0.2)
+    with pytest.raises(BuildError, match="-> out of luck") as failed:
+        errors.output(["sh", "-c", "echo out of luck >&2; exit 3"])
+    assert failed.value.wrong == "sh failed with exit code 3"
+
+
+def test_a_registry_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The engine is a stand-in: no registry is in reach of the tests."""
+    (tmp_path / "podman").write_text("#!/bin/sh\necho first >&2; echo no such host >&2; exit 125\n")
+    (tmp_path / "podman").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert Engine("podman").pull("docker.io/none") == "no such host"
+
+
+def test_a_sif_in_a_folder_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        errors.command(sif.main, ["--output=/none/such/x.sif"])
+    assert ended.value.code == 2
+    assert "/none/such" in capsys.readouterr().err
