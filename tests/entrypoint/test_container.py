@@ -218,10 +218,10 @@ def test_reading_takes_less_than_5_ms(tmp_path: Path) -> None:
     proc = fake_proc(tmp_path, [f"bash{number}" for number in range(20)], mounts=MOUNTS * 20)
     times: list[float] = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         container.read(proc)
         container.read()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.005, times
 
 

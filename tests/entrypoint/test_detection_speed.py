@@ -43,11 +43,11 @@ def test_ten_thousand_nodes_take_less_than_50_ms(make: Callable[[], Environment]
         # A process detects once.
         hostlist.expand.cache_clear()
         hostlist.index_of.cache_clear()
-        start = time.perf_counter()
+        start = time.process_time()
         found = detect(env)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
         assert (found.num_nodes, found.node_rank) == (NODES, NODES - 1)
-    # The best of five: other work on this machine is not ours.
+    # The processor's time, and the best of five: other work on this machine is not ours.
     assert min(times) < 0.05, times
 
 
