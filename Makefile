@@ -34,8 +34,8 @@ ifdef TESTS
 	@$(BIN)/pytest $(TESTS)
 else
 	@echo "Two parts of the tests run at once; each shows what it said when it is over."
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-clusters test-others test-cuda12
-	@$(BIN)/pytest tests/image
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
+	  test-clusters test-others test-image test-cuda12
 endif
 
 # Clusters mostly wait, for their daemons and for each other: the other tests take the time that they leave.
@@ -46,6 +46,10 @@ test-clusters: $(DEV)
 .PHONY: test-others
 test-others: $(DEV)
 	@$(BIN)/pytest tests --ignore=tests/clusters --ignore=tests/image
+
+.PHONY: test-image
+test-image: $(DEV)
+	@$(BIN)/pytest tests/image
 
 .PHONY: test-cuda12
 test-cuda12: $(CUDA12_DEV) ## The unit and process levels with the last torch for CUDA 12
