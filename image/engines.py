@@ -38,8 +38,8 @@ class Engine:
         try:
             output(self.argv("pull", "--quiet", image), timeout=PULL_TIMEOUT_S)
         except BuildError as error:
-            # What the engine said last, or that it did not end in time.
-            return error.seen.partition("-> ")[2] or error.wrong
+            # The end of what the engine said last, or that it did not end in time.
+            return ": ".join(error.seen.partition("-> ")[2].rsplit(": ", 2)[-2:]) or error.wrong
         return None
 
     def import_root(self, tar: Path, image: str) -> None:
