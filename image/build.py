@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from image import base, engines, settings
-from image.errors import BuildError, command, output, run
+from image.errors import BuildError, Parser, command, output, run
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -100,7 +100,7 @@ def make(
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make image", description=__doc__)
+    parser = Parser(prog="make image", description=__doc__)
     parser.add_argument("--engine", default="", help=f"{', '.join(engines.NAMES)}; the first that works")
     parser.add_argument("--variant", default="cuda13", choices=VARIANTS)
     parser.add_argument("--base-image", default="", help="the image to start from: an Ubuntu or Debian")

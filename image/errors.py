@@ -1,5 +1,6 @@
 """The three lines of an error, and running a program whose failure becomes one."""
 
+import argparse
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,14 @@ class BuildError(Exception):
         super().__init__(f"error: {wrong}\n seen: {seen}\n  fix: {fix}")
         self.wrong = wrong
         self.seen = seen
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are the three lines of an error."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises BuildError in place of an exit."""
+        raise BuildError(message, seen=shlex.join(sys.argv[1:]), fix="make help lists what may be given")
 
 
 def run(argv: Sequence[Any], **options: Any) -> "subprocess.CompletedProcess[str]":

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from image import build, engines
-from image.errors import BuildError, command, output, run
+from image.errors import BuildError, Parser, command, output, run
 
 # zstd at its third level squashes 5.5 GB in 8 s on two cores, gzip in 169 s, to the same size.
 SQUASH = "-comp zstd -Xcompression-level 3"
@@ -97,7 +97,7 @@ def find_apptainer() -> str:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make sif", description=__doc__)
+    parser = Parser(prog="make sif", description=__doc__)
     parser.add_argument("--engine", default="", help=f"where the image is: {', '.join(engines.NAMES)}")
     parser.add_argument("--variant", default="cuda13", choices=build.VARIANTS)
     parser.add_argument("--image", default="", help="the image's name, if not what make image called it")

@@ -140,9 +140,10 @@ def test_a_base_needs_mmdebstrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         base.make(Engine("podman"), "x", settings.Settings({}, {}), "0")
 
 
-def test_bad_options_are_three_lines_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", [["--apt-sources=/none"], ["--variant=rocm"], ["--engine=lxc"], ["--nonsense"]])
+def test_bad_options_are_three_lines_and_exit_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        errors.command(build.main, ["--apt-sources=/none"])
+        errors.command(build.main, words)
     assert ended.value.code == 2
     assert [line[:7] for line in capsys.readouterr().err.splitlines()] == ["error: ", " seen: ", "  fix: "]
 
