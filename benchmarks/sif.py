@@ -14,7 +14,8 @@ from results import ROOT, interleaved, parser, publish, seconds, spread, table
 
 sys.path.insert(0, str(ROOT))
 from image import build, engines, sif
-from image.errors import BuildError, output
+from image.errors import output
+from train.errors import MusterError
 
 BIN = Path(sys.executable).parent
 
@@ -60,7 +61,7 @@ def main() -> None:
     file = Path(arguments.sif)
     engine = engines.find()
     if not file.is_file() or not engine.has(arguments.image):
-        raise BuildError("the image and its SIF are measured, and are not here", seen=str(file), fix="make image sif")
+        raise MusterError("the image and its SIF are measured, and are not here", seen=str(file), fix="make image sif")
     apptainer = sif.find_apptainer()
     version = subprocess.run([apptainer, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     base = output(
@@ -82,6 +83,6 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except BuildError as error:
+    except MusterError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

@@ -82,9 +82,8 @@ def _selftest(
 
 def _become(module: str, *arguments: str) -> None:
     """Turns this process into `python -m module`, ours, whatever lies in the working directory."""
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *arguments], env)
+    env = {**os.environ, **launch.ours_first(os.environ)}
+    os.execve(sys.executable, [sys.executable, "-m", module, *arguments], env)
 
 
 def muster() -> None:

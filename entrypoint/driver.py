@@ -93,8 +93,10 @@ def check(allocation: Allocation, env: Environment, program: Program, places: Pl
         MusterError: it would see none of them, and silently train on the CPU.
     """
     on_cpu = program.is_ours and "--device=cpu" in program.words
+    if not allocation.gpus_seen or on_cpu or program.framework != "torch":
+        return Found()
     toolkit = toolkit_of(places)
-    if not allocation.gpus_seen or on_cpu or program.framework != "torch" or toolkit is None:
+    if toolkit is None:
         return Found()
     try:
         return _check(toolkit, find(places), env, program, places)

@@ -74,7 +74,7 @@ def plan(
         argv = program.own_words()
         variables |= frameworks.variables(program.framework, allocation, rendezvous, port)
     if program.is_ours:
-        variables |= _ours_first(env)
+        variables |= ours_first(env)
         variables["MUSTER_COMMAND"] = shlex.join(command)
     if options.debug:
         variables["MUSTER_DEBUG"] = "1"
@@ -129,7 +129,7 @@ def _spawn_argv(allocation: Allocation, rendezvous: Rendezvous, port: int, progr
     ]
 
 
-def _ours_first(env: Environment) -> dict[str, str]:
+def ours_first(env: Mapping[str, str]) -> dict[str, str]:
     """What keeps a `train.py` or `train/` in the user's folders from being imported in place of ours."""
     wanted = {"PYTHONSAFEPATH": "1"}
     inherited = env.get("PYTHONPATH", "")

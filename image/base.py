@@ -6,8 +6,9 @@ import tempfile
 from pathlib import Path
 
 from image.engines import Engine
-from image.errors import BuildError, run
+from image.errors import run
 from image.settings import Settings, apt_options
+from train.errors import MusterError
 
 SUITE = "bookworm"
 # In the image of those who built it from a mirror of their own.
@@ -25,10 +26,10 @@ def make(engine: Engine, image: str, settings: Settings, epoch: str) -> None:
         epoch: the time of every file, in seconds.
 
     Raises:
-        BuildError: mmdebstrap is missing, or failed.
+        MusterError: mmdebstrap is missing, or failed.
     """
     if shutil.which("mmdebstrap") is None:
-        raise BuildError(
+        raise MusterError(
             "a base image made from Debian's packages needs mmdebstrap",
             seen="no mmdebstrap on PATH",
             fix="sudo apt-get install --no-install-recommends mmdebstrap, or make image BASE_IMAGE=REGISTRY/IMAGE",

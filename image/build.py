@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from image import base, engines, settings
-from image.errors import BuildError, Parser, command, output, run
+from image.errors import Parser, command, output, run
+from train.errors import MusterError
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,12 +45,12 @@ def main(argv: Sequence[str]) -> None:
     """Builds the image that `argv` asks for, and says what it is called.
 
     Raises:
-        BuildError: it can't be built.
+        MusterError: it can't be built.
     """
     arguments = _parse(argv)
     variant = VARIANTS[arguments.variant]
     if arguments.variant == "cuda12" and platform.machine() != "x86_64":
-        raise BuildError(
+        raise MusterError(
             "the variant for CUDA 12 is for x86_64 only: elsewhere its torch has no CUDA",
             seen=f"VARIANT=cuda12 on {platform.machine()}",
             fix="make image, which needs a driver of 580 or newer",
@@ -86,7 +87,7 @@ def make(
         options: more words for the engine's build command.
 
     Raises:
-        BuildError: it failed.
+        MusterError: it failed.
     """
     arguments = {
         "BASE_IMAGE": base_image,
@@ -108,7 +109,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--apt-sources", default="", help="a file of apt sources in place of the base image's own")
     arguments = parser.parse_args(argv)
     if arguments.apt_sources and not Path(arguments.apt_sources).is_file():
-        raise BuildError("there is no such file", seen=f"APT_SOURCES={arguments.apt_sources}", fix="APT_SOURCES=FILE")
+        raise MusterError("there is no such file", seen=f"APT_SOURCES={arguments.apt_sources}", fix="APT_SOURCES=FILE")
     return arguments
 
 
@@ -116,7 +117,7 @@ def _engine(wanted: str) -> engines.Engine:
     """The engine; on a Debian or Ubuntu without any, podman is installed where that may be done."""
     try:
         return engines.find(wanted)
-    except BuildError:
+    except MusterError:
         if wanted or shutil.which("apt-get") is None:
             raise
     run([ROOT / "scripts" / "install-packages.sh", ROOT / "tests" / "image" / "packages.txt"])
@@ -143,17 +144,17 @@ def _base(engine: engines.Engine, variant: Variant, shown: settings.Settings, ep
     return base.IMAGE
 
 
-def names(variant: Variant) -> "list[str]":
+def names(variant: Variant) -> list[str]:
     """The tags of an image, the one to use first: `muster` alone, then with its version."""
-    own = [variant.suffix] if variant.suffix else []
-    return [":".join(["muster", "-".join(own) or "latest"]), ":".join(["muster", "-".join([version(), *own])])]
+    suffix = variant.suffix
+    return [f"muster:{suffix or 'latest'}", f"muster:{version()}{suffix and '-'}{suffix}"]
 
 
 def version() -> str:
     """The project's version."""
     found = re.search(r'^version = "([^"]+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     if found is None:
-        raise BuildError("pyproject.toml names no version", seen=str(ROOT / "pyproject.toml"), fix="git checkout it")
+        raise MusterError("pyproject.toml names no version", seen=str(ROOT / "pyproject.toml"), fix="git checkout it")
     return found[1]
 
 
@@ -168,7 +169,7 @@ def revision() -> str:
     try:
         commit = output([*git, "rev-parse", "HEAD"])
         changed = output([*git, "status", "--porcelain", "--untracked-files=no"])
-    except BuildError:
+    except MusterError:
         return "unknown"
     return f"{commit}-dirty" if changed else commit
 
@@ -177,7 +178,7 @@ def commit_time() -> str:
     """The time of the commit, in seconds; 0 outside of a clone."""
     try:
         return output(["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]) or "0"
-    except BuildError:
+    except MusterError:
         return "0"
 
 

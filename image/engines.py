@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from image.errors import BuildError, output, run, succeeds
+from image.errors import output, run, succeeds
 from image.settings import Settings
+from train.errors import MusterError
 
 NAMES = ("docker", "podman", "buildah")
 PULL_TIMEOUT_S = 1800
@@ -25,7 +26,7 @@ class Engine:
     name: str
     options: Sequence[str] = ()
 
-    def argv(self, *words: object) -> "list[str]":
+    def argv(self, *words: object) -> list[str]:
         """The words of one of its commands."""
         return [self.name, *self.options, *map(str, words)]
 
@@ -37,7 +38,7 @@ class Engine:
         """None once the image is here, or what the registry answered."""
         try:
             output(self.argv("pull", "--quiet", image), timeout=PULL_TIMEOUT_S)
-        except BuildError as error:
+        except MusterError as error:
             # The end of what the engine said last, or that it did not end in time.
             return ": ".join(error.seen.partition("-> ")[2].rsplit(": ", 2)[-2:]) or error.wrong
         return None
@@ -70,7 +71,7 @@ class Engine:
         """Builds ROOT/Containerfile, its messages on this terminal.
 
         Raises:
-            BuildError: it failed.
+            MusterError: it failed.
         """
         words = ["build", "--file", str(root / "Containerfile"), *options]
         for tag in tags:
@@ -113,10 +114,10 @@ def find(wanted: str = "") -> Engine:
     """The engine of that name, or the first that is there and works.
 
     Raises:
-        BuildError: there is none, or it doesn't work.
+        MusterError: there is none, or it doesn't work.
     """
     if wanted and wanted not in NAMES:
-        raise BuildError("there is no such engine", seen=f"ENGINE={wanted}", fix=f"one of {', '.join(NAMES)}")
+        raise MusterError("there is no such engine", seen=f"ENGINE={wanted}", fix=f"one of {', '.join(NAMES)}")
     dead = []
     for name in [wanted] if wanted else NAMES:
         if shutil.which(name) is None:
@@ -125,7 +126,7 @@ def find(wanted: str = "") -> Engine:
         if succeeds([name, "info"]):
             return Engine(name)
         dead.append(f"{name}, but `{name} info` fails")
-    raise BuildError(
+    raise MusterError(
         f"{wanted or 'a container engine'} is needed to build the image",
         seen="; ".join(dead) or f"{' nor '.join([wanted] if wanted else NAMES)} is not on PATH",
         fix="sudo apt-get install --no-install-recommends podman buildah runc, or start docker's daemon",

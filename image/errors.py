@@ -1,4 +1,4 @@
-"""The three lines of an error, and running a program whose failure becomes one."""
+"""Running a program whose failure becomes an error of three lines, and a command line whose errors are such."""
 
 import argparse
 import shlex
@@ -7,43 +7,36 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-
-class BuildError(Exception):
-    """What is wrong, what was seen, what to do."""
-
-    def __init__(self, wrong: str, *, seen: str, fix: str) -> None:
-        super().__init__(f"error: {wrong}\n seen: {seen}\n  fix: {fix}")
-        self.wrong = wrong
-        self.seen = seen
+from train.errors import MusterError
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose complaints are the three lines of an error."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises BuildError in place of an exit."""
-        raise BuildError(message, seen=shlex.join(sys.argv[1:]), fix="make help lists what may be given")
+        """Raises MusterError in place of an exit."""
+        raise MusterError(message, seen=shlex.join(sys.argv[1:]), fix="make help lists what may be given")
 
 
-def run(argv: Sequence[Any], **options: Any) -> "subprocess.CompletedProcess[str]":
+def run(argv: Sequence[Any], **options: Any) -> subprocess.CompletedProcess[str]:
     """The ended program, its output on this terminal.
 
     Raises:
-        BuildError: it is not there, failed, or took longer than the `timeout` that it was given.
+        MusterError: it is not there, failed, or took longer than the `timeout` that it was given.
     """
     words = [str(word) for word in argv]
     try:
         ended = subprocess.run(words, text=True, check=False, **options)
     except OSError as reason:
-        raise BuildError(f"{words[0]} can't be started", seen=str(reason.strerror), fix="install it") from None
+        raise MusterError(f"{words[0]} can't be started", seen=str(reason.strerror), fix="install it") from None
     except subprocess.TimeoutExpired as late:
-        raise BuildError(
+        raise MusterError(
             f"{words[0]} did not end in time",
             seen=f"waited {late.timeout:.0f} s for {shlex.join(words[:6])}",
             fix="see what it waits for, the network most often, and try again",
         ) from None
     if ended.returncode:
-        raise BuildError(
+        raise MusterError(
             f"{words[0]} failed with exit code {ended.returncode}",
             seen=f"{shlex.join(words[:6])}{' ...' if len(words) > 6 else ''} {_last_line(ended.stderr)}".rstrip(),
             fix="read its messages above" if ended.stderr is None else "mend what it names, and try again",
@@ -55,7 +48,7 @@ def output(argv: Sequence[Any], **options: Any) -> str:
     """What the program prints, without the last line's end.
 
     Raises:
-        BuildError: it failed.
+        MusterError: it failed.
     """
     return run(argv, capture_output=True, **options).stdout.strip()
 
@@ -72,9 +65,9 @@ def command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = 
     """Runs `main` and exits: 0, 2 with three lines on stderr, or 130 where the user interrupted it."""
     try:
         main(sys.argv[1:] if argv is None else argv)
-    except BuildError as error:
+    except MusterError as error:
         print(error, file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.code)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from image.errors import BuildError
+from train.errors import MusterError
 
 # What of pip's settings says where packages come from; the rest is this machine's own business.
 PIP_OPTIONS = ("index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "proxy", "timeout", "retries")
@@ -50,7 +50,7 @@ def collect(folder: Path, env: Mapping[str, str], apt_sources: str = "", can_bin
         can_bind: whether the engine can show a folder of this machine to a build.
 
     Raises:
-        BuildError: pip is told to look in folders only, and the engine can't show them.
+        MusterError: pip is told to look in folders only, and the engine can't show them.
     """
     folders: dict[Path, str] = {}
     options = seen_by_build(pip_options(env), folders)
@@ -74,7 +74,7 @@ def collect(folder: Path, env: Mapping[str, str], apt_sources: str = "", can_bin
     return Settings({path.name: path for path in sorted(folder.iterdir())}, folders)
 
 
-def pip_options(env: Mapping[str, str]) -> "dict[str, str]":
+def pip_options(env: Mapping[str, str]) -> dict[str, str]:
     """Those of PIP_OPTIONS that are set, as pip would find them."""
     home = env.get("HOME", "")
     config = env.get("XDG_CONFIG_HOME") or f"{home}/.config"
@@ -93,7 +93,7 @@ def pip_options(env: Mapping[str, str]) -> "dict[str, str]":
     return {name: " ".join(found[name].split()) for name in PIP_OPTIONS if found.get(name)}
 
 
-def seen_by_build(options: Mapping[str, str], folders: "dict[Path, str]") -> "dict[str, str]":
+def seen_by_build(options: Mapping[str, str], folders: dict[Path, str]) -> dict[str, str]:
     """pip's options as they have to be inside the build; the folders of this machine that they name go to `folders`."""
     seen = dict(options)
     for name in ("index-url", "extra-index-url", "find-links"):
@@ -112,14 +112,14 @@ def seen_by_build(options: Mapping[str, str], folders: "dict[Path, str]") -> "di
     return seen
 
 
-def without_folders(options: Mapping[str, str]) -> "dict[str, str]":
+def without_folders(options: Mapping[str, str]) -> dict[str, str]:
     """pip's options without the folders of this machine.
 
     Raises:
-        BuildError: nothing else is left to look in.
+        MusterError: nothing else is left to look in.
     """
     if "no-index" in options or options.get("index-url", "").startswith("file:"):
-        raise BuildError(
+        raise MusterError(
             "docker can't show a folder of this machine to a build, and pip is told to look in nothing else",
             seen=" ".join(f"{name}={value}" for name, value in options.items() if name in ("index-url", "no-index")),
             fix="make image ENGINE=podman",
@@ -138,7 +138,7 @@ def ca_bundle(env: Mapping[str, str]) -> Path | None:
     return next((Path(place) for place in places if place and Path(place).is_file()), None)
 
 
-def apt_options() -> "list[str]":
+def apt_options() -> list[str]:
     """Lines of this machine's apt configuration that say how to reach a mirror; none without apt."""
     try:
         said = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, timeout=60, check=True).stdout

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from image import build, engines
-from image.errors import BuildError, Parser, command, output, run
+from image.errors import Parser, command, output, run
+from train.errors import MusterError
 
 # zstd at its third level squashes 5.5 GB in 8 s on two cores, gzip in 169 s, to the same size.
 SQUASH = "-comp zstd -Xcompression-level 3"
@@ -19,13 +20,13 @@ def main(argv: Sequence[str]) -> None:
     """Makes the SIF that `argv` asks for, and says where it is.
 
     Raises:
-        BuildError: it can't be made.
+        MusterError: it can't be made.
     """
     arguments = _parse(argv)
     source = arguments.source
     target = Path(arguments.output).resolve()
     if not target.parent.is_dir():
-        raise BuildError("there is no such folder", seen=str(target.parent), fix="mkdir it, or SIF=OTHER.sif")
+        raise MusterError("there is no such folder", seen=str(target.parent), fix="mkdir it, or SIF=OTHER.sif")
     apptainer = find_apptainer()
     # Beside its target, as /tmp may be too small for it.
     with tempfile.TemporaryDirectory(prefix=".muster-sif-", dir=target.parent) as folder:
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
             engine = engines.find(arguments.engine)
             image = arguments.image or build.names(build.VARIANTS[arguments.variant])[0]
             if not engine.has(image):
-                raise BuildError(f"{engine.name} has no image of that name", seen=image, fix="make image first")
+                raise MusterError(f"{engine.name} has no image of that name", seen=image, fix="make image first")
             print(f"Saving {image} from {engine.name}", flush=True)
             source = engine.save(image, Path(folder))
         print(f"Building {target.name}", flush=True)
@@ -60,7 +61,7 @@ def make(apptainer: str, source: str, target: Path, scratch: Path) -> None:
     run([*argv, target, build.ROOT / "apptainer.def"], env=environment(os.environ, scratch))
 
 
-def environment(env: Mapping[str, str], scratch: Path) -> "dict[str, str]":
+def environment(env: Mapping[str, str], scratch: Path) -> dict[str, str]:
     """The variables for a build by Apptainer."""
     wanted = dict(env)
     wanted.setdefault("APPTAINER_TMPDIR", str(scratch))
@@ -76,7 +77,7 @@ def find_apptainer() -> str:
     """The command that makes and runs a SIF; on a Debian without one, one of this clone's own.
 
     Raises:
-        BuildError: there is none, and none can be had.
+        MusterError: there is none, and none can be had.
     """
     for name in ("apptainer", "singularity"):
         found = shutil.which(name)
@@ -87,8 +88,8 @@ def find_apptainer() -> str:
         print(f"Installing Apptainer in {OWN_APPTAINER.name}/, as there is none on PATH", flush=True)
         try:
             output([build.ROOT / "scripts" / "install-apptainer.sh", OWN_APPTAINER])
-        except BuildError as error:
-            raise BuildError(
+        except MusterError as error:
+            raise MusterError(
                 "there is no Apptainer on PATH, and none could be installed for this clone",
                 seen=str(error).replace("\n", " ")[:400],
                 fix="https://apptainer.org/docs/admin/latest/installation.html, then make sif again",

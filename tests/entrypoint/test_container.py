@@ -262,24 +262,15 @@ def test_a_process_below_a_scheduler_is_refused_for_real(tmp_path: Path) -> None
     step.write_text('#!/bin/sh\n"$@"\nexit $?\n')
     step.chmod(0o755)
     env = {**clean_environment(), "APPTAINER_CONTAINER": "/image.sif"}
-    for command in (["ddp"], ["ddp", "--dry-run"]):
-        answer = subprocess.run(
-            [step, sys.executable, COMMANDS / "train", *command],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+
+    def train(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [step, sys.executable, COMMANDS / "train", *words]
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    for words in (["ddp"], ["ddp", "--dry-run"]):
+        answer = train(*words)
         assert answer.returncode == 2
         assert "inside a job of slurm" in three_lines(answer.stderr)[0]
-    for command in (["ddp", "--dry-run", "--nnodes", "1"], ["single", "--dry-run"]):
-        answer = subprocess.run(
-            [step, sys.executable, COMMANDS / "train", *command],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    for words in (["ddp", "--dry-run", "--nnodes", "1"], ["single", "--dry-run"]):
+        answer = train(*words)
         assert answer.returncode == 0, answer.stderr

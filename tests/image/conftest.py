@@ -1,7 +1,4 @@
-"""The image and the SIF, built once a session from this checkout, and the clusters in which they run.
-
-To try tests again and again, MUSTER_TEST_STORAGE=FOLDER keeps what was built there; remove it with podman --root.
-"""
+"""The image and the SIF, built once a session from this checkout, and the clusters in which they run."""
 
 import os
 import shutil
@@ -32,11 +29,9 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     require_programs(*PROGRAMS)
     if os.geteuid() != 0:
         refuse(f"building and running images in a sandbox needs root; user id is {os.geteuid()}")
-    kept = os.environ.get("MUSTER_TEST_STORAGE")
-    podman = Podman(Path(kept) if kept else tmp_path_factory.mktemp("podman"))
+    podman = Podman(tmp_path_factory.mktemp("podman"))
     yield podman
-    if not kept:
-        podman.close()
+    podman.close()
 
 
 @pytest.fixture(scope="session")
@@ -57,8 +52,6 @@ def build_settings(tmp_path_factory: pytest.TempPathFactory) -> settings.Setting
 @pytest.fixture(scope="session")
 def image(podman: Podman, build_settings: settings.Settings) -> str:
     """The name of the image: the Containerfile with the locked wheels, CUDA's among them, on Debian's packages."""
-    if os.environ.get("MUSTER_TEST_STORAGE") and podman.engine.has(IMAGE):
-        return IMAGE
     base.make(podman.engine, base.IMAGE, build_settings, build.commit_time())
     build.make(podman.engine, build.VARIANTS["cuda13"], base.IMAGE, [IMAGE], build_settings, build.commit_time())
     return IMAGE
@@ -82,10 +75,6 @@ def apptainer() -> str:
 @pytest.fixture(scope="session")
 def image_sif(podman: Podman, image: str, apptainer: str) -> Iterator[Sif]:
     """The SIF that `make sif` makes of the image."""
-    kept = os.environ.get("MUSTER_TEST_STORAGE")
-    if kept and Path(kept, "muster.sif").exists():
-        yield Sif(apptainer, Path(kept, "muster.sif"))
-        return
     # Where anyone may read it: pytest's own folders are closed to others.
     folder = Path(tempfile.mkdtemp(prefix="muster-test-sif-"))
     folder.chmod(0o755)
@@ -93,11 +82,6 @@ def image_sif(podman: Podman, image: str, apptainer: str) -> Iterator[Sif]:
     try:
         sif.make(apptainer, source, folder / "muster.sif", folder)
         shutil.rmtree(folder / "oci", ignore_errors=True)
-        if kept:
-            shutil.move(folder / "muster.sif", Path(kept, "muster.sif.new"))
-            os.rename(Path(kept, "muster.sif.new"), Path(kept, "muster.sif"))
-            yield Sif(apptainer, Path(kept, "muster.sif"))
-            return
         yield Sif(apptainer, folder / "muster.sif")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

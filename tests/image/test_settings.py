@@ -7,7 +7,7 @@ import pytest
 
 from image import base, build, engines, errors, settings, sif
 from image.engines import Engine
-from image.errors import BuildError
+from train.errors import MusterError
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_docker_refuses_where_only_folders_are_left(home: Path, tmp_path: Path, 
     (tmp_path / "shown").mkdir()
     value = f"file://{home}/index/simple" if variable == "PIP_INDEX_URL" else "1"
     env = {"HOME": str(home), "PIP_FIND_LINKS": str(home / "wheels"), variable: value}
-    with pytest.raises(BuildError, match="ENGINE=podman"):
+    with pytest.raises(MusterError, match="ENGINE=podman"):
         settings.collect(tmp_path / "shown", env, can_bind=False)
 
 
@@ -98,16 +98,16 @@ def test_apts_proxies_are_taken_and_nothing_else(monkeypatch: pytest.MonkeyPatch
 
 def test_an_engine_that_is_not_there_or_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BuildError, match="nor buildah is not on PATH"):
+    with pytest.raises(MusterError, match="nor buildah is not on PATH"):
         engines.find()
     (tmp_path / "docker").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "docker").chmod(0o755)
-    with pytest.raises(BuildError, match="`docker info` fails"):
+    with pytest.raises(MusterError, match="`docker info` fails"):
         engines.find()
     (tmp_path / "buildah").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "buildah").chmod(0o755)
     assert engines.find().name == "buildah"
-    with pytest.raises(BuildError, match="no such engine"):
+    with pytest.raises(MusterError, match="no such engine"):
         engines.find("lxc")
 
 
@@ -136,7 +136,7 @@ def test_tags_and_versions() -> None:
 
 def test_a_base_needs_mmdebstrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BuildError, match="no mmdebstrap on PATH"):
+    with pytest.raises(MusterError, match="no mmdebstrap on PATH"):
         base.make(Engine("podman"), "x", settings.Settings({}, {}), "0")
 
 
@@ -149,11 +149,11 @@ def test_bad_options_are_three_lines_and_exit_code_2(words: list[str], capsys: p
 
 
 def test_a_program_that_is_not_there_or_does_not_end() -> None:
-    with pytest.raises(BuildError, match="can't be started"):
+    with pytest.raises(MusterError, match="can't be started"):
         errors.run(["/none/such"])
-    with pytest.raises(BuildError, match="waited 0 s for sleep 60"):
+    with pytest.raises(MusterError, match="waited 0 s for sleep 60"):
         errors.run(["sleep", "60"], timeout=0.2)
-    with pytest.raises(BuildError, match="-> out of luck") as failed:
+    with pytest.raises(MusterError, match="-> out of luck") as failed:
         errors.output(["sh", "-c", "echo out of luck >&2; exit 3"])
     assert failed.value.wrong == "sh failed with exit code 3"
 
