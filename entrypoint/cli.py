@@ -18,10 +18,11 @@ from entrypoint.environment import Environment
 from entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, VersionOptions
 from entrypoint.program import Program
 from entrypoint.rendezvous import Rendezvous
+from train.arguments import command, normalise, to_argv
 from train.combinations import WHICH
 from train.combinations import check as check_combination
 from train.errors import MusterError, one_line
-from train.options import IN_ONE_PROCESS, STRATEGIES, Options, command, normalise, to_argv
+from train.options import IN_ONE_PROCESS, STRATEGIES, Options
 
 
 # torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.

@@ -18,6 +18,7 @@ from train.world import World
 RESULT_OPTIONS = (
     *("data", "image_size", "num_classes", "num_samples", "on_bad_sample", "batch_size", "seed", "bf16"),
     *("optimizer", "lr", "lr_scale", "warmup_steps", "momentum", "weight_decay", "clip_norm", "seq_len", "vocab_size"),
+    *("lr_schedule", "lr_end", "decay_norms", "ema", "label_smoothing", "mixup"),
 )
 """Options that change what is learnt: a resumed run warns when they differ."""
 
