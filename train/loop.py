@@ -130,6 +130,7 @@ class Loop:
                 while looks and (values := looks[0][1].values()) is not None:
                     self.show(looks.pop(0)[0], values)
                 self.display.step(done)
+        self.gradients.settle(self.optimizer)
         totals = self.total(sums.values)
         if not math.isfinite(totals[0]):
             self.refuse(totals[0], sums)
@@ -163,6 +164,7 @@ class Loop:
     def step(self, batches: Any, sums: Sums) -> None:
         """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
         options, progress, world = self.options, self.progress, self.world
+        self.gradients.begin(self.optimizer, progress.step)
         for turn, (inputs, targets) in enumerate(islice(batches, options.accumulate)):
             # By block and not by rank: dropout too is then the same whatever the world size.
             block = turn * world.num_shares + world.data_rank

@@ -29,7 +29,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     """Trains as `options` say, on this rank."""
     started = time.perf_counter()
     options = options.settled()
-    strategy = strategies.load(strategy_name)
+    strategy = strategies.load(strategy_name, world)
     agree(world, lambda: combinations.check(strategy_name, options))
     agree(world, lambda: strategy.check(world, options))
     world = strategy.share(world, options)
@@ -46,7 +46,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     identity = {"model": options.model, "num_classes": source.num_classes, "optimizer": options.optimizer}
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     model = strategy.wrap(model, world, options, precision)
-    steps = optimizer.build(options, model, fused=precision.fused)
+    steps = strategy.divide(optimizer.build(options, model, fused=precision.fused), world, options)
     progress = Progress()
     keeper = Keeper(chosen.folder, world, keep=options.keep_checkpoints, in_background=not options.blocking_save)
     if chosen.resumed_from is not None:
