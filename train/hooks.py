@@ -73,7 +73,7 @@ class PowerGradients(HookedGradients):
     What the products miss is added to the next step's gradients. A run that is continued begins without it.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, world: World) -> None:
         state = PowerSGDState(
             None,
             matrix_approximation_rank=options.powersgd_rank,
@@ -84,7 +84,15 @@ class PowerGradients(HookedGradients):
         )
         super().__init__(options.accumulate, powerSGD_hook, state)
         self.start = options.warmup_steps if options.powersgd_start is None else options.powersgd_start
+        self.in_turn = world.device.type == "cpu"
         self.turns = 0
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
+        mean = super().reduce(bucket)
+        if self.in_turn:
+            # A bucket takes three rounds. gloo's threads would mix those of several buckets, on each rank differently.
+            mean.wait()
+        return mean
 
     def begin(self, optimizer: Optimizer, step: int) -> None:
         if step >= self.start and self.turns >= FIRST_STEPS:

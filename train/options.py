@@ -185,7 +185,12 @@ class Options:
         bool,
         option("--bucket-view/--no-bucket-view", help="ddp: gradients lie where they are sent from.", panel=STRATEGY),
     ] = True
-    bucket_mb: Annotated[int, option(help="ddp: MiB of gradients that are sent at a time.", panel=STRATEGY, min=1)] = 25
+    bucket_mb: Annotated[
+        int | None,
+        option(
+            help="ddp: MiB of gradients that are sent at a time. Default: 25, but 1 at first.", panel=STRATEGY, min=1
+        ),
+    ] = None
     sync_bn: Annotated[
         bool, option("--sync-bn", help="ddp: normalise over the batches of all ranks, on GPUs.", panel=STRATEGY)
     ] = False

@@ -88,7 +88,7 @@ def gradients(model: DistributedDataParallel, world: World, options: Options) ->
     if exact:
         averaged = ReducedGradients(model, options.accumulate, world.world_size)
     elif options.comm_hook == "powersgd":
-        averaged = PowerGradients(options)
+        averaged = PowerGradients(options, world)
     elif options.comm_hook == "fp16":
         averaged = HalfGradients(options.accumulate, world)
     else:

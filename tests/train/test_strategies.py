@@ -15,7 +15,6 @@ from train.options import STRATEGIES, Options
 from train.strategies import Strategy, ddp, fsdp, single
 from train.world import World
 
-
 ASKED = [name for name in vars(Strategy) if not name.startswith("_")]
 
 
