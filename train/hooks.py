@@ -11,7 +11,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.optim import Optimizer
 
-from train.errors import FAILED, MusterError
+from train.errors import FAILED
+from train.faults import SharedFault
 from train.gradients import Gradients
 from train.options import Options
 from train.world import World
@@ -57,9 +58,9 @@ class HalfGradients(HookedGradients):
         return super().reduce(bucket)
 
     def settle(self, optimizer: Optimizer) -> None:
-        """Raises MusterError, on all ranks, where a gradient of any was too large."""
+        """Raises SharedFault, on all ranks, where a gradient of any was too large."""
         if self.world.all_reduce(self.too_large.clone()).item():
-            raise MusterError(
+            raise SharedFault(
                 f"gradients are too large for fp16, which ends at {torch.finfo(torch.float16).max:.0f}",
                 seen="--comm-hook=fp16",
                 fix="--comm-hook=bf16, which ends where fp32 does; the last checkpoint is from before: --resume",
