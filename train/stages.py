@@ -52,7 +52,7 @@ class StagedGradients(Gradients):
         self.parts = {number: gpt.part(model, gpt.stage_of(model.shape, number, count)) for number in numbers}
         stages = [PipelineStage(self.parts[n], n, count, world.device, group=self.line) for n in numbers]
         # Divided once, at the end, and not after each turn.
-        how = {"loss_fn": loss_of, "scale_grads": False}
+        how = {"loss_fn": self.loss, "scale_grads": False}
         schedule = SCHEDULES[options.schedule]
         try:
             self.schedule = schedule(stages[0] if self.plan.stages_each == 1 else stages, self.plan.num_parts, **how)
