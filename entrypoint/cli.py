@@ -49,7 +49,7 @@ def train() -> None:
     """The command `train`."""
     app = typer.Typer(
         help="Train PyTorch models, on this machine or in the job that this is part of.",
-        epilog="\n\n".join(WHICH.splitlines()),
+        epilog=WHICH,
         context_settings=SETTINGS,
         no_args_is_help=True,
         add_completion=False,
