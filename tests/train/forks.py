@@ -20,6 +20,7 @@ import torchvision  # noqa: F401
 
 import train.process  # noqa: F401
 from train.__main__ import main
+from train.arguments import parse
 
 CLONE_NEWNS, MS_RDONLY, MS_REC, MS_PRIVATE = 0x20000, 1, 0x4000, 0x40000  # <sched.h>, <sys/mount.h>
 
@@ -105,6 +106,7 @@ def within(request: dict) -> list[int | None]:
 
 
 if __name__ == "__main__":
+    parse(["single"])  # imports more than it seems
     for line in sys.stdin:
         request = json.loads(line)
         if request["shm"] is None:
