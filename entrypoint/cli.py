@@ -49,7 +49,7 @@ def train() -> None:
     """The command `train`."""
     app = typer.Typer(
         help="Train PyTorch models, on this machine or in the job that this is part of.",
-        epilog="\n\n".join(WHICH.splitlines()),
+        epilog=WHICH,
         context_settings=SETTINGS,
         no_args_is_help=True,
         add_completion=False,
@@ -70,8 +70,11 @@ def train() -> None:
 def _export(
     run: Annotated[str, typer.Argument(help="The run's folder, or one of its checkpoints.")],
     to: Annotated[str | None, typer.Option(help="The file. Default: weights.pt in the run's folder.")] = None,
+    last: Annotated[
+        bool, typer.Option("--last", help="With --ema: the weights of the last step, not their average.")
+    ] = False,
 ) -> None:
-    _become("train.export", run, *([] if to is None else [to]))
+    _become("train.export", *([] if to is None else [f"--to={to}"]), *(["--last"] if last else []), "--", run)
 
 
 def _selftest(

@@ -46,6 +46,19 @@ def check(strategy: str, options: Options) -> None:
             seen=f"train {strategy} --model={options.model}",
             fix=f"'train fsdp --model={options.model}', or a transformer: --model=gpt-tiny",
         )
+    if options.mixup and options.predicts_tokens:
+        raise MusterError(
+            "tokens can't be mixed, only images",
+            seen=f"--model={options.model} --mixup={options.mixup}",
+            fix="leave out --mixup; --label-smoothing is for both",
+        )
+    if options.lr_schedule != "cosine" and (options.lr_steps is not None or options.lr_end):
+        name, value = ("lr-steps", options.lr_steps) if options.lr_steps is not None else ("lr-end", options.lr_end)
+        raise MusterError(
+            "a constant learning rate has no end to go to",
+            seen=f"--lr-schedule={options.lr_schedule} --{name}={value}",
+            fix="--lr-schedule=cosine",
+        )
     if options.schedule == "zero-bubble" and options.activation_checkpoint != "none":
         raise MusterError(
             "the zero-bubble schedule parts the backward pass, and what is computed again can't be parted",

@@ -82,7 +82,7 @@ class StagedGradients(Gradients):
         own = {"group": self.line, "busy": self.busy, "computed": self.hold_part}
         stages = [TimedStage(self.parts[n], n, count, world.device, **own) for n in numbers]
         # Divided once, at the end, and not after each turn.
-        how = {"loss_fn": loss_of, "scale_grads": False}
+        how = {"loss_fn": self.loss, "scale_grads": False}
         schedule = SCHEDULES[options.schedule]
         try:
             self.schedule = schedule(stages[0] if self.plan.stages_each == 1 else stages, self.plan.num_parts, **how)

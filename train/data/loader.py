@@ -224,11 +224,11 @@ def open_batches(source: Source, options: Options, world: World) -> tuple[Batche
         seed=options.seed,
     )
     if order.num_steps == 0:
+        fitting = len(source.train) // (world.num_shares * options.accumulate)
         raise MusterError(
             f"{len(source.train)} training samples don't fill one global batch of {order.global_batch}",
             seen=f"--batch-size={options.batch_size}, {world.world_size} processes, --accumulate={options.accumulate}",
-            fix=f"--batch-size={max(1, len(source.train) // (world.num_shares * options.accumulate))} or less, "
-            "or more samples, or fewer processes",
+            fix=f"--batch-size={fitting} or less, or more samples" if fitting else "more samples, or fewer processes",
         )
     valid_order = ValidOrder(
         len(source.valid), batch_size=options.batch_size, rank=world.data_rank, world_size=world.num_shares
