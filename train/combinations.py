@@ -93,7 +93,13 @@ def check_tensor_parallel(options: Options, world_size: int, num_kv_heads: int, 
 
 
 def check_replicas(options: Options, world_size: int) -> None:
-    """Raises MusterError where the world can't be divided into `--replicate` groups."""
+    """Raises MusterError where the world can't be divided into `--replicate` groups of more than one rank."""
+    if options.replicate == world_size > 1:
+        raise MusterError(
+            "a group of one rank has nothing to cut its model over",
+            seen=f"--replicate={options.replicate}, {world_size} processes",
+            fix="'train ddp', which is the same with whole models; or fewer groups",
+        )
     if world_size % options.replicate:
         fits = [number for number in range(1, world_size + 1) if world_size % number == 0]
         nearest = min(fits, key=lambda number: abs(number - options.replicate))

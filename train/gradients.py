@@ -62,6 +62,10 @@ class Gradients:
     def finish(self) -> None:
         """Called after the last micro-batch, when the strategy has done its part: the gradients are complete then."""
 
+    def report(self) -> dict[str, Any]:
+        """What the summary should tell of how they were computed; called on all ranks, after the last step."""
+        return {}
+
     def clip(self, model: nn.Module, largest: float) -> None:
         """Shortens all gradients together to the norm `largest`, over all ranks that hold parts of them."""
         parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]

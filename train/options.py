@@ -184,7 +184,12 @@ class Options:
     fused: Annotated[bool, option("--fused/--no-fused", help="The fused optimizer kernels.", panel=SPEED)] = True
     deterministic: Annotated[
         bool,
-        option("--deterministic", help="Only kernels that give the same bits at each run, on GPUs too.", panel=SPEED),
+        option(
+            "--deterministic",
+            help="Only kernels that give the same bits at each run, on GPUs too; on CPUs transformers compute in "
+            "double precision, so that the bits are those of every strategy.",
+            panel=SPEED,
+        ),
     ] = False
     name: Annotated[
         str | None, option(help="The run's folder below --runs-dir. Default: made of model, data, strategy.", panel=RUN)

@@ -121,6 +121,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
         resumed_from=chosen.resumed_from,
         seconds=time.perf_counter() - started,
     )
+    summary |= loop.gradients.report()
     if world.main:
         write_summary(chosen.folder, summary)
     display.summary(summary)
