@@ -1,7 +1,7 @@
 """What a micro-batch holds in memory, counted while the real model computes on tensors without content.
 
-Every operation runs in torch's FakeTensorMode, which makes shapes, types and storages but no memory: a model of any size
-is through in a moment, and the bytes that are alive are those that would be.
+Every operation runs in torch's FakeTensorMode, which makes shapes, types and storages but no memory: a model of any
+size is through in a moment, and the bytes that are alive are those that would be.
 """
 
 import weakref
@@ -45,7 +45,9 @@ class Footprint:
 def extend(one: Footprint, two: Footprint, number: float) -> Footprint:
     """The footprint of `number` equal parts, where `one` is that of one part and `two` that of two."""
     values = {field.name: (getattr(one, field.name), getattr(two, field.name)) for field in fields(Footprint)}
-    return Footprint(**{name: round(first + (second - first) * (number - 1)) for name, (first, second) in values.items()})
+    return Footprint(
+        **{name: round(first + (second - first) * (number - 1)) for name, (first, second) in values.items()}
+    )
 
 
 def local(tensor: Tensor) -> Tensor:

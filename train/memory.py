@@ -16,6 +16,7 @@ from train.options import Options
 from train.precision import has_bf16
 from train.strategies import fsdp, tp
 
+
 class Subject:
     """A model to train, and what parts of it hold.
 

@@ -133,8 +133,7 @@ def of_line(subject: Subject, options: Options, plan: Pipelines, place: int) -> 
     size = options.batch_size // plan.num_parts
     in_stream = WEIGHT * size * subject.size * subject.shape.dim  # bytes that go from stage to stage
     flight = in_flight(options.schedule, plan, place)
-    weights = held = copies = buffers = 0.0
-    extra = 0.0
+    weights = held = copies = buffers = extra = scores = 0.0
     for number in range(place, plan.num_stages, plan.size):
         stage = gpt.stage_of(subject.shape, number, plan.num_stages)
         layers = len(stage.layers)
@@ -151,12 +150,13 @@ def of_line(subject: Subject, options: Options, plan: Pipelines, place: int) -> 
             scores = (2 if subject.bf16 else WEIGHT) * size * subject.size * subject.num_classes
             buffers += (plan.num_parts - flight) * scores
     activations = flight * held + copies + extra
-    # At the end gradients are copied together, to be added up over the lines; there are no activations then.
-    flat = (1 if subject.is_gpu else 3) * WEIGHT * weights
+    # At the end, without activations, the scores of all micro-batches are copied together; later all gradients are, to
+    # be added up over the lines.
+    end = max(2 * plan.num_parts * scores, (1 if subject.is_gpu else 3) * WEIGHT * weights)
     return Need(
         weights=WEIGHT * weights,
         gradients=WEIGHT * weights,
         moments=subject.moment * weights,
         activations=activations,
-        working=max(buffers, flat - activations),
+        working=max(buffers, end - activations),
     )
