@@ -63,7 +63,7 @@ class Subject:
                     tp.cut(model, mesh)
                     model.to_empty(device="cpu")
                 found.append(self._measured(model, batch))
-        return extend(*found, self.shape.num_layers)
+        return extend(found[0], found[1], self.shape.num_layers)
 
     def _stage(self, batch: int, recompute: str, num_layers: int, first: bool, last: bool) -> Footprint:
         """One micro-batch of `num_layers` layers in a line of ranks."""
@@ -73,7 +73,7 @@ class Subject:
                 model = self._layers(number, recompute, False, "cpu")
                 gpt.keep(model, [gpt.Stage(layers=range(number), first=first, last=last)])
                 found.append(self._measured(model, batch))
-        return extend(*found, num_layers)
+        return extend(found[0], found[1], num_layers)
 
     def _layers(self, num_layers: int, recompute: str, low: bool, device: str) -> gpt.GPT:
         assert self.shape is not None

@@ -123,7 +123,7 @@ def in_flight(schedule: str, plan: Pipelines, place: int) -> float:
     a_round = plan.num_parts // max(1, plan.num_parts // plan.size)
     begun = (plan.stages_each - 1) * a_round + 2 * behind + 1
     if schedule == "zero-bubble":
-        begun += place  # of these the gradients of the weights are put off
+        begun += 2 * place  # of so many the gradients of weights are put off, and what they are made of stays
     return min(plan.num_parts, begun / plan.stages_each)
 
 

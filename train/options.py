@@ -129,6 +129,10 @@ class Options:
     device: Annotated[
         Literal["auto", "cpu", "cuda"], option(help="auto takes a GPU where there is one.", panel=SPEED)
     ] = "auto"
+    backend: Annotated[
+        Literal["auto", "gloo", "nccl", "mpi"],
+        option(help="What the ranks speak through. auto: nccl between GPUs, gloo between CPUs.", panel=SPEED),
+    ] = "auto"
     bf16: Annotated[
         bool | None,
         option("--bf16/--no-bf16", help="bfloat16 autocast. Default: on where the hardware has it.", panel=SPEED),
@@ -208,7 +212,7 @@ def command(function: Callable[..., None], *groups: type, **extra: inspect.Param
     return call
 
 
-def to_argv(options: Options) -> list[str]:
+def to_argv(options: Any) -> list[str]:
     """The arguments that say what differs from the defaults: what the launcher passes on to the trainer."""
     argv: list[str] = []
     for field in fields(options):

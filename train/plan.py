@@ -5,61 +5,27 @@ strategies divide is divided by formulas (train/needs.py).
 """
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import typer
 
 from train import combinations
+from train.candidates import Candidate, kinds
 from train.errors import USER_MUST_CHANGE, MusterError
 from train.hardware import Hardware
-from train.options import Options, command, to_argv
+from train.options import Options, command
 
 if TYPE_CHECKING:
     from train.memory import Subject
     from train.needs import Need
 
-RECOMPUTE = ("none", "selective", "full")
 MOST_GPUS = 4096
+SHORTEST = 128
+"""Where the search for what would fit ends: GPUs, and tokens of a sequence."""
+
 GIB = 2**30
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A strategy with its options, for so many GPUs."""
-
-    strategy: str
-    options: Options
-    num_gpus: int
-
-    @property
-    def name(self) -> str:
-        """What tells it from the others."""
-        options, parts = self.options, [self.strategy]
-        if self.strategy == "tp":
-            tensor = combinations.tensor_parallel_of(options, self.num_gpus)
-            parts = [f"tp {tensor}" + (f" x fsdp {self.num_gpus // tensor}" if self.num_gpus > tensor else "")]
-        if self.strategy == "pipeline":
-            size = combinations.Pipelines.of(options, self.num_gpus).size
-            parts = [f"pipeline {size}" + (f" x {self.num_gpus // size}" if self.num_gpus > size else "")]
-        parts += ["zero1"] if getattr(options, "zero1", False) else []
-        parts += [] if options.activation_checkpoint == "none" else [options.activation_checkpoint]
-        return ", ".join([*parts, *(["offload"] if options.cpu_offload else [])])
-
-    @property
-    def typed(self) -> str:
-        """The command line."""
-        options = self.options
-        if options.predicts_tokens and options.data == Options().data:
-            options = replace(options, data="tokens:PATH")
-        return " ".join(["train", self.strategy, *to_argv(options)])
-
-    def with_batch(self, size: int) -> "Candidate":
-        """The same with micro-batches of `size`, and more of them, so that the global batch stays."""
-        options = self.options
-        more = options.accumulate * options.batch_size // size
-        return replace(self, options=replace(options, batch_size=size, accumulate=more))
 
 
 @dataclass(frozen=True)
@@ -80,58 +46,25 @@ class Plan:
 
     Attributes:
         rows: an estimate of each kind, the simplest first.
-        choice: the simplest that fits, perhaps with smaller micro-batches than asked for; None where nothing fits.
-        more_gpus: with how many something would fit; None where that is not known.
+        choice: the simplest that fits and uses all GPUs, perhaps with smaller micro-batches than asked for; None where
+            nothing fits.
+        nearest: where nothing fits, what needs the least, with the smallest micro-batch.
+        more_gpus: where nothing fits, how many GPUs would do; None where no number does.
+        seq_len: where nothing fits, the length of the sequences that would; None where none does.
     """
 
     subject: "Subject"
     machines: Hardware
     rows: list[Estimate]
     choice: Estimate | None
+    nearest: Estimate | None = None
     more_gpus: int | None = None
+    seq_len: int | None = None
 
     @property
     def memory(self) -> float:
         """Bytes of a GPU."""
         return (self.machines.memory or 0) * GIB
-
-    @property
-    def nearest(self) -> Estimate:
-        """What needs the least."""
-        return min(self.rows, key=lambda row: row.need.total)
-
-
-def kinds(options: Options, machines: Hardware) -> Iterator[list[Candidate]]:
-    """What can be tried, the simplest first: of each kind those that differ in one number only."""
-    num_gpus, per_node = machines.gpus or 1, machines.gpus_per_node or 1
-    levels = RECOMPUTE[RECOMPUTE.index(options.activation_checkpoint) :] if options.predicts_tokens else ("none",)
-
-    def one(strategy: str, gpus: int = num_gpus, **changed: object) -> Candidate:
-        others = [name for name, strategies in combinations.ONLY.items() if strategy not in strategies]
-        plain = {name: getattr(Options(), name) for name in others}
-        return Candidate(strategy=strategy, options=replace(options, **(plain | changed)), num_gpus=gpus)
-
-    if num_gpus == 1:
-        for level in levels:
-            yield [one("single", activation_checkpoint=level)]
-        return
-    yield [one("single", 1)]
-    yield [one("ddp")]
-    if any(field.name == "zero1" for field in fields(Options)):
-        yield [one("ddp", zero1=True)]
-    for level in levels:
-        yield [one("fsdp", activation_checkpoint=level)]
-    yield [one("fsdp", activation_checkpoint=levels[-1], cpu_offload=True)]
-    sizes = [2**power for power in range(1, 11) if 2**power <= num_gpus]
-    in_group = [options.tensor_parallel] if options.tensor_parallel else [size for size in sizes if size <= per_node]
-    in_line = [options.pipeline_parallel] if options.pipeline_parallel else sizes
-    yield [one("tp", tensor_parallel=size, activation_checkpoint=level) for level in levels for size in in_group]
-    yield [
-        one("pipeline", pipeline_parallel=size, activation_checkpoint=level, microbatches=number)
-        for level in levels
-        for size in in_line
-        for number in [options.microbatches or (2 * size if options.batch_size % (2 * size) == 0 else size)]
-    ]
 
 
 class Planner:
@@ -174,16 +107,32 @@ class Planner:
         return next(one for candidate in possible if (one := self.estimate(candidate)).fits(self.memory))
 
     def smaller(self, candidate: Candidate) -> Estimate | None:
-        """`candidate` with the largest micro-batch, a half or a quarter or so on, that fits."""
-        smallest = 1 if self.subject.shape is not None else 2  # batch normalisation wants two
-        sizes = []
-        while candidate.options.batch_size % 2 ** (len(sizes) + 1) == 0:
-            sizes.append(candidate.options.batch_size // 2 ** (len(sizes) + 1))
-        tried = [candidate.with_batch(size) for size in sizes if size >= smallest]
-        tried = [one for one in tried if self.refusal(one) is None]
-        if not tried or not self.estimate(tried[-1]).fits(self.memory):
-            return None
-        return next(estimate for one in tried if (estimate := self.estimate(one)).fits(self.memory))
+        """`candidate` with the largest micro-batch, a half or a quarter or so on, that fits, and more of them.
+
+        Where that takes too much, since gradients have to be kept, it is one micro-batch, and a smaller global batch.
+        """
+        options = candidate.options
+        sizes = [options.batch_size // 2**power for power in range(1, 12) if options.batch_size % 2**power == 0]
+        for keeps in (True, False):
+            tried = [
+                candidate.with_batch(size, options.accumulate * options.batch_size // size if keeps else 1)
+                for size in sizes
+                if size >= self.smallest
+            ]
+            tried = [one for one in tried if self.refusal(one) is None]
+            if tried and self.estimate(tried[-1]).fits(self.memory):
+                return next(estimate for one in tried if (estimate := self.estimate(one)).fits(self.memory))
+        return None
+
+    def least(self, candidate: Candidate) -> Estimate:
+        """`candidate` with the smallest micro-batch, or as it is where it can't be smaller."""
+        small = candidate.with_batch(self.smallest, 1)
+        return self.estimate(small if self.refusal(small) is None else candidate)
+
+    @property
+    def smallest(self) -> int:
+        """The smallest micro-batch: batch normalisation wants two images."""
+        return 1 if self.subject.shape is not None else 2
 
 
 def make(options: Options, machines: Hardware) -> Plan:
@@ -192,33 +141,59 @@ def make(options: Options, machines: Hardware) -> Plan:
     Raises:
         MusterError: there is no such model, or the options go with no strategy.
     """
-    from train.memory import Subject
-
-    subject = Subject(options.settled(), is_gpu=options.device != "cpu")
-    planner = Planner(subject, (machines.memory or 0) * GIB)
+    planner = planner_for(options, machines)
     listed = list(kinds(options, machines))
     rows = [row for kind in listed if (row := planner.best(kind)) is not None]
     if not rows:
         refusal = planner.refusal(listed[0][0])
         assert refusal is not None
         raise refusal
-    choice = next((row for row in rows if row.fits(planner.memory)), None)
+    on_all = [row for row in rows if row.candidate.num_gpus == machines.gpus]
+    choice = next((row for row in on_all if row.fits(planner.memory)), None)
     if choice is None:
-        choice = next((less for row in rows if (less := planner.smaller(row.candidate)) is not None), None)
-    more = None if choice is not None else enough(planner, options, machines)
-    return Plan(subject=subject, machines=machines, rows=rows, choice=choice, more_gpus=more)
+        choice = next((less for row in on_all if (less := planner.smaller(row.candidate)) is not None), None)
+    if choice is not None:
+        return Plan(subject=planner.subject, machines=machines, rows=rows, choice=choice)
+    nearest = min((planner.least(row.candidate) for row in on_all), key=lambda estimate: estimate.need.total)
+    return Plan(
+        subject=planner.subject,
+        machines=machines,
+        rows=rows,
+        choice=None,
+        nearest=nearest,
+        more_gpus=enough_gpus(planner, nearest.candidate),
+        seq_len=short_enough(planner, nearest.candidate, machines),
+    )
 
 
-def enough(planner: Planner, options: Options, machines: Hardware) -> int | None:
-    """With how many GPUs, full nodes of them, the model would fit by fsdp; None where no number helps."""
-    level = RECOMPUTE[-1] if options.predicts_tokens else "none"
-    smallest = 1 if options.predicts_tokens else 2
-    least = replace(options, activation_checkpoint=level, batch_size=smallest, accumulate=1, replicate=1)
-    number = machines.gpus or 1
+def planner_for(options: Options, machines: Hardware) -> Planner:
+    """A planner of what `options` name."""
+    from train.memory import Subject
+
+    subject = Subject(options.settled(), is_gpu=options.device != "cpu")
+    return Planner(subject, (machines.memory or 0) * GIB)
+
+
+def enough_gpus(planner: Planner, nearest: Candidate) -> int | None:
+    """With how many GPUs the model would fit by fsdp; None where no number helps."""
+    options = replace(nearest.options, tensor_parallel=None, pipeline_parallel=None, microbatches=None)
+    options = replace(options, batch_size=planner.smallest, replicate=1)
+    number = nearest.num_gpus
     while number < MOST_GPUS:
         number *= 2
-        if planner.estimate(Candidate(strategy="fsdp", options=least, num_gpus=number)).fits(planner.memory):
+        if planner.estimate(Candidate(strategy="fsdp", options=options, num_gpus=number)).fits(planner.memory):
             return number
+    return None
+
+
+def short_enough(planner: Planner, nearest: Candidate, machines: Hardware) -> int | None:
+    """With sequences of which length `nearest` would fit; None where none is."""
+    seq_len = planner.subject.size if planner.subject.shape is not None else 0
+    while (seq_len := seq_len // 2) >= SHORTEST:
+        shorter = replace(nearest, options=replace(nearest.options, seq_len=seq_len))
+        other = planner_for(shorter.options, machines)
+        if other.refusal(shorter) is None and other.estimate(shorter).fits(other.memory):
+            return seq_len
     return None
 
 

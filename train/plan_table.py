@@ -25,7 +25,9 @@ def as_json(plan: Plan) -> str:
         "bf16": plan.subject.bf16,
         "strategies": [as_record(plan, row) for row in plan.rows],
         "choice": None if plan.choice is None else as_record(plan, plan.choice),
+        "nearest": None if plan.nearest is None else as_record(plan, plan.nearest),
         "more_gpus": plan.more_gpus,
+        "seq_len": plan.seq_len,
     }
     return json.dumps(found, indent=2)
 
@@ -68,7 +70,8 @@ def show(plan: Plan) -> None:
     console.print(f"[bold]{options.model}[/bold], {subject.num_weights / 1e6:,.1f} M parameters, {options.optimizer}")
     console.print(f"{options.batch_size} a micro-batch, {subject.size} {unit}, computed in {precision}")
     nodes = -(-(machines.gpus or 1) // (machines.gpus_per_node or 1))
-    console.print(f"{machines.gpus} GPUs with {machines.memory:g} GiB, on {nodes} node{'s' if nodes > 1 else ''}")
+    gpus = f"{machines.gpus} GPU{'s' if machines.gpus != 1 else ''}"
+    console.print(f"{gpus} with {machines.memory:g} GiB, on {nodes} node{'s' if nodes > 1 else ''}")
     console.print()
     console.print("GiB on the GPU that holds the most", style="dim")
     console.print(table)
@@ -79,27 +82,38 @@ def show(plan: Plan) -> None:
 
 def verdict(plan: Plan) -> list[str]:
     """What to type, or what to turn."""
-    options, choice = plan.subject.options, plan.choice
-    memory = f"{plan.machines.memory:g} GiB"
+    asked, choice = plan.subject.options, plan.choice
     if choice is None:
-        nearest = plan.nearest
-        lines = [
-            f"nothing fits into {memory}: nearest is {nearest.candidate.name} with {gib(nearest.need.total)}",
-            "turn down: --seq-len" if plan.subject.shape is not None else "turn down: --image-size",
-        ]
-        more = f"or take more GPUs: fsdp fits on {plan.more_gpus}, with the smallest micro-batch"
-        return [*lines, more if plan.more_gpus else "more GPUs alone don't help: activations are not divided by them"]
-    fits = f"{choice.candidate.name}, {gib(choice.need.total)} of {memory}"
-    lines = [f"the simplest that fits: {fits}"]
-    if choice.candidate.options.batch_size < options.batch_size:
-        lines = [
-            f"nothing fits with --batch-size={options.batch_size}",
-            f"the simplest that fits with smaller ones, and the same global batch: {fits}",
-        ]
+        return refusal(plan)
+    options = choice.candidate.options
+    lines = [
+        f"the simplest that fits: {choice.candidate.name}, {gib(choice.need.total)} of {plan.machines.memory:g} GiB"
+    ]
+    if options.batch_size < asked.batch_size:
+        same = options.batch_size * options.accumulate == asked.batch_size * asked.accumulate
+        lines.insert(0, f"nothing fits with --batch-size={asked.batch_size}")
+        lines[1] += f", with --batch-size={options.batch_size}" + ("" if same else ", so the global batch is smaller")
     if choice.need.host:
         per_node = choice.need.host * (plan.machines.gpus_per_node or 1)
-        lines.append(f"each node holds {gib(per_node)} GiB of it in its own memory")
+        lines.append(f"each node holds {gib(per_node)} GiB of weights and moments in its own memory")
     return [*lines, "", f"  {choice.candidate.typed}"]
+
+
+def refusal(plan: Plan) -> list[str]:
+    """What to turn where nothing fits."""
+    assert plan.nearest is not None
+    candidate = plan.nearest.candidate
+    needs = (
+        f"{candidate.name} with --batch-size={candidate.options.batch_size} needs {gib(plan.nearest.need.total)} GiB"
+    )
+    lines = [f"nothing fits into {plan.machines.memory:g} GiB; the nearest, {needs}"]
+    if plan.seq_len is not None:
+        lines.append(f"it fits with --seq-len={plan.seq_len}")
+    if plan.more_gpus is not None:
+        lines.append(f"it fits, by fsdp, on {plan.more_gpus} GPUs")
+    else:
+        lines.append("more GPUs alone do not help: what one micro-batch holds is not divided by them")
+    return [*lines, "", f"  {candidate.typed}"]
 
 
 def gib(size: float) -> str:
