@@ -174,6 +174,10 @@ class Options:
     device: Annotated[
         Literal["auto", "cpu", "cuda"], option(help="auto takes a GPU where there is one.", panel=SPEED)
     ] = "auto"
+    backend: Annotated[
+        Literal["auto", "gloo", "nccl", "mpi"],
+        option(help="What the ranks speak through. auto: nccl between GPUs, gloo between CPUs.", panel=SPEED),
+    ] = "auto"
     bf16: Annotated[
         bool | None,
         option("--bf16/--no-bf16", help="bfloat16 autocast. Default: on where the hardware has it.", panel=SPEED),
