@@ -18,11 +18,12 @@ from entrypoint.environment import Environment
 from entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, VersionOptions
 from entrypoint.program import Program
 from entrypoint.rendezvous import Rendezvous
+from train.arguments import command, normalise, to_argv
 from train.combinations import WHICH
 from train.combinations import check as check_combination
 from train.errors import MusterError, one_line
 from train.hardware import Hardware
-from train.options import IN_ONE_PROCESS, STRATEGIES, Options, command, normalise, to_argv
+from train.options import IN_ONE_PROCESS, STRATEGIES, Options
 
 
 # torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.
@@ -49,7 +50,7 @@ def train() -> None:
     """The command `train`."""
     app = typer.Typer(
         help="Train PyTorch models, on this machine or in the job that this is part of.",
-        epilog="\n\n".join(WHICH.splitlines()),
+        epilog=WHICH,
         context_settings=SETTINGS,
         no_args_is_help=True,
         add_completion=False,
@@ -73,8 +74,11 @@ def train() -> None:
 def _export(
     run: Annotated[str, typer.Argument(help="The run's folder, or one of its checkpoints.")],
     to: Annotated[str | None, typer.Option(help="The file. Default: weights.pt in the run's folder.")] = None,
+    last: Annotated[
+        bool, typer.Option("--last", help="With --ema: the weights of the last step, not their average.")
+    ] = False,
 ) -> None:
-    _become("train.export", run, *([] if to is None else [to]))
+    _become("train.export", *([] if to is None else [f"--to={to}"]), *(["--last"] if last else []), "--", run)
 
 
 def _selftest(

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import typer
 
+from train.arguments import parse
 from train.errors import USER_MUST_CHANGE, MusterError
-from train.options import Options, parse
+from train.options import Options
 
 
 def read(argv: Sequence[str]) -> tuple[str, Options]:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from train import combinations
+from train.arguments import to_argv
 from train.hardware import Hardware
-from train.options import Options, to_argv
+from train.options import Options
 
 RECOMPUTE = ("none", "selective", "full")
 

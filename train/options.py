@@ -1,13 +1,11 @@
 """Every option of the trainers, once, without torch.
 
-The command line shows these fields, the launcher passes on what the user gave, and the trainer reads
-the same arguments back with the same definitions: `parse(to_argv(options)) == options`.
+The command line shows these fields, the launcher passes on what the user gave, and the trainer reads the same
+arguments back with the same definitions: see arguments.py.
 """
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
-from typing import Annotated, Any, Literal, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -83,12 +81,19 @@ class Options:
     ] = 1
     max_steps: Annotated[int | None, option(help="Stop after this many steps in all.", panel=TRAINING, min=1)] = None
     optimizer: Annotated[
-        Literal["sgd", "adamw"] | None,
-        option(help="The optimizer. Default: sgd, and adamw for transformers.", panel=TRAINING),
+        Literal["sgd", "adamw", "lars"] | None,
+        option(
+            help="The optimizer. Default: sgd, and adamw for transformers; lars is for very large batches.",
+            panel=TRAINING,
+        ),
     ] = None
     lr: Annotated[
         float | None,
-        option(help="Learning rate of one rank. Default: 0.01 with sgd, 0.001 with adamw.", panel=TRAINING, min=0.0),
+        option(
+            help="Learning rate of one rank. Default: 0.01 with sgd, 0.001 with adamw, 2 with lars.",
+            panel=TRAINING,
+            min=0.0,
+        ),
     ] = None
     lr_scale: Annotated[
         Literal["none", "linear", "sqrt"],
@@ -97,8 +102,48 @@ class Options:
     warmup_steps: Annotated[
         int, option(help="Steps over which the learning rate rises from nearly 0.", panel=TRAINING, min=0)
     ] = 20
-    momentum: Annotated[float, option(help="Momentum of sgd.", panel=TRAINING, min=0.0, max=1.0)] = 0.9
+    lr_schedule: Annotated[
+        Literal["constant", "cosine"],
+        option(
+            help="The learning rate after its rise: as it is, or down to --lr-end in half a cosine.", panel=TRAINING
+        ),
+    ] = "constant"
+    lr_steps: Annotated[
+        int | None,
+        option(
+            help="The step at which the cosine ends. Default: the last by --epochs or --max-steps.",
+            panel=TRAINING,
+            min=1,
+        ),
+    ] = None
+    lr_end: Annotated[
+        float, option(help="Where the cosine ends, as a share of the learning rate.", panel=TRAINING, min=0.0, max=1.0)
+    ] = 0.0
+    momentum: Annotated[float, option(help="Momentum of sgd and lars.", panel=TRAINING, min=0.0, max=1.0)] = 0.9
     weight_decay: Annotated[float, option(help="Weight decay.", panel=TRAINING, min=0.0)] = 1e-4
+    decay_norms: Annotated[
+        bool,
+        option("--decay-norms/--no-decay-norms", help="Weight decay on norms and biases too.", panel=TRAINING),
+    ] = False
+    ema: Annotated[
+        float | None,
+        option(
+            help="Keep a moving average of the weights with this decay (0.9999), which then validates.",
+            panel=TRAINING,
+            min=0.0,
+            max=1.0,
+        ),
+    ] = None
+    label_smoothing: Annotated[
+        float,
+        option(help="The share of each target that goes to all classes alike.", panel=TRAINING, min=0.0, max=1.0),
+    ] = 0.0
+    mixup: Annotated[
+        float,
+        option(
+            help="Mix pairs of images, by shares of a beta distribution with this parameter.", panel=TRAINING, min=0.0
+        ),
+    ] = 0.0
     clip_norm: Annotated[
         float | None,
         option(help="The largest norm of all gradients together; longer ones are cut to it.", panel=TRAINING, min=0.0),
@@ -141,6 +186,15 @@ class Options:
         bool, option("--channels-last/--no-channels-last", help="Images as NHWC in memory.", panel=SPEED)
     ] = True
     fused: Annotated[bool, option("--fused/--no-fused", help="The fused optimizer kernels.", panel=SPEED)] = True
+    deterministic: Annotated[
+        bool,
+        option(
+            "--deterministic",
+            help="Only kernels that give the same bits at each run, on GPUs too; on CPUs transformers compute in "
+            "double precision, so that the bits are those of every strategy.",
+            panel=SPEED,
+        ),
+    ] = False
     name: Annotated[
         str | None, option(help="The run's folder below --runs-dir. Default: made of model, data, strategy.", panel=RUN)
     ] = None
@@ -171,78 +225,5 @@ class Options:
     def settled(self) -> "Options":
         """These options, with the defaults that depend on others filled in."""
         optimizer = self.optimizer or ("adamw" if self.predicts_tokens else "sgd")
-        lr = {"sgd": 0.01, "adamw": 0.001}[optimizer] if self.lr is None else self.lr
+        lr = {"sgd": 0.01, "adamw": 0.001, "lars": 2.0}[optimizer] if self.lr is None else self.lr
         return replace(self, optimizer=optimizer, lr=lr)
-
-
-def normalise(argv: Sequence[str]) -> list[str]:
-    """`argv` with a bare `--resume` written out as `--resume auto`."""
-    words = list(argv)
-    for index in range(len(words) - 1, -1, -1):
-        last = index + 1 == len(words)
-        if words[index] == "--resume" and (last or words[index + 1].startswith("-")):
-            words.insert(index + 1, "auto")
-    return words
-
-
-def command(function: Callable[..., None], *groups: type, **extra: inspect.Parameter) -> Callable[..., None]:
-    """A callable for `typer.Typer().command()` whose options are the fields of the dataclasses `groups`.
-
-    It calls `function` with one instance of each group, then the parameters of `extra` (arguments, contexts) by name.
-    """
-    parameters = list(extra.values())
-    for group in groups:
-        hints = get_type_hints(group, include_extras=True)
-        for field in fields(group):
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
-            parameters.append(
-                inspect.Parameter(
-                    field.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[field.name], default=default
-                )
-            )
-
-    def call(**values: Any) -> None:
-        instances = [group(**{field.name: values.pop(field.name) for field in fields(group)}) for group in groups]
-        function(*instances, **values)
-
-    call.__name__ = function.__name__
-    call.__doc__ = function.__doc__
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return call
-
-
-def to_argv(options: Any) -> list[str]:
-    """The arguments that say what differs from the defaults: what the launcher passes on to the trainer."""
-    argv: list[str] = []
-    for field in fields(options):
-        value = getattr(options, field.name)
-        if value == field.default:
-            continue
-        flag = field.name.replace("_", "-")
-        if isinstance(value, bool):
-            argv.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            argv.append(f"--{flag}={value}")
-    return argv
-
-
-def parse(argv: Sequence[str]) -> tuple[str, Options]:
-    """The strategy and the options that `argv` (`["ddp", "--epochs=3"]`) stands for.
-
-    Raises:
-        typer.TyperException: a strategy, option or value that does not exist.
-        SystemExit: with code 0, after --help.
-    """
-    parsed: list[tuple[str, Options]] = []
-    app = typer.Typer(add_completion=False)
-    for strategy in STRATEGIES:
-
-        def chosen(options: Options, strategy: str = strategy) -> None:
-            parsed.append((strategy, options))
-
-        app.command(strategy)(command(chosen, Options))
-    typer.main.get_command(app).main(args=normalise(argv), prog_name="train", standalone_mode=False)
-    if not parsed:
-        raise SystemExit(0)  # --help has said what it had to say
-    return parsed[0]

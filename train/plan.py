@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from train import combinations
+from train.arguments import command
 from train.candidates import Candidate, kinds
 from train.errors import USER_MUST_CHANGE, MusterError
 from train.hardware import Hardware
-from train.options import Options, command
+from train.options import Options
 
 if TYPE_CHECKING:
     from train.memory import Subject

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from train import checkpoint
-from train.options import Options, parse
+from train.arguments import parse
+from train.options import Options
 from train.out_of_memory import explain, find, turns
 from train.world import World
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from train import selftest
+from train.arguments import parse
 from train.combinations import check
 from train.errors import MusterError
-from train.options import STRATEGIES, parse
+from train.options import STRATEGIES
 from train.selftest import COMMON, PARTS, Case, cases, differences, launch, split
 
 

@@ -101,7 +101,7 @@ PEAK = """
 import os, sys, time
 from train import data
 from train.data.loader import open_batches
-from train.options import parse
+from train.arguments import parse
 from train.world import World
 
 options = parse(sys.argv[1:])[1]

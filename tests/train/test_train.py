@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from train import checkpoint
-from train.options import STRATEGIES, Options, parse, to_argv
+from train.arguments import parse, to_argv
+from train.options import STRATEGIES, Options
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

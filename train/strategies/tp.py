@@ -7,7 +7,7 @@ ranks than `--tensor-parallel` the groups train on different data, and what a ra
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from train.combinations import check_tensor_parallel, tensor_parallel_of
-from train.gradients import Gradients
+from train.gradients import ExactGradients, Gradients
 from train.models import gpt, place
 from train.options import Options
 from train.precision import Precision
@@ -84,6 +84,8 @@ def gradients(model: nn.Module, world: World, options: Options) -> Gradients:
     """Averaged over the groups as by fsdp; of one group, added up there."""
     if world.backend is None or world.num_shares > 1:
         return fsdp.gradients(model, world, options)
+    if world.device.type == "cpu":
+        return ExactGroupGradients(model, options.accumulate)
     return GroupGradients(model, options.accumulate)
 
 
@@ -97,8 +99,26 @@ class GroupGradients(Gradients):
     def finish(self) -> None:
         """Adds up what each rank's part of the sequences has given a weight that all have."""
         for parameter in self.parameters:
-            if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):
-                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+            parameter.grad = whole(parameter.grad, parameter)
+
+
+class ExactGroupGradients(ExactGradients):
+    """The same on CPUs, over micro-batches and ranks in double precision."""
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Puts the mean over all micro-batches into the parameters."""
+        self.hold()
+        for parameter in self.parameters:
+            total = whole(self.held.pop(parameter, None), parameter)
+            parameter.grad = None if total is None else (total / self.num_parts).to(parameter.dtype)
+
+
+def whole(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor | None:
+    """`gradient`, cut over the ranks as `parameter` is, where it was a sum of which each has a part."""
+    if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+        return gradient.redistribute(placements=parameter.placements)
+    return gradient
 
 
 notes, unwrap, without_sync = fsdp.notes, fsdp.unwrap, fsdp.without_sync
