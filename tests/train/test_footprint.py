@@ -7,12 +7,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from train import models
+from train.arguments import parse
 from train.combinations import Pipelines
 from train.footprint import extend, key_of
 from train.memory import Subject
 from train.models import gpt, loss_of, place
 from train.needs import in_flight, need
-from train.options import Options, parse
+from train.options import Options
 
 TEXT = ["--model=gpt-tiny", "--data=synthetic", "--num-samples=64", "--max-steps=2", "--batch-size=8"]
 IMAGES = ["--data=synthetic", "--image-size=64", "--num-classes=10", "--num-samples=256", "--max-steps=2"]
@@ -30,19 +31,20 @@ def size(tensors):
 def step(self, batches, sums):
     if self.progress.step != 1:
         return plain(self, batches, sums)
-    found, weights, optimize = {}, list(self.model.parameters()), self.optimizer.step
+    found, weights, optimize = {}, list(self.model.parameters()), self.trained.optimizer.step
     def optimized():
         found["gradients"] = size(weight.grad for weight in weights)
         optimize()
-    self.optimizer.step = optimized
+    self.trained.optimizer.step = optimized
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         plain(self, batches, sums)
+    self.trained.optimizer.step = optimize
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     now = found["peak"] = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
         found["peak"] = max(found["peak"], now)
-    values = [value for state in self.optimizer.state.values() for value in state.values()]
+    values = [value for state in self.trained.optimizer.state.values() for value in state.values()]
     found |= {"weights": size(weights), "moments": size(value for value in values if value.dim())}
     with open(os.environ["RESULTS"] + "/" + str(self.world.rank), "w") as file:
         json.dump(found, file)

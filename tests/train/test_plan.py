@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from train import combinations, plan, plan_table
+from train.arguments import parse
 from train.candidates import kinds
 from train.errors import MusterError
 from train.hardware import Hardware
-from train.options import Options, parse
+from train.options import Options
 from train.plan import GIB, here, make
 
 ROOT = Path(__file__).parents[2]
