@@ -49,7 +49,8 @@ class Candidate:
 def kinds(options: Options, machines: Hardware) -> Iterator[list[Candidate]]:
     """What can be tried, the simplest first: of each kind those that differ in one number only."""
     num_gpus, per_node = machines.gpus or 1, machines.gpus_per_node or 1
-    levels = RECOMPUTE[RECOMPUTE.index(options.activation_checkpoint) :] if options.predicts_tokens else ("none",)
+    asked = options.activation_checkpoint
+    levels = list(RECOMPUTE[RECOMPUTE.index(asked) :]) if options.predicts_tokens else [asked]
 
     def one(strategy: str, gpus: int = num_gpus, **changed: object) -> Candidate:
         others = [name for name, strategies in combinations.ONLY.items() if strategy not in strategies]

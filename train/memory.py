@@ -163,4 +163,5 @@ def bytes_of_moments(options: Options) -> float:
             for value in state.values()
             if isinstance(value, Tensor) and value.shape == weight.shape
         )
-        return held / count(model.parameters())
+        average = 4 if options.ema is not None else 0
+        return held / count(model.parameters()) + average

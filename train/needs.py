@@ -150,9 +150,11 @@ def of_line(subject: Subject, options: Options, plan: Pipelines, place: int) -> 
             scores = (2 if subject.bf16 else WEIGHT) * size * subject.size * subject.num_classes
             buffers += (plan.num_parts - flight) * scores
     activations = flight * held + copies + extra
+    # On CPUs gradients are held in double precision.
+    buffers += 0 if subject.is_gpu else 2 * WEIGHT * weights
     # At the end, without activations, the scores of all micro-batches are copied together; later all gradients are, to
     # be added up over the lines.
-    end = max(2 * plan.num_parts * scores, (1 if subject.is_gpu else 3) * WEIGHT * weights)
+    end = max(2 * plan.num_parts * scores, (1 if subject.is_gpu else 4) * WEIGHT * weights)
     return Need(
         weights=WEIGHT * weights,
         gradients=WEIGHT * weights,
