@@ -14,7 +14,8 @@ from train.footprint import Footprint, extend, group_of, kernels_of, measure
 from train.models import gpt, images, loss_of, units_of
 from train.options import Options
 from train.precision import has_bf16
-from train.strategies import fsdp, tp
+from train.shards import has_statistics
+from train.strategies import tp
 
 
 class Subject:
@@ -41,7 +42,7 @@ class Subject:
         units = [count(unit.parameters()) for unit in units_of(model)]
         self.largest_unit = max(units, default=0)
         self.root = self.num_weights - sum(units)
-        self.low = self.bf16 and not fsdp.has_statistics(model)
+        self.low = self.bf16 and not has_statistics(model)
         self.moment = bytes_of_moments(options)
         self.footprint = cache(self._footprint)
         self.stage = cache(self._stage)
