@@ -85,7 +85,7 @@ def plain_loop(options: Options, world: World) -> Train:
 
 def our_loop(options: Options, world: World) -> Train:
     """The loop behind `train ddp`, its measuring included."""
-    strategy = load("ddp")
+    strategy = load("ddp", world)
     source = data.open_source(options)
     train_batches, valid_batches = open_batches(source, options, world)
     precision = choose_precision(options, world.device)

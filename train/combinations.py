@@ -2,10 +2,21 @@
 
 from dataclasses import dataclass
 
+from train.arguments import to_argv
 from train.errors import MusterError
 from train.options import Options
 
 ONLY = {
+    "comm_hook": ("ddp",),
+    "powersgd_rank": ("ddp",),
+    "powersgd_start": ("ddp",),
+    "zero1": ("ddp",),
+    "local_sgd": ("ddp",),
+    "local_sgd_start": ("ddp",),
+    "static_graph": ("ddp",),
+    "bucket_view": ("ddp",),
+    "bucket_mb": ("ddp",),
+    "sync_bn": ("ddp",),
     "replicate": ("fsdp",),
     "cpu_offload": ("fsdp",),
     "tensor_parallel": ("tp",),
@@ -32,14 +43,14 @@ OF_TRANSFORMERS = ("tp", "pipeline")
 def check(strategy: str, options: Options) -> None:
     """Raises MusterError where `options` contradict each other or the strategy, whatever the world."""
     for name, strategies in ONLY.items():
-        value = getattr(options, name)
-        if strategy not in strategies and value != getattr(Options(), name):
-            flag = f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        flag = typed(options, name)
+        if strategy not in strategies and flag:
             raise MusterError(
                 f"the strategy {strategy} knows nothing of {flag.partition('=')[0]}",
                 seen=f"train {strategy} {flag}",
                 fix=f"'train {strategies[0]} {flag}', or leave it out",
             )
+    check_replication(options)
     if strategy in OF_TRANSFORMERS and not options.predicts_tokens:
         raise MusterError(
             f"the strategy {strategy} cuts transformers, not {options.model}",
@@ -70,6 +81,62 @@ def check(strategy: str, options: Options) -> None:
             f"{options.model} can't compute its activations again",
             seen=f"--activation-checkpoint={options.activation_checkpoint}",
             fix="leave it out, or train a transformer: --model=gpt-tiny",
+        )
+
+
+def typed(options: Options, *names: str) -> str:
+    """What a user types for those of `names` that are not at their default."""
+    return " ".join(to_argv(Options(**{name: getattr(options, name) for name in names})))
+
+
+def check_replication(options: Options) -> None:
+    """Raises MusterError where the options of ddp contradict each other."""
+    hook, start = options.comm_hook, options.local_sgd_start
+    of_power = ("comm_hook", "powersgd_rank", "powersgd_start")
+    of_local = ("local_sgd", "local_sgd_start")
+    if hook != "powersgd" and typed(options, *of_power[1:]):
+        raise MusterError(
+            "--powersgd-rank and --powersgd-start are for gradients that travel by PowerSGD",
+            seen=typed(options, *of_power),
+            fix="--comm-hook=powersgd, or leave them out",
+        )
+    if options.sync_bn and (options.predicts_tokens or options.device == "cpu"):
+        what = f"{options.model} has no" if options.predicts_tokens else "torch has no kernel for CPUs for a common"
+        raise MusterError(
+            f"{what} batch normalisation", seen=typed(options, "sync_bn", "model", "device"), fix="leave out --sync-bn"
+        )
+    if options.static_graph and options.accumulate > 1:
+        raise MusterError(
+            "of a graph that is static torch sends the gradients of each micro-batch: none can be held back",
+            seen=typed(options, "static_graph", "accumulate"),
+            fix=f"leave out --static-graph, or --batch-size={options.accumulate * options.batch_size} --accumulate=1",
+        )
+    if options.local_sgd is None:
+        if start:
+            raise MusterError(
+                "--local-sgd-start is where ranks begin to train apart, and they don't",
+                seen=typed(options, *of_local),
+                fix="--local-sgd=8 with it, or leave it out",
+            )
+        return
+    if options.zero1:
+        raise MusterError(
+            "ranks that train apart step all of their weights, and by --zero1 each steps some",
+            seen=typed(options, "zero1", *of_local),
+            fix="leave out --zero1, or --local-sgd",
+        )
+    if options.ema is not None:
+        raise MusterError(
+            "ranks that train apart have no common weights after each step, of which to keep a moving average",
+            seen=typed(options, "ema", *of_local),
+            fix="leave out --ema: --local-sgd averages weights too",
+        )
+    first = {"none": -1, "powersgd": options.warmup_steps if options.powersgd_start is None else options.powersgd_start}
+    if start <= first.get(hook, 0):
+        raise MusterError(
+            f"--comm-hook={hook} would never be used: no gradients are sent any more",
+            seen=typed(options, *of_power, *of_local),
+            fix=f"--local-sgd-start={first.get(hook, 0) + 100}, or leave out --comm-hook",
         )
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
 
 from train.metrics import Sums
 from train.models import logits_of, loss_of
@@ -41,6 +42,9 @@ class Gradients:
         """What is trained on: the mean over `targets`."""
         return loss_of(outputs, targets, self.smoothing)
 
+    def begin(self, optimizer: Optimizer, step: int) -> None:
+        """Called before each step; `step` of them are done in all."""
+
     def compute(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, autocast: AbstractContextManager[object], sums: Sums
     ) -> None:
@@ -65,6 +69,9 @@ class Gradients:
     def report(self) -> dict[str, Any]:
         """What the summary should tell of how they were computed; called on all ranks, after the last step."""
         return {}
+
+    def settle(self, optimizer: Optimizer) -> None:
+        """Called before the weights are looked at, for validation and checkpoints: all ranks have the same then."""
 
     def clip(self, model: nn.Module, largest: float) -> None:
         """Shortens all gradients together to the norm `largest`, over all ranks that hold parts of them."""
@@ -120,24 +127,22 @@ class ExactGradients(SummedGradients):
 
 
 class ReducedGradients(ExactGradients):
-    """The same where each rank has some of the micro-batches, and DistributedDataParallel calls a hook."""
+    """The same where each rank has some of the micro-batches, and DistributedDataParallel calls a hook.
+
+    Args:
+        num_own: micro-batches of a step on this rank.
+    """
+
+    def __init__(self, model: nn.Module, num_own: int, world_size: int) -> None:
+        super().__init__(model, num_own * world_size)
+        self.num_own = num_own
 
     def finish(self) -> None:
         """Nothing: the hook has done it."""
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
         """The mean over all micro-batches of all ranks, for DistributedDataParallel's communication hook."""
-        buffer = bucket.buffer()
-        total = buffer.double()
-        start = 0
-        for parameter in bucket.parameters():
-            held = self.held.pop(parameter, None)
-            if held is not None:
-                # The buffer holds a gradient in the order of its parameter's memory, channels_last or not, whatever
-                # strides bucket.gradients() tells.
-                part = total[start : start + parameter.numel()]
-                part.as_strided(parameter.size(), parameter.stride()).add_(held)
-            start += parameter.numel()
+        buffer, total = bucket.buffer(), self.total(bucket)
         done = dist.all_reduce(total, async_op=True)
         if done is None:
             raise RuntimeError("this rank is not part of the process group")
@@ -148,6 +153,24 @@ class ReducedGradients(ExactGradients):
             return buffer.copy_((value[0] if isinstance(value, list) else value) / self.num_parts)
 
         return done.get_future().then(mean)
+
+    def keep(self, bucket: dist.GradBucket) -> Tensor:  # pyright: ignore[reportPrivateImportUsage]
+        """The mean over this rank's micro-batches alone."""
+        return bucket.buffer().copy_(self.total(bucket) / self.num_own)
+
+    def total(self, bucket: dist.GradBucket) -> Tensor:  # pyright: ignore[reportPrivateImportUsage]
+        """The sum over this rank's micro-batches."""
+        total = bucket.buffer().double()
+        start = 0
+        for parameter in bucket.parameters():
+            held = self.held.pop(parameter, None)
+            if held is not None:
+                # The buffer holds a gradient in the order of its parameter's memory, channels_last or not, whatever
+                # strides bucket.gradients() tells.
+                part = total[start : start + parameter.numel()]
+                part.as_strided(parameter.size(), parameter.stride()).add_(held)
+            start += parameter.numel()
+        return total
 
 
 def are_exact(world: World, accumulate: int) -> bool:

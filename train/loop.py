@@ -147,6 +147,7 @@ class Loop:
                     glance = None
                 self.display.step(done)
         self.show(look, sums)
+        self.gradients.settle(self.trained.optimizer)
         totals = self.total(sums.values).tolist()
         if not math.isfinite(totals[0]):
             self.refuse(totals[0], sums)
@@ -187,6 +188,7 @@ class Loop:
     def step(self, batches: Any, sums: Sums) -> None:
         """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
         options, progress, world = self.options, self.progress, self.world
+        self.gradients.begin(self.trained.optimizer, progress.step)
         for turn, (inputs, targets) in enumerate(islice(batches, options.accumulate)):
             # By block and not by rank: dropout too is then the same whatever the world size.
             block = turn * world.num_shares + world.data_rank

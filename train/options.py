@@ -156,6 +156,44 @@ class Options:
         bool,
         option("--cpu-offload", help="fsdp: weights and moments stay in the host's memory.", panel=STRATEGY),
     ] = False
+    comm_hook: Annotated[
+        Literal["none", "bf16", "fp16", "powersgd"],
+        option(help="ddp: what gradients become on their way between ranks.", panel=STRATEGY),
+    ] = "none"
+    powersgd_rank: Annotated[
+        int,
+        option(help="ddp: columns of PowerSGD's matrices; fewer send less, and less exactly.", panel=STRATEGY, min=1),
+    ] = 1
+    powersgd_start: Annotated[
+        int | None,
+        option(help="ddp: steps before PowerSGD, by plain averages. Default: --warmup-steps.", panel=STRATEGY, min=0),
+    ] = None
+    zero1: Annotated[
+        bool, option("--zero1", help="ddp: the optimizer's moments are dealt out to the ranks.", panel=STRATEGY)
+    ] = False
+    local_sgd: Annotated[
+        int | None,
+        option(help="ddp: train apart, and average the weights every this many steps.", panel=STRATEGY, min=1),
+    ] = None
+    local_sgd_start: Annotated[
+        int, option(help="ddp: steps before that, by averages of gradients.", panel=STRATEGY, min=0)
+    ] = 0
+    static_graph: Annotated[
+        bool, option("--static-graph", help="ddp: every step uses the same weights in the same order.", panel=STRATEGY)
+    ] = False
+    bucket_view: Annotated[
+        bool,
+        option("--bucket-view/--no-bucket-view", help="ddp: gradients lie where they are sent from.", panel=STRATEGY),
+    ] = True
+    bucket_mb: Annotated[
+        int | None,
+        option(
+            help="ddp: MiB of gradients that are sent at a time. Default: 25, but 1 at first.", panel=STRATEGY, min=1
+        ),
+    ] = None
+    sync_bn: Annotated[
+        bool, option("--sync-bn", help="ddp: normalise over the batches of all ranks, on GPUs.", panel=STRATEGY)
+    ] = False
     tensor_parallel: Annotated[
         int | None,
         option(help="tp: neighbouring ranks that cut each layer between them. Default: all.", panel=STRATEGY, min=1),
@@ -173,6 +211,10 @@ class Options:
     ] = "1f1b"
     device: Annotated[
         Literal["auto", "cpu", "cuda"], option(help="auto takes a GPU where there is one.", panel=SPEED)
+    ] = "auto"
+    backend: Annotated[
+        Literal["auto", "gloo", "nccl", "mpi"],
+        option(help="What the ranks speak through. auto: nccl between GPUs, gloo between CPUs.", panel=SPEED),
     ] = "auto"
     bf16: Annotated[
         bool | None,

@@ -17,6 +17,7 @@ from train.world import World
 RESULT_OPTIONS = (
     *("data", "image_size", "num_classes", "num_samples", "on_bad_sample", "batch_size", "seed", "bf16"),
     *("optimizer", "lr", "lr_scale", "warmup_steps", "momentum", "weight_decay", "clip_norm", "seq_len", "vocab_size"),
+    *("comm_hook", "powersgd_rank", "powersgd_start", "local_sgd", "local_sgd_start", "sync_bn"),
     *("lr_schedule", "lr_end", "decay_norms", "ema", "label_smoothing", "mixup"),
 )
 """Options that change what is learnt: a resumed run warns when they differ."""
@@ -91,25 +92,29 @@ def fit(index: dict[str, Any], model: nn.Module, identity: dict[str, Any], path:
 
 
 def differences(state: dict[str, Any], settings: dict[str, Any], world: World) -> list[str]:
-    """One line naming what makes this run's result differ from that of the run it continues; none if nothing does.
+    """What makes this run's result differ from that of the run it continues; nothing if nothing does.
 
     Ranks and `--accumulate` may trade places: what counts is the global batch, and, for the batch normalisation that
     models of images may have, the size of its parts.
     """
     before = state["options"] | {"global_batch": global_batch(state["options"], state["num_shares"])}
     now = settings | {"global_batch": global_batch(settings, world.num_shares)}
+    apart = now["local_sgd"] is not None  # how many ranks train apart counts too, and not only their global batch
+    before, now = before | {"ranks": apart and state["num_shares"]}, now | {"ranks": apart and world.num_shares}
+    lost = ["PowerSGD begins anew: what it still held back of the gradients is lost"]
+    notes = lost if now["comm_hook"] == "powersgd" else []
     ignored = ("batch_size",) if now["seq_len"] else ()  # a transformer's samples know nothing of each other
     # A cosine that ends with the run depends on where that is.
     ends = ("epochs", "max_steps") if now["lr_schedule"] == "cosine" and now["lr_steps"] is None else ()
     names = [
         name
-        for name in (*RESULT_OPTIONS, "lr_steps", *ends, "global_batch")
+        for name in (*RESULT_OPTIONS, "lr_steps", *ends, "global_batch", "ranks")
         if name not in ignored and before.get(name) != now[name]
     ]
     if not names:
-        return []
+        return notes
     changes = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in names)
-    return [f"the result will differ from that of an uninterrupted run: {changes}"]
+    return [*notes, f"the result will differ from that of an uninterrupted run: {changes}"]
 
 
 def global_batch(options: dict[str, Any], num_shares: int) -> int:

@@ -31,7 +31,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     """Trains as `options` say, on this rank."""
     started = time.perf_counter()
     options = options.settled()
-    strategy = strategies.load(strategy_name)
+    strategy = strategies.load(strategy_name, world)
     agree(world, lambda: combinations.check(strategy_name, options))
     agree(world, lambda: strategy.check(world, options))
     world = strategy.share(world, options)
@@ -47,7 +47,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     identity = {"model": options.model, "num_classes": source.num_classes, "optimizer": options.optimizer}
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     model = strategy.wrap(model, world, options, precision)
-    steps = optimizer.build(options, model, fused=precision.fused)
+    steps = strategy.divide(optimizer.build(options, model, fused=precision.fused), world, options)
     inner = strategy.unwrap(model)
     average = None if options.ema is None else MovingAverage(inner, options.ema)
     trained = Trained(model=inner, optimizer=steps, average=average)

@@ -96,6 +96,6 @@ def test_lars_of_cut_weights_is_that_of_whole_ones(train, tmp_path):
 
 @pytest.mark.process
 def test_lars_learns_the_digits(train, summary_of, tmp_path):
-    argv = ["single", *DIGITS, "--no-bf16", "--optimizer=lars", "--epochs=2", "--name=run", f"--runs-dir={tmp_path}"]
-    train(argv, ok=True)
+    argv = ["single", *DIGITS, "--batch-size=32", "--no-bf16", "--optimizer=lars", "--epochs=2", "--name=run"]
+    train([*argv, f"--runs-dir={tmp_path}"], ok=True)
     assert summary_of(tmp_path / "run")["best_accuracy"] > 0.6

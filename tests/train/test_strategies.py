@@ -2,23 +2,50 @@
 
 import subprocess
 import sys
+from difflib import unified_diff
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from tests.train.comparing import ROOT, STEPS, TEXT, apart, trained
 from train import strategies
 from train.combinations import WHICH
-from train.options import STRATEGIES
-from train.strategies import Strategy
+from train.options import STRATEGIES, Options
+from train.strategies import Strategy, ddp, fsdp, single
+from train.world import World
+
+ASKED = [name for name in vars(Strategy) if not name.startswith("_")]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_each_has_what_the_loop_asks_for(name):
-    module = strategies.load(name)
-    asked = [name for name in vars(Strategy) if not name.startswith("_")]
-    assert len(asked) >= 6
-    assert all(callable(getattr(module, function)) for function in asked)
+    several = strategies.load(name, World(world_size=2))
+    assert len(ASKED) >= 6
+    assert all(callable(getattr(several, function)) for function in ASKED)
+    module = import_module(f"train.strategies.{name}")
     assert module.__doc__
+    assert several.wrap is module.wrap
+
+
+def test_what_one_leaves_out_is_done_as_by_single():
+    assert not hasattr(fsdp, "unwrap")
+    assert strategies.load("fsdp", World(world_size=2)).unwrap is single.unwrap
+    # but for the check: single refuses what all others are for
+    strategies.load("ddp", World(world_size=2)).check(World(world_size=2), Options())
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "tp", "pipeline"])
+def test_a_rank_alone_trains_as_single(name):
+    alone = strategies.load(name, World())
+    assert all(getattr(alone, function) is getattr(single, function) for function in set(ASKED) - {"check", "notes"})
+
+
+def test_the_diff_of_two_is_short_enough_to_teach_with():
+    one, other = (Path(module.__file__).read_text().splitlines() for module in (ddp, fsdp))
+    changed = [line for line in unified_diff(one, other, n=0) if not line.startswith(("---", "+++", "@@"))]
+    assert max(len(one), len(other)) <= 60
+    assert 20 < len(changed) < 60
 
 
 @pytest.mark.process

@@ -70,6 +70,25 @@ def test_each_sample_counts_once(train, summary_of, tmp_path, kind, num_valid, w
     assert epoch["valid_loss"] == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        (["--num-samples=2", "--batch-size=1"], "at most 2 processes, with --batch-size=1"),
+        (["--num-samples=4", "--batch-size=1", "--accumulate=2"], "--batch-size=1 --accumulate=1 or less"),
+        (["--num-samples=7", "--batch-size=4"], "--batch-size=2 or less"),
+    ],
+)
+def test_fewer_training_samples_than_ranks_have_use_for(train, tmp_path, options, fix):
+    sizes = ["--data=fake", "--num-classes=2", "--image-size=32", "--no-bf16", f"--runs-dir={tmp_path}"]
+    ended = train(["ddp", *sizes, *options], 3)
+    assert [rank.code for rank in ended] == [2, 2, 2]
+    said = "".join(rank.err for rank in ended)
+    assert len(said.splitlines()) == 3
+    assert "training samples don't fill one global batch" in said
+    assert fix in said
+    assert not list(tmp_path.iterdir())
+
+
 def test_skipped_samples_are_counted_and_listed(train, make_images, summary_of, tmp_path):
     for half, per_class in (("train", 12), ("val", 5)):
         make_images(tmp_path / half, per_class=per_class)

@@ -1,17 +1,19 @@
 """How a model is spread over ranks: one module a strategy.
 
-A strategy is a module with the functions of `Strategy`. A new one is a file here, and its name in
-`train.options.STRATEGIES`.
+A strategy is a module with some of the functions of `Strategy`: what it leaves out is done as by `single`. A new one is
+a file here, and its name in `train.options.STRATEGIES`.
 """
 
 from contextlib import AbstractContextManager
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Protocol, cast
 
 from torch import nn
+from torch.optim import Optimizer
 
 from train.gradients import Gradients
-from train.options import Options
+from train.options import IN_ONE_PROCESS, Options
 from train.precision import Precision
 from train.world import World
 
@@ -35,6 +37,10 @@ class Strategy(Protocol):
         """`model` with its first weights on its devices, such that gradients are those of the whole global batch."""
         ...
 
+    def divide(self, optimizer: Optimizer, world: World, options: Options) -> Optimizer:
+        """`optimizer`, before its first step, with what this rank is to do of it."""
+        ...
+
     def gradients(self, model: nn.Module, world: World, options: Options) -> Gradients:
         """How micro-batches are computed, and their gradients become those of a step."""
         ...
@@ -48,6 +54,15 @@ class Strategy(Protocol):
         ...
 
 
-def load(name: str) -> Strategy:
-    """The strategy called `name`."""
-    return cast(Strategy, import_module(f"train.strategies.{name}"))
+def load(name: str, world: World) -> Strategy:
+    """The strategy called `name`; where it is for several processes and there is one, that trains as `single`."""
+    own, single = (vars(import_module(f"train.strategies.{module}")) for module in (name, "single"))
+    if world.world_size == 1 and name not in IN_ONE_PROCESS:
+        own = {function: own[function] for function in ("check", "notes") if function in own}
+    asked = [function for function in vars(Strategy) if not function.startswith("_")]
+    found = {function: own.get(function, single[function]) for function in asked}
+    return cast(Strategy, SimpleNamespace(**found | {"check": own.get("check", check_nothing)}))
+
+
+def check_nothing(world: World, options: Options) -> None:
+    """Any world will do."""

@@ -1,63 +1,52 @@
 """Distributed data parallel: a replica on each rank, gradients averaged while they are computed."""
 
-import inspect
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from train.gradients import Gradients, ReducedGradients, are_exact
+from train import replicas
+from train.gradients import Gradients
 from train.models import place
 from train.options import Options
 from train.precision import Precision
-from train.strategies import single
 from train.world import World
 
 
 def check(world: World, options: Options) -> None:
-    """Any world will do."""
-
-
-def share(world: World, options: Options) -> World:
-    """A share of the data for each rank."""
-    return world
+    """Raises MusterError where these ranks can't do what `options` ask for."""
+    replicas.check(world, options)
 
 
 def notes(world: World, options: Options) -> list[str]:
-    """Nothing that a user should know before it trains."""
-    return []
+    """What has no effect on a rank alone."""
+    return replicas.notes(world, options)
 
 
 def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
-    """`model` with a reducer of gradients around it; without, in a world of one."""
-    model = place(model, world.device, precision.layout, options.seed)
-    if world.backend is None:
-        return model
-    # The loop averages batch normalisation's buffers before they are used, so no step needs to send them.
-    # torch 2.15 has a new name for the switch and deprecates the old one.
-    known = inspect.signature(DistributedDataParallel).parameters
-    switch: Any = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
-    devices = [world.device] if world.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, **switch)
+    """`model`, whole on each rank, with what averages gradients around it."""
+    model = place(replicas.prepare(model, options), world.device, precision.layout, options.seed)
+    return DistributedDataParallel(model, **replicas.settings(world, options))
+
+
+def divide(optimizer: Optimizer, world: World, options: Options) -> Optimizer:
+    """`optimizer`; with `--zero1`, on each rank for some of the weights."""
+    return replicas.divide(optimizer, world, options)
 
 
 def gradients(model: nn.Module, world: World, options: Options) -> Gradients:
-    """Averaged by the reducer, or by what takes its place where sums are exact."""
-    if not isinstance(model, DistributedDataParallel):
-        return single.gradients(model, world, options)
-    if not are_exact(world, options.accumulate):
-        return Gradients(options.accumulate)
-    exact = ReducedGradients(model, world.world_size * options.accumulate)
-    model.register_comm_hook(exact, ReducedGradients.reduce)
-    return exact
+    """Averaged by the reducer, or by a hook in its place."""
+    assert isinstance(model, DistributedDataParallel)
+    return replicas.gradients(model, world, options)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    return model.get_submodule("module")
 
 
 def without_sync(model: nn.Module) -> AbstractContextManager[object]:
     """Gradients stay on this rank until the first micro-batch outside of this context."""
-    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+    assert isinstance(model, DistributedDataParallel)
+    return model.no_sync()

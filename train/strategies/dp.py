@@ -10,13 +10,7 @@ from train.errors import MusterError
 from train.models import place
 from train.options import Options
 from train.precision import Precision
-from train.strategies import single
 from train.world import World
-
-
-def notes(world: World, options: Options) -> list[str]:
-    """What a user should know before it trains."""
-    return ["dp is for comparison: 'train ddp' does the same with a process for each GPU, and faster"]
 
 
 def check(world: World, options: Options) -> None:
@@ -27,6 +21,11 @@ def check(world: World, options: Options) -> None:
             seen=f"WORLD_SIZE={world.world_size}",
             fix="'train ddp' trains one model with all processes, and faster; or start one process",
         )
+
+
+def notes(world: World, options: Options) -> list[str]:
+    """What a user should know before it trains."""
+    return ["dp is for comparison: 'train ddp' does the same with a process for each GPU, and faster"]
 
 
 def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
@@ -40,6 +39,3 @@ def wrap(model: nn.Module, world: World, options: Options, precision: Precision)
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside."""
     return model.module if isinstance(model, nn.DataParallel) else model
-
-
-share, gradients, without_sync = single.share, single.gradients, single.without_sync

@@ -1,8 +1,9 @@
-"""One process, one device."""
+"""One process, one device. The other strategies take from here what they leave out."""
 
 from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
+from torch.optim import Optimizer
 
 from train.errors import MusterError
 from train.gradients import ExactGradients, Gradients, are_exact
@@ -35,6 +36,11 @@ def notes(world: World, options: Options) -> list[str]:
 def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
     """`model` on this process's device."""
     return place(model, world.device, precision.layout, options.seed)
+
+
+def divide(optimizer: Optimizer, world: World, options: Options) -> Optimizer:
+    """`optimizer` as it is: each rank steps all that it holds."""
+    return optimizer
 
 
 def gradients(model: nn.Module, world: World, options: Options) -> Gradients:

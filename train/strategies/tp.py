@@ -4,10 +4,12 @@ Between the matrices a sequence is cut too (sequence parallel), so that no rank 
 ranks than `--tensor-parallel` the groups train on different data, and what a rank has is sharded over them as by fsdp.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -22,6 +24,7 @@ from train.gradients import ExactGradients, Gradients
 from train.models import gpt, place
 from train.options import Options
 from train.precision import Precision
+from train.shards import home_of
 from train.strategies import fsdp, single
 from train.world import World, open_mesh
 
@@ -49,8 +52,8 @@ def wrap(model: nn.Module, world: World, options: Options, precision: Precision)
     mesh = open_mesh(world, data=world.num_shares, tensor=world.world_size // world.num_shares)
     cut(model, mesh["tensor"])
     if world.num_shares > 1:
-        fsdp.shard(model, mesh["data"], world, options, precision)
-    return place(model, fsdp.home_of(world, options), torch.preserve_format, options.seed)
+        fsdp.cut(model, mesh["data"], world, options, precision)
+    return place(model, home_of(world, options), torch.preserve_format, options.seed)
 
 
 def cut(model: nn.Module, group: object) -> None:
@@ -121,4 +124,6 @@ def whole(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor | None:
     return gradient
 
 
-notes, unwrap, without_sync = fsdp.notes, fsdp.unwrap, fsdp.without_sync
+def without_sync(model: nn.Module) -> AbstractContextManager[object]:
+    """As by fsdp; of one group nothing is held back."""
+    return fsdp.without_sync(model) if isinstance(model, FSDPModule) else nullcontext()
