@@ -35,6 +35,7 @@ from train.loop import Loop, Progress
 from train.metrics import StepTimes
 from train.options import Options
 from train.precision import choose_precision
+from train.state import Trained
 from train.strategies import load
 from train.world import World
 
@@ -93,7 +94,7 @@ def our_loop(options: Options, world: World) -> Train:
     loop = Loop(
         strategy=strategy,
         model=model,
-        optimizer=optimizer.build(options, model, fused=precision.fused),
+        trained=Trained(model=strategy.unwrap(model), optimizer=optimizer.build(options, model, fused=precision.fused)),
         train=train_batches,
         valid=valid_batches,
         world=world,
@@ -102,7 +103,7 @@ def our_loop(options: Options, world: World) -> Train:
         display=Display(enabled=False, epochs=1, global_batch=1),
         times=StepTimes(world.device),
         log=lambda record: None,
-        save=lambda progress: None,
+        save=lambda progress, own: None,
     )
 
     def train(number: int, num_steps: int) -> None:

@@ -121,7 +121,7 @@ def report(failures: dict[int, ProcessFailure]) -> int:
     say(
         f"rank {rank} on {socket.gethostname()} {how}, and this node's other ranks were stopped",
         seen=message_of(first) or f"process {first.pid}",
-        fix=FIX_BY_SIGNAL.get(name, "read its traceback above; `muster run --debug` shows this program's too"),
+        fix=FIX_BY_SIGNAL.get(name, "read what it said above; `muster run --debug` shows this program's traceback too"),
     )
     return FAILED
 

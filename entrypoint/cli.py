@@ -22,6 +22,7 @@ from train.arguments import command, normalise, to_argv
 from train.combinations import WHICH
 from train.combinations import check as check_combination
 from train.errors import MusterError, one_line
+from train.hardware import Hardware
 from train.options import IN_ONE_PROCESS, STRATEGIES, Options
 
 
@@ -49,7 +50,7 @@ def train() -> None:
     """The command `train`."""
     app = typer.Typer(
         help="Train PyTorch models, on this machine or in the job that this is part of.",
-        epilog="\n\n".join(WHICH.splitlines()),
+        epilog=WHICH,
         context_settings=SETTINGS,
         no_args_is_help=True,
         add_completion=False,
@@ -64,14 +65,20 @@ def train() -> None:
         app.command(strategy, help=HELP[strategy])(command(start, LaunchOptions, Options))
     app.command("export", help="Write a run's weights as one plain file, for torch.load and torchvision.")(_export)
     app.command("selftest", help="Train with each strategy on this machine, and compare: PASS or FAIL.")(_selftest)
+    app.command("plan", help="Estimate what each strategy holds on a GPU, and name the simplest that fits.")(
+        command(_plan, Hardware, Options)
+    )
     _run(app, "train", normalise(sys.argv[1:]))
 
 
 def _export(
     run: Annotated[str, typer.Argument(help="The run's folder, or one of its checkpoints.")],
     to: Annotated[str | None, typer.Option(help="The file. Default: weights.pt in the run's folder.")] = None,
+    last: Annotated[
+        bool, typer.Option("--last", help="With --ema: the weights of the last step, not their average.")
+    ] = False,
 ) -> None:
-    _become("train.export", run, *([] if to is None else [to]))
+    _become("train.export", *([] if to is None else [f"--to={to}"]), *(["--last"] if last else []), "--", run)
 
 
 def _selftest(
@@ -79,6 +86,10 @@ def _selftest(
     as_json: Annotated[bool, typer.Option("--json", help="Print a list for programs.")] = False,
 ) -> None:
     _become("train.selftest", *([] if ranks is None else [f"--ranks={ranks}"]), *(["--json"] if as_json else []))
+
+
+def _plan(machines: Hardware, training: Options) -> None:
+    _become("train.plan", *to_argv(machines), *to_argv(training))
 
 
 def _become(module: str, *arguments: str) -> None:

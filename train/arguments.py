@@ -47,7 +47,7 @@ def command(function: Callable[..., None], *groups: type, **extra: inspect.Param
     return call
 
 
-def to_argv(options: Options) -> list[str]:
+def to_argv(options: Any) -> list[str]:
     """The arguments that say what differs from the defaults: what the launcher passes on to the trainer."""
     argv: list[str] = []
     for field in fields(options):

@@ -57,6 +57,19 @@ def check(strategy: str, options: Options) -> None:
             seen=f"train {strategy} --model={options.model}",
             fix=f"'train fsdp --model={options.model}', or a transformer: --model=gpt-tiny",
         )
+    if options.mixup and options.predicts_tokens:
+        raise MusterError(
+            "tokens can't be mixed, only images",
+            seen=f"--model={options.model} --mixup={options.mixup}",
+            fix="leave out --mixup; --label-smoothing is for both",
+        )
+    if options.lr_schedule != "cosine" and (options.lr_steps is not None or options.lr_end):
+        name, value = ("lr-steps", options.lr_steps) if options.lr_steps is not None else ("lr-end", options.lr_end)
+        raise MusterError(
+            "a constant learning rate has no end to go to",
+            seen=f"--lr-schedule={options.lr_schedule} --{name}={value}",
+            fix="--lr-schedule=cosine",
+        )
     if options.schedule == "zero-bubble" and options.activation_checkpoint != "none":
         raise MusterError(
             "the zero-bubble schedule parts the backward pass, and what is computed again can't be parted",
@@ -147,7 +160,13 @@ def check_tensor_parallel(options: Options, world_size: int, num_kv_heads: int, 
 
 
 def check_replicas(options: Options, world_size: int) -> None:
-    """Raises MusterError where the world can't be divided into `--replicate` groups."""
+    """Raises MusterError where the world can't be divided into `--replicate` groups of more than one rank."""
+    if options.replicate == world_size > 1:
+        raise MusterError(
+            "a group of one rank has nothing to cut its model over",
+            seen=f"--replicate={options.replicate}, {world_size} processes",
+            fix="'train ddp', which is the same with whole models; or fewer groups",
+        )
     if world_size % options.replicate:
         fits = [number for number in range(1, world_size + 1) if world_size % number == 0]
         nearest = min(fits, key=lambda number: abs(number - options.replicate))

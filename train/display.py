@@ -135,6 +135,9 @@ class Display:
         )
         table.add_row("first step", f"{summary['first_step_s']:.2f} s")
         table.add_row("waiting for data", f"{summary['data_wait_share']:.1%} of the time")
+        if summary.get("bubble_share") is not None:
+            ideal = f"{summary['ideal_bubble_share']:.1%} where all stages take as long"
+            table.add_row("waiting for stages", f"{summary['bubble_share']:.1%} of the time; {ideal}")
         table.add_row("peak memory", f"{summary['peak_memory_gib']:.2f} GiB a {device}")
         table.add_section()
         table.add_row("steps in all", f"{summary['step']:,}, this run took {summary['seconds']:.1f} s")

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -153,4 +154,5 @@ def end_soon(code: int, limit_s: float, before: Callable[[], None] | None = None
 
     timer = threading.Timer(limit_s, end)
     timer.daemon = True
-    timer.start()
+    with suppress(RuntimeError):  # a process that is out of memory gets no other thread, and has to end without
+        timer.start()

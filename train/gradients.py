@@ -28,10 +28,19 @@ class Gradients:
 
     Args:
         accumulate: micro-batches of a step on this rank.
+
+    Attributes:
+        smoothing: the share of each target that goes to all classes alike, in training.
     """
+
+    smoothing = 0.0
 
     def __init__(self, accumulate: int) -> None:
         self.accumulate = accumulate
+
+    def loss(self, outputs: Tensor | tuple[Tensor, ...], targets: Tensor) -> Tensor:
+        """What is trained on: the mean over `targets`."""
+        return loss_of(outputs, targets, self.smoothing)
 
     def begin(self, optimizer: Optimizer, step: int) -> None:
         """Called before each step; `step` of them are done in all."""
@@ -42,7 +51,7 @@ class Gradients:
         """One micro-batch, forth (within `autocast`) and back; its loss goes into `sums`."""
         with autocast:
             outputs = model(inputs)
-            loss = loss_of(outputs, targets)
+            loss = self.loss(outputs, targets)
         (loss / self.accumulate).backward()
         sums.add(loss, logits_of(outputs), targets)
 
@@ -56,6 +65,10 @@ class Gradients:
 
     def finish(self) -> None:
         """Called after the last micro-batch, when the strategy has done its part: the gradients are complete then."""
+
+    def report(self) -> dict[str, Any]:
+        """What the summary should tell of how they were computed; called on all ranks, after the last step."""
+        return {}
 
     def settle(self, optimizer: Optimizer) -> None:
         """Called before the weights are looked at, for validation and checkpoints: all ranks have the same then."""

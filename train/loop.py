@@ -10,21 +10,26 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from train.data.loader import Batches
 from train.display import Display
 from train.errors import FAILED, MusterError
 from train.metrics import Readout, StepTimes, Sums
+from train.mixup import mix
 from train.optimizer import lr_at, set_lr
 from train.options import Options
 from train.order import TrainOrder
 from train.precision import Precision
 from train.seeds import reseed
+from train.state import Statistics, Trained
 from train.strategies import Strategy
 from train.world import World
 
+LOOK_STEPS = 10
+"""Steps between two looks at the losses of all ranks."""
+
 LOG_STEPS = 50
+"""Steps between two lines of metrics.jsonl; a multiple of LOOK_STEPS."""
 
 
 @dataclass
@@ -52,13 +57,14 @@ class Loop:
     """One rank's training; `fit` runs it to the end.
 
     Attributes:
+        model: as its strategy has wrapped it.
         log: takes a record for metrics.jsonl.
-        save: writes a checkpoint; called on all ranks.
+        save: writes a checkpoint; called on all ranks, with this rank's own statistics where others have others.
     """
 
     strategy: Strategy
     model: nn.Module
-    optimizer: Optimizer
+    trained: Trained
     train: Batches
     valid: Batches
     world: World
@@ -67,13 +73,16 @@ class Loop:
     display: Display
     times: StepTimes
     log: Callable[[dict[str, Any]], None]
-    save: Callable[[Progress], None]
+    save: Callable[[Progress, Statistics], None]
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
         assert isinstance(self.train.order, TrainOrder)
         self.order = self.train.order
         self.gradients = self.strategy.gradients(self.model, self.world, self.options)
+        self.gradients.smoothing = self.options.label_smoothing
+        epochs = self.options.epochs * (self.order.num_samples // self.order.global_batch)
+        self.num_steps = min(epochs, self.options.max_steps or epochs)
 
     def finished(self) -> bool:
         """True once `--epochs` or `--max-steps` are reached."""
@@ -87,9 +96,11 @@ class Loop:
             progress = self.progress
             epoch = progress.epoch
             self.train_epoch()
-            self.average_buffers()
+            own = self.average_statistics()
             train_loss, train_accuracy = averages(progress.sums)
-            valid_loss, valid_accuracy = self.validate()
+            average = self.trained.average
+            with nullcontext() if average is None else average.in_place():
+                valid_loss, valid_accuracy = self.validate()
             progress.best_accuracy = max(progress.best_accuracy, valid_accuracy)
             record = {
                 "epoch": epoch + 1,
@@ -105,7 +116,8 @@ class Loop:
                 progress.sums = [0.0, 0.0, 0.0]
             self.log({"kind": "epoch", **record})
             self.display.epoch(record)
-            self.save(progress)
+            # In the middle of an epoch each rank goes on from its own, as if it had not stopped.
+            self.save(progress, {} if progress.epoch > epoch else own)
         return self.progress
 
     def train_epoch(self) -> None:
@@ -115,32 +127,34 @@ class Loop:
         order.set_epoch(progress.epoch, progress.sample, max_steps)
         self.model.train()
         sums = Sums(self.world.device)
-        looks: list[tuple[int, Readout]] = []
+        look: tuple[int, Readout] | None = None
+        glance: Readout | None = None
         self.display.start_epoch(progress.epoch, order.num_steps)
         self.times.start()
         batches = self.times.waiting(self.train)
         for done in range(1, order.num_steps + 1):
             self.step(batches, sums)
             self.times.step()
+            if progress.step % LOOK_STEPS == 0:
+                # That of so many steps before has come by now: on all ranks alike, and no device is waited for.
+                self.show(look, sums)
+                look = progress.step, Readout(self.total(sums.values))
             if self.world.main:
-                if not self.world.counts:
-                    pass  # another rank knows the loss, and tells it at the end of the epoch
-                elif progress.step % LOG_STEPS == 0 or self.display.wants_loss():
-                    looks.append((progress.step, Readout(sums.values)))
-                while looks and (values := looks[0][1].values()) is not None:
-                    self.show(looks.pop(0)[0], values)
+                if glance is None and self.display.wants_loss() and self.world.counts:
+                    glance = Readout(sums.values)  # of this rank alone: a step may take minutes
+                if glance is not None and (values := glance.values()) is not None:
+                    self.display.loss(averages(values)[0])
+                    glance = None
                 self.display.step(done)
-        self.gradients.settle(self.optimizer)
-        totals = self.total(sums.values)
+        self.show(look, sums)
+        self.gradients.settle(self.trained.optimizer)
+        totals = self.total(sums.values).tolist()
         if not math.isfinite(totals[0]):
             self.refuse(totals[0], sums)
         progress.sums = [before + now for before, now in zip(progress.sums, totals, strict=True)]
         progress.sample += order.num_steps * order.global_batch
         if order.num_samples - progress.sample < order.global_batch:
             progress.epoch, progress.sample = progress.epoch + 1, 0
-        for step, look in looks:
-            if (values := look.values()) is not None:
-                self.show(step, values)
 
     def refuse(self, loss: float, sums: Sums) -> None:
         """Raises MusterError, on all ranks, with the step and the rank where the loss was the first to be no number."""
@@ -149,13 +163,23 @@ class Loop:
         step = self.progress.step - (sums.num_batches - 1 - first) // self.options.accumulate
         raise MusterError(
             f"the training loss is {loss} from step {step} on, where rank {rank} was the first",
-            seen=f"--lr={self.options.lr} --warmup-steps={self.options.warmup_steps}, epoch {self.progress.epoch + 1}",
+            seen=f"epoch {self.progress.epoch + 1}, at step {self.progress.step}, --lr={self.options.lr} "
+            f"--warmup-steps={self.options.warmup_steps}",
             fix="a smaller --lr, a longer warm-up or --clip-norm=1; the last checkpoint is from before: --resume",
             code=FAILED,
         )
 
-    def show(self, step: int, values: list[float]) -> None:
-        """Logs the loss of rank 0 in the epoch up to `step`."""
+    def show(self, look: tuple[int, Readout] | None, sums: Sums) -> None:
+        """Shows and logs the loss of all ranks in the epoch up to a step.
+
+        Raises:
+            MusterError: on all ranks, where it is no number.
+        """
+        if look is None:
+            return
+        step, values = look[0], look[1].wait()
+        if not math.isfinite(values[0]):
+            self.refuse(values[0], sums)
         loss, accuracy = averages(values)
         self.display.loss(loss)
         if step % LOG_STEPS == 0:
@@ -164,11 +188,14 @@ class Loop:
     def step(self, batches: Any, sums: Sums) -> None:
         """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
         options, progress, world = self.options, self.progress, self.world
-        self.gradients.begin(self.optimizer, progress.step)
+        self.gradients.begin(self.trained.optimizer, progress.step)
         for turn, (inputs, targets) in enumerate(islice(batches, options.accumulate)):
             # By block and not by rank: dropout too is then the same whatever the world size.
             block = turn * world.num_shares + world.data_rank
             reseed(world.device, options.seed, "model", progress.step, block)
+            if options.mixup:
+                seeds = options.seed, progress.step, block
+                inputs, targets = mix(inputs, targets, self.train.source.num_classes, options.mixup, *seeds)
             last = turn + 1 == options.accumulate
             with nullcontext() if last else self.strategy.without_sync(self.model):
                 self.gradients.compute(self.model, inputs, targets, self.precision.autocast(world.device), sums)
@@ -177,26 +204,30 @@ class Loop:
         self.gradients.finish()
         if options.clip_norm is not None:
             self.gradients.clip(self.model, options.clip_norm)
-        set_lr(self.optimizer, lr_at(options, world.num_shares, progress.step))
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        optimizer, average = self.trained.optimizer, self.trained.average
+        set_lr(optimizer, lr_at(options, world.num_shares, progress.step, self.num_steps))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if average is not None:
+            average.update(progress.step)
         progress.step += 1
 
-    def total(self, values: torch.Tensor) -> list[float]:
+    def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of `values` over the ranks that count."""
-        return self.world.all_reduce(values * float(self.world.counts)).tolist()
+        return self.world.all_reduce(values * float(self.world.counts))
 
     @torch.no_grad()
-    def average_buffers(self) -> None:
-        """Makes the running statistics of batch normalisation the average over all ranks, on all ranks."""
-        if self.world.world_size == 1:
-            return
-        buffers = [buffer for buffer in self.strategy.unwrap(self.model).buffers() if buffer.is_floating_point()]
-        if not buffers:
-            return
-        flat = self.world.all_reduce(torch.cat([buffer.flatten() for buffer in buffers])) / self.world.world_size
-        for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
-            buffer.copy_(part.view_as(buffer))
+    def average_statistics(self) -> Statistics:
+        """Makes the running statistics of batch normalisation the mean over all ranks; returns what this rank had."""
+        statistics = self.trained.statistics()
+        if self.world.world_size == 1 or not statistics:
+            return {}
+        own = {name: tensor.clone() for name, tensor in statistics.items()}
+        flat = self.world.all_reduce(torch.cat([tensor.flatten() for tensor in own.values()])) / self.world.world_size
+        parts = flat.split([tensor.numel() for tensor in own.values()])
+        for tensor, part in zip(statistics.values(), parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+        return own
 
     @torch.no_grad()
     def validate(self) -> tuple[float, float]:
@@ -212,7 +243,7 @@ class Loop:
             with self.precision.autocast(self.world.device):
                 self.gradients.evaluate(model, inputs, targets, sums)
         skipped = sums.values.new_tensor([float(self.valid.num_bad)])
-        totals = self.total(torch.cat((sums.values, skipped)))
+        totals = self.total(torch.cat((sums.values, skipped))).tolist()
         expected = self.valid.source.num_valid_targets
         if totals[2] + totals[3] != expected or not totals[2]:
             raise MusterError(

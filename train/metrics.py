@@ -121,7 +121,9 @@ class Sums:
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        """Adds a batch with the mean `loss` over those of its `targets` (N or NT) that count."""
+        """Adds a batch with the mean `loss` over those of its `targets` (N, NT, or NC probabilities) that count."""
+        if targets.is_floating_point():
+            targets = targets.argmax(-1)  # of a mixed image, the class that it has more of
         num_targets = (targets != IGNORED).sum()
         hits = (logits.argmax(-1) == targets).sum()
         # The mean over no target is no number.
@@ -149,6 +151,12 @@ class Readout:
         """The numbers, or None while they are on their way."""
         if self.event is not None and not self.event.query():
             return None
+        return self.host.tolist()
+
+    def wait(self) -> list[float]:
+        """The numbers, when they are there."""
+        if self.event is not None:
+            self.event.synchronize()
         return self.host.tolist()
 
 

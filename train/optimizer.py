@@ -1,9 +1,13 @@
 """The optimizer and its learning rate."""
 
+import math
+from typing import Any
+
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
+from train.lars import LARS
 from train.options import Options
 
 
@@ -11,12 +15,31 @@ def build(options: Options, model: nn.Module, *, fused: bool) -> Optimizer:
     """The optimizer `--optimizer` over the parameters of `model`; `options` are settled."""
     assert options.lr is not None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = groups_of(options, parameters)
     # torch 2.15 has no fused SGD for tensors that are cut over ranks.
     fused = fused and (options.optimizer == "adamw" or not any(isinstance(part, DTensor) for part in parameters))
     switch = True if fused else None  # None leaves torch its own choice, False would forbid foreach kernels too
     if options.optimizer == "adamw":
-        return AdamW(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=switch)
-    return SGD(parameters, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay, fused=switch)
+        return AdamW(groups, lr=options.lr, fused=switch)
+    if options.optimizer == "lars":
+        return LARS(groups, lr=options.lr, momentum=options.momentum)
+    return SGD(groups, lr=options.lr, momentum=options.momentum, fused=switch)
+
+
+def groups_of(options: Options, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """The parameters that decay, and apart from them those of one dimension, norms and biases, which don't.
+
+    To pull a norm towards 0 changes what a layer puts out and makes nothing simpler (arXiv 1812.01187, 3.1).
+    """
+    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
+    others = [parameter for parameter in parameters if parameter.dim() <= 1]
+    decays = options.weight_decay
+    adapts = [{"adapt": True}, {"adapt": False}] if options.optimizer == "lars" else [{}, {}]
+    groups = [
+        {"params": matrices, "weight_decay": decays, **adapts[0]},
+        {"params": others, "weight_decay": decays if options.decay_norms else 0.0, **adapts[1]},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def scale_of(options: Options, world_size: int) -> float:
@@ -25,14 +48,21 @@ def scale_of(options: Options, world_size: int) -> float:
     return {"none": 1.0, "linear": float(num_micro_batches), "sqrt": num_micro_batches**0.5}[options.lr_scale]
 
 
-def lr_at(options: Options, world_size: int, step: int) -> float:
-    """The learning rate of `step` (from 0): a linear warm-up, then constant.
+def lr_at(options: Options, world_size: int, step: int, num_steps: int) -> float:
+    """The learning rate of `step` (from 0): a linear warm-up, then constant, or down half a cosine (arXiv 1608.03983).
 
-    It does not depend on `--epochs`, so that a run can be continued beyond its end.
+    A constant rate does not depend on the end of the run, so that it can be continued beyond. A cosine ends at
+    `--lr-steps`, or at the last of the `num_steps`.
     """
     assert options.lr is not None
-    rise = min(1.0, (step + 1) / options.warmup_steps) if options.warmup_steps else 1.0
-    return options.lr * scale_of(options, world_size) * rise
+    highest = options.lr * scale_of(options, world_size)
+    if step < options.warmup_steps:
+        return highest * (step + 1) / options.warmup_steps
+    if options.lr_schedule == "constant":
+        return highest
+    length = (options.lr_steps or num_steps) - options.warmup_steps
+    done = min(1.0, (step - options.warmup_steps) / length) if length > 0 else 1.0
+    return highest * (options.lr_end + (1 - options.lr_end) * (1 + math.cos(math.pi * done)) / 2)
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:

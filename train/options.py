@@ -211,6 +211,10 @@ class Options:
     device: Annotated[
         Literal["auto", "cpu", "cuda"], option(help="auto takes a GPU where there is one.", panel=SPEED)
     ] = "auto"
+    backend: Annotated[
+        Literal["auto", "gloo", "nccl", "mpi"],
+        option(help="What the ranks speak through. auto: nccl between GPUs, gloo between CPUs.", panel=SPEED),
+    ] = "auto"
     bf16: Annotated[
         bool | None,
         option("--bf16/--no-bf16", help="bfloat16 autocast. Default: on where the hardware has it.", panel=SPEED),
@@ -221,7 +225,12 @@ class Options:
     fused: Annotated[bool, option("--fused/--no-fused", help="The fused optimizer kernels.", panel=SPEED)] = True
     deterministic: Annotated[
         bool,
-        option("--deterministic", help="Only kernels that give the same bits at each run, on GPUs too.", panel=SPEED),
+        option(
+            "--deterministic",
+            help="Only kernels that give the same bits at each run, on GPUs too; on CPUs transformers compute in "
+            "double precision, so that the bits are those of every strategy.",
+            panel=SPEED,
+        ),
     ] = False
     name: Annotated[
         str | None, option(help="The run's folder below --runs-dir. Default: made of model, data, strategy.", panel=RUN)

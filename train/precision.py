@@ -35,7 +35,8 @@ class Precision:
 def choose_precision(options: Options, device: torch.device) -> Precision:
     """What the options ask for; where they leave it open, what the device does in hardware."""
     bf16 = has_bf16(device) if options.bf16 is None else options.bf16
-    return Precision(bf16=bf16, channels_last=options.channels_last, fused=options.fused)
+    fused = options.fused and options.optimizer != "lars"  # torch has no kernels for that one
+    return Precision(bf16=bf16, channels_last=options.channels_last, fused=fused)
 
 
 def has_bf16(device: torch.device) -> bool:

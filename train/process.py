@@ -10,12 +10,13 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from train import faults
+from train import faults, out_of_memory
+from train.backends import backend_for, open_group
 from train.errors import FAILED, MusterError
 from train.faults import SharedFault, agree
 from train.options import Options
 from train.run import run
-from train.world import World, close_group, connect, device_for, open_group, read_environment
+from train.world import World, close_group, connect, device_for, read_environment
 
 INTERRUPTED = 130
 DEBUG = bool(os.environ.get("MUSTER_DEBUG"))
@@ -34,13 +35,18 @@ class Process:
             self.join_and_train(strategy, options)
         except MusterError as error:
             raise SystemExit(error.code) from error
+        except Exception as error:
+            told = None if self.world is None else out_of_memory.explain(error, strategy, options, self.world)
+            if told is None:
+                raise
+            raise SystemExit(told.code) from told
 
     def join_and_train(self, strategy: str, options: Options) -> None:
         self.world = read_environment(os.environ, options.timeout_s)
         store = connect(self.world)
         self.world = replace(self.world, store=None if store is None else PrefixStore("muster", store))
         self.watch = faults.Watch(self.world)
-        self.world = meet(self.world, options)
+        self.world = meet(self.world, strategy, options)
         run(strategy, options, self.world)
 
     def answer(self, error: BaseException) -> int:
@@ -70,7 +76,7 @@ class Process:
             faults.leave(self.world, failed=failed, main=self.world.main)
 
 
-def meet(world: World, options: Options) -> World:
+def meet(world: World, strategy: str, options: Options) -> World:
     """`world` with its devices and hosts, its process group started."""
     world = replace(world, hosts=tuple(world.gather(world.host)))
     device = agree(world, lambda: device_for(world, options.device))
@@ -85,11 +91,12 @@ def meet(world: World, options: Options) -> World:
                 fix="start one process a GPU, or show each process its own (srun --gpus-per-task=1)",
             )
     local_world_size = world.local_world_size or sum(host == world.host for host, _ in places)
-    backend = {"cpu": "gloo", "cuda": "nccl"}[device.type] if world.store is not None else None
+    backend = agree(world, lambda: backend_for(options.backend, device, strategy))
     if backend == "nccl" and options.cpu_offload:
         backend = "cpu:gloo,cuda:nccl"  # norms of what stays in the host's memory are added up there
-    world = replace(world, device=device, backend=backend, local_world_size=local_world_size)
-    open_group(world)
+    alone = world.store is None
+    world = replace(world, device=device, backend=None if alone else backend, local_world_size=local_world_size)
+    agree(world, lambda: open_group(world))
     return world
 
 

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from train import checkpoint
 from train.errors import MusterError
 from train.faults import agree
 from train.options import Options
 from train.runs import Run, choose_run
-from train.state import Keeper, fill, misfit
+from train.state import Keeper, Trained, misfit
 from train.world import World
 
 RESULT_OPTIONS = (
@@ -43,10 +42,8 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
     return own or Run(Path(folder), candidates[0] if candidates else None, candidates[1:])
 
 
-def restore(
-    model: nn.Module, steps: Optimizer, chosen: Run, identity: dict[str, Any], keeper: Keeper, world: World
-) -> dict[str, Any]:
-    """What the checkpoint knows besides the tensors, which are in `model` and `steps` now.
+def restore(trained: Trained, chosen: Run, identity: dict[str, Any], keeper: Keeper, world: World) -> dict[str, Any]:
+    """What the checkpoint knows besides the tensors, which are in `trained` now.
 
     A damaged one is passed over for the one before it.
 
@@ -58,18 +55,20 @@ def restore(
 
     def fitting() -> dict[str, Any]:
         index = checkpoint.head(path)
-        fit(index, model, identity, path)
+        fit(index, trained.model, identity, path)
         return index
 
     try:
         index = agree(world, fitting)
-        fill(path, index, model, steps, keeper.group)
+        # Ranks that are as many as then have their own statistics back; others can't tell whose are whose.
+        rank = world.rank if index["plain"]["world_size"] == world.world_size else -1
+        trained.fill(path, index, rank, keeper.group)
     except MusterError as damage:
         if "can't be read" not in damage.wrong or not chosen.older:
             raise
         chosen.notes.append(checkpoint.passed_over(path, damage))
         chosen.resumed_from = chosen.older.pop(0)
-        return restore(model, steps, chosen, identity, keeper, world)
+        return restore(trained, chosen, identity, keeper, world)
     return index["plain"]
 
 
@@ -105,9 +104,11 @@ def differences(state: dict[str, Any], settings: dict[str, Any], world: World) -
     lost = ["PowerSGD begins anew: what it still held back of the gradients is lost"]
     notes = lost if now["comm_hook"] == "powersgd" else []
     ignored = ("batch_size",) if now["seq_len"] else ()  # a transformer's samples know nothing of each other
+    # A cosine that ends with the run depends on where that is.
+    ends = ("epochs", "max_steps") if now["lr_schedule"] == "cosine" and now["lr_steps"] is None else ()
     names = [
         name
-        for name in (*RESULT_OPTIONS, "global_batch", "ranks")
+        for name in (*RESULT_OPTIONS, "lr_steps", *ends, "global_batch", "ranks")
         if name not in ignored and before.get(name) != now[name]
     ]
     if not names:

@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import torch
@@ -11,6 +12,7 @@ from train import combinations, data, models, optimizer, strategies
 from train.data.images import Source
 from train.data.loader import open_batches
 from train.display import Display
+from train.ema import MovingAverage
 from train.errors import MusterError
 from train.faults import agree
 from train.loop import Loop, Progress
@@ -20,7 +22,7 @@ from train.precision import Precision, choose_precision
 from train.resume import differences, restore, share_run
 from train.runs import Run
 from train.seeds import seed_of
-from train.state import Keeper, state_of
+from train.state import Keeper, Statistics, Trained
 from train.summary import Log, collect, effective, write_summary
 from train.world import World
 
@@ -36,8 +38,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     source = agree(world, lambda: data.open_source(options))
     train, valid = agree(world, lambda: open_batches(source, options, world))
     precision = choose_precision(options, world.device)
-    if world.device.type == "cuda":
-        torch.backends.cudnn.benchmark = True
+    choose_kernels(options, world)
     torch.manual_seed(seed_of(options.seed, "weights"))
     model = agree(world, lambda: models.build(options, source.num_classes, source.size))
 
@@ -47,10 +48,13 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     model = strategy.wrap(model, world, options, precision)
     steps = strategy.divide(optimizer.build(options, model, fused=precision.fused), world, options)
+    inner = strategy.unwrap(model)
+    average = None if options.ema is None else MovingAverage(inner, options.ema)
+    trained = Trained(model=inner, optimizer=steps, average=average)
     progress = Progress()
     keeper = Keeper(chosen.folder, world, keep=options.keep_checkpoints, in_background=not options.blocking_save)
     if chosen.resumed_from is not None:
-        before = restore(strategy.unwrap(model), steps, chosen, identity, keeper, world)
+        before = restore(trained, chosen, identity, keeper, world)
         progress = Progress(**before["progress"])
         chosen.notes += differences(before, settings, world)
 
@@ -65,7 +69,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
         display.note(note)
     log = Log(chosen.folder, progress.step) if world.main else None
 
-    def save(progress: Progress) -> None:
+    def save(progress: Progress, own: Statistics) -> None:
         plain = {
             "identity": identity,
             "options": settings,
@@ -73,13 +77,13 @@ def run(strategy_name: str, options: Options, world: World) -> None:
             "num_shares": world.num_shares,
             "strategy": strategy_name,
         }
-        state = state_of(strategy.unwrap(model), steps)
+        state = {**trained.state(), "statistics": {str(world.rank): own}}
         keeper.save({**plain, "progress": asdict(progress), **state}, progress.step)
 
     loop = Loop(
         strategy=strategy,
         model=model,
-        optimizer=steps,
+        trained=trained,
         train=train,
         valid=valid,
         world=world,
@@ -96,7 +100,8 @@ def run(strategy_name: str, options: Options, world: World) -> None:
         display.note(f"the run is complete already ({done}); a larger --epochs or --max-steps continues it")
         return
     try:
-        loop.fit()
+        with told_if_not_deterministic():
+            loop.fit()
         keeper.wait()
     except MusterError:
         keeper.close()
@@ -116,9 +121,34 @@ def run(strategy_name: str, options: Options, world: World) -> None:
         resumed_from=chosen.resumed_from,
         seconds=time.perf_counter() - started,
     )
+    summary |= loop.gradients.report()
     if world.main:
         write_summary(chosen.folder, summary)
     display.summary(summary)
+
+
+def choose_kernels(options: Options, world: World) -> None:
+    """Takes the fastest kernels, or with `--deterministic` those that give the same bits at each run."""
+    if options.deterministic:
+        # cuBLAS reads it when it starts (docs.nvidia.com/cuda/cublas, results reproducibility).
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if world.device.type == "cuda":
+        torch.backends.cudnn.benchmark = not options.deterministic
+
+
+@contextmanager
+def told_if_not_deterministic() -> Iterator[None]:
+    """A context in which torch's refusal to compute by a kernel that is not deterministic is a user's error."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "deterministic" not in str(error) or not torch.are_deterministic_algorithms_enabled():
+            raise
+        raise MusterError(
+            str(error).partition(", but")[0], seen="--deterministic", fix="another model, or leave out --deterministic"
+        ) from error
 
 
 def facts(

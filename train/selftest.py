@@ -1,14 +1,12 @@
 """`python -m train.selftest`: does each strategy train here what the single process trains? A table with PASS or FAIL.
 
-Each row is a real launch on this machine: three steps in fp32 of a small transformer on this program's own sources.
-Its loss and weights are laid beside those of one process that accumulates over the same micro-batches. For whoever has
-to trust an installation.
+Each row is real trainings on this machine, in fp32, of a small transformer on this program's own sources. They are laid
+beside those of one process that accumulates over the same micro-batches. For whoever has to trust an installation.
 """
 
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +23,7 @@ from torch import Tensor
 
 from train import checkpoint
 from train.errors import FAILED, MusterError
+from train.pool import run_ranks
 
 HERE = Path(__file__).parent
 LIMIT = 1e-6
@@ -33,16 +32,28 @@ LIMIT = 1e-6
 PARTS = 8
 """Micro-batches of a step, in all worlds."""
 
-DEADLINE_S = 300
+DEADLINE_S = 120
 COMMON = (
-    *("--model=gpt-tiny", f"--data=tokens:{HERE / 'loop.py'}", "--seq-len=32", "--max-steps=3", "--epochs=1"),
-    *("--no-bf16", "--warmup-steps=0", "--optimizer=sgd", "--lr=0.1", "--clip-norm=1", "--seed=1"),
+    *("--model=gpt-tiny", f"--data=tokens:{HERE / 'order.py'}", "--seq-len=32", "--epochs=1"),
+    *("--no-bf16", "--warmup-steps=0", "--seed=1"),
 )
+STEPS = {
+    # After one step without weight decay the momenta are the gradients.
+    "gradients": ("--optimizer=sgd", "--weight-decay=0", "--max-steps=1"),
+    "sgd": ("--optimizer=sgd", "--lr=0.1", "--clip-norm=1", "--max-steps=3"),
+    # It divides gradients by their own size: the last bits of one near 0 become a whole step, and must be the same.
+    "adamw": ("--optimizer=adamw", "--deterministic", "--max-steps=3"),
+}
+"""Options of the trainings that make a row."""
+
+COLUMNS = ("gradients", "sgd", "adamw", "loss")
+EVERYWHERE = ("--batch-size", "--accumulate", "--microbatches")
+TITLE = "beside the single process, in fp32: gradients, weights after 3 steps of SGD and of AdamW, loss"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One launch: the strategy, its number of ranks, and what it needs besides to see the same micro-batches."""
+    """A row: the strategy, its number of ranks, and what it needs besides to see the same micro-batches."""
 
     strategy: str
     num_ranks: int
@@ -57,49 +68,37 @@ def split(num_shares: int) -> tuple[str, ...]:
 def cases(num_ranks: int) -> list[Case]:
     """What can be tried with `num_ranks` (2, 4 or 8) ranks."""
     line = ("--batch-size=8", "--microbatches=8", "--pipeline-parallel=2")
+    own = split(num_ranks)
     found = [
-        Case("ddp", num_ranks, split(num_ranks)),
-        Case("fsdp", num_ranks, split(num_ranks)),
+        Case("ddp", num_ranks, own),
+        Case("fsdp", num_ranks, own),
+        Case("fsdp", num_ranks, (*own, "--cpu-offload")),
+        Case("fsdp", num_ranks, (*own, "--activation-checkpoint=full")),
         Case("tp", 2, split(1)),
-        Case("pipeline", 2, (*line, "--schedule=1f1b")),
-        Case("pipeline", 2, (*line, "--schedule=zero-bubble")),
+        *(Case("pipeline", 2, (*line, f"--schedule={name}")) for name in ("gpipe", "1f1b")),
+        *(Case("pipeline", 2, (*line, f"--schedule={name}")) for name in ("interleaved", "zero-bubble")),
     ]
     if num_ranks >= 4:
+        lines = ("--batch-size=4", "--microbatches=4", "--pipeline-parallel=2")
         found += [
-            Case("fsdp", num_ranks, (*split(num_ranks), "--replicate=2")),
+            Case("fsdp", num_ranks, (*own, "--replicate=2")),
             Case("tp", num_ranks, (*split(num_ranks // 2), "--tensor-parallel=2")),
-            Case("pipeline", 4, ("--batch-size=4", "--microbatches=4", "--pipeline-parallel=2")),
+            Case("pipeline", 4, lines),
+            Case("pipeline", 4, (*lines, "--schedule=zero-bubble")),
         ]
     return found
 
 
-def launch(case: Case, folder: Path, name: str) -> dict[str, Any]:
-    """The state that `case` has trained, by ranks of this machine.
+def launch(case: Case, steps: str, folder: Path) -> dict[str, Any]:
+    """The state that `case` has trained by `steps`, on ranks of this machine.
 
     Raises:
         MusterError: it failed, or took too long.
     """
-    ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.num_ranks}"]
-    start = [sys.executable, "-P", *(ranks if case.num_ranks > 1 else []), "-m", "train"]
-    argv = [*start, case.strategy, *COMMON, *case.options, f"--name={name}", f"--runs-dir={folder}"]
-    # One thread: with another number of threads sums come in another order.
-    places = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, places))}
-    # Not the world of a job's step, of which this process may be a rank.
-    outer = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    env = {key: value for key, value in os.environ.items() if key not in outer} | own
-    try:
-        ended = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        raise MusterError(
-            "not over in time", seen=f"{DEADLINE_S} s", fix="see what keeps the ranks", code=FAILED
-        ) from None
-    if ended.returncode:
-        lines = (
-            [line for line in ended.stderr.splitlines() if "rror" in line] or ended.stderr.splitlines() or ["nothing"]
-        )
-        raise MusterError(f"it failed: {lines[0].strip()}", seen=" ".join(argv), fix="run it alone", code=FAILED)
-    return checkpoint.load_newest(folder / name)[1]
+    run = Path(tempfile.mkdtemp(dir=folder))
+    argv = [case.strategy, *COMMON, *STEPS[steps], *case.options, f"--name={run.name}", f"--runs-dir={folder}"]
+    run_ranks(argv, case.num_ranks, run / "rank", DEADLINE_S)
+    return checkpoint.load_newest(run)[1]
 
 
 def vector(tensors: Mapping[str, Tensor]) -> Tensor:
@@ -107,11 +106,37 @@ def vector(tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([tensor.double().flatten() for _, tensor in sorted(tensors.items())])
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float]:
-    """How far the weights and the losses of two trained states are apart, relative to the first."""
-    weights, others = (vector(state["model"]) for state in (one, other))
+def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """How far tensors are from others, relative to the first."""
+    return ((vector(one) - vector(other)).norm() / vector(one).norm()).item()
+
+
+def momenta(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The momenta of a trained state, by the names of their weights."""
+    return {name: moments["momentum_buffer"] for name, moments in state["optimizer"]["state"].items()}
+
+
+def differences(steps: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
+    """How far two states that were trained by `steps` are apart, by column."""
+    if steps == "gradients":
+        return {steps: apart(momenta(one), momenta(other))}
     loss, its = (state["progress"]["history"][-1]["valid_loss"] for state in (one, other))
-    return ((weights - others).norm() / weights.norm()).item(), abs(loss - its) / loss
+    return {steps: apart(one["model"], other["model"]), "loss": abs(loss - its) / loss}
+
+
+def compare(case: Case, singles: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The row of `case` beside the single process, whose states are `singles`."""
+    started = time.perf_counter()
+    row: dict[str, Any] = {"strategy": case.strategy, "ranks": case.num_ranks, "options": " ".join(case.options)}
+    row |= dict.fromkeys(COLUMNS)
+    try:
+        for steps, single in singles.items():
+            for column, value in differences(steps, single, launch(case, steps, folder)).items():
+                row[column] = max(value, row[column] or 0.0)
+        row["passed"] = all(row[column] is None or row[column] < LIMIT for column in COLUMNS)
+    except MusterError as error:
+        row |= {"passed": False, "error": error.wrong}
+    return row | {"seconds": round(time.perf_counter() - started, 1)}
 
 
 def main() -> None:
@@ -119,41 +144,32 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, choices=(2, 4, 8), help="processes (default: 2 or more, one a GPU)")
     parser.add_argument("--json", action="store_true", help="print a list for programs, not a table")
     asked = parser.parse_args()
+    # One thread: with another number of threads sums come in another order.
+    os.environ["OMP_NUM_THREADS"] = "1"
     num_gpus = torch.cuda.device_count()
     num_ranks = asked.ranks or max((number for number in (2, 4, 8) if number <= num_gpus), default=2)
-    rows: list[dict[str, Any]] = []
+    # On GPUs gradients are not added up exactly, and AdamW would make much of it.
+    trainings = [steps for steps in STEPS if steps != "adamw" or not num_gpus]
     with tempfile.TemporaryDirectory(prefix="selftest-") as name:
         try:
-            single = launch(Case("single", 1, split(1)), Path(name), "single")
+            singles = {steps: launch(Case("single", 1, split(1)), steps, Path(name)) for steps in trainings}
         except MusterError as error:
             print(error, file=sys.stderr)
             sys.exit(error.code)
-        for number, case in enumerate(cases(num_ranks)):
-            started = time.perf_counter()
-            row: dict[str, Any] = {
-                "strategy": case.strategy,
-                "ranks": case.num_ranks,
-                "options": " ".join(case.options),
-            }
-            try:
-                weights, loss = differences(single, launch(case, Path(name), f"{number}"))
-                row |= {"weights": weights, "loss": loss, "passed": max(weights, loss) < LIMIT}
-            except MusterError as error:
-                row |= {"weights": None, "loss": None, "passed": False, "error": error.wrong}
-            rows.append(row | {"seconds": round(time.perf_counter() - started, 1)})
+        rows = [compare(case, singles, Path(name)) for case in cases(num_ranks)]
     print(json.dumps(rows, indent=2)) if asked.json else show(rows, num_gpus)
     sys.exit(0 if all(row["passed"] for row in rows) else FAILED)
 
 
 def show(rows: list[dict[str, Any]], num_gpus: int) -> None:
     """Prints `rows` as a table."""
-    table = Table(box=SIMPLE, title="each strategy beside the single process: 3 steps, fp32", title_justify="left")
-    for name in ("", "strategy", "ranks", "weights", "loss", "seconds", "options"):
+    table = Table(box=SIMPLE, title=TITLE, title_justify="left")
+    for name in ("", "strategy", "ranks", *COLUMNS, "s", "options"):
         table.add_column(name, overflow="fold")
     for row in rows:
-        numbers = ["" if row[name] is None else f"{row[name]:.0e}" for name in ("weights", "loss")]
+        numbers = ["" if row[name] is None else f"{row[name]:.0e}" for name in COLUMNS]
         word = "[green]PASS[/green]" if row["passed"] else "[red]FAIL[/red]"
-        what = row.get("error", row["options"])
+        what = row.get("error") or " ".join(word for word in row["options"].split() if not word.startswith(EVERYWHERE))
         table.add_row(word, row["strategy"], str(row["ranks"]), *numbers, f"{row['seconds']:.0f}", what)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     console.print(table)

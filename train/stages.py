@@ -1,5 +1,6 @@
 """One rank's part in a pipeline: torch's schedules for training, and a relay from stage to stage for validation."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,6 +22,7 @@ from train.gradients import Gradients
 from train.metrics import Sums
 from train.models import gpt, logits_of, loss_of
 from train.options import Options
+from train.stopwatch import Stopwatch
 from train.world import World, open_mesh
 
 SCHEDULES: dict[str, Any] = {
@@ -29,6 +31,30 @@ SCHEDULES: dict[str, Any] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zero-bubble": ScheduleInterleavedZeroBubble,
 }
+
+
+class TimedStage(PipelineStage):
+    """A stage that tells how long it computes, and when it has gradients of a micro-batch."""
+
+    def __init__(self, *place: Any, busy: Stopwatch, computed: Callable[[nn.Module], None], **group: Any) -> None:
+        super().__init__(*place, **group)
+        self.busy = busy
+        self.computed = computed
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self.busy.running():
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self.busy.running():
+            super().backward_one_chunk(*args, **kwargs)
+            self.computed(self.submod)
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """The part of the backward pass that zero bubble leaves for later."""
+        with self.busy.running():
+            super().backward_weight_one_chunk(*args, **kwargs)
+            self.computed(self.submod)
 
 
 class StagedGradients(Gradients):
@@ -50,9 +76,13 @@ class StagedGradients(Gradients):
         numbers = self.plan.stages_of(world.rank)
         count = self.plan.num_stages
         self.parts = {number: gpt.part(model, gpt.stage_of(model.shape, number, count)) for number in numbers}
-        stages = [PipelineStage(self.parts[n], n, count, world.device, group=self.line) for n in numbers]
+        self.held: dict[nn.Parameter, Tensor] = {}
+        self.num_steps = 0
+        self.busy, self.turns = Stopwatch(world.device), Stopwatch(world.device)
+        own = {"group": self.line, "busy": self.busy, "computed": self.hold_part}
+        stages = [TimedStage(self.parts[n], n, count, world.device, **own) for n in numbers]
         # Divided once, at the end, and not after each turn.
-        how = {"loss_fn": loss_of, "scale_grads": False}
+        how = {"loss_fn": self.loss, "scale_grads": False}
         schedule = SCHEDULES[options.schedule]
         try:
             self.schedule = schedule(stages[0] if self.plan.stages_each == 1 else stages, self.plan.num_parts, **how)
@@ -70,7 +100,7 @@ class StagedGradients(Gradients):
     ) -> None:
         losses: list[Tensor] = []
         first = (inputs,) if self.place == 0 else ()
-        with autocast:
+        with autocast, self.turns.running():
             if self.world.counts:
                 outputs = self.schedule.step(*first, target=targets, losses=losses)
                 sums.add(torch.stack(losses).mean(), logits_of(outputs), targets)
@@ -78,17 +108,38 @@ class StagedGradients(Gradients):
                 self.schedule.step(*first)
 
     @torch.no_grad()
+    def hold_part(self, part: nn.Module) -> None:
+        """Adds the gradients that a micro-batch has left in `part` to those held; on GPUs they add up by themselves."""
+        if self.world.device.type != "cpu":
+            return
+        for parameter in part.parameters():
+            if parameter.grad is not None:
+                total = parameter.grad.double()
+                self.held[parameter] = self.held[parameter] + total if parameter in self.held else total
+                parameter.grad = None
+
+    @torch.no_grad()
     def finish(self) -> None:
         """The mean over all micro-batches of all pipelines; on CPUs added up in double precision."""
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        if self.world.device.type == "cpu":
-            flat = flat.double()
+        gradients = {p: g for p in self.model.parameters() if (g := self.held.pop(p, p.grad)) is not None}
+        flat = torch.cat([gradient.flatten() for gradient in gradients.values()])
         if self.world.num_shares > 1:
             dist.all_reduce(flat, group=self.peers)
         flat /= self.num_parts
-        for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+        for parameter, part in zip(gradients, flat.split([p.numel() for p in gradients]), strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
+        self.num_steps += 1
+        if self.num_steps == 1:
+            # Before the first turn torch tries out what shapes pass from stage to stage.
+            self.busy.restart()
+            self.turns.restart()
+
+    def report(self) -> dict[str, Any]:
+        """The measured share of their time in which the ranks wait for each other, beside that of equal stages."""
+        busy_s, turns_s = (watch.read(wait=True) for watch in (self.busy, self.turns))
+        shares = self.world.gather(1 - busy_s / turns_s if turns_s else None)
+        measured = None if None in shares else round(sum(shares) / len(shares), 4)
+        return {"bubble_share": measured, "ideal_bubble_share": round(self.plan.bubble, 4)}
 
     def clip(self, model: nn.Module, largest: float) -> None:
         parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]

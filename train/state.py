@@ -2,6 +2,7 @@
 
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from train import checkpoint
 from train.checkpoint import State
+from train.ema import MovingAverage
 from train.errors import MusterError
 from train.faults import SharedFault
 from train.world import World, open_side_group
@@ -22,43 +24,81 @@ WAIT_S = 60
 """Seconds that a run which fails waits for the checkpoint it has begun."""
 
 
-def parameters_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """What `optimizer` trains, by name, in its order."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    return {names[parameter]: parameter for group in optimizer.param_groups for parameter in group["params"]}
+Statistics = dict[str, Tensor]
+"""Running statistics of batch normalisation, by name."""
 
 
-def state_of(model: nn.Module, optimizer: Optimizer) -> State:
-    """Weights, buffers and moments; of a model that is cut over ranks, this rank's parts."""
-    weights = model.state_dict()  # first: a model that is cut lets go of what it has gathered
-    moments = {
-        name: {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
-        for name, parameter in parameters_of(model, optimizer).items()
-    }
-    return {"model": weights, "optimizer": {"state": moments}}
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What training changes.
 
-
-def fill(path: Path, index: State, model: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup | None) -> None:
-    """Loads the checkpoint at `path` into `model` and `optimizer`, which keeps the hyperparameters it has.
-
-    Raises:
-        MusterError: on all ranks, where the checkpoint is damaged.
+    Attributes:
+        model: as its strategy has spread it, without the strategy's wrapper.
+        average: of the model's weights; None without `--ema`.
     """
-    parameters = parameters_of(model, optimizer)
-    moments: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
-    for place, entry in index["tensors"].items():
-        kind, _, rest = place.partition("/state/")
-        name, _, key = rest.rpartition("/")
-        if kind == "optimizer" and name in parameters:
-            like = parameters[name]
-            # Of the weight's own shape, and cut as it is; or a number, such as that of Adam's steps.
-            whole = list(like.shape) == entry["shape"]
-            moments[name][key] = torch.zeros_like(like) if whole else torch.zeros(entry["shape"])
-    _, tensors = checkpoint.split({"model": model.state_dict(), "optimizer": {"state": moments}})
-    checkpoint.load_into(path, index, {name: tensor.detach() for name, tensor in tensors.items()}, group)
-    numbers = {name: number for number, name in enumerate(parameters)}
-    state = {numbers[name]: values for name, values in moments.items() if values}
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+    model: nn.Module
+    optimizer: Optimizer
+    average: MovingAverage | None = None
+
+    def parameters(self) -> dict[str, Tensor]:
+        """What the optimizer trains, by name, in its order."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        return {names[parameter]: parameter for group in self.optimizer.param_groups for parameter in group["params"]}
+
+    def statistics(self) -> Statistics:
+        """The running statistics, which differ from rank to rank while an epoch is under way, and averages of them."""
+        kept = {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
+        averaged = {} if self.average is None else {f"ema {name}": self.average.state[name] for name in kept}
+        return kept | averaged
+
+    def state(self) -> State:
+        """Weights, buffers, moments and averages; of a model that is cut over ranks, this rank's parts."""
+        weights = self.model.state_dict()  # first: a model that is cut lets go of what it has gathered
+        moments = {
+            name: {key: value for key, value in self.optimizer.state[parameter].items() if isinstance(value, Tensor)}
+            for name, parameter in self.parameters().items()
+        }
+        averages = {} if self.average is None else {"ema": dict(self.average.state)}
+        return {"model": weights, "optimizer": {"state": moments}, **averages}
+
+    def fill(self, path: Path, index: State, rank: int, group: dist.ProcessGroup | None) -> None:
+        """Loads the checkpoint at `path`; the optimizer keeps the hyperparameters it has.
+
+        An average that the checkpoint has not begins with its weights. A rank's own statistics are taken where the
+        checkpoint has them; else they are the mean over the ranks.
+
+        Raises:
+            MusterError: on all ranks, where the checkpoint is damaged.
+        """
+        parameters = self.parameters()
+        moments: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
+        for place, entry in index["tensors"].items():
+            kind, _, rest = place.partition("/state/")
+            name, _, key = rest.rpartition("/")
+            if kind == "optimizer" and name in parameters:
+                like = parameters[name]
+                # Of the weight's own shape, and cut as it is; or a number, such as that of Adam's steps.
+                whole = list(like.shape) == entry["shape"]
+                moments[name][key] = torch.zeros_like(like) if whole else torch.zeros(entry["shape"])
+        wanted: State = {"model": self.model.state_dict(), "optimizer": {"state": moments}}
+        has_average = any(place.startswith("ema/") for place in index["tensors"])
+        if self.average is not None and has_average:
+            wanted["ema"] = self.average.state
+        own = {
+            name: torch.empty_like(tensor)
+            for name, tensor in self.statistics().items()
+            if f"statistics/{rank}/{name}" in index["tensors"]
+        }
+        _, tensors = checkpoint.split({**wanted, "statistics": {str(rank): own}})
+        checkpoint.load_into(path, index, {name: tensor.detach() for name, tensor in tensors.items()}, group)
+        if self.average is not None and not has_average:
+            self.average.begin()
+        for name, tensor in self.statistics().items():
+            tensor.copy_(own.get(name, tensor))
+        numbers = {name: number for number, name in enumerate(parameters)}
+        state = {numbers[name]: values for name, values in moments.items() if values}
+        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
 
 
 def misfit(index: State, model: nn.Module) -> str | None:

@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from train.errors import FAILED, MusterError
@@ -217,23 +217,6 @@ def device_for(world: World, wanted: str) -> torch.device:
     return torch.device("cpu")
 
 
-def open_group(world: World) -> None:
-    """Starts the process group of `world`: NCCL on GPUs, gloo on CPUs; nothing in a world of one."""
-    if world.device.type == "cuda":
-        torch.cuda.set_device(world.device)
-    if world.store is None:
-        return
-    with silent_stdout() if world.backend == "gloo" else nullcontext():
-        dist.init_process_group(
-            world.backend,
-            store=PrefixStore("group", world.store),
-            rank=world.rank,
-            world_size=world.world_size,
-            timeout=timedelta(seconds=world.timeout_s),
-            device_id=world.device if world.device.type == "cuda" else None,
-        )
-
-
 def open_mesh(world: World, **sizes: int) -> DeviceMesh:
     """All ranks as a grid with the `sizes` of its dimensions, by name; the ranks of the last one are neighbours."""
     with silent_stdout():
@@ -241,9 +224,12 @@ def open_mesh(world: World, **sizes: int) -> DeviceMesh:
 
 
 def open_side_group(world: World) -> Any:
-    """A second group of all ranks, on the network of the hosts, for what is said beside training; None for one."""
+    """A second group of all ranks, on the network of the hosts, for what is said beside training; None for one.
+
+    A group that MPI has started has no store by which gloo's ranks would find each other.
+    """
     with silent_stdout():
-        return None if world.backend is None else dist.new_group(backend="gloo")
+        return None if world.backend is None else dist.new_group(backend="mpi" if world.backend == "mpi" else "gloo")
 
 
 @contextmanager

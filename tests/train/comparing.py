@@ -7,7 +7,7 @@ import torch
 from train import checkpoint
 
 ROOT = Path(__file__).parents[2]
-TEXT = ["--model=gpt-tiny", f"--data=tokens:{ROOT / 'train' / 'loop.py'}", "--seq-len=32", "--batch-size=4"]
+TEXT = ["--model=gpt-tiny", f"--data=tokens:{ROOT / 'train' / 'order.py'}", "--seq-len=32", "--batch-size=4"]
 DIGITS = ["--data=digits", "--image-size=16", "--batch-size=8", "--no-channels-last"]
 STEPS = ["--no-bf16", "--warmup-steps=0", "--epochs=1"]
 LIMIT = 1e-6
@@ -32,6 +32,12 @@ def apart(one, other):
     pairs = [(one["model"], other["model"]), (moments(one), moments(other))]
     assert all(first.keys() == second.keys() for first, second in pairs)
     return [((vector(a) - vector(b)).norm() / vector(a).norm()).item() for a, b in pairs]
+
+
+def losses(one, other, names=("train_loss", "valid_loss")):
+    """The relative differences of what two trained states tell of their last epoch."""
+    pairs = [[state["progress"]["history"][-1][name] for state in (one, other)] for name in names]
+    return [abs(first - second) / first for first, second in pairs]
 
 
 def trained(train, runs, strategy, world_size, options, name):

@@ -19,6 +19,24 @@ ROOT = Path(__file__).parents[2]
 SMALL = ["--data=digits", "--image-size=16", "--no-bf16", "--batch-size=8"]
 
 
+TOLD = pytest.StashKey[dict[str, list[str]]]()
+"""What tests want to be read though they pass: lines below titles."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for title, lines in config.stash.get(TOLD, {}).items():
+        terminalreporter.section(title)
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def tell(pytestconfig: pytest.Config) -> Callable[[str, str], None]:
+    """Adds a line, below a title, to what is printed at the end."""
+    told = pytestconfig.stash.setdefault(TOLD, {})
+    return lambda title, line: told.setdefault(title, []).append(line)
+
+
 @dataclass(frozen=True)
 class Ended:
     """A process that has ended."""

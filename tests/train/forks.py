@@ -14,12 +14,16 @@ import os
 import signal
 import sys
 import time
+from importlib import import_module
 
 import sklearn.datasets  # noqa: F401
 import torchvision  # noqa: F401
 
 import train.process  # noqa: F401
 from train.__main__ import main
+from train.arguments import parse
+from train.data import SOURCES
+from train.options import STRATEGIES
 
 CLONE_NEWNS, MS_RDONLY, MS_REC, MS_PRIVATE = 0x20000, 1, 0x4000, 0x40000  # <sched.h>, <sys/mount.h>
 
@@ -104,7 +108,17 @@ def within(request: dict) -> list[int | None]:
         return json.loads(answer.read() or "[]")
 
 
+def load_all() -> None:
+    """Imports what trainers import once they know what to do, so that not each of them has to."""
+    parse(["single"])
+    for name in STRATEGIES:
+        import_module(f"train.strategies.{name}")
+    for name in SOURCES:
+        import_module(f"train.data.{name}")
+
+
 if __name__ == "__main__":
+    load_all()
     for line in sys.stdin:
         request = json.loads(line)
         if request["shm"] is None:

@@ -1,12 +1,15 @@
+import io
 import os
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torchvision.datasets import CIFAR10
 
 from train import data
+from train.data.imagefolder import decode
 from train.data.images import split
 from train.data.loader import open_batches
 from train.errors import MusterError
@@ -52,6 +55,21 @@ def test_digits_are_the_real_ones(loaded):
     assert abs(images.mean()) < 0.1
     assert abs(images.std() - 1) < 0.1
     assert set(labels.tolist()) == set(range(10))
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix", "limit"),
+    [("RGB", "jpg", 3), ("L", "jpg", 3), ("CMYK", "jpg", 0), ("RGB", "png", 0), ("P", "png", 0), ("RGBA", "webp", 0)],
+)
+def test_every_kind_of_image_is_decoded_as_by_pil(mode, suffix, limit):
+    shades = np.linspace(0, 255, 48 * 64 * 3).astype(np.uint8).reshape(48, 64, 3)
+    file = io.BytesIO()
+    Image.fromarray(shades).convert(mode).save(file, {"jpg": "jpeg"}.get(suffix, suffix))
+    expected = np.asarray(Image.open(file).convert("RGB")).transpose(2, 0, 1)
+    found = decode(file.getvalue())
+    assert (found.dtype, tuple(found.shape)) == (torch.uint8, (3, 48, 64))
+    # Two builds of libjpeg-turbo may round in their own ways.
+    assert np.abs(found.numpy().astype(int) - expected).max() <= limit
 
 
 @pytest.mark.parametrize("name", ["synthetic", "fake"])

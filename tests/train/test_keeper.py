@@ -8,7 +8,7 @@ import torch
 
 from train import checkpoint, storage
 from train.errors import MusterError
-from train.state import Keeper, fill, misfit, state_of
+from train.state import Keeper, Trained, misfit
 from train.world import World
 
 DEADLINE_S = 60
@@ -87,13 +87,13 @@ def test_moments_come_back_and_hyperparameters_stay_the_users(keeper, tmp_path, 
 
     one, other = training(), training()
     step(*one)
-    keeper.save(state_of(*one), 1)
+    keeper.save(Trained(model=one[0], optimizer=one[1]).state(), 1)
     keeper.wait()
     [path] = checkpoint.saved(tmp_path)
     index = checkpoint.head(path)
     assert misfit(index, other[0]) is None
     other[1].param_groups[0]["lr"] = one[1].param_groups[0]["lr"] = 0.125
-    fill(path, index, *other, None)
+    Trained(model=other[0], optimizer=other[1]).fill(path, index, 0, None)
     step(*one)
     step(*other)
     assert other[1].param_groups[0]["lr"] == 0.125

@@ -11,28 +11,44 @@ from train.arguments import parse
 from train.combinations import check
 from train.errors import MusterError
 from train.options import STRATEGIES
-from train.selftest import COMMON, PARTS, Case, cases, differences, launch, split
+from train.pool import run_ranks
+from train.selftest import COMMON, PARTS, STEPS, Case, cases, differences, launch, split
 
 
 def state(value, loss=2.0):
-    return {"model": {"w": torch.tensor([value, 1.0])}, "progress": {"history": [{"valid_loss": loss}]}}
+    return {
+        "model": {"w": torch.tensor([value, 1.0])},
+        "optimizer": {"state": {"w": {"momentum_buffer": torch.tensor([value, 1.0])}}},
+        "progress": {"history": [{"valid_loss": loss}]},
+    }
 
 
 @pytest.mark.process
 def test_real_launches_agree(tmp_path):
-    one, other = (
-        launch(Case(name, ranks, split(ranks)), tmp_path, name) for name, ranks in (("single", 1), ("ddp", 2))
-    )
-    assert differences(one, other) == (0, 0)
-    assert one["progress"]["step"] == 3
+    for steps in ("gradients", "adamw"):
+        one, other = (
+            launch(Case(name, ranks, split(ranks)), steps, tmp_path) for name, ranks in (("single", 1), ("ddp", 2))
+        )
+        assert max(differences(steps, one, other).values()) < 1e-9
+        assert one["progress"]["step"] == {"gradients": 1, "adamw": 3}[steps]
 
 
+@pytest.mark.process
+def test_ranks_that_fail_are_told_of(tmp_path):
+    with pytest.raises(MusterError) as raised:
+        run_ranks(["ddp", "--model=resnet81"], 2, tmp_path / "rank", 60)
+    assert "resnet81" in raised.value.wrong
+    with pytest.raises(MusterError, match="not over in time"):
+        run_ranks(["single", "--data=synthetic"], 1, tmp_path / "rank", 1)
+
+
+@pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
-def test_every_case_sees_the_same_parts(num_ranks):
+def test_every_case_sees_the_same_parts(num_ranks, steps):
     found = cases(num_ranks)
     assert {case.strategy for case in found} == set(STRATEGIES) - {"single", "dp"}
     for case in found:
-        strategy, options = parse([case.strategy, *COMMON, *case.options])
+        strategy, options = parse([case.strategy, *COMMON, *STEPS[steps], *case.options])
         check(strategy, options)
         shares = case.num_ranks
         if strategy == "tp":
@@ -44,17 +60,18 @@ def test_every_case_sees_the_same_parts(num_ranks):
 
 
 def test_a_difference_is_seen():
-    assert differences(state(1.0), state(1.0)) == (0, 0)
-    weights, loss = differences(state(1.0), state(1.0 + 2e-6, loss=2.1))
-    assert weights > 1e-6
-    assert loss == pytest.approx(0.05)
+    assert differences("sgd", state(1.0), state(1.0)) == {"sgd": 0, "loss": 0}
+    apart = differences("sgd", state(1.0), state(1.0 + 2e-6, loss=2.1))
+    assert apart["sgd"] > 1e-6
+    assert apart["loss"] == pytest.approx(0.05)
+    assert differences("gradients", state(1.0), state(1.0 + 2e-6))["gradients"] > 1e-6
 
 
 def answer(monkeypatch, capsys, argv, result):
     """What the program prints and answers where launches have `result`."""
 
-    def launched(case, folder, name):
-        return state(1.0) if case.strategy == "single" else result(case)
+    def launched(case, steps, folder):
+        return state(1.0) if case.strategy == "single" else result(case, steps)
 
     monkeypatch.setattr(selftest, "launch", launched)
     monkeypatch.setattr(sys, "argv", ["selftest", *argv])
@@ -63,24 +80,28 @@ def answer(monkeypatch, capsys, argv, result):
     return raised.value.code, capsys.readouterr().out
 
 
-def test_a_strategy_that_trains_something_else_fails(monkeypatch, capsys):
-    code, out = answer(monkeypatch, capsys, [], lambda case: state(1.1 if case.strategy == "tp" else 1.0))
+@pytest.mark.parametrize("which", STEPS)
+def test_a_strategy_that_trains_something_else_fails(monkeypatch, capsys, which):
+    def wrong(case, steps):
+        return state(1.1 if (case.strategy, steps) == ("tp", which) else 1.0)
+
+    code, out = answer(monkeypatch, capsys, ["--ranks=2"], wrong)
     assert code == 1
     assert [line.split()[1] for line in out.splitlines() if "FAIL" in line] == ["tp"]
-    assert "4 of 5 pass" in out
+    assert f"{len(cases(2)) - 1} of {len(cases(2))} pass" in out
 
 
 def test_a_launch_that_breaks_fails_with_its_reason(monkeypatch, capsys):
-    def broken(case):
+    def broken(case, steps):
         raise MusterError("it failed: no such thing", seen="x", fix="y")
 
     code, out = answer(monkeypatch, capsys, ["--ranks=4", "--json"], broken)
     assert code == 1
     rows = json.loads(out)
-    assert len(rows) == 8
+    assert len(rows) == len(cases(4)) > len(cases(2))
     assert all(row["error"] == "it failed: no such thing" and not row["passed"] for row in rows)
 
 
 def test_all_is_well(monkeypatch, capsys):
-    code, out = answer(monkeypatch, capsys, ["--ranks=2"], lambda case: state(1.0))
-    assert (code, out.count("PASS")) == (0, 5)
+    code, out = answer(monkeypatch, capsys, ["--ranks=2"], lambda case, steps: state(1.0))
+    assert (code, out.count("PASS")) == (0, len(cases(2)))

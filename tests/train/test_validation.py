@@ -1,41 +1,92 @@
 """Every validation sample counts once, whatever the number of ranks."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from train import checkpoint, data, models
+from train.arguments import parse
 from train.data.loader import open_batches
-from train.options import Options
 from train.world import World
 
 pytestmark = pytest.mark.process
 
 
-def test_three_ranks_and_a_set_that_three_does_not_divide(train, small, summary_of, tmp_path):
-    train(["ddp", *small, "--max-steps=4", "--name=run", f"--runs-dir={tmp_path}"], 3, ok=True)
-    _, state, _ = checkpoint.load_newest(tmp_path / "run")
-    options = Options(data="digits", image_size=16, batch_size=100)
+IMAGES = ["--model=shufflenet_v2_x0_5", "--data=fake", "--num-classes=3", "--image-size=32"]
+WORLDS = {
+    "images": {1: "single dp ddp fsdp", 2: "ddp fsdp", 3: "ddp fsdp", 4: "ddp fsdp"},
+    "tokens": {1: "single tp pipeline", **dict.fromkeys((2, 3, 4), "ddp fsdp tp pipeline")},
+}
+OPTIONS = {
+    ("tp", 3): ["--tensor-parallel=1"],
+    ("tp", 4): ["--tensor-parallel=2"],
+    ("pipeline", 2): ["--microbatches=2", "--batch-size=2"],
+    ("pipeline", 3): ["--microbatches=3", "--batch-size=3"],
+    ("pipeline", 4): ["--pipeline-parallel=2", "--microbatches=2", "--batch-size=2"],
+}
+CASES = [
+    (kind, num_valid, world_size, strategy)
+    for kind, worlds in WORLDS.items()
+    for world_size, strategies in worlds.items()
+    for strategy in strategies.split()
+    for num_valid in (13, 1)
+    if num_valid == 13 or world_size > 1
+]
+
+
+def told_by_the_weights(run, options):
+    """Loss and accuracy of the weights in the checkpoint, over all validation samples, one after the other."""
+    state = checkpoint.load_newest(run)[1]
     source = data.open_source(options)
-    assert len(source.valid) % 3 != 0
     _, valid = open_batches(source, options, World())
-    model = models.build(options, 10, 16)
+    model = models.build(options, source.num_classes, source.size)
+    model = models.place(model, torch.device("cpu"), torch.preserve_format, 0)
     model.load_state_dict(state["model"])
     model.eval()
     with torch.no_grad():
-        pairs = [(model(images), labels) for images, labels in valid]
-    logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        pairs = [(model(inputs).flatten(0, -2), targets.flatten()) for inputs, targets in valid]
+    scores, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    counted = targets != models.IGNORED
+    accuracy = (scores.argmax(1) == targets)[counted].sum().item() / counted.sum().item()
+    return cross_entropy(scores[counted], targets[counted]).item(), accuracy, len(source.valid)
+
+
+@pytest.mark.parametrize(("kind", "num_valid", "world_size", "strategy"), CASES)
+def test_each_sample_counts_once(train, summary_of, tmp_path, kind, num_valid, world_size, strategy):
+    """13 samples, which neither 2 nor 3 nor 4 ranks divide, the last sequence of 8 tokens; and 1 for all ranks."""
+    argv = [*IMAGES, f"--num-samples={10 * num_valid}", "--batch-size=2"]
+    if kind == "tokens":
+        text = tmp_path / "text"
+        text.write_bytes(Path(__file__).read_bytes()[: {13: 2010, 1: 120}[num_valid]])
+        argv = ["--model=gpt-tiny", f"--data=tokens:{text}", "--seq-len=16", "--batch-size=1"]
+    argv += ["--no-bf16", "--max-steps=1", "--lr=1e-6", *OPTIONS.get((strategy, world_size), [])]
+    train([strategy, *argv, "--name=run", f"--runs-dir={tmp_path}"], world_size, ok=True)
+    loss, accuracy, num_samples = told_by_the_weights(tmp_path / "run", parse(["single", *argv])[1])
+    assert num_samples == num_valid
     epoch = summary_of(tmp_path / "run")["epochs"][-1]
-    assert len(labels) == len(source.valid)
-    assert epoch["valid_accuracy"] == (logits.argmax(1) == labels).sum().item() / len(labels)
-    assert epoch["valid_loss"] == pytest.approx(cross_entropy(logits, labels).item(), rel=1e-4)
+    assert epoch["valid_accuracy"] == accuracy
+    assert epoch["valid_loss"] == pytest.approx(loss, rel=1e-5)
 
 
-def test_ranks_without_any_validation_sample(train, summary_of, tmp_path):
-    sizes = ["--data=fake", "--num-samples=24", "--num-classes=3", "--image-size=32", "--batch-size=4", "--epochs=1"]
-    train(["ddp", *sizes, "--no-bf16", "--name=run", f"--runs-dir={tmp_path}"], 3, ok=True)
-    # 24 samples train, 2 validate: the third rank has none
-    assert summary_of(tmp_path / "run")["epochs"][0]["valid_accuracy"] in (0.0, 0.5, 1.0)
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        (["--num-samples=2", "--batch-size=1"], "at most 2 processes, with --batch-size=1"),
+        (["--num-samples=4", "--batch-size=1", "--accumulate=2"], "--batch-size=1 --accumulate=1 or less"),
+        (["--num-samples=7", "--batch-size=4"], "--batch-size=2 or less"),
+    ],
+)
+def test_fewer_training_samples_than_ranks_have_use_for(train, tmp_path, options, fix):
+    sizes = ["--data=fake", "--num-classes=2", "--image-size=32", "--no-bf16", f"--runs-dir={tmp_path}"]
+    ended = train(["ddp", *sizes, *options], 3)
+    assert [rank.code for rank in ended] == [2, 2, 2]
+    said = "".join(rank.err for rank in ended)
+    assert len(said.splitlines()) == 3
+    assert "training samples don't fill one global batch" in said
+    assert fix in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_skipped_samples_are_counted_and_listed(train, make_images, summary_of, tmp_path):

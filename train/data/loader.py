@@ -227,8 +227,7 @@ def open_batches(source: Source, options: Options, world: World) -> tuple[Batche
         raise MusterError(
             f"{len(source.train)} training samples don't fill one global batch of {order.global_batch}",
             seen=f"--batch-size={options.batch_size}, {world.world_size} processes, --accumulate={options.accumulate}",
-            fix=f"--batch-size={max(1, len(source.train) // (world.num_shares * options.accumulate))} or less, "
-            "or more samples, or fewer processes",
+            fix=fix_batch(len(source.train), options, world),
         )
     valid_order = ValidOrder(
         len(source.valid), batch_size=options.batch_size, rank=world.data_rank, world_size=world.num_shares
@@ -238,3 +237,13 @@ def open_batches(source: Source, options: Options, world: World) -> tuple[Batche
     needs = [need for batches in (train, valid) if (need := batches.shm_need()) is not None]
     shm.check(needs, ranks=max(1, world.hosts.count(world.host)))
     return train, valid
+
+
+def fix_batch(num_samples: int, options: Options, world: World) -> str:
+    """What makes a global batch that `num_samples` fill."""
+    largest = num_samples // (world.num_shares * options.accumulate)
+    if largest:
+        return f"--batch-size={largest} or less, or more samples, or fewer processes"
+    if num_samples >= world.num_shares:
+        return f"--batch-size=1 --accumulate={num_samples // world.num_shares} or less, or more samples"
+    return f"more samples, or at most {num_samples} processes, with --batch-size=1"

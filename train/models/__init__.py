@@ -55,14 +55,22 @@ def units_of(model: nn.Module) -> list[nn.Module]:
     return units
 
 
-def loss_of(outputs: torch.Tensor | tuple[torch.Tensor, ...], targets: torch.Tensor) -> torch.Tensor:
-    """The mean cross-entropy over all targets, with the auxiliary classifiers of models that have them."""
+def loss_of(
+    outputs: torch.Tensor | tuple[torch.Tensor, ...], targets: torch.Tensor, smoothing: float = 0.0
+) -> torch.Tensor:
+    """The mean cross-entropy over all targets, with the auxiliary classifiers of models that have them.
+
+    Args:
+        targets: classes (N), tokens (NT), or probabilities of classes (NC).
+        smoothing: the share of each target that goes to all classes alike.
+    """
     if isinstance(outputs, torch.Tensor):
-        return cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
-    loss = loss_of(outputs[0], targets)
+        flat = targets if targets.is_floating_point() else targets.flatten()
+        return cross_entropy(outputs.flatten(0, -2), flat, ignore_index=IGNORED, label_smoothing=smoothing)
+    loss = loss_of(outputs[0], targets, smoothing)
     for logits in outputs[1:]:
         if logits is not None:
-            loss = loss + AUXILIARY_WEIGHT * loss_of(logits, targets)
+            loss = loss + AUXILIARY_WEIGHT * loss_of(logits, targets, smoothing)
     return loss
 
 

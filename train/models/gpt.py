@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from train.errors import MusterError
@@ -94,7 +94,7 @@ def shape_of(name: str) -> Shape:
 def build(options: Options, num_tokens: int, seq_len: int) -> "GPT":
     """The transformer `--model` for `num_tokens` different tokens, without memory for its weights yet."""
     with torch.device("meta"):
-        return GPT(shape_of(options.model), num_tokens, options.activation_checkpoint)
+        return GPT(shape_of(options.model), num_tokens, options.activation_checkpoint, options.deterministic)
 
 
 @lru_cache(maxsize=8)
@@ -108,9 +108,28 @@ def rotation(seq_len: int, head_dim: int, theta: float, device: torch.device) ->
 
 def turn(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
     """Queries or keys, turned by their places (RoFormer, arXiv 2104.09864); the halves of a head are its pairs."""
-    one, other = x_BHTE.float().chunk(2, dim=-1)
+    one, other = x_BHTE.to(torch.promote_types(x_BHTE.dtype, torch.float32)).chunk(2, dim=-1)
     turned = torch.cat((one * cos_TE - other * sin_TE, other * cos_TE + one * sin_TE), dim=-1)
     return turned.to(x_BHTE.dtype)
+
+
+def widened(weight: Tensor, x: Tensor) -> Tensor:
+    """`weight`, in double precision where `x` is."""
+    return weight.double() if x.dtype == torch.float64 else weight
+
+
+class Linear(nn.Linear):
+    """A matrix product that is as precise as its input."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, widened(self.weight, input))
+
+
+class Norm(nn.RMSNorm):
+    """A norm that is as precise as its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.normalized_shape, widened(self.weight, x), self.eps)
 
 
 class Attention(nn.Module):
@@ -120,10 +139,10 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = shape.dim // shape.num_heads
         self.theta = shape.theta
-        self.query = nn.Linear(shape.dim, shape.num_heads * self.head_dim, bias=False)
-        self.key = nn.Linear(shape.dim, shape.num_kv_heads * self.head_dim, bias=False)
-        self.value = nn.Linear(shape.dim, shape.num_kv_heads * self.head_dim, bias=False)
-        self.out = nn.Linear(shape.num_heads * self.head_dim, shape.dim, bias=False)
+        self.query = Linear(shape.dim, shape.num_heads * self.head_dim, bias=False)
+        self.key = Linear(shape.dim, shape.num_kv_heads * self.head_dim, bias=False)
+        self.value = Linear(shape.dim, shape.num_kv_heads * self.head_dim, bias=False)
+        self.out = Linear(shape.num_heads * self.head_dim, shape.dim, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         query, key, value = (
@@ -144,9 +163,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate = nn.Linear(shape.dim, shape.hidden, bias=False)
-        self.up = nn.Linear(shape.dim, shape.hidden, bias=False)
-        self.down = nn.Linear(shape.hidden, shape.dim, bias=False)
+        self.gate = Linear(shape.dim, shape.hidden, bias=False)
+        self.up = Linear(shape.dim, shape.hidden, bias=False)
+        self.down = Linear(shape.hidden, shape.dim, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.down(silu(self.gate(x_BTD)) * self.up(x_BTD))
@@ -162,9 +181,9 @@ class Layer(nn.Module):
     def __init__(self, shape: Shape, recompute: str) -> None:
         super().__init__()
         self.recompute = recompute
-        self.attention_norm = nn.RMSNorm(shape.dim, eps=1e-5)
+        self.attention_norm = Norm(shape.dim, eps=1e-5)
         self.attention = Attention(shape)
-        self.feed_forward_norm = nn.RMSNorm(shape.dim, eps=1e-5)
+        self.feed_forward_norm = Norm(shape.dim, eps=1e-5)
         self.feed_forward = FeedForward(shape)
 
     def compute(self, x_BTD: Tensor) -> Tensor:
@@ -184,21 +203,28 @@ class GPT(nn.Module):
     Attributes:
         embed, norm, output: None in a part of the model that leaves them to others.
         is_part: whether other ranks have other layers.
+
+    Args:
+        exact: compute in double precision on CPUs, with weights and gradients in fp32: their last bits then don't
+            depend on how sums within a matrix are cut up over ranks.
     """
 
     is_part = False
 
-    def __init__(self, shape: Shape, num_tokens: int, recompute: str = "none") -> None:
+    def __init__(self, shape: Shape, num_tokens: int, recompute: str = "none", exact: bool = False) -> None:
         super().__init__()
         self.shape = shape
+        self.exact = exact
         self.embed: nn.Embedding | None = nn.Embedding(num_tokens, shape.dim)
         self.layers = nn.ModuleDict({str(number): Layer(shape, recompute) for number in range(shape.num_layers)})
-        self.norm: nn.RMSNorm | None = nn.RMSNorm(shape.dim, eps=1e-5)
-        self.output: nn.Linear | None = nn.Linear(shape.dim, num_tokens, bias=False)
+        self.norm: nn.RMSNorm | None = Norm(shape.dim, eps=1e-5)
+        self.output: nn.Linear | None = Linear(shape.dim, num_tokens, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embed is not None:
             x = self.embed(x)
+        if self.exact and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+            x = x.double()
         for layer in self.layers.values():
             x = layer(x)
         if self.norm is not None:
@@ -263,7 +289,7 @@ def keep(model: GPT, stages: list[Stage]) -> None:
 def part(model: GPT, stage: Stage) -> GPT:
     """One stage of `model`, with the same layers and weights, not copies of them."""
     with torch.device("meta"):
-        one = GPT(replace(model.shape, num_layers=0), 1)
+        one = GPT(replace(model.shape, num_layers=0), 1, exact=model.exact)
     one.layers = nn.ModuleDict({str(number): model.layers[str(number)] for number in stage.layers})
     one.embed = model.embed if stage.first else None
     one.norm, one.output = (model.norm, model.output) if stage.last else (None, None)

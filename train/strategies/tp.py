@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from train.combinations import check_tensor_parallel, tensor_parallel_of
-from train.gradients import Gradients
+from train.gradients import ExactGradients, Gradients
 from train.models import gpt, place
 from train.options import Options
 from train.precision import Precision
@@ -87,6 +87,8 @@ def gradients(model: nn.Module, world: World, options: Options) -> Gradients:
     """Averaged over the groups as by fsdp; of one group, added up there."""
     if world.backend is None or world.num_shares > 1:
         return fsdp.gradients(model, world, options)
+    if world.device.type == "cpu":
+        return ExactGroupGradients(model, options.accumulate)
     return GroupGradients(model, options.accumulate)
 
 
@@ -100,8 +102,26 @@ class GroupGradients(Gradients):
     def finish(self) -> None:
         """Adds up what each rank's part of the sequences has given a weight that all have."""
         for parameter in self.parameters:
-            if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):
-                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+            parameter.grad = whole(parameter.grad, parameter)
+
+
+class ExactGroupGradients(ExactGradients):
+    """The same on CPUs, over micro-batches and ranks in double precision."""
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Puts the mean over all micro-batches into the parameters."""
+        self.hold()
+        for parameter in self.parameters:
+            total = whole(self.held.pop(parameter, None), parameter)
+            parameter.grad = None if total is None else (total / self.num_parts).to(parameter.dtype)
+
+
+def whole(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor | None:
+    """`gradient`, cut over the ranks as `parameter` is, where it was a sum of which each has a part."""
+    if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+        return gradient.redistribute(placements=parameter.placements)
+    return gradient
 
 
 def without_sync(model: nn.Module) -> AbstractContextManager[object]:

@@ -1,0 +1,97 @@
+"""`--backend`: what this torch has is taken, what it has not is refused before anything is opened."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from train import backends
+from train.backends import backend_for, open_group
+from train.errors import MusterError
+from train.world import World
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def one_message(ended, *words):
+    assert [rank.code for rank in ended] == [2] * len(ended), [rank.err for rank in ended]
+    lines = [line for rank in ended for line in rank.err.splitlines()]
+    assert [line.lstrip().partition(":")[0] for line in lines] == ["error", "seen", "fix"], lines
+    for word in words:
+        assert word in "\n".join(lines)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.skipif(dist.is_mpi_available(), reason="this torch has MPI")
+def test_mpi_where_torch_has_none(train, tmp_path, world_size):
+    argv = ["ddp", "--backend=mpi", "--data=imagefolder:/does/not/exist", f"--runs-dir={tmp_path}"]
+    has = ", ".join(["gloo"] + ["nccl"] * dist.is_nccl_available())
+    one_message(train(argv, world_size), "built without MPI", f"has: {has}\n", "--backend=gloo")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch has no NCCL")
+def test_nccl_without_gpus(train, tmp_path):
+    ended = train(["fsdp", "--backend=nccl", "--device=cpu", f"--runs-dir={tmp_path}"], 2)
+    one_message(ended, "between GPUs only", "--backend=gloo")
+
+
+@pytest.mark.process
+def test_gloo_by_name_trains(train, small, summary_of, tmp_path):
+    argv = ["ddp", *small, "--backend=gloo", "--max-steps=1", "--name=run", f"--runs-dir={tmp_path}"]
+    train([*argv, "--device=cpu"], 2, ok=True)
+    assert summary_of(tmp_path / "run")["backend"] == "gloo"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "strategy", "found"),
+    [
+        ("auto", CPU, "tp", "gloo"),
+        ("auto", GPU, "tp", "nccl"),
+        ("gloo", CPU, "fsdp", "gloo"),
+        ("gloo", GPU, "ddp", "gloo"),
+    ],
+)
+def test_what_is_taken(wanted, device, strategy, found):
+    assert backend_for(wanted, device, strategy) == found
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "tp", "pipeline"])
+def test_gloo_between_gpus_is_for_ddp(strategy):
+    with pytest.raises(MusterError) as raised:
+        backend_for("gloo", GPU, strategy)
+    assert strategy in raised.value.wrong
+    assert "--backend=nccl" in raised.value.fix
+
+
+class PlayedMpi:
+    """In place of torch's process group by MPI, which no torch here is built with: knows `rank` of `world_size`."""
+
+    def __init__(self, monkeypatch, rank, world_size):
+        self.calls = []
+        monkeypatch.setattr(backends.dist, "is_mpi_available", lambda: True)
+        monkeypatch.setattr(
+            backends.dist, "init_process_group", lambda *args, **kwargs: self.calls.append((args, kwargs))
+        )
+        monkeypatch.setattr(backends.dist, "get_rank", lambda: rank)
+        monkeypatch.setattr(backends.dist, "get_world_size", lambda: world_size)
+
+    def start(self, *args, **kwargs):
+        self.calls.append((args, kwargs))
+
+
+def test_mpi_is_asked_who_is_there_and_given_no_store(monkeypatch):
+    played = PlayedMpi(monkeypatch, 1, 2)
+    assert backend_for("mpi", CPU, "fsdp") == "mpi"
+    open_group(World(rank=1, world_size=2, backend="mpi", store=dist.HashStore()))
+    [(args, kwargs)] = played.calls
+    assert args == ("mpi",)
+    assert set(kwargs) == {"timeout"}
+
+
+def test_mpi_that_did_not_start_the_ranks(monkeypatch):
+    PlayedMpi(monkeypatch, 0, 1)
+    with pytest.raises(MusterError, match="count the processes differently") as raised:
+        open_group(World(rank=1, world_size=2, backend="mpi", store=dist.HashStore()))
+    assert "mpirun" in raised.value.fix

@@ -1,0 +1,126 @@
+"""Memory that is used up: three lines that say who, of what, and what to turn; the last checkpoint stays whole."""
+
+import re
+
+import pytest
+import torch
+
+from train import checkpoint
+from train.arguments import parse
+from train.options import Options
+from train.out_of_memory import explain, find, turns
+from train.world import World
+
+DEADLINE_S = 120
+
+# Some ranks may take no more than they have when their third step of all begins, and that step wants more.
+SHORT = """
+import os, resource
+from train.loop import Loop
+step = Loop.step
+def short(self, batches, sums):
+    if self.progress.step == 2 and os.environ["RANK"] in RANKS:
+        pages = int(open("/proc/self/statm").read().split()[0])
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + 2**24
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    step(self, batches, sums)
+Loop.step = short
+"""
+
+
+def lines_of(ended):
+    return [line for rank in ended for line in rank.err.splitlines() if not line.startswith("rank ")]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("ranks", ["1", "01"])
+def test_ranks_that_run_out_of_memory_end_all_and_the_last_checkpoint_stays(train, tmp_path, ranks):
+    argv = ["ddp", "--model=gpt-small", "--data=synthetic", "--num-samples=64", "--batch-size=2", "--seq-len=32"]
+    argv += ["--no-bf16", "--device=cpu", "--name=run", f"--runs-dir={tmp_path}"]
+    train([*argv, "--max-steps=2"], 2, ok=True)
+    argv[argv.index("--batch-size=2")] = "--batch-size=16"
+    ended = train([*argv, "--resume"], 2, deadline_s=DEADLINE_S, before=f"RANKS = {ranks!r}\n{SHORT}")
+    assert [rank.code for rank in ended] == [2, 2], ended
+    lines = [line for rank in ended for line in rank.err.splitlines() if not line.startswith("rank ")]
+    assert [line.lstrip().partition(":")[0] for line in lines] == ["error", "seen", "fix"], lines
+    assert re.search(f"out of memory on rank [{ranks}] of 2", lines[0])
+    assert "GiB held at most" in lines[1]
+    assert "--batch-size=16, step 3" in lines[1]
+    for word in ("--batch-size=8 --accumulate=2", "--activation-checkpoint=selective", "train fsdp", "train plan --m"):
+        assert word in lines[2]
+    assert checkpoint.load_newest(tmp_path / "run")[1]["progress"]["step"] == 2
+
+
+def raised(error):
+    """`error`, with the traceback of having been raised."""
+    try:
+        raise error
+    except type(error) as caught:
+        return caught
+
+
+class Card:
+    total_memory = 80 * 2**30
+
+
+def test_the_words_for_a_gpu(monkeypatch):
+    """The exception is made for the test: there is no GPU here to fill."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Card)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 79 * 2**30)
+    words = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which"
+    world = World(rank=3, world_size=8, host="node01", device=torch.device("cuda", 3))
+    options = Options(model="gpt-8b", batch_size=1)
+    told = explain(raised(torch.OutOfMemoryError(words)), "fsdp", options, world)
+    assert told is not None
+    assert told.code == 2
+    assert told.wrong == "out of memory on rank 3 of 8 (node01, NVIDIA H100)"
+    assert told.seen == "2.50 GiB more asked for, 79.00 of 80.00 GiB held at most, --batch-size=1"
+    assert told.fix.startswith("--activation-checkpoint=selective or --cpu-offload; ")
+    assert told.fix.endswith("train plan --model=gpt-8b --gpus=8 --memory=80.0 --batch-size=1")
+
+
+def test_a_real_allocation_that_is_too_large():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60)
+    told = explain(caught.value, "single", Options(batch_size=7), World())
+    assert told is not None
+    assert "MiB more asked for" in told.seen
+    assert told.fix.startswith("--batch-size=3; ")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (MemoryError(), True),
+        (OSError(12, "Cannot allocate memory"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("the shapes don't fit"), False),
+        (OSError(28, "No space left on device"), False),
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+    ],
+)
+def test_what_is_taken_for_it(error, is_memory):
+    assert (find(error) is error) == is_memory
+    outer = ValueError("caused by it")
+    outer.__cause__ = error
+    assert (find(outer) is error) == is_memory
+
+
+@pytest.mark.parametrize(
+    ("argv", "world_size", "words"),
+    [
+        (["single", "--batch-size=1"], 1, ["more processes, with 'train fsdp'"]),
+        (["ddp"], 4, ["--batch-size=16 --accumulate=2", "'train fsdp' in place of ddp"]),
+        (["fsdp", "--replicate=2", "--accumulate=3"], 4, ["--batch-size=16 --accumulate=6", "--replicate=1"]),
+        (["fsdp", "--batch-size=1", "--cpu-offload"], 2, ["more processes, with 'train fsdp'"]),
+        (["tp", "--model=gpt-1b", "--activation-checkpoint=selective", "--batch-size=1"], 2, ["=full"]),
+        (["pipeline", "--model=gpt-1b", "--activation-checkpoint=full"], 2, ["more --microbatches"]),
+    ],
+)
+def test_what_is_to_turn(argv, world_size, words):
+    found = turns(*parse(argv), world_size)
+    assert len(found) == len(words)
+    assert all(word in turn for word, turn in zip(words, found, strict=True))
+    # Each option named is one that there is.
+    parse([argv[0], *(word for turn in found for word in turn.split() if re.fullmatch("--[a-z-]+=.*", word))])

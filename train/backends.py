@@ -1,0 +1,79 @@
+"""What the ranks speak through, and the group of all of them."""
+
+from contextlib import nullcontext
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from train.errors import MusterError
+from train.world import World, silent_stdout
+
+OVER_ANY = ("single", "dp", "ddp")
+"""Strategies that broadcast and add up, and nothing else."""
+
+
+def backend_for(wanted: str, device: torch.device, strategy: str) -> str:
+    """What ranks on devices like `device` speak through, where `--backend` is `wanted`.
+
+    Raises:
+        MusterError: this torch does not have it, or it does not do on these devices what `strategy` needs.
+    """
+    fitting = {"cpu": "gloo", "cuda": "nccl"}[device.type]
+    if wanted == "auto":
+        return fitting
+    known = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
+    has = ", ".join(name for name, there in known.items() if there) or "none"
+    fix = f"--backend={fitting}, or leave it out"
+    if not known[wanted]:
+        wrong = f"this torch was built without {wanted.upper()}"
+        raise MusterError(wrong, seen=f"--backend={wanted}, torch {torch.__version__} has: {has}", fix=fix)
+    if wanted == "nccl" and device.type == "cpu":
+        raise MusterError("nccl speaks between GPUs only", seen="--backend=nccl, training on the CPU", fix=fix)
+    if wanted != "nccl" and device.type == "cuda" and strategy not in OVER_ANY:
+        # Source: https://docs.pytorch.org/docs/stable/distributed.html#backends: on GPUs gloo has broadcast and
+        # all_reduce only, which is what ddp needs; what MPI has depends on how it was built.
+        wrong = f"the strategy {strategy} gathers and scatters on GPUs, which is sure to work over nccl only"
+        raise MusterError(wrong, seen=f"--backend={wanted}, training on GPUs", fix=f"{fix}; ddp works over {wanted}")
+    return wanted
+
+
+def open_group(world: World) -> None:
+    """Starts the process group of `world`, by its backend; nothing in a world of one.
+
+    Raises:
+        MusterError: the ranks were not started by MPI, where they are to speak through it.
+    """
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    if world.store is None:
+        return
+    if world.backend == "mpi":
+        open_mpi(world)
+        return
+    with silent_stdout() if world.backend == "gloo" else nullcontext():
+        dist.init_process_group(
+            world.backend,
+            store=PrefixStore("group", world.store),
+            rank=world.rank,
+            world_size=world.world_size,
+            timeout=timedelta(seconds=world.timeout_s),
+            device_id=world.device if "nccl" in (world.backend or "") else None,
+        )
+
+
+def open_mpi(world: World) -> None:
+    """Starts the process group of `world` by MPI, which itself knows who is there.
+
+    Raises:
+        MusterError: it knows other ranks than the environment.
+    """
+    dist.init_process_group("mpi", timeout=timedelta(seconds=world.timeout_s))
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if (rank, world_size) != (world.rank, world.world_size):
+        raise MusterError(
+            "MPI and the environment count the processes differently",
+            seen=f"MPI: rank {rank} of {world_size}; RANK={world.rank} WORLD_SIZE={world.world_size}",
+            fix="start each rank by mpirun, one a GPU or process, or leave --backend=mpi out",
+        )
