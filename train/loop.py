@@ -158,6 +158,7 @@ class Loop:
 
     def refuse(self, loss: float, sums: Sums) -> None:
         """Raises MusterError, on all ranks, with the step and the rank where the loss was the first to be no number."""
+        self.gradients.settle(self.trained.optimizer)  # which may know a nearer reason, and raises it
         bad = [(first, rank) for rank, first in enumerate(self.world.gather(int(sums.first_bad))) if first >= 0]
         first, rank = min(bad, default=(sums.num_batches - 1, 0))
         step = self.progress.step - (sums.num_batches - 1 - first) // self.options.accumulate

@@ -91,9 +91,9 @@ def test_switches_change_nothing_that_is_learnt(train, single, tmp_path, switch)
 
 @pytest.mark.process
 def test_gradients_too_large_for_fp16_are_told(train, tmp_path):
-    steep = "from train import gradients\nloss_of = gradients.loss_of\n"
+    steep = "from train import gradients, loop\nloss_of = gradients.loss_of\nloop.LOOK_STEPS = 1\n"
     steep += "gradients.loss_of = lambda *given: 1e7 * loss_of(*given)"
-    argv = ["ddp", *TEXT, *STEPS, "--optimizer=sgd", "--lr=1e-9", "--max-steps=2", f"--runs-dir={tmp_path}"]
+    argv = ["ddp", *TEXT, *STEPS, "--optimizer=sgd", "--lr=1e-9", "--max-steps=4", f"--runs-dir={tmp_path}"]
     ended = train([*argv, "--comm-hook=fp16", "--name=fp16"], 2, before=steep)
     assert [rank.code for rank in ended] == [1, 1]
     assert "gradients are too large for fp16, which ends at 65504" in ended[0].err
