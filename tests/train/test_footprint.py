@@ -143,6 +143,14 @@ def test_computing_again_and_lower_precision_hold_less():
     assert subject.footprint(1, "none", 8, False).kept < 0.5 * subject.footprint(1, "none", 1, False).kept
 
 
+def test_on_gpus_a_norm_keeps_its_input_and_nothing_else():
+    options = Options(model="gpt-1b", bf16=False).settled()
+    gpu, cpu = (Subject(options, is_gpu=is_gpu).stage(1, "none", 3, False, False).kept for is_gpu in (True, False))
+    # On CPUs the product of the input and its scale too, of each of the two norms of three layers.
+    of_norm = 4 * 4096 * 2048
+    assert cpu - gpu == 3 * 2 * of_norm
+
+
 def test_the_weights_of_the_8b():
     subject = Subject(Options(model="gpt-8b").settled(), is_gpu=True)
     # 2 * 128256 * 4096 + 32 * (4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336) + 2 * 4096) + 4096
