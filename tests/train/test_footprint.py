@@ -45,6 +45,8 @@ def step(self, batches, sums):
         now += event.nbytes()
         found["peak"] = max(found["peak"], now)
     values = [value for state in self.trained.optimizer.state.values() for value in state.values()]
+    if self.trained.average is not None:
+        values += self.trained.average.state.values()
     found |= {"weights": size(weights), "moments": size(value for value in values if value.dim())}
     with open(os.environ["RESULTS"] + "/" + str(self.world.rank), "w") as file:
         json.dump(found, file)
@@ -60,6 +62,7 @@ Loop.step = step
         (["single", *TEXT, "--bf16"], 1),
         (["single", *IMAGES, "--model=resnet18", "--no-bf16"], 1),
         (["ddp", *IMAGES, "--model=resnet18", "--no-bf16", "--optimizer=adamw"], 2),
+        (["ddp", *TEXT, "--no-bf16", "--zero1", "--ema=0.99"], 2),
         (["fsdp", *TEXT, "--bf16"], 2),
         (["fsdp", *TEXT, "--no-bf16", "--accumulate=2"], 2),
         (["tp", *TEXT, "--no-bf16", "--activation-checkpoint=selective"], 2),
