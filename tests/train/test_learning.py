@@ -1,0 +1,69 @@
+"""Every strategy learns: a transformer to write as this repository's sources are, a classifier to read digits.
+
+The curves are told at the end: the training loss of each epoch, and what validation came to.
+"""
+
+import math
+from collections import Counter
+
+import pytest
+
+from tests.train.comparing import ROOT
+
+pytestmark = pytest.mark.process
+
+SOURCES = ROOT / "train" / "strategies"
+GPT = [
+    *("--model=gpt-tiny", f"--data=tokens:{SOURCES}", "--seq-len=64", "--epochs=4", "--lr=0.003"),
+    *("--no-bf16", "--keep-checkpoints=1"),
+]
+RESNET = ["--data=digits", "--image-size=16", "--epochs=2", "--lr=0.005", "--no-bf16", "--keep-checkpoints=1"]
+
+
+def curve(values):
+    """Values as bars, the largest the highest."""
+    return "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * value / max(values))] for value in values)
+
+
+def entropy_of_bytes(folder):
+    """What a loss comes to that knows how often each byte is there, and nothing of what is before it, in nats."""
+    counts = Counter(b"".join(path.read_bytes() for path in folder.rglob("*.py")))
+    total = counts.total()
+    return -sum(number / total * math.log(number / total) for number in counts.values())
+
+
+@pytest.fixture
+def learned(train, summary_of, tell, tmp_path):
+    """The last epoch of a strategy's run, after its curve has been told."""
+
+    def run(title, strategy, world_size, options):
+        train([strategy, *options, "--name=run", f"--runs-dir={tmp_path}"], world_size, ok=True)
+        epochs = summary_of(tmp_path / "run")["epochs"]
+        losses = [epoch["train_loss"] for epoch in epochs]
+        numbers = " ".join(f"{loss:.2f}" for loss in losses)
+        last = epochs[-1]
+        validation = f"validation: loss {last['valid_loss']:.2f}, accuracy {last['valid_accuracy']:.0%}"
+        tell(title, f"{strategy:<9} {world_size}  {curve(losses)}  {numbers}   {validation}")
+        assert losses == sorted(losses, reverse=True)
+        return last
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "batch_size"),
+    [("single", 1, 16), ("ddp", 2, 8), ("fsdp", 2, 8), ("tp", 2, 16), ("pipeline", 2, 16)],
+)
+def test_a_transformer_learns_the_sources_of_this_repository(learned, strategy, world_size, batch_size):
+    known = entropy_of_bytes(SOURCES)
+    title = f"a transformer on this repository's sources: loss by epoch (by bytes' frequencies alone {known:.2f})"
+    last = learned(title, strategy, world_size, [*GPT, f"--batch-size={batch_size}"])
+    assert last["valid_loss"] < 0.85 * known
+    assert last["train_loss"] < 0.85 * known
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("dp", 1), ("ddp", 2), ("fsdp", 2)])
+def test_a_classifier_learns_the_digits(learned, strategy, world_size):
+    title = "resnet18 on the digits: loss by epoch (by chance 2.30, accuracy 10%)"
+    last = learned(title, strategy, world_size, [*RESNET, f"--batch-size={32 // world_size}"])
+    assert last["valid_accuracy"] > 0.8
