@@ -1,7 +1,7 @@
 """The strategies that `train plan` weighs against each other, the simplest first. Without torch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from train import combinations
 from train.arguments import to_argv
@@ -29,7 +29,7 @@ class Candidate:
         if self.strategy == "pipeline":
             size = combinations.Pipelines.of(options, self.num_gpus).size
             parts = [f"pipeline {size}" + (f" x {self.num_gpus // size}" if self.num_gpus > size else "")]
-        parts += ["zero1"] if getattr(options, "zero1", False) else []
+        parts += ["zero1"] if options.zero1 else []
         parts += [] if options.activation_checkpoint == "none" else [options.activation_checkpoint]
         return ", ".join([*parts, *(["offload"] if options.cpu_offload else [])])
 
@@ -63,8 +63,7 @@ def kinds(options: Options, machines: Hardware) -> Iterator[list[Candidate]]:
         return
     yield [one("single", 1)]
     yield [one("ddp")]
-    if any(field.name == "zero1" for field in fields(Options)):
-        yield [one("ddp", zero1=True)]
+    yield [one("ddp", zero1=True)]
     for level in levels:
         yield [one("fsdp", activation_checkpoint=level)]
     yield [one("fsdp", activation_checkpoint=levels[-1], cpu_offload=True)]

@@ -44,6 +44,7 @@ class Subject:
         self.root = self.num_weights - sum(units)
         self.low = self.bf16 and not has_statistics(model)
         self.moment = bytes_of_moments(options)
+        self.average = 4 if options.ema is not None else 0  # bytes of a weight's moving average
         self.footprint = cache(self._footprint)
         self.stage = cache(self._stage)
 
@@ -152,7 +153,7 @@ def data_of(options: Options) -> tuple[int, int]:
 
 
 def bytes_of_moments(options: Options) -> float:
-    """Bytes that the optimizer, and a moving average, keep of each weight."""
+    """Bytes that the optimizer keeps of each weight."""
     with FakeTensorMode():
         model = nn.Linear(64, 64)
         steps = optimizer.build(options, model, fused=False)
@@ -164,5 +165,4 @@ def bytes_of_moments(options: Options) -> float:
             for value in state.values()
             if isinstance(value, Tensor) and value.shape == weight.shape
         )
-        average = 4 if options.ema is not None else 0
-        return held / count(model.parameters()) + average
+        return held / count(model.parameters())

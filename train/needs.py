@@ -27,6 +27,7 @@ class Need:
         activations: the most that a micro-batch holds, with logits, and weights cast for computing.
         working: gathered layers, gradients on their way, and buffers.
         allowance: for what can't be counted.
+        moments: of the optimizer, and the moving average.
         host: held in the memory of the host instead.
     """
 
@@ -64,11 +65,11 @@ def need(subject: Subject, strategy: str, options: Options, num_gpus: int) -> Ne
 def of_replica(subject: Subject, options: Options, num_gpus: int) -> Need:
     """A whole model on each GPU; reduced in place, since gradients are views of their buckets."""
     whole = WEIGHT * subject.num_weights
-    owners = num_gpus if getattr(options, "zero1", False) else 1
+    owners = num_gpus if options.zero1 else 1
     return Need(
         weights=whole,
         gradients=whole,
-        moments=subject.moment * subject.num_weights / owners,
+        moments=(subject.moment / owners + subject.average) * subject.num_weights,
         activations=subject.footprint(options.batch_size, options.activation_checkpoint, 1, False).peak,
     )
 
@@ -81,7 +82,8 @@ def of_shards(subject: Subject, strategy: str, options: Options, num_gpus: int) 
     low = subject.low and is_sharded
     # Norms are whole on each rank of a group.
     own = (subject.num_weights - subject.num_norms) / tensor + subject.num_norms
-    held = own / shards * (WEIGHT + WEIGHT + subject.moment)
+    kept = subject.moment + subject.average
+    held = own / shards * (WEIGHT + WEIGHT + kept)
     on_host = options.cpu_offload and strategy == "fsdp"
     working = 0.0
     if is_sharded:
@@ -89,7 +91,7 @@ def of_shards(subject: Subject, strategy: str, options: Options, num_gpus: int) 
     return Need(
         weights=0 if on_host else WEIGHT * own / shards,
         gradients=0 if on_host else WEIGHT * own / shards,
-        moments=0 if on_host else subject.moment * own / shards,
+        moments=0 if on_host else kept * own / shards,
         activations=subject.footprint(options.batch_size, options.activation_checkpoint, tensor, low).peak,
         working=working,
         host=held if on_host else 0,
@@ -158,7 +160,7 @@ def of_line(subject: Subject, options: Options, plan: Pipelines, place: int) -> 
     return Need(
         weights=WEIGHT * weights,
         gradients=WEIGHT * weights,
-        moments=subject.moment * weights,
+        moments=(subject.moment + subject.average) * weights,
         activations=activations,
         working=max(buffers, end - activations),
     )

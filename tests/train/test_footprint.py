@@ -45,6 +45,8 @@ def step(self, batches, sums):
         now += event.nbytes()
         found["peak"] = max(found["peak"], now)
     values = [value for state in self.trained.optimizer.state.values() for value in state.values()]
+    if self.trained.average is not None:
+        values += self.trained.average.state.values()
     found |= {"weights": size(weights), "moments": size(value for value in values if value.dim())}
     with open(os.environ["RESULTS"] + "/" + str(self.world.rank), "w") as file:
         json.dump(found, file)
@@ -60,6 +62,7 @@ Loop.step = step
         (["single", *TEXT, "--bf16"], 1),
         (["single", *IMAGES, "--model=resnet18", "--no-bf16"], 1),
         (["ddp", *IMAGES, "--model=resnet18", "--no-bf16", "--optimizer=adamw"], 2),
+        (["ddp", *TEXT, "--no-bf16", "--zero1", "--ema=0.99"], 2),
         (["fsdp", *TEXT, "--bf16"], 2),
         (["fsdp", *TEXT, "--no-bf16", "--accumulate=2"], 2),
         (["tp", *TEXT, "--no-bf16", "--activation-checkpoint=selective"], 2),
@@ -141,6 +144,14 @@ def test_computing_again_and_lower_precision_hold_less():
     full, selective, none = (subject.footprint(1, level, 1, True).peak for level in ("full", "selective", "none"))
     assert full < selective < none < subject.footprint(1, "none", 1, False).peak
     assert subject.footprint(1, "none", 8, False).kept < 0.5 * subject.footprint(1, "none", 1, False).kept
+
+
+def test_on_gpus_a_norm_keeps_its_input_and_nothing_else():
+    options = Options(model="gpt-1b", bf16=False).settled()
+    gpu, cpu = (Subject(options, is_gpu=is_gpu).stage(1, "none", 3, False, False).kept for is_gpu in (True, False))
+    # On CPUs the product of the input and its scale too, of each of the two norms of three layers.
+    of_norm = 4 * 4096 * 2048
+    assert cpu - gpu == 3 * 2 * of_norm
 
 
 def test_the_weights_of_the_8b():
