@@ -161,9 +161,8 @@ class Options:
         option(help="ddp: what gradients become on their way between ranks.", panel=STRATEGY),
     ] = "none"
     powersgd_rank: Annotated[
-        int,
-        option(help="ddp: columns of PowerSGD's matrices; fewer send less, and less exactly.", panel=STRATEGY, min=1),
-    ] = 1
+        int, option(help="ddp: columns of PowerSGD's matrices; fewer send less, and learn less.", panel=STRATEGY, min=1)
+    ] = 4
     powersgd_start: Annotated[
         int | None,
         option(help="ddp: steps before PowerSGD, by plain averages. Default: --warmup-steps.", panel=STRATEGY, min=0),

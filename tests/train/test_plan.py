@@ -79,7 +79,7 @@ def test_so_many_gpus_that_it_fits():
     if found.choice is not None:  # by offloading: what more GPUs would do is not asked then
         assert found.choice.candidate.options.cpu_offload
     planner = plan.planner_for(options, machines(2, 20))
-    number = plan.enough_gpus(planner, found.rows[2].candidate)
+    number = plan.enough_gpus(planner, next(row.candidate for row in found.rows if row.candidate.strategy == "fsdp"))
     assert number is not None
     assert number > 2
     assert any(
@@ -150,13 +150,15 @@ def test_bad_options_are_refused_before_torch_is_loaded(argv, words):
     assert all(word in ended.stderr for word in words)
 
 
-def typed(*argv):
-    """What the command `train plan` answers, on a machine without a GPU."""
-    command = [sys.executable, "-c", START, "plan", *argv]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+def answered(monkeypatch, capsys, *argv):
+    """The exit code of `train.plan` with `argv`, and what it prints."""
+    monkeypatch.setattr(sys, "argv", ["plan", *argv])
+    with pytest.raises(SystemExit) as ended:
+        plan.main()
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -165,23 +167,25 @@ def typed(*argv):
         (["--model=resnet18", "--activation-checkpoint=full"], "can't compute its activations again"),
     ],
 )
-def test_what_there_is_not(argv, words):
-    ended = typed(*argv, "--gpus=2", "--memory=80")
-    assert ended.returncode == 2
-    assert len(ended.stderr.splitlines()) == 3, ended.stderr
-    assert words in ended.stderr
+def test_what_there_is_not(monkeypatch, capsys, argv, words):
+    code, _, err = answered(monkeypatch, capsys, *argv, "--gpus=2", "--memory=80")
+    assert code == 2
+    assert len(err.splitlines()) == 3, err
+    assert words in err
 
 
-@pytest.mark.process
-def test_the_command_for_people_and_for_programs():
-    argv = ["--model=gpt-1b", "--gpus=4", "--memory=40", "--batch-size=1"]
-    ended = typed(*argv)
-    assert ended.returncode == 0, ended.stderr
-    lines = ended.stdout.splitlines()
+ASKED = ("--model=gpt-1b", "--gpus=4", "--memory=40", "--batch-size=1")
+
+
+def test_what_programs_read_is_what_people_read(monkeypatch, capsys):
+    code, out, _ = answered(monkeypatch, capsys, *ASKED)
+    lines = out.splitlines()
+    assert code == 0
     assert max(map(len, lines)) <= 100
-    assert "\x1b" not in ended.stdout
-    ended = typed(*argv, "--json")
-    found = json.loads(ended.stdout)
+    assert "\x1b" not in out
+    code, out, _ = answered(monkeypatch, capsys, *ASKED, "--json")
+    assert code == 0
+    found = json.loads(out)
     assert found["num_parameters"] == 1_498_482_688
     assert lines[-1].strip() == found["choice"]["command"]
     assert found["choice"]["fits"]
@@ -189,8 +193,15 @@ def test_the_command_for_people_and_for_programs():
     assert [line.split("│")[1].strip() for line in shown] == [row["name"] for row in found["strategies"]]
 
 
+def test_the_code_where_nothing_fits(monkeypatch, capsys):
+    code, out, err = answered(monkeypatch, capsys, "--model=resnet50", "--data=fake", "--gpus=2", "--memory=0.5")
+    assert (code, err) == (2, "")
+    assert "nothing fits into 0.5 GiB" in out
+
+
 @pytest.mark.process
-def test_the_command_where_nothing_fits():
-    ended = typed("--model=resnet50", "--data=fake", "--gpus=2", "--memory=0.5")
-    assert (ended.returncode, ended.stderr) == (2, "")
-    assert "nothing fits into 0.5 GiB" in ended.stdout
+def test_the_command():
+    command = [sys.executable, "-c", START, "plan", "--model=gpt-tiny", "--gpus=2", "--memory=4"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines()[-1] == "  train ddp --model=gpt-tiny --data=tokens:PATH"
