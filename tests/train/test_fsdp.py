@@ -1,45 +1,13 @@
-"""Weights cut over the ranks train as whole ones do, and their checkpoints load anywhere."""
+"""Weights cut over the ranks: what they cost, what is refused. That they train as whole ones do: test_matrix.py."""
 
 import pytest
 import torch
 
-from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained, vector
+from tests.train.comparing import DIGITS, STEPS, TEXT, trained, vector
 from train import checkpoint
-from train.combinations import check
+from train.combinations import check, check_replicas
 from train.errors import MusterError
 from train.options import Options
-
-CASES = {
-    "gpt": (TEXT, 4, {"4": (4, []), "2 x 2": (4, ["--replicate=2"]), "2, accumulate": (2, ["--accumulate=2"])}),
-    # Norms of all gradients are about 2 at the start: this cuts every step.
-    "gpt, cut gradients": ([*TEXT, "--clip-norm=0.05", "--optimizer=sgd", "--lr=1"], 2, {"2": (2, [])}),
-    "gpt, odd sizes": (TEXT, 3, {"3": (3, [])}),
-    "gpt, saving memory": (
-        TEXT,
-        2,
-        {
-            "offload": (2, ["--cpu-offload"]),
-            "selective": (2, ["--activation-checkpoint=selective"]),
-            "full": (2, ["--activation-checkpoint=full"]),
-        },
-    ),
-    "resnet18": ([*DIGITS, "--lr=0.05"], 4, {"2, accumulate": (2, ["--accumulate=2"])}),
-}
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("case", CASES)
-def test_three_steps_are_those_of_the_single_process(train, tmp_path, case):
-    options, num_parts, splits = CASES[case]
-    common = [*options, *STEPS]
-    single = trained(train, tmp_path, "single", 1, [*common, "--max-steps=3", f"--accumulate={num_parts}"], "single")
-    for number, (split, (world_size, more)) in enumerate(splits.items()):
-        state = trained(train, tmp_path, "fsdp", world_size, [*common, "--max-steps=3", *more], f"fsdp{number}")
-        differences = apart(single, state)
-        print(f"{case}, {split}: weights {differences[0]:.1e}, moments {differences[1]:.1e}")
-        assert max(differences) < LIMIT, split
-        loss, other = (each["progress"]["history"][-1]["train_loss"] for each in (single, state))
-        assert other == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.process
@@ -64,27 +32,18 @@ def test_bf16_trains_and_counts_each_token_once(train, summary_of, tmp_path):
 
 
 @pytest.mark.process
-def test_a_checkpoint_goes_on_in_any_world(train, tmp_path):
-    """4 ranks -> 2 -> 3, and ddp -> fsdp -> single, are one run that never stopped."""
-    common = [*TEXT, *STEPS, "--batch-size=1", "--keep-checkpoints=1"]
-    # The same 12 micro-batches a step in all worlds.
-    whole = trained(train, tmp_path, "single", 1, [*common, "--accumulate=12", "--max-steps=4"], "whole")
-    for step, (strategy, world_size) in enumerate([("ddp", 4), ("fsdp", 2), ("fsdp", 3), ("single", 1)], start=1):
-        argv = [*common, f"--accumulate={12 // world_size}", f"--max-steps={step}", *(["--resume"] if step > 1 else [])]
-        state = trained(train, tmp_path, strategy, world_size, argv, "moved")
-        assert (state["progress"]["step"], state["world_size"], state["strategy"]) == (step, world_size, strategy)
-    assert max(apart(whole, state)) < LIMIT
-
-
-@pytest.mark.process
-def test_going_on_in_the_same_world_is_exact(train, tmp_path):
-    common = [*TEXT, *STEPS, "--keep-checkpoints=2"]
-    whole = trained(train, tmp_path, "fsdp", 2, [*common, "--max-steps=4"], "whole")
-    trained(train, tmp_path, "fsdp", 2, [*common, "--max-steps=2"], "parts")
-    files = sorted(path.name for path in (tmp_path / "parts" / "checkpoints" / "step-00000002").iterdir())
+def test_each_rank_writes_its_part(train, tmp_path):
+    trained(train, tmp_path, "fsdp", 2, [*TEXT, *STEPS, "--max-steps=1"], "run")
+    files = sorted(path.name for path in checkpoint.saved(tmp_path / "run")[0].iterdir())
     assert files == ["index", "rank-00000", "rank-00001"]
-    parts = trained(train, tmp_path, "fsdp", 2, [*common, "--max-steps=4", "--resume"], "parts")
-    assert apart(whole, parts) == [0, 0]
+
+
+def test_groups_of_one_rank_are_refused():
+    with pytest.raises(MusterError, match="nothing to cut") as raised:
+        check_replicas(Options(replicate=4), 4)
+    assert "train ddp" in raised.value.fix
+    check_replicas(Options(replicate=2), 4)
+    check_replicas(Options(), 1)
 
 
 @pytest.mark.process

@@ -1,4 +1,6 @@
-"""Layers dealt out to the ranks of a line train as the whole model does, in every order and in lines side by side."""
+"""Layers dealt out to the ranks of a line: what test_matrix.py has no room for."""
+
+import re
 
 import pytest
 import torch
@@ -9,45 +11,19 @@ from train.combinations import Pipelines, check, check_pipeline
 from train.errors import MusterError
 from train.models import gpt
 from train.options import Options
+from train.stopwatch import Stopwatch
 
 SGD = ["--optimizer=sgd", "--lr=0.01", "--max-steps=3"]
-CUT = ["--optimizer=sgd", "--lr=1", "--max-steps=3", "--clip-norm=0.05"]
-
-
-@pytest.fixture(scope="module")
-def single(train, tmp_path_factory):
-    """The state of the single process over eight micro-batches of one sequence, with `options`."""
-    known = {}
-
-    def state(options):
-        if tuple(options) not in known:
-            argv = [*TEXT, *STEPS, *options, "--batch-size=1", "--accumulate=8"]
-            known[tuple(options)] = trained(train, tmp_path_factory.mktemp("single"), "single", 1, argv, "run")
-        return known[tuple(options)]
-
-    return state
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("world_size", "same", "more"),
-    [
-        (2, SGD, ["--batch-size=8", "--microbatches=8", "--schedule=gpipe"]),
-        (2, SGD, ["--batch-size=8", "--microbatches=8", "--schedule=interleaved"]),
-        (2, SGD, ["--batch-size=8", "--microbatches=8", "--schedule=zero-bubble"]),
-        (3, SGD, ["--batch-size=8", "--microbatches=8", "--activation-checkpoint=full"]),
-        (4, CUT, ["--batch-size=8", "--microbatches=8"]),
-        (4, CUT, ["--pipeline-parallel=2", "--batch-size=2", "--microbatches=2", "--accumulate=2"]),
-    ],
-)
-def test_three_steps_are_those_of_the_single_process(train, single, tmp_path, world_size, same, more):
-    state = trained(train, tmp_path, "pipeline", world_size, [*TEXT, *STEPS, *same, *more], "run")
-    differences = apart(single(same), state)
-    print(f"{world_size} ranks {more}: weights {differences[0]:.1e}, moments {differences[1]:.1e}")
-    assert max(differences) < LIMIT
-    for key in ("train_loss", "train_accuracy", "valid_loss", "valid_accuracy"):
-        results = [each["progress"]["history"][-1][key] for each in (single(same), state)]
-        assert results[1] == pytest.approx(results[0], rel=1e-5)
+def test_three_ranks(train, tmp_path):
+    common = [*TEXT, *STEPS, *SGD]
+    states = [
+        trained(train, tmp_path, "single", 1, [*common, "--batch-size=1", "--accumulate=6"], "single"),
+        trained(train, tmp_path, "pipeline", 3, [*common, "--batch-size=6", "--microbatches=6"], "pipeline"),
+    ]
+    assert max(apart(*states)) < LIMIT
 
 
 @pytest.mark.process
@@ -66,13 +42,25 @@ def test_one_part_is_the_naive_way(train, tmp_path):
 
 
 @pytest.mark.process
-def test_a_checkpoint_goes_from_a_line_to_other_strategies_and_back(train, single, tmp_path):
-    worlds = [("pipeline", 4, 8, 1), ("fsdp", 2, 1, 4), ("pipeline", 2, 8, 1)]
-    for step, (strategy, world_size, size, accumulate) in enumerate(worlds, start=1):
-        argv = [*TEXT, *STEPS, *SGD, f"--max-steps={step}", f"--batch-size={size}", f"--accumulate={accumulate}"]
-        argv += ["--microbatches=8"] if strategy == "pipeline" else []
-        state = trained(train, tmp_path, strategy, world_size, [*argv, *(["--resume"] if step > 1 else [])], "moved")
-    assert max(apart(single(SGD), state)) < LIMIT
+def test_the_wait_is_measured_and_told(train, summary_of, tmp_path):
+    argv = [*TEXT, *STEPS, "--max-steps=4", "--batch-size=4", "--name=run", f"--runs-dir={tmp_path}"]
+    [ended, *_] = train(["pipeline", *argv], 2, ok=True)
+    summary = summary_of(tmp_path / "run")
+    assert summary["ideal_bubble_share"] == 0.2
+    assert 0 < summary["bubble_share"] < 1
+    assert re.search(rf"waiting for stages +│ {summary['bubble_share']:.1%} of the time; 20.0% where", ended.out)
+
+
+def test_what_is_counted_is_what_ran_within():
+    watch = Stopwatch(torch.device("cpu"))
+    with watch.running():
+        sum(range(1000))
+    first = watch.read(wait=True)
+    with watch.running():
+        sum(range(1000))
+    assert watch.read(wait=True) > first > 0
+    watch.restart()
+    assert watch.read(wait=True) == 0
 
 
 @pytest.mark.process

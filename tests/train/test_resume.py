@@ -7,6 +7,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
+from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained
 from train import checkpoint
 from train.options import Options
 from train.resume import differences
@@ -43,8 +44,10 @@ def assert_same_bits(one, other):
     assert first["progress"]["step"] == second["progress"]["step"]
     for key, tensor in first["model"].items():
         assert torch.equal(tensor, second["model"][key]), key
-    for name, state in first["optimizer"]["state"].items():
-        assert torch.equal(state["momentum_buffer"], second["optimizer"]["state"][name]["momentum_buffer"])
+    for name, moments in first["optimizer"]["state"].items():
+        others = second["optimizer"]["state"][name]
+        assert moments.keys() == others.keys()
+        assert all(torch.equal(tensor, others[key]) for key, tensor in moments.items()), name
 
     def results(state):
         return [{**record, "seconds": 0} for record in state["progress"]["history"]]
@@ -72,6 +75,52 @@ def test_stopped_in_the_middle_of_an_epoch(train, common, straight, tmp_path):
     train([*argv, "--max-steps=6"], 2, ok=True)
     train([*argv, "--resume"], 2, ok=True)
     assert_same_bits(straight, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "options"),
+    [
+        ("single", 1, ["--accumulate=2"]),
+        ("ddp", 2, ["--accumulate=2"]),
+        ("fsdp", 2, ["--clip-norm=0.05"]),
+        ("fsdp", 4, ["--replicate=2", "--cpu-offload"]),
+        ("tp", 2, ["--accumulate=2"]),
+        ("tp", 4, ["--tensor-parallel=2", "--clip-norm=0.05"]),
+        ("pipeline", 2, ["--microbatches=4", "--schedule=interleaved"]),
+        ("pipeline", 4, ["--pipeline-parallel=2", "--microbatches=2", "--schedule=zero-bubble"]),
+    ],
+)
+def test_every_strategy_goes_on_in_the_middle_of_an_epoch(train, tmp_path, strategy, world_size, options):
+    common = [*TEXT, *STEPS, *options]
+    trained(train, tmp_path, strategy, world_size, [*common, "--max-steps=4"], "whole")
+    before = trained(train, tmp_path, strategy, world_size, [*common, "--max-steps=2"], "parts")
+    assert before["progress"]["sample"] > 0
+    trained(train, tmp_path, strategy, world_size, [*common, "--max-steps=4", "--resume"], "parts")
+    assert_same_bits(tmp_path / "whole", tmp_path / "parts")
+
+
+MOVES = [
+    ("ddp", 4, ["--accumulate=3"]),
+    ("fsdp", 2, ["--accumulate=6"]),
+    ("fsdp", 3, ["--accumulate=4"]),
+    ("tp", 4, ["--tensor-parallel=2", "--accumulate=6"]),
+    ("pipeline", 2, ["--batch-size=12", "--microbatches=12"]),
+    ("single", 1, ["--accumulate=12"]),
+]
+
+
+@pytest.mark.parametrize("recipe", [["--optimizer=sgd", "--lr=0.1"], ["--optimizer=adamw", "--deterministic"]], ids=str)
+def test_a_run_moves_from_world_to_world_and_from_strategy_to_strategy(train, tmp_path, recipe):
+    """4 ranks, 2, 3, 4, 2 and 1, a step under each strategy: the run of a single process that never stopped."""
+    common = [*TEXT, *STEPS, *recipe, "--batch-size=1", "--keep-checkpoints=1"]
+    whole = trained(train, tmp_path, "single", 1, [*common, *MOVES[-1][2], f"--max-steps={len(MOVES)}"], "whole")
+    for step, (strategy, world_size, options) in enumerate(MOVES, start=1):
+        argv = [*common, *options, f"--max-steps={step}", *(["--resume"] if step > 1 else [])]
+        state = trained(train, tmp_path, strategy, world_size, argv, "moved")
+        assert (state["progress"]["step"], state["world_size"], state["strategy"]) == (step, world_size, strategy)
+    differences = apart(whole, state)
+    print(f"{recipe}: weights {differences[0]:.1e}, moments {differences[1]:.1e}")
+    assert max(differences) < LIMIT
 
 
 def test_a_complete_run_says_so(train, common, straight):
