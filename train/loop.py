@@ -14,6 +14,7 @@ from torch import nn
 from train.data.loader import Batches
 from train.display import Display
 from train.errors import FAILED, MusterError
+from train.faults import SharedFault
 from train.metrics import Readout, StepTimes, Sums
 from train.mixup import mix
 from train.optimizer import lr_at, set_lr
@@ -157,12 +158,12 @@ class Loop:
             progress.epoch, progress.sample = progress.epoch + 1, 0
 
     def refuse(self, loss: float, sums: Sums) -> None:
-        """Raises MusterError, on all ranks, with the step and the rank where the loss was the first to be no number."""
+        """Raises SharedFault, on all ranks, with the step and the rank where the loss was the first to be no number."""
         self.gradients.settle(self.trained.optimizer)  # which may know a nearer reason, and raises it
         bad = [(first, rank) for rank, first in enumerate(self.world.gather(int(sums.first_bad))) if first >= 0]
         first, rank = min(bad, default=(sums.num_batches - 1, 0))
         step = self.progress.step - (sums.num_batches - 1 - first) // self.options.accumulate
-        raise MusterError(
+        raise SharedFault(
             f"the training loss is {loss} from step {step} on, where rank {rank} was the first",
             seen=f"epoch {self.progress.epoch + 1}, at step {self.progress.step}, --lr={self.options.lr} "
             f"--warmup-steps={self.options.warmup_steps}",
@@ -174,7 +175,7 @@ class Loop:
         """Shows and logs the loss of all ranks in the epoch up to a step.
 
         Raises:
-            MusterError: on all ranks, where it is no number.
+            SharedFault: on all ranks, where it is no number.
         """
         if look is None:
             return

@@ -51,9 +51,8 @@ def probe(name: str, arguments: dict[str, object], num_classes: int, image_size:
     if name in ("googlenet", "inception_v3"):
         quick["init_weights"] = False
     try:
-        with torch.device("meta"):
-            model = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **quick)
-            model(torch.empty(min(batch_size, 2), 3, image_size, image_size))
+        model = hollow(name, num_classes, quick)
+        model(torch.empty(min(batch_size, 2), 3, image_size, image_size, device="meta"))
     except (RuntimeError, ValueError, AssertionError) as error:
         single = batch_size == 1 and "more than 1 value per channel" in str(error)
         size = 299 if name == "inception_v3" else 224
@@ -62,3 +61,13 @@ def probe(name: str, arguments: dict[str, object], num_classes: int, image_size:
             seen=f"--image-size={image_size} --batch-size={batch_size}",
             fix="--batch-size=2 or more" if single else f"--image-size={size}, or another model",
         ) from error
+
+
+def hollow(name: str, num_classes: int, arguments: dict[str, object]) -> nn.Module:
+    """The model without content."""
+    try:
+        with torch.device("meta"):
+            return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **arguments)
+    except NotImplementedError:
+        # The builders of regnet_... calculate widths by tensors, which must have content.
+        return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **arguments).to("meta")

@@ -16,7 +16,6 @@ from train.models import gpt, place
 from train.options import Options
 from train.precision import Precision
 from train.stages import StagedGradients
-from train.strategies import single
 from train.world import World
 
 
@@ -27,8 +26,6 @@ def check(world: World, options: Options) -> None:
 
 def share(world: World, options: Options) -> World:
     """The same data for the ranks of a pipeline, of which the last knows the loss."""
-    if world.backend is None:
-        return world
     group, place = divmod(world.rank, size := Pipelines.of(options, world.world_size).size)
     return replace(world, share=(group, world.world_size // size), counts=place == size - 1)
 
@@ -44,8 +41,6 @@ def notes(world: World, options: Options) -> list[str]:
 
 def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
     """The layers of `model` that are this rank's, and its ends where they are; all of it, in a world of one."""
-    if world.backend is None:
-        return single.wrap(model, world, options, precision)
     assert isinstance(model, gpt.GPT)
     plan = Pipelines.of(options, world.world_size)
     gpt.keep(model, [gpt.stage_of(model.shape, number, plan.num_stages) for number in plan.stages_of(world.rank)])
@@ -54,8 +49,6 @@ def wrap(model: nn.Module, world: World, options: Options, precision: Precision)
 
 def gradients(model: nn.Module, world: World, options: Options) -> Gradients:
     """Computed stage by stage, and averaged over the pipelines."""
-    if world.backend is None:
-        return single.gradients(model, world, options)
     return StagedGradients(model, world, options)
 
 

@@ -25,7 +25,7 @@ from train.models import gpt, place
 from train.options import Options
 from train.precision import Precision
 from train.shards import home_of
-from train.strategies import fsdp, single
+from train.strategies import fsdp
 from train.world import World, open_mesh
 
 SEQUENCE = Shard(1)
@@ -39,16 +39,12 @@ def check(world: World, options: Options) -> None:
 
 def share(world: World, options: Options) -> World:
     """The same data for the ranks of a group, of which the first counts."""
-    if world.backend is None:
-        return world
     group, place = divmod(world.rank, size := tensor_parallel_of(options, world.world_size))
     return replace(world, share=(group, world.world_size // size), counts=place == 0)
 
 
 def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
     """`model` with its layers cut over the ranks of a group, and sharded over the groups."""
-    if world.backend is None:
-        return single.wrap(model, world, options, precision)
     mesh = open_mesh(world, data=world.num_shares, tensor=world.world_size // world.num_shares)
     cut(model, mesh["tensor"])
     if world.num_shares > 1:
@@ -85,7 +81,7 @@ def cut(model: nn.Module, group: object) -> None:
 
 def gradients(model: nn.Module, world: World, options: Options) -> Gradients:
     """Averaged over the groups as by fsdp; of one group, added up there."""
-    if world.backend is None or world.num_shares > 1:
+    if world.num_shares > 1:
         return fsdp.gradients(model, world, options)
     if world.device.type == "cpu":
         return ExactGroupGradients(model, options.accumulate)
