@@ -27,7 +27,7 @@ def build(options: Options, num_classes: int, image_size: int) -> nn.Module:
         )
     arguments = arguments_for(name, image_size)
     probe(name, arguments, num_classes, image_size, options.batch_size)
-    return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **arguments)
+    return construct(name, num_classes, arguments)
 
 
 def arguments_for(name: str, image_size: int) -> dict[str, object]:
@@ -51,8 +51,9 @@ def probe(name: str, arguments: dict[str, object], num_classes: int, image_size:
     if name in ("googlenet", "inception_v3"):
         quick["init_weights"] = False
     try:
-        model = hollow(name, num_classes, quick)
-        model(torch.empty(min(batch_size, 2), 3, image_size, image_size, device="meta"))
+        with torch.device("meta"):
+            model = construct(name, num_classes, quick)
+            model(torch.empty(min(batch_size, 2), 3, image_size, image_size))
     except (RuntimeError, ValueError, AssertionError) as error:
         single = batch_size == 1 and "more than 1 value per channel" in str(error)
         size = 299 if name == "inception_v3" else 224
@@ -63,11 +64,11 @@ def probe(name: str, arguments: dict[str, object], num_classes: int, image_size:
         ) from error
 
 
-def hollow(name: str, num_classes: int, arguments: dict[str, object]) -> nn.Module:
-    """The model without content."""
+def construct(name: str, num_classes: int, arguments: dict[str, object]) -> nn.Module:
+    """The model, on the device of the context; on the meta device without content."""
     try:
-        with torch.device("meta"):
-            return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **arguments)
+        return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **arguments)
     except NotImplementedError:
         # The builders of regnet_... calculate widths by tensors, which must have content.
-        return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **arguments).to("meta")
+        with torch.device("cpu"):
+            return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **arguments).to("meta")
