@@ -22,8 +22,8 @@ from train.arguments import command, normalise, to_argv
 from train.combinations import WHICH
 from train.combinations import check as check_combination
 from train.errors import MusterError, one_line
-from train.hardware import Hardware
 from train.options import IN_ONE_PROCESS, STRATEGIES, Options
+from train.plan.hardware import Hardware
 
 
 # torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.

@@ -33,7 +33,7 @@ def test_the_trainer_knows_nothing_of_the_entrypoint() -> None:
 
 
 def test_the_entrypoint_knows_of_the_trainer_only_its_options_and_errors() -> None:
-    allowed = re.compile(r"train\.(arguments|options|errors|combinations|hardware)(\.\w+)?")
+    allowed = re.compile(r"train\.(arguments|options|errors|combinations|plan.hardware)(\.\w+)?")
     for path in sources("entrypoint"):
         of_train = {name for name in imported(path) if name.split(".")[0] == "train"}
         assert not {name for name in of_train if not allowed.fullmatch(name)}, path
@@ -50,7 +50,7 @@ def test_torch_is_loaded_only_by_what_is_execd_and_nothing_loads_that() -> None:
             assert not imported(path) & {f"entrypoint.{name}" for name in execd}, path
 
 
-@pytest.mark.parametrize("name", ["arguments.py", "options.py", "errors.py", "combinations.py", "hardware.py"])
+@pytest.mark.parametrize("name", ["arguments.py", "options.py", "errors.py", "combinations.py", "plan/hardware.py"])
 def test_what_the_entrypoint_reads_of_the_trainer_is_without_torch(name: str) -> None:
     assert not {module for module in imported(ROOT / "train" / name) if module.split(".")[0] in ("torch", "numpy")}
 

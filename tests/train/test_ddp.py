@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained, vector
-from train import checkpoint, models, replicas
+from train import checkpoint, models
 from train.combinations import check
 from train.errors import MusterError
 from train.options import Options
+from train.parallel import replicas
 from train.resume import differences
 from train.world import World
 
@@ -91,7 +92,8 @@ def test_switches_change_nothing_that_is_learnt(train, single, tmp_path, switch)
 
 @pytest.mark.process
 def test_gradients_too_large_for_fp16_are_told(train, tmp_path):
-    steep = "from train import gradients, loop\nloss_of = gradients.loss_of\nloop.LOOK_STEPS = 1\n"
+    steep = "from train import loop; from train.parallel import gradients\n"
+    steep += "loss_of = gradients.loss_of\nloop.LOOK_STEPS = 1\n"
     steep += "gradients.loss_of = lambda *given: 1e7 * loss_of(*given)"
     argv = ["ddp", *TEXT, *STEPS, "--optimizer=sgd", "--lr=1e-9", "--max-steps=4", f"--runs-dir={tmp_path}"]
     ended = train([*argv, "--comm-hook=fp16", "--name=fp16"], 2, before=steep)

@@ -182,7 +182,7 @@ def test_a_loss_that_is_no_number_is_told_with_its_step_and_rank(train, small, t
     argv[argv.index("--image-size=16")] = "--image-size=32"
     # The loss of one rank, at one of its steps of the second epoch: 44 steps an epoch, and two micro-batches a step.
     broken = (
-        "import os, torch, train.gradients as g\n"
+        "import os, torch, train.parallel.gradients as g\n"
         "count, plain = [0], g.loss_of\n"
         "def loss_of(outputs, targets, smoothing=0.0):\n"
         "    count[0] += torch.is_grad_enabled()\n"

@@ -9,11 +9,11 @@ from torch.utils._pytree import tree_leaves
 from train import models
 from train.arguments import parse
 from train.combinations import Pipelines
-from train.footprint import extend, key_of
-from train.memory import Subject
 from train.models import gpt, loss_of, place
-from train.needs import in_flight, need
 from train.options import Options
+from train.plan.footprint import extend, key_of
+from train.plan.memory import Subject
+from train.plan.needs import in_flight, need
 
 TEXT = ["--model=gpt-tiny", "--data=synthetic", "--num-samples=64", "--max-steps=2", "--batch-size=8"]
 IMAGES = ["--data=synthetic", "--image-size=64", "--num-classes=10", "--num-samples=256", "--max-steps=2"]

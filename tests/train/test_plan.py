@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from train import combinations, plan, plan_table
+from train import combinations
 from train.arguments import parse
-from train.candidates import kinds
 from train.errors import MusterError
-from train.hardware import Hardware
 from train.options import Options
-from train.plan import GIB, here, make
+from train.plan import __main__ as program
+from train.plan import planner, table
+from train.plan.candidates import kinds
+from train.plan.hardware import Hardware
+from train.plan.planner import GIB, here, make
 
 ROOT = Path(__file__).parents[2]
 START = "import sys; sys.argv[0] = 'train'; from entrypoint.cli import train; train()"
@@ -64,7 +66,7 @@ def test_where_nothing_fits_it_says_what_to_turn(of_8b):
     assert found.choice is None
     assert found.nearest is not None
     assert found.nearest.need.total > 12 * GIB
-    said = "\n".join(plan_table.verdict(found))
+    said = "\n".join(table.verdict(found))
     assert "nothing fits into 12 GiB; the nearest, fsdp, full, offload with --batch-size=1" in said
     assert f"it fits with --seq-len={found.seq_len}" in said
     shorter = Options(model="gpt-8b", batch_size=1, seq_len=found.seq_len)
@@ -78,8 +80,8 @@ def test_so_many_gpus_that_it_fits():
     found = make(options, machines(2, 20))
     if found.choice is not None:  # by offloading: what more GPUs would do is not asked then
         assert found.choice.candidate.options.cpu_offload
-    planner = plan.planner_for(options, machines(2, 20))
-    number = plan.enough_gpus(planner, next(row.candidate for row in found.rows if row.candidate.strategy == "fsdp"))
+    asked = planner.planner_for(options, machines(2, 20))
+    number = planner.enough_gpus(asked, next(row.candidate for row in found.rows if row.candidate.strategy == "fsdp"))
     assert number is not None
     assert number > 2
     assert any(
@@ -94,7 +96,7 @@ def test_smaller_micro_batches_and_the_same_global_batch():
     assert found.choice.candidate.strategy == "ddp"
     assert options.batch_size < 64
     assert options.batch_size * options.accumulate == 64
-    assert plan_table.verdict(found)[0] == "nothing fits with --batch-size=64"
+    assert table.verdict(found)[0] == "nothing fits with --batch-size=64"
 
 
 @pytest.mark.parametrize("gpus", [1, 3, 8])
@@ -154,7 +156,7 @@ def answered(monkeypatch, capsys, *argv):
     """The exit code of `train.plan` with `argv`, and what it prints."""
     monkeypatch.setattr(sys, "argv", ["plan", *argv])
     with pytest.raises(SystemExit) as ended:
-        plan.main()
+        program.main()
     said = capsys.readouterr()
     return ended.value.code, said.out, said.err
 

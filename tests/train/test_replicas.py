@@ -7,7 +7,8 @@ import torch
 
 from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained, vector
 from tests.train.test_ddp import PARTS, SPY, sent
-from train import checkpoint, zero
+from train import checkpoint
+from train.parallel import zero
 from train.world import World
 
 # Each rank says how many bytes of moments it keeps when a checkpoint is saved.
@@ -78,7 +79,7 @@ def test_dealing_keeps_the_groups_of_an_optimizer():
 # Each rank says, before each step, whether its weights are those of rank 0.
 COMPARE = """
 import torch, torch.distributed as dist
-from train.local_sgd import LocalGradients
+from train.parallel.local_sgd import LocalGradients
 begin = LocalGradients.begin
 def compared(self, optimizer, step):
     begin(self, optimizer, step)

@@ -12,8 +12,8 @@ from typing import Protocol, cast
 from torch import nn
 from torch.optim import Optimizer
 
-from train.gradients import Gradients
 from train.options import IN_ONE_PROCESS, Options
+from train.parallel.gradients import Gradients
 from train.precision import Precision
 from train.world import World
 

@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from train import replicas
-from train.gradients import Gradients
 from train.models import place
 from train.options import Options
+from train.parallel import replicas
+from train.parallel.gradients import Gradients
 from train.precision import Precision
 from train.world import World
 

@@ -7,10 +7,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from train import shards
-from train.gradients import Gradients
 from train.models import place, units_of
 from train.options import Options
+from train.parallel import shards
+from train.parallel.gradients import Gradients
 from train.precision import Precision
 from train.world import World, open_mesh
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from train.combinations import Pipelines, check_pipeline
-from train.gradients import Gradients
 from train.models import gpt, place
 from train.options import Options
+from train.parallel.gradients import Gradients
+from train.parallel.stages import StagedGradients
 from train.precision import Precision
-from train.stages import StagedGradients
 from train.world import World
 
 

@@ -6,9 +6,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from train.errors import MusterError
-from train.gradients import ExactGradients, Gradients, are_exact
 from train.models import place
 from train.options import Options
+from train.parallel.gradients import ExactGradients, Gradients, are_exact
 from train.precision import Precision
 from train.world import World
 

@@ -20,11 +20,11 @@ from torch.distributed.tensor.parallel import (
 )
 
 from train.combinations import check_tensor_parallel, tensor_parallel_of
-from train.gradients import ExactGradients, Gradients
 from train.models import gpt, place
 from train.options import Options
+from train.parallel.gradients import ExactGradients, Gradients
+from train.parallel.shards import home_of
 from train.precision import Precision
-from train.shards import home_of
 from train.strategies import fsdp
 from train.world import World, open_mesh
 

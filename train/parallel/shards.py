@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 
 from train.combinations import check_replicas
-from train.gradients import Gradients, SummedGradients
 from train.models import place
 from train.options import Options
+from train.parallel.gradients import Gradients, SummedGradients
 from train.precision import Precision
 from train.world import World
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from train.gradients import Gradients, ReducedGradients
-from train.hooks import HookedGradients
 from train.options import Options
+from train.parallel.gradients import Gradients, ReducedGradients
+from train.parallel.hooks import HookedGradients
 from train.world import World
 
 MOST = 2**24

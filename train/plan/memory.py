@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from train import models, optimizer
-from train.footprint import Footprint, extend, group_of, kernels_of, measure
 from train.models import gpt, images, loss_of, units_of
 from train.options import Options
+from train.parallel.shards import has_statistics
+from train.plan.footprint import Footprint, extend, group_of, kernels_of, measure
 from train.precision import has_bf16
-from train.shards import has_statistics
 from train.strategies import tp
 
 

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from train.errors import FAILED
 from train.faults import SharedFault
-from train.gradients import Gradients
 from train.options import Options
+from train.parallel.gradients import Gradients
 from train.world import World
 
 FIRST_STEPS = 2

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from train import combinations
 from train.arguments import to_argv
-from train.hardware import Hardware
 from train.options import Options
+from train.plan.hardware import Hardware
 
 RECOMPUTE = ("none", "selective", "full")
 

@@ -18,10 +18,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from train.combinations import Pipelines
 from train.errors import MusterError
-from train.gradients import Gradients
 from train.metrics import Sums
 from train.models import gpt, logits_of, loss_of
 from train.options import Options
+from train.parallel.gradients import Gradients
 from train.stopwatch import Stopwatch
 from train.world import World, open_mesh
 

@@ -1,26 +1,21 @@
-"""`python -m train.plan`: what each strategy would hold on a GPU, and the simplest that fits.
+"""The simplest strategy that fits, and what to turn where none does.
 
-Nothing is trained, and no GPU is needed: the model computes on tensors without content (train/memory.py), and what the
-strategies divide is divided by formulas (train/needs.py).
+Nothing is trained, and no GPU is needed: the model computes on tensors without content (memory.py), and what the
+strategies divide is divided by formulas (needs.py).
 """
 
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import typer
-
 from train import combinations
-from train.arguments import command
-from train.candidates import Candidate, kinds
-from train.errors import USER_MUST_CHANGE, MusterError
-from train.hardware import Hardware
+from train.errors import MusterError
 from train.options import Options
+from train.plan.candidates import Candidate, kinds
+from train.plan.hardware import Hardware
 
 if TYPE_CHECKING:
-    from train.memory import Subject
-    from train.needs import Need
+    from train.plan.memory import Subject
+    from train.plan.needs import Need
 
 MOST_GPUS = 4096
 SHORTEST = 128
@@ -93,7 +88,7 @@ class Planner:
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """What `candidate` needs."""
-        from train.needs import need
+        from train.plan.needs import need
 
         return Estimate(candidate, need(self.subject, candidate.strategy, candidate.options, candidate.num_gpus))
 
@@ -169,7 +164,7 @@ def make(options: Options, machines: Hardware) -> Plan:
 
 def planner_for(options: Options, machines: Hardware) -> Planner:
     """A planner of what `options` name."""
-    from train.memory import Subject
+    from train.plan.memory import Subject
 
     subject = Subject(options.settled(), is_gpu=options.device != "cpu")
     return Planner(subject, (machines.memory or 0) * GIB)
@@ -218,44 +213,3 @@ def here(machines: Hardware) -> Hardware:
         memory = round(torch.cuda.get_device_properties(0).total_memory / GIB, 1)
     num_gpus = num_gpus or torch.cuda.device_count()
     return replace(machines, gpus=num_gpus, memory=memory, gpus_per_node=machines.gpus_per_node or min(num_gpus, 8))
-
-
-def read(argv: Sequence[str]) -> tuple[Hardware, Options]:
-    """What `argv` asks for.
-
-    Raises:
-        MusterError: an option or value that does not exist.
-        SystemExit: with code 0, after --help.
-    """
-    parsed: list[tuple[Hardware, Options]] = []
-    app = typer.Typer(add_completion=False)
-
-    def chosen(machines: Hardware, options: Options) -> None:
-        parsed.append((machines, options))
-
-    app.command()(command(chosen, Hardware, Options))
-    try:
-        typer.main.get_command(app).main(args=list(argv), prog_name="train plan", standalone_mode=False)
-    except typer.TyperException as error:
-        seen = " ".join(["train plan", *argv])
-        raise MusterError(error.format_message(), seen=seen, fix="train plan --help lists what there is") from None
-    if not parsed:
-        raise SystemExit(0)  # --help has said what it had to say
-    return parsed[0]
-
-
-def main() -> None:
-    try:
-        machines, options = read(sys.argv[1:])
-        plan = make(options, here(machines))
-    except MusterError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.code)
-    from train import plan_table
-
-    print(plan_table.as_json(plan)) if machines.json else plan_table.show(plan)
-    sys.exit(0 if plan.choice is not None else USER_MUST_CHANGE)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,12 +10,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from train import zero
 from train.errors import MusterError
-from train.gradients import Gradients, ReducedGradients, are_exact
-from train.hooks import HalfGradients, HookedGradients, PowerGradients
-from train.local_sgd import LocalGradients
 from train.options import Options
+from train.parallel import zero
+from train.parallel.gradients import Gradients, ReducedGradients, are_exact
+from train.parallel.hooks import HalfGradients, HookedGradients, PowerGradients
+from train.parallel.local_sgd import LocalGradients
 from train.world import World
 
 OF_MANY = ("comm_hook", "zero1", "local_sgd", "sync_bn")

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 
 from train.combinations import Pipelines, tensor_parallel_of
-from train.memory import Subject
 from train.models import gpt
 from train.options import Options
+from train.plan.memory import Subject
 
 GIB = 2**30
 
