@@ -71,6 +71,7 @@ def cases(num_ranks: int) -> list[Case]:
     own = split(num_ranks)
     found = [
         Case("ddp", num_ranks, own),
+        Case("ddp", num_ranks, (*own, "--zero1")),
         Case("fsdp", num_ranks, own),
         Case("fsdp", num_ranks, (*own, "--cpu-offload")),
         Case("fsdp", num_ranks, (*own, "--activation-checkpoint=full")),

@@ -53,6 +53,8 @@ LINE, LINES = "--batch-size=4 --microbatches=4", "--pipeline-parallel=2 --batch-
 ROWS = [
     Row("ddp", 2, accumulate=2, recipes=CUT, images=("sgd",)),
     Row("ddp", 4, recipes=CUT, images=BOTH),
+    Row("ddp", 2, "--zero1", accumulate=2, recipes=CUT),
+    Row("ddp", 4, "--zero1", images=("sgd",)),
     Row("fsdp", 2, accumulate=2, recipes=CUT, images=("sgd",)),
     Row("fsdp", 4, recipes=CUT, images=BOTH),
     Row("fsdp", 4, "--replicate=2", recipes=CUT, images=("sgd",)),
