@@ -52,8 +52,8 @@ test-image: $(DEV)
 	@$(BIN)/pytest tests/image
 
 .PHONY: test-cuda12
-test-cuda12: $(CUDA12_DEV) ## The unit and process levels with the last torch for CUDA 12
-	@$(CUDA12)/bin/pytest tests/entrypoint tests/train
+test-cuda12: $(CUDA12_DEV) ## The unit and process levels with the last torch for CUDA 12, but for the longest tests
+	@$(CUDA12)/bin/pytest tests/entrypoint tests/train -m "not once"
 
 .PHONY: check
 check: $(DEV) packages ## Static checks: style, types, shell scripts, the Containerfile

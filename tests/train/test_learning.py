@@ -10,7 +10,7 @@ import pytest
 
 from tests.train.comparing import ROOT
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.once]
 
 SOURCES = ROOT / "train" / "strategies"
 GPT = [
