@@ -96,7 +96,7 @@ def test_smaller_micro_batches_and_the_same_global_batch():
     assert found.choice.candidate.strategy == "ddp"
     assert options.batch_size < 64
     assert options.batch_size * options.accumulate == 64
-    assert table.verdict(found)[0] == "nothing fits with --batch-size=64"
+    assert table.verdict(found)[0] == "on the GPUs alone nothing fits with --batch-size=64"
 
 
 @pytest.mark.parametrize("gpus", [1, 3, 8])

@@ -4,7 +4,9 @@ Nothing is trained, and no GPU is needed: the model computes on tensors without 
 strategies divide is divided by formulas (needs.py).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from train import combinations
@@ -102,23 +104,24 @@ class Planner:
             return last
         return next(one for candidate in possible if (one := self.estimate(candidate)).fits(self.memory))
 
-    def smaller(self, candidate: Candidate) -> Estimate | None:
-        """`candidate` with the largest micro-batch, a half or a quarter or so on, that fits, and more of them.
+    def smaller(self, candidate: Candidate, *, keeps: bool) -> Estimate | None:
+        """`candidate` with the largest micro-batch, a half or a quarter or so on, that fits; None where none does.
 
-        Where that takes too much, since gradients have to be kept, it is one micro-batch, and a smaller global batch.
+        Args:
+            keeps: with as many more of them, so that the global batch stays; or with one, where that takes too much,
+                since gradients have to be kept.
         """
         options = candidate.options
         sizes = [options.batch_size // 2**power for power in range(1, 12) if options.batch_size % 2**power == 0]
-        for keeps in (True, False):
-            tried = [
-                candidate.with_batch(size, options.accumulate * options.batch_size // size if keeps else 1)
-                for size in sizes
-                if size >= self.smallest
-            ]
-            tried = [one for one in tried if self.refusal(one) is None]
-            if tried and self.estimate(tried[-1]).fits(self.memory):
-                return next(estimate for one in tried if (estimate := self.estimate(one)).fits(self.memory))
-        return None
+        tried = [
+            candidate.with_batch(size, options.accumulate * options.batch_size // size if keeps else 1)
+            for size in sizes
+            if size >= self.smallest
+        ]
+        tried = [one for one in tried if self.refusal(one) is None]
+        if not tried or not self.estimate(tried[-1]).fits(self.memory):
+            return None
+        return next(estimate for one in tried if (estimate := self.estimate(one)).fits(self.memory))
 
     def least(self, candidate: Candidate) -> Estimate:
         """`candidate` with the smallest micro-batch, or as it is where it can't be smaller."""
@@ -145,9 +148,7 @@ def make(options: Options, machines: Hardware) -> Plan:
         assert refusal is not None
         raise refusal
     on_all = [row for row in rows if row.candidate.num_gpus == machines.gpus]
-    choice = next((row for row in on_all if row.fits(planner.memory)), None)
-    if choice is None:
-        choice = next((less for row in on_all if (less := planner.smaller(row.candidate)) is not None), None)
+    choice = choose(planner, on_all)
     if choice is not None:
         return Plan(subject=planner.subject, machines=machines, rows=rows, choice=choice)
     nearest = min((planner.least(row.candidate) for row in on_all), key=lambda estimate: estimate.need.total)
@@ -160,6 +161,24 @@ def make(options: Options, machines: Hardware) -> Plan:
         more_gpus=enough_gpus(planner, nearest.candidate),
         seq_len=short_enough(planner, nearest.candidate, machines),
     )
+
+
+def choose(planner: Planner, rows: list[Estimate]) -> Estimate | None:
+    """The simplest of `rows` that fits, with smaller micro-batches if need be; None where none does.
+
+    Smaller micro-batches come before the host's memory, which is far slower, and that before a smaller global batch,
+    which trains something else.
+    """
+    fitting = [row for row in rows if row.fits(planner.memory)]
+    on_gpu = [row for row in rows if not row.candidate.options.cpu_offload]
+    if fitting and fitting[0] in on_gpu:
+        return fitting[0]
+
+    def less(some: list[Estimate], *, keeps: bool) -> Iterator[Estimate]:
+        return (one for row in some if (one := planner.smaller(row.candidate, keeps=keeps)) is not None)
+
+    ways = (less(on_gpu, keeps=True), iter(fitting), less(rows, keeps=True), less(rows, keeps=False))
+    return next(chain.from_iterable(ways), None)
 
 
 def planner_for(options: Options, machines: Hardware) -> Planner:

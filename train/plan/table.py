@@ -91,7 +91,7 @@ def verdict(plan: Plan) -> list[str]:
     ]
     if options.batch_size < asked.batch_size:
         same = options.batch_size * options.accumulate == asked.batch_size * asked.accumulate
-        lines.insert(0, f"nothing fits with --batch-size={asked.batch_size}")
+        lines.insert(0, f"on the GPUs alone nothing fits with --batch-size={asked.batch_size}")
         lines[1] += f", with --batch-size={options.batch_size}" + ("" if same else ", so the global batch is smaller")
     if choice.need.host:
         per_node = choice.need.host * (plan.machines.gpus_per_node or 1)
