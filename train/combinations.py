@@ -236,12 +236,12 @@ def check_pipeline(options: Options, world_size: int, num_layers: int) -> None:
     seen = f"--batch-size={options.batch_size} --microbatches={plan.num_parts}, lines of {plan.size} ranks"
 
     def works(number: int) -> bool:
-        in_turn = number >= plan.size if options.schedule == "1f1b" else True
+        in_turn = number == 1 or number >= plan.size if options.schedule == "1f1b" else True
         in_rounds = number % max(1, number // plan.size) == 0 if plan.stages_each > 1 else True
         return options.batch_size % number == 0 and in_turn and in_rounds
 
     if not works(plan.num_parts):
-        fits = [number for number in range(1, options.batch_size + 1) if works(number)]
+        fits = [number for number in range(2, options.batch_size + 1) if works(number)]
         nearest = min(fits, key=lambda number: abs(number - plan.num_parts), default=None)
         raise MusterError(
             f"a batch of {options.batch_size} can't pass in {plan.num_parts} parts by the schedule {options.schedule}",

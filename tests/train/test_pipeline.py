@@ -30,13 +30,13 @@ def test_three_ranks(train, tmp_path):
 def test_one_part_is_the_naive_way(train, tmp_path):
     common = [*TEXT, *STEPS, *SGD]
     if torch.__version__ < "2.11":
-        ended = train(["pipeline", *common, "--microbatches=1", "--schedule=gpipe", f"--runs-dir={tmp_path}"], 2)
+        ended = train(["pipeline", *common, "--microbatches=1", f"--runs-dir={tmp_path}"], 2)
         assert [rank.code for rank in ended] == [2, 2]
         assert "--microbatches=2" in "".join(rank.err for rank in ended)
         return
     states = [
         trained(train, tmp_path, "single", 1, common, "single"),
-        trained(train, tmp_path, "pipeline", 2, [*common, "--microbatches=1", "--schedule=gpipe"], "pipeline"),
+        trained(train, tmp_path, "pipeline", 2, [*common, "--microbatches=1"], "pipeline"),
     ]
     assert max(apart(*states)) < LIMIT
 

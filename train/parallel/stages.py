@@ -83,7 +83,9 @@ class StagedGradients(Gradients):
         stages = [TimedStage(self.parts[n], n, count, world.device, **own) for n in numbers]
         # Divided once, at the end, and not after each turn.
         how = {"loss_fn": self.loss, "scale_grads": False}
-        schedule = SCHEDULES[options.schedule]
+        # One micro-batch has one way to go, but torch's 1F1B wants as many as there are ranks.
+        is_naive = options.schedule == "1f1b" and self.plan.num_parts == 1
+        schedule = SCHEDULES["gpipe" if is_naive else options.schedule]
         try:
             self.schedule = schedule(stages[0] if self.plan.stages_each == 1 else stages, self.plan.num_parts, **how)
         except ValueError as error:
