@@ -117,7 +117,6 @@ def test_powersgd_says_what_a_stop_has_lost(train, tmp_path):
 
 LEARNING = {
     "bf16": ["--comm-hook=bf16"],
-    "fp16": ["--comm-hook=fp16"],
     "powersgd, moments dealt out": ["--comm-hook=powersgd", "--zero1"],
     "apart": ["--local-sgd=4", "--local-sgd-start=20"],
 }

@@ -55,6 +55,7 @@ Loop.step = step
 
 
 @pytest.mark.process
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("argv", "world_size"),
     [
