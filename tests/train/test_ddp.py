@@ -116,9 +116,11 @@ def test_powersgd_says_what_a_stop_has_lost(train, tmp_path):
 
 
 LEARNING = {
-    "bf16": ["--comm-hook=bf16"],
-    "powersgd, moments dealt out": ["--comm-hook=powersgd", "--zero1"],
-    "apart": ["--local-sgd=4", "--local-sgd-start=20"],
+    "bf16": (["--comm-hook=bf16"], 0.9),
+    "fp16": (["--comm-hook=fp16"], 0.9),
+    # With four columns in place of thousands it takes longer.
+    "powersgd, moments dealt out": (["--comm-hook=powersgd", "--zero1"], 0.85),
+    "apart": (["--local-sgd=4", "--local-sgd-start=20"], 0.9),
 }
 
 
@@ -126,12 +128,13 @@ LEARNING = {
 @pytest.mark.once
 @pytest.mark.parametrize("case", LEARNING)
 def test_the_digits_are_learnt(train, summary_of, tmp_path, case):
-    argv = ["ddp", "--data=digits", "--image-size=16", "--no-bf16", "--epochs=4", "--lr=0.02"]
-    train([*argv, *LEARNING[case], "--name=run", f"--runs-dir={tmp_path}"], 2, ok=True)
+    options, least = LEARNING[case]
+    argv = ["ddp", "--data=digits", "--image-size=16", "--no-bf16", "--epochs=6", "--lr=0.02"]
+    train([*argv, *options, "--name=run", f"--runs-dir={tmp_path}"], 2, ok=True)
     losses = [round(epoch["valid_loss"], 3) for epoch in summary_of(tmp_path / "run")["epochs"]]
     accuracy = summary_of(tmp_path / "run")["best_accuracy"]
     print(f"{case}: loss {losses}, accuracy {accuracy:.3f}")
-    assert accuracy > 0.6  # by chance 0.1
+    assert accuracy > least
 
 
 def test_batch_normalisation_over_all_ranks_has_the_same_tensors():

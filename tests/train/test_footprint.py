@@ -15,21 +15,21 @@ from train.plan.footprint import extend, key_of
 from train.plan.memory import Subject
 from train.plan.needs import in_flight, need
 
-TEXT = ["--model=gpt-tiny", "--data=synthetic", "--num-samples=64", "--max-steps=2", "--batch-size=8"]
-IMAGES = ["--data=synthetic", "--image-size=64", "--num-classes=10", "--num-samples=256", "--max-steps=2"]
+TEXT = ["--model=gpt-tiny", "--data=synthetic", "--num-samples=64", "--batch-size=8"]
+IMAGES = ["--data=synthetic", "--image-size=64", "--num-classes=10", "--num-samples=256"]
 
-# Writes what rank R holds in the run's second step into the folder RESULTS: the sizes of its tensors, and the most that
-# the step has allocated at a time, by torch's profiler.
+# Writes what rank R holds in the run's second step, or in NUM_STEPS from there on, into the folder RESULTS: the sizes
+# of its tensors, and the most that a step has allocated at a time, by torch's profiler: of several steps the least.
 WEIGH = """
 import json, os, torch
 from torch.distributed.tensor import DTensor
 from train.loop import Loop
-plain = Loop.step
+plain, peaks = Loop.step, []
 def size(tensors):
     parts = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
     return sum(part.numel() * part.element_size() for part in parts)
 def step(self, batches, sums):
-    if self.progress.step != 1:
+    if not 1 <= self.progress.step <= int(os.environ["NUM_STEPS"]):
         return plain(self, batches, sums)
     found, weights, optimize = {}, list(self.model.parameters()), self.trained.optimizer.step
     def optimized():
@@ -40,10 +40,12 @@ def step(self, batches, sums):
         plain(self, batches, sums)
     self.trained.optimizer.step = optimize
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = found["peak"] = 0
+    now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
-        found["peak"] = max(found["peak"], now)
+        most = max(most, now)
+    peaks.append(most)
+    found["peak"] = min(peaks)
     values = [value for state in self.trained.optimizer.state.values() for value in state.values()]
     if self.trained.average is not None:
         values += self.trained.average.state.values()
@@ -74,8 +76,13 @@ Loop.step = step
     ],
 )
 def test_a_real_step_holds_what_was_counted(train, tmp_path, argv, world_size):
-    name = [f"--runs-dir={tmp_path / 'runs'}", "--device=cpu"]
-    train([*argv, *name], world_size, ok=True, before=WEIGH, env={"RESULTS": str(tmp_path)})
+    # What tp's ranks have sent is let go of by gloo's threads, on a busy machine later than need be: all of its steps
+    # hold the same, and of many the least is that. Other strategies hold more in their second step than later.
+    num_steps = 20 if argv[0] == "tp" else 1
+    name = [f"--runs-dir={tmp_path / 'runs'}", "--device=cpu", f"--max-steps={num_steps + 1}"]
+    train(
+        [*argv, *name], world_size, ok=True, before=WEIGH, env={"RESULTS": str(tmp_path), "NUM_STEPS": str(num_steps)}
+    )
     ranks = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(world_size)]
     real = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
     strategy, options = parse([*argv, *name])
@@ -86,9 +93,7 @@ def test_a_real_step_holds_what_was_counted(train, tmp_path, argv, world_size):
     together = told.activations + told.working + told.gradients
     print(f"{' '.join(argv)}: {told.activations:.0f} <= {real['peak']} <= {together:.0f}")
     assert told.activations <= 1.05 * real["peak"]
-    # On a busy machine gloo's threads may let go of their buffers late: 15 % more was seen with tp.
-    least = 0.9 if world_size == 1 else 0.7
-    assert least * real["peak"] <= together <= 1.2 * real["peak"]
+    assert 0.9 * real["peak"] <= together <= 1.2 * real["peak"]
 
 
 @pytest.mark.parametrize(

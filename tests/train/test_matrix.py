@@ -9,7 +9,7 @@ import pytest
 
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart, losses, trained
 
-pytestmark = [pytest.mark.process, pytest.mark.once]
+pytestmark = pytest.mark.process
 
 PARTS = 4
 """Micro-batches of a step, in all worlds."""

@@ -19,6 +19,7 @@ TWO = {"single": (1, 2), "ddp": (2, 1), "ddp-one": (1, 2)}
 THREE = {"single": (1, 3), "ddp": (3, 1)}
 CASES = {
     "resnet18": (FOUR, ["--lr=0.05", "--max-steps=6"]),
+    "resnet18 contiguous": (FOUR, ["--lr=0.05", "--max-steps=3", "--no-channels-last"]),
     "resnet18 three": (THREE, ["--lr=0.05", "--max-steps=3"]),
     # dropout: its random numbers have to follow the micro-batch, not the rank
     "squeezenet1_1": (FOUR, ["--lr=0.01", "--max-steps=6", "--image-size=32"]),

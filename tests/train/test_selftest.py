@@ -29,7 +29,9 @@ def test_real_launches_agree(tmp_path):
         one, other = (
             launch(Case(name, ranks, split(ranks)), steps, tmp_path) for name, ranks in (("single", 1), ("ddp", 2))
         )
-        assert max(differences(steps, one, other).values()) < 1e-9
+        apart = differences(steps, one, other)
+        assert apart.pop(steps) == 0
+        assert max(apart.values(), default=0) < 1e-15  # losses are added up in double precision, rank by rank
         assert one["progress"]["step"] == {"gradients": 1, "adamw": 3}[steps]
 
 

@@ -53,7 +53,6 @@ def told_by_the_weights(run, options):
     return cross_entropy(scores[counted], targets[counted]).item(), accuracy, len(source.valid)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("kind", "num_valid", "world_size", "strategy"), CASES)
 def test_each_sample_counts_once(train, summary_of, tmp_path, kind, num_valid, world_size, strategy):
     """13 samples, which neither 2 nor 3 nor 4 ranks divide, the last sequence of 8 tokens; and 1 for all ranks."""
