@@ -3,13 +3,13 @@
 import math
 import resource
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import torch
 
 from train.models import IGNORED
+from train.stopwatch import Mark, Stretches
 
 Item = TypeVar("Item")
 
@@ -23,25 +23,16 @@ class StepTimes:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.stretches = Stretches(device, self.note)
         self.seconds: list[float] = []
         self.first_s: float | None = None
         self.data_wait_s = 0.0
         self.first_wait_s = 0.0
-        self.pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-        self.last: float | torch.cuda.Event | None = None
-
-    def mark(self) -> float | torch.cuda.Event:
-        """Now, on the device's clock."""
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        self.last: Mark | None = None
 
     def start(self) -> None:
         """Begins an epoch: what lies between epochs is no part of a step."""
-        self.last = self.mark()
+        self.last = self.stretches.mark()
 
     def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
         """`items`, with the time it takes to get each counted as waiting for data."""
@@ -57,19 +48,8 @@ class StepTimes:
 
     def step(self) -> None:
         """Ends a step."""
-        before, self.last = self.last, self.mark()
-        if isinstance(before, torch.cuda.Event) and isinstance(self.last, torch.cuda.Event):
-            self.pending.append((before, self.last))
-            self.read(wait=False)
-        elif isinstance(before, float) and isinstance(self.last, float):
-            self.note(self.last - before)
-
-    def read(self, *, wait: bool) -> None:
-        """Takes the times of the steps that the GPU has finished; of all of them with `wait`."""
-        while self.pending and (wait or self.pending[0][1].query()):
-            before, after = self.pending.popleft()
-            after.synchronize()
-            self.note(before.elapsed_time(after) / 1000)
+        assert self.last is not None
+        self.last = self.stretches.end(self.last)
 
     def note(self, seconds: float) -> None:
         if self.first_s is None:
@@ -83,7 +63,7 @@ class StepTimes:
         Args:
             global_batch: images or tokens of a step, whichever is the `unit`.
         """
-        self.read(wait=True)
+        self.stretches.read(wait=True)
         first_s = self.first_s or 0.0
         seconds = self.seconds or [first_s]
         wait_s = self.data_wait_s if self.seconds else self.first_wait_s

@@ -259,6 +259,11 @@ class Options:
         """True for a transformer of train/models/gpt.py, misspelt ones too; False for a classifier of images."""
         return self.model.lower().startswith("gpt")
 
+    @property
+    def pixels(self) -> int:
+        """Pixels a side of the images."""
+        return self.image_size or (32 if self.data.partition(":")[0] in ("digits", "cifar10") else 224)
+
     def settled(self) -> "Options":
         """These options, with the defaults that depend on others filled in."""
         optimizer = self.optimizer or ("adamw" if self.predicts_tokens else "sgd")

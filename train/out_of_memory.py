@@ -12,9 +12,9 @@ from train.errors import MusterError
 from train.loop import Loop
 from train.metrics import peak_memory_gib
 from train.options import Options
+from train.plan.hardware import GIB
 from train.world import World
 
-GIB = 2**30
 WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "std::bad_alloc")
 """How torch says on CPUs that there is no more: by a plain RuntimeError."""
 

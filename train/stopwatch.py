@@ -1,45 +1,77 @@
-"""The device's time in some stretches of a run, without holding it up."""
+"""The device's time, without holding it up."""
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
+Mark = float | torch.cuda.Event
+
+
+class Stretches:
+    """Hands on how long each stretch between two marks took; on a GPU by events, once they have come to pass.
+
+    Args:
+        note: takes the seconds of a stretch, in their order.
+    """
+
+    def __init__(self, device: torch.device, note: Callable[[float], None]) -> None:
+        self.device = device
+        self.note = note
+        self.pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def mark(self) -> Mark:
+        """Now, on the device's clock."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def end(self, before: Mark) -> Mark:
+        """Ends the stretch since `before`; returns now, where the next may begin."""
+        now = self.mark()
+        if isinstance(before, torch.cuda.Event) and isinstance(now, torch.cuda.Event):
+            self.pending.append((before, now))
+            self.read(wait=False)
+        elif isinstance(before, float) and isinstance(now, float):
+            self.note(now - before)
+        return now
+
+    def read(self, *, wait: bool) -> None:
+        """Hands on the stretches that the GPU is through with; all of them with `wait`."""
+        while self.pending and (wait or self.pending[0][1].query()):
+            before, after = self.pending.popleft()
+            after.synchronize()
+            self.note(before.elapsed_time(after) / 1000)
+
 
 class Stopwatch:
-    """Adds up stretches of time; on a GPU by events that are read once they have come to pass."""
+    """Adds up stretches of time."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.stretches = Stretches(device, self.add)
         self.seconds = 0.0
-        self.pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def add(self, seconds: float) -> None:
+        """Counts a stretch."""
+        self.seconds += seconds
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """A context whose time is counted."""
-        if self.device.type != "cuda":
-            started = time.perf_counter()
-            yield
-            self.seconds += time.perf_counter() - started
-            return
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
+        before = self.stretches.mark()
         yield
-        after.record()
-        self.pending.append((before, after))
-        self.read(wait=False)
+        self.stretches.end(before)
 
-    def read(self, *, wait: bool) -> float:
-        """Seconds of the stretches that the GPU is through with; of all of them with `wait`."""
-        while self.pending and (wait or self.pending[0][1].query()):
-            before, after = self.pending.popleft()
-            after.synchronize()
-            self.seconds += before.elapsed_time(after) / 1000
+    def total(self) -> float:
+        """Seconds of all stretches, when the device is through with them."""
+        self.stretches.read(wait=True)
         return self.seconds
 
     def restart(self) -> None:
         """Forgets what was counted."""
+        self.stretches.pending.clear()
         self.seconds = 0.0
-        self.pending.clear()

@@ -10,6 +10,14 @@ ROOT = Path(__file__).parents[2]
 TEXT = ["--model=gpt-tiny", f"--data=tokens:{ROOT / 'train' / 'order.py'}", "--seq-len=32", "--batch-size=4"]
 DIGITS = ["--data=digits", "--image-size=16", "--batch-size=8", "--no-channels-last"]
 STEPS = ["--no-bf16", "--warmup-steps=0", "--epochs=1"]
+SPLITS = {
+    "ddp": (2, []),
+    "fsdp": (2, []),
+    "tp": (4, ["--tensor-parallel=2"]),
+    "pipeline": (2, ["--batch-size=8", "--microbatches=2"]),
+}
+"""Each strategy's world, and the options by which it goes through two micro-batches of TEXT."""
+
 LIMIT = 1e-6
 """The largest relative difference of all weights, and of all moments, to those of the single process."""
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained, vector
+from tests.train.comparing import DIGITS, LIMIT, SPLITS, STEPS, TEXT, apart, trained, vector
 from train import checkpoint, data, models
 from train.data.loader import open_batches
 from train.ema import MovingAverage
@@ -50,13 +50,7 @@ def test_every_strategy_has_that_of_the_single_process(train, tmp_path):
     common = [*TEXT, *STEPS, *AVERAGED]
     single = trained(train, tmp_path, "single", 1, [*common, "--accumulate=2"], "single")
     assert (averaged(single) - vector(single["model"])).norm() / averaged(single).norm() > 1e-3
-    splits = {
-        "ddp": (2, []),
-        "fsdp": (2, []),
-        "tp": (4, ["--tensor-parallel=2"]),
-        "pipeline": (2, ["--batch-size=8", "--microbatches=2"]),
-    }
-    for strategy, (world_size, more) in splits.items():
+    for strategy, (world_size, more) in SPLITS.items():
         state = trained(train, tmp_path, strategy, world_size, [*common, *more], strategy)
         assert state["ema"].keys() == single["ema"].keys()
         difference = ((averaged(state) - averaged(single)).norm() / averaged(single).norm()).item()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained
+from tests.train.comparing import DIGITS, LIMIT, SPLITS, STEPS, TEXT, apart, trained
 from train import optimizer
 from train.lars import LARS
 from train.options import Options
@@ -82,13 +82,7 @@ def test_a_cosine_that_ends_elsewhere_is_told():
 def test_lars_of_cut_weights_is_that_of_whole_ones(train, tmp_path):
     common = [*TEXT, *STEPS, "--optimizer=lars", "--lr=20", "--max-steps=3"]
     single = trained(train, tmp_path, "single", 1, [*common, "--accumulate=2"], "single")
-    splits = {
-        "ddp": (2, []),
-        "fsdp": (2, []),
-        "tp": (4, ["--tensor-parallel=2"]),
-        "pipeline": (2, ["--batch-size=8", "--microbatches=2"]),
-    }
-    for strategy, (world_size, more) in splits.items():
+    for strategy, (world_size, more) in SPLITS.items():
         differences = apart(single, trained(train, tmp_path, strategy, world_size, [*common, *more], strategy))
         print(f"lars, {strategy}: weights {differences[0]:.1e}, momenta {differences[1]:.1e}")
         assert max(differences) < LIMIT, strategy

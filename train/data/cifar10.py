@@ -30,7 +30,7 @@ def open_source(options: Options, folder: str) -> Source:
     Raises:
         MusterError: they are not there, or their checksums are wrong.
     """
-    size = options.image_size or 32
+    size = options.pixels
     try:
         parts = [CIFAR10(folder, train=train, download=False) for train in (True, False)]
     except (RuntimeError, OSError) as error:

@@ -11,7 +11,7 @@ VALID_SHARE = 0.2
 
 def open_source(options: Options, folder: str) -> Source:
     """The digits, scaled up to `--image-size` and given three equal channels."""
-    size = options.image_size or 32
+    size = options.pixels
     pixels, digits = load_digits(return_X_y=True)
     grey_N1HW = torch.tensor(pixels, dtype=torch.float32).div(16).view(-1, 1, 8, 8)
     scaled_N1HW = torch.nn.functional.interpolate(grey_N1HW, (size, size), mode="bilinear", antialias=True)

@@ -26,7 +26,7 @@ class Fake(Images):
 
 def open_source(options: Options, folder: str) -> Source:
     """Random images: `--num-samples` train, a tenth more validate."""
-    size = options.image_size or 224
+    size = options.pixels
     # torchvision seeds sample i by i + offset: the validation samples start where the training samples end.
     offset = options.seed * 1_000_003
     num_valid = max(1, options.num_samples // 10)

@@ -128,7 +128,7 @@ def open_source(options: Options, folder: str) -> Source:
         classes = whole.classes
     if len(classes) < 2:
         raise MusterError("one class alone can't be told from others", seen=f"classes: {classes[0]}", fix=LAYOUT)
-    size = options.image_size or 224
+    size = options.pixels
     augmented = v2.Compose([v2.RandomResizedCrop(size, scale=(0.35, 1.0), antialias=True), v2.RandomHorizontalFlip()])
     centred = v2.Compose([v2.Resize(size * 8 // 7, antialias=True), v2.CenterCrop(size)])
     return Source(

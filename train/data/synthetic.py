@@ -71,7 +71,7 @@ def open_source(options: Options, folder: str) -> Source:
     """`--num-samples` images train, a tenth more validate; or sequences, for a model that predicts tokens."""
     if options.predicts_tokens:
         return open_tokens(options)
-    size = options.image_size or 224
+    size = options.pixels
     drawn = generator(options.seed, "synthetic")
     images_NCHW = torch.randint(0, 256, (NUM_PATTERNS, 3, size, size), dtype=torch.uint8, generator=drawn)
     labels_N = torch.randint(0, options.num_classes, (NUM_PATTERNS,), generator=drawn)

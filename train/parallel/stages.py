@@ -138,7 +138,7 @@ class StagedGradients(Gradients):
 
     def report(self) -> dict[str, Any]:
         """The measured share of their time in which the ranks wait for each other, beside that of equal stages."""
-        busy_s, turns_s = (watch.read(wait=True) for watch in (self.busy, self.turns))
+        busy_s, turns_s = self.busy.total(), self.turns.total()
         shares = self.world.gather(1 - busy_s / turns_s if turns_s else None)
         measured = None if None in shares else round(sum(shares) / len(shares), 4)
         return {"bubble_share": measured, "ideal_bubble_share": round(self.plan.bubble, 4)}

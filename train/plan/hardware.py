@@ -7,6 +7,8 @@ from train.options import option
 
 MACHINES = "Machines"
 
+GIB = 2**30
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from train import models, optimizer
-from train.models import gpt, images, loss_of, units_of
+from train.models import gpt, loss_of, units_of
 from train.options import Options
 from train.parallel.shards import has_statistics
 from train.plan.footprint import Footprint, extend, group_of, kernels_of, measure
@@ -36,7 +37,7 @@ class Subject:
         self.shape = gpt.shape_of(options.model) if options.predicts_tokens else None
         self.num_classes, self.size = data_of(options)
         with torch.device("meta"):
-            model = models.build(options, self.num_classes, self.size)
+            self.model = model = models.build(options, self.num_classes, self.size)
         self.num_weights = count(model.parameters())
         self.num_norms = count(weight for weight in model.parameters() if weight.dim() == 1)
         units = [count(unit.parameters()) for unit in units_of(model)]
@@ -51,8 +52,7 @@ class Subject:
     def _footprint(self, batch: int, recompute: str, tensor: int, low: bool) -> Footprint:
         """One micro-batch of the whole model, on one of `tensor` ranks; `low` with its weights in bf16."""
         if self.shape is None:
-            with torch.device("meta"):
-                model = images.build(self.options, self.num_classes, self.size)
+            model = deepcopy(self.model)
             with without_content(self.is_gpu), of_type(torch.bfloat16 if low else torch.float32):
                 give_memory(model)
                 return self._measured(model, batch)
@@ -149,7 +149,7 @@ def data_of(options: Options) -> tuple[int, int]:
         shape = gpt.shape_of(options.model)
         return options.vocab_size or shape.vocab, options.seq_len or shape.context
     is_small = options.data.partition(":")[0] in ("digits", "cifar10")
-    return 10 if is_small else options.num_classes, options.image_size or (32 if is_small else 224)
+    return 10 if is_small else options.num_classes, options.pixels
 
 
 def bytes_of_moments(options: Options) -> float:

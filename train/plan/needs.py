@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from train.combinations import Pipelines, tensor_parallel_of
 from train.models import gpt
 from train.options import Options
+from train.plan.hardware import GIB
 from train.plan.memory import Subject
-
-GIB = 2**30
 
 WEIGHT = 4
 """Bytes of a weight and of its gradient: fp32 under every strategy; bf16 is for computing."""

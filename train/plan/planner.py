@@ -13,7 +13,7 @@ from train import combinations
 from train.errors import MusterError
 from train.options import Options
 from train.plan.candidates import Candidate, kinds
-from train.plan.hardware import Hardware
+from train.plan.hardware import GIB, Hardware
 
 if TYPE_CHECKING:
     from train.plan.memory import Subject
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 MOST_GPUS = 4096
 SHORTEST = 128
 """Where the search for what would fit ends: GPUs, and tokens of a sequence."""
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)

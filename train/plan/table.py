@@ -8,7 +8,8 @@ from rich.box import ROUNDED
 from rich.console import Console
 from rich.table import Table
 
-from train.plan.planner import GIB, Estimate, Plan
+from train.plan.hardware import GIB
+from train.plan.planner import Estimate, Plan
 
 WIDTH = 96
 PARTS = ("weights", "gradients", "moments", "activations", "working", "allowance")
