@@ -11,10 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
+
+Figure = TypeVar("Figure")
 
 
 def machine() -> str:
@@ -47,17 +51,51 @@ def seconds(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None
     return taken
 
 
-def interleaved(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """The figures of each contender, in `rounds` rounds of A B C, after one of each that is not counted.
+@dataclass(frozen=True)
+class Start:
+    """How long a program took: to the line of its output that was waited for, to its end, and of processors' time."""
+
+    line_s: float
+    end_s: float
+    cpu_s: float
+
+
+def start(argv: Sequence[str], env: Mapping[str, str], line: str) -> Start:
+    """Runs a command; `line` is part of a line that it prints.
+
+    Raises:
+        subprocess.CalledProcessError: it failed, or did not print that; what it printed is part of the message.
+    """
+    before, started, line_s, said = os.times(), time.perf_counter(), None, ""
+    with subprocess.Popen(
+        argv, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+    ) as process:
+        assert process.stdout is not None
+        for text in process.stdout:
+            said += text
+            if line_s is None and line in text:
+                line_s = time.perf_counter() - started
+    end_s, after = time.perf_counter() - started, os.times()
+    if process.returncode or line_s is None:
+        sys.stderr.write(said)
+        raise subprocess.CalledProcessError(process.returncode, list(argv))
+    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+    return Start(line_s, end_s, cpu_s)
+
+
+def interleaved(contenders: Mapping[str, Callable[[], Figure]], rounds: int) -> dict[str, list[Figure]]:
+    """The figures of each contender, in `rounds` rounds of A B C, B C A ..., after one of each that is not counted.
 
     Machines drift: only figures of the same round are compared with each other.
     """
     for contender in contenders.values():
         contender()
-    figures: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, contender in contenders.items():
-            figures[name].append(contender())
+    names = list(contenders)
+    figures: dict[str, list[Figure]] = {name: [] for name in names}
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            figures[name].append(contenders[name]())
     return figures
 
 
@@ -69,6 +107,12 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 def spread(figures: Sequence[float], digits: int = 3) -> str:
     """Median, and minimum to maximum in brackets."""
     return f"{statistics.median(figures):.{digits}f} ({min(figures):.{digits}f} to {max(figures):.{digits}f})"
+
+
+def middle(figures: Sequence[float], digits: int = 3) -> str:
+    """Median, and the middle half in brackets."""
+    quarters = statistics.quantiles(figures, n=4) if len(figures) > 1 else [figures[0]] * 3
+    return f"{statistics.median(figures):.{digits}f} ({quarters[0]:.{digits}f} to {quarters[2]:.{digits}f})"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

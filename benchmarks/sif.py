@@ -1,12 +1,14 @@
 """What the image costs: its sizes, and how much longer a command takes to start inside the SIF than on the host.
 
-Both are made beforehand: `make image sif`.
+And how much longer again with the host's root at /host, without a fabric and with one made of stand-ins. Image and SIF
+are made beforehand: `make image sif`.
 """
 
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from results import ROOT, interleaved, parser, publish, seconds, spread, table
 sys.path.insert(0, str(ROOT))
 from image import build, engines, sif
 from image.errors import output
+from tests.fabric import nodes
 from train.errors import MusterError
 
 BIN = Path(sys.executable).parent
@@ -30,15 +33,24 @@ def sizes(engine: engines.Engine, image: str, file: Path) -> list[str]:
     return table(["what", "GB"], rows)
 
 
-def start_up(apptainer: str, file: Path, rounds: int) -> list[str]:
+def start_up(apptainer: str, file: Path, rounds: int, slingshot: Path) -> list[str]:
     """The lines of the second table."""
     env = sif.environment(os.environ, file.parent)
     inside = [apptainer, "exec", str(file)]
+    # Becomes `true`: its time is that from the command to the exec.
+    launch = [str(file), "muster", "run", "--nproc-per-node=1", "--no-python", "true"]
     figures = interleaved(
         {
             "muster --help on the host": partial(seconds, [str(BIN / "muster"), "--help"], env),
             "muster --help in the SIF": partial(seconds, [*inside, "muster", "--help"], env),
             "true in the SIF": partial(seconds, [*inside, "true"], env),
+            "muster run true in the SIF": partial(seconds, [apptainer, "exec", *launch], env),
+            "the same with /:/host:ro, no fabric": partial(
+                seconds, [apptainer, "exec", "--bind=/:/host:ro", *launch], env
+            ),
+            "the same with Slingshot of stand-ins": partial(
+                seconds, [apptainer, "exec", f"--bind={slingshot}:/host:ro", *launch], env
+            ),
         },
         rounds,
     )
@@ -74,9 +86,9 @@ def main() -> None:
         f"{engine.name}, {version}; {build.VARIANTS['cuda13'].lock} on {base}.",
         "",
         *sizes(engine, arguments.image, file),
-        "",
-        *start_up(apptainer, file, arguments.rounds),
     ]
+    with tempfile.TemporaryDirectory() as folder:
+        lines += ["", *start_up(apptainer, file, arguments.rounds, nodes.host(Path(folder)))]
     publish("Image", lines, record=arguments.record)
 
 

@@ -1,86 +1,93 @@
 """A folder of image files, one subfolder a class."""
 
 import os
-from contextlib import suppress
-from io import BytesIO
+import stat
 from pathlib import Path
 
-import torch
-from PIL import Image
+import numpy as np
 from torchvision.datasets import ImageFolder
-from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms import v2
-from torchvision.transforms.functional import pil_to_tensor
 
-from train.data.images import BadSample, Images, Source, split
+from train.data.encoded import Encoded, Names, joined
+from train.data.images import Images, Source, split
+from train.data.sharing import Arrays
 from train.errors import MusterError
 from train.options import Options
 
 VALID_SHARE = 0.1
-JPEG = b"\xff\xd8\xff"
 LAYOUT = "FOLDER/CLASS/IMAGE.jpg, or FOLDER/train/CLASS/IMAGE.jpg and FOLDER/val/CLASS/IMAGE.jpg"
 
 
-class Files(Images):
-    """Image files with their classes, decoded when they are read.
+class Files(Encoded):
+    """Image files with their classes.
 
     Args:
-        samples: path and class of each.
-        transform: uint8 tensor (CHW) -> uint8 tensor of the wanted size.
-        random: whether `transform` draws random numbers.
+        paths: below `folder`.
+        chosen_N: which of them are meant.
+        labels_N: the class of each that is meant.
     """
 
-    def __init__(self, samples: list[tuple[str, int]], transform: v2.Transform, *, random: bool) -> None:
-        self.samples = samples
-        self.transform = transform
-        self.random = random
+    def __init__(
+        self, folder: Path, paths: Names, chosen_N: np.ndarray, labels_N: np.ndarray, size: int, *, random: bool
+    ) -> None:
+        super().__init__(labels_N, size, random=random)
+        self.folder = os.fsencode(folder)
+        self.paths = paths
+        self.chosen = chosen_N
 
-    def __len__(self) -> int:
-        return len(self.samples)
+    def path(self, index: int) -> bytes:
+        """Where the file is."""
+        return os.path.join(self.folder, self.paths[int(self.chosen[index])])
 
-    def read(self, index: int) -> tuple[torch.Tensor, int]:
-        path, label = self.samples[index]
-        try:
-            picture_CHW = decode(Path(path).read_bytes())
-        except Exception as error:  # a broken file makes PIL raise nearly anything: OSError, SyntaxError, ValueError
-            raise BadSample(path, one_reason(error, path)) from error
-        return self.transform(picture_CHW), label
+    def name(self, index: int) -> str:
+        return os.fsdecode(self.path(index))
+
+    def content(self, index: int) -> bytes:
+        with open(self.path(index), "rb", buffering=0) as file:
+            return file.read()
 
 
-def decode(content: bytes) -> torch.Tensor:
-    """The image (CHW, uint8, RGB) in the file `content`.
+def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
+    """The folders with the training and the validation data; `root` alone, where it has no such folders.
 
-    torchvision's decoder for JPEG is the fastest here; PIL knows all the rest (CMYK, PNG, WebP ...), and says best what
-    is wrong with a file.
+    Raises:
+        MusterError: it has one of the two.
     """
-    if content.startswith(JPEG):
-        with suppress(RuntimeError):
-            # A copy, as torch wants memory that may be written to.
-            picture_CHW = decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8), mode=ImageReadMode.RGB)
-            assert isinstance(picture_CHW, torch.Tensor)  # of one image, not of a list of them
-            return picture_CHW
-    with Image.open(BytesIO(content)) as image:
-        return pil_to_tensor(image.convert("RGB"))
+    halves = [root / "train", root / ("valid" if os.path.isdir(root / "valid") else "val")]
+    present = [half for half in halves if os.path.isdir(half)]  # Path.is_dir raises where this user may not look
+    if len(present) == 1:
+        missing = next(half for half in halves if not os.path.isdir(half))
+        raise MusterError(f"the data folder has {present[0].name}/ but no {missing.name}/", seen=seen, fix=layout)
+    return present or [root]
 
 
-def one_reason(error: Exception, path: str) -> str:
-    """What went wrong, without the path, which the message names anyway."""
-    if isinstance(error, FileNotFoundError):
-        return "the file is gone"
-    return str(error).replace(repr(path), "the file") or type(error).__name__
+def check_there(folder: Path, options: Options, layout: str) -> None:
+    """Returns where `folder` is a folder.
+
+    Raises:
+        MusterError: it is not.
+    """
+    try:
+        state = os.stat(folder)
+    except FileNotFoundError:
+        state = None
+    except OSError as error:
+        fix = "see that this user may read the folder, on every node"
+        raise MusterError(f"the data folder can't be read: {error.strerror}", seen=str(folder), fix=fix) from error
+    if state is None or not stat.S_ISDIR(state.st_mode):
+        wrong = "the data folder does not exist" if state is None else "the data folder is a file"
+        source = options.data.partition(":")[0]
+        fix = f"--data={source}:FOLDER with {layout}; in a container, see that FOLDER is bound into it"
+        raise MusterError(wrong, seen=f"--data={options.data} ({folder})", fix=fix)
 
 
-def scan(folder: Path, options: Options) -> ImageFolder:
+def read_folder(folder: Path, options: Options) -> ImageFolder:
     """The files below `folder` and their classes.
 
     Raises:
         MusterError: there is no folder, no class in it, or a class without images.
     """
     try:
-        if not folder.is_dir():
-            wrong = "the data folder is a file" if folder.exists() else "the data folder does not exist"
-            fix = f"--data=imagefolder:FOLDER with {LAYOUT}; in a container, see that FOLDER is bound into it"
-            raise MusterError(wrong, seen=f"--data={options.data} ({folder})", fix=fix)
+        check_there(folder, options, LAYOUT)
         if not any(entry.is_dir() for entry in folder.iterdir()):
             state = "holds no subfolders, so no classes" if any(folder.iterdir()) else "is empty"
             raise MusterError(f"the data folder {state}", seen=f"--data={options.data} ({folder})", fix=LAYOUT)
@@ -96,44 +103,61 @@ def scan(folder: Path, options: Options) -> ImageFolder:
         raise MusterError(f"the data folder can't be read: {error.strerror}", seen=str(folder), fix=fix) from error
 
 
-def open_source(options: Options, folder: str) -> Source:
-    """The images below `folder`: its `train/` and `val/`, or a tenth of one folder, chosen by the seed, validates.
+def scan(options: Options, folder: str) -> Arrays:
+    """Paths and classes of all images below `folder`, and how many of them are training images: all, if it is one.
 
     Raises:
         MusterError: the folder is missing, empty, or its two halves disagree on the classes.
     """
     root = Path(folder).expanduser()
-    other = "valid" if os.path.isdir(root / "valid") else "val"
-    halves = [root / "train", root / other]
-    present = [half for half in halves if os.path.isdir(half)]  # Path.is_dir raises where this user may not look
-    if len(present) == 2:
-        train, valid = (scan(half, options) for half in halves)
-        unknown = sorted(set(train.classes) ^ set(valid.classes))
-        if unknown:
-            raise MusterError(
-                f"train/ and {other}/ don't have the same classes",
-                seen=f"only in one of them: {', '.join(unknown[:5])}{' ...' if len(unknown) > 5 else ''}",
-                fix=f"give both the same subfolders below {root}",
-            )
-        classes, train_samples, valid_samples = train.classes, train.samples, valid.samples
-    elif present:
-        missing = next(half for half in halves if not half.is_dir())
+    halves = halves_of(root, f"--data={options.data}", LAYOUT)
+    found = [read_folder(half, options) for half in halves]
+    unknown = sorted(set(found[0].classes) ^ set(found[-1].classes))
+    if unknown:
         raise MusterError(
-            f"the data folder has {present[0].name}/ but no {missing.name}/", seen=f"--data={options.data}", fix=LAYOUT
+            f"train/ and {halves[1].name}/ don't have the same classes",
+            seen=f"only in one of them: {', '.join(unknown[:5])}{' ...' if len(unknown) > 5 else ''}",
+            fix=f"give both the same subfolders below {root}",
         )
+    if len(found[0].classes) < 2:
+        raise MusterError(
+            "one class alone can't be told from others", seen=f"classes: {found[0].classes[0]}", fix=LAYOUT
+        )
+    samples = [sample for half in found for sample in half.samples]
+    return {
+        "paths": joined([os.fsencode(os.path.relpath(path, root)) for path, _ in samples]),
+        "labels": np.array([label for _, label in samples], np.int32),
+        "classes": joined([os.fsencode(name) for name in found[0].classes]),
+        "num_train": np.array(len(found[0].samples)),
+    }
+
+
+def parts_of(num_samples: int, num_train: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the samples that train and that validate: the first and the rest, or by chance where all train."""
+    if num_train < num_samples:
+        return np.arange(num_train), np.arange(num_train, num_samples)
+    train, valid = split(num_samples, VALID_SHARE, seed)
+    return np.array(train), np.array(valid)
+
+
+def open_source(options: Options, folder: str, found: Arrays | None = None) -> Source:
+    """The images below `folder`: its `train/` and `val/`, or a tenth of one folder, chosen by the seed, validates.
+
+    Args:
+        found: what `scan` has found, perhaps on another host.
+
+    Raises:
+        MusterError: the folder is missing, empty, or its two halves disagree on the classes.
+    """
+    root = Path(folder).expanduser()
+    if found is None:
+        found = scan(options, folder)
     else:
-        whole = scan(root, options)
-        chosen = split(len(whole.samples), VALID_SHARE, options.seed)
-        train_samples, valid_samples = ([whole.samples[index] for index in part] for part in chosen)
-        classes = whole.classes
-    if len(classes) < 2:
-        raise MusterError("one class alone can't be told from others", seen=f"classes: {classes[0]}", fix=LAYOUT)
-    size = options.pixels
-    augmented = v2.Compose([v2.RandomResizedCrop(size, scale=(0.35, 1.0), antialias=True), v2.RandomHorizontalFlip()])
-    centred = v2.Compose([v2.Resize(size * 8 // 7, antialias=True), v2.CenterCrop(size)])
-    return Source(
-        train=Files(train_samples, augmented, random=True),
-        valid=Files(valid_samples, centred, random=False),
-        num_classes=len(classes),
-        size=size,
-    )
+        check_there(root, options, LAYOUT)
+    paths, labels, size = Names(found["paths"]), found["labels"], options.pixels
+    chosen = parts_of(len(paths), int(found["num_train"]), options.seed)
+    halves: list[Images] = [
+        Files(root, paths, part, labels[part], size, random=random)
+        for part, random in zip(chosen, (True, False), strict=True)
+    ]
+    return Source(train=halves[0], valid=halves[1], num_classes=len(Names(found["classes"])), size=size)

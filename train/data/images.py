@@ -82,6 +82,7 @@ class Source:
         fix_bad: what to do about a sample that can't be read.
         mean, std: of the channels, on the scale 0 to 1; what uint8 images are normalised by, on the device.
         on_device: the images are made on the training device, so that no loader is needed.
+        notes: what the user should know of how the data were found.
     """
 
     train: Images
@@ -93,6 +94,7 @@ class Source:
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     on_device: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def targets_of_sample(self) -> int:

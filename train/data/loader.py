@@ -1,79 +1,28 @@
 """From a source to batches on the training device."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from train.data import shm
-from train.data.images import BadSample, Images, Source
+from train.data import decoders, shm, workers
+from train.data.images import BadSample, Source
+from train.data.prefetch import SideStream, ahead
+from train.data.reader import Batch, Raw, RawReader, Reader
 from train.errors import FAILED, MusterError
+from train.faults import agree
 from train.models import IGNORED
 from train.options import Options
 from train.order import Draw, TrainOrder, ValidOrder
-from train.seeds import generator, seed_of
+from train.seeds import generator
 from train.world import World
 
 PROBED = 10
 """Samples that are tried to learn how large one is."""
 
-
-class Batch(NamedTuple):
-    """What a loader hands over.
-
-    Attributes:
-        images: NCHW, or tokens NT; None where no sample of the batch could be read.
-        labels: N, or NT.
-        bad: name and reason of each sample that could not be read.
-    """
-
-    images: torch.Tensor | None
-    labels: torch.Tensor | None
-    bad: list[tuple[str, str]]
-
-
-class Reader(Dataset[Batch]):
-    """Reads draws into a batch.
-
-    A sample that can't be read is named in the batch. In training, the next readable one takes its place, so that all
-    ranks go on taking the same number of steps; in validation it is left out.
-    """
-
-    def __init__(self, images: Images, *, seed: int, replace: bool) -> None:
-        self.images = images
-        self.seed = seed
-        self.replace = replace
-
-    def __getitems__(self, draws: list[Draw]) -> Batch:
-        try:
-            whole = None if self.images.random else self.images.read_batch([draw.sample for draw in draws])
-        except BadSample as error:
-            return Batch(None, None, [(error.name, error.reason)])
-        if whole is not None:
-            return Batch(*whole, [])
-        bad: list[tuple[str, str]] = []
-        samples = [sample for draw in draws if (sample := self.read(draw, bad)) is not None]
-        if not samples:
-            return Batch(None, None, bad)
-        return Batch(torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples]), bad)
-
-    def read(self, draw: Draw, bad: list[tuple[str, str]]) -> tuple[torch.Tensor, int] | None:
-        """The sample, or the one in its place; what could not be read is added to `bad`."""
-        for distance in range(len(self.images) if self.replace else 1):
-            try:
-                return self.read_seeded(Draw((draw.sample + distance) % len(self.images), draw.epoch))
-            except BadSample as error:
-                bad.append((error.name, error.reason))
-        return None
-
-    def read_seeded(self, draw: Draw) -> tuple[torch.Tensor, int]:
-        """The sample, whose augmentation depends on its number and the epoch, and on no worker or rank."""
-        if not self.images.random:
-            return self.images.read(draw.sample)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed_of(self.seed, "augment", draw.epoch, draw.sample))
-            return self.images.read(draw.sample)
+AHEAD = 2
+"""Batches that each worker makes before they are asked for: DataLoader's own default."""
 
 
 class Batches:
@@ -95,27 +44,39 @@ class Batches:
         self.stop = options.on_bad_sample == "stop"
         self.channels_last = options.channels_last
         self.source = source
+        self.notes: list[str] = []
         self.bad: dict[str, str] = {}
         self.num_bad = 0
         images = source.train if train else source.valid
         if source.on_device:
             images = images.to(world.device)  # type: ignore[attr-defined]
-        self.reader = Reader(images, seed=options.seed, replace=train and not self.stop)
-        num_workers = options.train_num_workers if train else options.valid_num_workers
+        kind = Reader if options.decoder == "cpu" else RawReader
+        self.reader = kind(images, seed=options.seed, replace=train and not self.stop)
+        self.decoder = decoders.decoder_for(options, source.size, world.device)
+        self.side = SideStream(world.device) if world.device.type == "cuda" and not source.on_device else None
+        self.seed = options.seed
         self.loader: DataLoader[Batch] | None = None
-        if not source.on_device:
-            self.loader = DataLoader(
-                self.reader,
-                batch_sampler=order,  # type: ignore[arg-type]
-                num_workers=num_workers,
-                collate_fn=identity,
-                pin_memory=world.device.type == "cuda",
-                persistent_workers=num_workers > 0,
-                # Distinct for each rank, and each worker adds its number.
-                generator=generator(options.seed, "workers", "train" if train else "valid", world.rank),
-            )
+        self.start_workers(0)
         self.mean = torch.tensor(source.mean, device=world.device).mul(255).view(1, 3, 1, 1)
         self.std = torch.tensor(source.std, device=world.device).mul(255).view(1, 3, 1, 1)
+
+    def start_workers(self, num_workers: int) -> None:
+        """Makes the loader anew, with so many processes; they start with the first epoch."""
+        self.num_workers = num_workers
+        if self.source.on_device:
+            return
+        self.loader = DataLoader(
+            self.reader,
+            batch_sampler=self.order,  # type: ignore[arg-type]
+            num_workers=num_workers,
+            collate_fn=identity,
+            pin_memory=self.device.type == "cuda",
+            prefetch_factor=AHEAD if num_workers else None,
+            persistent_workers=num_workers > 0,
+            # Distinct for each rank, and each worker adds its number.
+            generator=generator(self.seed, "workers", "train" if self.train else "valid", self.world.rank),
+            worker_init_fn=workers.begin,
+        )
 
     def __len__(self) -> int:
         return len(self.order)
@@ -131,14 +92,27 @@ class Batches:
         """
         self.num_bad = 0
         missing = 0 if isinstance(self.order, TrainOrder) else self.order.num_rounds
-        for batch in self.loader if self.loader is not None else map(self.reader.__getitems__, self.order):
+        for batch, placed in self.placed():
             if batch.bad:
                 self.note(batch)
-            if batch.images is not None and batch.labels is not None:
+            if placed is not None:
                 missing -= 1
-                yield self.prepare(batch.images), batch.labels.to(self.device, non_blocking=True)
+                yield placed
         for _ in range(missing):
             yield self.nothing()
+
+    def placed(self) -> Iterator[tuple[Batch, tuple[torch.Tensor, torch.Tensor] | None]]:
+        """Each batch as it was read, and on the device; on GPUs the next is on its way by then."""
+        batches = self.loader if self.loader is not None else map(self.reader.__getitems__, self.order)
+        if self.side is not None:
+            return ahead(batches, self.place, self.side)
+        return ((batch, self.place(batch)) for batch in batches)
+
+    def place(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """`batch` on the device; None where nothing of it could be read."""
+        if batch.images is None or batch.labels is None:
+            return None
+        return self.prepare(batch.images), batch.labels.to(self.device, non_blocking=True)
 
     def nothing(self) -> tuple[torch.Tensor, torch.Tensor]:
         """A batch of which no target counts."""
@@ -149,21 +123,21 @@ class Batches:
         targets_N = torch.full((1,), IGNORED, device=self.device)
         return self.prepare(torch.zeros(1, 3, size, size, dtype=torch.uint8)), targets_N
 
-    def shm_need(self) -> shm.Need | None:
-        """What the workers put into /dev/shm; None where there are none, or where the first samples can't be read."""
-        if self.loader is None or self.loader.prefetch_factor is None:
+    def shm_need(self, num_workers: int) -> shm.Need | None:
+        """What so many workers put into /dev/shm; None where there are none, or where no sample can be read."""
+        if self.loader is None or not num_workers:
             return None
         for sample in range(min(PROBED, len(self.reader.images))):
             try:
-                image, _ = self.reader.read_seeded(Draw(sample, 0))
+                sample_bytes = self.reader.num_bytes(Draw(sample, 0))
             except BadSample:
                 continue
             targets_bytes = self.source.targets_of_sample * torch.int64.itemsize
             return shm.Need(
                 option=f"--{'train' if self.train else 'valid'}-num-workers",
-                num_workers=self.loader.num_workers,
-                ahead=self.loader.prefetch_factor,
-                batch_bytes=shm.bytes_of(self.batch_size * image.nbytes, self.batch_size * targets_bytes),
+                num_workers=num_workers,
+                ahead=AHEAD,
+                batch_bytes=shm.bytes_of(self.batch_size * sample_bytes, self.batch_size * targets_bytes),
                 num_batches=len(self),
             )
         return None
@@ -193,8 +167,13 @@ class Batches:
         self.num_bad += len(batch.bad)
         self.bad.update(batch.bad)
 
-    def prepare(self, images_NCHW: torch.Tensor) -> torch.Tensor:
-        """`images_NCHW` on the device, as the model wants them. Bytes travel as bytes: a quarter of the traffic."""
+    def prepare(self, images: torch.Tensor | Raw) -> torch.Tensor:
+        """`images` on the device, as the model wants them. Bytes travel as bytes: a quarter of the traffic."""
+        if isinstance(images, Raw):
+            assert self.decoder is not None
+            images_NCHW = self.decoder(images)
+        else:
+            images_NCHW = images
         if self.source.unit == "tokens":
             return images_NCHW.to(self.device, non_blocking=True)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
@@ -209,12 +188,27 @@ def identity(batch: Any) -> Any:
     return batch
 
 
-def open_batches(source: Source, options: Options, world: World) -> tuple[Batches, Batches]:
-    """The training and the validation batches of this rank.
+def open_agreed(source: Source, options: Options, world: World) -> tuple[Batches, Batches]:
+    """The training and the validation batches of this rank, once all ranks have theirs.
 
     Raises:
-        MusterError: the training samples don't fill one global batch, or /dev/shm does not hold the workers' batches.
+        SharedFault: on all ranks, as `open_batches`.
     """
+    cores = workers.cores_of(world)
+    return agree(world, lambda: open_batches(source, options, world, cores))
+
+
+def open_batches(source: Source, options: Options, world: World, cores: int = 1) -> tuple[Batches, Batches]:
+    """The training and the validation batches of this rank.
+
+    Args:
+        cores: that this rank may use, for workers of which the user gave no number.
+
+    Raises:
+        MusterError: the training samples don't fill one global batch, `--decoder` does not fit, or /dev/shm does not
+            hold the workers' batches.
+    """
+    decoders.refuse_unfit(options, source, world.device)
     order = TrainOrder(
         len(source.train),
         batch_size=options.batch_size,
@@ -234,8 +228,23 @@ def open_batches(source: Source, options: Options, world: World) -> tuple[Batche
     )
     train = Batches(source, order, options, world, train=True)
     valid = Batches(source, valid_order, options, world, train=False)
-    needs = [need for batches in (train, valid) if (need := batches.shm_need()) is not None]
-    shm.check(needs, ranks=max(1, world.hosts.count(world.host)))
+    ranks, needs = max(1, world.hosts.count(world.host)), list[shm.Need]()
+    for batches, given in ((train, options.train_num_workers), (valid, options.valid_num_workers)):
+        wanted = workers.automatic(source, world.device, cores) if given is None else given
+        need = batches.shm_need(wanted)
+        if need is not None and given is None:
+            fitting = min(wanted, need.workers_for(shm.room(), ranks))
+            if fitting < wanted:
+                what = "training" if batches.train else "validation"
+                batches.notes.append(
+                    f"{fitting} instead of {wanted} workers a rank load {what} data: /dev/shm holds no more; "
+                    "docker run --shm-size or --ipc=host makes it larger"
+                )
+            wanted = fitting
+        elif need is not None:
+            needs.append(need)
+        batches.start_workers(wanted)
+    shm.check(needs, ranks=ranks)
     return train, valid
 
 

@@ -3,6 +3,7 @@
 import math
 import os
 import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,15 @@ def bytes_of(*sizes: int) -> int:
     return sum(-(-size // page) * page for size in sizes)
 
 
+def room() -> int:
+    """Bytes that are free; none where nothing may be written."""
+    if not os.access(FOLDER, os.W_OK | os.X_OK):
+        return 0
+    state = os.statvfs(FOLDER)
+    # A tmpfs without a limit has no size.
+    return state.f_bavail * state.f_frsize if state.f_blocks else sys.maxsize
+
+
 def check(needs: Sequence[Need], ranks: int) -> None:
     """Returns where the workers of all `ranks` on this host have room.
 
@@ -73,11 +83,9 @@ def check(needs: Sequence[Need], ranks: int) -> None:
             seen=f"{FOLDER} {'may not be written to' if FOLDER.exists() else 'does not exist'}",
             fix=f"mount a tmpfs on {FOLDER} that this user may write to, or {' '.join(f'{n.option}=0' for n in needs)}",
         )
-    room = os.statvfs(FOLDER)
-    # A tmpfs without a limit has no size.
-    if room.f_blocks:
-        used = (room.f_blocks - room.f_bfree) * room.f_frsize
-        refuse_beyond(room.f_bavail * room.f_frsize, used, needs, ranks)
+    state = os.statvfs(FOLDER)
+    used = (state.f_blocks - state.f_bfree) * state.f_frsize
+    refuse_beyond(room(), used, needs, ranks)
 
 
 def refuse_beyond(free: int, used: int, needs: Sequence[Need], ranks: int) -> None:

@@ -1,0 +1,77 @@
+"""What asynchronous checkpoints cost the steps around them: windows of steps with one, against windows without.
+
+    python benchmarks/checkpoints.py [--rounds 15] [--record]
+
+At the start of a window a checkpoint of weights and moments begins, as `train ddp` begins one after an epoch: copied
+to host memory while the steps wait, planned, checked and written behind them. When the window ends it is on the disk.
+"""
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from results import parser, publish, ratios, spread, table
+from rounds import Turn, loop_of, run
+
+from train.options import Options
+from train.progress import Progress
+from train.state import Keeper
+from train.world import World
+
+WITHOUT, BEHIND, BLOCKING, ALONE = "no checkpoint", "one, behind the steps", "one, waited for", "one, without steps"
+
+
+def build(asked: argparse.Namespace, world: World) -> Mapping[str, Turn]:
+    """The contenders, on one rank; all train the same model."""
+    options = Options(model=asked.model, image_size=asked.image_size, max_steps=asked.steps).settled()
+    loop = loop_of(options, world)
+    run = Path(asked.folder)
+    keepers = {
+        name: Keeper(run / name.replace(" ", "-"), world, keep=1, in_background=in_background)
+        for name, in_background in ((BEHIND, True), (BLOCKING, False), (ALONE, True))
+    }
+
+    def turn(name: str) -> Turn:
+        def train(number: int, num_steps: int) -> None:
+            keeper = keepers.get(name)
+            if keeper is not None and number > 0:
+                keeper.save({"progress": {"step": number}, **loop.trained.state()}, number)
+            done = 0
+            while done < num_steps and name != ALONE:  # an epoch of the digits is shorter than a window
+                loop.progress = Progress(epoch=number + done)
+                loop.train_epoch()
+                done += loop.order.num_steps
+            if keeper is not None:
+                keeper.wait()
+
+        return train
+
+    return {name: turn(name) for name in (WITHOUT, BEHIND, BLOCKING, ALONE)}
+
+
+def main() -> None:
+    options = parser(__doc__ or "")
+    options.formatter_class = argparse.RawDescriptionHelpFormatter
+    options.add_argument("--model", default="resnet18", help="default: %(default)s")
+    options.add_argument("--image-size", type=int, default=64, help="default: %(default)s")
+    options.add_argument("--ranks", type=int, default=2, help="default: %(default)s")
+    options.add_argument("--steps", type=int, default=44, help="of a window (default: %(default)s)")
+    options.add_argument("--folder", help="where the checkpoints go. Default: a temporary one")
+    asked = options.parse_args()
+    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+        asked.folder = folder
+        seconds = run(build, asked)
+    rows = []
+    for name, own in seconds.items():
+        ratio = ratios(own, seconds[WITHOUT])
+        middle = statistics.quantiles(ratio, n=4)
+        rows.append([name, spread(own, 2), spread(ratio), f"{middle[0]:.3f} to {middle[2]:.3f}"])
+    header = ["window", "seconds, median (range)", "against no checkpoint", "middle half of the ratios"]
+    title = f"Checkpoints: {asked.model} at {asked.image_size} px, {asked.ranks} gloo ranks, {asked.rounds} rounds of "
+    publish(f"{title}windows of {asked.steps} steps", table(header, rows), record=asked.record)
+
+
+if __name__ == "__main__":
+    main()

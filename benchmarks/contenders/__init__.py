@@ -1,0 +1,66 @@
+"""What users would otherwise pick: the loops of others, made anew after their description, each in a file of its own.
+
+All get the same model, batch and data, and none pays for its data: images lie normalised in memory, tokens in a mapped
+file. So it is the step that is compared. What a contender does differently by itself (optimizer, layout, what it prints
+or sums up) stays as it is there.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+
+import numpy as np
+import torch
+from torch import nn
+
+Train = Callable[[int, int], None]
+"""Trains: (number of the round, steps)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is to be trained.
+
+    Attributes:
+        model: the name, as torchvision and timm know it.
+        build: makes it anew, on the CPU, with its first weights.
+        size: pixels a side, or tokens of a sequence.
+        num_classes: classes of an image, or different tokens.
+        batch_size: samples of one rank in a step.
+        images_NCHW, labels_N: of all of this rank's training, normalised; None where tokens are trained on.
+        tokens_N: numbers in a mapped file; None where images are trained on.
+        shape: of a transformer: layers, heads and numbers of a token.
+    """
+
+    model: str
+    build: Callable[[], nn.Module]
+    size: int
+    num_classes: int
+    batch_size: int
+    images_NCHW: torch.Tensor | None = None
+    labels_N: torch.Tensor | None = None
+    tokens_N: np.ndarray | None = None
+    shape: tuple[int, int, int] = (0, 0, 0)
+
+    def batches(self, number: int, num_steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The batches of a round: images and labels, cut out of what lies in memory."""
+        assert self.images_NCHW is not None
+        assert self.labels_N is not None
+        whole = len(self.labels_N) // self.batch_size
+        for step in range(number * num_steps, (number + 1) * num_steps):
+            part = slice(step % whole * self.batch_size, (step % whole + 1) * self.batch_size)
+            yield self.images_NCHW[part], self.labels_N[part]
+
+
+OF_IMAGES = {
+    "PyTorch's DDP tutorial": "tutorial",
+    "NCAR's ResNet example": "ncar",
+    "JSC's recipe": "jsc",
+    "timm's task": "timm_task",
+}
+OF_TOKENS = {"nanoGPT's loop, our model": "nanogpt", "nanoGPT's loop and model": "nanogpt_model"}
+
+
+def build(module: str, work: Work) -> Train:
+    """The contender in the file `module`, ready to train."""
+    return import_module(f"contenders.{module}").build(work)

@@ -1,0 +1,145 @@
+"""What measuring costs: the loop behind `train ddp` as it is, against the same loop with its measuring taken out.
+
+    python benchmarks/measuring.py [--rounds 31] [--record]
+
+Taken out here, by subclasses, are the times of steps, of waits for data and for other ranks, and the lines of
+metrics.jsonl; then the sums of loss and accuracy too. Beside it what the calls of one step take by themselves, by a
+loop around them that computes nothing: a share too small to be seen in whole steps is seen there.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from results import parser, publish, ratios, spread, table
+from rounds import Turn, loop_of, run
+
+from train import loop as looping
+from train.loop import Loop
+from train.metrics import StepTimes, Sums
+from train.options import Options
+from train.parallel.gradients import go_back
+from train.progress import Progress
+from train.summary import Log
+from train.world import World
+
+MEASURED, UNTIMED, BLIND = "as it is", "without times and lines", "without loss and accuracy too"
+EMPTY_STEPS = 2000
+
+
+class NoTimes(StepTimes):
+    """Measures nothing."""
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def step(self) -> None:
+        pass
+
+    def waiting(self, items: Any) -> Iterator[Any]:
+        return iter(items)
+
+
+class Unmeasured(Loop):
+    """The loop without lines, and without waits."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.gradients.waits = None
+
+    def facts(self) -> None:
+        return None
+
+
+class NoSums(Sums):
+    """Adds up nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.values += 1
+
+    def add(self, *_: torch.Tensor) -> None:
+        pass
+
+
+def build(asked: argparse.Namespace, world: World) -> Mapping[str, Turn]:
+    """The contenders, on one rank."""
+    options = Options(model=asked.model, image_size=asked.image_size, max_steps=asked.steps).settled()
+    log = Log(Path(tempfile.mkdtemp()), 0) if world.main else None
+    loops = {
+        MEASURED: loop_of(options, world, log=log.write if log is not None else lambda record: None),
+        UNTIMED: loop_of(options, world, Unmeasured, times=NoTimes(world.device)),
+        BLIND: loop_of(options, world, Unmeasured, times=NoTimes(world.device)),
+    }
+
+    def turn(name: str) -> Turn:
+        def train(number: int, num_steps: int) -> None:
+            looping.Sums = NoSums if name == BLIND else Sums  # type: ignore[misc]
+            loops[name].progress = Progress(epoch=number)
+            loops[name].train_epoch()
+
+        return train
+
+    return {name: turn(name) for name in loops}
+
+
+def empty_steps(times: StepTimes, *, waits: bool) -> float:
+    """Seconds of a step in which nothing is computed but a sum of one number, by `times`."""
+    weight = torch.ones(1, requires_grad=True)
+    times.start()
+    started = time.perf_counter()
+    for step, _ in enumerate(times.waiting(range(EMPTY_STEPS))):
+        loss = weight.sum()
+        if waits:
+            go_back(loss, times.waits)
+        else:
+            loss.backward()
+        times.step()
+        if waits and step % 10 == 0:
+            times.lately(64, "images")
+    return (time.perf_counter() - started) / EMPTY_STEPS
+
+
+def calls() -> float:
+    """Seconds that the measuring of a step takes, its line of metrics.jsonl apart; the median of several times."""
+    cpu = torch.device("cpu")
+    return statistics.median(
+        empty_steps(StepTimes(cpu), waits=True) - empty_steps(NoTimes(cpu), waits=False) for _ in range(7)
+    )
+
+
+def main() -> None:
+    options = parser(__doc__ or "")
+    options.formatter_class = argparse.RawDescriptionHelpFormatter
+    options.set_defaults(rounds=31)
+    options.add_argument("--model", default="resnet18", help="default: %(default)s")
+    options.add_argument("--image-size", type=int, default=64, help="default: %(default)s")
+    options.add_argument("--ranks", type=int, default=2, help="default: %(default)s")
+    options.add_argument("--steps", type=int, default=22, help="of each contender in one round (default: %(default)s)")
+    asked = options.parse_args()
+    seconds = run(build, asked)
+    rows = []
+    for name, own in seconds.items():
+        ratio = ratios(seconds[MEASURED], own)
+        middle = statistics.quantiles(ratio, n=4)
+        each = [taken / asked.steps * 1000 for taken in own]
+        rows.append([name, spread(each, 1), spread(ratio), f"{middle[0]:.3f} to {middle[2]:.3f}"])
+    header = ["the loop", "ms a step, median (range)", "as it is against it", "middle half of the ratios"]
+    step_s = statistics.median(seconds[MEASURED]) / asked.steps
+    taken = calls()
+    lines = table(header, rows)
+    lines += ["", f"The calls by themselves: {taken * 1e6:.0f} µs a step, {taken / step_s:.3%} of one."]
+    title = f"Measuring: {asked.model} at {asked.image_size} px, {asked.ranks} gloo ranks, {asked.rounds} rounds of "
+    publish(f"{title}{asked.steps} steps", lines, record=asked.record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""One model trained by several loops in the same processes, in turns: for benchmarks of a part of the loop."""
+
+import os
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from results import ROOT
+
+sys.path.insert(0, str(ROOT))
+
+from train import data, models, optimizer
+from train.data.loader import open_batches
+from train.display import Display
+from train.loop import Loop
+from train.metrics import StepTimes
+from train.options import Options
+from train.precision import choose_precision
+from train.state import Trained
+from train.strategies import load
+from train.world import World
+
+Turn = Callable[[int, int], None]
+"""Trains: (number of the round, steps)."""
+
+
+def loop_of(options: Options, world: World, kind: type[Loop] = Loop, **parts: Any) -> Loop:
+    """The loop behind `train ddp`, with nobody who looks on.
+
+    Args:
+        parts: of the loop, in place of those that do nothing.
+    """
+    torch.manual_seed(0)
+    strategy = load("ddp", world)
+    source = data.open_source(options)
+    train_batches, valid_batches = open_batches(source, options, world)
+    precision = choose_precision(options, world.device)
+    model = models.build(options, source.num_classes, source.size)
+    model = strategy.wrap(model, world, options, precision)
+    given: dict[str, Any] = {
+        "display": Display(enabled=False, epochs=1, global_batch=1),
+        "times": StepTimes(world.device),
+        "log": lambda record: None,
+        "save": lambda progress, own: None,
+    }
+    return kind(
+        strategy=strategy,
+        model=model,
+        trained=Trained(model=strategy.unwrap(model), optimizer=optimizer.build(options, model, fused=precision.fused)),
+        train=train_batches,
+        valid=valid_batches,
+        world=world,
+        options=options,
+        precision=precision,
+        **given | parts,
+    )
+
+
+def compete(rank: int, build: Callable[[Namespace, World], Mapping[str, Turn]], asked: Namespace, folder: str) -> None:
+    """One rank: all rounds of all contenders; rank 0 saves the seconds of each."""
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // asked.ranks))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=asked.ranks)
+    contenders = build(asked, World(rank=rank, local_rank=rank, world_size=asked.ranks, backend="gloo"))
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(-1, asked.rounds):  # the first round warms up and does not count
+        for name in contenders if number % 2 else list(reversed(contenders)):
+            dist.barrier()
+            started = time.perf_counter()
+            contenders[name](number + 1, asked.steps)
+            dist.barrier()
+            if number >= 0:
+                seconds[name].append(time.perf_counter() - started)
+        if rank == 0:
+            print(f"\rround {number + 1}/{asked.rounds}", end="", file=sys.stderr, flush=True)
+    if rank == 0:
+        print(file=sys.stderr)
+        torch.save(seconds, f"{folder}/result.pt")
+    dist.destroy_process_group()
+
+
+def run(build: Callable[[Namespace, World], Mapping[str, Turn]], asked: Namespace) -> dict[str, list[float]]:
+    """The seconds of each round of each of the contenders that `build` makes on every rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(compete, args=(build, asked, folder), nprocs=asked.ranks, join=True)
+        return torch.load(f"{folder}/result.pt", weights_only=True)

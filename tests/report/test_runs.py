@@ -1,0 +1,135 @@
+"""Reading runs: whole, cut off, older, damaged; one, several, folders of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from report import facts, runs
+from tests.report.conftest import Make
+from train.errors import MusterError
+
+
+def cells(found: list[runs.Run]) -> dict[str, tuple[str, ...]]:
+    """The rows of the tables, by label."""
+    return {row.label: row.cells for section in facts.sections(found) for row in section.rows}
+
+
+def test_a_recorded_run_is_read_whole(recordings: Path) -> None:
+    (run,), notes = runs.read_all([str(recordings / "scale" / "w2")])
+    summary = json.loads((recordings / "scale" / "w2" / "summary.json").read_text())
+    assert notes == []
+    assert (run.label, run.unit, run.world_size, run.is_finished) == ("w2", "images", 2, True)
+    assert run.rate == summary["images_per_second"]
+    assert run.scale["worlds"] == [1, 2, 4]
+    shown = cells([run])
+    assert shown["model"] == ("resnet18",)
+    assert shown["state"] == ("done",)
+    assert shown["images a second, a rank"] == (f"{summary['images_per_second'] / 2:.1f}",)
+    # What this version does not measure is no row of dashes.
+    assert "MFU" not in shown
+
+
+def test_a_run_on_tokens_is_counted_in_tokens(recordings: Path) -> None:
+    (run,), _ = runs.read_all([str(recordings / "gpt" / "summary.json")])
+    assert run.unit == "tokens"
+    assert "tokens a second" in cells([run])
+
+
+def test_all_that_a_run_measures_is_in_the_table(measured: Path) -> None:
+    found, _ = runs.read_all([str(measured)])
+    shown = cells(found)
+    assert shown["MFU"] == ("41.5 %",)
+    assert shown["FLOP/s a rank"] == ("410.0 T",)
+    assert shown["slowest rank, to median"] == ("1 on node02, +12 %",)
+    assert shown["energy, an image"] == ("0.257 J",)
+    assert shown["time for communication"] == ("8.0 %",)
+    assert shown["time for data"] == ("2.0 %",)
+    assert shown["parameters"] == ("11.2 M",)
+
+
+def test_a_folder_stands_for_the_runs_in_it_and_for_those_of_a_scale(recordings: Path) -> None:
+    found, _ = runs.read_all([str(recordings)])
+    labels = [f"{scale}/w{world}" for scale in ("measured", "scale") for world in (1, 2, 4)]
+    assert [run.label for run in found] == ["gpt", *labels]
+    # Each once, however often it was named.
+    again, _ = runs.read_all([str(recordings), str(recordings / "gpt"), str(recordings / "gpt" / "summary.json")])
+    assert [run.folder for run in again] == [run.folder for run in found]
+
+
+def test_runs_are_sorted_as_people_do(make: Make) -> None:
+    for world in (16, 2, 1):
+        make(f"all/w{world}")
+    found, _ = runs.read_all([str(make("all/w4").parent)])
+    assert [run.label for run in found] == ["w1", "w2", "w4", "w16"]
+
+
+def test_equal_names_are_told_apart_by_their_folders(make: Make) -> None:
+    found, _ = runs.read_all([str(make("a/run")), str(make("b/run")), str(make("b/other"))])
+    assert [run.label for run in found] == ["a/run", "b/run", "other"]
+
+
+def test_a_run_that_was_killed_while_it_wrote(make: Make) -> None:
+    lines = [json.dumps({"kind": "steps", "step": 50, "train_loss": 1.5, "train_accuracy": 0.5}), '{"kind": "ste']
+    (run,), _ = runs.read_all([str(make("killed", lines=lines, with_summary=False))])
+    assert (run.is_finished, run.last_step, run.notes) == (False, 50, ())
+    shown = cells([run])
+    assert shown["state"] == ("not finished",)
+    assert shown["training loss"] == ("1.5000",)
+
+
+def test_a_run_that_goes_on_after_its_summary_says_what_its_speed_is_of(make: Make) -> None:
+    line = {"kind": "epoch", "epoch": 9, "step": 400, "train_loss": 0.01, "valid_loss": 0.02, "valid_accuracy": 0.999}
+    (run,), _ = runs.read_all([str(make("resumed", {"step": 120}, [json.dumps(line), ""]))])
+    shown = cells([run])
+    assert shown["state"] == ("goes on: speeds are of the part up to step 120",)
+    # What is learnt is that of the last line, not of the old end.
+    assert shown["valid. accuracy"] == ("99.90 %",)
+    assert shown["steps in all"] == ("400",)
+
+
+def test_a_damaged_line_in_the_middle_is_counted(make: Make) -> None:
+    good = json.dumps({"kind": "steps", "step": 10, "train_loss": 1.0})
+    (run,), _ = runs.read_all([str(make("run", lines=[good, "{", "[1]", good, ""]))])
+    assert run.notes == ("2 lines of metrics.jsonl could not be read",)
+    assert len(run.lines) == 2
+
+
+@pytest.mark.parametrize("value", [None, "fast", True, [], {}, float("nan"), float("inf"), 10**400])
+def test_what_is_no_number_is_a_dash_and_no_wrong_number(make: Make, value: object) -> None:
+    changes = {"images_per_second": value, "step_time_s": value, "mfu": value, "ranks": value, "hosts": value}
+    folder = make("odd", {**changes, "slowest_rank": value, "shares": value, "world_size": value, "options": value})
+    found, _ = runs.read_all([str(folder)])
+    shown = cells(found)
+    assert not {"MFU", "step, p99", "ranks", "slowest rank, to median"} & shown.keys()
+    assert shown["model"] == ("resnet18",)
+
+
+def test_one_damaged_run_hides_no_others(make: Make) -> None:
+    (make("all/bad") / "summary.json").write_text("{")
+    found, notes = runs.read_all([str(make("all/good").parent)])
+    assert [run.label for run in found] == ["good"]
+    assert len(notes) == 1
+    assert "all/bad/summary.json" in notes[0]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "null", "\xff", "[" * 100_000])
+def test_a_damaged_summary_is_refused(make: Make, content: str) -> None:
+    folder = make("bad")
+    (folder / "summary.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(MusterError) as error:
+        runs.read_all([str(folder)])
+    assert error.value.code == 2
+    assert str(folder / "summary.json") in error.value.seen
+    assert len(str(error.value).splitlines()) == 3
+
+
+def test_no_run_is_refused(tmp_path: Path, make: Make) -> None:
+    empty = make("empty", lines=[""], with_summary=False)
+    for path in (tmp_path / "none", empty, tmp_path / "folder", tmp_path / "file"):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        (tmp_path / "file").write_text("")
+        with pytest.raises(MusterError) as error:
+            runs.read_all([str(path)])
+        assert error.value.code == 2
+        assert str(path) in error.value.seen

@@ -1,0 +1,129 @@
+"""`--compile`: what is compiled trains what is not, whatever the strategy; and what can't be compiled is refused."""
+
+import pytest
+import torch
+
+from tests.train.comparing import DIGITS, SPLITS, STEPS, TEXT, apart, losses, trained
+from train import compilation
+from train.combinations import check
+from train.errors import MusterError
+from train.models import build
+from train.options import Options
+from train.parallel.gradients import Gradients
+
+# Compilers reorder sums: as near as fp32 is, not bit for bit.
+NEAR = 1e-4
+
+WITHOUT_KERNELS = "import functools, torch; torch.compile = functools.partial(torch.compile, backend='aot_eager')"
+"""All of torch's compiler but its last part, which takes the longest: the graphs run by the kernels that are there."""
+
+
+def compiled(train, before="", **how):
+    """The fixture `train`, for runs that are compiled."""
+    return lambda argv, size, ok: train([*argv, "--compile=default"], size, ok=ok, before=before, deadline_s=250, **how)
+
+
+@pytest.mark.process
+@pytest.mark.once
+def test_compiled_kernels_train_the_same(train, tmp_path):
+    common = [*TEXT, *STEPS, "--optimizer=sgd", "--lr=0.01", "--max-steps=3", "--accumulate=2"]
+    plain = trained(train, tmp_path, "single", 1, common, "plain")
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels")}
+    state = trained(compiled(train, env=env), tmp_path, "single", 1, common, "compiled")
+    assert apart(plain, state)[0] < NEAR
+    assert max(losses(plain, state)) < NEAR
+    assert list((tmp_path / "kernels").rglob("*.so")), "nothing was compiled"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", SPLITS)
+def test_compiled_transformers_train_the_same(train, tmp_path, strategy):
+    world_size, split = SPLITS[strategy]
+    common = [*TEXT, *STEPS, "--optimizer=sgd", "--lr=0.01", "--max-steps=2", *split]
+    plain = trained(train, tmp_path, strategy, world_size, common, "plain")
+    state = trained(compiled(train, WITHOUT_KERNELS), tmp_path, strategy, world_size, common, "compiled")
+    assert apart(plain, state)[0] < NEAR
+    assert max(losses(plain, state)) < NEAR
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_compiled_images_train_the_same(train, tmp_path, strategy):
+    common = [*DIGITS, *STEPS, "--model=resnet18", "--image-size=32", "--lr=0.001", "--max-steps=2"]
+    plain = trained(train, tmp_path, strategy, 2, common, "plain")
+    state = trained(compiled(train, WITHOUT_KERNELS), tmp_path, strategy, 2, common, "compiled")
+    assert losses(plain, state, ("train_loss",))[0] < NEAR
+
+
+def test_graphs_are_not_recorded_over_micro_batches():
+    modes = []
+
+    def compile_(function, **how):
+        modes.append(how["mode"])
+        return function
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(torch, "compile", compile_)
+    for asked in ({"compile": "default"}, {"compile": "max-autotune"}, {"compile": "max-autotune", "accumulate": 2}):
+        compilation.compiled(len, Options(**asked))
+    patch.undo()
+    assert modes == [None, "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+def test_what_is_compiled():
+    asked = Options(model="gpt-tiny", compile="default")
+    model, gradients = build(asked, 256, 32), Gradients(1)
+    compilation.compile_model(model, asked)
+    compilation.compile_loss(gradients, asked)
+    layers = list(model.layers.values())
+    assert all("forward" in vars(layer) for layer in layers)
+    assert "forward" not in vars(model)
+    assert gradients.criterion is not Gradients.criterion
+    images = Options(compile="default")
+    model, gradients = build(images, 10, 32), Gradients(1)
+    compilation.compile_model(model, images)
+    compilation.compile_loss(gradients, images)
+    assert "forward" in vars(model)
+    assert gradients.criterion is Gradients.criterion
+    plain = build(Options(), 10, 32)
+    compilation.compile_model(plain, Options())
+    assert "forward" not in vars(plain)
+
+
+@pytest.mark.parametrize(("device", "variable"), [("cpu", "CXX"), ("cuda", "CC")])
+def test_a_missing_compiler_is_told(monkeypatch, tmp_path, device, variable):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(MusterError, match="there is none") as raised:
+        compilation.check(Options(compile="default"), torch.device(device))
+    assert "on PATH" in raised.value.seen
+    compilation.check(Options(), torch.device(device))
+    own = tmp_path / "mine"
+    own.write_text("")
+    own.chmod(0o755)
+    monkeypatch.setenv(variable, "mine")
+    compilation.check(Options(compile="default"), torch.device(device))
+    monkeypatch.setenv(variable, "other")
+    with pytest.raises(MusterError) as raised:
+        compilation.check(Options(compile="default"), torch.device(device))
+    assert f"{variable}=other" in raised.value.seen
+
+
+def test_missing_headers_of_python_are_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(MusterError, match="headers of Python") as raised:
+        compilation.check(Options(compile="default"), torch.device("cpu"))
+    assert str(tmp_path / "Python.h") in raised.value.seen
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "fix"),
+    [
+        ("dp", {}, "train ddp --compile=default"),
+        ("pipeline", {"model": "gpt-tiny", "schedule": "zero-bubble"}, "--schedule=interleaved"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(strategy, options, fix):
+    with pytest.raises(MusterError, match="can't be") as raised:
+        check(strategy, Options(compile="default", **options))
+    assert fix in raised.value.fix

@@ -1,0 +1,159 @@
+"""Counted operations, the peaks of cards, and the energy of a GPU."""
+
+import sys
+import types
+from importlib import metadata
+
+import pytest
+import torch
+from torch import nn
+
+from train.measure import flops, peaks
+from train.measure.energy import Energy
+from train.models import gpt
+from train.options import Options
+from train.summary import joules
+
+
+@pytest.mark.parametrize(("name", "seq_len"), [("gpt-tiny", 128), ("gpt-small", 256), ("gpt-8b", 2048)])
+def test_a_transformer_takes_what_its_matrices_and_its_attention_do(name, seq_len):
+    """6 N + 12 L T d a token (arXiv 2204.02311, appendix B), N without the embedding, which multiplies nothing."""
+    shape = gpt.shape_of(name)
+    options = Options(model=name, activation_checkpoint="full")
+    with torch.device("meta"):
+        model = gpt.GPT(shape, 1000)
+    matrices = sum(
+        weight.numel() for key, weight in model.named_parameters() if weight.dim() > 1 and "embed" not in key
+    )
+    counted = flops.count(options, 1000, seq_len) / seq_len
+    assert counted == 6 * matrices + 12 * shape.num_layers * seq_len * shape.dim
+
+
+@pytest.mark.parametrize(("name", "size", "billions"), [("resnet50", 224, 4.09), ("resnet18", 224, 1.81)])
+def test_a_resnet_takes_three_times_its_published_products(name, size, billions):
+    """torchvision gives 4.09 and 1.81 GMAC forth; back it is twice that, but for the first layer's input."""
+    counted = flops.count(Options(model=name), 1000, size)
+    assert counted == pytest.approx(3 * 2 * billions * 1e9, rel=0.02)
+    assert counted < 3 * 2 * (billions + 0.005) * 1e9
+
+
+def test_a_model_of_two_heads_counts(monkeypatch):
+    assert flops.count(Options(model="googlenet"), 10, 224) > 6 * 1.4e9
+
+
+def test_a_linear_layer_counts_exactly(monkeypatch):
+    monkeypatch.setattr(flops.images, "construct", lambda *_: nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 7)))
+    # Products forth, and back for the weights; the images need no gradient.
+    assert flops.count(Options(model="resnet18"), 7, 8) == 2 * 2 * 3 * 64 * 7
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "tf32", "expected"),
+    [
+        ("NVIDIA H200", True, False, 989e12),
+        ("NVIDIA H200", False, True, 494e12),
+        ("NVIDIA H200", False, False, 67e12),
+        ("NVIDIA H200 NVL", True, False, 835.5e12),
+        ("NVIDIA A100-SXM4-80GB", True, False, 312e12),
+        ("NVIDIA A100-PCIE-40GB", False, True, 156e12),
+        ("A100-SXM4-40GB", True, False, 312e12),
+        ("NVIDIA A100 80GB PCIe", True, False, 312e12),
+        ("NVIDIA H100 80GB HBM3", True, False, 989.4e12),
+        ("NVIDIA H100 PCIe", True, False, 756e12),
+        ("NVIDIA H100 NVL", True, False, 835e12),
+        ("NVIDIA GH200 480GB", True, False, 989.4e12),
+        ("NVIDIA GH200 120GB", True, False, 989.4e12),
+        ("NVIDIA B200", True, False, 2250e12),
+        ("NVIDIA GB200", True, False, 2500e12),
+        ("NVIDIA L4", True, False, 121e12),
+        ("NVIDIA L40S", True, False, 362.05e12),
+        ("NVIDIA A10", True, False, 125e12),
+        ("Tesla V100-SXM2-32GB", False, True, 15.7e12),
+        ("Tesla T4", False, False, 8.1e12),
+    ],
+)
+def test_peaks_of_cards(name, bf16, tf32, expected):
+    peak = peaks.find(name)
+    assert peak is not None
+    assert peak.source
+    assert peaks.flops(peak, bf16=bf16, tf32=tf32) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+        "NVIDIA A100-SXM-64GB",
+        "NVIDIA A10G",
+        "NVIDIA L40",
+        "NVIDIA GeForce RTX 4090",
+        "H200",
+        "",
+    ],
+)
+def test_parts_variants_and_others_are_unknown(name):
+    assert peaks.find(name) is None
+
+
+def test_a_cpu_has_no_peak_and_no_counter():
+    assert peaks.of_device(torch.device("cpu"), bf16=True, convolves=True) is None
+    energy = Energy(torch.device("cpu"))
+    energy.count(True)
+    energy.count(False)
+    assert energy.joules is None
+
+
+def stand_in(monkeypatch, **functions):
+    """NVML and a GPU, played: there is none here. The names and units are those of the real binding."""
+    import pynvml
+
+    assert metadata.version("nvidia-ml-py")
+    module = types.ModuleType("pynvml")
+    for name, function in functions.items():
+        assert hasattr(pynvml, name)
+        setattr(module, name, function)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    properties = types.SimpleNamespace(uuid="74edc72b-204b-7996-59f6-bff24ec89c23")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return Energy(torch.device("cuda", 0))
+
+
+def test_energy_is_that_of_the_card_of_this_name_while_it_is_counted(monkeypatch):
+    millijoules = iter([1_000, 5_000, 7_500, 100_000, 100_250])
+    asked = []
+    energy = stand_in(
+        monkeypatch,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda name: asked.append(name) or "handle",
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(millijoules),
+    )
+    assert asked == ["GPU-74edc72b-204b-7996-59f6-bff24ec89c23"]
+    for counts in (True, False, True, False):
+        energy.count(counts)
+    assert energy.joules == 2.5 + 0.25
+
+
+def fail(*_):
+    import pynvml
+
+    raise RuntimeError("Not Supported", pynvml)
+
+
+@pytest.mark.parametrize("failing", ["nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetTotalEnergyConsumption"])
+def test_where_nvml_fails_nothing_is_known(monkeypatch, failing):
+    functions = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetHandleByUUID": lambda name: "handle",
+        "nvmlDeviceGetTotalEnergyConsumption": lambda handle: 1,
+    }
+    energy = stand_in(monkeypatch, **functions | {failing: fail})
+    energy.count(True)
+    energy.count(False)
+    assert energy.joules is None
+
+
+def test_energy_of_a_run_is_known_where_every_rank_knows_its_own():
+    assert joules([10.0, 20.0], 60, "images") == {"energy_j": 30.0, "energy_j_per_image": 0.5}
+    assert joules([10.0, None], 60, "tokens") == {"energy_j": None, "energy_j_per_token": None}
+    assert joules([None], 60, "images") == {"energy_j": None, "energy_j_per_image": None}

@@ -1,0 +1,132 @@
+"""`--track`: one run a job in TensorBoard, Weights & Biases and MLflow, which a resumed run goes on with."""
+
+import json
+
+import pytest
+
+from train import trackers
+from train.errors import MusterError
+from train.options import Options
+
+pytestmark = pytest.mark.once
+
+FIRST = ["ddp", "--data=digits", "--image-size=16", "--no-bf16", "--batch-size=8", "--epochs=1", "--name=run"]
+
+
+@pytest.fixture(scope="module")
+def tracked(train, tmp_path_factory):
+    """Makes a run of 20 steps by 2 ranks, which goes on to 40; returns where the runs are."""
+
+    def run(kind):
+        runs = tmp_path_factory.mktemp(kind)
+        argv = [*FIRST, f"--runs-dir={runs}", f"--track={kind}"]
+        train([*argv, "--max-steps=20"], 2, ok=True)
+        train([*argv, "--max-steps=40", "--resume=auto"], 2, ok=True)
+        return runs
+
+    return run
+
+
+def logged(runs, key):
+    """(step, value) of each line of metrics.jsonl that has `key`."""
+    lines = [json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line[key]) for line in lines if line["kind"] == "steps"]
+
+
+def test_tensorboard(tracked):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    runs = tracked("tensorboard")
+    events = EventAccumulator(str(runs / "run" / "tensorboard"))
+    events.Reload()
+    assert len(list((runs / "run" / "tensorboard").glob("events*"))) == 2
+    points = [(event.step, event.value) for event in events.Scalars("steps/train_loss")]
+    expected = logged(runs, "train_loss")
+    assert [step for step, _ in points] == [step for step, _ in expected] == [10, 20, 30, 40]
+    assert [value for _, value in points] == pytest.approx([value for _, value in expected])
+    assert {"epoch/valid_loss", "epoch/valid_accuracy", "run/images_per_second"} <= set(events.Tags()["scalars"])
+
+
+def test_mlflow(tracked, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    from mlflow import MlflowClient
+
+    runs = tracked("mlflow")
+    client = MlflowClient(tracking_uri=(runs / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("muster")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.run_name == "run"
+    assert found.info.status == "FINISHED"
+    assert found.data.params["batch_size"] == "8"
+    history = client.get_metric_history(found.info.run_id, "steps/train_loss")
+    assert sorted((point.step, point.value) for point in history) == logged(runs, "train_loss")
+    assert "run/images_per_second" in found.data.metrics
+
+
+def test_wandb_offline(tracked, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    runs = tracked("wandb")
+    (first, second) = sorted((runs / "run" / "wandb").glob("offline-run-*"))
+    assert first.name.rpartition("-")[2] == second.name.rpartition("-")[2]  # the same run there
+    for part, lines in ((first, 2), (second, 2)):
+        (file,) = part.glob("*.wandb")
+        assert file.read_bytes().count(b"steps/train_loss") >= lines
+    assert not list(runs.rglob("*.patch"))
+
+
+def test_a_failed_run_is_told(tracked, train, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
+
+    argv = [*FIRST, f"--runs-dir={tmp_path}", "--track=mlflow", "--lr=1e9", "--warmup-steps=0", "--max-steps=60"]
+    assert [ended.code for ended in train(argv, 2)] == [1, 1]
+    client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    (found,) = client.search_runs([client.get_experiment_by_name("muster").experiment_id])
+    assert found.info.status == "FAILED"
+
+
+def test_a_package_that_is_missing(monkeypatch):
+    trackers.check(Options())
+    trackers.check(Options(track="wandb"))
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MusterError, match="wandb is not installed") as raised:
+        trackers.check(Options(track="wandb"))
+    assert "pip install wandb" in raised.value.fix
+    with pytest.raises(MusterError, match="mlflow is not installed") as raised:
+        trackers.check(Options(track="mlflow"))
+    assert "pip install mlflow-skinny" in raised.value.fix
+    trackers.check(Options())
+
+
+def test_a_target_that_breaks_ends_no_training():
+    class Broken:
+        """Stands for a server that is gone, or a full disk."""
+
+        calls = 0
+
+        def write(self, step, values):
+            self.calls += 1
+            raise OSError("no space left\non device")
+
+        def close(self, *, failed):
+            raise AssertionError("it is let go of")
+
+    notes, target = [], Broken()
+    with trackers.Tracker(target, notes.append) as tracker:
+        tracker.write({"kind": "steps", "step": 1, "train_loss": 1.0})
+        tracker.write({"kind": "steps", "step": 2, "train_loss": 1.0})
+    assert target.calls == 1
+    assert notes == ["nothing more is tracked: no space left on device"]
+
+
+def test_a_target_that_cannot_begin(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://server")
+    with pytest.raises(MusterError, match="mlflow can't begin a run") as raised:
+        trackers.open_tracker(Options(track="mlflow"), tmp_path, 0, {}, print)
+    assert "--track=mlflow" in raised.value.seen
+
+
+def test_numbers_of():
+    record = {"kind": "steps", "step": 3, "loss": 1, "nan": float("nan"), "ok": True, "t": {"p50": 0.5}, "none": None}
+    assert trackers.numbers_of(record, "steps/") == {"steps/loss": 1.0, "steps/t/p50": 0.5}

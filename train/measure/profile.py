@@ -1,0 +1,155 @@
+"""A trace of a few steps of rank 0, which opens in Perfetto: what it computed, and when it spoke to other ranks."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.hooks import RemovableHandle
+
+from train.measure.trace import Operation, operations, shares
+from train.models import units_of
+
+WARM_UP = 10
+"""Steps before the first that is traced, where there are as many."""
+
+NUM_STEPS = 5
+NAME = "profile/rank-0.json.gz"
+
+
+class Profile:
+    """Traces some steps, once; on the ranks that trace nothing it only tells which steps these are.
+
+    The steps are left out of the times of all ranks, and so is the one after them, in which the others wait for rank 0.
+
+    Args:
+        num_steps: that this process will take.
+        model: whose layers are to have their names in the trace; None for one that is compiled.
+
+    Attributes:
+        running: whether the next step is one that is not timed.
+        num_traced: steps in the trace that was written.
+        problem: why it could not be written.
+    """
+
+    def __init__(self, run: Path, num_steps: int, model: nn.Module | None, device: torch.device, *, main: bool) -> None:
+        self.path = run / NAME
+        self.num_steps = min(NUM_STEPS, max(1, num_steps - 1))
+        self.first = min(WARM_UP, num_steps - self.num_steps)
+        self.model = model
+        self.device = device
+        self.main = main
+        self.running = False
+        self.done = False
+        self.num_traced = 0
+        self.operations: list[Operation] = []
+        self.problem: str | None = None
+        self.tracer: profile | None = None
+        self.range: record_function | None = None
+        self.hooks: list[RemovableHandle] = []
+        self.began = self.step = 0
+
+    def begin(self, step: int) -> None:
+        """Called before each step, when `step` are done: begins the trace where it is time, or the step in it."""
+        if self.done:
+            self.running = self.running and step <= self.began + self.num_traced
+            return
+        if not self.running and step >= self.first:
+            self.running, self.began = True, step
+            self.start()
+        self.step = step + 1
+
+    def end(self, step: int) -> None:
+        """Called after each step, when `step` are done."""
+        if not self.running or self.done:
+            return
+        self.close_range()
+        if step - self.began == self.num_steps:
+            self.finish(step)
+
+    def leave(self, step: int) -> None:
+        """Called at the end of an epoch: what follows is no step. A trace with none yet begins again later."""
+        if not self.running or self.done:
+            return
+        self.close_range()
+        if step > self.began:
+            self.finish(step)
+        else:
+            self.stop()
+            self.running = False
+
+    def part(self, name: str) -> AbstractContextManager[object]:
+        """A context that has a name in the trace, in the step's, which its first part begins."""
+        if self.tracer is None:
+            return nullcontext()
+        if self.range is None:
+            self.range = record_function(f"step {self.step}")
+            self.range.__enter__()
+        return record_function(name)
+
+    def start(self) -> None:
+        """Begins the trace, with the names of the model's layers."""
+        if not self.main:
+            return
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it complains of each GPU that is not there
+        is_gpu = self.device.type == "cuda"
+        self.tracer = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])])
+        self.tracer.start()
+        if self.model is not None:
+            names = {module: name for name, module in self.model.named_modules()}
+            for unit in units_of(self.model):
+                kind = type(unit).__name__.removeprefix("FSDP")  # what fully_shard makes of a class's name
+                self.hooks += named(unit, f"{kind} {names[unit]}")
+
+    def stop(self) -> profile | None:
+        """Ends the trace."""
+        tracer, self.tracer = self.tracer, None
+        if tracer is not None:
+            tracer.stop()
+        while self.hooks:
+            self.hooks.pop().remove()
+        return tracer
+
+    def finish(self, step: int) -> None:
+        """Ends the trace and writes it."""
+        tracer = self.stop()
+        self.done, self.num_traced = True, step - self.began
+        if tracer is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            tracer.export_chrome_trace(str(self.path))
+        except OSError as error:
+            self.problem = f"the trace could not be written: {error.strerror}: {self.path}"
+        self.operations = operations(tracer, is_gpu=self.device.type == "cuda")
+
+    def shares(self) -> dict[str, float] | None:
+        """What the steps in the trace went to; None where it does not tell."""
+        try:
+            return shares(self.path)
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def close_range(self) -> None:
+        """Ends the step's range in the trace."""
+        if self.range is not None:
+            self.range.__exit__(None, None, None)
+            self.range = None
+
+
+def named(module: nn.Module, name: str) -> list[RemovableHandle]:
+    """Hooks by which the forward pass of `module` is a range in the trace."""
+    open_ranges: list[record_function] = []
+
+    def before(*_: Any) -> None:
+        open_ranges.append(record_function(name))
+        open_ranges[-1].__enter__()
+
+    def after(*_: Any) -> None:
+        if open_ranges:
+            open_ranges.pop().__exit__(None, None, None)
+
+    return [module.register_forward_pre_hook(before), module.register_forward_hook(after, always_call=True)]
