@@ -1,0 +1,104 @@
+"""`muster job`: parse, call, print."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from train.errors import MusterError
+
+KUBERNETES = "Kubernetes"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the command to `muster`."""
+    app.command("job", help="Print a job script for a site; 'muster job list' names them.")(_job)
+
+
+def _job(
+    site: Annotated[str, typer.Argument(metavar="SITE", help="A site's profile, by name or file; or list.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND...]", help="What runs on each node. Default: train ddp."),
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="Nodes of the job.", min=1, max=100_000)] = 2,
+    time: Annotated[str, typer.Option(help="Time limit: 1:30:00, 2-12:00:00 or 90m.")] = "1:00:00",
+    image: Annotated[str, typer.Option(help="The image: a SIF, or a registry's for Kubernetes.")] = "muster.sif",
+    account: Annotated[str | None, typer.Option(help="The project that pays.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition or queue. Default: the profile's.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs of a node. Default: the profile's.", min=0, max=1000)] = None,
+    name: Annotated[str, typer.Option(help="The job's name.")] = "muster",
+    output_file: Annotated[
+        str | None, typer.Option(help="Write the script to this new file, in place of printing it.")
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(help="Which manifest: pytorchjob, jobset or job. Default: job.", rich_help_panel=KUBERNETES),
+    ] = None,
+    claim: Annotated[
+        str | None,
+        typer.Option(help="The PersistentVolumeClaim for runs. Default: muster.", rich_help_panel=KUBERNETES),
+    ] = None,
+    shm: Annotated[
+        str | None, typer.Option(help="The size of /dev/shm. Default: 16Gi.", rich_help_panel=KUBERNETES)
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A further resource of each pod, for RDMA: rdma/hca_shared_devices_a=1. May be repeated.",
+            rich_help_panel=KUBERNETES,
+        ),
+    ] = None,
+    uid: Annotated[
+        int | None, typer.Option(help="Whom the pods run as. Default: 1000.", min=0, rich_help_panel=KUBERNETES)
+    ] = None,
+    restarts: Annotated[
+        int | None, typer.Option(help="Attempts after the first. Default: 3.", min=0, rich_help_panel=KUBERNETES)
+    ] = None,
+) -> None:
+    # Here and not above: no other command needs profiles or templates.
+    from entrypoint.jobs import listing, making
+    from entrypoint.jobs.manifest import Further
+    from entrypoint.jobs.wanted import wanted
+
+    if site == "list" and not command:
+        print(listing.table())
+        return
+    asked = wanted(
+        nodes=nodes,
+        time=time,
+        image=image,
+        account=account,
+        partition=partition,
+        gpus=gpus,
+        name=name,
+        command=tuple(command or ()),
+    )
+    further = Further(claim=claim, shm=shm, devices=tuple(device or ()), uid=uid, restarts=restarts)
+    text = making.make(site, asked, kind, output_file, further)
+    if output_file is None:
+        sys.stdout.write(text)
+        return
+    _write(Path(output_file), text)
+    print(f"written: {output_file}", file=sys.stderr)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
+    except FileExistsError:
+        raise MusterError(
+            "there is such a file already, and it is not written over",
+            seen=f"--output-file={path}",
+            fix="--output-file with a new name, or remove that file first",
+        ) from None
+    except OSError as reason:
+        raise MusterError(
+            f"the script can't be written: {reason.strerror}",
+            seen=f"--output-file={path}",
+            fix="--output-file in a folder that you may write to",
+        ) from None
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)

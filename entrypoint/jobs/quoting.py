@@ -1,0 +1,84 @@
+"""Filters for the templates: nothing of a profile or of the user reaches a shell, or a directive, as it is."""
+
+import re
+import shlex
+import textwrap
+from collections.abc import Iterable
+
+from train.errors import MusterError, one_line
+
+_NAME = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
+_PLAIN = re.compile(r"[A-Za-z0-9_.@%+,:=/-]+")
+
+
+def word(value: object) -> str:
+    """`value` as one word of a shell, and nothing in it expanded."""
+    return shlex.quote(str(value))
+
+
+def words(values: Iterable[object]) -> str:
+    """Each of `values` as one word of a shell."""
+    return " ".join(word(value) for value in values)
+
+
+def expanded(value: str) -> str:
+    r"""`value` between double quotes, so that a shell expands $NAME and ${NAME} in it, and nothing else.
+
+    >>> expanded('$SCRATCH/my "runs" $(id)')
+    '"$SCRATCH/my \\"runs\\" \\$(id)"'
+    """
+    text = re.sub(r"^~(?=/|$)", "$HOME", value)
+    parts: list[str] = []
+    end = 0
+    for match in _NAME.finditer(text):
+        parts += [re.sub(r'([\\"`$])', r"\\\1", text[end : match.start()]), match[0]]
+        end = match.end()
+    parts.append(re.sub(r'([\\"`$])', r"\\\1", text[end:]))
+    return '"' + "".join(parts) + '"'
+
+
+def needs(value: str) -> list[str]:
+    """The variables that `expanded(value)` reads, each once."""
+    text = re.sub(r"^~(?=/|$)", "$HOME", value)
+    return list(dict.fromkeys(match[1] or match[2] for match in _NAME.finditer(text)))
+
+
+def directive(value: object) -> str:
+    """`value` as it is, for a line that the scheduler reads and no shell.
+
+    Raises:
+        MusterError: it would not stay on its line.
+    """
+    text = str(value)
+    if not text or not text.isprintable():
+        raise MusterError(
+            "a directive is one line of printable characters",
+            seen=one_line(text) or "nothing",
+            fix="remove line breaks and control characters from it",
+        )
+    return text
+
+
+def plain(value: str, option: str) -> str:
+    """`value`, which a user gave for `option`, for a place where nothing can be quoted.
+
+    Raises:
+        MusterError: it has blanks, quotes or other characters that a scheduler would stumble over.
+    """
+    if not _PLAIN.fullmatch(value) or value.startswith("-"):
+        raise MusterError(
+            f"{option} is one word of letters, digits and . _ @ % + , : = / -",
+            seen=f"{option}={value}",
+            fix=f"{option} with such a word",
+        )
+    return value
+
+
+def comment(value: object) -> str:
+    """`value` for a comment: on one line, whatever is in it."""
+    return one_line(" ".join(str(value).split()))
+
+
+def wrapped(value: object) -> list[str]:
+    """`value` for several lines of a comment."""
+    return textwrap.wrap(comment(value), 116, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

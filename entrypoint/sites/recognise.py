@@ -1,0 +1,160 @@
+"""Which site this is, by the names and variables that its profile tells.
+
+Every launch asks this, so only the head of each profile is read: the lines before its first table.
+"""
+
+import fnmatch
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from entrypoint import ROOT
+from entrypoint.environment import Environment
+from entrypoint.options import LaunchOptions
+from train.errors import MusterError, one_line
+
+if TYPE_CHECKING:
+    from entrypoint.sites.schema import Site
+
+SITES = ROOT / "jobs" / "sites"
+
+# Slurm's and Grid Engine's names for the cluster; LSF and PBS tell a job none.
+CLUSTER = ("SLURM_CLUSTER_NAME", "SGE_CLUSTER_NAME")
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A site, and why it is this one.
+
+    Attributes:
+        name: the profile's, or the path of its file.
+        why: what told: SLURM_CLUSTER_NAME=juwels, host jwb0001.juwels, --site=juwels-booster.
+        site: its profile.
+    """
+
+    name: str
+    why: str
+    site: "Site"
+
+
+def here(env: Environment, options: LaunchOptions, folder: Path = SITES) -> Recognised | None:
+    """The site that `env` is of, or that the user named; None where nothing tells, or none is wanted.
+
+    What decides on a site's fabric takes `.site` of this: its `extends`, `libraries` and `variables`.
+
+    Raises:
+        MusterError: there is no such profile, it can't be used, or two match equally well.
+    """
+    if options.site == "off":
+        return None
+    if options.site != "auto":
+        given = "MUSTER_SITE" if env.get("MUSTER_SITE") == options.site else "--site"
+        return _loaded(options.site, f"{given}={options.site}", folder)
+    found = matches(env, folder)
+    if not found:
+        return None
+    most = max(map(len, found.values()))
+    best = {name: whys for name, whys in found.items() if len(whys) == most}
+    if len(best) > 1:
+        raise MusterError(
+            f"this could be {' or '.join(best)}",
+            seen="; ".join(f"{name}: {', '.join(whys)}" for name, whys in best.items()),
+            fix=f"--site {next(iter(best))}, or --site off",
+        )
+    ((name, whys),) = best.items()
+    return _loaded(name, ", ".join(whys), folder)
+
+
+def check(found: Recognised | None) -> None:
+    """Returns if the image runs at this site.
+
+    Raises:
+        MusterError: it does not; the error tells why.
+    """
+    if found is not None and found.site.refused is not None:
+        refused = found.site.refused
+        raise MusterError(
+            f"this image does not run on {found.site.title}: {refused.value}",
+            seen=found.why,
+            fix=f"see {found.site.documentation or found.site.sources[refused.source].url}; "
+            "where this is another place: --site off",
+        )
+
+
+def matches(env: Environment, folder: Path = SITES) -> dict[str, tuple[str, ...]]:
+    """The sites that `env` may be of, each with what told: the more, the more specific.
+
+    Raises:
+        MusterError: a profile can't be read.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for path in sorted(folder.glob("*.toml")):
+        whys = told_by(path, env)
+        if whys:
+            found[path.stem] = whys
+    return found
+
+
+def told_by(path: Path, env: Environment) -> tuple[str, ...]:
+    """What tells that `env` is of the site with the profile at `path`; empty where it is not.
+
+    Raises:
+        MusterError: it can't be read.
+    """
+    return tuple(_whys(_recognise(path), env))
+
+
+def head(text: str) -> str:
+    """A profile's lines before its first table."""
+    end = 0 if text.startswith("[") else text.find("\n[") + 1
+    return text[:end] if end or text.startswith("[") else text
+
+
+def _recognise(path: Path) -> dict[str, Any]:
+    try:
+        return _table(tomllib.loads(head(path.read_text(encoding="utf-8"))), "recognise")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as reason:
+        raise MusterError(
+            "a site's profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path.name}, or --site off"
+        ) from None
+
+
+def _whys(recognise: dict[str, Any], env: Environment) -> Iterator[str]:
+    """What tells that `env` is of a site; nothing where it is not."""
+    for name in CLUSTER:
+        if _is_like(env.get(name), _patterns(recognise, "cluster")):
+            yield one_line(f"{name}={env[name]}")
+            break
+    hosts = _patterns(recognise, "hosts")
+    if _is_like(env.host, hosts) or _is_like((env.host or "").partition(".")[0], hosts):
+        yield one_line(f"host {env.host}")
+    wanted = _table(_table(recognise, "variables"), "value")
+    # All of them: one alone may be another machine's of the same centre too.
+    if wanted and all(_is_like(env.get(name), [pattern]) for name, pattern in wanted.items()):
+        yield from (one_line(f"{name}={env[name]}") for name in wanted)
+
+
+def _is_like(text: str | None, patterns: Iterable[Any]) -> bool:
+    return bool(text) and any(fnmatch.fnmatchcase(text.casefold(), str(pattern).casefold()) for pattern in patterns)
+
+
+def _patterns(recognise: dict[str, Any], kind: str) -> list[Any]:
+    value = _table(recognise, kind).get("value")
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:
+    # Not checked yet: that needs the schema, and only the site that matches is worth it.
+    value = tables.get(name)
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _loaded(name: str, why: str, folder: Path) -> Recognised:
+    # Here and not above: only what is this site is read as a whole.
+    from entrypoint.sites import profiles
+
+    # A node's clock may be behind the day on which a source was read.
+    return Recognised(name, one_line(why), profiles.load_site(name, folder, today=date.max))

@@ -1,0 +1,317 @@
+"""What a launch does about the fabric by itself. The libraries are stand-ins, opened for real; no NCCL uses them."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from entrypoint import detection
+from entrypoint.environment import Environment
+from entrypoint.fabric import automatic, host_nccl, inventory, survey
+from entrypoint.fabric.automatic import FOUND, Injection
+from entrypoint.fabric.need import Need, Places
+from entrypoint.options import LaunchOptions
+from entrypoint.program import Program
+from tests.entrypoint import standins
+from tests.fabric import nodes
+from train import summary
+from train.errors import MusterError
+
+SEVERAL = Need(num_nodes=2, uses_nccl=True)
+ONE, ON_CPU = Need(num_nodes=1, uses_nccl=True), Need(num_nodes=2, uses_nccl=False)
+NAMED = replace(ONE, wanted="slingshot")
+
+pytestmark = pytest.mark.usefixtures("known")
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "tmp").mkdir()
+    return {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path / "tmp"), "LOADED": str(tmp_path / "loaded")}
+
+
+def places(folder: Path, host: Path | None = None, *, has_device: bool = True) -> Places:
+    """A container with the host's devices, where `host` is mounted, and with no libraries of a fabric."""
+    if host is not None and has_device:
+        (folder / "own/dev").mkdir(parents=True, exist_ok=True)
+        (folder / "own/dev/cxi0").touch()
+    return Places(host or folder / "nothing", folder / "bound", folder / "own")
+
+
+def verbs(root: Path, state: str = "4: ACTIVE", layer: str = "InfiniBand", *, has_files: bool = True) -> None:
+    """Gives a root one device of InfiniBand or RoCE."""
+    port = root / "sys/class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (port / "state").write_text(f"{state}\n")
+    (port / "link_layer").write_text(f"{layer}\n")
+    (root / "sys/class/infiniband/mlx5_0/node_type").write_text("1: CA\n")
+    if has_files:
+        (root / "dev/infiniband").mkdir(parents=True)
+        (root / "dev/infiniband/uverbs0").touch()
+
+
+def with_verbs(folder: Path, env: dict[str, str]) -> dict[str, str]:
+    """`env` where a stand-in for libibverbs is found."""
+    nodes.library(folder / "verbs/libibverbs.so.1")
+    return {**env, "LD_LIBRARY_PATH": str(folder / "verbs")}
+
+
+def test_the_hosts_libraries_are_staged_proved_and_told(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
+    found = automatic.for_need(SEVERAL, env, places=places(tmp_path, slingshot))
+    assert found.notes[0] == (
+        "fabric: slingshot (cxi0): libnccl-net.so, libfabric.so.1, libcxi.so.1 from the host; NCCL_NET=Libfabric"
+    )
+    folder = Path(found.variables["LD_LIBRARY_PATH"])
+    assert found.variables["NCCL_NET_PLUGIN"] == f"{folder}/libnccl-net.so"
+    assert found.variables["FI_CXI_RX_MATCH_MODE"] == "hybrid"
+    assert found.variables[FOUND] == "slingshot"
+    assert sorted(nodes.loaded(Path(env["LOADED"]))) == ["libcxi.so.1.5.0", "libfabric.so.1.25.0", "libnccl-net.so"]
+
+
+def test_more_than_three_are_counted(tmp_path: Path, env: dict[str, str]) -> None:
+    root = nodes.host(tmp_path / "host")
+    folder = Path(f"{root}{nodes.FOLDER}")
+    others = [nodes.library(folder / f"libother{number}.so.1") for number in range(2)]
+    cxi = folder / "libcxi.so.1.5.0"
+    nodes.library(cxi, "", *others, soname="libcxi.so.1")
+    found = automatic.for_need(ONE, env, places=places(tmp_path, root))
+    assert "libnccl-net.so, libfabric.so.1 and 3 more from the host" in found.notes[0]
+
+
+@pytest.mark.parametrize("need", [ONE, ON_CPU], ids=["one node", "no GPUs"])
+def test_nccl_is_not_held_to_it_where_it_does_not_cross(
+    tmp_path: Path, env: dict[str, str], slingshot: Path, need: Need
+) -> None:
+    found = automatic.for_need(need, env, places=places(tmp_path, slingshot))
+    assert "NCCL_NET" not in found.variables
+    assert found.variables["NCCL_NET_PLUGIN"]
+
+
+def test_what_the_driver_needs_stays_first(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
+    compat = {**env, "LD_LIBRARY_PATH": "/usr/local/cuda/compat:/.singularity.d/libs"}
+    found = automatic.for_need(SEVERAL, compat, places=places(tmp_path, slingshot))
+    first, second, ours = found.variables["LD_LIBRARY_PATH"].split(":")
+    assert (first, second) == ("/usr/local/cuda/compat", "/.singularity.d/libs")
+    assert ours.startswith(env["TMPDIR"])
+
+
+def test_a_dry_run_makes_and_opens_nothing(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
+    real = automatic.for_need(SEVERAL, env, places=places(tmp_path, slingshot))
+    Path(env["LOADED"]).unlink()
+    (tmp_path / "other").mkdir()
+    other = {**env, "TMPDIR": str(tmp_path / "other")}
+    dry = automatic.for_need(replace(SEVERAL, is_dry=True), other, places=places(tmp_path, slingshot))
+    assert os.listdir(tmp_path / "other") == []
+    assert not Path(env["LOADED"]).exists()
+    assert set(dry.variables) == set(real.variables)
+
+
+@pytest.fixture
+def unfit(tmp_path: Path) -> Path:
+    """A host whose plugin needs a symbol version that nobody has."""
+    root = nodes.host(tmp_path / "unfit")
+    folder = Path(f"{root}{nodes.FOLDER}")
+    cxi = folder / "libcxi.so.1.5.0"
+    script = tmp_path / "script"
+    script.write_text("CXI_9 { global: cxi; };\n")
+    nodes.library(cxi, "int cxi(void) { return 9; }", f"-Wl,--version-script={script}", soname="libcxi.so.1")
+    use = "extern int cxi(void); int use(void) { return cxi(); }"
+    plugin = nodes.PLUGIN.format(net="Libfabric")
+    nodes.library(folder / "libnccl-net.so", use + plugin, folder / "libfabric.so.1.25.0", cxi)
+    script.write_text("CXI_1 { global: cxi; };\n")
+    nodes.library(cxi, "int cxi(void) { return 1; }", f"-Wl,--version-script={script}", soname="libcxi.so.1")
+    return root
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """A host whose plugin fits by all that can be read of it, and does not open."""
+    root = nodes.host(tmp_path / "broken")
+    folder = Path(f"{root}{nodes.FOLDER}")
+    undefined = "extern int nobody_has_this; int *use(void) { return &nobody_has_this; }"
+    nodes.library(
+        folder / "libnccl-net.so", undefined + nodes.PLUGIN.format(net="Libfabric"), folder / "libfabric.so.1"
+    )
+    return root
+
+
+@pytest.mark.parametrize("need", [SEVERAL, NAMED], ids=["several nodes", "named"])
+@pytest.mark.parametrize(("kind", "seen"), [("unfit", "CXI_9"), ("broken", "nobody_has_this")])
+def test_what_does_not_fit_is_refused_where_it_matters(
+    request: pytest.FixtureRequest, tmp_path: Path, env: dict[str, str], need: Need, kind: str, seen: str
+) -> None:
+    root: Path = request.getfixturevalue(kind)
+    with pytest.raises(MusterError) as refused:
+        automatic.for_need(need, env, places=places(tmp_path, root))
+    assert seen in refused.value.seen
+    assert "--fabric tcp" in refused.value.fix
+    assert refused.value.code == 2
+
+
+@pytest.mark.parametrize("need", [ONE, ON_CPU], ids=["one node", "no GPUs"])
+@pytest.mark.parametrize("kind", ["unfit", "broken"])
+def test_and_is_a_note_elsewhere(
+    request: pytest.FixtureRequest, tmp_path: Path, env: dict[str, str], need: Need, kind: str
+) -> None:
+    found = automatic.for_need(need, env, places=places(tmp_path, request.getfixturevalue(kind)))
+    assert found.variables == {}
+    assert len(found.notes) == 1
+    assert found.notes[0].startswith("fabric: none of the host's libraries: ")
+
+
+def test_without_a_host_one_node_is_not_looked_at(
+    tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "look", lambda *_: pytest.fail("it was looked at"))
+    for need in (ONE, ON_CPU):
+        assert automatic.for_need(need, env, places=places(tmp_path)) == Injection()
+
+
+def test_slingshot_without_its_libraries_is_refused(tmp_path: Path, env: dict[str, str]) -> None:
+    (tmp_path / "own/dev").mkdir(parents=True)
+    (tmp_path / "own/dev/cxi0").touch()
+    with pytest.raises(MusterError, match="silently use TCP") as refused:
+        automatic.for_need(SEVERAL, env, places=places(tmp_path))
+    assert "--bind /:/host:ro" in refused.value.fix
+    assert "--fabric tcp" in refused.value.fix
+    own = automatic.for_need(SEVERAL, {**env, "NCCL_NET_PLUGIN": "/opt/mine.so"}, places=places(tmp_path))
+    assert "NCCL_NET_PLUGIN" not in own.variables
+    assert own.variables[FOUND] == "slingshot"
+
+
+@pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
+def test_the_images_own_verbs_are_held_to(tmp_path: Path, env: dict[str, str], layer: str) -> None:
+    verbs(tmp_path / "own", layer=layer)
+    found = automatic.for_need(SEVERAL, with_verbs(tmp_path, env), places=places(tmp_path))
+    assert found.variables == {"NCCL_NET": "IB", FOUND: "infiniband"}
+    assert found.notes == ("fabric: infiniband (mlx5_0): the image's own libraries; NCCL_NET=IB",)
+
+
+def test_verbs_without_device_files_are_refused(tmp_path: Path, env: dict[str, str]) -> None:
+    verbs(tmp_path / "own", has_files=False)
+    with pytest.raises(MusterError, match="device files") as refused:
+        automatic.for_need(SEVERAL, with_verbs(tmp_path, env), places=places(tmp_path))
+    assert "--device /dev/infiniband" in refused.value.fix
+    theirs = {**with_verbs(tmp_path, env), "NCCL_NET": "Socket"}
+    found = automatic.for_need(SEVERAL, theirs, places=places(tmp_path))
+    assert "NCCL_NET=Socket is yours: it was kept" in found.notes
+
+
+def test_verbs_that_do_not_open_are_refused(tmp_path: Path, env: dict[str, str]) -> None:
+    verbs(tmp_path / "own")
+    (tmp_path / "libibverbs.so.1").write_text("no library" * 100)
+    with pytest.raises(MusterError, match="no library for it") as refused:
+        automatic.for_need(SEVERAL, {**env, "LD_LIBRARY_PATH": str(tmp_path)}, places=places(tmp_path))
+    assert "invalid ELF header" in refused.value.seen
+
+
+def test_a_port_that_is_down_is_no_fabric(tmp_path: Path, env: dict[str, str]) -> None:
+    verbs(tmp_path / "own", state="1: DOWN")
+    found = automatic.for_need(SEVERAL, env, places=places(tmp_path))
+    assert found == Injection({}, ("fabric: none: no device of a fabric; mlx5_0 is DOWN",))
+
+
+def test_a_mount_without_the_hosts_devices_is_made_up_for(tmp_path: Path, env: dict[str, str]) -> None:
+    """docker's --mount bind-recursive=disabled shows an empty /host/sys and /host/dev."""
+    root = nodes.host(tmp_path / "host")
+    (root / "dev/cxi0").unlink()
+    found = automatic.for_need(SEVERAL, env, places=places(tmp_path, root))
+    assert found.notes[0].startswith("fabric: slingshot (cxi0): libnccl-net.so")
+
+
+def test_interfaces_are_the_containers_own(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
+    here = places(tmp_path, slingshot)
+    assert automatic.for_need(SEVERAL, env, places=here).variables["NCCL_SOCKET_IFNAME"] == "hsn"
+    (tmp_path / "own/sys/class/net/eth0").mkdir(parents=True)
+    assert "NCCL_SOCKET_IFNAME" not in automatic.for_need(SEVERAL, env, places=here).variables
+    (tmp_path / "own/sys/class/net/hsn0").mkdir()
+    assert automatic.for_need(SEVERAL, env, places=here).variables["NCCL_SOCKET_IFNAME"] == "hsn"
+
+
+def test_device_files_that_are_not_passed_are_named(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
+    here = replace(places(tmp_path, slingshot), own=tmp_path / "nothing")
+    with pytest.raises(MusterError, match="device files") as refused:
+        automatic.for_need(SEVERAL, env, places=here)
+    assert "--device /dev/cxi0" in refused.value.fix
+    assert automatic.for_need(ONE, env, places=here).variables["NCCL_NET_PLUGIN"]
+
+
+def test_tcp_is_what_one_may_ask_for(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
+    for host in (None, slingshot):
+        found = automatic.for_need(replace(SEVERAL, wanted="tcp"), env, places=places(tmp_path, host))
+        assert found.variables == {"NCCL_NET": "Socket", FOUND: "tcp"}
+
+
+def test_a_fabric_that_does_not_exist_names_those_that_do(tmp_path: Path, env: dict[str, str]) -> None:
+    with pytest.raises(MusterError) as refused:
+        automatic.for_need(replace(ONE, wanted="slingshoot"), env, places=places(tmp_path))
+    assert "slingshot" in refused.value.fix
+
+
+def test_what_binds_put_there_is_used_without_a_host(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
+    (tmp_path / "bound").mkdir()
+    for name in ("libnccl-net.so", "libfabric.so.1", "libcxi.so.1"):
+        (tmp_path / "bound" / name).symlink_to(f"{slingshot}{nodes.FOLDER}/{name}")
+    found = automatic.for_need(replace(SEVERAL, wanted="slingshot"), env, places=places(tmp_path))
+    assert found.variables["NCCL_NET_PLUGIN"] == f"{tmp_path}/bound/libnccl-net.so"
+    assert found.variables["NCCL_NET"] == "Libfabric"
+    assert found.variables["LD_LIBRARY_PATH"] == f"{tmp_path}/bound"
+    assert "libnccl-net.so" in nodes.loaded(Path(env["LOADED"]))
+
+
+@pytest.mark.parametrize("number", [23101, 22907])
+def test_the_hosts_nccl_has_to_be_new_enough(
+    tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    own = standins.libnccl(tmp_path / "wheel/libnccl.so.2", 23007)
+    monkeypatch.setattr(host_nccl, "of_torch", lambda: own)
+    root = tmp_path / "host"
+    (root / "etc").mkdir(parents=True)
+    standins.libnccl(root / "usr/lib64/libnccl.so.2", number, "-Wl,-soname,libnccl.so.2")
+    need = replace(ONE, host_nccl=True)
+    if number < 23007:
+        with pytest.raises(MusterError, match="older") as refused:
+            automatic.for_need(need, env, places=places(tmp_path, root, has_device=False))
+        assert "2.29.7" in refused.value.seen
+        assert "2.30.7" in refused.value.seen
+    else:
+        found = automatic.for_need(need, env, places=places(tmp_path, root, has_device=False))
+        assert found.variables["LD_PRELOAD"].endswith("/libnccl.so.2")
+
+
+def test_the_hosts_nccl_needs_a_host(tmp_path: Path, env: dict[str, str]) -> None:
+    with pytest.raises(MusterError) as refused:
+        automatic.for_need(replace(ONE, host_nccl=True), env, places=places(tmp_path))
+    assert "/:/host:ro" in refused.value.fix
+
+
+@pytest.mark.parametrize("words", [(), ("--device=cpu",)])
+def test_a_trainer_on_the_cpu_needs_none(tmp_path: Path, env: dict[str, str], words: tuple[str, ...]) -> None:
+    (tmp_path / "own/dev").mkdir(parents=True)
+    (tmp_path / "own/dev/cxi0").touch()
+    here = Environment({**env, "CUDA_VISIBLE_DEVICES": "0"}, host="n1")
+    allocation = detection.allocate(here, LaunchOptions(nnodes="2", node_rank=0, nproc_per_node="1"), ["train", "ddp"])
+    program = Program("module", ("train", "ddp", *words), is_ours=True)
+    live = replace(here, is_live=True)
+    assert automatic.inject(allocation, here, LaunchOptions(), program, {}, None, places(tmp_path)) == Injection()
+    off = automatic.inject(allocation, live, LaunchOptions(fabric="off"), program, {}, None, places(tmp_path))
+    assert off == Injection({FOUND: "off"})
+    if words:
+        assert automatic.inject(allocation, live, LaunchOptions(), program, {}, None, places(tmp_path)) == Injection()
+    else:
+        with pytest.raises(MusterError, match="Slingshot"):
+            automatic.inject(allocation, live, LaunchOptions(), program, {}, None, places(tmp_path))
+
+
+def test_an_inventory_is_not_read_for_tcp(tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "host/etc").mkdir(parents=True)
+    monkeypatch.setattr(inventory, "load", lambda: pytest.fail("it was read"))
+    assert automatic.for_need(ONE, env, places=places(tmp_path, tmp_path / "host", has_device=False)) == Injection()
+
+
+def test_a_run_tells_its_fabric(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOUND, raising=False)
+    assert (summary.fabric(1), summary.fabric(2)) == ("none", "tcp")
+    monkeypatch.setenv(FOUND, "slingshot")
+    assert summary.fabric(2) == "slingshot"

@@ -1,0 +1,152 @@
+"""The options that bring the host's files into a container: read by a real shell, whatever the files are called."""
+
+import json
+import subprocess
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from entrypoint.fabric import binds
+from entrypoint.fabric.binds import Binds
+from entrypoint.fabric.model import FabricPlan, Injected
+from entrypoint.fabric.stage import Use
+from tests.fabric import nodes
+from train.errors import MusterError
+
+LIBRARIES = [
+    f"{nodes.FOLDER}/libnccl-net.so:/opt/fabric/lib/libnccl-net.so:ro",
+    f"{nodes.FOLDER}/libfabric.so.1.25.0:/opt/fabric/lib/libfabric.so.1:ro",
+    f"{nodes.FOLDER}/libcxi.so.1.5.0:/opt/fabric/lib/libcxi.so.1:ro",
+]
+
+# Each would do something where a shell read it unquoted.
+HOSTILE = [
+    "two words", "it's", 'a "quoted" one', "$(touch TRAP)", "`touch TRAP`", "a;touch TRAP", "a|touch TRAP", "$HOME",
+    "a&touch TRAP", "*", "~", "-o", "#", "back\\slash", "new\nline", "a>TRAP", "!!", "ünïcode",
+]  # fmt: skip
+
+
+def of(plan: FabricPlan, *, several: bool = True, nccl: tuple[str, Path] | None = None, **env: str) -> Binds:
+    return binds.of(plan, env, Use(several), is_rdma=True, nccl=nccl)
+
+
+def words(text: str, folder: Path) -> list[str]:
+    """What a real shell makes of `eval "print $(...)"`, run in an empty folder that stays empty."""
+    folder.mkdir(exist_ok=True)
+    program = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    script = "eval \"python3 -c '$PROGRAM' $(cat)\""
+    done = subprocess.run(
+        ["sh", "-c", script], input=text, env={"PATH": "/usr/bin:/bin", "PROGRAM": program}, cwd=folder,
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert list(folder.iterdir()) == []
+    return json.loads(done.stdout)
+
+
+def options(found: list[str], name: str) -> list[str]:
+    """The values of an option, in order."""
+    return [value for option, value in pairwise(found) if option == name]
+
+
+def test_apptainer_gets_files_one_by_one_and_variables(tmp_path: Path) -> None:
+    found = words(binds.printed(of(nodes.planned(tmp_path)), "apptainer"), tmp_path / "empty")
+    assert options(found, "--bind") == LIBRARIES
+    assert set(options(found, "--env")) == {
+        "FI_CXI_RX_MATCH_MODE=hybrid",
+        "LD_LIBRARY_PATH=/opt/fabric/lib",
+        "MUSTER_FABRIC=slingshot",
+        "NCCL_NET=Libfabric",
+        "NCCL_NET_PLUGIN=/opt/fabric/lib/libnccl-net.so",
+        "NCCL_SOCKET_IFNAME=hsn",
+    }
+    assert len(found) == 2 * (3 + 6)
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+def test_docker_and_podman_get_devices_and_limits_too(tmp_path: Path, engine: str) -> None:
+    plan = nodes.planned(tmp_path, devices=("/dev/cxi0", "/dev/xpmem"))
+    found = words(binds.printed(of(plan), engine), tmp_path / "empty")
+    assert options(found, "--volume") == LIBRARIES
+    assert options(found, "--device") == ["/dev/cxi0", "/dev/xpmem"]
+    assert (options(found, "--ulimit"), options(found, "--cap-add")) == (["memlock=-1"], ["IPC_LOCK"])
+    assert {"--ipc=host", "--network=host"} <= set(found)
+    assert "NCCL_NET=Libfabric" in options(found, "--env")
+    plain = binds.of(plan, {}, Use(), is_rdma=False)
+    assert "--ulimit" not in words(binds.printed(plain, engine), tmp_path / "empty")
+
+
+def test_a_shell_gets_the_variables(tmp_path: Path) -> None:
+    text = binds.printed(of(nodes.planned(tmp_path, variables={"MINE": "it's $(touch TRAP)"})), "shell")
+    done = nodes.run("sh", "-c", f'{text}\nprintf \'%s\' "$MINE" "$NCCL_NET"', cwd=tmp_path)
+    assert done.stdout == "it's $(touch TRAP)Libfabric"
+    assert not (tmp_path / "TRAP").exists()
+
+
+def test_json_has_all_of_it(tmp_path: Path) -> None:
+    found = json.loads(binds.printed(of(nodes.planned(tmp_path, devices=("/dev/cxi0",))), "json"))
+    assert [f"{each['host']}:{each['container']}:ro" for each in found["files"]] == LIBRARIES
+    assert found["devices"] == ["/dev/cxi0"]
+    assert found["variables"]["NCCL_NET"] == "Libfabric"
+    assert "--network=host" in found["options"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_come_back_intact_and_nothing_runs(tmp_path: Path, name: str) -> None:
+    path = f"/opt/{name}/lib.so"
+    injected = (Injected("lib.so", path, "x"),)
+    plan = nodes.planned(
+        tmp_path, injected=injected, plugin=None, variables={"MINE": name}, devices=(f"/dev/{name}",), files=(path,)
+    )
+    found = words(binds.printed(of(plan), "docker"), tmp_path / "empty")
+    assert options(found, "--volume") == [f"{path}:/opt/fabric/lib/lib.so:ro", f"{path}:{path}:ro"]
+    assert options(found, "--device") == [f"/dev/{name}"]
+    assert f"MINE={name}" in options(found, "--env")
+    assert json.loads(binds.printed(of(plan), "json"))["files"][0]["host"] == path
+    if set("\\\n") & set(name):
+        with pytest.raises(MusterError, match="can't be passed"):
+            binds.printed(of(plan), "apptainer")
+        return
+    plain = replace(plan, variables={})
+    assert options(words(binds.printed(of(plain), "apptainer"), tmp_path / "empty"), "--bind")[0].startswith(path)
+
+
+@pytest.mark.parametrize(
+    ("engine", "name"), [("docker", "a:b"), ("podman", "a:b"), ("apptainer", "a:b"), ("apptainer", "a,b")]
+)
+def test_names_that_an_engine_can_not_take_are_refused(tmp_path: Path, engine: str, name: str) -> None:
+    plan = nodes.planned(tmp_path, injected=(Injected("lib.so", f"/opt/{name}/lib.so", "x"),), plugin=None)
+    with pytest.raises(MusterError) as refused:
+        binds.printed(of(plan), engine)
+    assert name in refused.value.seen
+    assert "/:/host:ro" in refused.value.fix
+
+
+@pytest.mark.parametrize("value", ["$(id)", "`id`", "a\\b", "a\nb"])
+def test_apptainer_would_evaluate_such_a_value(tmp_path: Path, value: str) -> None:
+    with pytest.raises(MusterError, match="evaluate"):
+        binds.printed(of(nodes.planned(tmp_path, variables={"MINE": value})), "apptainer")
+
+
+def test_the_images_own_library_path_stays_before_the_hosts(tmp_path: Path) -> None:
+    found = of(nodes.planned(tmp_path), LD_LIBRARY_PATH="/usr/local/nvidia/lib64")
+    assert found.variables["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64:/opt/fabric/lib"
+
+
+def test_the_hosts_nccl_goes_over_the_wheels_file(tmp_path: Path) -> None:
+    wheel = Path("/opt/muster/venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2")
+    found = of(nodes.planned(tmp_path), nccl=("/usr/lib64/libnccl.so.2.31.1", wheel))
+    assert found.files[-1] == ("/usr/lib64/libnccl.so.2.31.1", str(wheel))
+    assert "LD_PRELOAD" not in found.variables
+
+
+def test_one_node_is_not_held_to_the_network(tmp_path: Path) -> None:
+    assert "NCCL_NET" not in of(nodes.planned(tmp_path), several=False).variables
+
+
+def test_the_list_of_providers_goes_with_the_hosts_verbs_alone(tmp_path: Path) -> None:
+    plan = nodes.planned(tmp_path, files=("/etc/libibverbs.d", "/run/cxi"))
+    assert [host for host, _ in of(plan).files][3:] == ["/run/cxi"]
+    verbs = Injected("libibverbs.so.1", "/usr/lib64/libibverbs.so.1.14.48.0", "infiniband")
+    assert ("/etc/libibverbs.d", "/etc/libibverbs.d") in of(replace(plan, injected=(verbs,), plugin=None)).files

@@ -1,0 +1,214 @@
+"""`muster fabric find, plan, binds, check`, and a launch with a host mounted, as processes."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from entrypoint import ROOT
+from entrypoint.fabric import inventory
+from tests.entrypoint.conftest import clean_environment
+from tests.entrypoint.test_cli import three_lines
+from tests.fabric import nodes
+from tests.fabric.test_binds import LIBRARIES, options, words
+
+pytestmark = pytest.mark.process
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# The whole command, only with other places to look: /host and /opt are not this test's to change. What the image's
+# build writes down of its libraries is read from a file of this session.
+COMMAND = """
+import functools, sys
+from pathlib import Path
+from entrypoint import cli
+from entrypoint.fabric import automatic, inventory, need
+inventory.FILE = Path({libraries!r})
+places = need.Places(Path({host!r}), Path({nothing!r}), Path({nothing!r}))
+automatic.inject = functools.partial(automatic.inject, places=places)
+sys.argv = {argv!r}
+getattr(cli, sys.argv[0])()
+"""
+
+
+@pytest.fixture(scope="session")
+def written(libraries: inventory.Inventory, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What this machine has of libraries, as an image's build writes it down."""
+    path = tmp_path_factory.mktemp("image") / "libraries.json"
+    path.write_text(inventory.written(libraries))
+    return path
+
+
+@pytest.fixture
+def run(written: Path, slingshot: Path, tmp_path: Path) -> Run:
+    """Runs a command where `host` is mounted, to its end or the deadline."""
+    (tmp_path / "tmp").mkdir()
+
+    def start(
+        *argv: str, host: Path = slingshot, env: Mapping[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        code = COMMAND.format(
+            libraries=str(written), host=str(host), nothing=str(tmp_path / "nothing"), argv=list(argv)
+        )
+        own = {
+            "TMPDIR": str(tmp_path / "tmp"),
+            "LOADED": str(tmp_path / "loaded"),
+            "MUSTER_SITE": "off",
+            "PYTHONPATH": str(ROOT),
+        }
+        return subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env={**clean_environment(), **own, **(env or {})},
+            capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+
+    return start
+
+
+def fabric(run: Run, slingshot: Path, *words: str, **changes: object) -> "subprocess.CompletedProcess[str]":
+    return run("muster", "fabric", words[0], f"--root={slingshot}", *words[1:], **changes)
+
+
+def test_find_shows_what_there_is(run: Run, slingshot: Path) -> None:
+    done = fabric(run, slingshot, "find")
+    assert done.returncode == 0, done.stderr
+    for word in ("slingshot", "cxi0", "hsn0", "libfabric.so.1", "libnccl-net.so"):
+        assert word in done.stdout
+    found = json.loads(fabric(run, slingshot, "find", "--json").stdout)
+    assert found["fabric"] == "slingshot"
+    assert found["plugin"]["path"] == f"{nodes.FOLDER}/libnccl-net.so"
+    assert found["devices"] == [{"name": "cxi0", "kind": "slingshot", "path": "/dev/cxi0", "state": ""}]
+
+
+def test_plan_shows_what_the_container_gets(run: Run, slingshot: Path) -> None:
+    done = fabric(run, slingshot, "plan")
+    assert done.returncode == 0, done.stderr
+    assert "libcxi.so.1" in done.stdout
+    found = json.loads(fabric(run, slingshot, "plan", "--json", "--nodes=1").stdout)
+    assert [each["soname"] for each in found["injected"]] == ["libnccl-net.so", "libfabric.so.1", "libcxi.so.1"]
+    assert found["plugin"] == "libnccl-net.so"
+    assert "FI_CXI_RX_MATCH_MODE" not in found["variables"]
+    assert found["refusals"] == []
+
+
+def test_a_refusal_has_three_lines_and_code_2(run: Run, tmp_path: Path) -> None:
+    root = nodes.host(tmp_path / "host")
+    Path(f"{root}{nodes.FOLDER}/libcxi.so.1.5.0").unlink()
+    for command in ("plan", "binds"):
+        done = fabric(run, root, command)
+        assert done.returncode == 2, done.stderr
+        assert done.stdout == ""
+        assert "libcxi.so.1" in three_lines(done.stderr)[1]
+    as_json = fabric(run, root, "plan", "--json")
+    assert as_json.returncode == 2
+    assert json.loads(as_json.stdout)["refusals"]
+
+
+def test_binds_prints_for_an_engine(run: Run, slingshot: Path, tmp_path: Path) -> None:
+    done = fabric(run, slingshot, "binds", "--format=apptainer", "--nodes=2")
+    assert done.returncode == 0, done.stderr
+    found = words(done.stdout, tmp_path / "empty")
+    assert options(found, "--bind") == LIBRARIES
+    assert "NCCL_NET=Libfabric" in options(found, "--env")
+    one = words(fabric(run, slingshot, "binds", "--nodes=1").stdout, tmp_path / "empty")
+    assert "NCCL_NET=Libfabric" not in options(one, "--env")
+    wrong = fabric(run, slingshot, "binds", "--format=lxc")
+    assert wrong.returncode == 2
+    assert "apptainer" in three_lines(wrong.stderr)[2]
+
+
+def test_a_host_without_a_fabric_needs_no_options(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "plain/etc").mkdir(parents=True)
+    done = fabric(run, tmp_path / "plain", "binds")
+    assert (done.returncode, done.stdout.strip()) == (0, "")
+    assert "no fabric: no device of a fabric" in done.stderr
+    named = fabric(run, tmp_path / "plain", "binds", "--fabric=tcp")
+    assert named.stdout.split() == ["--env", "MUSTER_FABRIC=tcp", "--env", "NCCL_NET=Socket"]
+
+
+@pytest.mark.parametrize("words", [("find",), ("plan",), ("binds",)])
+def test_a_host_that_is_not_mounted(run: Run, tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = fabric(run, tmp_path / "nothing", *words)
+    assert done.returncode == 2
+    assert "--bind /:/host:ro" in three_lines(done.stderr)[2]
+
+
+def test_check_opens_the_plugin(run: Run, slingshot: Path) -> None:
+    done = fabric(run, slingshot, "check", "--json")
+    assert done.returncode == 0, done.stderr
+    found = {row["about"]: row for row in json.loads(done.stdout)}
+    assert found["plugin"]["is_good"] is True
+    assert found["plugin"]["values"] == ["Libfabric", f"{slingshot}{nodes.FOLDER}/libnccl-net.so"]
+    assert set(found) == {"plugin", "libfabric", "verbs", "devices", "memory", "nccl"}
+    text = fabric(run, slingshot, "check")
+    assert f"{slingshot}{nodes.FOLDER}/libnccl-net.so is Libfabric (ncclNetPlugin_v8)" in text.stdout
+
+
+def test_check_shows_the_loaders_own_words(run: Run, slingshot: Path) -> None:
+    bad = {"NCCL_NET_PLUGIN": "/nonexistent/libnccl-net.so"}
+    done = fabric(run, slingshot, "check", "--fabric=off", env=bad)
+    assert done.returncode == 1, done.stderr
+    assert "/nonexistent/libnccl-net.so: cannot open shared object file: No such file" in done.stdout
+    other = fabric(run, slingshot, "check", "--json", env={"NCCL_NET": "AWS Libfabric"})
+    assert other.returncode == 1
+    assert "but NCCL_NET=AWS Libfabric" in other.stdout
+
+
+def test_check_survives_a_library_that_ends_its_process(run: Run, tmp_path: Path) -> None:
+    root = nodes.host(tmp_path / "host")
+    end = "__attribute__((constructor)) static void end(void) { abort(); }"
+    folder = Path(f"{root}{nodes.FOLDER}")
+    needs = (folder / "libfabric.so.1", folder / "libcxi.so.1")
+    nodes.library(folder / "libnccl-net.so", end + nodes.PLUGIN.format(net="Libfabric"), *needs)
+    done = fabric(run, root, "check")
+    assert done.returncode == 1
+    assert "ended the process" in done.stderr
+
+
+SHOW = """
+import ctypes, os
+if os.environ["RANK"] == "0":
+    ctypes.CDLL(os.environ["NCCL_NET_PLUGIN"])
+    mapped = sorted({line.split()[-1] for line in open("/proc/self/maps") if "/opt/cray/" in line})
+    print(os.environ["MUSTER_FABRIC_FOUND"], *mapped)
+"""
+
+
+def test_a_program_gets_the_hosts_libraries(run: Run, slingshot: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SHOW)
+    done = run("muster", "run", "--nproc-per-node=2", "mine.py")
+    assert done.returncode == 0, done.stderr
+    files = ("libcxi.so.1.5.0", "libfabric.so.1.25.0", "libnccl-net.so")
+    assert done.stdout.split() == ["slingshot", *(f"{slingshot}{nodes.FOLDER}/{name}" for name in files)]
+    lines = [line for line in done.stderr.splitlines() if "fabric: slingshot" in line]
+    assert len(lines) == 1
+    assert len(list((tmp_path / "tmp").glob("muster-fabric-*"))) == 1
+
+
+def test_a_dry_run_prints_what_would_be_set(run: Run, tmp_path: Path) -> None:
+    done = run("train", "ddp", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "export NCCL_NET_PLUGIN=" in done.stdout
+    assert os.listdir(tmp_path / "tmp") == []
+    off = run("train", "ddp", "--dry-run", "--fabric=off")
+    assert "NCCL_NET_PLUGIN" not in off.stdout
+
+
+def test_only_rank_0_tells_it(run: Run, tmp_path: Path) -> None:
+    words = ["--framework=jax", "--nnodes=2", "--master-addr=localhost"]
+    for rank, told in ((0, 1), (1, 0)):
+        done = run("muster", "run", *words, f"--node-rank={rank}", "true")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("fabric: slingshot") == told
+
+
+def test_a_named_fabric_that_does_not_fit_ends_with_2(run: Run, tmp_path: Path) -> None:
+    root = nodes.host(tmp_path / "host")
+    Path(f"{root}{nodes.FOLDER}/libcxi.so.1.5.0").unlink()
+    done = run("train", "ddp", "--fabric=slingshot", host=root)
+    assert done.returncode == 2
+    assert "libcxi.so.1" in three_lines(done.stderr)[1]
+    assert not (tmp_path / "runs").exists()

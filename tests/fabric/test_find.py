@@ -1,0 +1,220 @@
+"""What is found on hosts of made-up devices: no device is taken for one of another kind."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from entrypoint.fabric import find
+from entrypoint.fabric.model import Device, Finding, Interface
+from entrypoint.sites.schema import Fabric, Libraries
+from tests.fabric.trees import Tree, fabric, fact
+from train.errors import MusterError
+
+PROFILES = {
+    "tcp": fabric("TCP", net="Socket"),
+    "infiniband": fabric("InfiniBand", net="IB", recognise=("/sys/class/infiniband/*", "/dev/infiniband")),
+    "efa": fabric("EFA", recognise=("/sys/class/infiniband/*", "/dev/infiniband/uverbs*")),
+    "slingshot": fabric("Slingshot", recognise=("/dev/cxi*", "/sys/class/cxi/cxi*")),
+}
+
+
+def found(host: Tree, wanted: str = "auto", profiles: dict[str, Fabric] | None = None) -> Finding:
+    return find.find(host.root, profiles or PROFILES, wanted)
+
+
+def test_a_host_without_anything(host: Tree) -> None:
+    finding = found(host)
+    assert (finding.fabric, finding.why) == ("tcp", "no device of a fabric")
+    assert (finding.devices, finding.interfaces, finding.plugin, finding.driver) == ((), (), None, None)
+
+
+def test_a_root_without_what_is_mounted_below_it_is_noted(host: Tree) -> None:
+    """TCP would be taken, and nobody told why."""
+    assert any(f"nothing is mounted at {host.root}/sys" in note for note in found(host).notes)
+    host.file("/sys/class/net/lo/operstate", "up")
+    assert not any("mounted" in note for note in found(host).notes)
+
+
+def test_infiniband(host: Tree) -> None:
+    host.verbs("mlx5_0", "InfiniBand", "4: ACTIVE")
+    host.verbs("mlx5_1", "InfiniBand", "1: DOWN")
+    finding = found(host)
+    assert finding.devices == (
+        Device("mlx5_0", "infiniband", "/dev/infiniband/uverbs0", "ACTIVE"),
+        Device("mlx5_1", "infiniband", "/dev/infiniband/uverbs1", "DOWN"),
+    )
+    assert finding.fabric == "infiniband"
+    assert finding.why == "/dev/infiniband/uverbs0 (mlx5_0, infiniband ACTIVE)"
+
+
+def test_ethernet_with_rdma_is_roce(host: Tree) -> None:
+    host.verbs("mlx5_0", "Ethernet", "4: ACTIVE")
+    finding = found(host)
+    assert (finding.fabric, finding.devices[0].kind) == ("infiniband", "roce")
+
+
+def test_the_active_port_of_a_card_with_two_tells_its_kind(host: Tree) -> None:
+    host.verbs("mlx4_0", "InfiniBand", "1: DOWN", "4: ACTIVE")
+    host.file("/sys/class/infiniband/mlx4_0/ports/2/link_layer", "Ethernet\n")
+    assert found(host).devices == (Device("mlx4_0", "roce", "/dev/infiniband/uverbs0", "ACTIVE"),)
+
+
+def test_a_fabric_that_is_down_is_none(host: Tree) -> None:
+    """A card without a cable is in many nodes."""
+    host.verbs("mlx5_0", "InfiniBand", "1: DOWN")
+    finding = found(host)
+    assert finding.fabric == "tcp"
+    assert finding.why == "no device of a fabric; mlx5_0 is DOWN"
+    assert found(host, "infiniband").fabric == "infiniband"
+
+
+def test_efa_is_no_infiniband_and_the_other_way_round(host: Tree) -> None:
+    host.verbs("rdmap0s6", "Unspecified", "4: ACTIVE", vendor="0x1d0f")
+    finding = found(host)
+    assert (finding.fabric, finding.devices[0].kind) == ("efa", "efa")
+    only_infiniband = {name: profile for name, profile in PROFILES.items() if name != "efa"}
+    assert found(host, profiles=only_infiniband).fabric == "tcp"
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "node_type", "kind"),
+    [
+        ("siw0", "Ethernet", "4: RNIC", "iwarp"),
+        ("hfi1_0", "InfiniBand", "1: CA", "omnipath"),
+        ("usnic_0", "Unspecified", "5: usNIC", "unknown"),
+    ],
+)
+def test_what_is_none_of_them_is_none_of_them(host: Tree, name: str, layer: str, node_type: str, kind: str) -> None:
+    host.verbs(name, layer, "4: ACTIVE", node_type=node_type)
+    finding = found(host)
+    assert (finding.devices[0].kind, finding.fabric) == (kind, "tcp")
+
+
+def test_slingshot_goes_before_infiniband(host: Tree) -> None:
+    host.verbs("mlx5_0", "InfiniBand", "4: ACTIVE")
+    for name in ("cxi0", "cxi1", "cxi_ctl", "cxib"):
+        host.file(f"/dev/{name}")
+    finding = found(host)
+    assert finding.fabric == "slingshot"
+    assert finding.why == "/dev/cxi0 (cxi0, slingshot)"
+    assert [device.name for device in finding.devices if device.kind == "slingshot"] == ["cxi0", "cxi1"]
+
+
+def test_slingshot_without_its_files_in_dev(host: Tree) -> None:
+    """As in a container that was given no devices."""
+    host.file("/sys/class/cxi/cxi0/device/x")
+    finding = found(host)
+    assert (finding.fabric, finding.devices) == ("slingshot", (Device("cxi0", "slingshot", "/sys/class/cxi/cxi0"),))
+
+
+def test_gdrcopy_and_xpmem_are_no_fabric(host: Tree) -> None:
+    for name in ("gdrdrv", "xpmem"):
+        host.file(f"/dev/{name}")
+    finding = found(host)
+    assert finding.fabric == "tcp"
+    assert [(device.name, device.kind) for device in finding.devices] == [("gdrdrv", "gdrcopy"), ("xpmem", "xpmem")]
+
+
+def test_a_profile_of_a_users_own_is_recognised_by_its_patterns(host: Tree) -> None:
+    profiles = {**PROFILES, "mine": fabric("Mine", recognise=("/dev/mine*",))}
+    host.file("/dev/mine 0")
+    finding = found(host, profiles=profiles)
+    assert (finding.fabric, finding.why) == ("mine", "/dev/mine 0")
+
+
+def test_interfaces_with_their_speed(host: Tree) -> None:
+    def interface(name: str, speed: str | None, state: str, carrier: str = "") -> None:
+        host.file(f"/sys/devices/net/{name}/operstate", f"{state}\n")
+        host.file(f"/sys/devices/net/{name}/carrier", f"{carrier}\n")
+        if speed is not None:
+            host.file(f"/sys/devices/net/{name}/speed", f"{speed}\n")
+        host.link(f"/sys/class/net/{name}", f"../../devices/net/{name}")
+
+    interface("hsn0", "200000", "up")
+    interface("eth0", "-1", "down")
+    interface("ib0", None, "unknown", "1")
+    interface("dummy0", "x", "unknown", "0")
+    interface("lo", None, "unknown", "1")
+    host.file("/sys/class/net/bonding_masters", "bond0\n")
+    assert found(host).interfaces == (
+        Interface("dummy0", None, False),
+        Interface("eth0", None, False),
+        Interface("hsn0", 200_000, True),
+        Interface("ib0", None, True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/sys/module/nvidia/version", "570.86.15\n"),
+        ("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Tue Jan 14 2025\n"),
+    ],
+)
+def test_the_drivers_version(host: Tree, path: str, text: str) -> None:
+    host.file(path, text)
+    assert found(host).driver == "570.86.15"
+
+
+def test_libraries_that_the_profile_names(host: Tree) -> None:
+    profiles = {
+        "mine": fabric(
+            plugins=("libnccl-net-ofi.so", "libnccl-net.so"),
+            roots=("libcxi.so.1", "libfab.so.1"),
+            host_wins=("libfab.so.1",),
+            sets=(("libibverbs.so.1", "librdmacm.so.1", "/usr/lib64/libibverbs"),),
+            search=("/opt/*/lib",),
+        )
+    }
+    host.plugin("/opt/ofi/lib/libnccl-net.so")
+    host.library("/usr/lib64/libcxi.so.1", "libcxi.so.1")
+    host.library("/usr/lib64/libibverbs.so.1", "libibverbs.so.1")
+    finding = found(host, "mine", profiles)
+    assert finding.plugin is not None
+    assert finding.plugin.path == "/opt/ofi/lib/libnccl-net.so"
+    assert {name: library.path for name, library in finding.libraries.items()} == {
+        "libcxi.so.1": "/usr/lib64/libcxi.so.1",
+        "libibverbs.so.1": "/usr/lib64/libibverbs.so.1",
+    }
+    assert finding.missing == ("libfab.so.1",)
+    host.at("/opt/ofi/lib/libnccl-net.so").unlink()
+    assert found(host, "mine", profiles).missing == ("libnccl-net-ofi.so", "libnccl-net.so", "libfab.so.1")
+
+
+def test_of_two_plugins_the_first_named_is_taken(host: Tree) -> None:
+    profiles = {"mine": fabric(plugins=("libnccl-net-ofi.so", "libnccl-net.so"), search=("/opt/a", "/opt/b"))}
+    host.plugin("/opt/a/libnccl-net.so")
+    host.plugin("/opt/b/libnccl-net-ofi.so")
+    finding = found(host, "mine", profiles)
+    assert finding.plugin is not None
+    assert finding.plugin.path == "/opt/b/libnccl-net-ofi.so"
+
+
+def test_a_fabric_that_there_is_not_names_the_nearest(host: Tree) -> None:
+    with pytest.raises(MusterError) as refused:
+        found(host, "infinband")
+    assert refused.value.fix == "--fabric infiniband"
+    with pytest.raises(MusterError) as refused:
+        found(host, "$(id)")
+    assert refused.value.fix == "--fabric off|auto|tcp|infiniband|efa|slingshot"
+
+
+def test_this_machine_itself_is_a_host() -> None:
+    finding = find.find(Path("/"), PROFILES, "tcp", Libraries(roots=fact("libc.so.6")))
+    assert finding.libraries["libc.so.6"].elf.versions_provided
+    expected = {name for name in os.listdir("/sys/class/net") if name != "lo" and Path("/sys/class/net", name).is_dir()}
+    assert {interface.name for interface in finding.interfaces} == expected
+
+
+def test_a_port_that_does_not_tell_its_kind_is_of_no_kind(host: Tree) -> None:
+    host.verbs("mlx5_0", "InfiniBand", "4: ACTIVE")
+    host.at("/sys/class/infiniband/mlx5_0/ports/1/link_layer").unlink()
+    assert (found(host).devices[0].kind, found(host).fabric) == ("unknown", "tcp")
+
+
+def test_a_library_in_the_hosts_cache_is_found_there(host: Tree) -> None:
+    profiles = {"mine": fabric(roots=("libfab.so.1",))}
+    host.library("/srv/lib/libfab.so.1", "libfab.so.1")
+    host.cache({"libfab.so.1": "/srv/lib/libfab.so.1"})
+    assert found(host, "mine", profiles).libraries["libfab.so.1"].path == "/srv/lib/libfab.so.1"

@@ -1,0 +1,246 @@
+"""Synthetic hosts and images: folders with small shared objects, devices, and a loader's cache, made for a test."""
+
+import platform
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from entrypoint.fabric import inventory, ldcache
+from entrypoint.fabric.inventory import Inventory
+from entrypoint.sites.schema import Devices, Fabric, Fact, Libraries
+from tests.clusters.requirements import refuse
+
+FOREIGN = 183 if platform.machine() == "x86_64" else 62
+"""Another architecture than this one, by ELF's number: aarch64, or x86-64."""
+
+
+def fact(*values: str) -> Fact[tuple[str, ...]]:
+    """A value of a profile."""
+    return Fact(value=values, source="test")
+
+
+def fabric(
+    title: str = "a fabric", net: str | None = None, recognise: Sequence[str] = (), **libraries: object
+) -> Fabric:
+    """A profile; `libraries` are those of its table, as tuples of words."""
+    facts = {name: Fact(value=value, source="test") for name, value in libraries.items()}
+    return Fabric(
+        title=title,
+        status="documented",
+        is_rdma=True,
+        net=Fact(value=net, source="test") if net else None,
+        devices=Devices(recognise=fact(*recognise)),
+        libraries=Libraries(**facts),
+    )
+
+
+class Tree:
+    """The root of a host or of an image, below a folder of a test."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._parts = root.with_name(f"{root.name}-parts")
+        root.mkdir(parents=True, exist_ok=True)
+
+    def at(self, path: str) -> Path:
+        """Where a path of the tree is on this side."""
+        return self.root / path.lstrip("/")
+
+    def file(self, path: str, content: str | bytes = "") -> Path:
+        """A file of the tree, made."""
+        place = self.at(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return place
+
+    def link(self, path: str, target: str) -> None:
+        """A symbolic link of the tree, made."""
+        place = self.at(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(target)
+
+    def library(
+        self,
+        path: str,
+        soname: str | None = None,
+        provides: Sequence[str] = (),
+        needs: Mapping[str, Sequence[str]] | None = None,
+        options: Sequence[str] = (),
+        source: str = "",
+    ) -> Path:
+        """A shared object, made: it defines a function for each symbol version that it `provides`, and points to those
+        of the versions that it `needs` of others, by soname; of one without versions, to its only function.
+
+        Args:
+            path: in the tree.
+            soname: its own name; None leaves it without one.
+            provides: symbol versions.
+            needs: the versions that it needs of each soname.
+            options: of ld.
+            source: further lines for the assembler.
+        """
+        needs = needs or {}
+        own = soname or path.rpartition("/")[2]
+        for other, versions in needs.items():
+            for function in (_function(other, version) for version in versions or [""]):
+                source += f".data\n.balign 8\n.quad {function}\n"
+        return self._linked(
+            _defined(_function(own, version) for version in (*provides, "")) + source,
+            self.at(path),
+            *(["-soname", soname] if soname else []),
+            *self._versions(own, provides),
+            *options,
+            *(str(self._stub(other, versions)) for other, versions in needs.items()),
+        )
+
+    def plugin(
+        self,
+        path: str,
+        versions: Sequence[int] = (8,),
+        name: str = "Libfabric",
+        needs: Mapping[str, Sequence[str]] | None = None,
+        options: Sequence[str] = (),
+    ) -> Path:
+        """A network plugin of NCCL's, which tells its name and can do nothing."""
+        structs = "".join(
+            f".data\n.balign 8\n.globl ncclNetPlugin_v{version}\n.type ncclNetPlugin_v{version}, %object\n"
+            f"ncclNetPlugin_v{version}: .quad .Lname\n.fill 20, 8, 0\n.size ncclNetPlugin_v{version}, 168\n"
+            for version in versions
+        )
+        source = f'.section .rodata\n.Lname: .asciz "{name}"\n{structs}'
+        return self.library(path, path.rpartition("/")[2], (), needs, options, source)
+
+    def verbs(self, name: str, layer: str, *states: str, vendor: str = "0x15b3", node_type: str = "1: CA") -> None:
+        """A device of the kernel's verbs, with a port for each of its states."""
+        folder = f"/sys/class/infiniband/{name}"
+        self.file(f"{folder}/device/vendor", f"{vendor}\n")
+        self.file(f"{folder}/node_type", f"{node_type}\n")
+        for port, state in enumerate(states, 1):
+            self.file(f"{folder}/ports/{port}/state", f"{state}\n")
+            self.file(f"{folder}/ports/{port}/link_layer", f"{layer}\n")
+        number = len(list(self.at("/sys/class/infiniband").iterdir())) - 1
+        self.file(f"/sys/class/infiniband_verbs/uverbs{number}/ibdev", f"{name}\n")
+        self.file(f"/dev/infiniband/uverbs{number}")
+
+    def cache(self, libraries: Mapping[str, str], hwcap: int = 0) -> None:
+        """The tree's /etc/ld.so.cache, with these paths by soname."""
+        flags = ldcache.FLAGS[platform.machine()]
+        self.file("/etc/ld.so.cache", cache_bytes([(name, path, flags, hwcap) for name, path in libraries.items()]))
+
+    def inventory(self) -> Inventory:
+        """What the tree has, as an image."""
+        return inventory.found(self.root)
+
+    def _stub(self, soname: str, versions: Sequence[str]) -> Path:
+        """A library to link with: the real one may be anywhere, and have other versions."""
+        path = self._parts / "-".join([soname, *versions]) / soname
+        if path.exists():
+            return path
+        functions = _defined(_function(soname, version) for version in versions or [""])
+        return self._linked(functions, path, "-soname", soname, *self._versions(soname, versions))
+
+    def _linked(self, source: str, path: Path, *options: str) -> Path:
+        """`path`, a shared object made of assembler; of data alone, so that it is the same on every architecture."""
+        if shutil.which("as") is None or shutil.which("ld") is None:
+            refuse("missing programs: as, ld; fix: apt-get install --no-install-recommends binutils")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._parts.mkdir(parents=True, exist_ok=True)
+        made = self._parts / "last.o"
+        source += '.section .note.GNU-stack,"",%progbits\n'
+        subprocess.run(["as", "-o", made, "-"], input=source, text=True, check=True, timeout=60)
+        flags = ["-shared", "--no-as-needed", "--allow-shlib-undefined"]
+        subprocess.run(["ld", *flags, "-o", path, made, *options], check=True, timeout=60)
+        return path
+
+    def _versions(self, soname: str, versions: Sequence[str]) -> list[str]:
+        if not versions:
+            return []
+        script = self._parts / f"{'-'.join([soname, *versions])}.map"
+        script.parent.mkdir(parents=True, exist_ok=True)
+        blocks = [
+            f"{version.rpartition('@')[2]} {{ global: {_function(soname, version)}; }};\n" for version in versions
+        ]
+        script.write_text("".join(blocks))
+        return [f"--version-script={script}"]
+
+
+def _function(soname: str, version: str) -> str:
+    """What a library calls its function of a version: FAB_1.0, or function@FAB_1.0 for one that is not of this test."""
+    if "@" in version:
+        return version.partition("@")[0]
+    return re.sub(r"\W", "_", f"{soname}_{version}")
+
+
+def _defined(functions: Iterable[str]) -> str:
+    return ".text\n" + "".join(f".globl {name}\n.type {name}, %function\n{name}: .quad 0\n" for name in functions)
+
+
+def cache_bytes(entries: Sequence[tuple[str, str, int, int]], *, in_old: bool = False) -> bytes:
+    """A cache of glibc's loader: soname, path, flags and hwcap of each entry; inside the old format if so wanted."""
+    head = 48 + 24 * len(entries)
+    strings, table = b"", b""
+    for name, path, flags, hwcap in entries:
+        key = head + len(strings)
+        strings += name.encode() + b"\0"
+        table += struct.pack("=iIIIQ", flags, key, head + len(strings), 0, hwcap)
+        strings += path.encode() + b"\0"
+    new = struct.pack("=20sII5I", b"glibc-ld.so.cache1.1", len(entries), len(strings), 2, 0, 0, 0, 0) + table + strings
+    if not in_old:
+        return new
+    old = struct.pack("=11sxI", b"ld.so-1.7.0", len(entries)) + b"".join(
+        struct.pack("=iII", flags, 0, 0) for _, _, flags, _ in entries
+    )
+    return old + b"\0" * (-len(old) % 8) + new
+
+
+def as_machine(path: Path, machine: int) -> Path:
+    """The shared object, with another architecture in its head: 183 is aarch64. Its code stays what it was."""
+    data = bytearray(path.read_bytes())
+    data[18:20] = struct.pack("<H", machine)
+    path.write_bytes(data)
+    return path
+
+
+def as_weak(path: Path) -> Path:
+    """The shared object, with all symbol versions that it needs marked as such that may be missing."""
+    from elftools.elf.elffile import ELFFile
+
+    data = bytearray(path.read_bytes())
+    with path.open("rb") as file:
+        section = next(ELFFile(file).iter_sections("SHT_GNU_verneed"))
+    need, count = section["sh_offset"], section["sh_info"]
+    for _ in range(count):
+        _, versions, _, first, following = struct.unpack_from("=HHIII", data, need)
+        version = need + first
+        for _ in range(versions):
+            struct.pack_into("=H", data, version + 4, 2)
+            version += struct.unpack_from("=I", data, version + 12)[0]
+        need += following
+    path.write_bytes(data)
+    return path
+
+
+def links(folder: Path, host: Path, injected: Mapping[str, str]) -> Path:
+    """A folder of links to the host's files, by name: what a container would get."""
+    folder.mkdir(parents=True)
+    for name, path in injected.items():
+        (folder / name).symlink_to(host / path.lstrip("/"))
+    return folder
+
+
+def opened(name: str, *folders: Path) -> str:
+    """What the loader says as a fresh process opens a library and all that it needs, from these folders; empty: yes."""
+    code = "import ctypes, sys\ntry:\n ctypes.CDLL(sys.argv[1], mode=2)\nexcept OSError as error:\n print(error)"
+    answer = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, name],
+        env={"LD_LIBRARY_PATH": ":".join(map(str, folders))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return answer.stdout.strip()

@@ -1,0 +1,247 @@
+"""The scripts run, with stand-ins for what only a cluster has: they write down their words, and end as they are told.
+
+Slurm and Grid Engine run them for real: tests/clusters/test_jobs.py, tests/image/test_jobs.py. PBS, LSF and Flux can't
+be started here: that their commands take these words was read in their documentation only.
+"""
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from entrypoint.jobs import making
+from entrypoint.jobs.wanted import Wanted
+from tests.jobs.everything import site
+from tests.jobs.standins import LAUNCHERS, NAMES, STAND_IN, Cluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+def launched(cluster: Cluster, name: str) -> list[str]:
+    """The words of the call that starts containers."""
+    calls = cluster.words(NAMES[name])
+    (words,) = [call for call in calls if call[0] not in ("getattr", "job", "--version", "--parent")]
+    return words
+
+
+def container(cluster: Cluster, words: Sequence[str], engine: str = "apptainer") -> list[str]:
+    """What follows the launcher's own words, from the container's command on."""
+    return list(words[words.index(engine) :])
+
+
+@pytest.mark.parametrize("name", ["slurm", "pbs", "lsf", "flux"])
+def test_one_container_a_node_with_the_arguments_of_the_job(cluster: Cluster, name: str) -> None:
+    arguments = ["--data", "imagefolder:/a b", "--name=it's", "$(touch harm)", "--lr", "0.1"]
+    quoted = "--data 'imagefolder:/a b' --name=\"it's\" '$(touch harm)' --lr 0.1"
+    in_words = name in ("slurm", "flux")
+    text = making.make(name, Wanted())
+    done = cluster.run(name, text, *(arguments if in_words else []), **({} if in_words else {"MUSTER_ARGS": quoted}))
+    assert done.returncode == 0, done.stderr
+    words = launched(cluster, name)
+    expected = ["apptainer", "exec", "--bind", "/:/host:ro"]
+    expected += ["--nv"] if Path("/dev/nvidiactl").exists() else []
+    expected += ["--bind", "/var/run/palsd"] if name == "pbs" and Path("/var/run/palsd").exists() else []
+    assert container(cluster, words) == [*expected, str(cluster.image), "train", "ddp", *arguments]
+    before = {
+        "slurm": [
+            "--nodes=2",
+            "--ntasks=2",
+            "--ntasks-per-node=1",
+            "--cpus-per-task=4",
+            "--export=ALL",
+            "--kill-on-bad-exit=0",
+        ],
+        "pbs": ["-n", "2", "-ppn", "1"],
+        "lsf": ["-z", "h1 h2"],
+        "flux": ["run", "--nodes=2", "--ntasks=2", "--exclusive", "--signal=USR1@300s"],
+    }[name]
+    assert words[: words.index("apptainer")] == before
+    variables = cluster.environment(NAMES[name])
+    # A generic profile says nothing to a launch, which may recognise the site by itself.
+    assert ("MUSTER_SITE" in variables, variables["MUSTER_ATTEMPT"]) == (False, "0")
+    if name in ("pbs", "lsf"):
+        assert variables["MUSTER_HOSTS"] == "h1,h2"
+    assert not (cluster.folder / "harm").exists()
+
+
+def test_grid_engine_gives_each_host_one_line_for_its_shell(cluster: Cluster) -> None:
+    arguments = ["--name", "it's a $(touch harm)", "&&", ";", "a\nb", ""]
+    done = cluster.run("grid-engine", making.make("grid-engine", Wanted()), *arguments, NCCL_DEBUG="a b", OTHER="x")
+    assert done.returncode == 0, done.stderr
+    calls = cluster.words("qrsh")
+    assert [call[:2] for call in calls] == [["-inherit", "h1"], ["-inherit", "h2"]]
+    assert calls[0][2:] == calls[1][2:]
+    # A shell reads the line: apptainer's stand-in shows what comes out, in a shell with nothing set.
+    (cluster.records / "apptainer.0").unlink(missing_ok=True)
+    subprocess.run(["sh", "-c", calls[0][2]], cwd="/", env={"RECORDS": str(cluster.records)}, check=True, timeout=30)
+    (words,) = cluster.words("apptainer")
+    assert words[words.index(str(cluster.image)) + 1 :] == ["train", "ddp", *arguments]
+    variables = cluster.environment("apptainer")
+    assert (variables["MUSTER_HOSTS"], variables["NCCL_DEBUG"], variables["PWD"]) == (
+        "h1,h2",
+        "a b",
+        str(cluster.folder),
+    )
+    assert "OTHER" not in variables
+    assert not (cluster.folder / "harm").exists()
+
+
+@pytest.mark.parametrize("scheduler", LAUNCHERS)
+def test_whatever_is_in_a_profile_does_no_harm(cluster: Cluster, tmp_path: Path, scheduler: str) -> None:
+    command = ("muster", "run", "my script.py", "$(touch harm)", "`touch harm`", "a\nb", "it's", "--name=x")
+    text = making.make(site(tmp_path, scheduler), Wanted(nodes=3, image="/$(touch harm)'.sif", command=command))
+    name = scheduler.replace("_", "-")
+    done = cluster.run(name, text, SCRATCH="/", MUSTER_IMAGE=str(cluster.image), LSB_DJOB_RANKFILE="/etc/hostname")
+    assert done.returncode == 0, done.stderr
+    assert sorted(cluster.words("module")) == [["load", "a", "b;touch${IFS}harm"], ["load", "sing$(touch harm)"]]
+    if scheduler != "grid_engine":
+        words = launched(cluster, name)
+        assert words[-len(command) - 1 :] == [str(cluster.image), *command]
+        assert "--opt=a 'b' $(touch harm)" in container(cluster, words, "singularity")
+        # What stands for LSF's blaunch here has no such options: they are jsrun's.
+        if scheduler != "lsf":
+            assert "--flag=$(touch harm) 'x'" in words
+    assert not list(tmp_path.rglob("harm"))
+    missing = cluster.run(name, text, MUSTER_IMAGE="")
+    assert missing.returncode == 2
+    assert "seen: MUSTER_IMAGE=/$(touch harm)'.sif" in missing.stderr
+    assert not list(tmp_path.rglob("harm"))
+
+
+@pytest.mark.parametrize("name", ["slurm", "pbs", "lsf", "flux"])
+def test_a_run_is_named_after_its_job_and_goes_on_in_later_attempts(cluster: Cluster, name: str) -> None:
+    text = making.make(name, Wanted())
+    assert cluster.run(name, text).returncode == 0
+    run = "muster-7-head" if name == "pbs" else "muster-7"
+    assert launched(cluster, name)[-3:] == [f"--name={run}", "--resume", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("given", "attempt", "added"),
+    [
+        (["--name", "x"], "0", []),
+        (["--name", "x"], "1", ["--resume", "auto"]),
+        (["--name=x"], "1", ["--resume", "auto"]),
+        (["--resume", "runs/old"], "1", []),
+        (["--resume=runs/old"], "0", []),
+    ],
+)
+def test_what_the_user_says_of_the_run_stays(
+    cluster: Cluster, given: list[str], attempt: str, added: list[str]
+) -> None:
+    done = cluster.run("slurm", making.make("slurm", Wanted()), *given, SLURM_RESTART_COUNT=attempt)
+    assert done.returncode == 0, done.stderr
+    words = launched(cluster, "slurm")
+    assert words[words.index("train") :] == ["train", "ddp", *given, *added]
+
+
+def test_other_programs_get_their_own_arguments_only(cluster: Cluster) -> None:
+    asked = Wanted(command=("muster", "run", "train.py"))
+    assert cluster.run("slurm", making.make("slurm", asked), "--x", SLURM_RESTART_COUNT="1").returncode == 0
+    assert launched(cluster, "slurm")[-4:] == ["muster", "run", "train.py", "--x"]
+    assert cluster.environment("srun")["MUSTER_ATTEMPT"] == "1"
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 75])
+@pytest.mark.parametrize("name", NAMES)
+def test_exit_codes_and_who_goes_back_into_the_queue(cluster: Cluster, name: str, code: int) -> None:
+    done = cluster.run(name, making.make(name, Wanted()), "--epochs", "3", CODE=str(code), MUSTER_ARGS="--epochs 3")
+    # LSF requeues what ends with 75: it was told so by `-Q 75`.
+    assert done.returncode == code, done.stderr
+    again = [*cluster.words("scontrol"), *cluster.words("qsub")]
+    again += [words for words in cluster.words("flux") if words[0] == "--parent"]
+    if code != 75:
+        assert again == []
+        assert not list(cluster.folder.glob("*.attempts"))
+        return
+    script = str(cluster.folder.parent / "script")
+    expected = {
+        "slurm": ["requeue", "7"],
+        "pbs": ["-q", "workq", "-N", "muster", "-A", "my project", "-l", "select=2:ncpus=4", "-v", script],
+        "grid-engine": ["-N", "muster", "-pe", "two", "4", "-v", script, "--epochs", "3"],
+        "flux": [
+            "--parent",
+            "batch",
+            "--nodes=2",
+            "--env=MUSTER_RUN=muster-7",
+            "--env=MUSTER_ATTEMPT=1",
+            script,
+            "--epochs",
+            "3",
+        ],
+        "lsf": None,
+    }[name]
+    if expected is None:
+        assert again == []
+        assert [path.name for path in cluster.folder.glob("*.attempts")] == ["muster-7.attempts"]
+        return
+    (words,) = again
+    names = words.pop(words.index("-v") + 1).split(",") if "-v" in words else []
+    assert words == expected
+    if names:
+        variables = cluster.environment("qsub")
+        assert {"MUSTER_ATTEMPT", "MUSTER_IMAGE", "MUSTER_RUN"} <= set(names) <= set(variables)
+        assert (variables["MUSTER_ATTEMPT"], variables["MUSTER_ARGS"]) == ("1", "--epochs 3")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attempts_have_a_limit(cluster: Cluster, name: str) -> None:
+    text = making.make(name, Wanted())
+    variables = {"CODE": "75", "MUSTER_MAX_REQUEUES": "1", "MUSTER_ATTEMPT": "1", "SLURM_RESTART_COUNT": "1"}
+    if name == "lsf":
+        assert cluster.run(name, text, **variables).returncode == 75
+    done = cluster.run(name, text, **variables)
+    assert "MUSTER_MAX_REQUEUES=1" in done.stderr
+    # 75 would put it back into LSF's queue.
+    assert done.returncode == (1 if name == "lsf" else 75)
+    assert not cluster.words("scontrol") + cluster.words("qsub")
+    assert not list(cluster.folder.glob("*.attempts"))
+
+
+def test_jsrun_where_it_is_there(cluster: Cluster) -> None:
+    cluster.add("jsrun")
+    text = making.make("lsf", Wanted())
+    done = cluster.run("lsf", text, LSB_MCPU_HOSTS="batch2 1 h1 42 h2 42", LSB_DJOB_RANKFILE="/etc/hostname")
+    assert done.returncode == 0, done.stderr
+    (words,) = cluster.words("jsrun")
+    before = "--nrs 2 --rs_per_host 1 --tasks_per_rs 1 --cpu_per_rs ALL_CPUS --gpu_per_rs ALL_GPUS"
+    assert " ".join(words[: words.index("apptainer")]) == before
+    assert words[words.index("/etc/hostname") - 1] == "--bind"
+
+
+def test_open_mpi_is_told_which_variables_to_hand_on(cluster: Cluster) -> None:
+    done = cluster.run("pbs", making.make("pbs", Wanted()), VERSION="mpiexec (OpenRTE) 4.1.4", NCCL_DEBUG="INFO")
+    assert done.returncode == 0, done.stderr
+    words = launched(cluster, "pbs")
+    assert words[:6] == ["-n", "2", "--map-by", "ppr:1:node", "--bind-to", "none"]
+    carried = {words[index + 1] for index, word in enumerate(words) if word == "-x"}
+    assert {"PATH", "NCCL_DEBUG", "MUSTER_HOSTS", "MUSTER_ATTEMPT"} <= carried
+    assert not {"HOME", "PBS_JOBID"} & carried
+
+
+@pytest.mark.parametrize("name", ["pbs", "lsf"])
+def test_arguments_with_half_a_quote_are_refused(cluster: Cluster, name: str) -> None:
+    done = cluster.run(name, making.make(name, Wanted()), MUSTER_ARGS="--name 'x")
+    assert done.returncode == 2
+    assert "MUSTER_ARGS has a quote without its other half" in done.stderr
+    assert not cluster.words(NAMES[name])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_image_and_a_command_that_are_not_there(cluster: Cluster, name: str) -> None:
+    text = making.make(name, Wanted())
+    done = cluster.run(name, text, MUSTER_IMAGE="none.sif")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 3)
+    assert f"seen: MUSTER_IMAGE={cluster.folder}/none.sif on " in done.stderr
+    for program in ("apptainer", "singularity"):
+        (cluster.bin / program).unlink()
+    done = cluster.run(name, text, PATH=f"{cluster.bin}:/usr/bin:/bin")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 3)
+    assert "apptainer is not there" in done.stderr
+    (cluster.bin / "singularity").write_text(STAND_IN)
+    (cluster.bin / "singularity").chmod(0o755)
+    assert cluster.run(name, text, PATH=f"{cluster.bin}:/usr/bin:/bin").returncode == 0

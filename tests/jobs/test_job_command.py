@@ -1,0 +1,96 @@
+"""`muster job` as users type it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from entrypoint.jobs import making
+from entrypoint.jobs.wanted import Wanted
+from entrypoint.sites import profiles
+from tests.jobs.everything import site
+
+START = "import sys; from entrypoint.cli import muster; sys.argv[0] = 'muster'; muster()"
+
+
+def job(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", START, "job", *words]
+    env = {**os.environ, "PYTHONPATH": str(making.JOBS.parent)}
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
+
+
+def refusal(*words: str, cwd: Path | None = None) -> list[str]:
+    done = job(*words, cwd=cwd)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3, done.stderr
+    return lines
+
+
+def test_options_and_a_command_become_a_script(tmp_path: Path) -> None:
+    words = ["--nodes", "4", "--time", "2h", "--account", "p1", "--partition", "long", "--gpus", "2", "--name", "try"]
+    done = job("juwels-booster", *words, "--", "train", "fsdp", "--model", "gpt-1b")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for line in ("--nodes=4", "--time=02:00:00", "--account=p1", "--partition=long", "--gres=gpu:2", "--job-name=try"):
+        assert f"#SBATCH {line}" in lines
+    assert 'command=(train fsdp --model gpt-1b "$@")' in lines
+    assert "sbatch juwels-booster.sbatch --epochs 3" in done.stdout
+
+
+def test_the_list_names_every_profile() -> None:
+    lines = job("list").stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(profiles.site_names())
+    refused = [line.split()[0] for line in lines if " refused " in line]
+    assert refused == [name for name in profiles.site_names() if profiles.load_site(name).refused]
+
+
+def test_an_unknown_site_and_its_nearest() -> None:
+    wrong, seen, fix = refusal("juwels-boster")
+    assert "no site of this name" in wrong
+    assert "juwels-booster" in seen
+    assert fix.startswith("  fix: muster job juwels-booster")
+
+
+def test_a_refused_site() -> None:
+    wrong, _, _ = refusal("frontier")
+    assert "Frontier does not run this image" in wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        (["slurm", "--time", "90"], "--time=90"),
+        (["slurm", "--nodes", "0"], "--nodes"),
+        (["slurm", "--account", "a b"], "--account=a b"),
+        (["slurm", "--name", "$(id)"], "--name=$(id)"),
+        (["slurm", "--kind", "job"], "--kind job"),
+        (["slurm", "train", "--epochs", "3"], "--epochs"),
+        (["none.toml"], "none.toml"),
+    ],
+)
+def test_what_can_not_be(words: list[str], about: str) -> None:
+    assert about in "".join(refusal(*words))
+
+
+def test_a_file_is_never_written_over(tmp_path: Path) -> None:
+    assert job("slurm", "--output-file", "my job.sh", cwd=tmp_path).returncode == 0
+    text = (tmp_path / "my job.sh").read_text()
+    # It tells how it is submitted by its own name.
+    assert "sbatch 'my job.sh' --epochs 3" in text
+    assert os.access(tmp_path / "my job.sh", os.X_OK)
+    wrong, _, _ = refusal("flux", "--output-file", "my job.sh", cwd=tmp_path)
+    assert "not written over" in wrong
+    assert (tmp_path / "my job.sh").read_text() == text
+    refusal("slurm", "--output-file", "none/x", cwd=tmp_path)
+
+
+def test_a_profile_of_ones_own(tmp_path: Path) -> None:
+    path = site(tmp_path, "slurm", "my site.toml")
+    done = job("my site.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # The job may start in another folder.
+    assert f"export MUSTER_SITE='{path}'" in done.stdout
+    assert done.stdout == making.make(path, Wanted())

@@ -1,0 +1,205 @@
+"""Kubernetes' manifests: what users type reaches the pods as it is; what Kubernetes would refuse is refused here."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrypoint.jobs import kubernetes, making, manifest
+from entrypoint.jobs.kubernetes import KINDS, Kind, Pods
+from entrypoint.jobs.manifest import Further
+from entrypoint.jobs.wanted import Wanted
+from tests.jobs import pods
+from train.errors import MusterError
+
+IMAGE = "registry.example/team/muster:1.0@sha256:" + 64 * "0"
+HOSTILE = (
+    *('"', "'", "\\", "a\nb", "a\r\nb", "\ttab", "# no comment", ": no key", "- no item", "---", "...", "*pod", "&pod"),
+    *("!!python/object/apply:os.system [id]", "{{ 7 * 7 }}", "{% raw %}", "${HOME}", "`id`", "; rm -rf /", "", " "),
+    *("$(HOME)", "$(PET_NNODES)", "$$(PET_NNODES)", "$(TORCH_HOME)$(TORCH_HOME)", "$", "$$", "$$$", "a$", "$(", "$)"),
+    *(
+        "null",
+        "~",
+        "yes",
+        "1e3",
+        "0x10",
+        "2026-11-22",
+        "=",
+        "<<",
+        "\x85",
+        "\u2028",
+        "\u2029",
+        "\ufeff",
+        "\x7f",
+        "\x1b[0m",
+    ),
+    *("é", "日本", "\U0001f600", "\U000e0001", "\xa0", "\ufffe", "%TAG", "@at", "|", ">"),
+)
+
+
+def rendered(kind: Kind, **asked: Any) -> str:
+    return kubernetes.render(kind, Pods(**{"image": IMAGE, "arguments": ("train", "ddp"), **asked}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_word_reaches_the_program_as_it_was_typed(kind: Kind) -> None:
+    words = ("train", "ddp", *HOSTILE)
+    text = rendered(kind, arguments=words)
+    for pod in pods.of(text):
+        assert tuple(pod.command[-len(words) :]) == words
+    # Nothing but the command has changed.
+    plain = pods.documents(rendered(kind))
+    for document, other in zip(pods.documents(text), plain, strict=True):
+        if document["kind"] != "Service":
+            pods.template(document)["spec"]["containers"][0]["args"] = ["train", "ddp"]
+        assert document == other
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1, max_size=4))
+def test_any_text_is_an_argument(words: list[str]) -> None:
+    (pod,) = pods.of(rendered("job", nodes=1, arguments=tuple(words)))
+    assert pod.command == ["tini", "--", *words]
+
+
+@pytest.mark.parametrize("word", ["a\0b", "\udcff"])
+def test_what_is_no_text_is_refused(word: str) -> None:
+    with pytest.raises(MusterError, match="no text"):
+        rendered("job", arguments=("train", word))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *(
+            {"name": name}
+            for name in ("", "A", "my_job", "1st", "-a", "a-", "a.b", "a b", 'a"', "a\nb", "$(id)", 60 * "a")
+        ),
+        *({"claim": claim} for claim in ("", "A", "a_b", "../a", "a..b", "a\n", 254 * "a")),
+        *({"queue": queue} for queue in ("", "A b", 64 * "a")),
+        *({"image": image} for image in ("", "muster.sif", "./a", "docker://a", "a b", "a\nb", "$(id)", "a;b")),
+        *({"shared_memory": size} for size in ("", "16", "0Gi", "16GB", "16Gi}", "-1Gi")),
+        *({"nodes": nodes} for nodes in (0, -1)),
+        *({"gpus": -1}, {"uid": -1}, {"restarts": -1}, {"seconds": 0}, {"grace_seconds": -1}, {"arguments": ()}),
+    ],
+    ids=str,
+)
+def test_what_kubernetes_would_refuse_is_refused_with_a_line_to_type(kind: Kind, asked: dict[str, Any]) -> None:
+    with pytest.raises(MusterError) as refusal:
+        rendered(kind, **asked)
+    assert refusal.value.code == 2
+    assert refusal.value.fix
+
+
+@pytest.mark.parametrize(
+    "text", ["", "rdma", "rdma/", "/hca", "rdma/hca=0", "rdma/hca=x", "rdma/hca = 1", "rdma/a b", "a/b/c"]
+)
+def test_a_device_is_a_resource_of_a_node(text: str) -> None:
+    with pytest.raises(MusterError, match="resource"):
+        kubernetes.device(text)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("job", 54), ("jobset", 47), ("pytorchjob", 53)])
+def test_a_name_leaves_room_for_those_of_its_pods(kind: Kind, most: int) -> None:
+    made = pods.of(rendered(kind, nodes=12, name=most * "a"))
+    assert max(len(pod.host) for pod in made) <= 63
+    with pytest.raises(MusterError, match=f"{most} at the most"):
+        rendered(kind, nodes=12, name=(most + 1) * "a")
+
+
+def test_our_trainers_go_on_where_they_were_stopped() -> None:
+    command = ("train", "fsdp", "--epochs", "3")
+    assert manifest.resuming(Wanted(command=command, name="a")) == (*command, "--name=a", "--resume=auto")
+    named = ("train", "ddp", "--name=b")
+    assert manifest.resuming(Wanted(command=named)) == (*named, "--resume=auto")
+    for theirs in (("train", "ddp", "--resume", "x"), ("train", "plan"), ("muster", "run", "a.py")):
+        assert manifest.resuming(Wanted(command=theirs)) == theirs
+
+
+def test_what_the_user_asks_for_is_in_the_manifest() -> None:
+    further = Further(claim="runs", shm="1Ti", devices=("rdma/hca=2",), uid=7, restarts=1)
+    wanted = Wanted(image="ghcr.io/a/b:1", nodes=3, time_s=60, gpus=2, partition="gpu-queue", name="a")
+    text = making.make("kubernetes", wanted, "job", further=further)
+    document = pods.job(text)
+    spec = pods.template(document)["spec"]
+    assert document["metadata"]["name"] == "a"
+    assert document["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu-queue"
+    assert (document["spec"]["activeDeadlineSeconds"], document["spec"]["backoffLimit"]) == (60, 3)
+    assert spec["containers"][0]["image"] == "ghcr.io/a/b:1"
+    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2", "rdma/hca": "2"}
+    assert spec["securityContext"]["runAsUser"] == 7
+    assert [volume.get("persistentVolumeClaim") for volume in spec["volumes"]] == [{"claimName": "runs"}, None, None]
+    assert spec["volumes"][1]["emptyDir"]["sizeLimit"] == "1Ti"
+    (made_by,) = [line for line in text.splitlines() if line.startswith("# Made by:")]
+    for words in ("--kind job", "--claim runs", "--device rdma/hca=2", "--nodes 3", "--image ghcr.io/a/b:1"):
+        assert words in made_by
+    # It makes the same again.
+    typed = shlex.split(made_by.removeprefix("# Made by:"))
+    code = f"import sys; from entrypoint.cli import muster; sys.argv = {typed!r}; muster()"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (answer.returncode, answer.stdout) == (0, text), answer.stderr
+
+
+def test_a_profile_of_a_cluster_gives_gpus_queue_and_variables(tmp_path: Path) -> None:
+    """A profile whose values are hostile to YAML and to Kubernetes."""
+    file = tmp_path / "our cluster.toml"
+    value = 'a"b: # $(HOME) $$ {{ 1 }}'
+    file.write_text(
+        'title = "Ours"\nscheduler = "kubernetes"\nstatus = "unverified"\n'
+        '[sources.us]\nurl = "https://example.org"\nread = 2026-11-22\n'
+        '[nodes]\ngpus = {value = 8, source = "us"}\n[launch]\npartition = {value = "all", source = "us"}\n'
+        f'[variables]\nNCCL_DEBUG = {{value = {json.dumps(value)}, source = "us"}}\n'
+        '[caches]\nTORCH_HOME = {value = "/cache", source = "us"}\n'
+    )
+    for kind in KINDS:
+        text = making.make(str(file), Wanted(), kind)
+        document = pods.job(text)
+        assert pods.template(document)["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
+        assert document["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "all"
+        for pod in pods.of(text):
+            assert (pod.env["NCCL_DEBUG"], pod.env["TORCH_HOME"]) == (value, "/cache")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_words_stay_in_their_comment(kind: Kind) -> None:
+    text = making.make("kubernetes", Wanted(command=("train", "ddp", *HOSTILE)), kind)
+    assert [document["kind"] for document in pods.documents(text)] == [
+        document["kind"] for document in pods.documents(rendered(kind))
+    ]
+    for line in text[: text.index("apiVersion")].splitlines():
+        assert line.startswith("#")
+
+
+@pytest.mark.parametrize(
+    ("site", "asked", "words"),
+    [
+        ("kubernetes", {"kind": "cronjob"}, "no such manifest"),
+        ("kubernetes", {"wanted": Wanted(account="a")}, "no accounts"),
+        ("kubernetes", {"further": Further(devices=("rdma",))}, "no resource of a node"),
+        ("slurm", {"kind": "job"}, "takes a script"),
+        ("slurm", {"further": Further(claim="a")}, "takes a script"),
+    ],
+)
+def test_what_can_not_be_asked_for_is_refused(site: str, asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(MusterError, match=words):
+        making.make(site, **{"wanted": Wanted(), **asked})
+
+
+def test_no_image_is_made_up() -> None:
+    assert pods.template(pods.job(making.make("kubernetes", Wanted())))["spec"]["containers"][0]["image"] == (
+        kubernetes.NO_IMAGE
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_manifests_that_are_kept_are_those_that_are_made(kind: Kind) -> None:
+    path = making.JOBS / f"kubernetes-{kind}.yaml"
+    assert path.read_text(encoding="utf-8") == making.make("kubernetes", Wanted(), kind)
+    assert path in making.kept()

@@ -1,0 +1,82 @@
+"""Kubernetes' manifests are as their published schemas say, strictly: a misspelt field would be found."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from entrypoint.jobs import kubernetes
+from entrypoint.jobs.kubernetes import KINDS, Kind, Pods
+from tests.jobs import pods
+
+IMAGE = "registry.example/team/muster:1.0"
+
+
+def rendered(kind: Kind, **asked: Any) -> str:
+    return kubernetes.render(kind, Pods(**{"image": IMAGE, "arguments": ("train", "ddp"), **asked}))
+
+
+@pytest.fixture(scope="module")
+def schemas() -> Any:
+    return pytest.importorskip("tests.jobs.schemas", reason="the dev extra is not installed")
+
+
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"nodes": 1},
+    {"gpus": 0, "uid": 0, "restarts": 0},
+    {"nodes": 64, "gpus": 8, "devices": {"rdma/hca": 8}, "queue": "gpus", "arguments": ("train", '$(HOME)\n"')},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_manifests_are_as_their_published_schemas_say(kind: Kind, shape: dict[str, Any], schemas: Any) -> None:
+    for document in pods.documents(rendered(kind, **shape)):
+        schemas.check(document)
+
+
+# Where a mistake is made, in each kind.
+MISTAKES = {
+    "job": [
+        ("spec", "podFailurePolicies"),
+        ("spec.template.spec", "subDomain"),
+        ("spec.template.spec.containers.0", "arg"),
+        ("spec.template.spec.volumes.1.emptyDir", "size"),
+        ("spec.podFailurePolicy.rules.1.onExitCodes", "codes"),
+    ],
+    "jobset": [
+        ("spec", "failurePolicies"),
+        ("spec.network", "publishNotReady"),
+        ("spec.failurePolicy.rules.0", "onJobFailureReason"),
+        ("spec.replicatedJobs.0", "count"),
+        ("spec.replicatedJobs.0.template.spec", "backOffLimit"),
+        ("spec.replicatedJobs.0.template.spec.template.spec.containers.0.securityContext", "readOnly"),
+    ],
+    "pytorchjob": [
+        ("", "specs"),
+        ("spec", "nProcPerNode"),
+        ("spec.runPolicy", "activeDeadline"),
+        ("spec.pytorchReplicaSpecs.Worker", "replica"),
+        ("spec.pytorchReplicaSpecs.Master.template.spec.containers.0.resources", "limit"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("kind", "path", "key"), [(kind, *mistake) for kind in KINDS for mistake in MISTAKES[kind]])
+def test_a_misspelt_field_is_caught(kind: Kind, path: str, key: str, schemas: Any) -> None:
+    document = copy.deepcopy(pods.job(rendered(kind)))
+    place: Any = document
+    for step in path.split(".") if path else ():
+        place = place[int(step) if step.isdigit() else step]
+    place[key] = 1
+    with pytest.raises(Exception, match=key):
+        schemas.check(document)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_in_place_of_a_text_is_caught(kind: Kind, schemas: Any) -> None:
+    document = copy.deepcopy(pods.job(rendered(kind)))
+    pods.template(document)["spec"]["containers"][0]["args"] = [3]
+    with pytest.raises(Exception, match="3"):
+        schemas.check(document)

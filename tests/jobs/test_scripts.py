@@ -1,0 +1,131 @@
+"""The scripts: those that are kept, and what is written into them."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from entrypoint.jobs import making
+from entrypoint.jobs.wanted import Wanted, wanted
+from entrypoint.sites import profiles
+from tests.clusters.requirements import program
+from tests.jobs.everything import EVERYTHING, site
+from train.errors import MusterError
+
+KEPT = making.kept()
+SCHEDULERS = ["slurm", "pbs", "lsf", "grid-engine", "flux"]
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name)
+def test_a_kept_file_is_what_is_rendered(path: Path) -> None:
+    assert path.read_text() == KEPT[path], "`make jobs` writes them anew"
+
+
+def test_each_site_that_is_not_refused_has_its_script() -> None:
+    assert making.stale() == []
+    for name in profiles.site_names():
+        has_file = any(path.stem == name or path.stem.startswith(f"{name}-") for path in KEPT)
+        assert has_file == (profiles.load_site(name).refused is None)
+
+
+def shellcheck(text: str) -> None:
+    done = subprocess.run(
+        [program("shellcheck"), "--shell=bash", "-"], input=text, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", [path for path in KEPT if path.suffix != ".yaml"], ids=lambda path: path.name)
+def test_shellcheck_has_nothing_to_say(path: Path) -> None:
+    shellcheck(KEPT[path])
+
+
+def test_what_the_profile_says_is_in_the_script(tmp_path: Path) -> None:
+    text = making.make(site(tmp_path, "slurm"), Wanted(nodes=3, account="my-project", gpus=2))
+    for line in (
+        "#SBATCH --account=my-project",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --nodes=3",
+        "#SBATCH --cpus-per-task=48",
+        "#SBATCH --gpus-per-node=2",
+        "#SBATCH --mem=500G",
+        "#SBATCH --opt=$(touch harm) x",
+        "module load a 'b;touch${IFS}harm'",
+        "module load 'sing$(touch harm)'",
+    ):
+        assert line in text.splitlines()
+    assert """--kill-on-bad-exit=0 '--flag=$(touch harm) '"'"'x'"'"'' --one""" in text
+    # On one node the condition of the flags does not hold.
+    assert "--one" not in making.make(site(tmp_path, "slurm"), Wanted(nodes=1))
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_limits_in_each_schedulers_words(name: str) -> None:
+    asked = wanted(
+        nodes=2, time="26h30m", image="muster.sif", account=None, partition=None, gpus=None, name="x", command=()
+    )
+    line = {
+        "slurm": "#SBATCH --time=26:30:00",
+        "pbs": "#PBS -l walltime=26:30:00",
+        "lsf": "#BSUB -W 26:30",
+        "grid-engine": "#$ -l h_rt=26:30:00",
+        "flux": "# flux: --time-limit=95400s",
+    }[name]
+    assert line in making.make(name, asked).splitlines()
+
+
+def test_directives_stand_before_the_first_command() -> None:
+    marks = ("#SBATCH", "#PBS", "#BSUB", "#$ ", "# flux:")
+    for path, text in KEPT.items():
+        if path.suffix != ".yaml":
+            lines = text.splitlines()
+            first = lines.index("set -euo pipefail")
+            assert not [line for line in lines[first:] if line.startswith(marks)]
+            assert [line for line in lines[:first] if line.startswith(marks)]
+            # Flux takes any line for one that has its name and a colon first, and they have to stand together.
+            of_flux = [number for number, line in enumerate(lines) if re.match(r"\W*flux:", line, re.IGNORECASE)]
+            is_flux = path.suffix == ".flux"
+            assert of_flux == (list(range(of_flux[0], of_flux[-1] + 1)) if is_flux else [])
+
+
+def test_the_users_number_of_gpus_takes_the_profiles_place() -> None:
+    text = making.make("juwels-booster", Wanted(gpus=1))
+    assert "#SBATCH --gres=gpu:1" in text.splitlines()
+    assert "gpu:4" not in text
+
+
+def test_grid_engine_has_no_word_for_gpus() -> None:
+    with pytest.raises(MusterError, match="what Grid Engine calls a GPU"):
+        making.make("grid-engine", Wanted(gpus=4))
+
+
+@pytest.mark.parametrize("name", [name for name in profiles.site_names() if profiles.load_site(name).refused])
+def test_a_site_that_runs_no_such_image_says_why(name: str) -> None:
+    with pytest.raises(MusterError, match="does not run this image") as refusal:
+        making.make(name, Wanted())
+    assert refusal.value.code == 2
+    assert "https://" in refusal.value.seen
+
+
+def test_containers_that_no_script_knows(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(EVERYTHING.format(scheduler="slurm").replace('"singularity"', '"enroot"'))
+    with pytest.raises(MusterError, match="starts containers by enroot"):
+        making.make(str(path), Wanted())
+
+
+def test_the_command_that_made_a_script_makes_it_again() -> None:
+    asked = Wanted(nodes=4, time_s=7200, account="p", gpus=2, command=("train", "fsdp", "--name", "a b"))
+    (line,) = [line for line in making.make("slurm", asked).splitlines() if line.startswith("# Made by:")]
+    assert line == (
+        "# Made by:  muster job slurm --nodes 4 --time 02:00:00 --account p --gpus 2 -- train fsdp --name 'a b'"
+    )
+
+
+def test_generic_profiles_name_nothing_of_a_site() -> None:
+    for name in SCHEDULERS:
+        tables = tomllib.loads((profiles.SITES / f"{name}.toml").read_text())
+        assert not {"recognise", "caches", "storage", "network", "variables", "extends"} & set(tables)
+        assert set(tables.get("launch", {})) <= {"directives"}

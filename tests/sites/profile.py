@@ -1,0 +1,59 @@
+"""A profile to be spoilt: valid as it is."""
+
+from pathlib import Path
+
+from entrypoint.sites import profiles
+from entrypoint.sites.profiles import BadProfile
+
+HEAD = """\
+title = "Testbooster"
+centre = "Somewhere"
+scheduler = "slurm"
+status = "documented"
+extends = "infiniband"
+documentation = "https://docs.example.org/gpu"
+recognise.cluster = {value = ["testbooster"], source = "docs"}
+recognise.hosts = {value = ["tb[0-9]*"], source = "docs"}
+"""
+TABLES = """
+[sources]
+docs = {url = "https://docs.example.org/gpu", read = 2026-01-31}
+
+[nodes]
+gpus = {value = 4, source = "docs"}
+
+[launch]
+partition = {value = "booster", source = "docs"}
+flags = {value = ["--cpu-bind=none"], source = "docs"}
+
+[network]
+address_suffix = {value = "i", source = "docs"}
+
+[caches]
+HF_HOME = {value = "$SCRATCH/hf", source = "docs"}
+
+[variables]
+NCCL_IB_TIMEOUT = {value = "20", source = "docs", when = {nodes = ">1"}}
+"""
+VALID = HEAD + TABLES
+FABRIC = 'title = "InfiniBand"\nstatus = "documented"\nis_rdma = true\n'
+
+
+def written(folder: Path, text: str = VALID, name: str = "testbooster") -> Path:
+    """`text` as a profile in a folder of sites, beside one of fabrics."""
+    for each in ("sites", "fabrics"):
+        (folder / each).mkdir(exist_ok=True)
+    (folder / "fabrics" / "infiniband.toml").write_text(FABRIC)
+    path = folder / "sites" / f"{name}.toml"
+    path.write_text(text)
+    return path
+
+
+def problems(folder: Path, text: str) -> tuple[str, ...]:
+    """What is wrong with a site's profile."""
+    path = written(folder, text)
+    try:
+        profiles.load_site(path, fabrics=folder / "fabrics")
+    except BadProfile as bad:
+        return bad.problems
+    return ()

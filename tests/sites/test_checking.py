@@ -1,0 +1,157 @@
+"""Whatever is wrong with a profile is told, all at once, with the key that it is about."""
+
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+
+from entrypoint.sites import profiles
+from entrypoint.sites.profiles import BadProfile
+from tests.sites.profile import HEAD, TABLES, VALID, problems, written
+from train.errors import MusterError
+
+
+def meant(key: str, nearest: str) -> str:
+    """What is said of a misspelt key."""
+    return f"{key}: there is no such key here; did you mean {nearest}?"
+
+
+def test_the_profile_of_these_tests_is_valid(tmp_path: Path) -> None:
+    assert problems(tmp_path, VALID) == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        # Keys and tables that there are not.
+        ("address_suffix =", "adress_suffix =", meant("network.adress_suffix", "address_suffix")),
+        ("[network]", "[netwrok]", meant("netwrok", "network")),
+        ("{value = 4, source", "{value = 4, sorce", meant("nodes.gpus.sorce", "source")),
+        ("when = {nodes", "when = {node", meant("variables.NCCL_IB_TIMEOUT.when.node", "nodes")),
+        ("read = ", "raed = ", meant("sources.docs.raed", "read")),
+        ('centre = "', 'partition = "', "partition: there is no such key here; it belongs into [launch]"),
+        ('centre = "', 'zzz = "', "zzz: there is no such key here; there are: title scheduler"),
+        ('title = "Testbooster"\n', "", 'title: is missing: wanted text in quotes ("...")'),
+        # Types.
+        ('"Testbooster"', "7", 'title: wanted text in quotes ("..."), not 7'),
+        ("{value = 4,", '{value = "4",', 'nodes.gpus.value: wanted a whole number without quotes, not "4"'),
+        ("{value = 4,", "{value = true,", "nodes.gpus.value: wanted a whole number without quotes, not true"),
+        ("{value = 4,", "{value = -1,", "nodes.gpus.value: -1 is less than nothing"),
+        ('{value = 4, source = "docs"}', "4", 'nodes.gpus: wanted a table like {value = ..., source = "..."}, not 4'),
+        ('["--cpu-bind=none"]', '"--x"', 'launch.flags.value: wanted a list, like ["a", "b"], not "--x"'),
+        ('["--cpu-bind=none"]', "[3]", 'launch.flags.value.0: wanted text in quotes ("..."), not 3'),
+        ("2026-01-31", '"2026-01-31"', "sources.docs.read: wanted a date without quotes, like 2026-01-31, not "),
+        ("2026-01-31", "2026-01-31T10:00:00", "sources.docs.read: wanted a date without quotes, like 2026-01-31, not "),
+        ('"slurm"', '"slrum"', "scheduler: wanted one of flux, grid_engine, kubernetes, lsf, pbs, slurm, not "),
+        ('"documented"', '"rumoured"', "status: wanted one of documented, unverified, verified, not "),
+        # What a type can't say.
+        ('gpus = {value = 4, source = "docs"}', 'gpus = {value = 4, source = "dosc"}',
+         'nodes.gpus.source: there is no [sources] key "dosc"; there are: docs'),
+        ('"https://docs.example.org/gpu", read', '"ftp://docs.example.org", read', "sources.docs.url: "),
+        ('"https://docs.example.org/gpu", read', '"https://a b.org/", read', "sources.docs.url: "),
+        ('documentation = "https', 'documentation = "htps', "documentation: "),
+        ("2026-01-31", "2999-01-31", "sources.docs.read: 2999-01-31 is in the future"),
+        ('"infiniband"', '"infinband"', 'extends: there is no fabric "infinband"; there are: infiniband'),
+        ('nodes = ">1"', 'nodes = "many"', "variables.NCCL_IB_TIMEOUT.when: "),
+        ('nodes = ">1"', 'nccl = ">=2.x"', "variables.NCCL_IB_TIMEOUT.when: "),
+        ('{nodes = ">1"}', "{}", "variables.NCCL_IB_TIMEOUT.when: an empty condition"),
+        ('["--cpu-bind=none"]', r'["--x\nrm -rf /"]', r"launch.flags.value.0: '--x\nrm -rf /' holds a control"),
+        ('"Testbooster"', r'"\u001b[31mred"', "title: "),
+        ('"Testbooster"', '" "', "title: is empty"),
+        ('value = "booster"', 'value = "booster; rm -rf /"', "launch.partition.value: "),
+        ('value = "booster"', 'value = "$(reboot)"', "launch.partition.value: "),
+        ('value = "i"', 'value = "i;x"', "network.address_suffix.value: "),
+        ('"$SCRATCH/hf"', '"$(reboot)/hf"', "caches.HF_HOME.value: "),
+        ('"$SCRATCH/hf"', '"`reboot`/hf"', "caches.HF_HOME.value: "),
+        ('"$SCRATCH/hf"', "'$SCRATCH/\"; reboot; \"'", "caches.HF_HOME.value: "),
+        ('"$SCRATCH/hf"', '"~/hf"', "caches.HF_HOME.value: \"~/hf\": ~ is not expanded between quotes: write $HOME"),
+        ("HF_HOME =", '"HF HOME" =', "caches.HF HOME: a variable's name"),
+        ("NCCL_IB_TIMEOUT =", '"1;reboot" =', "variables.1;reboot: a variable's name"),
+        ('["tb[0-9]*"]', '["*"]', 'recognise.hosts: "*" matches whatever there is'),
+        ('["tb[0-9]*"]', '["tb1", "?*"]', 'recognise.hosts: "?*" matches whatever there is'),
+        ('["tb[0-9]*"]', '["[a-z]*"]', 'recognise.hosts: "[a-z]*" matches whatever there is'),
+        ('["testbooster"], source = "docs"}', '["testbooster"], source = "docs", when = {nodes = ">1"}}',
+         "recognise.cluster.when: what a site is recognised by has no condition"),
+    ],
+)  # fmt: skip
+def test_each_thing_that_can_be_wrong(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    assert old in VALID
+    found = problems(tmp_path, VALID.replace(old, new, 1))
+    assert [text for text in found if text.startswith(problem)], found
+
+
+def test_the_nearest_of_a_few_words_is_told(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, VALID.replace('"slurm"', '"slrum"'))
+    assert problem.endswith('not "slrum"; did you mean slurm?')
+
+
+@pytest.mark.parametrize("value", ['{A = "*"}', '{PATH = "?*"}'])
+def test_a_variable_of_any_value_tells_nothing(tmp_path: Path, value: str) -> None:
+    line = f'recognise.variables = {{value = {value}, source = "docs"}}\n'
+    assert any("matches whatever there is" in problem for problem in problems(tmp_path, HEAD + line + TABLES))
+
+
+def test_a_directive_has_its_word_left_out(tmp_path: Path) -> None:
+    text = VALID.replace("[launch]\n", '[launch]\ndirectives = {value = ["#SBATCH --exclusive"], source = "docs"}\n')
+    (problem,) = problems(tmp_path, text)
+    assert problem == 'launch.directives.value.0: "#SBATCH --exclusive": leave its #SBATCH, #PBS, #BSUB or #$ out'
+
+
+def test_all_is_told_at_once(tmp_path: Path) -> None:
+    text = VALID.replace("title", "titel").replace("{value = 4,", '{value = "four",').replace(">1", "some")
+    with pytest.raises(BadProfile) as refused:
+        profiles.load_site(written(tmp_path, text))
+    found = refused.value.problems
+    assert [problem.partition(":")[0] for problem in found] == ["titel", "nodes.gpus.value",
+                                                                "variables.NCCL_IB_TIMEOUT.when"]  # fmt: skip
+    assert refused.value.code == 2
+    assert all(problem in str(refused.value) for problem in found)
+    assert str(tmp_path) in refused.value.seen
+
+
+def test_a_misspelt_key_is_not_missing_too(tmp_path: Path) -> None:
+    assert len(problems(tmp_path, VALID.replace("title", "titel"))) == 1
+
+
+def test_what_a_site_is_recognised_by_stands_before_the_tables(tmp_path: Path) -> None:
+    line = next(line for line in VALID.splitlines(keepends=True) if line.startswith("recognise.hosts"))
+    moved = VALID.replace(line, "") + '\n[recognise.hosts]\nvalue = ["tb*"]\nsource = "docs"\n'
+    (problem,) = problems(tmp_path, moved)
+    assert problem.startswith("recognise: belongs before the first [table]")
+
+
+def test_a_source_may_be_read_tomorrow_where_it_is_tomorrow(tmp_path: Path) -> None:
+    tomorrow = date.today() + timedelta(days=1)
+    assert problems(tmp_path, VALID.replace("2026-01-31", str(tomorrow))) == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "seen"),
+    [(b"title = \n", "line 1"), (b'title = "a"\n\n[launch\n', "line 3"), (b"\xff\xfe", "can't decode")],
+)
+def test_what_is_no_toml_is_refused_with_its_line(tmp_path: Path, content: bytes, seen: str) -> None:
+    path = tmp_path / "site.toml"
+    path.write_bytes(content)
+    with pytest.raises(MusterError) as refused:
+        profiles.load_site(path)
+    assert seen in refused.value.seen
+    assert str(path) in refused.value.seen
+
+
+@pytest.mark.parametrize(
+    "name", ["../../nowhere/passwd", "/nowhere/a.toml", "a.toml", "", "$(reboot)", "a\nb", "juwles-booster"]
+)
+def test_a_profile_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(MusterError, match="there is no") as refused:
+        profiles.load_site(name)
+    assert "\n" not in str(refused.value).partition(" seen: ")[2].partition("\n  fix: ")[0]
+
+
+def test_the_nearest_name_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with pytest.raises(MusterError) as refused:
+        profiles.load_site("testboster", path.parent)
+    assert refused.value.fix.startswith("--site testbooster")
+    with pytest.raises(MusterError) as refused:
+        profiles.load_fabric("infinband", tmp_path / "fabrics")
+    assert refused.value.fix == "--fabric infiniband"

@@ -1,0 +1,135 @@
+"""`muster site`, and what a site does to the other commands, as processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoint.conftest import Run
+from tests.entrypoint.test_cli import three_lines
+from tests.sites.profile import VALID, written
+
+WIDTH = {"COLUMNS": "80"}
+
+
+@pytest.fixture
+def recording(recordings: Path) -> str:
+    return str(recordings / "slurm" / "b_srun_N2_1per.node02.1.env")
+
+
+def test_a_profile_is_shown_with_its_sources(command: Run, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    answer = command("muster", "site", str(path), env=WIDTH)
+    assert answer.returncode == 0, answer.stderr
+    for text in ("Testbooster, Somewhere", "documented", "address_suffix", "if nodes >1", "$SCRATCH/hf"):
+        assert text in answer.stdout
+    assert "docs 2026-01-31 https://docs.example.org/gpu" in answer.stdout
+    assert "not known, found at the start: nodes.gpu, nodes.cores, network.interface" in answer.stdout
+    assert "not known: contact, nodes.memory_gib" in answer.stdout
+    assert max(map(len, answer.stdout.splitlines())) <= max(80, len(str(path)) + 2)
+
+
+def test_a_profile_for_programs(command: Run, tmp_path: Path) -> None:
+    found = json.loads(command("muster", "site", str(written(tmp_path)), "--json").stdout)
+    assert found["network"]["address_suffix"] == {"value": "i", "source": "docs", "when": None, "note": ""}
+    assert found["sources"]["docs"] == {"url": "https://docs.example.org/gpu", "read": "2026-01-31"}
+    assert "network.interface" in found["unknown"]
+    assert found["why"] is None
+
+
+def test_where_no_site_is_recognised(command: Run, recording: str) -> None:
+    answer = command("muster", "site", "--env-file", recording)
+    assert answer.returncode == 0, answer.stderr
+    assert "no profile is of this site (host node02, SLURM_CLUSTER_NAME=fake)" in answer.stdout
+    assert command("muster", "site", "--env-file", recording, "--json").stdout == "null\n"
+
+
+def test_a_valid_file_passes(command: Run, tmp_path: Path, recording: str) -> None:
+    path = written(tmp_path, VALID.replace('["testbooster"]', '["fake"]'))
+    answer = command("muster", "site", "check", str(path), "--env-file", recording)
+    assert answer.returncode == 0, answer.stderr
+    assert "valid: Testbooster" in answer.stdout
+    assert "recognised here: SLURM_CLUSTER_NAME=fake" in answer.stdout
+    found = json.loads(command("muster", "site", "check", str(path), "--json").stdout)
+    assert found == {"file": str(path), "problems": []}
+
+
+def test_a_file_with_faults_is_refused_with_each_of_them(command: Run, tmp_path: Path) -> None:
+    path = written(tmp_path, VALID.replace("title", "titel").replace("{value = 4,", '{value = "four",'))
+    answer = command("muster", "site", "check", str(path))
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    *told, wrong, seen, fix = answer.stderr.splitlines()
+    assert [line.removeprefix(f"{path}: ").partition(":")[0] for line in told] == ["titel", "nodes.gpus.value"]
+    assert three_lines("\n".join([wrong, seen, fix]))[:2] == ("the profile has 2 values that can't be used", str(path))
+    answer = command("muster", "site", "check", str(path), "--json")
+    assert answer.returncode == 2
+    assert len(json.loads(answer.stdout)["problems"]) == 2
+
+
+def test_what_a_file_says_does_not_reach_the_terminal(command: Run, tmp_path: Path) -> None:
+    path = written(tmp_path, VALID.replace("Testbooster", r"\u001b[31mred\u0007") + '"\\u001b[2J" = 1\n')
+    answer = command("muster", "site", "check", str(path))
+    assert answer.returncode == 2
+    assert "\x1b" not in answer.stderr
+    assert "\x07" not in answer.stderr
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["list", "more"], ["capella", "more"]])
+def test_words_that_belong_elsewhere_are_refused(command: Run, arguments: list[str]) -> None:
+    answer = command("muster", "site", *arguments)
+    assert answer.returncode == 2
+    assert "muster site check FILE" in three_lines(answer.stderr)[2]
+
+
+def test_the_list_is_for_people_and_programs(command: Run) -> None:
+    answer = command("muster", "site", "list", env=WIDTH)
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(command("muster", "site", "list", "--json").stdout)
+    assert found
+    for each in found:
+        assert each["name"] in answer.stdout
+
+
+def test_detect_tells_the_site(command: Run, tmp_path: Path, recording: str) -> None:
+    path = str(written(tmp_path))
+    answer = command("muster", "detect", "--json", "--env-file", recording, "--site", path)
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert found["site"] == {"name": path, "title": "Testbooster", "status": "documented", "why": f"--site={path}"}
+    assert found["master_addr"] == "node01i"
+    assert found["env"]["NCCL_IB_TIMEOUT"] == "20"
+    answer = command("muster", "detect", "--env-file", recording, env={**WIDTH, "MUSTER_SITE": path})
+    assert "Testbooster" in answer.stdout
+    assert "site: Testbooster" in answer.stdout.replace("\n", " ")
+
+
+def test_a_launch_at_a_site_that_this_image_does_not_run_at(command: Run, tmp_path: Path, recording: str) -> None:
+    path = str(written(tmp_path, 'refused = {value = "AMD GPUs need ROCm", source = "docs"}\n' + VALID))
+    answer = command("train", "ddp", "--env-file", recording, "--site", path)
+    assert answer.returncode == 2
+    wrong, seen, fix = three_lines(answer.stderr)
+    assert wrong == "this image does not run on Testbooster: AMD GPUs need ROCm"
+    assert seen == f"--site={path}"
+    assert "--site off" in fix
+
+
+def test_a_launch_says_what_the_site_gave(command: Run, tmp_path: Path) -> None:
+    """A real start, on this machine: the line on the site is there, and the variables reach the program."""
+    script = tmp_path / "show.py"
+    script.write_text("import os\nprint('cache', os.environ['CACHE_OF_TESTS'])\n")
+    path = written(tmp_path, VALID.replace("HF_HOME", "CACHE_OF_TESTS"))
+    env = {"SCRATCH": str(tmp_path), "MUSTER_SITE": str(path)}
+    answer = command("muster", "run", "--no-python", "--nproc-per-node=1", "python", str(script), env=env, cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert f"cache {tmp_path}/hf" in answer.stdout
+    assert "muster: site: Testbooster (MUSTER_SITE=" in answer.stderr
+    assert "): CACHE_OF_TESTS" in answer.stderr
+
+
+def test_the_command_line_is_there_without_the_schema() -> None:
+    code = "import sys, entrypoint.cli; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert not set(answer.stdout.split()) & {"msgspec", "jinja2", "elftools", "rich", "torch"}

@@ -1,0 +1,177 @@
+"""What a site gives to a launch: defaults, on several nodes, and never in place of what the user set."""
+
+import socket
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from entrypoint import environment, place
+from entrypoint.environment import Environment
+from entrypoint.options import LaunchOptions
+from entrypoint.sites import defaults, profiles
+from entrypoint.sites.defaults import Defaults
+from entrypoint.sites.recognise import Recognised
+from tests.entrypoint.conftest import RECORDINGS
+from tests.sites.profile import VALID, written
+from train.errors import MusterError
+
+ADDRESS = namedtuple("ADDRESS", "family address")
+INTERFACE = VALID.replace("[network]\n", '[network]\ninterface = {value = "ib", source = "docs"}\n')
+
+
+def site(folder: Path, text: str = INTERFACE) -> Recognised:
+    path = written(folder, text)
+    return Recognised("testbooster", "host tb1", profiles.load_site(path, fabrics=folder / "fabrics"))
+
+
+def given(
+    found: Recognised, num_nodes: int = 2, options: LaunchOptions | None = None, is_live: bool = False, **variables: str
+) -> Defaults:
+    return defaults.of(found, num_nodes, Environment(variables, "tb1", is_live=is_live), options or LaunchOptions())
+
+
+def with_interfaces(monkeypatch: pytest.MonkeyPatch, *names: str, without: str = "") -> None:
+    """A host with these interfaces, each with an address, and one `without`: no test may make interfaces here."""
+    found = {name: [ADDRESS(socket.AF_INET, "10.0.0.1")] for name in names}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {without: [], **found})
+
+
+def test_no_site_gives_nothing() -> None:
+    options = LaunchOptions(interface="eth0")
+    assert defaults.of(None, 2, Environment({}), options) == Defaults(options)
+
+
+def test_all_that_a_site_gives_on_several_nodes(tmp_path: Path) -> None:
+    found = given(site(tmp_path), SCRATCH="/scratch/me")
+    assert found.options == LaunchOptions(address_suffix="i")
+    assert found.variables == {"NCCL_SOCKET_IFNAME": "ib", "HF_HOME": "/scratch/me/hf", "NCCL_IB_TIMEOUT": "20"}
+    assert found.notes == ("site: Testbooster (host tb1): address suffix i, interface ib, HF_HOME, NCCL_IB_TIMEOUT",)
+
+
+def test_one_node_needs_no_way_to_others(tmp_path: Path) -> None:
+    found = given(site(tmp_path), 1, SCRATCH="/scratch/me")
+    assert found.options == LaunchOptions()
+    assert found.variables == {"HF_HOME": "/scratch/me/hf"}
+    assert found.notes == ("site: Testbooster (host tb1): HF_HOME",)
+
+
+def test_a_folder_whose_variable_is_not_set_is_left_out(tmp_path: Path) -> None:
+    for variables in ({}, {"SCRATCH": ""}):
+        found = given(site(tmp_path), 1, **variables)
+        assert found.variables == {}
+        assert found.notes == ("site: Testbooster (host tb1)",)
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        ("$SCRATCH/hf", "/s/hf"),
+        ("${SCRATCH}x/$USER", "/sx/$(reboot)"),
+        ("$SCRATCHX/hf", None),
+        ("/a b/c", "/a b/c"),
+    ],
+)
+def test_variables_are_put_into_folders_without_a_shell(folder: str, expected: str | None) -> None:
+    assert defaults.expanded(folder, {"SCRATCH": "/s", "USER": "$(reboot)"}) == expected
+
+
+def test_what_the_user_set_stays_and_a_line_says_so(tmp_path: Path) -> None:
+    mine = LaunchOptions(address_suffix="x", interface="eth0")
+    found = given(site(tmp_path), 2, mine, SCRATCH="/s", HF_HOME="/mine", NCCL_IB_TIMEOUT="22")
+    assert found.options == mine
+    assert found.variables == {}
+    assert found.notes == (
+        "site: Testbooster (host tb1)",
+        "--address-suffix=x is yours: it was kept",
+        "--interface=eth0 is yours: it was kept",
+        "HF_HOME=/mine is yours: it was kept",
+        "NCCL_IB_TIMEOUT=22 is yours: it was kept",
+    )
+
+
+def test_what_the_user_set_likewise_needs_no_line(tmp_path: Path) -> None:
+    found = given(site(tmp_path), 2, LaunchOptions(address_suffix="i", interface="ib"), NCCL_IB_TIMEOUT="20")
+    assert found.notes == ("site: Testbooster (host tb1)",)
+
+
+def test_no_suffix_at_all_is_a_wish_too(tmp_path: Path) -> None:
+    found = given(site(tmp_path), MUSTER_ADDRESS_SUFFIX="")
+    assert found.options.address_suffix == ""
+
+
+def test_the_first_interface_with_the_prefix_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_interfaces(monkeypatch, "eth0", "ib10", "ib2", without="ib0")
+    found = given(site(tmp_path), is_live=True)
+    assert found.options.interface == "ib2"
+    assert found.variables["NCCL_SOCKET_IFNAME"] == "ib"
+    assert found.notes[0] == "site: Testbooster (host tb1): address suffix i, interface ib2, NCCL_IB_TIMEOUT"
+    assert defaults.interface("hsn,eth") == "eth0"
+
+
+def test_an_interface_that_is_not_here_is_no_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_interfaces(monkeypatch, "eth0")
+    found = given(site(tmp_path), is_live=True)
+    assert found.options.interface is None
+    assert "NCCL_SOCKET_IFNAME" not in found.variables
+    assert found.notes[1].startswith("no interface here begins with ib")
+
+
+def test_a_cache_that_cant_be_written_to_is_left_out(tmp_path: Path) -> None:
+    found = given(site(tmp_path), 1, is_live=True, SCRATCH="/nowhere/at/all")
+    assert found.variables == {}
+    assert found.notes[1].startswith("HF_HOME=/nowhere/at/all/hf of the site is left out")
+    found = given(site(tmp_path), 1, is_live=True, SCRATCH=str(tmp_path / "to" / "be" / "made"))
+    assert found.variables == {"HF_HOME": str(tmp_path / "to" / "be" / "made" / "hf")}
+
+
+def test_the_gpu_and_nccl_decide_with_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = VALID.replace('{nodes = ">1"}', '{nccl = ">=2.27,<2.28"}')
+    found = site(tmp_path, text)
+    for version, expected in (("2.27.5", {"NCCL_IB_TIMEOUT": "20"}), ("2.28.1", {}), (None, {})):
+        monkeypatch.setattr("entrypoint.sites.conditions.nccl_version", lambda version=version: version)
+        assert given(found, 1).variables == expected
+
+
+def recorded(**variables: str) -> Environment:
+    env = environment.load(RECORDINGS / "slurm" / "b_srun_N2_1per.node02.1.env")
+    return replace(env, variables={**env, **variables})
+
+
+def test_the_place_of_a_launch_has_the_sites_address(tmp_path: Path) -> None:
+    path = str(written(tmp_path))
+    found = place.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
+    assert found.meeting.master_addr == "node01i"
+    assert found.meeting.sources["master_addr"].endswith(f"with the address suffix of the profile {path}")
+    assert found.site is not None
+    assert found.site.site.title == "Testbooster"
+    mine = place.find(recorded(), LaunchOptions(site=path, address_suffix="-ib"), ["train", "ddp"])
+    assert mine.meeting.master_addr == "node01-ib"
+    assert mine.meeting.sources["master_addr"].endswith("with --address-suffix")
+    off = place.find(recorded(), LaunchOptions(site="off"), ["train", "ddp"])
+    assert (off.meeting.master_addr, off.site, off.defaults.notes) == ("node01", None, ())
+
+
+def test_an_address_that_leads_nowhere_is_told_with_its_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(written(tmp_path))
+
+    def lookup(host: str, *_: object, **__: object) -> None:
+        raise socket.gaierror(-2, f"{host} is not known")
+
+    # No test may rely on what this machine's resolver says of a name.
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    env = replace(recorded(), is_live=True)
+    with pytest.raises(MusterError, match="node01i") as refused:
+        place.find(env, LaunchOptions(site=path), ["train", "ddp"])
+    assert "site: Testbooster" in refused.value.seen
+    assert refused.value.fix.endswith("; or --site off")
+
+
+def test_a_refused_site_is_shown_but_starts_nothing(tmp_path: Path) -> None:
+    line = 'refused = {value = "AMD GPUs need ROCm", source = "docs"}\n'
+    path = str(written(tmp_path, line + VALID))
+    assert place.find(recorded(), LaunchOptions(site=path), ["train", "ddp"]).site
+    with pytest.raises(MusterError, match="AMD GPUs need ROCm"):
+        place.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)

@@ -1,0 +1,59 @@
+"""The sites that this image begins with, told by what their profiles' sources show of them."""
+
+import pytest
+
+from entrypoint.environment import Environment
+from entrypoint.options import LaunchOptions
+from entrypoint.sites import profiles, recognise
+from train.errors import MusterError
+
+FIRST = {
+    *("derecho", "juwels-booster", "jureca", "jupiter", "capella", "alpha", "perlmutter", "polaris"),
+    *("frontier", "lumi", "leonardo", "alps", "isambard-ai"),
+}
+
+
+def test_the_first_sites_are_there() -> None:
+    assert set(profiles.site_names()) >= FIRST
+    assert set(profiles.fabric_names()) == {"infiniband", "slingshot", "efa", "tcp"}
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "host"),
+    [
+        ("derecho", {"LMOD_SYSTEM_NAME": "derecho"}, None),
+        ("derecho", {}, "derecho3"),
+        ("juwels-booster", {}, "jwb0001.juwels"),
+        ("juwels-booster", {"SYSTEMNAME": "juwelsbooster"}, None),
+        ("jureca", {"SYSTEMNAME": "jurecadc"}, None),
+        ("jupiter", {}, "jpbo-001-01.jupiter.internal"),
+        ("capella", {}, "c1.capella.hpc.tu-dresden.de"),
+        ("alpha", {}, "i8001.alpha.hpc.tu-dresden.de"),
+        ("perlmutter", {"NERSC_HOST": "perlmutter"}, "nid001012"),
+        ("polaris", {}, "polaris-login-01"),
+        ("frontier", {"LMOD_SYSTEM_NAME": "frontier"}, None),
+        ("lumi", {"SLURM_CLUSTER_NAME": "lumi"}, "nid005001"),
+        ("leonardo", {}, "login02.leonardo.cineca.it"),
+        ("alps", {}, "clariden-ln001"),
+        ("isambard-ai", {"PROJECTDIR_PUBLIC": "/projects/public/brics"}, "nid001012"),
+    ],
+)
+def test_a_known_site_is_recognised(name: str, variables: dict[str, str], host: str | None) -> None:
+    found = recognise.here(Environment(variables, host), LaunchOptions())
+    assert found is not None
+    assert found.name == name
+
+
+@pytest.mark.parametrize(
+    "host", ["node01", "gpu-a1", "nid001012", "cn001.cluster.local", "ip-10-0-0-7", "laptop", "c1"]
+)
+def test_names_that_many_sites_have_are_nobodys(host: str) -> None:
+    assert recognise.matches(Environment({"SLURM_CLUSTER_NAME": "cluster"}, host)) == {}
+
+
+@pytest.mark.parametrize("name", ["frontier", "lumi"])
+def test_where_gpus_are_another_makers_nothing_is_started(name: str) -> None:
+    found = recognise.here(Environment({}), LaunchOptions(site=name))
+    with pytest.raises(MusterError, match="ROCm") as refused:
+        recognise.check(found)
+    assert refused.value.code == 2
