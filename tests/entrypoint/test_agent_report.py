@@ -1,0 +1,90 @@
+"""What a node's agent says of workers that failed."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from entrypoint import ROOT, last_words
+
+WORKER = """
+import os, signal, sys, time
+rank = os.environ["RANK"]
+with open(os.path.join(os.environ["MUSTER_LAST_WORDS"], str(os.getpid())), "w") as file:
+    print(os.path.abspath(f"rank-{rank}.log"), file=file)
+    if rank == sys.argv[2]:
+        print("told", file=file)
+with open(f"rank-{rank}.log", "w") as log:
+    print(*(f"line {number}" for number in range(30)), "\\x1b[1mthe last", sep="\\n", file=log)
+if rank == "1":
+    os.kill(os.getpid(), getattr(signal, sys.argv[1])) if sys.argv[1] != "1" else sys.exit(1)
+time.sleep(60)
+"""
+
+
+def run(folder: Path, how: str, told: str = "") -> subprocess.CompletedProcess[str]:
+    """An agent with two workers, of which the second ends by itself."""
+    (folder / "worker.py").write_text(WORKER)
+    argv = [sys.executable, "-P", str(ROOT / "entrypoint" / "agent.py"), "--standalone", "--nproc-per-node=2"]
+    argv += ["--local-addr=127.0.0.1", "worker.py", how, told]
+    env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | {"TMPDIR": str(folder)}
+    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_of_a_worker_that_was_killed_the_last_lines_are_shown(tmp_path: Path) -> None:
+    ended = run(tmp_path, "SIGKILL")
+    assert ended.returncode == 1
+    lines = ended.stderr.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("error: rank 1 on "))
+    assert "was ended by SIGKILL" in lines[first]
+    assert lines[first + 2].startswith("  fix: most often memory")
+    assert lines[first + 3] == f"  log: {tmp_path / 'rank-1.log'}"
+    shown = lines[first + 4 : first + 14]
+    assert shown == [f"       line {number}" for number in range(21, 30)] + ["        [1mthe last"]
+    # The folder for these words is gone.
+    assert not list(tmp_path.glob("muster-*"))
+
+
+def test_what_a_worker_has_told_itself_is_not_told_again(tmp_path: Path) -> None:
+    ended = run(tmp_path, "1", told="1")
+    assert (ended.returncode, "error:" in ended.stderr) == (1, False), ended.stderr
+    ended = run(tmp_path, "1")
+    assert (ended.returncode, ended.stderr.count("error: rank 1 on ")) == (1, 1), ended.stderr
+    assert "ended with exit code 1" in ended.stderr
+    assert "line 29" not in ended.stderr
+
+
+def failure(pid: int, exitcode: int, timestamp: int) -> ProcessFailure:
+    made = ProcessFailure(local_rank=0, pid=pid, exitcode=exitcode, error_file="/does/not/exist")
+    made.timestamp = timestamp
+    return made
+
+
+def test_the_first_is_the_one_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Others may fail for want of it, and record a time that is older: whole seconds."""
+    monkeypatch.setenv(last_words.LAST_WORDS, str(tmp_path))
+    log = tmp_path / "rank-5.log"
+    (tmp_path / "105").write_text(f"{log}\n")
+    failures = {4: failure(104, 1, 99), 5: failure(105, -signal.SIGSEGV, 100), 6: failure(106, 1, 99)}
+    assert last_words.report(failures, {}) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: rank 5 on ")
+    assert said.count("error: ") == 1
+    assert "SIGSEGV" in said
+    assert "can't be read: " in said
+    assert said.endswith("rank 4, 6 of this node ended after it\n")
+    # A rank that said itself what was wrong, or followed another, is not the first.
+    for pid in (104, 106):
+        (tmp_path / str(pid)).write_text("/a/log\ntold\n")
+    assert last_words.report({rank: failures[rank] for rank in (4, 6)}, {}) == 1
+    assert capsys.readouterr().err == ""
+    monkeypatch.delenv(last_words.LAST_WORDS)
+    assert last_words.report(failures, {}) == 1
+    assert "log:" not in capsys.readouterr().err
+    assert last_words.report({4: failure(104, 2, 1), 5: failure(105, -9, 0)}, {}) == 2

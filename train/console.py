@@ -1,0 +1,161 @@
+"""What a rank says: to its log file all of it, to the console what a person wants to see of it."""
+
+import io
+import logging
+import os
+import re
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TextIO
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A file descriptor that takes whole lines, each with `prefix` before it, so that no other rank's tears them."""
+
+    descriptor: int
+    prefix: str
+    encoding: str
+
+    def write(self, text: str) -> None:
+        """Writes the lines of `text`."""
+        lines = "".join(f"{self.prefix}{line}\n" for line in text.removesuffix("\n").split("\n"))
+        rest = lines.encode(self.encoding, "backslashreplace")
+        with suppress(OSError):
+            while rest:
+                rest = rest[os.write(self.descriptor, rest) :]
+
+
+class Tee(io.TextIOBase):
+    """A stream like `screen` whose lines go to the log too, without colours and without what was overwritten.
+
+    Args:
+        lines: where they are shown in place of `screen`.
+    """
+
+    def __init__(self, screen: TextIO, log: TextIO, lines: Lines | None = None) -> None:
+        self.screen, self.log, self.lines = screen, log, lines
+        self.rest = ""
+
+    def write(self, text: str) -> int:
+        whole, newline, rest = (self.rest + text).rpartition("\n")
+        self.rest = rest
+        if self.lines is None:
+            self.screen.write(text)
+        elif newline:
+            self.lines.write(whole)
+        if newline:
+            write_log(self.log, plain(whole))
+        return len(text)
+
+    def end_line(self) -> None:
+        """Ends the last line, where it has begun."""
+        if self.rest:
+            self.write("\n")
+
+    def flush(self) -> None:
+        self.screen.flush()
+
+    def isatty(self) -> bool:
+        return self.lines is None and self.screen.isatty()
+
+    def fileno(self) -> int:
+        return self.screen.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.screen.encoding
+
+    def writable(self) -> bool:
+        return True
+
+
+@dataclass
+class Said:
+    """Where this process's words go besides sys.stderr."""
+
+    log: TextIO | None = None
+    aside: Lines | None = None
+
+
+_said = Said()
+
+
+def show_all(log: TextIO) -> None:
+    """From now on what this rank prints goes to `log` too."""
+    _said.log = log
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        replace_stream(name, Tee(stream, log))
+
+
+def show_lines(log: TextIO, prefix: str) -> None:
+    """From now on what this rank prints goes to `log`, and to the console by whole lines with `prefix`."""
+    _said.log = log
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        stream.flush()
+        lines = Lines(os.dup(stream.fileno()), prefix, stream.encoding)
+        replace_stream(name, Tee(stream, log, lines))
+
+
+def hide(log: TextIO, prefix: str) -> None:
+    """From now on what this process and its children print, libraries in C too, goes to `log`.
+
+    What `tell` says is shown still; what Python prints after `show_lines` also.
+    """
+    _said.log = log
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not isinstance(sys.stderr, Tee):
+        _said.aside = Lines(os.dup(2), prefix, sys.stderr.encoding)
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        os.dup2(log.fileno(), number)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+def replace_stream(name: str, stream: Tee) -> None:
+    """Puts `stream` in the place of sys.stdout or sys.stderr, for those too that hold the old one to log there."""
+    setattr(sys, name, stream)
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler) and handler.stream is stream.screen:
+                handler.setStream(stream)
+
+
+def tell(text: str) -> None:
+    """Says on the console, whoever is shown there, and in the log, what the user has to know."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+    if _said.aside is not None:
+        _said.aside.write(text)
+
+
+def keep(text: str) -> None:
+    """Says it in the log alone; nowhere where there is none yet."""
+    if _said.log is not None:
+        write_log(_said.log, text)
+
+
+def flush() -> None:
+    """Writes out what Python still holds; on a full disk that is lost."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            if isinstance(stream, Tee):
+                stream.end_line()
+            stream.flush()
+
+
+def write_log(log: TextIO, text: str) -> None:
+    """Adds `text` and a line's end; a full disk must not end a training that only says something."""
+    with suppress(OSError):
+        log.write(f"{text}\n")
+
+
+def plain(text: str) -> str:
+    """The lines of `text` as they stand there in the end: a progress bar overwrites itself."""
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in ESCAPES.sub("", text).split("\n"))
