@@ -14,16 +14,7 @@ from typing import Any
 
 import torch
 
-
-class _Symbol(ctypes.Structure):
-    """Dl_info of dladdr(3)."""
-
-    _fields_ = [
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    ]
+from check.loaded import file_of
 
 
 def versions() -> dict[str, Any]:
@@ -48,11 +39,7 @@ def nccl() -> dict[str, str] | None:
     number = ctypes.c_int()
     if function(ctypes.byref(number)) != 0:
         return None
-    symbol = _Symbol()
-    address = ctypes.cast(function, ctypes.c_void_p)
-    found = ctypes.CDLL(None).dladdr(address, ctypes.byref(symbol))
-    path = os.path.realpath(os.fsdecode(symbol.file)) if found and symbol.file else ""
-    return {"version": nccl_version(number.value), "path": path}
+    return {"version": nccl_version(number.value), "path": file_of(function)}
 
 
 def _nccl_function() -> Any:

@@ -1,0 +1,1 @@
+"""Measures what the ranks say to each other."""

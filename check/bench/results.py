@@ -1,0 +1,100 @@
+"""What was measured: rows, as CSV and JSON."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from check.bench.collectives import ALL
+from check.bench.timing import Timing
+
+FACTORS = {one.name: one.bus for one in ALL}
+
+GIGA = 1e9
+"""Bandwidths are in 10^9 bytes a second, as nccl-tests' are."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A collective at a size.
+
+    Attributes:
+        size: bytes of the message; 0 where there is none.
+        passes: the timing of each time it was measured; empty where it was not.
+        num_checks: how often its values were checked, and were right on all ranks.
+        num_wrong: how often they were wrong.
+        note: why it was not measured.
+    """
+
+    collective: str
+    size: int
+    num_ranks: int
+    passes: tuple[Timing, ...] = ()
+    num_checks: int = 0
+    num_wrong: int = 0
+    note: str = ""
+
+    @property
+    def middle(self) -> Timing | None:
+        """The timing of the pass that stands for the row: the middle one, by its mean."""
+        ordered = sorted(self.passes, key=lambda one: one.mean_s)
+        return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+    @property
+    def time_s(self) -> float | None:
+        return None if self.middle is None else self.middle.mean_s
+
+    @property
+    def algbw(self) -> float | None:
+        """The algorithm bandwidth: size by time."""
+        return self.size / self.time_s / GIGA if self.size and self.time_s else None
+
+    @property
+    def busbw(self) -> float | None:
+        """The bus bandwidth; None where one rank has no others to speak to."""
+        if self.algbw is None or self.num_ranks == 1:
+            return None
+        return self.algbw * FACTORS[self.collective](self.num_ranks)
+
+    @property
+    def is_right(self) -> bool | None:
+        """Whether all values were; None where none were looked at."""
+        return None if self.num_checks + self.num_wrong == 0 else self.num_wrong == 0
+
+    def figures(self) -> dict[str, Any]:
+        """It as JSON and CSV have it; what does not apply is None."""
+        middle = self.middle
+        return {
+            "collective": self.collective,
+            "size": self.size,
+            "ranks": self.num_ranks,
+            "time_us": _micro(self.time_s),
+            "p50_us": _micro(middle and middle.p50_s),
+            "p99_us": _micro(middle and middle.p99_s),
+            "algbw": _short(self.algbw),
+            "busbw": _short(self.busbw),
+            "values_ok": self.is_right,
+            "checks": self.num_checks + self.num_wrong,
+            "passes_us": [_micro(one.mean_s) for one in self.passes],
+            "note": self.note,
+        }
+
+
+def _micro(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e6, 3)
+
+
+def _short(bandwidth: float | None) -> float | None:
+    return None if bandwidth is None else float(f"{bandwidth:.6g}")
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """`rows` with a header; what does not apply is empty, several passes are apart by blanks."""
+    text = io.StringIO()
+    figures = [row.figures() for row in rows]
+    writer = csv.DictWriter(text, list(figures[0]) if figures else [], lineterminator="\n")
+    writer.writeheader()
+    for each in figures:
+        writer.writerow(each | {"passes_us": " ".join(map(str, each["passes_us"]))})
+    return text.getvalue()

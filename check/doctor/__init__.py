@@ -1,0 +1,1 @@
+"""Looks at all nodes of a job before a training does."""

@@ -1,0 +1,84 @@
+"""What `--debug-distributed` sets: the variables by which torch and NCCL tell what they do.
+
+Sources, of what each does:
+    TORCH_DISTRIBUTED_DEBUG, TORCH_CPP_LOG_LEVEL: https://docs.pytorch.org/docs/stable/distributed.html
+    TORCH_LOGS: https://docs.pytorch.org/docs/stable/logging.html
+    TORCH_NCCL_*: https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html
+    TORCH_FR_*: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
+    NCCL_DEBUG*: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from train.errors import MusterError
+
+COLLECTIVES = 20000
+"""How many collectives the flight recorder keeps of each rank; 2000 by default."""
+
+
+@dataclass(frozen=True)
+class Debugging:
+    """What a launch gets more of.
+
+    Attributes:
+        folder: for what is written to files; to be made on each node before the start.
+        variables: those that the user had not set.
+        notes: lines for the user.
+    """
+
+    folder: Path
+    variables: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def plan(env: Mapping[str, str], launch: str, cwd: Path, *, has_gpus: bool) -> Debugging:
+    """The variables, the folder and the notes.
+
+    Args:
+        env: the user's variables; what is set there stays.
+        launch: a word for this launch that all nodes share, like 9.0.
+        cwd: an absolute path.
+        has_gpus: whether the ranks speak through NCCL.
+    """
+    word = re.sub(r"[^A-Za-z0-9._-]+", "-", launch).strip(".-")
+    folder = cwd / "runs" / f"debug-{word}"
+    # NCCL reads % in the file's name.
+    logs = f"{str(folder).replace('%', '%%')}/nccl.%h.%p.log"
+    wanted = {
+        # DETAIL: the ranks compare each collective before it runs, and the first that differs is an error and no hang.
+        # Over gloo DistributedDataParallel crashes with it as it is made (torch 2.10 and 2.15: SIGSEGV, seen by us).
+        "TORCH_DISTRIBUTED_DEBUG": "DETAIL" if has_gpus else "INFO",
+        "TORCH_LOGS": "distributed",
+        # With INFO, and DETAIL, every call of a store is a line, and the agents ask theirs each second.
+        "TORCH_CPP_LOG_LEVEL": "WARNING",
+        "TORCH_FR_BUFFER_SIZE": str(COLLECTIVES),
+        "TORCH_FR_DUMP_TEMP_FILE": f"{folder}/flight_rank_",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DESYNC_DEBUG": "1",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
+        "NCCL_DEBUG_FILE": logs,
+    }
+    notes = [f"{name}={env[name]} is yours: it was kept" for name in wanted if name in env]
+    variables = {name: value for name, value in wanted.items() if name not in env}
+    where = f"--debug-distributed: what NCCL says, and what the flight recorder keeps, goes to {folder}"
+    return Debugging(folder, variables, (where, *notes))
+
+
+def make(folder: Path) -> None:
+    """Makes the folder for NCCL's files: NCCL doesn't.
+
+    Raises:
+        MusterError: it can't be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as reason:
+        raise MusterError(
+            "the folder for what --debug-distributed writes can't be made",
+            seen=f"{folder}: {reason.strerror}",
+            fix="start in a folder that you may write to",
+        ) from None

@@ -1,0 +1,190 @@
+"""What is held against a baseline, and which baseline may be."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from check.bench import baseline
+from check.bench.baseline import PASSES, Baseline, Setting, judge
+from check.bench.results import Row
+from check.bench.timing import Timing
+from train.errors import MusterError
+
+HERE = Setting(site="here", backend="gloo", device="cpu", nodes=2, ranks=(4, 4))
+KEY = ("all_reduce", 1 << 20)
+
+
+def even(*seconds: float) -> tuple[Timing, ...]:
+    return tuple(Timing(each, each, each) for each in seconds)
+
+
+def row(*seconds: float, key: tuple[str, int] = KEY) -> Row:
+    return Row(*key, 8, even(*seconds), 1)
+
+
+def kept(*seconds: float) -> Baseline:
+    return Baseline(setting=HERE, passes={KEY: even(*seconds)})
+
+
+@pytest.mark.parametrize(
+    ("now", "is_slow"),
+    [
+        # The slowest pass took 1.1, and 1.1 times as long as the fastest: more than 1.21 is too slow.
+        ((1.0,), False),
+        ((1.2,), False),
+        ((1.22,), True),
+        ((2.0,), True),
+        # The fastest of today's passes counts.
+        ((5.0, 1.2, 7.0), False),
+        ((5.0, 1.3, 7.0), True),
+    ],
+)
+def test_the_rule(now, is_slow):
+    found = judge([row(*now)], kept(1.0, 1.05, 1.1))
+    assert bool(found) == is_slow
+    if found:
+        assert found[0].factor == pytest.approx(1.1)
+        assert (found[0].now_s, found[0].slowest_s) == (min(now), 1.1)
+
+
+def test_a_row_whose_passes_were_alike_by_luck_has_the_factor_of_the_others():
+    passes = {("reduce", size): even(1.0, 1.2) for size in (4, 8, 16)} | {KEY: even(1.0, 1.0001)}
+    known = Baseline(setting=HERE, passes=passes)
+    assert judge([row(1.15)], known) == []
+    assert len(judge([row(1.21)], known)) == 1
+
+
+def test_rows_that_the_baseline_does_not_have_are_not_held():
+    known = kept(1.0, 1.1)
+    rows = [row(9.0, key=("barrier", 0)), Row("reduce", 0, 8, note="not by gloo"), row(1.0)]
+    assert judge(rows, known) == []
+    assert baseline.num_held(rows, known) == 1
+
+
+def test_the_middle_call_and_the_mean_are_both_held():
+    known = kept(1.0, 1.1)
+    rare = Row(*KEY, 8, (Timing(mean_s=2.0, p50_s=1.0, p99_s=20.0),), 1)
+    assert [one.figure for one in judge([rare], known)] == ["mean"]
+    # Where the mean of a healthy machine varies, the middle call does not: there half the bandwidth is found.
+    rough = Baseline(setting=HERE, passes={KEY: (Timing(1.0, 1.0, 1.0), Timing(9.0, 1.05, 90.0))})
+    half = Row(*KEY, 8, (Timing(4.0, 2.0, 20.0),), 1)
+    assert [one.figure for one in judge([half], rough)] == ["p50"]
+
+
+def timing_of(chance: random.Random, usual_s: float, noise: float) -> Timing:
+    """A pass of 20 calls on a machine where each call varies, each pass drifts, and one call in 50 is held up."""
+    drift = chance.lognormvariate(0, noise / 2)
+    calls = sorted(
+        usual_s * drift * chance.lognormvariate(0, noise) * (chance.uniform(2, 30) if chance.random() < 0.02 else 1)
+        for _ in range(20)
+    )
+    return Timing(sum(calls) / 20, calls[9], calls[19])
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.2])
+def test_a_healthy_rerun_passes_and_half_the_bandwidth_fails(noise):
+    """On made-up machines, from quiet to rough; 40 jobs of 60 rows each, always the same ones."""
+    keys = [("all_reduce", 4 << number) for number in range(60)]
+    num_alarms = num_found = 0
+    for seed in range(40):
+        chance = random.Random(seed)
+
+        def rows(slower: float, chance: random.Random = chance) -> list[Row]:
+            return [Row(*key, 8, tuple(timing_of(chance, slower, noise) for _ in range(PASSES)), 1) for key in keys]
+
+        known = Baseline(setting=HERE, passes={(each.collective, each.size): each.passes for each in rows(1.0)})
+        num_alarms += bool(judge(rows(1.0), known))
+        num_found += bool(judge(rows(2.0), known))
+    assert (num_alarms, num_found) == (0, 40)
+
+
+def test_a_pass_tells_what_it_is_worth():
+    assert baseline.least_found(kept(1.0, 1.0, 1.1)) == pytest.approx(1.21)
+
+
+def test_what_is_said_names_collective_size_and_figures():
+    found = judge([row(3.0), row(2.5, key=("all_reduce", 4))], replace(kept(1.0, 1.0), passes={
+        KEY: even(1.0, 1.0), ("all_reduce", 4): even(1.0, 1.0)}))  # fmt: skip
+    (told,) = baseline.told(found, "base.json")
+    assert told.code == 1
+    assert "all_reduce of 1M takes 3.00 times as long" in told.wrong
+    assert "too slow at 1 more size" in told.wrong
+    assert "3000000.0 us in the fastest of 1 passes; in base.json 1000000.0 us" in told.seen
+
+
+def test_a_baseline_comes_back_from_its_file(tmp_path):
+    path = tmp_path / "new" / "base.json"
+    baseline.write(path, HERE, [row(1.0, 1.25), Row("reduce", 0, 8, note="not by gloo")], {"torch": "2.15"})
+    found = baseline.from_json(baseline.read(path, "--baseline"), str(path), "--baseline")
+    assert found == Baseline(setting=HERE, passes={KEY: even(1.0, 1.25)}, about={"torch": "2.15"})
+    baseline.write(path, HERE, [row(2.0)], {})
+    assert baseline.from_json(path.read_text(), "", "").passes == {KEY: even(2.0)}
+    assert [each.name for each in path.parent.iterdir()] == ["base.json"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"site": "there"}, "site there, not here"),
+        ({"backend": "nccl"}, "backend nccl, not gloo"),
+        ({"device": "cuda"}, "device cuda, not cpu"),
+        ({"nodes": 4}, "nodes 4, not 2"),
+        ({"ranks": (4, 2)}, "ranks 4 2, not 4 4"),
+        ({"gpus": ("NVIDIA H100",)}, "gpus NVIDIA H100, not none"),
+    ],
+)
+def test_a_baseline_of_another_place_is_refused(changed, words):
+    known = replace(kept(1.0), setting=replace(HERE, **changed))
+    with pytest.raises(MusterError) as raised:
+        baseline.check_equal(known, HERE, "base.json", "--baseline")
+    assert raised.value.code == 2
+    assert words in raised.value.seen
+    baseline.check_equal(kept(1.0), HERE, "base.json", "--baseline")
+
+
+GOOD = {
+    "muster_bench": 1,
+    "setting": {"site": "", "backend": "gloo", "device": "cpu", "nodes": 1, "ranks": [2], "gpus": []},
+    "about": {},
+    "rows": [{"collective": "reduce", "size": 4, "passes": [{"mean_s": 1.0, "p50_s": 1.0, "p99_s": 1.0}]}],
+}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"muster_bench": 2},
+        {"rows": []},
+        {"rows": [{"collective": "reduce", "size": 4, "passes": []}]},
+        {"rows": [{"collective": "reduce", "size": 4, "passes": [{"mean_s": 0.0, "p50_s": 1.0, "p99_s": 1.0}]}]},
+        {"rows": [{"collective": "reduce", "size": 4, "passes": [{"mean_s": "x", "p50_s": 1.0, "p99_s": 1.0}]}]},
+        {"setting": {"site": ""}},
+        {"setting": None},
+    ],
+)
+def test_a_file_that_is_no_baseline_is_told(changed):
+    baseline.from_json(json.dumps(GOOD), "base.json", "--baseline")
+    with pytest.raises(MusterError, match="the file is no baseline") as raised:
+        baseline.from_json(json.dumps(GOOD | changed), "base.json", "--baseline")
+    assert "base.json" in raised.value.seen
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", "3"])
+def test_any_other_file_is_told(text):
+    with pytest.raises(MusterError, match="the file is no baseline"):
+        baseline.from_json(text, "base.json", "--baseline")
+
+
+def test_a_file_that_is_not_there_or_can_not_be_is_told(tmp_path: Path):
+    with pytest.raises(MusterError, match="can't be read"):
+        baseline.read(tmp_path / "none.json", "--baseline")
+    with pytest.raises(MusterError, match="can't be written") as raised:
+        baseline.check_writable(tmp_path, "--save-baseline", "the baseline")
+    assert "is a folder" in raised.value.seen
+    (tmp_path / "file").touch()
+    with pytest.raises(MusterError, match="can't be written"):
+        baseline.check_writable(tmp_path / "file" / "base.json", "--save-baseline", "the baseline")
+    baseline.check_writable(tmp_path / "not" / "yet" / "base.json", "--save-baseline", "the baseline")

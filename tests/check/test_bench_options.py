@@ -1,0 +1,112 @@
+"""What the options of bench stand for, and what fits into memory."""
+
+import subprocess
+import sys
+
+import pytest
+
+from check.bench import collectives, memory, setting, sizes
+from check.options import BenchOptions
+from check.parsing import parse
+from tests.train.conftest import environment
+from train.arguments import to_argv
+from train.errors import MusterError
+
+GIBI = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4", 4), ("1K", 1024), ("1k", 1024), ("4M", 4 << 20), ("1G", GIBI), ("2MiB", 2 << 20), ("3MB", 3 << 20)],
+)
+def test_sizes_are_read(text, size):
+    assert sizes.parse(text, "--max-size") == size
+
+
+@pytest.mark.parametrize("text", ["", "K", "1T", "-1K", "1.5M", "3", "0", "4 M x", "١K", "9" * 40])
+def test_what_is_no_size_is_told(text):
+    with pytest.raises(MusterError) as raised:
+        sizes.parse(text, "--max-size")
+    assert (raised.value.code, raised.value.seen) == (2, f"--max-size={text}")
+
+
+@pytest.mark.parametrize("size", [4, 1000, 1024, 1536, 4096, 1 << 20, 3 << 20, GIBI, 1_048_572])
+def test_a_size_is_shown_shorter_than_it_is(size):
+    shown = sizes.shown(size)
+    assert len(shown) <= 6
+    if size % 1024 == 0:
+        assert "." in shown or sizes.parse(shown, "") == size
+
+
+def test_the_sweep_goes_by_the_factor_and_to_the_backends_largest():
+    assert sizes.sweep("1K", "1M", 4, "gloo") == tuple(1024 * 4**power for power in range(6))
+    assert sizes.sweep("3K", "10K", 2, "gloo") == (3072, 6144)
+    assert sizes.sweep("1K", None, 2, "gloo")[-1] == 64 << 20
+    assert sizes.sweep("1K", None, 2, "nccl")[-1] == GIBI
+    with pytest.raises(MusterError, match="larger than the largest") as raised:
+        sizes.sweep("4M", "1M", 2, "gloo")
+    assert raised.value.seen == "--min-size=4M --max-size=1M"
+
+
+def test_collectives_are_chosen_by_name_each_once():
+    assert collectives.chosen("all") == collectives.NAMES
+    assert collectives.chosen(" barrier,All-Reduce , all_reduce") == ("all_reduce", "barrier")
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [("all_reduce,barier", "--collectives=all_reduce,barrier"), ("alltoall", "all_to_all"), ("", "all_reduce"),
+     ("xyz", "all_reduce, all_gather")],
+)  # fmt: skip
+def test_a_misspelt_collective_is_told_with_the_nearest(text, near):
+    with pytest.raises(MusterError) as raised:
+        collectives.chosen(text)
+    assert raised.value.code == 2
+    assert near in raised.value.fix
+
+
+def test_what_does_not_fit_into_memory_is_told_with_what_does():
+    lengths = sizes.sweep("1M", "1G", 4, "nccl")
+    assert memory.judge([80 * GIBI, 3 * GIBI], ("node01", "node02"), lengths, "cuda") is None
+    refusal = memory.judge([80 * GIBI, 2 * GIBI], ("node01", "node02"), lengths, "cuda")
+    assert refusal is not None
+    assert refusal.code == 2
+    assert "rank 1 on node02" in refusal.wrong
+    assert "2.0 GiB of GPU memory" in refusal.seen
+    assert refusal.fix == "--max-size=256M"
+    nothing = memory.judge([1 << 20], ("node01",), lengths, "cpu")
+    assert nothing is not None
+    assert "fewer ranks" in nothing.fix
+
+
+def test_options_come_back_from_their_arguments():
+    options = BenchOptions(collectives="barrier", max_size="4M", save_baseline="a b.json", allow_tcp=True, json=True)
+    assert parse("muster bench", BenchOptions, to_argv(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({}, ""),
+        ({"SLURM_CLUSTER_NAME": "alps"}, "alps"),
+        ({"MUSTER_SITE": "auto", "SLURM_CLUSTER_NAME": "alps"}, "alps"),
+        ({"MUSTER_SITE": "mine", "SLURM_CLUSTER_NAME": "alps"}, "mine"),
+        ({"MUSTER_SITE_FOUND": "jsc", "MUSTER_SITE": "mine"}, "jsc"),
+    ],
+)
+def test_the_site_is_the_launchs_word_the_users_or_the_clusters_name(environ, name):
+    assert setting.site(environ) == name
+
+
+def test_the_launch_tells_bench_its_site():
+    code = "from entrypoint.cli import muster; muster()"
+    command = [sys.executable, "-P", "-c", code, "bench", "--site=juwels-booster", "--dry-run"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=120)
+    assert f"export {setting.SITE}=juwels-booster\n" in done.stdout
+
+
+def test_an_unknown_option_ends_with_2_and_three_lines(capsys):
+    with pytest.raises(SystemExit) as raised:
+        parse("muster bench", BenchOptions, ["--max-sice=4M"])
+    assert raised.value.code == 2
+    assert [line[:6] for line in capsys.readouterr().err.splitlines()] == ["error:", " seen:", "  fix:"]

@@ -1,0 +1,236 @@
+"""bench with gloo ranks on this machine: what it says and writes, its exit codes, and planted faults."""
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+from check.bench import baseline
+from check.bench.collectives import NAMES
+from tests.train.conftest import ROOT, Ended, environment, rank_environments, read_ranks
+
+pytestmark = pytest.mark.process
+
+SMALL = ["--device=cpu", "--min-size=1K", "--max-size=16K", "--factor=4", "--iters=3", "--warmup=1"]
+
+PLANTED = """
+import sys, time
+import torch.distributed as dist
+from check.bench.__main__ import main
+
+def spoil(name, fault):
+    whole = getattr(dist, name)
+    def spoilt(*arguments, **options):
+        done = whole(*arguments, **options)
+        fault(arguments[0], dist.get_rank())
+        return done
+    setattr(dist, name, spoilt)
+
+{plant}
+main()
+"""
+
+Bench = Callable[..., list[Ended]]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Runs bench with ARGV in `world_size` processes, forked where torch is loaded; `plant` is code run in each before.
+
+    What those fork that the trainers' tests have: what they run before a trainer is bench, which ends the process.
+    """
+    command = [sys.executable, str(ROOT / "tests" / "train" / "forks.py")]
+    env = environment({"TORCH_CPP_LOG_LEVEL": "ERROR"})
+    forks = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert forks.stdin is not None
+    assert forks.stdout is not None
+
+    def run(argv: list[str], world_size: int, plant: str = "") -> list[Ended]:
+        folder = str(tmp_path_factory.mktemp("ranks"))
+        before = "try:\n" + indent(PLANTED.format(plant=plant), "    ") + "\nexcept SystemExit as end:\n"
+        before += "    import os; sys.stderr.flush(); os._exit(end.code)"
+        ranks = [
+            {"argv": argv, "env": env, "folder": folder, "name": rank, "before": before}
+            for rank, env in enumerate(rank_environments(world_size, {}, {}))
+        ]
+        forks.stdin.write(json.dumps({"ranks": ranks, "deadline_s": 240, "shm": None}) + "\n")
+        forks.stdin.flush()
+        codes = json.loads(forks.stdout.readline())
+        ended = read_ranks(codes, Path(folder))
+        assert None not in codes, ended
+        return ended
+
+    yield run
+    forks.kill()
+    forks.wait()
+
+
+def errors(ended: list[Ended]) -> list[str]:
+    """The errors that all ranks told."""
+    return [line for rank in ended for line in rank.err.splitlines() if line.startswith("error:")]
+
+
+@pytest.fixture(scope="module")
+def measured(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Ended], Path]:
+    """Two ranks that measured everything, for programs, with files and a baseline."""
+    folder = tmp_path_factory.mktemp("bench")
+    files = [f"--output={folder / 'out'}", f"--save-baseline={folder / 'base.json'}"]
+    return bench([*SMALL, *files, "--json"], 2), folder
+
+
+def test_two_ranks_measure_all_collectives_with_right_values(measured):
+    ended, _ = measured
+    assert [rank.code for rank in ended] == [0, 0], [rank.err for rank in ended]
+    assert ended[1].out == ""
+    (line,) = ended[0].out.splitlines()
+    value = json.loads(line)
+    assert (value["verdict"], value["code"], value["faults"]) == ("NO BASELINE", 0, [])
+    assert list(dict.fromkeys(row["collective"] for row in value["rows"])) == list(NAMES)
+    for row in value["rows"]:
+        assert row["values_ok"] is True
+        assert 0 < row["p50_us"] <= row["p99_us"]
+        if row["size"]:
+            assert row["algbw"] == pytest.approx(row["size"] / row["time_us"] / 1000, rel=1e-3)
+            assert row["busbw"] > 0
+    assert value["setting"] | {"site": ""} == {
+        "site": "", "backend": "gloo", "device": "cpu", "nodes": 1, "ranks": [2], "gpus": []
+    }  # fmt: skip
+
+
+def test_results_are_files_too(measured):
+    ended, folder = measured
+    value = json.loads(ended[0].out)
+    assert json.loads((folder / "out" / "bench.json").read_text()) == value
+    rows = list(csv.DictReader((folder / "out" / "bench.csv").open()))
+    assert [float(row["time_us"]) for row in rows] == [row["time_us"] for row in value["rows"]]
+    assert (folder / "out" / "bench.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_the_baseline_has_five_passes_of_each_row(measured):
+    ended, folder = measured
+    path = folder / "base.json"
+    known = baseline.from_json(path.read_text(), str(path), "--baseline")
+    rows = json.loads(ended[0].out)["rows"]
+    assert set(known.passes) == {(row["collective"], row["size"]) for row in rows}
+    assert {len(passes) for passes in known.passes.values()} == {5}
+
+
+def faster(path: Path, factor: float) -> Path:
+    """A baseline like that at `path`, of a machine so many times as fast."""
+    content = json.loads(path.read_text())
+    for row in content["rows"]:
+        row["passes"] = [{name: each / factor for name, each in one.items()} for one in row["passes"]]
+    changed = path.with_name(f"{factor}.json")
+    changed.write_text(json.dumps(content))
+    return changed
+
+
+@pytest.mark.parametrize(("factor", "code", "word"), [(1e-6, 0, "PASS"), (1e6, 1, "FAIL")])
+def test_a_baseline_decides(bench, measured, factor, code, word):
+    """Of a machine that is a million times slower, and faster: no noise of this one reaches so far."""
+    path = faster(measured[1] / "base.json", factor)
+    ended = bench([*SMALL, "--collectives=all_reduce", f"--baseline={path}"], 2)
+    assert [rank.code for rank in ended] == [code, code], [rank.err for rank in ended]
+    last = ended[0].out.splitlines()[-1]
+    assert last.startswith(f"{word}: ")
+    assert ("all_reduce of " in last) == (word == "FAIL")
+    assert ("in the fastest of 5 passes" in ended[0].out) == (word == "FAIL")
+
+
+def test_a_baseline_of_another_shape_is_neither_used_nor_replaced(bench, measured):
+    path = measured[1] / "base.json"
+    before = path.read_text()
+    for option in ("--baseline", "--save-baseline"):
+        (ended,) = bench([*SMALL, f"{option}={path}"], 1)
+        assert (ended.code, ended.out) == (2, "")
+        assert "ranks 2, not 1" in ended.err
+        assert option in ended.err
+    assert path.read_text() == before
+
+
+def test_one_rank_has_no_bus_bandwidth(bench):
+    (ended,) = bench(SMALL, 1)
+    assert ended.code == 0, ended.err
+    lines = {line.split()[0]: line.split() for line in ended.out.splitlines() if line[:1].isalpha()}
+    assert lines["all_reduce"][3] == "N/A"
+    assert lines["all_reduce"][-1] == "ok"
+    assert lines["send_recv"][-3:] == ["needs", "two", "ranks"]
+    assert ended.out.splitlines()[-1].startswith("NO BASELINE: values were right in ")
+
+
+def test_a_corrupted_collective_is_named_with_rank_and_element(bench, tmp_path):
+    """Planted in the ranks' own wrapper of the process group, at 4 KiB only."""
+    plant = """
+spoil("all_gather_into_tensor", lambda got, rank: got[100].add_(1) if rank == 1 and got.numel() == 1024 else None)
+"""
+    argv = [*SMALL, "--collectives=all_reduce,all_gather", f"--save-baseline={tmp_path / 'base.json'}"]
+    ended = bench(argv, 2, plant)
+    assert [rank.code for rank in ended] == [1, 1], [rank.err for rank in ended]
+    assert "error: all_gather gave wrong values to rank 1 on " in ended[0].out
+    assert "at 4K\n" in ended[0].out
+    assert "element 100 of 4K was " in ended[0].out
+    assert "1 elements are wrong" in ended[0].out
+    assert ended[0].out.splitlines()[-1].startswith("FAIL: all_gather gave wrong values to rank 1")
+    assert not (tmp_path / "base.json").exists()
+
+
+def test_around_1_mib_values_are_checked_at_other_sizes_than_those_measured(bench):
+    plant = """
+spoil("all_reduce", lambda got, rank: got[-1].add_(1) if got.numel() > 1 << 18 else None)
+"""
+    ended = bench([*SMALL, "--collectives=all_reduce", "--json"], 2, plant)
+    assert [rank.code for rank in ended] == [1, 1], [rank.err for rank in ended]
+    value = json.loads(ended[0].out)
+    assert {fault["rank"] for fault in value["faults"]} == {0, 1}
+    sizes = {fault["size"] for fault in value["faults"]}
+    assert len(sizes) == 5
+    assert all(1 << 20 < size < 9 << 17 for size in sizes)
+    assert any(size // 4 % 2 for size in sizes)
+    assert all(row["values_ok"] for row in value["rows"])
+
+
+def test_a_misspelt_collective_is_told_once(bench):
+    ended = bench(["--device=cpu", "--collectives=all_reduce,barier"], 2)
+    assert [rank.code for rank in ended] == [2, 2]
+    assert errors(ended) == ["error: there is no collective 'barier'; 'barrier' is one"]
+
+
+def test_pairs_of_nodes_have_no_baseline(bench, tmp_path):
+    path = tmp_path / "base.json"
+    (ended,) = bench(["--device=cpu", "--pairwise", f"--save-baseline={path}"], 1)
+    assert ended.code == 2
+    assert "held against each other" in ended.err
+    (ended,) = bench(["--device=cpu", "--pairwise", f"--output={tmp_path}", "--json"], 1)
+    assert ended.code == 0, ended.err
+    assert json.loads((tmp_path / "bench.json").read_text()) == json.loads(ended.out)
+    assert [each.name for each in tmp_path.iterdir()] == ["bench.json"]
+
+
+def test_a_rank_that_stands_still_is_named(bench):
+    """The others end when they have waited, and it with them: a thread of its own hears of it."""
+    plant = 'spoil("all_reduce", lambda got, rank: time.sleep(3600) if rank == 1 and got.numel() == 1024 else None)'
+    ended = bench([*SMALL, "--collectives=all_reduce", "--timeout-s=12"], 3, plant)
+    assert [rank.code for rank in ended] == [1, 1, 1], [rank.err for rank in ended]
+    (line,) = errors(ended)
+    assert line.startswith("error: rank 1 on ")
+    assert line.endswith("did not come back from all_reduce of 4K")
+
+
+def test_a_failure_of_bench_is_no_crash_for_the_agent(measured, tmp_path):
+    """By the command that users type: torchrun's agent has nothing to add to a verdict."""
+    path = faster(measured[1] / "base.json", 1e6)
+    code = "from entrypoint.cli import muster; muster()"
+    words = ["bench", "--nproc-per-node=2", *SMALL, "--collectives=barrier", f"--baseline={path}"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *words],
+        env=environment(), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("FAIL: barrier takes ")
+    assert "error:" not in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,35 @@
+"""Clocks that do not agree."""
+
+import pytest
+
+from check.doctor.clock import Reading, judge
+
+
+def found(*readings: Reading) -> list[tuple[str, str]]:
+    return [(finding.level, finding.host) for finding in judge(readings).findings]
+
+
+def test_clocks_that_agree_but_for_what_can_not_be_told():
+    part = judge([Reading("a", 0, 0), Reading("b", 0.9, 0.01), Reading("c", -5.0, 4.5)])
+    assert part.findings == []
+    assert part.says.startswith("the clocks of 3 nodes agree to")
+
+
+@pytest.mark.parametrize(
+    ("off_s", "way"), [(90.0, "90.0 s ahead of that of most"), (-3.5, "3.5 s behind that of most")]
+)
+def test_a_clock_that_is_off_is_named_with_its_offset(off_s, way):
+    (finding,) = judge([Reading("a", 0, 0), Reading("b", off_s, 0.01), Reading("c", 0, 0.01)]).findings
+    assert (finding.level, finding.about, finding.host) == ("warning", "clock", "b")
+    assert way in finding.wrong
+    assert "give or take 0.010 s" in finding.seen
+
+
+def test_the_first_nodes_own_clock_is_the_odd_one_where_all_others_agree():
+    assert found(Reading("a", 0, 0), Reading("b", 60, 0.1), Reading("c", 60.2, 0.1)) == [("warning", "a")]
+
+
+def test_of_two_the_second_is_held_against_the_first():
+    (finding,) = judge([Reading("a", 0, 0), Reading("b", -60, 0.1)]).findings
+    assert finding.host == "b"
+    assert "behind that of a" in finding.wrong

@@ -1,0 +1,101 @@
+"""`muster doctor` and `train --preflight` as users start them on this machine."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from check.doctor.findings import code_of
+from tests.check.healthy import found_of
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+
+def start(
+    command: str, *argv: str, folder: Path, env: Mapping[str, str] = {}, before: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """The ended command of this project, after a line of shell, with nothing of a job that the tests may run in."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    words = [str(BIN / command), *argv] if command != "python" else [sys.executable, *argv]
+    return subprocess.run(
+        ["sh", "-c", f'{before}\nexec "$@"', "sh", *words],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def test_two_ranks_tell_a_program(tmp_path: Path) -> None:
+    done = start("muster", "doctor", "--json", "--device=cpu", "--nproc-per-node=2", folder=tmp_path)
+    told = json.loads(done.stdout)
+    findings = found_of(told)
+    # What is wrong with this machine is not known here; but nothing of it keeps ranks from speaking.
+    assert {finding.about for finding in findings} <= {"shm", "open files", "cores", "checkpoints"}, done.stdout
+    assert done.returncode == told["code"] == code_of(findings)
+    assert told["ranks"] == 2
+    assert told["seconds"] > 0
+    assert [rank["rank"] for rank in told["facts"]] == [0, 1]
+    names = [part["name"] for part in told["parts"]]
+    assert names[0] == "software"
+    assert names[-1] == "collectives"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_warning_is_no_crash(tmp_path: Path) -> None:
+    """Exit code 1 tells of warnings: the agent must not call it a rank that failed."""
+    done = start(
+        "muster", "doctor", "--quick", "--device=cpu", "--nproc-per-node=2", folder=tmp_path, before="ulimit -n 300"
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "few files may be open at a time" in done.stdout
+    assert "seen: ulimit -n: 300" in done.stdout
+    assert "error:" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_fault_ends_all_ranks_with_2(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    options = ["--quick", "--device=cpu", "--nproc-per-node=2", "--checkpoint-dir=file/runs"]
+    done = start("muster", "doctor", *options, folder=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no checkpoint can be written" in done.stdout
+    assert "Not a directory" in " ".join(done.stdout.split())
+    assert "1 fault" in done.stdout.splitlines()[-1]
+    assert "error:" not in done.stderr
+
+
+def test_a_rank_that_does_not_come_is_named_with_its_host(tmp_path: Path, unused_port: int) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MUSTER_NODES": "alpha,beta"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port)}
+    done = start("python", "-m", "check.doctor", "--json", "--timeout-s=3", folder=tmp_path, env=env)
+    assert done.returncode == 2, done.stderr
+    here, there = found_of(json.loads(done.stdout))
+    assert (here.host, here.wrong) == ("alpha", "rank 1 did not come")
+    assert (there.host, there.wrong) == ("beta", "ranks 2, 3 did not come")
+    assert "waited 3 s" in there.seen
+
+
+def test_a_misspelt_option_is_told_in_three_lines(tmp_path: Path) -> None:
+    done = start("python", "-m", "check.doctor", "--quik", folder=tmp_path)
+    assert done.returncode == 2
+    assert [line[:7] for line in done.stderr.splitlines()] == ["error: ", " seen: ", "  fix: "]
+
+
+def test_preflight_says_a_warning_and_trains_on(tmp_path: Path) -> None:
+    options = "--preflight --device=cpu --data=digits --image-size=16 --max-steps=1 --batch-size=8 --name=run"
+    done = start("train", "single", *shlex.split(options), folder=tmp_path, before="ulimit -n 300")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning: " in done.stderr
+    assert " seen: ulimit -n: 300" in done.stderr
+    assert (tmp_path / "runs" / "run" / "summary.json").exists()

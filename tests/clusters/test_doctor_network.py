@@ -1,0 +1,169 @@
+"""What `muster doctor` says of a network with faults planted in it: each is found, and nothing else is."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from check.doctor.probe import FIRST_PORT, NUM_PORTS
+from check.doctor.reach import ephemeral_range
+from tests.clusters.hosts import Hosts
+from tests.clusters.requirements import require_programs
+from tests.clusters.slurm import SlurmCluster
+from tests.clusters.weights import MUSTER, ONE_THREAD
+from tests.entrypoint.standins import compiled
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
+
+MEETING = f"{FIRST_PORT}:{FIRST_PORT + NUM_PORTS - 1}"
+EPHEMERAL = ephemeral_range().replace("-", ":")
+AHEAD_S = 90
+
+# Found by every Python of the launch; only the ranks have RANK. What this rank adds to the sum is wrong by one.
+SPOIL = """
+import os
+if os.environ.get("RANK") == "1":
+    import torch.distributed as dist
+    all_reduce = dist.all_reduce
+    def spoilt(tensor, *args, **kwargs):
+        tensor[0] += 1
+        return all_reduce(tensor, *args, **kwargs)
+    dist.all_reduce = spoilt
+"""
+
+
+# The clock by which programs wait stays as it is.
+AHEAD = f"""
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t clock, struct timespec *now) {{
+    long answer = syscall(SYS_clock_gettime, clock, now);
+    if (answer == 0 && clock == CLOCK_REALTIME) now->tv_sec += {AHEAD_S};
+    return answer;
+}}
+"""
+
+
+class Looked(NamedTuple):
+    """What came of a look.
+
+    Attributes:
+        findings: (level, about, host), sorted.
+        said: all that was written.
+    """
+
+    code: int
+    findings: list[tuple[str, str, str]]
+    words: dict[tuple[str, str], str]
+    said: str
+
+
+def doctor(cluster: SlurmCluster, *options: str, before: str = ":", env: Mapping[str, str] = {}) -> Looked:
+    """A look at three nodes.
+
+    Args:
+        cluster: where.
+        options: of `muster doctor`.
+        before: a shell line that runs on each node first.
+        env: variables for all ranks.
+    """
+    command = shlex.join([MUSTER, "doctor", "--json", "--device=cpu", "--nproc-per-node=1", *options])
+    where = ["-N3", "--ntasks-per-node=1"]
+    done = cluster.srun(*where, "bash", "-c", f"{before}\nexec {command}", timeout=240, env={**ONE_THREAD, **env})
+    said = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    findings = json.loads(done.stdout)["findings"] if done.stdout.startswith("{") else []
+    words = {(one["about"], one["host"]): " | ".join([one["wrong"], one["seen"], one["fix"]]) for one in findings}
+    kinds = sorted((one["level"], one["about"], one["host"]) for one in findings)
+    return Looked(done.returncode, kinds, words, said)
+
+
+@contextmanager
+def closed(hosts: Hosts, source: str, target: str, ports: str) -> Iterator[None]:
+    """Ports of a host to which another one can't connect: nothing answers."""
+    with dropped(hosts, source, target, "--syn", "--dport", ports):
+        yield
+
+
+@contextmanager
+def dropped(hosts: Hosts, source: str, target: str, *which: str) -> Iterator[None]:
+    """Packets from one host to another that vanish."""
+    rule = ["INPUT", "--protocol", "tcp", "--source", hosts.addresses[source], *which, "--jump", "DROP"]
+    hosts.run(target, ["iptables", "--append", *rule], check=True)
+    try:
+        yield
+    finally:
+        hosts.run(target, ["iptables", "--delete", *rule], check=True)
+
+
+@contextmanager
+def known_on(cluster: SlurmCluster, host: str, name: str, address: str) -> Iterator[None]:
+    """Another address for a name in the /etc/hosts of one host."""
+    path = cluster.workdir / "hosts" / host / "hosts"
+    before = path.read_text()
+    # In place: the host has this very file mounted.
+    path.write_text(re.sub(rf"^\S+ {re.escape(name)}$", f"{address} {name}", before, flags=re.MULTILINE))
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+def set_ahead(host: str, folder: Path) -> str:
+    """The shell line after which the clock of one host's processes is ahead: the kernel has but one for all hosts."""
+    library = compiled(AHEAD, folder / "ahead.so")
+    return f'[ "$(hostname)" != {host} ] || export LD_PRELOAD={shlex.quote(str(library))}'
+
+
+def test_names_ports_and_a_clock_that_are_wrong_on_one_host_each(slurm3: SlurmCluster, tmp_path: Path) -> None:
+    require_programs("iptables")
+    before = set_ahead("node01", tmp_path)
+    with (
+        known_on(slurm3, "node03", "node02", "10.77.0.99"),
+        known_on(slurm3, "node02", "node02", "127.0.1.1"),
+        closed(slurm3.hosts, "node02", "node03", EPHEMERAL),
+        dropped(slurm3.hosts, "node03", "node02", "--match", "length", "--length", "1000:65535"),
+    ):
+        code, findings, words, said = doctor(slurm3, before=before)
+    assert findings == [
+        ("fault", "mtu", "node03 -> node02"),
+        ("fault", "port", "node02 -> node03"),
+        ("warning", "clock", "node01"),
+        ("warning", "name", "node02"),
+        ("warning", "name", "node03"),
+    ], said
+    assert code == 2, said
+    assert re.search(r"node02 -> node03 10.77.0.4 port \d+ \(ephemeral\): timed out", words["port", "node02 -> node03"])
+    ahead = re.search(r"clock of node01 is (\S+) s ahead of that of most other nodes", words["clock", "node01"])
+    assert ahead, said
+    assert abs(float(ahead[1]) - AHEAD_S) < 20, said
+    assert re.search(r"node02 leads to 127.0.1.1, by /etc/hosts line \d: 127.0.1.1 node02", words["name", "node02"])
+    assert re.search(r"node02 leads to 10.77.0.99, by /etc/hosts line \d", words["name", "node03"])
+    assert "has to have `10.77.0.3 node02`" in words["name", "node03"]
+
+
+def test_a_port_range_and_a_rank_that_adds_up_wrongly(slurm3: SlurmCluster, tmp_path: Path) -> None:
+    """Ranks meet elsewhere this time: the range is closed for a job whose first node this would be."""
+    require_programs("iptables")
+    (tmp_path / "sitecustomize.py").write_text(SPOIL)
+    with closed(slurm3.hosts, "node01", "node03", MEETING):
+        code, findings, words, said = doctor(slurm3, env={"PYTHONPATH": str(tmp_path)})
+    assert findings == [("fault", "collective", "node02"), ("warning", "port", "node01 -> node03")], said
+    assert code == 2, said
+    assert "all_reduce gives wrong values: by rank 1 on node02" in words["collective", "node02"]
+    assert f"on ports {FIRST_PORT}-" in words["port", "node01 -> node03"]
+
+
+def test_a_node_that_does_not_reach_the_master_is_named_in_time(slurm3: SlurmCluster) -> None:
+    require_programs("iptables")
+    with closed(slurm3.hosts, "node03", "node01", MEETING):
+        code, _, _, said = doctor(slurm3, "--rdzv-timeout=15", "--timeout-s=15")
+    assert code != 0, said
+    assert re.search(r"error: node03 did not meet the others at node01:\d+\n.*: timed out", said), said
+    assert said.count("nothing listened") == 1, said

@@ -1,0 +1,151 @@
+"""Runs a page's commands, one after the other, in one bash and one folder."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from tests.docs.pages import Command, Page, PageError
+from tests.docs.shown import missing
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+IN_THE_FOLDER = ("docs", "examples", "jobs")
+"""What of the repository a page's folder has in it, as links: commands read it, and write beside it."""
+
+DEADLINE_S = 480
+"""For all commands of a page: they take 20 s, where nothing else runs."""
+
+LAUNCHING = re.compile(r"(train) (single|dp|ddp|fsdp|tp|pipeline|scale)\b|(muster) (run|doctor|bench)\b")
+
+Execute = Callable[[Path, Path], str]
+"""Runs a bash script, given by its path, in a folder; returns all that it wrote, stderr too."""
+
+
+def check(page: Page, folder: Path, kind: str = "", execute: Execute | None = None) -> list[str]:
+    """What is wrong in `page`: a line for each command of that kind that does not do as the page says.
+
+    Args:
+        folder: the page's folder; it has to exist, and its commands leave their files in it.
+        execute: how the script that has all commands in it is run; here, where None.
+    """
+    commands = page.commands(kind)
+    prepare(page, folder)
+    if kind == "dry":
+        commands = [Command(text, None, one.line) for one in commands for text in dry(one.text)]
+    done = run(commands, folder, execute or locally)
+    wrong: list[str] = []
+    for command, (code, wrote) in zip(commands, done, strict=True):
+        said: str | None
+        if code is None:
+            said = "it did not end, or ended the shell"
+        elif code != command.code:
+            said = f"it ended with {code}, and not with {command.code}"
+        elif command.shown is None or (said := missing(command.shown, wrote)) is None:
+            continue
+        wrong.append(f"{page.path.name}, line {command.line}: $ {command.text}\n  {said}\n{indented(wrote)}")
+        if code is None:
+            break  # and so did none after it
+    return wrong
+
+
+def prepare(page: Page, folder: Path) -> None:
+    """Puts into `folder` what the page's commands find there.
+
+    Raises:
+        PageError: a block says what a file of the repository holds, and it holds something else.
+    """
+    for name in IN_THE_FOLDER:
+        if (ROOT / name).exists() and not (folder / name).exists():
+            (folder / name).symlink_to(ROOT / name)
+    for name, text in page.files().items():
+        there = ROOT / name
+        if there.exists():
+            if text not in there.read_text():
+                raise PageError(f"{page.path.name} shows lines that {name} does not have")
+        elif not (folder / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+
+def run(commands: Sequence[Command], folder: Path, execute: Execute) -> list[tuple[int | None, str]]:
+    """The exit code and the output of each command; no code for one that did not come to its end."""
+    if not commands:
+        return []
+    path = folder / f".commands-{os.urandom(4).hex()}.sh"
+    # Each as words of its own: what is wrong in one is no harm to the next. `echo $?` has the code of the one before.
+    steps = [
+        f"eval {shlex.quote(command.text)} < /dev/null; code=$?; printf '\\n\\036%s\\036\\n' $code; (exit $code)\n"
+        for command in commands
+    ]
+    path.write_text("exec 2>&1\n" + "".join(steps) + "exit 0\n")
+    parts = re.split(r"\n\x1e(\d+)\x1e\n", execute(path, folder))
+    path.unlink()
+    done: list[tuple[int | None, str]] = [
+        (int(code), wrote) for wrote, code in zip(parts[:-1:2], parts[1::2], strict=True)
+    ]
+    return [*done, *((None, parts[-1]) for _ in commands[len(done) :])]
+
+
+def locally(script: Path, folder: Path, timeout_s: float = DEADLINE_S, env: Mapping[str, str] = {}) -> str:
+    """All that `script` wrote; what is left of it after `timeout_s` seconds is ended."""
+    process = subprocess.Popen(
+        ["bash", str(script)],
+        cwd=folder,
+        env=environment(folder) | dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+        errors="replace",
+    )
+    try:
+        return process.communicate(timeout=timeout_s)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        # What it started ends by itself once it is gone, and holds the pipe until then.
+        return process.communicate(timeout=60)[0] + f"\n(ended after {timeout_s:g} s)\n"
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The variables of a new user's shell that has the virtual environment first on PATH."""
+    home = folder / ".home"
+    home.mkdir(exist_ok=True)
+    kept = {name: os.environ[name] for name in ("TMPDIR", "LD_LIBRARY_PATH") if name in os.environ}
+    ours = {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(home), "LANG": "C.UTF-8", "COLUMNS": "80"}
+    return {**kept, **ours, **paths()}
+
+
+@cache
+def paths() -> dict[str, str]:
+    """What it takes to run this repository's code where another one's is installed."""
+    ask = [sys.executable, "-P", "-c", "import entrypoint; print(entrypoint.__file__)"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = subprocess.run(ask, capture_output=True, text=True, timeout=60, env=env, cwd="/").stdout
+    return {} if Path(found.strip()).parent == ROOT / "entrypoint" else {"PYTHONPATH": str(ROOT)}
+
+
+def dry(text: str) -> list[str]:
+    """What checks a command without running it: bash reads it, and every launch in it is planned.
+
+    Raises:
+        PageError: it starts a program of ours that plans nothing.
+    """
+    planned = [f"bash -n -c {shlex.quote(text)}"]
+    for line in text.replace("\\\n", " ").splitlines():
+        if found := LAUNCHING.search(line):
+            words = line[found.end() :].partition("#")[0].strip()
+            planned.append(f"{found[0]} --dry-run {words} > /dev/null")
+        elif re.search(r"(^|\s)(train|muster) [a-z]", line):
+            raise PageError(f"this can't be planned by --dry-run: {line}")
+    return planned
+
+
+def indented(text: str) -> str:
+    """The end of what a command wrote, for an error."""
+    return "\n".join(f"    | {line}" for line in text.strip().splitlines()[-40:])

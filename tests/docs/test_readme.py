@@ -1,0 +1,109 @@
+"""README.md: its order, its length, and every command in it run by a test, the ones in its sentences too."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs import pages, running
+from tests.docs.running import ROOT
+
+README = ROOT / "README.md"
+
+# A command that is not run from the page itself, the test that runs it, and what of it stands there.
+ELSEWHERE = {
+    "make sif": ("tests/image/conftest.py", "sif.make("),
+    "make test": (".ci/run", "make test"),
+    "make test TESTS=tests/entrypoint": (".ci/run", "make test"),
+    "make test TESTS=tests/sites": (".ci/run", "make test"),
+    "make jobs": ("tests/jobs/test_scripts.py", "make jobs"),
+    "train ddp": ("tests/train/test_train.py", '"ddp"'),
+    "train ddp --preflight": ("tests/clusters", '"--preflight"'),
+    "train plan": ("tests/train/test_plan.py", '"plan"'),
+    "muster run": ("tests/docs/test_readme.py", "test_the_commands_for_a_laptop"),
+    "muster run my_script.py": ("tests/entrypoint/test_cli.py", '"run"'),
+    "muster bench": ("tests/docs/test_readme.py", "test_the_commands_for_a_laptop"),
+    "muster bench --pairwise": ("tests/clusters", "--pairwise"),
+    "muster detect --record FILE": ("tests/entrypoint/test_cli.py", '"--record"'),
+    "muster detect --env-file job.env": ("tests/entrypoint/test_cli.py", '"--env-file"'),
+    "muster site": ("tests/sites/test_commands.py", '"site"'),
+    "muster site check mysite.toml": ("tests/sites/test_commands.py", '"check"'),
+    "muster job ./mysite.toml": ("tests/jobs/test_job_command.py", ".toml"),
+    "env > job.env": ("tests/entrypoint", "job.env"),
+}
+COMMAND = re.compile(r"`((?:make|train|muster|docker|podman|srun|sbatch|mpirun|apptainer|env) [^`]*)`")
+
+
+def headings() -> list[str]:
+    return re.findall(r"^#+ (.*)$", README.read_text(), re.MULTILINE)
+
+
+def section(title: str) -> str:
+    """The text below a heading of the second level."""
+    return README.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_its_length_and_order() -> None:
+    assert len(README.read_text().splitlines()) <= 200
+    assert headings() == [
+        *("Muster", "Try it", "On a laptop", "With docker", "On Slurm, with Apptainer"),
+        *("Where it runs", "How it works", "To add", "When something goes wrong", "What it is not"),
+    ]
+
+
+def test_the_tour_has_eight_files() -> None:
+    files = re.findall(r"^\| \[([\w/.]+)\]\(\1\) \|", section("How it works"), re.MULTILINE)
+    assert len(files) == 8
+    assert all((ROOT / file).is_file() for file in files)
+
+
+def test_what_is_to_be_added_has_its_place() -> None:
+    named = re.findall(r"`((?:entrypoint|train|tests|jobs)/[\w/.]+)`", section("To add"))
+    assert len(named) >= 8
+    assert [name for name in named if not (ROOT / name.partition("NAME")[0]).exists()] == []
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_the_commands_for_a_laptop(tmp_path: Path) -> None:
+    """In a folder with the files of a clone and the environment that is there: nothing is installed."""
+    for name in ("Makefile", "requirements.lock", "pyproject.toml", "scripts"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    (tmp_path / ".venv" / ".runtime-installed").touch()
+
+    def execute(script: Path, folder: Path) -> str:
+        return running.locally(script, folder, timeout_s=540, env={"ARGS": "--max-steps=2"})
+
+    wrong = running.check(pages.read(README), tmp_path, execute=execute)
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_the_launches_of_docs_use_can_be_planned(tmp_path: Path) -> None:
+    (tmp_path / "my_script.py").touch()
+    page = pages.read(ROOT / "docs" / "use.md")
+    assert page.commands("dry")
+    wrong = running.check(page, tmp_path, "dry")
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    found = [path.name for path in (ROOT / "docs").glob("*.md") if path.name != "README.md"]
+    assert [name for name in found if f"({name})" not in index] == []
+
+
+def test_every_command_is_run_by_some_test() -> None:
+    page = pages.read(README)
+    kinds = {block.kind for block in page.blocks if block.commands()}
+    runs = (ROOT / "tests" / "image" / "test_readme.py").read_text()
+    assert all(f'"{kind}"' in runs for kind in kinds - {"", "none"})
+    run = {command.text for kind in kinds - {"none"} for command in page.commands(kind)}
+    named = {command.text for command in page.commands("none")} | set(COMMAND.findall(README.read_text()))
+    assert named - run == ELSEWHERE.keys()
+    for text, (where, essential) in ELSEWHERE.items():
+        place = ROOT / where
+        files = [place] if place.is_file() else sorted(place.rglob("*.py"))
+        assert any(essential in file.read_text() for file in files), f"{where} does not run: {text}"

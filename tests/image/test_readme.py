@@ -1,0 +1,71 @@
+"""What README shows of the image and of Slurm, typed as it stands there.
+
+`docker` is podman here, whose options are docker's; both it and Apptainer are on PATH, as are the files of a clone.
+"""
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from image import base
+from tests.clusters.slurm import WAITED, SlurmCluster
+from tests.clusters.weights import ONE_THREAD, summary
+from tests.docs import pages, running
+from tests.docs.running import ROOT
+from tests.image.podman import Podman
+from tests.image.sif import Sif
+
+pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
+
+README = pages.read(ROOT / "README.md")
+
+
+def program(folder: Path, name: str, *words: object) -> None:
+    """Makes a program called `name` in `folder` that runs these words."""
+    path = folder / name
+    path.write_text("#!/bin/sh\nexec " + " ".join(f"'{word}'" for word in words) + ' "$@"\n')
+    path.chmod(0o755)
+
+
+def test_with_docker(podman: Podman, image: str, tmp_path: Path) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("docker", "podman"):
+        program(programs, name, "/usr/bin/podman", *podman.options)
+    # The base is there: a registry is not asked, and the layers are those of the image of the other tests.
+    chosen = {"ENGINE": "podman", "BASE_IMAGE": base.IMAGE}
+    env = {**podman.env, **chosen, "PATH": f"{programs}:{podman.env['PATH']}"}
+
+    def execute(script: Path, folder: Path) -> str:
+        done = subprocess.run(["bash", script], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, timeout=1500)
+        return done.stdout
+
+    wrong = running.check(README, tmp_path, "image", execute)
+    assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.mark.cluster
+def test_on_slurm(slurm2: SlurmCluster, image_sif: Sif, tmp_path: Path) -> None:
+    program(tmp_path, "apptainer", image_sif.apptainer)
+    folder = slurm2.shared / "readme"
+    folder.mkdir()
+    (folder / "muster.sif").symlink_to(image_sif.path)
+    env: Mapping[str, str] = image_sif.env(**ONE_THREAD)
+    env = {**env, "PATH": f"{tmp_path}:{env['PATH']}"}
+    wrote: list[str] = []
+
+    def execute(script: Path, folder: Path) -> str:
+        wrote.append(WAITED.sub("", slurm2.run("bash", script, cwd=folder, env=env, timeout=600).stdout))
+        return wrote[0]
+
+    wrong = running.check(README, folder, "slurm", execute)
+    assert not wrong, "\n\n".join(wrong)
+    submitted = re.search(r"Submitted batch job (\d+)", wrote[0])
+    assert submitted, wrote
+    job = slurm2.job(submitted[1]).wait(300)
+    assert job.state == "COMPLETED", job.output
+    found = summary(folder / "runs" / f"muster-{job.id}")
+    assert (found["world_size"], sorted(found["hosts"])) == (4, ["node01", "node02"])
