@@ -25,7 +25,7 @@ help: ## List these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 .PHONY: train
-train: $(RUNTIME) ## Set up, then train ResNet-18 on real images, on whatever this machine has
+train: $(RUNTIME) ## Set up, then train ResNet-18 on whatever this machine has
 	@$(BIN)/train ddp $(ARGS)
 
 .PHONY: test
@@ -35,7 +35,7 @@ ifdef TESTS
 else
 	@echo "Two parts of the tests run at once; each shows what it said when it is over."
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
-	  test-clusters test-others test-image test-cuda12
+	  test-clusters test-train test-image test-cuda12 test-others
 endif
 
 # Clusters mostly wait, for their daemons and for each other: the other tests take the time that they leave.
@@ -43,9 +43,13 @@ endif
 test-clusters: $(DEV)
 	@$(BIN)/pytest tests/clusters
 
+.PHONY: test-train
+test-train: $(DEV)
+	@$(BIN)/pytest tests/train
+
 .PHONY: test-others
 test-others: $(DEV)
-	@$(BIN)/pytest tests --ignore=tests/clusters --ignore=tests/image
+	@$(BIN)/pytest tests --ignore=tests/clusters --ignore=tests/image --ignore=tests/train
 
 .PHONY: test-image
 test-image: $(DEV)
@@ -53,7 +57,7 @@ test-image: $(DEV)
 
 .PHONY: test-cuda12
 test-cuda12: $(CUDA12_DEV) ## The unit and process levels with the last torch for CUDA 12, but for the longest tests
-	@$(CUDA12)/bin/pytest tests/entrypoint tests/train -m "not once"
+	@$(CUDA12)/bin/pytest tests/entrypoint tests/train tests/report -m "not once"
 
 .PHONY: check
 check: $(DEV) packages ## Static checks: style, types, shell scripts, the Containerfile
@@ -61,29 +65,43 @@ check: $(DEV) packages ## Static checks: style, types, shell scripts, the Contai
 	@$(BIN)/ruff format --check
 	@$(BIN)/pyright
 	@if command -v shellcheck > /dev/null; then shellcheck .ci/run scripts/*.sh image/*.sh; \
+	   find jobs -maxdepth 1 -type f ! -name '*.yaml' -exec shellcheck {} +; \
 	 else echo "shellcheck is missing: shell scripts were not checked"; [ "$${CI:-}" != true ]; fi
 	@$(BIN)/hadolint Containerfile
 
 .PHONY: packages
-packages: ## The system packages that the tests need, by apt-get where it may
+packages: ## The system packages that the tests need, by apt-get
 	@scripts/install-packages.sh tests/packages.txt tests/clusters/packages.txt tests/image/packages.txt
 
+# ENGINE=, VARIANT=cuda12, BASE_IMAGE=, TAG=, APT_SOURCES=
 .PHONY: image
-image: ## Build the container image; ENGINE=, VARIANT=cuda12, BASE_IMAGE=, TAG=, APT_SOURCES=
+image: ## Build the container image; VARIANT=cuda12: docs/image.md
 	@$(or $(PYTHON),python3) -m image.build $(if $(ENGINE),--engine "$(ENGINE)") $(if $(VARIANT),--variant "$(VARIANT)") \
 	  $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") $(if $(TAG),--tag "$(TAG)") \
 	  $(if $(APT_SOURCES),--apt-sources "$(APT_SOURCES)")
 
+# ENGINE=, VARIANT=cuda12, IMAGE=, SOURCE=oci:FOLDER, SIF=FILE
 .PHONY: sif
-sif: ## Make muster.sif for Apptainer from that image; ENGINE=, VARIANT=cuda12, IMAGE=, SOURCE=oci:FOLDER, SIF=FILE
+sif: ## Make muster.sif for Apptainer from that image
 	@$(or $(PYTHON),python3) -m image.sif $(if $(ENGINE),--engine "$(ENGINE)") $(if $(VARIANT),--variant "$(VARIANT)") \
 	  $(if $(IMAGE),--image "$(IMAGE)") $(if $(SOURCE),--source "$(SOURCE)") $(if $(SIF),--output "$(SIF)")
 
+.PHONY: jobs
+jobs: $(RUNTIME) ## Render the job scripts in jobs/ from the profiles in jobs/sites/
+	@$(BIN)/python -P -m entrypoint.jobs.making
+
 .PHONY: bench
-bench: $(DEV) ## Run the benchmarks, and add what they measure to benchmarks/RESULTS.md
+bench: $(DEV) ## Run the benchmarks, and add to benchmarks/RESULTS.md
 	@$(BIN)/python benchmarks/launch.py --record
-	@$(BIN)/python benchmarks/trainer.py --record
+	@$(BIN)/python benchmarks/trainer.py --workload resnet18-64 --record
+	@$(BIN)/python benchmarks/trainer.py --workload resnet50-224 --record
+	@$(BIN)/python benchmarks/trainer.py --workload gpt --record
+	@$(BIN)/python benchmarks/data.py --record
+	@$(BIN)/python benchmarks/measuring.py --record
+	@$(BIN)/python benchmarks/checkpoints.py --record
 	@$(BIN)/python benchmarks/sif.py --record
+	@$(BIN)/python benchmarks/bench.py --record
+	@$(BIN)/python benchmarks/preflight.py --record
 
 .PHONY: venv
 venv: $(DEV) ## The virtual environment with all tools, and nothing else

@@ -1,28 +1,49 @@
 """One node's agent: torchrun in this process, with exit codes that mean something.
 
-The launcher execs this file by its path; every option of torchrun means what it means there. It adds three things:
+The launcher execs this file by its path; every option of torchrun means what it means there. It adds:
 a node waits for the master with a deadline and a message, a failure is told in three lines, and the exit code of the
-workers survives (torchrun answers 1 whatever they answered).
+workers survives (torchrun answers 1 whatever they answered). And a scheduler's warning goes on to the workers, who
+write a checkpoint and end by themselves; torchrun would take it for the order to stop them.
 
-It is the one file of this folder that loads torch. Nothing here imports it, and it imports nothing from here: it
-also runs users' scripts, with their folders on the module path.
+It, supervision.py, last_words.py, node_beats.py and roll_call.py are the files of this folder that load torch. Nothing
+here imports them, and they import nothing from here: they also run users' scripts, with these scripts' folders on the
+module path.
 """
 
+# ruff: noqa: E402
+
 import argparse
+import importlib.util
 import logging
 import os
 import re
+import signal
 import socket
 import sys
+import tempfile
 import time
-from typing import Any, cast
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+# torch reads the level as it is loaded. Its notes on names that no address leads back to are of no use to a user.
+QUIET = "TORCH_CPP_LOG_LEVEL" not in os.environ
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import get_args_parser, parse_args, run  # pyright: ignore[reportUnknownVariableType]
 
-DONE, FAILED, USER_MUST_CHANGE, PREEMPTED = 0, 1, 2, 75
+if QUIET:
+    del os.environ["TORCH_CPP_LOG_LEVEL"]  # the ranks' own is theirs
+
+DONE, FAILED, PREEMPTED = 0, 1, 75
+
+WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What schedulers send some time before SIGKILL: the trainers hear the same ones (train/notice.py)."""
 
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.2
@@ -31,11 +52,6 @@ SAY_AFTER_S = 20.0
 # What torchrun logs about the end of a worker; the three lines below say it better.
 _SAID_BELOW = ("Sending process %s closing signal %s", "failed (exitcode: %s)")
 
-FIX_BY_SIGNAL = {
-    "SIGKILL": "most often memory: ask the scheduler for more, or take a smaller --batch-size or fewer loader workers",
-    "SIGBUS": "most often /dev/shm is full: docker run --shm-size=8g, or --train-num-workers 0",
-}
-
 
 def main(argv: list[str]) -> int:
     """The exit code of this node's workers, after running them by torchrun's arguments `argv`."""
@@ -43,19 +59,87 @@ def main(argv: list[str]) -> int:
         lambda entry: not str(entry.msg).startswith(_SAID_BELOW)
     )
     arguments = parse_args(known(argv))
+    warning = Warning()
     try:
+        warning.take_over(arguments)
+        SUPERVISION.take_over(lambda: bool(warning.heard))
+        load_sibling("node_beats").Nodes(SUPERVISION.ended).take_over()
+        load_sibling("roll_call").take_over()
         place = place_to_wait_for(arguments)
         if place is not None:
             wait_for(*place, timeout_s=rendezvous_timeout_s(arguments))
         run(arguments)
     except ChildFailedError as error:
-        return report(error.failures)
+        return warning.answer() if warning.explains(error.failures) else WORDS.report(error.failures, SUPERVISION.ended)
     except SignalException as error:
-        print(f"muster: ended by {error.sigval.name} on {socket.gethostname()}", file=sys.stderr)
-        return FAILED
+        warning.heard = warning.heard or error.sigval.name
+        return warning.answer()
     except Exception as error:
-        return report_rendezvous(arguments, error)
+        if os.environ.get("MUSTER_DEBUG"):
+            raise
+        met = place_to_wait_for(arguments) or (arguments.master_addr, arguments.master_port)
+        if SUPERVISION.has_started:
+            return WORDS.report_parting(met, error)
+        return WORDS.report_rendezvous(met, arguments.nnodes, error)
     return DONE
+
+
+class Warning:
+    """A scheduler's warning to this node.
+
+    Attributes:
+        heard: the signal's name; empty until there is one.
+    """
+
+    def __init__(self) -> None:
+        self.heard = ""
+
+    def take_over(self, arguments: argparse.Namespace) -> None:
+        """From now on this hears the signals, in torchrun's place."""
+        arguments.signals_to_handle = "SIGINT,SIGHUP,SIGQUIT"
+        for number in WARNINGS:
+            signal.signal(number, self._pass_on)
+        # The launcher holds those that come before this (entrypoint/launch.py).
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Tells the workers. Where there are none yet, or for a second SIGTERM, torchrun ends everything."""
+        warning, workers = signal.Signals(number), psutil.Process().children()
+        if not workers or (self.heard == warning.name == "SIGTERM"):
+            raise SignalException(f"this process got {warning.name}", sigval=warning)
+        self.heard = warning.name
+        for worker in workers:
+            try:
+                worker.send_signal(warning)
+            except psutil.NoSuchProcess:
+                continue
+
+    def explains(self, failures: dict[int, ProcessFailure]) -> bool:
+        """Whether the workers were ended by this very signal, before they could hear it."""
+        return bool(self.heard) and all(failure.signal_name() == self.heard for failure in failures.values())
+
+    def answer(self) -> int:
+        """The exit code of a node that was stopped before its workers could write anything."""
+        # Our trainers had not begun, and can be started again as they were; of other programs nobody knows that.
+        is_ours = "MUSTER_COMMAND" in os.environ and self.heard in {number.name for number in WARNINGS}
+        when = " before the training began" if is_ours else ""
+        print(f"muster: ended by {self.heard} on {socket.gethostname()}{when}", file=sys.stderr)
+        return PREEMPTED if is_ours else FAILED
+
+
+def load_sibling(name: str) -> Any:
+    """The module in the file `name` beside this one, which is on no module path."""
+    path = Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"muster_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SUPERVISION: Any = load_sibling("supervision").Supervision()
+WORDS: Any = load_sibling("last_words")
 
 
 def known(argv: list[str]) -> list[str]:
@@ -108,62 +192,11 @@ def wait_for(address: str, port: int, timeout_s: float) -> None:
         time.sleep(RETRY_S)
 
 
-def report(failures: dict[int, ProcessFailure]) -> int:
-    """The exit code for workers that failed, after telling of the one that failed first, if it did not itself."""
-    codes = {failure.exitcode for failure in failures.values()}
-    # A worker with one of these has told the user what to do; those that died of its absence count for nothing.
-    for code in (USER_MUST_CHANGE, PREEMPTED):
-        if code in codes:
-            return code
-    rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
-    name = first.signal_name() if first.exitcode < 0 else ""
-    how = f"was ended by {name}" if name else f"ended with exit code {first.exitcode}"
-    say(
-        f"rank {rank} on {socket.gethostname()} {how}, and this node's other ranks were stopped",
-        seen=message_of(first) or f"process {first.pid}",
-        fix=FIX_BY_SIGNAL.get(name, "read what it said above; `muster run --debug` shows this program's traceback too"),
-    )
-    return FAILED
-
-
-def message_of(failure: ProcessFailure) -> str:
-    """The first line of the exception that the worker recorded, or nothing if it recorded none."""
-    recorded: dict[str, Any] = failure.error_file_data
-    message = recorded.get("message") or ""
-    if isinstance(message, dict):
-        message = cast("dict[str, Any]", message).get("message", "")
-    lines = str(message).strip().splitlines()
-    # torch writes <NONE> where the worker recorded nothing.
-    return lines[0] if lines and lines[0] != "<NONE>" else ""
-
-
-def report_rendezvous(arguments: argparse.Namespace, error: Exception) -> int:
-    """The exit code for nodes that did not meet, after saying where they should have."""
-    if os.environ.get("MUSTER_DEBUG"):
-        raise error
-    address, port = place_to_wait_for(arguments) or (arguments.master_addr, arguments.master_port)
-    place = f"{address}:{port}"
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-        say(
-            f"port {port} on {socket.gethostname()} is taken",
-            seen=text,
-            fix="--master-port PORT, the same on all nodes, with a free port",
-        )
-        return USER_MUST_CHANGE
-    say(
-        f"{socket.gethostname()} did not meet the others at {place}",
-        seen=f"{type(error).__name__}: {text}",
-        fix=f"look whether the command started on all {arguments.nnodes} nodes, and whether the port is open between "
-        "them; a slow start: --rdzv-timeout SECONDS",
-    )
-    return FAILED
-
-
-def say(wrong: str, *, seen: str, fix: str) -> None:
-    """Prints the three lines of an error."""
-    print(f"error: {wrong}\n seen: {seen}\n  fix: {fix}", file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as words:
+        os.environ[WORDS.LAST_WORDS] = words
+        code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A thread may wait inside torch for a store that is gone, and would abort an interpreter that ends.
+    os._exit(code)

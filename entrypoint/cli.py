@@ -3,21 +3,20 @@
 import inspect
 import json
 import os
+import re
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from entrypoint import detection, driver, environment, frameworks, launch, passing, recording, rendezvous, report
-from entrypoint.allocation import Allocation
-from entrypoint.environment import Environment
-from entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, VersionOptions
+from entrypoint import checks, frameworks, launch, passing, place, recording, rendezvous, report, starting
+from entrypoint.fabric import commands as fabric_commands
+from entrypoint.jobs import commands as job_commands
+from entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ScaleOptions, ShowOptions, VersionOptions
 from entrypoint.program import Program
-from entrypoint.rendezvous import Rendezvous
+from entrypoint.sites import commands as site_commands
 from train.arguments import command, normalise, to_argv
 from train.combinations import WHICH
 from train.combinations import check as check_combination
@@ -34,12 +33,12 @@ def _with_hyphens(name: str) -> str:
 SETTINGS: dict[str, Any] = {"token_normalize_func": _with_hyphens, "help_option_names": ["-h", "--help"]}
 
 HELP = {
-    "single": "Train in one process: what every other strategy is measured against.",
-    "dp": "Train in one process over all its GPUs by threads (DataParallel): for comparison, ddp is faster.",
-    "ddp": "Train with a replica of the model on each rank (DistributedDataParallel).",
-    "fsdp": "Train with weights, gradients and optimizer cut over the ranks (fully_shard).",
-    "tp": "Train a transformer with each layer's matrices cut over neighbouring ranks (tensor and sequence parallel).",
-    "pipeline": "Train a transformer with its layers dealt out to neighbouring ranks, which take turns.",
+    "single": "One process: what every other strategy is measured against.",
+    "dp": "One process, its GPUs by threads (DataParallel); ddp is faster.",
+    "ddp": "A replica of the model on each rank (DistributedDataParallel).",
+    "fsdp": "Weights, gradients and moments cut over ranks (fully_shard).",
+    "tp": "A transformer's matrices and sequences cut over ranks.",
+    "pipeline": "A transformer's layers dealt out to ranks, which take turns.",
 }
 
 # typer carries its command-line parser inside; the class of its usage errors is reached by one that it exports.
@@ -60,13 +59,17 @@ def train() -> None:
         def start(options: LaunchOptions, training: Options, strategy: str = strategy) -> None:
             check_combination(strategy, training)
             program = Program("module", ("train", strategy, *to_argv(training)), is_ours=True)
-            _start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS)
+            starting.start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS)
 
         app.command(strategy, help=HELP[strategy])(command(start, LaunchOptions, Options))
-    app.command("export", help="Write a run's weights as one plain file, for torch.load and torchvision.")(_export)
-    app.command("selftest", help="Train with each strategy on this machine, and compare: PASS or FAIL.")(_selftest)
-    app.command("plan", help="Estimate what each strategy holds on a GPU, and name the simplest that fits.")(
+    app.command("export", help="Write a run's weights as one plain file, for torch.load.")(_export)
+    app.command("pack", help="Put images into few tar files, for --data shards:FOLDER.")(_pack)
+    app.command("selftest", help="Train here with each strategy, and compare: PASS or FAIL.")(_selftest)
+    app.command("plan", help="What each strategy holds on a GPU, and the simplest that fits.")(
         command(_plan, Hardware, Options)
+    )
+    app.command("scale", help="Train on 1, 2, 4 ... ranks of this machine: how does it scale?")(
+        command(_scale, ScaleOptions, LaunchOptions, Options)
     )
     _run(app, "train", normalise(sys.argv[1:]))
 
@@ -81,6 +84,15 @@ def _export(
     _become("train.export", *([] if to is None else [f"--to={to}"]), *(["--last"] if last else []), "--", run)
 
 
+def _pack(
+    folder: Annotated[str, typer.Argument(help="The images: FOLDER/CLASS/IMAGE, or with train/ and val/ above CLASS.")],
+    out: Annotated[str, typer.Argument(help="A new folder for the tar files.")],
+    shard_mb: Annotated[int, typer.Option(help="The most megabytes of one tar file.", min=1)] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the order in which images are mixed.", min=0)] = 0,
+) -> None:
+    _become("train.pack", f"--shard-mb={shard_mb}", f"--seed={seed}", "--", folder, out)
+
+
 def _selftest(
     ranks: Annotated[int | None, typer.Option(help="2, 4 or 8 processes. Default: one a GPU, or 2.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list for programs.")] = False,
@@ -90,6 +102,32 @@ def _selftest(
 
 def _plan(machines: Hardware, training: Options) -> None:
     _become("train.plan", *to_argv(machines), *to_argv(training))
+
+
+def _scale(worlds: ScaleOptions, options: LaunchOptions, training: Options) -> None:
+    # Here and not above: no other command starts processes and waits for them.
+    from entrypoint import scale, scale_runs
+
+    env = starting.environment_of(options)
+    planned = scale.plan(env, worlds, options, training, _typed("train"))
+    if options.dry_run or not env.is_live:
+        for note in planned.notes:
+            print(f"muster: {note}", file=sys.stderr)
+        print(planned.script())
+        return
+    sys.exit(scale_runs.run(planned, worlds.strategy, _typed("train"), may_number=training.name is None))
+
+
+def _report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN", help="Runs' folders, folders with runs in them, or summary.json files."),
+    ],
+    output: Annotated[
+        str | None, typer.Option(help="The report's folder. Default: report in the one folder given, or else here.")
+    ] = None,
+) -> None:
+    _become("report", *([] if output is None else [f"--output={output}"]), "--", *runs)
 
 
 def _become(module: str, *arguments: str) -> None:
@@ -106,19 +144,10 @@ def muster() -> None:
         no_args_is_help=True,
         add_completion=False,
     )
-    app.command("detect", help="Show what was found, where it came from, and the command that would run.")(
-        command(_detect, LaunchOptions, ShowOptions)
-    )
-    app.command(
-        "env", help="Print the variables by which a framework's processes find each other, or options for a container."
-    )(command(_env, LaunchOptions, EnvOptions))
-    app.command("version", help="Show what is installed: this image, torch, and the libraries that it really loads.")(
-        command(_version, VersionOptions)
-    )
     script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The program, then its arguments.")]
     app.command(
         "run",
-        help="Start SCRIPT on all ranks of this job; takes torchrun's place.",
+        help="Start SCRIPT on all ranks of this job, in torchrun's place.",
         context_settings={**SETTINGS, "allow_interspersed_args": False},
     )(
         command(
@@ -127,6 +156,20 @@ def muster() -> None:
             ProgramOptions,
             script=inspect.Parameter("script", inspect.Parameter.KEYWORD_ONLY, annotation=script),
         )
+    )
+    app.command("detect", help="Show what was found, where it came from, what would run.")(
+        command(_detect, LaunchOptions, ShowOptions)
+    )
+    checks.add_to(app)
+    app.command("report", help="Show what runs measured, and how they scale: table, plots, page.")(_report)
+    job_commands.add_to(app)
+    site_commands.add_to(app)
+    fabric_commands.add_to(app)
+    app.command("env", help="Print variables for other frameworks, or a container's options.")(
+        command(_env, LaunchOptions, EnvOptions)
+    )
+    app.command("version", help="Show what is installed, and the libraries that torch loads.")(
+        command(_version, VersionOptions)
     )
     _run(app, "muster", sys.argv[1:])
 
@@ -141,11 +184,11 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, script: list[str]) 
             seen=script[0],
             fix="muster run SCRIPT.py, muster run -m MODULE or muster run --no-python PROGRAM",
         )
-    _start(options, Program(kind, tuple(script), framework=how.framework), _typed("muster"), is_single=False)
+    starting.start(options, Program(kind, tuple(script), framework=how.framework), _typed("muster"), is_single=False)
 
 
 def _detect(options: LaunchOptions, show: ShowOptions) -> None:
-    env = _environment(options)
+    env = starting.environment_of(options)
     if show.record is not None:
         # Before anything is detected: what can't be is what one records.
         recording.write(env, Path(show.record), "muster detect --record")
@@ -153,22 +196,26 @@ def _detect(options: LaunchOptions, show: ShowOptions) -> None:
         return
     typed = ["train", "ddp"]
     program = Program("module", ("train", "ddp"), is_ours=True)
-    allocation, meeting = _place(env, options, typed, is_single=False)
-    planned = launch.plan(allocation, meeting, env, options, program, typed)
+    found = place.find(env, options, typed)
+    allocation, meeting = found.allocation, found.meeting
+    planned = launch.plan(allocation, meeting, env, found.options, program, typed)
+    planned = planned.with_more(found.defaults.variables, found.defaults.notes)
     if env.engine:
         planned = planned.with_more({}, [f"in a container: {env.engine}"])
-    print(report.as_json(allocation, meeting, planned) if show.as_json else report.table(allocation, meeting, planned))
+    show_all = report.as_json if show.as_json else report.table
+    print(show_all(allocation, meeting, planned, found.site))
 
 
 def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
-    env = _environment(options)
+    env = starting.environment_of(options)
     if wanted.docker_args or wanted.apptainer_args:
         found = passing.docker(env) if wanted.docker_args else passing.apptainer(env)
         for note in found.notes:
             print(f"muster: {one_line(note)}", file=sys.stderr)
         print(" ".join(found.words))
         return
-    allocation, meeting = _place(env, options, ["muster", "env"], is_single=False)
+    here = place.find(env, options, ["muster", "env"])
+    allocation, meeting = here.allocation, here.meeting
     port = meeting.master_port or rendezvous.FIRST_PORT
     print(report.exports(frameworks.variables(wanted.format or "torch", allocation, meeting, port)))
 
@@ -179,43 +226,6 @@ def _version(show: VersionOptions) -> None:
 
     found = version.values()
     print(json.dumps(found, indent=2) if show.as_json else version.text(found))
-
-
-def _start(options: LaunchOptions, program: Program, typed: list[str], is_single: bool) -> None:
-    if options.spawn is not None:
-        options = replace(options, nproc_per_node=str(options.spawn))
-    env = _environment(options)
-    is_dry = options.dry_run or not env.is_live
-    try:
-        allocation, meeting = _place(env, options, typed, is_single)
-        found = driver.Found() if is_dry else driver.check(allocation, env, program)
-    except MusterError as refusal:
-        if not is_dry:
-            rendezvous.refuse_all(refusal, env, options)
-        raise
-    if rendezvous.is_open(meeting, allocation) and not is_dry:
-        meeting = rendezvous.by_file(meeting, allocation, env, options)
-    planned = launch.plan(allocation, meeting, env, options, program, typed).with_more(found.variables, found.notes)
-    if is_dry:
-        print(report.script(planned))
-        return
-    launch.check(allocation, meeting)
-    if allocation.rank == 0:
-        print(report.headline(allocation, meeting, planned), file=sys.stderr)
-    launch.execute(planned, env)
-
-
-def _place(
-    env: Environment, options: LaunchOptions, typed: Sequence[str], is_single: bool
-) -> tuple[Allocation, Rendezvous]:
-    allocation = detection.allocate(env, options, typed, is_single=is_single)
-    if is_single:
-        allocation = detection.single(allocation, typed)
-    return allocation, rendezvous.meet(allocation, env, options)
-
-
-def _environment(options: LaunchOptions) -> Environment:
-    return environment.load(Path(options.env_file)) if options.env_file else environment.live()
 
 
 def _typed(name: str) -> list[str]:
@@ -247,5 +257,8 @@ def _usage(error: Any, typed: list[str]) -> MusterError:
     nearest = getattr(error, "possibilities", None)
     if nearest:
         return MusterError(error.message, seen=shlex.join(typed), fix=f"{path} {nearest[0]}")
-    wrong = str(error.format_message()).replace("Value error, ", "").rstrip(".")
+    wrong, _, meant = str(error.format_message()).replace("Value error, ", "").rstrip(".").partition(". Did you mean ")
+    if meant:
+        fix = " or ".join(f"{path} {name}" for name in re.findall("'(.+?)'", meant))
+        return MusterError(wrong, seen=shlex.join(typed), fix=fix)
     return MusterError(wrong, seen=shlex.join(typed), fix=f"{path} --help lists what there is")

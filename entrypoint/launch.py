@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,11 @@ from entrypoint.rendezvous import Rendezvous
 from train.errors import MusterError
 
 INIT = "tini"
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 SPAWN = ROOT / "entrypoint" / "spawn.py"
+
+MOST_NODES_TEXT = 100_000
+"""Characters of the list of nodes that a program is told; of a longer one none."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Launch:
         removed_variables: variables that it must not inherit.
         notes: one line for each thing that the user should know.
         home: the folder to be made for HOME; None where there is one.
+        hears: whether the new process hears a scheduler's warnings, and wants those that came while it started.
     """
 
     argv: tuple[str, ...]
@@ -38,6 +44,7 @@ class Launch:
     removed_variables: tuple[str, ...]
     notes: tuple[str, ...]
     home: Path | None = None
+    hears: bool = False
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """All variables of the new process."""
@@ -75,7 +82,10 @@ def plan(
         variables |= frameworks.variables(program.framework, allocation, rendezvous, port)
     if program.is_ours:
         variables |= ours_first(env)
+        variables |= of_the_job(allocation, env)
         variables["MUSTER_COMMAND"] = shlex.join(command)
+        if program.failure != 1:
+            variables["MUSTER_FAILURE"] = str(program.failure)
     if options.debug:
         variables["MUSTER_DEBUG"] = "1"
     for source in (rendezvous.sources["master_addr"], rendezvous.sources["master_port"]):
@@ -86,7 +96,8 @@ def plan(
     removed = tuple(sorted(name for name in env if name.startswith("PET_")))
     if removed:
         notes.append(f"removed: {', '.join(removed)}")
-    return Launch(tuple(argv), variables, removed, tuple(notes), home.folder)
+    hears = program.is_ours or str(torchrun.AGENT) in argv
+    return Launch(tuple(argv), variables, removed, tuple(notes), home.folder, hears)
 
 
 def _variables(allocation: Allocation, rendezvous: Rendezvous, env: Environment, notes: list[str]) -> dict[str, str]:
@@ -139,6 +150,29 @@ def ours_first(env: Mapping[str, str]) -> dict[str, str]:
     return wanted
 
 
+def of_the_job(allocation: Allocation, env: Mapping[str, str]) -> dict[str, str]:
+    """What our programs want to know of the job: its nodes, scheduler, attempt, and its limit in unix seconds.
+
+    The nodes are by node_rank, as the scheduler calls them: so one that does not come has a name.
+
+    Source: https://slurm.schedmd.com/sbatch.html (SLURM_JOB_START_TIME, SLURM_JOB_END_TIME: 23.02 and newer)
+    """
+    wanted: dict[str, str] = {}
+    if allocation.scheduler not in ("local", "manual"):
+        wanted["MUSTER_SCHEDULER"] = allocation.scheduler
+    if allocation.num_nodes > 1 and len(allocation.hosts) == allocation.num_nodes:
+        nodes = ",".join(allocation.hosts)
+        # The kernel starts no program with a longer variable than 128 KiB: some 9,000 nodes.
+        if len(nodes) < MOST_NODES_TEXT:
+            wanted["MUSTER_NODES"] = nodes
+    if allocation.attempt:
+        wanted["MUSTER_ATTEMPT"] = str(allocation.attempt)
+    for which in ("START", "END"):
+        if env.get(f"SLURM_JOB_{which}_TIME"):
+            wanted[f"MUSTER_SCHEDULER_{which}_TIME"] = env[f"SLURM_JOB_{which}_TIME"]
+    return {name: value for name, value in wanted.items() if not env.get(name)}
+
+
 def check(allocation: Allocation, rendezvous: Rendezvous) -> None:
     """Returns if this place is ready for the start.
 
@@ -172,6 +206,15 @@ def _init_notes(env: Environment) -> list[str]:
     return [f"this is process 1, and there is no {INIT} to pass SIGTERM on and to reap: docker run --init"]
 
 
+def hold_warnings() -> None:
+    """Keeps a scheduler's early warnings until the process that this one becomes is ready to hear them.
+
+    Without it they would end it: the time from here to a training's first step may be a minute. What is held stays held
+    through an exec. SIGTERM is not: before anything is learnt it may as well end the process.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
+
+
 def execute(launch: Launch, env: Environment) -> NoReturn:
     """Becomes the new process.
 
@@ -180,6 +223,8 @@ def execute(launch: Launch, env: Environment) -> NoReturn:
     """
     if launch.home:
         homes.make(launch.home)
+    if not launch.hears:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
     sys.stdout.flush()
     sys.stderr.flush()
     argv = [*_init(env), *launch.argv]

@@ -5,9 +5,14 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from train.errors import MusterError
-from train.options import option
+from train.inputs import option
 
 LAUNCH, LOOK = "Launch (found by itself in a job)", "Look first"
+HOST = "This site and its network (found by itself)"
+SCALE = "Which runs"
+
+ELASTIC_RESTARTS = 3
+"""Restarts where nodes may come and go: to go on with fewer is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +21,7 @@ class LaunchOptions:
 
     nnodes: Annotated[
         str | None,
-        option("--nnodes", help="Number of nodes; MIN:MAX goes on with fewer when some are lost.", panel=LAUNCH),
+        option("--nnodes", help="Number of nodes; MIN:MAX goes on with fewer when some die.", panel=LAUNCH),
     ] = None
     node_rank: Annotated[
         int | None, option("--node-rank", help="Which of them this is, from 0.", panel=LAUNCH, min=0)
@@ -26,8 +31,15 @@ class LaunchOptions:
         option("--nproc-per-node", help="Processes on each node: a number, gpu, cpu or auto.", panel=LAUNCH),
     ] = None
     max_restarts: Annotated[
-        int, option("--max-restarts", help="How often the ranks are started anew when one fails.", panel=LAUNCH, min=0)
-    ] = 0
+        int | None,
+        option(
+            "--max-restarts",
+            help="How often the ranks are started anew when one dies; trainings go on from their last checkpoint. "
+            "Default: 0, and 3 with --nnodes MIN:MAX.",
+            panel=LAUNCH,
+            min=0,
+        ),
+    ] = None
     numa_binding: Annotated[
         Literal["node", "socket", "exclusive", "core-complex"] | None,
         option(
@@ -76,6 +88,28 @@ class LaunchOptions:
         int,
         option("--rdzv-timeout", help="Seconds that the nodes wait for each other at the start.", panel=LAUNCH, min=1),
     ] = 900
+    site: Annotated[
+        str,
+        option(
+            "--site",
+            help="Whose profile gives defaults: a site's name or file; auto recognises it, off takes none.",
+            panel=HOST,
+            envvar="MUSTER_SITE",
+        ),
+    ] = "auto"
+    fabric: Annotated[
+        str,
+        option(
+            "--fabric",
+            help="The network whose libraries come from the host at /host: auto, off, infiniband, slingshot, efa, tcp.",
+            panel=HOST,
+            envvar="MUSTER_FABRIC",
+        ),
+    ] = "auto"
+    host_nccl: Annotated[
+        bool,
+        option("--host-nccl", help="Take the host's NCCL too, if it is no older than the image's.", panel=HOST),
+    ] = False
     dry_run: Annotated[
         bool, option("--dry-run", help="Print the command and the variables it would get; start nothing.", panel=LOOK)
     ] = False
@@ -84,6 +118,14 @@ class LaunchOptions:
         option("--env-file", help="Read a recorded environment, not this process's; implies --dry-run.", panel=LOOK),
     ] = None
     debug: Annotated[bool, option("--debug", help="Show tracebacks.", panel=LOOK)] = False
+    debug_distributed: Annotated[
+        bool,
+        option(
+            "--debug-distributed",
+            help="Have torch and NCCL tell what they do, and compare what the ranks call: slow, and names mistakes.",
+            panel=LOOK,
+        ),
+    ] = False
 
     @property
     def num_nodes(self) -> int | None:
@@ -94,6 +136,12 @@ class LaunchOptions:
     def min_nodes(self) -> int | None:
         """The smallest of MIN:MAX; None where it is one number, or none."""
         return self._range()[0]
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the ranks are started anew, as said or by default."""
+        default = 0 if self.min_nodes is None else ELASTIC_RESTARTS
+        return default if self.max_restarts is None else self.max_restarts
 
     def _range(self) -> tuple[int | None, int | None]:
         if self.nnodes is None:
@@ -123,6 +171,38 @@ class ProgramOptions:
             panel=LAUNCH,
         ),
     ] = "torch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOptions:
+    """Which runs `train scale` makes."""
+
+    world: Annotated[
+        str | None,
+        option(
+            help="Numbers of ranks: 1,2,4. Default: 1, 2, 4 ... up to all GPUs; without GPUs up to 8 cores.",
+            panel=SCALE,
+        ),
+    ] = None
+    strong: Annotated[
+        bool,
+        option("--strong", help="Divide --batch-size among the ranks. Default: each rank has that much.", panel=SCALE),
+    ] = False
+    strategy: Annotated[
+        Literal["ddp", "fsdp", "tp", "pipeline"], option(help="The strategy of all runs.", panel=SCALE)
+    ] = "ddp"
+
+    @property
+    def worlds(self) -> tuple[int, ...]:
+        """The numbers of ranks, ascending; empty where nothing was said."""
+        if self.world is None:
+            return ()
+        words = self.world.split(",")
+        if not all(re.fullmatch(r"\s*[1-9][0-9]{0,5}\s*", word) for word in words):
+            raise MusterError(
+                "--world is a list of numbers of ranks, from 1", seen=f"--world={self.world}", fix="--world 1,2,4"
+            )
+        return tuple(sorted({int(word) for word in words}))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,13 @@ from train.errors import MusterError
 # A heterogeneous job of Slurm has lists for each of its groups.
 _MAX_HET_GROUPS = 16
 
-# All that detection reads, by scheduler; what belongs to launchers and users works under any. TMPDIR is not among them:
-# it names a folder of the host (see _names).
+# All that detection reads and that our trainers are told, by scheduler; what belongs to launchers and users works under
+# any. TMPDIR is not among them: it names a folder of the host (see _names).
 NAMES: dict[str, tuple[str, ...]] = {
     "any": (
         *("CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
         *("MUSTER_ADDRESS_SUFFIX", "MUSTER_HOSTS", "MUSTER_INTERFACE", "MUSTER_NODE_RANK", "TORCHELASTIC_RUN_ID"),
+        *("MUSTER_ATTEMPT", "MUSTER_GRACE_S", "MUSTER_JOB_END_TIME", "MUSTER_JOB_START_TIME"),
         *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_NODE_RANK"),
         *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_MCA_orte_ess_num_procs", "OMPI_MCA_orte_num_nodes"),
         *("PMIX_DSTORE_21_BASE_PATH", "PMIX_HOSTNAME", "PMIX_NAMESPACE", "PMIX_RANK"),
@@ -35,6 +36,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "slurm": (
         *("SLURM_CPUS_ON_NODE", "SLURM_DISTRIBUTION", "SLURM_GPUS_ON_NODE", "SLURM_GTIDS", "SLURM_HET_SIZE"),
         *("SLURM_JOBID", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_LOCALID"),
+        *("SLURM_JOB_END_TIME", "SLURM_JOB_START_TIME"),
         *("SLURM_NODEID", "SLURM_NODELIST", "SLURM_PROCID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"),
         *("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
         *("SLURM_TASKS_PER_NODE", "SLURM_TASK_PID"),
@@ -134,7 +136,7 @@ def apptainer(env: Environment) -> Passing:
         if re.search(r"[$`\\\n\r\0]", env[name]):
             evaluated.append(name)
             continue
-        word, is_for_eval = _assignment(name, env[name])
+        word, is_for_eval = assignment(name, env[name])
         words += ["--env", word]
         quoted += [name] * is_for_eval
     for path in _files(env):
@@ -157,7 +159,7 @@ def apptainer(env: Environment) -> Passing:
     return Passing(tuple(words), tuple(notes))
 
 
-def _assignment(name: str, value: str) -> tuple[str, bool]:
+def assignment(name: str, value: str) -> tuple[str, bool]:
     """NAME=VALUE as one word of a shell that Apptainer reads as that, and whether only `eval` can read it.
 
     Apptainer takes off double quotes at both ends; where there is more than one equals sign, it reads a line of CSV.

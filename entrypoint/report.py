@@ -9,6 +9,7 @@ from entrypoint.allocation import Allocation
 from entrypoint.frameworks import bracketed
 from entrypoint.launch import Launch
 from entrypoint.rendezvous import Rendezvous
+from entrypoint.sites.recognise import Recognised
 
 FIELDS = (
     "scheduler", "launcher", "job_id", "attempt", "hosts", "num_nodes", "node_rank", "local_rank", "tasks_on_node",
@@ -28,17 +29,20 @@ def sources(allocation: Allocation, rendezvous: Rendezvous) -> dict[str, str]:
     return {name: text for name, text in {**allocation.sources, **rendezvous.sources}.items() if name in FIELDS}
 
 
-def as_json(allocation: Allocation, rendezvous: Rendezvous, launch: Launch) -> str:
-    """One JSON object: FIELDS, `sources`, `argv` and `env` (the variables that are set)."""
+def as_json(allocation: Allocation, rendezvous: Rendezvous, launch: Launch, site: Recognised | None = None) -> str:
+    """One JSON object: FIELDS, `sources`, `argv`, `env` (the variables that are set) and `site` (null without one)."""
     answer = values(allocation, rendezvous) | {
         "sources": sources(allocation, rendezvous),
         "argv": list(launch.argv),
         "env": dict(launch.set_variables),
+        "site": {"name": site.name, "title": site.site.title, "status": site.site.status, "why": site.why}
+        if site
+        else None,
     }
     return json.dumps(answer, indent=2)
 
 
-def table(allocation: Allocation, rendezvous: Rendezvous, launch: Launch) -> str:
+def table(allocation: Allocation, rendezvous: Rendezvous, launch: Launch, site: Recognised | None = None) -> str:
     """A table of values and their sources, the notes, and the command."""
     # Half of this program's start-up time: only this command needs it.
     from rich import box
@@ -53,6 +57,8 @@ def table(allocation: Allocation, rendezvous: Rendezvous, launch: Launch) -> str
     came_from = sources(allocation, rendezvous)
     for name, value in values(allocation, rendezvous).items():
         drawn.add_row(Text(name.replace("_", " ")), Text(_brief(value)), Text(came_from.get(name, "")))
+    if site:
+        drawn.add_row(Text("site"), Text(site.site.title), Text(site.why))
     with console.capture() as capture:
         console.print(drawn)
         for line in allocation.rejected:

@@ -31,7 +31,7 @@ def agent_argv(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOp
     if allocation.num_nodes == 1 and rendezvous.master_port is None:
         # Without --local-addr torchrun uses the host's full name, which need not resolve in a container.
         alone = ["--standalone", size, "--local-addr=127.0.0.1"]
-        return [*argv, *alone, *([f"--max-restarts={options.max_restarts}"] if options.max_restarts else []), *script]
+        return [*argv, *alone, *([f"--max-restarts={options.num_restarts}"] if options.num_restarts else []), *script]
     if is_elastic(allocation, options):
         return [*argv, *_elastic(allocation, rendezvous, options), size, *script]
     return [
@@ -51,14 +51,15 @@ def agent_argv(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOp
 
 def is_elastic(allocation: Allocation, options: LaunchOptions) -> bool:
     """Whether nodes may come, go or restart: the static rendezvous can't do that."""
-    return allocation.num_nodes > 1 and (options.max_restarts > 0 or options.min_nodes is not None)
+    return allocation.num_nodes > 1 and (options.num_restarts > 0 or options.min_nodes is not None)
 
 
 def agent_variables(allocation: Allocation, options: LaunchOptions) -> dict[str, str]:
     """Variables that the agent needs beside its arguments."""
-    if not is_elastic(allocation, options):
+    if not is_elastic(allocation, options) and not options.num_restarts:
         return {}
-    # With the agents' store shared by the workers, restarts failed in 3 of 7 tries; with their own, in none.
+    # In the agents' store, which workers would share, lies what those before them said: restarts failed in 3 of 7
+    # tries over several nodes, and always on one. With a store of the workers' own none did.
     return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
@@ -67,9 +68,12 @@ def _elastic(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOpti
         # On exactly one node: a taken port then fails at once, where all would wait for each other.
         "is_host": int(allocation.node_rank == 0),
         "join_timeout": options.rdzv_timeout,
-        "read_timeout": 300,
-        "last_call_timeout": 60,
-        "keep_alive_max_attempt": 12,
+        # Seconds after which a store that no longer answers counts as lost with its host.
+        "read_timeout": 30,
+        # For which nodes that are enough wait for those that may still come.
+        "last_call_timeout": 30,
+        # Of 5 s each: then a node that sends nothing is dead. It is compared to the other nodes' clocks.
+        "keep_alive_max_attempt": 6,
     }
     return [
         f"--nnodes={options.min_nodes or allocation.num_nodes}:{allocation.num_nodes}",
@@ -79,5 +83,5 @@ def _elastic(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOpti
         # On every node: it is the node's identity, and what the workers are told of the master.
         *([f"--local-addr={rendezvous.local_addr}"] if rendezvous.local_addr else []),
         "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in conf.items()),
-        f"--max-restarts={options.max_restarts}",
+        f"--max-restarts={options.num_restarts}",
     ]

@@ -12,7 +12,8 @@ export SOURCE_DATE_EPOCH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ig
     --config-settings editable_mode=compat --editable "$folder"
 rm -rf "$folder"/*.egg-info/SOURCES.txt
 "$folder/venv/bin/python" -m compileall -q -f --invalidation-mode checked-hash \
-    "$folder/entrypoint" "$folder/train" "$folder/check"
+    "$folder/entrypoint" "$folder/report" "$folder/train" "$folder/check"
 "$folder/venv/bin/python" "$build/describe.py" "$@"
+"$folder/venv/bin/python" -P -m entrypoint.fabric.inventory
 
 install --directory --mode=1777 /workspace

@@ -5,6 +5,8 @@ set -eu
 
 venv=$1
 lock=$2
+# Large wheels, from an index that may be busy.
+export PIP_RETRIES=10 PIP_TIMEOUT=180
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 if [ -s /run/secrets/pip.conf ]; then
     export PIP_CONFIG_FILE=/run/secrets/pip.conf

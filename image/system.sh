@@ -10,7 +10,8 @@ if [ -s /run/secrets/apt.conf ]; then
     export APT_CONFIG=/run/secrets/apt.conf
 fi
 log=$(mktemp)
-if ! { apt-get update --quiet && xargs --arg-file="$list" apt-get install --quiet --yes --no-install-recommends; } \
+if ! { apt-get -o Acquire::Retries=5 update --quiet && xargs --arg-file="$list" \
+    apt-get -o Acquire::Retries=5 install --quiet --yes --no-install-recommends; } \
     > "$log" 2>&1; then
     tail -n 40 "$log" >&2
     exit 1
@@ -20,6 +21,12 @@ rm "$log"
 # What is another in each build, or serves nobody here. Licences stay.
 rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/cache/ldconfig/aux-cache \
     /var/log/apt /var/log/*.log /var/lib/dpkg/*-old /run/adduser /usr/share/man/* /usr/share/locale/*
+# Of the compiler, what torch's own compiler does not ask for: optimising at link time, sanitizers, coverage, archives
+# of Python itself.
+find /usr/lib /usr/libexec \( -name lto1 -o -name 'lib[atl]san*' -o -name 'libhwasan*' -o -name 'libubsan*' \
+    -o -path '*/config-3*/*.a' -o -name 'libpython3*.a' -o -name 'libstdc++*.a' \) -delete
+find /usr/bin \( -name '*lto-dump*' -o -name '*gcov*' -o -name '*gprofng*' -o -name '*gp-display*' -o -name '*-dwp' \
+    -o -name '*gold' \) -delete
 find /usr/share/doc -type f ! -name copyright -delete
 find /usr/share/doc -depth -type d -empty -delete
 

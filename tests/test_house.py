@@ -32,15 +32,24 @@ def test_the_trainer_knows_nothing_of_the_entrypoint() -> None:
         assert not {name for name in imported(path) if name.split(".")[0] == "entrypoint"}, path
 
 
+def test_the_trainer_takes_of_the_checks_only_the_quick_look_and_loads_it_when_asked() -> None:
+    of_check = {path: {name for name in imported(path) if name.split(".")[0] == "check"} for path in sources("train")}
+    assert {path.name for path, names in of_check.items() if names} == {"process.py"}
+    assert of_check[ROOT / "train" / "process.py"] == {"check.doctor.quick", "check.doctor.quick.preflight"}
+    top = ast.parse((ROOT / "train" / "process.py").read_text()).body
+    assert not [node for node in top if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("check")]
+
+
 def test_the_entrypoint_knows_of_the_trainer_only_its_options_and_errors() -> None:
-    allowed = re.compile(r"train\.(arguments|options|errors|combinations|plan.hardware)(\.\w+)?")
+    allowed = re.compile(r"train\.(arguments|inputs|options|errors|combinations|plan.hardware)(\.\w+)?")
     for path in sources("entrypoint"):
         of_train = {name for name in imported(path) if name.split(".")[0] == "train"}
         assert not {name for name in of_train if not allowed.fullmatch(name)}, path
 
 
 def test_torch_is_loaded_only_by_what_is_execd_and_nothing_loads_that() -> None:
-    heavy, execd = {"torch", "numpy", "torchvision"}, {"agent", "spawn"}
+    heavy = {"torch", "numpy", "torchvision"}
+    execd = {"agent", "last_words", "node_beats", "roll_call", "supervision", "spawn"}
     for path in sources("entrypoint"):
         roots = {name.split(".")[0] for name in imported(path)}
         if path.stem in execd:
@@ -50,7 +59,9 @@ def test_torch_is_loaded_only_by_what_is_execd_and_nothing_loads_that() -> None:
             assert not imported(path) & {f"entrypoint.{name}" for name in execd}, path
 
 
-@pytest.mark.parametrize("name", ["arguments.py", "options.py", "errors.py", "combinations.py", "plan/hardware.py"])
+@pytest.mark.parametrize(
+    "name", ["arguments.py", "inputs.py", "options.py", "errors.py", "combinations.py", "plan/hardware.py"]
+)
 def test_what_the_entrypoint_reads_of_the_trainer_is_without_torch(name: str) -> None:
     assert not {module for module in imported(ROOT / "train" / name) if module.split(".")[0] in ("torch", "numpy")}
 
@@ -64,13 +75,34 @@ def test_building_the_image_needs_nothing_but_python() -> None:
 
 
 def test_what_looks_at_an_installation_is_of_neither_side() -> None:
+    """What needs ranks is of the side that is exec'd, and takes from the trainer how ranks meet and end."""
+    allowed = re.compile(r"train(\.(arguments|inputs|errors|world|backends|console|faults|logs)(\.\w+)?)?")
     assert sources("check")
     for path in sources("check"):
-        assert not {name for name in imported(path) if name.split(".")[0] in ("entrypoint", "train")}, path
+        names = imported(path)
+        assert "entrypoint" not in {name.split(".")[0] for name in names}, path
+        of_train = {name for name in names if name.split(".")[0] == "train"}
+        is_alone = path.parent.name == "check" and path.name in ("fabric.py", "loaded.py", "versions.py")
+        assert not {name for name in of_train if is_alone or not allowed.fullmatch(name)}, path
+    of_check = {name for path in sources("entrypoint") for name in imported(path) if name.split(".")[0] == "check"}
+    assert of_check <= {"check.options", "check.options.BenchOptions", "check.options.DoctorOptions"}
+    assert not {name.split(".")[0] for name in imported(ROOT / "check" / "options.py")} & {"torch", "numpy"}
+
+
+def test_the_report_reads_files_and_nothing_of_the_trainer_but_its_errors() -> None:
+    """It starts fast, wherever the files are: without torch, and with matplotlib and rich when they are needed."""
+    assert sources("report")
+    for path in sources("report"):
+        names = imported(path)
+        assert not {name.split(".")[0] for name in names} & {"torch", "numpy", "torchvision", "entrypoint"}, path
+        allowed = {"train.errors", "train.errors.MusterError", "train.errors.one_line"}
+        assert {name for name in names if name.split(".")[0] == "train"} <= allowed, path
+    for path in sources("entrypoint"):
+        assert "report" not in {name.split(".")[0] for name in imported(path)}, path
 
 
 def test_no_file_grows_past_its_size() -> None:
-    for path in sources("entrypoint", "train", "check", "image", "benchmarks", "tests"):
+    for path in sources("entrypoint", "train", "report", "check", "image", "benchmarks", "tests"):
         assert len(path.read_text().splitlines()) <= 320, path
 
 

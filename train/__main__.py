@@ -23,6 +23,7 @@ def read(argv: Sequence[str]) -> tuple[str, Options]:
 
 
 def main() -> None:
+    parent = os.getppid()  # before torch is loaded: it may be gone by then
     strategy, options = read(sys.argv[1:])
     if not os.environ.get("MUSTER_DEBUG"):
         # Notes of torch's C++ side (reverse look-ups of addresses, retries) that a user can't act on.
@@ -30,7 +31,7 @@ def main() -> None:
     # Here and not above: a misspelt option must not wait for torch.
     from train.process import run_process
 
-    run_process(strategy, options)
+    run_process(strategy, options, parent)
 
 
 if __name__ == "__main__":

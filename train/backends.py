@@ -2,12 +2,15 @@
 
 from contextlib import nullcontext
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from train.errors import MusterError
+from train.faults import SharedFault
+from train.stacks import remember_collectives
 from train.world import World, silent_stdout
 
 OVER_ANY = ("single", "dp", "ddp")
@@ -39,6 +42,26 @@ def backend_for(wanted: str, device: torch.device, strategy: str) -> str:
     return wanted
 
 
+def places(world: World) -> list[tuple[str, str]]:
+    """The host and the device of each rank of `world`, by rank; each has a device of its own.
+
+    Raises:
+        SharedFault: on all ranks: two share a GPU, which NCCL would refuse in words of its own.
+    """
+    device = world.device
+    name = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else f"cpu {world.rank}"
+    found = [(str(host), str(device)) for host, device in world.gather([world.host, name])]
+    for rank, place in enumerate(found):
+        first = found.index(place)
+        if first != rank:
+            raise SharedFault(
+                "two ranks would share one GPU",
+                seen=f"ranks {first} and {rank} on {place[0]} both see GPU {place[1]}",
+                fix="start one process a GPU, or show each process its own (srun --gpus-per-task=1)",
+            )
+    return found
+
+
 def open_group(world: World) -> None:
     """Starts the process group of `world`, by its backend; nothing in a world of one.
 
@@ -49,9 +72,14 @@ def open_group(world: World) -> None:
         torch.cuda.set_device(world.device)
     if world.store is None:
         return
+    remember_collectives()
     if world.backend == "mpi":
         open_mpi(world)
         return
+    torchs: Any = dist  # which has these without exporting them
+    if world.backend == "gloo" and torchs.get_debug_level() == torchs.DebugLevel.DETAIL:
+        # The group would be wrapped, and over gloo DistributedDataParallel of torch 2.10 to 2.15 crashes on that.
+        torchs.set_debug_level(torchs.DebugLevel.INFO)
     with silent_stdout() if world.backend == "gloo" else nullcontext():
         dist.init_process_group(
             world.backend,

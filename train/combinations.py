@@ -70,6 +70,8 @@ def check(strategy: str, options: Options) -> None:
             seen=f"--lr-schedule={options.lr_schedule} --{name}={value}",
             fix="--lr-schedule=cosine",
         )
+    if options.compile != "off":
+        check_compilation(strategy, options)
     if options.schedule == "zero-bubble" and options.activation_checkpoint != "none":
         raise MusterError(
             "the zero-bubble schedule parts the backward pass, and what is computed again can't be parted",
@@ -81,6 +83,22 @@ def check(strategy: str, options: Options) -> None:
             f"{options.model} can't compute its activations again",
             seen=f"--activation-checkpoint={options.activation_checkpoint}",
             fix="leave it out, or train a transformer: --model=gpt-tiny",
+        )
+
+
+def check_compilation(strategy: str, options: Options) -> None:
+    """Raises MusterError where what `options` ask for can't be compiled."""
+    if strategy == "dp":
+        raise MusterError(
+            "the strategy dp copies the model at each step, and copies can't be compiled",
+            seen=f"train dp {typed(options, 'compile')}",
+            fix=f"'train ddp {typed(options, 'compile')}', which is faster in any case",
+        )
+    if options.schedule == "zero-bubble":
+        raise MusterError(
+            "the zero-bubble schedule parts the backward pass, and what is compiled can't be parted",
+            seen=typed(options, "schedule", "compile"),
+            fix="--schedule=interleaved, or leave out --compile",
         )
 
 

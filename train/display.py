@@ -2,17 +2,34 @@
 
 import sys
 import time
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO
 
-from rich.box import ROUNDED
 from rich.console import Console
+from rich.control import Control
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-WIDTH = 80
+from train import console
+from train.console import Tee
+from train.ending import WIDTH, table
+
 LINE_EVERY_S = 15.0
 REFRESH_EVERY_S = 0.25
+
+
+class Both(Console):
+    """A terminal, and the log file, which gets the same lines without bars and colours."""
+
+    def __init__(self, screen: TextIO, log: TextIO, *, quiet: bool) -> None:
+        super().__init__(file=screen, highlight=False, quiet=quiet)
+        self.copy = Console(file=log, width=WIDTH, highlight=False, quiet=quiet, no_color=True)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*objects, **options)
+        if not any(isinstance(thing, Control) for thing in objects):
+            with suppress(OSError):
+                self.copy.print(*objects, **options)
 
 
 class Display:
@@ -30,9 +47,11 @@ class Display:
         self.global_batch = global_batch
         self.unit = unit
         is_terminal = sys.stdout.isatty()
-        self.console = Console(
-            file=sys.stdout, width=None if is_terminal else WIDTH, highlight=False, soft_wrap=False, quiet=not enabled
-        )
+        if is_terminal and isinstance(sys.stdout, Tee):
+            self.console: Console = Both(sys.stdout.screen, sys.stdout.log, quiet=not enabled)
+        else:
+            width = None if is_terminal else WIDTH
+            self.console = Console(file=sys.stdout, width=width, highlight=False, quiet=not enabled)
         self.bar: Progress | None = None
         if enabled and is_terminal:
             self.bar = Progress(
@@ -49,7 +68,7 @@ class Display:
         self.every_s = REFRESH_EVERY_S if self.bar is not None else LINE_EVERY_S
         self.head_shown = False
         self.last_loss: float | None = None
-        self.due = 0.0
+        self.due = self.kept = 0.0
 
     def facts(self, rows: dict[str, str]) -> None:
         """Shows what will run, a line for each fact."""
@@ -91,12 +110,17 @@ class Display:
         if self.bar is not None:
             self.bar.update(self.task, completed=done, state=state)
             self.bar.refresh()
-        else:
-            self.console.print(f"  epoch {self.epoch_number}/{self.epochs}  step {done}/{self.num_steps}  {state}")
+        line = f"  epoch {self.epoch_number}/{self.epochs}  step {done}/{self.num_steps}  {state}"
+        if self.bar is None:
+            self.console.print(line)
+        elif now >= self.kept + LINE_EVERY_S:
+            self.kept = now
+            console.keep(line)
 
     def epoch(self, record: dict[str, Any]) -> None:
         """Shows the results of an epoch."""
         if not self.enabled:
+            console.keep(f"epoch {record['epoch']}/{self.epochs}  step {record['step']}  {record['seconds']:.1f} s")
             return
         if self.bar is not None:
             self.bar.stop()
@@ -113,43 +137,7 @@ class Display:
 
     def summary(self, summary: dict[str, Any]) -> None:
         """Shows the table at the end of a run."""
-        step = summary["step_time_s"]
-        device = "GPU" if summary["device"].startswith("cuda") else "process"
-        table = Table(box=ROUNDED, show_header=False, width=WIDTH, padding=(0, 1))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(ratio=1, overflow="fold")
-        final, best = summary["final_accuracy"], summary["best_accuracy"]
-        table.add_row("validation accuracy", f"[bold green]{final:.2%}[/bold green] at the end, {best:.2%} at best")
-        table.add_row(
-            "loss", f"{summary['final_train_loss']:.4f} training, {summary['final_valid_loss']:.4f} validation"
-        )
-        table.add_section()
-        table.add_row(
-            f"{self.unit} per second",
-            f"[bold]{summary[f'{self.unit}_per_second']:,.1f}[/bold]  "
-            f"({summary[f'{self.unit}_per_second_per_rank']:,.1f} a {device}, {summary['world_size']} of them)",
-        )
-        table.add_row(
-            "time of a step",
-            f"{milliseconds(step['p50'])} median, {milliseconds(step['p95'])} p95, {milliseconds(step['p99'])} p99",
-        )
-        table.add_row("first step", f"{summary['first_step_s']:.2f} s")
-        table.add_row("waiting for data", f"{summary['data_wait_share']:.1%} of the time")
-        if summary.get("bubble_share") is not None:
-            ideal = f"{summary['ideal_bubble_share']:.1%} where all stages take as long"
-            table.add_row("waiting for stages", f"{summary['bubble_share']:.1%} of the time; {ideal}")
-        table.add_row("peak memory", f"{summary['peak_memory_gib']:.2f} GiB a {device}")
-        table.add_section()
-        table.add_row("steps in all", f"{summary['step']:,}, this run took {summary['seconds']:.1f} s")
-        if summary["bad_samples"]:
-            table.add_row("samples not readable", f"[yellow]{len(summary['bad_samples'])}[/yellow], see summary.json")
-        table.add_row("files", escape(summary["folder"]))
         title = f"{summary['model']} on {summary['data']}, {summary['strategy']}"
         self.console.print()
         self.console.print(title, style="bold", markup=False)
-        self.console.print(table)
-
-
-def milliseconds(seconds: float) -> str:
-    """`seconds` in the unit that reads well."""
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+        self.console.print(table(summary, self.unit))

@@ -7,23 +7,27 @@ collective with the dead is ended by its watch.
 
 import json
 import os
-import sys
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from train.errors import MusterError
+from train import console, logs
+from train.errors import FAILED, MusterError
 from train.world import World
 
 Result = TypeVar("Result")
 
 GRACE_S = 3
 """Seconds in which a rank told of a fault may end by itself; for longer, a failing rank 0 keeps the store up."""
+
+ECHO = r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|remote process exited|communicator was aborted"
+"""What gloo, NCCL and the store say of a rank that is gone."""
 
 
 class SharedFault(MusterError):
@@ -92,8 +96,12 @@ class Watch:
             end_soon(fault.code, GRACE_S, lambda: self._say(fault))
 
     def _say(self, fault: Fault) -> None:
-        print(f"rank {self.world.rank} on {self.world.host} ends: {fault}", file=sys.stderr)
-        leave(self.world, failed=True, main=False)
+        # Of a host with many ranks one line is enough.
+        say = console.tell if self.world.local_rank == 0 else console.keep
+        say(f"rank {self.world.rank} on {self.world.host} ends: {fault}")
+        logs.leave_word(logs.TOLD)
+        # By this connection: a blocked wait of the trainer's holds its own.
+        leave(self.world, self.store, failed=True, main=False)
 
     def close(self) -> None:
         """Ends the thread: it must not be inside torch when the interpreter ends."""
@@ -114,32 +122,62 @@ def publish(world: World, code: int, wrong: str) -> Fault:
     connections always comes second, and is known for an echo.
     """
     own = Fault(world.rank, world.host, code, wrong)
-    if world.store is None:
-        return own
-    text = json.dumps(asdict(own))
+    return publish_of(world, own, world.store)
+
+
+def publish_of(world: World, fault: Fault, store: Any) -> Fault:
+    """The same for the fault of any rank, which perhaps can't tell it itself.
+
+    Args:
+        store: the connection of the thread that tells it; None in a world of one.
+    """
+    if store is None:
+        return fault
+    text = json.dumps(asdict(fault))
     try:
-        first = world.store.compare_set("fault", "", text).decode()
-        if first != text:
-            return Fault(**json.loads(first))
-        for rank in range(world.world_size):
-            if rank != world.rank:
-                world.store.set(f"end/{rank}", text)
+        first = store.compare_set("fault", "", text).decode()
+        # Again for what was told first by a rank that is dead now: it may not have come to tell all.
+        if first == text or fault.rank != world.rank:
+            others = [f"end/{rank}" for rank in range(world.world_size) if rank != world.rank]
+            store.multi_set(others, [first] * len(others))
+        return Fault(**json.loads(first))
     except dist.DistError:
         pass  # the store went down with its rank: the others have noticed
-    return own
+    return fault
 
 
-def leave(world: World, *, failed: bool, main: bool) -> None:
-    """Returns when this rank may exit: the `main` one, which may hold the store, only after the others."""
-    if world.store is None:
+def leave(world: World, store: Any, *, failed: bool, main: bool) -> None:
+    """Returns when this rank may exit: the `main` one, which may hold the store, only after the others.
+
+    Args:
+        store: a connection that nothing blocks; None in a world of one.
+    """
+    if store is None:
         return
     try:
-        world.store.set(f"left/{world.rank}", "")
+        store.set(f"left/{world.rank}", "")
         if main:
             others = [f"left/{rank}" for rank in range(world.world_size) if rank != world.rank]
-            world.store.wait(others, timedelta(seconds=2 * GRACE_S if failed else world.timeout_s))
+            store.wait(others, timedelta(seconds=2 * GRACE_S if failed else world.timeout_s))
     except dist.DistError:
         pass
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether `error` says that the other end of a connection is gone: some rank failed before this one."""
+    return isinstance(error, RuntimeError) and bool(re.search(ECHO, str(error), re.IGNORECASE))
+
+
+def connection_lost(error: BaseException, world: World) -> MusterError:
+    """What to say in place of such an `error`."""
+    # Without the place in gloo's source, and without its guesses.
+    seen = re.sub(r".*\.cc:\d+\] ", "", str(error).strip().partition("\n")[0]).partition(". This is typically")[0]
+    return MusterError(
+        "the connection to another rank is lost: it failed before, or is cut off",
+        seen=f"rank {world.rank} on {world.host}: {seen}",
+        fix="look which rank was ended by a signal, of which its node or the scheduler tells; --resume goes on",
+        code=FAILED,
+    )
 
 
 def end_soon(code: int, limit_s: float, before: Callable[[], None] | None = None) -> None:
@@ -147,9 +185,11 @@ def end_soon(code: int, limit_s: float, before: Callable[[], None] | None = None
 
     def end() -> None:
         if before is not None:
-            before()
-        sys.stdout.flush()
-        sys.stderr.flush()
+            # It may need a store that is gone, and that answers nobody.
+            last = threading.Thread(target=before, daemon=True)
+            last.start()
+            last.join(3 * GRACE_S)
+        console.flush()
         os._exit(code)
 
     timer = threading.Timer(limit_s, end)

@@ -11,46 +11,36 @@ from typing import Any
 import torch
 from torch import nn
 
+from train.compilation import compile_loss, uncompiled
 from train.data.loader import Batches
 from train.display import Display
-from train.errors import FAILED, MusterError
+from train.errors import FAILED
 from train.faults import SharedFault
-from train.metrics import Readout, StepTimes, Sums
+from train.metrics import Readout, StepTimes, Sums, averages
 from train.mixup import mix
-from train.optimizer import lr_at, set_lr
+from train.notice import Notice, between
+from train.optimizer import extent, lr_at, set_lr
 from train.options import Options
 from train.order import TrainOrder
 from train.precision import Precision
+from train.progress import Look, Progress, is_complete, share_of_look
 from train.seeds import reseed
 from train.state import Statistics, Trained
 from train.strategies import Strategy
+from train.validate import validate
+from train.vitals import COMPUTING, DATA
 from train.world import World
 
 LOOK_STEPS = 10
-"""Steps between two looks at the losses of all ranks."""
+"""Steps between two looks at the losses of all ranks, at most."""
 
 LOG_STEPS = 50
-"""Steps between two lines of metrics.jsonl; a multiple of LOOK_STEPS."""
+"""Steps between two lines of metrics.jsonl after step LOG_ALL; before it each look is one."""
 
+LOG_ALL = 1000
 
-@dataclass
-class Progress:
-    """How far a run is: what a checkpoint holds besides the tensors.
-
-    Attributes:
-        epoch: epochs that are complete.
-        sample: samples of the epoch under way that are used already; not 0 only after `--max-steps`.
-        step: steps of the optimizer in all.
-        sums: summed loss, hits and targets of the epoch under way, over all ranks.
-        history: one record an epoch.
-    """
-
-    epoch: int = 0
-    sample: int = 0
-    step: int = 0
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    best_accuracy: float = 0.0
-    history: list[dict[str, Any]] = field(default_factory=list)
+BOTH_WAYS = "forward and backward"
+"""The name of these passes in a trace."""
 
 
 @dataclass
@@ -61,6 +51,8 @@ class Loop:
         model: as its strategy has wrapped it.
         log: takes a record for metrics.jsonl.
         save: writes a checkpoint; called on all ranks, with this rank's own statistics where others have others.
+        notice: whether this rank was warned that it will be stopped.
+        warned: whether any was, as all ranks know: they stop after this step.
     """
 
     strategy: Strategy
@@ -76,32 +68,39 @@ class Loop:
     log: Callable[[dict[str, Any]], None]
     save: Callable[[Progress, Statistics], None]
     progress: Progress = field(default_factory=Progress)
+    notice: Notice = field(default_factory=Notice)
+    warned: bool = False
 
     def __post_init__(self) -> None:
+        self.times.waits = self.world.waits
         assert isinstance(self.train.order, TrainOrder)
         self.order = self.train.order
         self.gradients = self.strategy.gradients(self.model, self.world, self.options)
         self.gradients.smoothing = self.options.label_smoothing
-        epochs = self.options.epochs * (self.order.num_samples // self.order.global_batch)
-        self.num_steps = min(epochs, self.options.max_steps or epochs)
-
-    def finished(self) -> bool:
-        """True once `--epochs` or `--max-steps` are reached."""
-        steps = self.options.max_steps
-        return self.progress.epoch >= self.options.epochs or (steps is not None and self.progress.step >= steps)
+        compile_loss(self.gradients, self.options)
+        self.num_steps, self.lr_ahead = extent(self.options, self.progress, self.order)
+        # Soon, to learn how long a step takes; the very first is no measure.
+        self.next_look = self.progress.step + 2
+        self.looked_at = self.progress.step, time.perf_counter()
 
     def fit(self) -> Progress:
-        """Trains to the end; after each epoch validates and saves."""
-        while not self.finished():
+        """Trains to the end, or until a rank is warned; after each epoch validates and saves."""
+        while not is_complete(self.progress, self.options):
             started = time.perf_counter()
             progress = self.progress
             epoch = progress.epoch
             self.train_epoch()
             own = self.average_statistics()
-            train_loss, train_accuracy = averages(progress.sums)
-            average = self.trained.average
-            with nullcontext() if average is None else average.in_place():
-                valid_loss, valid_accuracy = self.validate()
+            average, valid = self.trained.average, None
+            with uncompiled(self.options), nullcontext() if average is None else average.in_place():
+                if not self.warned:
+                    valid = validate(self, LOOK_STEPS)
+            if valid is None:
+                # There may be no time to validate. Who goes on does, when the epoch is complete.
+                self.warned = True
+                self.save(progress, own)
+                return progress
+            (train_loss, train_accuracy), (valid_loss, valid_accuracy) = averages(progress.sums), valid
             progress.best_accuracy = max(progress.best_accuracy, valid_accuracy)
             record = {
                 "epoch": epoch + 1,
@@ -113,12 +112,14 @@ class Loop:
                 "seconds": round(time.perf_counter() - started, 3),
             }
             progress.history = [*(old for old in progress.history if old["epoch"] != epoch + 1), record]
-            if progress.epoch > epoch:
-                progress.sums = [0.0, 0.0, 0.0]
+            if self.order.num_samples - progress.sample < self.order.global_batch:
+                progress.epoch, progress.sample, progress.sums = epoch + 1, 0, [0.0, 0.0, 0.0]
             self.log({"kind": "epoch", **record})
             self.display.epoch(record)
             # In the middle of an epoch each rank goes on from its own, as if it had not stopped.
             self.save(progress, {} if progress.epoch > epoch else own)
+            if self.any_warned():
+                return self.progress
         return self.progress
 
     def train_epoch(self) -> None:
@@ -128,18 +129,22 @@ class Loop:
         order.set_epoch(progress.epoch, progress.sample, max_steps)
         self.model.train()
         sums = Sums(self.world.device)
-        look: tuple[int, Readout] | None = None
+        look: Look | None = None
         glance: Readout | None = None
         self.display.start_epoch(progress.epoch, order.num_steps)
         self.times.start()
-        batches = self.times.waiting(self.train)
+        batches = self.world.vitals.over(self.times.waiting(self.train), DATA, COMPUTING)
+        done = 0
         for done in range(1, order.num_steps + 1):
             self.step(batches, sums)
             self.times.step()
-            if progress.step % LOOK_STEPS == 0:
+            if progress.step >= self.next_look:
                 # That of so many steps before has come by now: on all ranks alike, and no device is waited for.
                 self.show(look, sums)
-                look = progress.step, Readout(self.total(sums.values))
+                if self.warned:
+                    look = None
+                    break
+                look = self.look(sums)
             if self.world.main:
                 if glance is None and self.display.wants_loss() and self.world.counts:
                     glance = Readout(sums.values)  # of this rank alone: a step may take minutes
@@ -147,15 +152,28 @@ class Loop:
                     self.display.loss(averages(values)[0])
                     glance = None
                 self.display.step(done)
+        self.times.stop()
         self.show(look, sums)
         self.gradients.settle(self.trained.optimizer)
         totals = self.total(sums.values).tolist()
         if not math.isfinite(totals[0]):
             self.refuse(totals[0], sums)
         progress.sums = [before + now for before, now in zip(progress.sums, totals, strict=True)]
-        progress.sample += order.num_steps * order.global_batch
-        if order.num_samples - progress.sample < order.global_batch:
-            progress.epoch, progress.sample = progress.epoch + 1, 0
+        progress.sample += done * order.global_batch
+
+    def look(self, sums: Sums) -> Look:
+        """A look at the losses, the warnings and the pace of all ranks, and the step of the next one."""
+        (step, before), now = self.looked_at, time.perf_counter()
+        self.looked_at = self.progress.step, now
+        own = share_of_look(self.world, self.notice, now - before, self.progress.step - step)
+        counted = sums.values * float(self.world.counts)
+        return Look(self.progress.step, Readout(self.world.all_reduce(torch.cat((counted, own)))), self.facts())
+
+    def any_warned(self) -> bool:
+        """Whether any rank was warned; for between epochs, as it waits for all ranks."""
+        heard = torch.tensor(float(bool(self.notice.heard)), dtype=torch.float64, device=self.world.device)
+        self.warned = bool(self.world.all_reduce(heard).item())
+        return self.warned
 
     def refuse(self, loss: float, sums: Sums) -> None:
         """Raises SharedFault, on all ranks, with the step and the rank where the loss was the first to be no number."""
@@ -171,7 +189,16 @@ class Loop:
             code=FAILED,
         )
 
-    def show(self, look: tuple[int, Readout] | None, sums: Sums) -> None:
+    def facts(self) -> dict[str, Any] | None:
+        """What a line of metrics.jsonl says of now; None where there is none at this step. Nothing waits for it."""
+        step = self.progress.step
+        if not self.world.main or step % (LOOK_STEPS if step <= LOG_ALL else LOG_STEPS):
+            return None
+        num_targets = self.order.global_batch * self.train.source.targets_of_sample
+        lr = self.trained.optimizer.param_groups[0]["lr"]
+        return {"lr": lr, **self.times.lately(num_targets, self.train.source.unit)}
+
+    def show(self, look: Look | None, sums: Sums) -> None:
         """Shows and logs the loss of all ranks in the epoch up to a step.
 
         Raises:
@@ -179,13 +206,16 @@ class Loop:
         """
         if look is None:
             return
-        step, values = look[0], look[1].wait()
+        *values, num_warned, step_s = look.sums.wait()
         if not math.isfinite(values[0]):
             self.refuse(values[0], sums)
+        self.warned = num_warned > 0
+        steps = between(step_s, LOOK_STEPS)
+        self.next_look = (self.progress.step // steps + 1) * steps
         loss, accuracy = averages(values)
         self.display.loss(loss)
-        if step % LOG_STEPS == 0:
-            self.log({"kind": "steps", "step": step, "train_loss": loss, "train_accuracy": accuracy})
+        if look.facts is not None:
+            self.log({"kind": "steps", "step": look.step, "train_loss": loss, "train_accuracy": accuracy, **look.facts})
 
     def step(self, batches: Any, sums: Sums) -> None:
         """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
@@ -199,7 +229,7 @@ class Loop:
                 seeds = options.seed, progress.step, block
                 inputs, targets = mix(inputs, targets, self.train.source.num_classes, options.mixup, *seeds)
             last = turn + 1 == options.accumulate
-            with nullcontext() if last else self.strategy.without_sync(self.model):
+            with nullcontext() if last else self.strategy.without_sync(self.model), self.times.part(BOTH_WAYS):
                 self.gradients.compute(self.model, inputs, targets, self.precision.autocast(world.device), sums)
             if not last:
                 self.gradients.hold()
@@ -207,12 +237,14 @@ class Loop:
         if options.clip_norm is not None:
             self.gradients.clip(self.model, options.clip_norm)
         optimizer, average = self.trained.optimizer, self.trained.average
-        set_lr(optimizer, lr_at(options, world.num_shares, progress.step, self.num_steps))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        set_lr(optimizer, lr_at(options, world.num_shares, progress.step, self.num_steps, self.lr_ahead))
+        with self.times.part("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         if average is not None:
             average.update(progress.step)
         progress.step += 1
+        world.vitals.stepped(progress.step)
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of `values` over the ranks that count."""
@@ -230,34 +262,3 @@ class Loop:
         for tensor, part in zip(statistics.values(), parts, strict=True):
             tensor.copy_(part.view_as(tensor))
         return own
-
-    @torch.no_grad()
-    def validate(self) -> tuple[float, float]:
-        """Mean loss and accuracy over the validation samples (or tokens), each counted once over all ranks.
-
-        Raises:
-            MusterError: those counted are not those there are.
-        """
-        model = self.strategy.unwrap(self.model)
-        model.eval()
-        sums = Sums(self.world.device)
-        for inputs, targets in self.valid:
-            with self.precision.autocast(self.world.device):
-                self.gradients.evaluate(model, inputs, targets, sums)
-        skipped = sums.values.new_tensor([float(self.valid.num_bad)])
-        totals = self.total(torch.cat((sums.values, skipped))).tolist()
-        expected = self.valid.source.num_valid_targets
-        if totals[2] + totals[3] != expected or not totals[2]:
-            raise MusterError(
-                "validation did not count each sample once",
-                seen=f"{totals[2]:.0f} counted and {totals[3]:.0f} skipped of {expected}",
-                fix="see that all ranks have the same data folder",
-                code=FAILED,
-            )
-        return averages(totals[:3])
-
-
-def averages(sums: list[float]) -> tuple[float, float]:
-    """Mean loss and accuracy (0 to 1) of [summed loss, hits, targets]."""
-    loss, hits, num_targets = sums
-    return loss / num_targets, hits / num_targets

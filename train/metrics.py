@@ -4,58 +4,150 @@ import math
 import resource
 import time
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from train.models import IGNORED
-from train.stopwatch import Mark, Stretches
+from train.stopwatch import Mark, Stopwatch, Stretches
+
+if TYPE_CHECKING:
+    from train.measure.energy import Energy
+    from train.measure.profile import Profile
 
 Item = TypeVar("Item")
 
+BINS = 40
+"""Bins of the histogram of steps."""
+
 
 class StepTimes:
-    """Seconds of each step, of the waits for data in them, and of the first step.
+    """Seconds of each step, of the waits in them, and of the first step.
 
     A step lasts from the end of the one before (or the start of its epoch) to its own end. On a GPU that is the
-    device's time, by events that are read once they have come to pass; nothing waits for them.
+    device's time, by events that are read once they have come to pass; nothing waits for them. A wait for data is then
+    the time in which the device had nothing to do before the data came.
     The first step of the process is kept apart: it compiles, allocates and starts workers.
+
+    Args:
+        profile: takes a trace of some steps, which then don't count.
+        energy: is told when the steps that count begin and end.
+        started: when the run began, by `time.perf_counter`; of a continued one, as long ago as it has trained.
+
+    Attributes:
+        seconds: of each step that counts.
+        data: counts the waits for data in them.
+        waits: counts the waits for other ranks in them; a loop puts that of its world here.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        profile: "Profile | None" = None,
+        energy: "Energy | None" = None,
+        started: float | None = None,
+    ) -> None:
         self.stretches = Stretches(device, self.note)
+        self.data = Stopwatch(device, counts=False)
+        self.waits = Stopwatch(device, counts=False)
+        self.profile = profile
+        self.energy = energy
+        self.started = time.perf_counter() if started is None else started
+        self.num_told = 0
         self.seconds: list[float] = []
         self.first_s: float | None = None
-        self.data_wait_s = 0.0
-        self.first_wait_s = 0.0
+        self.num_steps = 0
         self.last: Mark | None = None
 
     def start(self) -> None:
-        """Begins an epoch: what lies between epochs is no part of a step."""
+        """Begins a step, which counts unless it is the first or is profiled.
+
+        What lies between epochs is no part of a step: this is called after it.
+        """
+        if self.profile is not None:
+            self.profile.begin(self.num_steps)
+        counts = self.num_steps > 0 and (self.profile is None or not self.profile.running)
+        if self.energy is not None and counts != self.data.counts:
+            self.energy.count(counts)
+        self.data.counts = self.waits.counts = counts
         self.last = self.stretches.mark()
+
+    def stop(self) -> None:
+        """Ends an epoch: what is waited for from now on is none of a step's."""
+        if self.energy is not None and self.data.counts:
+            self.stretches.read(wait=True)  # the device is through, as it has to be for the epoch's loss anyway
+            self.energy.count(False)
+        self.data.counts = self.waits.counts = False
+        if self.profile is not None:
+            self.profile.leave(self.num_steps)
 
     def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
         """`items`, with the time it takes to get each counted as waiting for data."""
         source = iter(items)
         while True:
-            started = time.perf_counter()
+            before = self.data.begin()
             try:
-                item = next(source)
+                with self.part("data"):
+                    item = next(source)
             except StopIteration:
                 return
-            self.data_wait_s += time.perf_counter() - started
+            self.data.end(before)
             yield item
 
+    def part(self, name: str) -> AbstractContextManager[object]:
+        """A context that has a name in the trace, while there is one."""
+        return nullcontext() if self.profile is None else self.profile.part(name)
+
     def step(self) -> None:
-        """Ends a step."""
+        """Ends a step, and begins the next."""
         assert self.last is not None
-        self.last = self.stretches.end(self.last)
+        is_first = self.num_steps == 0
+        self.num_steps += 1
+        if is_first or self.data.counts:
+            self.last = self.stretches.end(self.last)
+        if self.profile is not None:
+            self.profile.end(self.num_steps)
+        if is_first or self.profile is not None:
+            self.start()
 
     def note(self, seconds: float) -> None:
         if self.first_s is None:
-            self.first_s, self.first_wait_s, self.data_wait_s = seconds, self.data_wait_s, 0.0
+            self.first_s = seconds
         else:
             self.seconds.append(seconds)
+
+    def lately(self, num_targets: int, unit: str) -> dict[str, float | None]:
+        """Rate and time of the steps since this was called before, as far as they are known: nothing is waited for.
+
+        Args:
+            num_targets: images or tokens of a step.
+        """
+        steps, self.num_told = self.seconds[self.num_told :], len(self.seconds)
+        mean_s = sum(steps) / len(steps) if steps else None
+        held = memory_gib(self.stretches.device)
+        return {
+            "seconds": round(time.perf_counter() - self.started, 3),
+            f"{unit}_per_second": None if not mean_s else round(num_targets / mean_s, 2),
+            "step_time_s": None if mean_s is None else round(mean_s, 6),
+            "memory_gib": None if held is None else round(held, 3),
+        }
+
+    def own(self, waits_s: float | None) -> dict[str, float | None]:
+        """Mean seconds of this rank's steps, and of the parts of them.
+
+        Args:
+            waits_s: seconds of all steps that count in which this rank waited for others; None: not known.
+        """
+        self.stretches.read(wait=True)
+        number = len(self.seconds)
+        if number == 0:
+            return {"step_s": self.first_s or 0.0, "data_wait_s": None, "waits_s": None, "busy_s": None}
+        step_s, data_s = sum(self.seconds) / number, self.data.total() / number
+        waits_s = None if waits_s is None else min(waits_s / number, step_s)
+        busy_s = None if waits_s is None else step_s - waits_s
+        return {"step_s": step_s, "data_wait_s": min(data_s, step_s), "waits_s": waits_s, "busy_s": busy_s}
 
     def summary(self, global_batch: int, world_size: int, unit: str = "images") -> dict[str, object]:
         """Rates and times of the steps after the first; of the first where it is the only one.
@@ -66,16 +158,19 @@ class StepTimes:
         self.stretches.read(wait=True)
         first_s = self.first_s or 0.0
         seconds = self.seconds or [first_s]
-        wait_s = self.data_wait_s if self.seconds else self.first_wait_s
         total_s = sum(seconds)
         rate = len(seconds) * global_batch / total_s if total_s else 0.0
+        times = {f"p{share}": percentile(seconds, share) for share in (50, 95, 99)}
+        times |= {"max": max(seconds), "mean": total_s / len(seconds)}
+        wait_s = self.data.total() if self.seconds else 0.0
         return {
             f"{unit}_per_second": round(rate, 2),
             f"{unit}_per_second_per_rank": round(rate / world_size, 2),
-            "step_time_s": {f"p{share}": round(percentile(seconds, share), 6) for share in (50, 95, 99)},
+            "step_time_s": {name: round(value, 6) for name, value in times.items()},
+            "step_histogram": histogram(self.seconds),
             "first_step_s": round(first_s, 6),
             "num_timed_steps": len(self.seconds),
-            "data_wait_share": round(wait_s / total_s, 4) if total_s else 0.0,
+            "data_wait_share": round(min(1.0, wait_s / total_s), 4) if total_s else 0.0,
         }
 
 
@@ -83,6 +178,23 @@ def percentile(values: list[float], share: float) -> float:
     """The smallest of `values` that at least `share` percent of them don't exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]
+
+
+def histogram(values: list[float]) -> dict[str, list[float] | list[int]] | None:
+    """How many of `values` (seconds) lie between the edges of bins that are equally wide on a logarithmic scale.
+
+    The last bin has its upper edge too. None without values.
+    """
+    if not values:
+        return None
+    low, high = max(min(values), 1e-9), max(*values, 1e-9)
+    width = math.log(high / low) / BINS
+    if width == 0:
+        return {"edges_s": [low, high], "counts": [len(values)]}
+    counts = [0] * BINS
+    for value in values:
+        counts[min(BINS - 1, max(0, int(math.log(max(value, low) / low) / width)))] += 1
+    return {"edges_s": [round(low * math.exp(width * edge), 9) for edge in range(BINS + 1)], "counts": counts}
 
 
 class Sums:
@@ -105,7 +217,8 @@ class Sums:
         if targets.is_floating_point():
             targets = targets.argmax(-1)  # of a mixed image, the class that it has more of
         num_targets = (targets != IGNORED).sum()
-        hits = (logits.argmax(-1) == targets).sum()
+        # The first of the largest, as argmax gives it, which takes six times as long over many bf16 numbers on CPUs.
+        hits = (logits.max(-1).indices == targets).sum()
         # The mean over no target is no number.
         total = torch.where(num_targets > 0, loss.detach().double() * num_targets, 0.0)
         is_first_bad = ~total.isfinite() & (self.first_bad < 0)
@@ -140,8 +253,24 @@ class Readout:
         return self.host.tolist()
 
 
+def averages(sums: list[float]) -> tuple[float, float]:
+    """Mean loss and accuracy (0 to 1) of [summed loss, hits, targets]."""
+    loss, hits, num_targets = sums
+    return loss / num_targets, hits / num_targets
+
+
 def peak_memory_gib(device: torch.device) -> float:
     """The most memory that this process held: of the GPU where it trains on one, else resident in RAM."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def memory_gib(device: torch.device) -> float | None:
+    """The memory that this process holds now: of the GPU where it trains on one, else resident in RAM."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device) / 2**30
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**30
+    except OSError:
+        return None

@@ -9,6 +9,9 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from train.lars import LARS
 from train.options import Options
+from train.order import TrainOrder
+from train.progress import Progress
+from train.sgd import FusedSGD
 
 
 def build(options: Options, model: nn.Module, *, fused: bool) -> Optimizer:
@@ -23,7 +26,8 @@ def build(options: Options, model: nn.Module, *, fused: bool) -> Optimizer:
         return AdamW(groups, lr=options.lr, fused=switch)
     if options.optimizer == "lars":
         return LARS(groups, lr=options.lr, momentum=options.momentum)
-    return SGD(groups, lr=options.lr, momentum=options.momentum, fused=switch)
+    kind = FusedSGD if fused and all(part.device.type == "cpu" for part in parameters) else SGD
+    return kind(groups, lr=options.lr, momentum=options.momentum, fused=switch)
 
 
 def groups_of(options: Options, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
@@ -48,20 +52,41 @@ def scale_of(options: Options, world_size: int) -> float:
     return {"none": 1.0, "linear": float(num_micro_batches), "sqrt": num_micro_batches**0.5}[options.lr_scale]
 
 
-def lr_at(options: Options, world_size: int, step: int, num_steps: int) -> float:
+def highest_lr(options: Options, world_size: int) -> float:
+    """The learning rate after its rise; `options` are settled."""
+    assert options.lr is not None
+    return options.lr * scale_of(options, world_size)
+
+
+def extent(options: Options, progress: Progress, order: TrainOrder) -> tuple[int, int]:
+    """Steps of the whole run, and by how many a cosine is further along than they are.
+
+    A run that goes on with another number of ranks has made steps of another size. Its cosine follows the data that
+    is used, and ends with the run; with `--max-steps` or `--lr-steps` it follows the steps.
+    """
+    epoch_steps = order.num_samples // order.global_batch
+    used = progress.epoch * epoch_steps + progress.sample // order.global_batch
+    left = (options.epochs - progress.epoch - 1) * epoch_steps
+    left += (order.num_samples - progress.sample) // order.global_batch
+    num_steps = progress.step + left
+    if options.max_steps is not None and options.max_steps < num_steps:
+        return options.max_steps, 0
+    return num_steps, 0 if options.lr_steps else used - progress.step
+
+
+def lr_at(options: Options, world_size: int, step: int, num_steps: int, ahead: int = 0) -> float:
     """The learning rate of `step` (from 0): a linear warm-up, then constant, or down half a cosine (arXiv 1608.03983).
 
     A constant rate does not depend on the end of the run, so that it can be continued beyond. A cosine ends at
-    `--lr-steps`, or at the last of the `num_steps`.
+    `--lr-steps`, or at the last of the `num_steps`, and is `ahead` of the steps.
     """
-    assert options.lr is not None
-    highest = options.lr * scale_of(options, world_size)
+    highest = highest_lr(options, world_size)
     if step < options.warmup_steps:
         return highest * (step + 1) / options.warmup_steps
     if options.lr_schedule == "constant":
         return highest
-    length = (options.lr_steps or num_steps) - options.warmup_steps
-    done = min(1.0, (step - options.warmup_steps) / length) if length > 0 else 1.0
+    length = (options.lr_steps or num_steps + ahead) - options.warmup_steps
+    done = min(1.0, (step + ahead - options.warmup_steps) / length) if length > 0 else 1.0
     return highest * (options.lr_end + (1 - options.lr_end) * (1 + math.cos(math.pi * done)) / 2)
 
 

@@ -5,75 +5,20 @@ arguments back with the same definitions: see arguments.py.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import typer
+from train.inputs import RUN, SPEED, STRATEGY, TRAINING, Inputs, option
 
 STRATEGIES = ("single", "dp", "ddp", "fsdp", "tp", "pipeline")
 
 IN_ONE_PROCESS = ("single", "dp")
 """Strategies that are started as one process, whatever there is."""
 
-MODEL, DATA, TRAINING, SPEED, RUN = "Model", "Data", "Training", "Speed", "Run"
-STRATEGY = "Strategy"
-
-
-def option(*names: str, help: str, panel: str, **limits: Any) -> Any:
-    """A typer option under the heading `panel` of the help text."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, **limits)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What to train, on what, how long; the same for every strategy."""
+class Options(Inputs):
+    """What to train, on what (inputs.py), how long; the same for every strategy."""
 
-    model: Annotated[
-        str,
-        option(
-            help="Any classification model of torchvision (resnet18, resnet50, vit_b_16 ...), or a transformer that "
-            "predicts the next token: gpt-tiny, gpt-small, gpt-124m, gpt-1b, gpt-8b.",
-            panel=MODEL,
-        ),
-    ] = "resnet18"
-    activation_checkpoint: Annotated[
-        Literal["none", "selective", "full"],
-        option(
-            help="What a transformer's layers compute again in the backward pass, to save memory: nothing, all but "
-            "matrix products and attention, or all.",
-            panel=MODEL,
-        ),
-    ] = "none"
-    data: Annotated[
-        str,
-        option(
-            help="Images: synthetic, fake, digits, cifar10:FOLDER or imagefolder:FOLDER. Tokens: synthetic, or "
-            "tokens:PATH of a text, of a folder with texts (both as bytes), or of a .bin, .u16, .u32 or .npy file.",
-            panel=DATA,
-        ),
-    ] = "digits"
-    image_size: Annotated[
-        int | None, option(help="Pixels a side. Default: 32 for digits and cifar10, else 224.", panel=DATA, min=8)
-    ] = None
-    seq_len: Annotated[
-        int | None, option(help="Tokens of a sequence. Default: the model's context.", panel=DATA, min=2)
-    ] = None
-    vocab_size: Annotated[
-        int | None,
-        option(help="Different tokens. Default: 256 of bytes, else as many as the file shows.", panel=DATA, min=2),
-    ] = None
-    num_classes: Annotated[int, option(help="Classes of the synthetic and fake data.", panel=DATA, min=2)] = 1000
-    num_samples: Annotated[
-        int, option(help="Training samples of the synthetic and fake data; a tenth more validates.", panel=DATA, min=1)
-    ] = 1280
-    train_num_workers: Annotated[
-        int, option(help="Processes that load training data, for each rank; 0 loads in the trainer.", panel=DATA, min=0)
-    ] = 0
-    valid_num_workers: Annotated[
-        int, option(help="Processes that load validation data, for each rank.", panel=DATA, min=0)
-    ] = 0
-    on_bad_sample: Annotated[
-        Literal["stop", "skip"], option(help="What a sample that can't be read does to the run.", panel=DATA)
-    ] = "stop"
     epochs: Annotated[int, option(help="Passes over the training data.", panel=TRAINING, min=1)] = 10
     batch_size: Annotated[int, option(help="Samples of one rank in one micro-batch.", panel=TRAINING, min=1)] = 32
     accumulate: Annotated[
@@ -222,6 +167,14 @@ class Options:
     channels_last: Annotated[
         bool, option("--channels-last/--no-channels-last", help="Images as NHWC in memory.", panel=SPEED)
     ] = True
+    compile: Annotated[
+        Literal["off", "default", "max-autotune"],
+        option(
+            help="Compile the model at its first step: default fuses kernels, max-autotune also tries which are the "
+            "fastest, and records them as CUDA graphs.",
+            panel=SPEED,
+        ),
+    ] = "off"
     fused: Annotated[bool, option("--fused/--no-fused", help="The fused optimizer kernels.", panel=SPEED)] = True
     deterministic: Annotated[
         bool,
@@ -244,15 +197,61 @@ class Options:
             panel=RUN,
         ),
     ] = None
+    track: Annotated[
+        Literal["none", "tensorboard", "wandb", "mlflow"],
+        option(help="Where the run's numbers go besides metrics.jsonl: one run a job, without network.", panel=RUN),
+    ] = "none"
+    console: Annotated[
+        Literal["rank0", "all"],
+        option(
+            help="Whose lines the console shows; with all, the host and the rank stand before each. The run's logs/ "
+            "has a file of every rank.",
+            panel=RUN,
+        ),
+    ] = "rank0"
     keep_checkpoints: Annotated[
         int, option(help="How many checkpoints stay; the older ones are removed.", panel=RUN, min=1)
     ] = 2
     blocking_save: Annotated[
         bool, option("--blocking-save", help="Write checkpoints while training waits, not behind it.", panel=RUN)
     ] = False
+    save_before: Annotated[
+        float | None,
+        option(
+            help="Stop so many minutes before the job's time limit, with a checkpoint and exit code 75. Default: 5, or "
+            "a tenth of the limit, in the scripts of `muster job`; 0: never.",
+            panel=RUN,
+            min=0.0,
+        ),
+    ] = None
+    profile: Annotated[
+        bool,
+        option(
+            "--profile",
+            help="Trace some steps of rank 0 into the run's folder, for ui.perfetto.dev; they are not timed.",
+            panel=RUN,
+        ),
+    ] = False
     timeout_s: Annotated[
         int, option(help="Seconds that a collective operation may take before the run is ended.", panel=RUN, min=1)
     ] = 600
+    preflight: Annotated[
+        bool,
+        option(
+            "--preflight",
+            help="Look at all nodes first, as `muster doctor --quick` does: faults end the run, warnings are said.",
+            panel=RUN,
+        ),
+    ] = False
+    hang_timeout: Annotated[
+        int | None,
+        option(
+            help="Seconds in which a rank may stand still; then all write their stacks, and the run ends. 0: for ever. "
+            "Default: 4/5 of --timeout-s, and 60 at least.",
+            panel=RUN,
+            min=0,
+        ),
+    ] = None
 
     @property
     def predicts_tokens(self) -> bool:
@@ -263,6 +262,12 @@ class Options:
     def pixels(self) -> int:
         """Pixels a side of the images."""
         return self.image_size or (32 if self.data.partition(":")[0] in ("digits", "cifar10") else 224)
+
+    @property
+    def hang_s(self) -> int:
+        """Seconds in which a rank may stand still; 0: for ever. By default a hang is told before the time-out of the
+        collective in which the other ranks wait."""
+        return max(60, self.timeout_s * 4 // 5) if self.hang_timeout is None else self.hang_timeout
 
     def settled(self) -> "Options":
         """These options, with the defaults that depend on others filled in."""

@@ -1,21 +1,21 @@
 """A trainer process from its first line to its exit code."""
 
 import os
-import sys
 import traceback
 import warnings
 from dataclasses import dataclass, replace
 
-import torch
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from train import faults, out_of_memory
-from train.backends import backend_for, open_group
+from train import console, faults, logs, out_of_memory, verdicts
+from train.backends import backend_for, open_group, places
 from train.errors import FAILED, MusterError
 from train.faults import SharedFault, agree
 from train.options import Options
+from train.pulse import Pulse
 from train.run import run
+from train.stopwatch import Stopwatch
 from train.world import World, close_group, connect, device_for, read_environment
 
 INTERRUPTED = 130
@@ -24,10 +24,16 @@ DEBUG = bool(os.environ.get("MUSTER_DEBUG"))
 
 @dataclass
 class Process:
-    """This process's place in the world, as far as it has got."""
+    """This process's place in the world, as far as it has got.
 
+    Attributes:
+        parent: the process that started this one.
+    """
+
+    parent: int
     world: World | None = None
     watch: faults.Watch | None = None
+    pulse: Pulse | None = None
 
     def train(self, strategy: str, options: Options) -> None:
         """One rank's run; what the user can mend comes out as SystemExit, which torchrun does not show as a crash."""
@@ -46,11 +52,16 @@ class Process:
         store = connect(self.world)
         self.world = replace(self.world, store=None if store is None else PrefixStore("muster", store))
         self.watch = faults.Watch(self.world)
+        self.pulse = Pulse(self.world, options.hang_s, self.parent)
         self.world = meet(self.world, strategy, options)
         run(strategy, options, self.world)
 
     def answer(self, error: BaseException) -> int:
         """Says what happened, to the user and to the other ranks; returns the exit code."""
+        trace = "".join(traceback.format_exception(error)).rstrip("\n")
+        if not DEBUG and self.world is not None and faults.is_echo(error):
+            console.keep(trace)
+            error = self.reason(error, self.world)
         code = error.code if isinstance(error, MusterError) else FAILED
         if isinstance(error, KeyboardInterrupt):
             code = INTERRUPTED
@@ -60,52 +71,63 @@ class Process:
             fault = faults.publish(self.world, code, kind + first_line)
             if fault.rank != self.world.rank and not DEBUG:
                 # That rank has said what is wrong; a line more from each of the others would only bury it.
+                console.keep(f"ends: {fault}\n{trace}")
+                logs.leave_word(logs.TOLD)
                 return fault.code
         if DEBUG or not isinstance(error, MusterError | KeyboardInterrupt):
-            traceback.print_exception(error)
+            console.tell(trace)
         elif not isinstance(error, SharedFault) or self.world is None or self.world.main:
-            print(error, file=sys.stderr, flush=True)
+            console.tell(str(error))
+        if isinstance(error, MusterError):
+            logs.leave_word(logs.TOLD)
         return code
+
+    def reason(self, error: BaseException, world: World) -> MusterError:
+        """What to say of a connection that broke, once there was time for the rank that ended to be missed."""
+        if self.pulse is not None:
+            self.pulse.doubt()
+            if self.pulse.lost:
+                return verdicts.alone(world, self.pulse.lost)
+        return faults.connection_lost(error, world)
 
     def leave(self, *, failed: bool) -> None:
         """Takes this rank out of the world, in the order that lets the others hear of it."""
         close_group()
+        if self.pulse is not None:
+            self.pulse.close()
         if self.watch is not None:
             self.watch.close()
         if self.world is not None:
-            faults.leave(self.world, failed=failed, main=self.world.main)
+            faults.leave(self.world, self.world.store, failed=failed, main=self.world.main)
 
 
 def meet(world: World, strategy: str, options: Options) -> World:
     """`world` with its devices and hosts, its process group started."""
     world = replace(world, hosts=tuple(world.gather(world.host)))
+    if options.preflight:
+        from check.doctor.quick import preflight  # here and not above: most runs do without
+
+        preflight(world, options.device, options.runs_dir)
     device = agree(world, lambda: device_for(world, options.device))
-    name = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else f"cpu {world.rank}"
-    places = [tuple(place) for place in world.gather([world.host, name])]
-    for rank, place in enumerate(places):
-        first = places.index(place)
-        if first != rank:
-            raise SharedFault(
-                "two ranks would share one GPU",
-                seen=f"ranks {first} and {rank} on {place[0]} both see GPU {name}",
-                fix="start one process a GPU, or show each process its own (srun --gpus-per-task=1)",
-            )
-    local_world_size = world.local_world_size or sum(host == world.host for host, _ in places)
+    world = replace(world, device=device)
+    hosts = [host for host, _ in places(world)]
+    local_world_size = world.local_world_size or hosts.count(world.host)
     backend = agree(world, lambda: backend_for(options.backend, device, strategy))
     if backend == "nccl" and options.cpu_offload:
         backend = "cpu:gloo,cuda:nccl"  # norms of what stays in the host's memory are added up there
     alone = world.store is None
-    world = replace(world, device=device, backend=None if alone else backend, local_world_size=local_world_size)
+    world = replace(world, backend=None if alone else backend, local_world_size=local_world_size)
+    world = replace(world, waits=Stopwatch(device, counts=False))
     agree(world, lambda: open_group(world))
     return world
 
 
-def run_process(strategy: str, options: Options) -> None:
+def run_process(strategy: str, options: Options, parent: int) -> None:
     """Trains on this rank; what goes wrong becomes three lines, or a traceback, and an exit code."""
     if not DEBUG:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(vision)?\.")
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch(vision)?\.")
-    process, code = Process(), 0
+    process, code = Process(parent), 0
     try:
         record(process.train)(strategy, options)  # so that torchrun's summary names the error
     except BaseException as error:
@@ -113,8 +135,7 @@ def run_process(strategy: str, options: Options) -> None:
         code = process.answer(cause or error)
         faults.end_soon(code, 4 * faults.GRACE_S)
     process.leave(failed=code != 0)
+    logs.close(code)
     if code:
-        sys.stdout.flush()
-        sys.stderr.flush()
         # The destructors of a group that broke can abort the process, and so put a signal in place of the code.
         os._exit(code)

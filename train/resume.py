@@ -1,5 +1,6 @@
 """Going on with a run: which one, from which checkpoint, and what that changes."""
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from torch import nn
 from train import checkpoint
 from train.errors import MusterError
 from train.faults import agree
+from train.optimizer import highest_lr
 from train.options import Options
-from train.runs import Run, choose_run
+from train.runs import Run, choose_run, launch_of
 from train.state import Keeper, Trained, misfit
 from train.world import World
 
@@ -18,7 +20,7 @@ RESULT_OPTIONS = (
     *("data", "image_size", "num_classes", "num_samples", "on_bad_sample", "batch_size", "seed", "bf16"),
     *("optimizer", "lr", "lr_scale", "warmup_steps", "momentum", "weight_decay", "clip_norm", "seq_len", "vocab_size"),
     *("comm_hook", "powersgd_rank", "powersgd_start", "local_sgd", "local_sgd_start", "sync_bn"),
-    *("lr_schedule", "lr_end", "decay_norms", "ema", "label_smoothing", "mixup"),
+    *("lr_schedule", "lr_end", "decay_norms", "ema", "label_smoothing", "mixup", "decoder"),
 )
 """Options that change what is learnt: a resumed run warns when they differ."""
 
@@ -31,7 +33,9 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
     Raises:
         MusterError: on all ranks, where rank 0 can't choose or another can't read the checkpoint.
     """
-    own = agree(world, lambda: choose_run(options, strategy) if world.main else None)
+    own = agree(
+        world, lambda: choose_run(options, strategy, launch_of(os.environ, os.getppid())) if world.main else None
+    )
     told = (
         None
         if own is None
@@ -106,6 +110,7 @@ def differences(state: dict[str, Any], settings: dict[str, Any], world: World) -
     ignored = ("batch_size",) if now["seq_len"] else ()  # a transformer's samples know nothing of each other
     # A cosine that ends with the run depends on where that is.
     ends = ("epochs", "max_steps") if now["lr_schedule"] == "cosine" and now["lr_steps"] is None else ()
+    notes = [*notes, *rescaled(state, settings, world)]
     names = [
         name
         for name in (*RESULT_OPTIONS, "lr_steps", *ends, "global_batch", "ranks")
@@ -115,6 +120,28 @@ def differences(state: dict[str, Any], settings: dict[str, Any], world: World) -
         return notes
     changes = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in names)
     return [*notes, f"the result will differ from that of an uninterrupted run: {changes}"]
+
+
+def rescaled(state: dict[str, Any], settings: dict[str, Any], world: World) -> list[str]:
+    """What another number of ranks makes of the global batch and the learning rate (docs/elastic.md has the rule)."""
+    if state["num_shares"] == world.num_shares:
+        return []
+    (batch, rate), (new_batch, new_rate) = (
+        (global_batch(options, num_shares), highest_lr(Options(**chosen(options)), num_shares))
+        for options, num_shares in ((state["options"], state["num_shares"]), (settings, world.num_shares))
+    )
+    if (batch, rate) == (new_batch, new_rate):
+        return []
+    ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
+    return [
+        f"goes on with {ranks} instead of {state['world_size']}: global batch {batch} -> {new_batch}, "
+        f"learning rate {rate:.4g} -> {new_rate:.4g} (--lr-scale={settings['lr_scale']})"
+    ]
+
+
+def chosen(options: dict[str, Any]) -> dict[str, Any]:
+    """Of the options of a run those that its learning rate depends on."""
+    return {name: options[name] for name in ("lr", "lr_scale", "accumulate")}
 
 
 def global_batch(options: dict[str, Any], num_shares: int) -> int:

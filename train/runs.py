@@ -1,12 +1,18 @@
 """The folder of a run: chosen by rank 0, never one that holds another run."""
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from train import checkpoint
 from train.errors import MusterError
+from train.files import write_text
 from train.options import Options
+
+LAUNCH = ".launch"
+"""The file in a run's folder that says by which launch it was begun."""
 
 
 @dataclass
@@ -42,8 +48,20 @@ def holds_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("summary.json", "metrics.jsonl", "checkpoints"))
 
 
-def choose_run(options: Options, strategy: str) -> Run:
+def launch_of(environ: Mapping[str, str], parent: int) -> str:
+    """The word that names this launch through all its restarts; empty where this is none of an agent's own workers.
+
+    The agent gives it, with its process id (entrypoint/supervision.py): of what its workers start, nothing is started
+    again.
+    """
+    word, _, agent = environ.get("MUSTER_LAUNCH", "").rpartition(".")
+    return word if agent == str(parent) else ""
+
+
+def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
     """The run's folder, made, and the checkpoint to continue from, its index checked. For rank 0 alone.
+
+    A run that was begun by the same `launch` is the one: this process has been started again.
 
     Raises:
         MusterError: the folder holds a run that is not to be continued, or what to continue can't be read.
@@ -53,7 +71,7 @@ def choose_run(options: Options, strategy: str) -> Run:
             "a run's name is one folder name", seen=f"--name={options.name}", fix="--name=NAME --runs-dir=FOLDER"
         )
     try:
-        return choose_folder(options, strategy)
+        return begun_by(launch, options, strategy) or begin(launch, options, strategy)
     except OSError as error:
         raise MusterError(
             f"the run's folder can't be made: {error.strerror}",
@@ -62,9 +80,53 @@ def choose_run(options: Options, strategy: str) -> Run:
         ) from error
 
 
+def begin(launch: str, options: Options, strategy: str) -> Run:
+    """As `choose_folder`; a note in the folder says by which launch, should it start its ranks again."""
+    run = choose_folder(options, strategy)
+    if launch:
+        told = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": latest(run.folder)}
+        write_text(run.folder / LAUNCH, json.dumps(told))
+    return run
+
+
+def begun_by(launch: str, options: Options, strategy: str) -> Run | None:
+    """The run that this `launch` has begun before it started its ranks again, to continue from its last checkpoint."""
+    base = base_of(options, strategy)
+    given = Path(options.resume or "")
+    homes = {given, given.parent.parent, given.parent, base.parent / given} if options.resume else set[Path]()
+    for folder in [*([base] if options.name else numbered(base)), *homes]:
+        try:
+            told = json.loads((folder / LAUNCH).read_text())
+        except (OSError, ValueError):
+            continue
+        if not launch or told["launch"] != launch:
+            continue
+        if latest(folder) != told["latest"]:
+            run = with_newest(folder)
+        elif told["resumed_from"]:
+            run = Run(folder, Path(told["resumed_from"]), checkpoint.saved(folder))
+        else:
+            run = Run(folder)
+        begins = "from the beginning" if run.resumed_from is None else f"from {run.resumed_from.name}"
+        run.notes.append(f"the ranks were started again: {begins}")
+        return run
+    return None
+
+
+def latest(folder: Path) -> str:
+    """What tells the newest checkpoint of the run in `folder` from one that is saved later, of the same step too."""
+    paths = checkpoint.saved(folder)
+    return f"{paths[0].name} {paths[0].stat().st_mtime_ns}" if paths else ""
+
+
+def base_of(options: Options, strategy: str) -> Path:
+    """The run's folder, but for a number after it."""
+    return Path(options.runs_dir) / (options.name or default_name(options, strategy))
+
+
 def choose_folder(options: Options, strategy: str) -> Run:
     """As `choose_run`, with OSError for folders that can't be made."""
-    base = Path(options.runs_dir) / (options.name or default_name(options, strategy))
+    base = base_of(options, strategy)
     if options.resume is None:
         return Run(new_folder(base, explicit=options.name is not None))
     if options.resume != "auto":

@@ -1,5 +1,7 @@
 """A training's tensors by name, and the checkpoints of a run that is under way."""
 
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from train.checkpoint import State
 from train.ema import MovingAverage
 from train.errors import MusterError
 from train.faults import SharedFault
+from train.vitals import CHECKPOINT
 from train.world import World, open_side_group
 
 WAIT_S = 60
@@ -117,16 +120,21 @@ class Keeper:
     Args:
         keep: how many stay.
         in_background: the ranks go on while they write; a failure is known at the next checkpoint, or at the end.
+
+    Attributes:
+        told: is called for each checkpoint that is complete, in another thread, with its step and the seconds it took.
     """
 
     def __init__(self, run: Path, world: World, *, keep: int, in_background: bool) -> None:
         self.run = run
         self.keep = keep
         self.in_background = in_background
+        self.vitals = world.vitals
         # A group of its own: what the ranks say to each other in the background must not mix with the training's.
         self.group = open_side_group(world)
         self.under_way: Future[Any] | None = None
         self.step = 0
+        self.told: Callable[[int, float], None] = lambda step, seconds: None
 
     def save(self, state: State, step: int) -> None:
         """Begins a checkpoint of `state`, which may change as soon as this returns.
@@ -134,14 +142,28 @@ class Keeper:
         Raises:
             MusterError: on all ranks, where this one, or the one that was begun before, could not be written.
         """
+        self.vitals.at(CHECKPOINT)
         self.wait()
-        self.step = step
+        self.step, started = step, time.perf_counter()
         plain, tensors = checkpoint.split(state)
         writer = checkpoint.writer(self.run, plain, step, self.keep)
         begun: Any = async_save(tensors, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
-        self.under_way = begun
+        ended: Future[Any] = Future()
+        begun.add_done_callback(lambda future: self._end(future, ended, time.perf_counter() - started))
+        self.under_way = ended
         if not self.in_background:
             self.wait()
+
+    def _end(self, begun: Future[Any], ended: Future[Any], seconds: float) -> None:
+        """Tells of what was begun, before anybody who waits for it goes on."""
+        error = begun.exception()
+        if error is not None:
+            ended.set_exception(error)
+            return
+        try:
+            self.told(self.step, seconds)
+        finally:
+            ended.set_result(None)
 
     def wait(self, limit_s: float | None = None) -> None:
         """Returns when what was begun is complete.

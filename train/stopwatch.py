@@ -49,11 +49,16 @@ class Stretches:
 
 
 class Stopwatch:
-    """Adds up stretches of time."""
+    """Adds up stretches of time.
 
-    def __init__(self, device: torch.device) -> None:
+    Attributes:
+        counts: False where the stretches that begin now are none of what is measured.
+    """
+
+    def __init__(self, device: torch.device, *, counts: bool = True) -> None:
         self.stretches = Stretches(device, self.add)
         self.seconds = 0.0
+        self.counts = counts
 
     def add(self, seconds: float) -> None:
         """Counts a stretch."""
@@ -62,16 +67,20 @@ class Stopwatch:
     @contextmanager
     def running(self) -> Iterator[None]:
         """A context whose time is counted."""
-        before = self.stretches.mark()
+        before = self.begin()
         yield
-        self.stretches.end(before)
+        self.end(before)
+
+    def begin(self) -> Mark | None:
+        """The begin of a stretch that `end` ends; None where it does not count."""
+        return self.stretches.mark() if self.counts else None
+
+    def end(self, before: Mark | None) -> None:
+        """Counts the stretch since `before`."""
+        if before is not None:
+            self.stretches.end(before)
 
     def total(self) -> float:
         """Seconds of all stretches, when the device is through with them."""
         self.stretches.read(wait=True)
         return self.seconds
-
-    def restart(self) -> None:
-        """Forgets what was counted."""
-        self.stretches.pending.clear()
-        self.seconds = 0.0

@@ -118,7 +118,9 @@ class Writer(BlockingAsyncStager, StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        # Not the run's folder too: a file system that is gone leaves an empty place, where nobody would look for it.
+        self.folder.parent.mkdir(exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         results: list[WriteResult] = []
         if not plan.items:
             return done(results)

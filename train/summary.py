@@ -5,18 +5,21 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 
 from train.data.images import Source
-from train.data.loader import Batches
+from train.errors import FAILED, MusterError
 from train.files import write_text
-from train.loop import Progress
-from train.metrics import StepTimes, peak_memory_gib
+from train.loop import Loop
+from train.measure import flops, peaks, ranks
+from train.measure.profile import NAME
+from train.metrics import peak_memory_gib
 from train.options import Options
 from train.precision import Precision
 from train.world import World
@@ -35,6 +38,8 @@ def command() -> str:
 
 def versions() -> dict[str, str | None]:
     """The software that computed, and the card."""
+    import torchvision  # here and not above: see train/models
+
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -44,40 +49,61 @@ def versions() -> dict[str, str | None]:
     }
 
 
+def fabric(num_nodes: int) -> str:
+    """The network between the nodes, as the launch found it."""
+    return os.environ.get("MUSTER_FABRIC_FOUND") or ("tcp" if num_nodes > 1 else "none")
+
+
 def collect(
     *,
     strategy: str,
-    options: dict[str, Any],
-    world: World,
-    progress: Progress,
-    times: StepTimes,
-    batches: tuple[Batches, ...],
-    source: Source,
+    options: Options,
+    settings: dict[str, Any],
+    loop: Loop,
+    num_parameters: int,
     folder: Path,
     resumed_from: Path | None,
     seconds: float,
 ) -> dict[str, Any]:
-    """The summary of the run; to be called on all ranks, for what only each knows."""
+    """The summary of the run; to be called on all ranks, for what only each knows.
+
+    Args:
+        settings: the `options`, with what `auto` and `default` came to.
+    """
+    world, progress, times, source = loop.world, loop.progress, loop.times, loop.train.source
+    energy = times.energy
+    # dp drives all GPUs of the machine from one process, and one counter is that of one GPU.
+    num_devices = torch.cuda.device_count() if strategy == "dp" and world.device.type == "cuda" else 1
     own = {
+        **times.own(loop.gradients.waits_s()),
         "peak_memory_gib": peak_memory_gib(world.device),
-        "bad_samples": {name: reason for part in batches for name, reason in part.bad.items()},
+        "energy_j": energy.joules if energy is not None and times.seconds and num_devices == 1 else None,
+        "bad_samples": {name: reason for part in (loop.train, loop.valid) for name, reason in part.bad.items()},
     }
-    ranks = world.gather(own)
-    bad = {name: reason for rank in ranks for name, reason in rank["bad_samples"].items()}
+    owns = world.gather(own)
+    bad = {name: reason for rank in owns for name, reason in rank["bad_samples"].items()}
     last = progress.history[-1]
-    global_batch = options["batch_size"] * options["accumulate"] * world.num_shares
+    global_batch = loop.order.global_batch
+    num_targets = global_batch * source.targets_of_sample
+    rates = times.summary(num_targets, world.world_size, source.unit)
+    rate = float(rates[f"{source.unit}_per_second_per_rank"])  # type: ignore[arg-type]
     return {
         "strategy": strategy,
-        "model": options["model"],
-        "data": options["data"],
+        "model": options.model,
+        "data": options.data,
         "device": str(world.device.type),
         "backend": world.backend,
         "world_size": world.world_size,
         "num_nodes": len(world.nodes),
         "hosts": world.nodes,
+        "fabric": fabric(len(world.nodes)),
         "global_batch": global_batch,
-        **times.summary(global_batch * source.targets_of_sample, world.world_size, source.unit),
-        "peak_memory_gib": round(max(rank["peak_memory_gib"] for rank in ranks), 3),
+        "num_parameters": num_parameters,
+        **rates,
+        **ranks.compare(world, owns),
+        "peak_memory_gib": round(max(rank["peak_memory_gib"] for rank in owns), 3),
+        **(work(loop, options, source, rate, num_devices) if world.main else {}),
+        **joules([rank["energy_j"] for rank in owns], len(times.seconds) * num_targets, source.unit),
         "step": progress.step,
         "seconds": round(seconds, 3),
         "epochs": progress.history,
@@ -89,14 +115,82 @@ def collect(
         "resumed_from": None if resumed_from is None else str(resumed_from),
         "folder": str(folder),
         "command": command(),
-        "options": options,
+        "options": settings,
         "versions": versions(),
+        **(traced(loop) if world.main else {}),
     }
 
 
+def traced(loop: Loop) -> dict[str, Any]:
+    """What `--profile` has written: its path in the run's folder, the steps in it, and what they went to."""
+    profile = loop.times.profile
+    if profile is not None and profile.problem is not None:
+        loop.display.note(profile.problem)
+    if profile is None or not profile.num_traced or profile.problem is not None:
+        return {"profile": None}
+    return {
+        "profile": NAME,
+        "profile_steps": profile.num_traced,
+        "profile_shares": profile.shares(),
+        "profile_operations": profile.operations,
+    }
+
+
+def work(loop: Loop, options: Options, source: Source, rate: float, num_devices: int) -> dict[str, Any]:
+    """Operations of a sample, a second and at most; null is what is not known.
+
+    Args:
+        rate: images or tokens a second of a rank.
+        num_devices: of a rank.
+    """
+    device = loop.world.device
+    peak = peaks.of_device(device, bf16=loop.precision.bf16, convolves=source.unit == "images")
+    try:
+        of_sample = flops.count(options, source.num_classes, source.size) / source.targets_of_sample
+    except Exception as error:  # a model that can't be computed without content: a run is not to fail for that
+        loop.display.note(f"the operations of {options.model} could not be counted: {str(error).partition(chr(10))[0]}")
+        of_sample = None
+    done = None if of_sample is None else of_sample * rate
+    return {
+        "flops_per_sample": of_sample,
+        "flops_per_second_per_rank": done,
+        "peak_flops_per_second": None if peak is None else num_devices * peak[0],
+        "peak_source": None if peak is None else peak[1],
+        "mfu": None if peak is None or done is None else round(done / (num_devices * peak[0]), 4),
+    }
+
+
+def joules(owns: list[float | None], num_targets: int, unit: str) -> dict[str, float | None]:
+    """The energy of all ranks' GPUs, and of one image or token; null where a rank does not know its own."""
+    known = [own for own in owns if own is not None]
+    total = sum(known) if known and len(known) == len(owns) else None
+    each = None if total is None or not num_targets else total / num_targets
+    return {"energy_j": None if total is None else round(total, 3), f"energy_j_per_{unit.removesuffix('s')}": each}
+
+
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """Puts `summary` at folder/summary.json, whole or not at all."""
-    write_text(folder / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    """Puts `summary` at folder/summary.json, whole or not at all.
+
+    Raises:
+        MusterError: the disk is full, or the folder is gone.
+    """
+    path = folder / "summary.json"
+    with told_if_not_written(path):
+        write_text(path, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def told_if_not_written(path: Path) -> Iterator[None]:
+    """A context in which a file system that refuses `path` is a user's error."""
+    try:
+        yield
+    except OSError as error:
+        raise MusterError(
+            f"{path.name} could not be written: {error.strerror or error}",
+            seen=str(path),
+            fix="make room, raise the quota, or see that the file system is there; then continue the run: --resume",
+            code=FAILED,
+        ) from error
 
 
 class Log:
@@ -104,20 +198,35 @@ class Log:
 
     Args:
         step: where the run continues; lines of later steps, which a run that was stopped left, are taken out.
+
+    Attributes:
+        seconds: for how long the run has trained already, by the lines that stay.
+        save_s: how long its last checkpoint took to write; None where it has none.
+
+    Raises:
+        MusterError: the disk is full, or the folder is gone; each line too.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
         self.path = folder / "metrics.jsonl"
+        self.seconds = 0.0
+        self.save_s: float | None = None
         kept = []
         for line in self.path.read_text().splitlines() if self.path.exists() else []:
             try:
-                if json.loads(line)["step"] <= step:
+                record = json.loads(line)
+                if record["step"] <= step:
                     kept.append(line)
+                    if record["kind"] == "steps":
+                        self.seconds = record.get("seconds", self.seconds)
+                    elif record["kind"] == "checkpoint":
+                        self.save_s = record.get("save_s", self.save_s)
             except (ValueError, KeyError):
                 continue  # the last line of a run that was killed while it wrote
-        write_text(self.path, "".join(f"{line}\n" for line in kept))
+        with told_if_not_written(self.path):
+            write_text(self.path, "".join(f"{line}\n" for line in kept))
 
     def write(self, record: dict[str, Any]) -> None:
         """Adds a line."""
-        with self.path.open("a") as file:
+        with told_if_not_written(self.path), self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")

@@ -19,6 +19,8 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from train.errors import FAILED, MusterError
+from train.stopwatch import Stopwatch
+from train.vitals import Vitals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class World:
         hosts: the host of each rank, by rank.
         share: (which, of how many) share of the data this rank trains on; None where each rank has one of its own.
         counts: whether this rank says what came of its share, which others may train on too.
+        waits: counts the time in which a step can't go on because of other ranks, where the strategy can tell.
+        vitals: how far this rank is.
     """
 
     rank: int = 0
@@ -45,6 +49,8 @@ class World:
     share: tuple[int, int] | None = None
     counts: bool = True
     turns: Any = field(default_factory=count)
+    waits: Stopwatch = field(default_factory=lambda: Stopwatch(torch.device("cpu"), counts=False))
+    vitals: Vitals = field(default_factory=Vitals)
 
     @property
     def main(self) -> bool:

@@ -1,6 +1,7 @@
 """Who owns the nodes. A scheduler is one module with `detect(env) -> Hosts | None`.
 
-`None` means "not mine"; present but broken raises. To add one: a module, its line below, a recording with its test.
+`None` means "not mine"; present but broken raises. To add one: a module, its line below, its variables in recording.py
+and passing.py, a recording with its test.
 """
 
 from collections.abc import Callable

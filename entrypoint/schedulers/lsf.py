@@ -30,6 +30,8 @@ def detect(env: Environment) -> Hosts | None:
         return None
     job_id = str(variables.number(env, "LSB_JOBID", FIX))
     index = variables.optional(env, "LSB_JOBINDEX", FIX)
+    # LSF only says that it is not the first time; our script counts, so that no attempt reads keys of another.
+    counted = variables.optional(env, "MUSTER_ATTEMPT", FIX)
     slots: dict[str, int] = {}
     problem, source = None, "no list of hosts"
     try:
@@ -39,7 +41,7 @@ def detect(env: Environment) -> Hosts | None:
     return Hosts(
         scheduler="lsf",
         job_id=f"{job_id}[{index}]" if index else job_id,
-        attempt=1 if env.get("LSB_RESTART") == "Y" else 0,
+        attempt=counted or int(env.get("LSB_RESTART") == "Y"),
         hosts=tuple(slots),
         num_nodes=len(slots) or None,
         launch=_launch(slots),
@@ -48,7 +50,8 @@ def detect(env: Environment) -> Hosts | None:
         sources={
             "scheduler": f"LSB_JOBID={job_id}",
             "job_id": variables.seen(env, "LSB_JOBID", "LSB_JOBINDEX"),
-            "attempt": variables.seen(env, "LSB_RESTART") or "no LSB_RESTART: the first run",
+            "attempt": variables.seen(env, "MUSTER_ATTEMPT" if counted else "LSB_RESTART")
+            or "no LSB_RESTART: the first run",
             "hosts": source,
             "num_nodes": f"{len(slots)} hosts in {source}",
         },

@@ -5,12 +5,16 @@ What they offer is told in `slurm.SlurmCluster`, `grid_engine.GridEngineCluster`
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.clusters import faults
+from tests.clusters.faults import Training, runs_through
 from tests.clusters.grid_engine import GridEngineCluster
+from tests.clusters.hosts import Hosts
 from tests.clusters.mpi import MpiHosts
 from tests.clusters.requirements import (
     GRID_ENGINE_PROGRAMS,
@@ -20,6 +24,7 @@ from tests.clusters.requirements import (
     require_programs,
 )
 from tests.clusters.slurm import SlurmCluster
+from tests.clusters.surviving import LONG, train_undisturbed
 from tests.clusters.weights import train_single
 
 NAMES = ("node01", "node02", "node03")
@@ -98,6 +103,21 @@ def mpi_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """The parameters that four ranks have to arrive at: those of one process, see `weights.train_single`."""
     return train_single(tmp_path_factory.mktemp("four_ranks"), 4)
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of `faults.LONG` on two hosts that nobody disturbed, with all its checkpoints."""
+    require_namespaces()
+    folder = tmp_path_factory.mktemp("straight")
+    with Hosts(NAMES[:2], folder) as hosts:
+        return runs_through(Training(hosts, folder), faults.LONG)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The parameters that two ranks have to arrive at, whatever happens to them; see `surviving.LONG`."""
+    return train_undisturbed(tmp_path_factory.mktemp("undisturbed"), LONG)
 
 
 @pytest.fixture(scope="session")

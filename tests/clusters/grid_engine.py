@@ -65,7 +65,7 @@ class GridEngineCluster:
     def run(
         self,
         *argv: str | Path,
-        timeout: float = 60,
+        timeout: float = 120,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         check: bool = False,
@@ -85,19 +85,22 @@ class GridEngineCluster:
                 self.hosts.run(LOGIN, ["qdel", "-u", "*"], timeout=10)
             raise
 
-    def submit(self, script: str, *options: str, env: Mapping[str, str] | None = None) -> Job:
+    def submit(
+        self, script: str, *options: str, env: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+    ) -> Job:
         """The job of a batch script, just submitted. Its output goes to files of its own in `shared`.
 
         Args:
             script: Shell lines, or a whole script that begins with `#!`.
             options: For qsub; they win over those that are set here.
             env: For qsub itself: the job has it only by `-V` or `-v NAME`.
+            arguments: Of the script.
         """
         self._submitted += 1
         path = self.shared / f"job{self._submitted}.sh"
         path.write_text(script if script.startswith("#!") else f"#!/bin/bash\n{script}")
         ours = ["-terse", "-N", path.stem, "-wd", str(self.shared), "-o", str(self.shared), "-j", "y"]
-        submitted = self.run("qsub", *ours, *options, path, env=env, check=True)
+        submitted = self.run("qsub", *ours, *options, path, *arguments, env=env, check=True)
         # `7`, of an array `7.1-3:1`; warnings stand before it.
         job_id = submitted.stdout.split()[-1].partition(".")[0]
         accounting = self.workdir / "root" / "default" / "common" / "accounting"

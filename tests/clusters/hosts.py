@@ -167,7 +167,7 @@ class Hosts:
         argv: Sequence[str | Path],
         *,
         env: Mapping[str, str] | None = None,
-        timeout: float = 60,
+        timeout: float = 120,
         cwd: Path | str | None = None,
         user: str | None = None,
         input: str | None = None,

@@ -66,7 +66,7 @@ class MpiHosts:
     def run(
         self,
         *argv: str | Path,
-        timeout: float = 60,
+        timeout: float = 120,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         check: bool = False,
@@ -103,7 +103,7 @@ def openmpi(
     *options: str,
     ranks: Mapping[str, int] | None = None,
     agent: str | Path | None = None,
-    timeout: float = 60,
+    timeout: float = 120,
     env: Mapping[str, str] | None = None,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
@@ -129,7 +129,7 @@ def hydra(
     *options: str,
     ranks: Mapping[str, int] | None = None,
     agent: str | Path | None = None,
-    timeout: float = 60,
+    timeout: float = 120,
     env: Mapping[str, str] | None = None,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:

@@ -13,6 +13,7 @@ PACKAGES_FILE = Path(__file__).with_name("packages.txt")
 
 PACKAGE_OF = {
     "ip": "iproute2",
+    "iptables": "iptables",
     "mount": "mount",
     "mpiexec.hydra": "mpich",
     "mpirun.openmpi": "openmpi-bin",
@@ -35,6 +36,7 @@ PACKAGE_OF = {
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
     "sshd": "openssh-server",
+    "tc": "iproute2",
     "unshare": "util-linux",
 }
 """Program to Debian package; the packages are those of packages.txt."""

@@ -19,6 +19,9 @@ from tests.clusters.slurm_job import Job
 START_TIMEOUT_S = 60
 DAEMONS = ("munged", "slurmctld", "slurmd")
 
+WAITED = re.compile(r"srun: job \d+ (queued and waiting for|has been allocated) resources\n")
+"""What srun says where the step before it has not quite left the nodes."""
+
 
 class SlurmCluster:
     """A Slurm cluster that exists inside `with`.
@@ -97,7 +100,7 @@ class SlurmCluster:
     def run(
         self,
         *argv: str | Path,
-        timeout: float = 60,
+        timeout: float = 120,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         check: bool = False,
@@ -120,18 +123,22 @@ class SlurmCluster:
     def srun(
         self,
         *argv: str | Path,
-        timeout: float = 60,
+        timeout: float = 120,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """The ended `srun ARGV...`; see `run`."""
-        return self.run("srun", *argv, timeout=timeout, env=env, cwd=cwd, check=check)
+        """The ended `srun ARGV...`, whose tasks have no input; see `run`.
+
+        srun would tell them that its own has ended: where that comes to a node whose task is over, the connection to it
+        may be reset, and Slurm ends the whole step for that.
+        """
+        return self.run("srun", "--input=none", *argv, timeout=timeout, env=env, cwd=cwd, check=check)
 
     def salloc(
         self,
         *argv: str | Path,
-        timeout: float = 60,
+        timeout: float = 120,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         check: bool = False,
@@ -146,8 +153,11 @@ class SlurmCluster:
         path.write_text(script if script.startswith("#!") else f"#!/bin/bash\n{script}")
         # Before the options, so that one of them can say otherwise.
         ours = ["--parsable", f"--output={self.shared}/%x.%j.out", f"--job-name={path.stem}"]
-        submitted = self.run("sbatch", *ours, *options, path, env=env, check=True)
-        return Job(submitted.stdout.strip().partition(";")[0], lambda *argv: self.run(*argv, check=True).stdout)
+        return self.job(self.run("sbatch", *ours, *options, path, env=env, check=True).stdout)
+
+    def job(self, printed: str) -> Job:
+        """The job that `sbatch --parsable` has printed the id of."""
+        return Job(printed.strip().partition(";")[0], lambda *argv: self.run(*argv, check=True).stdout)
 
     def sbatch(self, script: str, *options: str, timeout: float = 120, env: Mapping[str, str] | None = None) -> Job:
         """The ended job of a batch script, whatever its state; see `Job.wait` for the deadline."""

@@ -36,7 +36,8 @@ SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1,batch_sc
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
-KillWait=5
+# Slurm's own default: what hears TERM has the time to write a checkpoint.
+KillWait=30
 InactiveLimit=0
 MinJobAge=3600
 ReturnToService=2
@@ -48,6 +49,8 @@ PropagateResourceLimits=NONE
 {gres_types}
 NodeName={nodes} CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=4000 {gres}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1
+# As `main` in the eyes of `hi`, but with time to end: only then is TERM sent to the steps alone.
+PartitionName=spare Nodes=ALL MaxTime=INFINITE PriorityTier=1 GraceTime=60
 PartitionName=hi Nodes=ALL MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 """
 

@@ -102,7 +102,9 @@ def test_inside_grid_engine(
 @pytest.mark.parametrize(("launch", "variables"), LAUNCHERS)
 def test_a_failed_rank_fails_the_launch(mpi_hosts: MpiHosts, launch: Launch, variables: str) -> None:
     rank = variables.split()[0]
-    with pytest.raises(RuntimeError, match="on node01 ended with 3"):
+    # Hydra may write to a proxy that is gone already: SIGPIPE ends it then, and the launch with it.
+    code = "(3|-13)" if launch is hydra else "3"
+    with pytest.raises(RuntimeError, match=rf"on node01 ended with {code};"):
         launch(mpi_hosts, ["sh", "-c", f"exit $((3 * ({rank} == 3)))"])
 
 

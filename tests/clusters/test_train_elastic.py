@@ -1,12 +1,18 @@
 """Restarts and nodes that may come and go, over two nodes of a real Slurm; and the exit codes of both modes."""
 
+import itertools
+import json
 import shlex
+import subprocess
+from collections.abc import Callable
 
 import pytest
 
+from tests.clusters.deadline import wait_for
 from tests.clusters.hello import FOUR, hello, said
+from tests.clusters.processes import HostProcess
 from tests.clusters.slurm import SlurmCluster
-from tests.clusters.weights import MUSTER
+from tests.clusters.weights import MUSTER, ONE_THREAD, TRAIN, summary
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -63,12 +69,12 @@ def test_the_elastic_launch(slurm2: SlurmCluster, options: list[str]) -> None:
     first, second = sorted(told, key=lambda words: words["--local-addr"])
     addresses = slurm2.hosts.addresses
     assert (first["--local-addr"], second["--local-addr"]) == (addresses["node01"], addresses["node02"])
-    conf = "join_timeout=900,read_timeout=300,last_call_timeout=60,keep_alive_max_attempt=12"
+    conf = "join_timeout=900,read_timeout=30,last_call_timeout=30,keep_alive_max_attempt=6"
     assert first["--rdzv-conf"] == f"is_host=1,{conf}"
     assert second["--rdzv-conf"] == f"is_host=0,{conf}"
     assert first["--rdzv-endpoint"] == second["--rdzv-endpoint"]
     assert first["--rdzv-endpoint"].startswith("node01:6")
-    low, high = ("2:2", "2") if "--max-restarts=2" in options else ("1:2", "0")
+    low, high = ("2:2", "2") if "--max-restarts=2" in options else ("1:2", "3")
     assert (first["--nnodes"], first["--max-restarts"]) == (low, high)
 
 
@@ -97,3 +103,47 @@ def test_spawn_on_one_node(slurm2: SlurmCluster) -> None:
     done = slurm2.srun("-N1", "-n1", *hello(slurm2.shared, "--spawn=2"), timeout=60)
     assert done.returncode == 0, done.stderr
     assert said(done.stdout) == ["sum 2.0 node01 0/0 lo", "sum 2.0 node01 1/1 lo"]
+
+
+# 20 steps an epoch by two ranks, 40 by one.
+ELASTIC = ["--data=synthetic", "--num-classes=10", "--num-samples=320", "--image-size=16", "--batch-size=8"]
+ELASTIC += ["--epochs=3", "--warmup-steps=0", "--lr=0.01", "--lr-scale=linear", "--no-bf16", "--name=elastic"]
+
+
+def train_on_two(cluster: SlurmCluster) -> HostProcess:
+    """`srun train ddp` on both nodes, which may become one, after its first checkpoint; it writes to `out`."""
+    command = ["srun", *ONE_A_NODE, "--no-kill", TRAIN, "ddp", "--nnodes=1:2", "--nproc-per-node=1", *ELASTIC]
+    with (cluster.shared / "out").open("w") as out:
+        process = cluster.hosts.popen(
+            cluster.login, command, env=ONE_THREAD, cwd=cluster.shared, stdout=out, stderr=subprocess.STDOUT
+        )
+
+    def is_saved() -> bool:
+        assert process.poll() is None, (cluster.shared / "out").read_text()
+        return bool(list(cluster.shared.glob("runs/elastic/checkpoints/step-*")))
+
+    wait_for("a checkpoint", is_saved, 150)
+    return process
+
+
+@pytest.mark.timeout(500)
+def test_a_training_goes_on_without_a_node_that_has_died(slurm_cluster: Callable[..., SlurmCluster]) -> None:
+    cluster = slurm_cluster(["node01", "node02"])
+    process = train_on_two(cluster)
+    cluster.kill("node02")
+    wait_for("the training to end", lambda: (cluster.shared / "runs/elastic/summary.json").exists(), 300)
+    wait_for("srun to end", lambda: process.poll() is not None, 60)
+    said = (cluster.shared / "out").read_text()
+    assert "muster: goes on with 1 node instead of 2" in said
+    assert "goes on with 1 rank instead of 2: global batch 16 -> 8, learning rate 0.02 -> 0.01" in said
+    found = summary(cluster.shared / "runs" / "elastic")
+    assert (found["world_size"], found["hosts"]) == (1, ["node01"])
+    lines = [json.loads(line) for line in (cluster.shared / "runs/elastic/metrics.jsonl").read_text().splitlines()]
+    ends = [0, *(line["step"] for line in lines if line["kind"] == "epoch")]
+    steps = [after - before for before, after in itertools.pairwise(ends)]
+    # Each epoch is of all samples, by two ranks or by one.
+    assert steps in ([20, 40, 40], [20, 20, 40])
+    rates = {line["step"]: line["lr"] for line in lines if line["kind"] == "steps"}
+    last_of_two = 20 * steps.count(20)
+    assert {lr for step, lr in rates.items() if step <= last_of_two} == {0.02}
+    assert {lr for step, lr in rates.items() if step > last_of_two} == {0.01}

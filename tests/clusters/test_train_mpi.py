@@ -35,7 +35,7 @@ def left_in(folder: Path) -> list[str]:
 def test_a_process_for_each_rank_by_ssh(mpi_hosts: MpiHosts, four_ranks: Weights, launch: Launch) -> None:
     name = f"worker-{launch.__name__}"
     argv = [TRAIN, "ddp", *STEPS, f"--name={name}"]
-    done = launch(mpi_hosts, argv, *GIVEN[launch], env=ONE_THREAD, timeout=120)
+    done = launch(mpi_hosts, argv, *GIVEN[launch], env=ONE_THREAD, timeout=240)
     assert "2 nodes x 2 = 4 ranks" in done.stderr
     assert_world_of_four(mpi_hosts.shared / "runs" / name, four_ranks, BOTH)
     assert left_in(mpi_hosts.shared) == []
@@ -48,7 +48,7 @@ def test_a_process_for_each_node_by_an_agent(mpi_hosts: MpiHosts, four_ranks: We
     meeting.mkdir()
     argv = [TRAIN, "ddp", *STEPS, "--nproc-per-node=2", f"--name={name}", f"--rendezvous-dir={meeting}"]
     one_each = dict.fromkeys(BOTH, 1)
-    launch(mpi_hosts, argv, *GIVEN[launch], ranks=one_each, agent=mpi_hosts.agent, env=ONE_THREAD, timeout=120)
+    launch(mpi_hosts, argv, *GIVEN[launch], ranks=one_each, agent=mpi_hosts.agent, env=ONE_THREAD, timeout=240)
     assert_world_of_four(mpi_hosts.shared / "runs" / name, four_ranks, BOTH)
     assert left_in(meeting) == []
 
@@ -65,7 +65,7 @@ def test_inside_slurm(
 ) -> None:
     name = f"mpi-{command.__name__}"
     argv = command([TRAIN, "ddp", *STEPS, f"--name={name}"], *given)
-    done = mpi_in_slurm.salloc("-N2", "--ntasks-per-node=2", *argv, env=ONE_THREAD, timeout=120, check=True)
+    done = mpi_in_slurm.salloc("-N2", "--ntasks-per-node=2", *argv, env=ONE_THREAD, timeout=240, check=True)
     assert "muster: slurm job" in done.stderr
     # Slurm lists the hosts: nobody needs a file.
     assert "meeting on node01:" in done.stderr
@@ -82,7 +82,7 @@ def test_inside_slurm(
 )
 def test_a_given_address_needs_no_shared_folder(mpi_hosts: MpiHosts, launch: Launch, given: list[str]) -> None:
     argv = hello(mpi_hosts.shared, "--rendezvous-dir=/none")
-    assert said(launch(mpi_hosts, argv, *given, timeout=60).stdout) == FOUR
+    assert said(launch(mpi_hosts, argv, *given, timeout=150).stdout) == FOUR
 
 
 # As a container with process ids of its own has it: nothing tells one launch of Hydra from another.
@@ -93,7 +93,7 @@ def test_what_an_earlier_launch_left_is_not_believed(mpi_hosts: MpiHosts) -> Non
     """Its port is now that of a server that lives, and answers with words of its own."""
     stale = mpi_hosts.shared / ".muster-local.0.0-4.json"
     stale.write_text(json.dumps({"addresses": [mpi_hosts.hosts.addresses["node01"]], "port": 22, "nonce": "0" * 32}))
-    assert said(hydra(mpi_hosts, [*HIDDEN, *hello(mpi_hosts.shared)], timeout=60).stdout) == FOUR
+    assert said(hydra(mpi_hosts, [*HIDDEN, *hello(mpi_hosts.shared)], timeout=150).stdout) == FOUR
     assert left_in(mpi_hosts.shared) == []
 
 
@@ -101,7 +101,7 @@ def two_at_once(hosts: MpiHosts, launch: Launch, *prefix: str) -> list[subproces
     """Two launches of four, in which the ranks add up 1 and 100."""
     with ThreadPoolExecutor(2) as pool:
         argvs = [[*prefix, *hello(hosts.shared, "--rdzv-timeout=30", number=number)] for number in (1, 100)]
-        return list(pool.map(lambda argv: launch(hosts, argv, check=False, timeout=90), argvs))
+        return list(pool.map(lambda argv: launch(hosts, argv, check=False, timeout=150), argvs))
 
 
 @pytest.mark.parametrize("launch", LAUNCHERS)
@@ -134,7 +134,7 @@ def test_two_launches_that_cannot_be_told_apart_are_never_mixed(mpi_hosts: MpiHo
 def test_what_is_no_world_ends_everywhere(
     mpi_hosts: MpiHosts, launch: Launch, options: list[str], ranks: dict[str, int] | None
 ) -> None:
-    done = launch(mpi_hosts, [TRAIN, "ddp", *STEPS], *options, ranks=ranks, check=False, timeout=30)
+    done = launch(mpi_hosts, [TRAIN, "ddp", *STEPS], *options, ranks=ranks, check=False, timeout=60)
     assert done.returncode == 2
     lines = lines_of_error(done.stderr)
     assert "the ranks don't lie in blocks" in lines[0] or "different numbers of processes" in lines[0]

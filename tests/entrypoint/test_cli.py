@@ -13,7 +13,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 KEYS = {
     *("scheduler", "launcher", "job_id", "attempt", "hosts", "num_nodes", "node_rank", "local_rank", "tasks_on_node"),
-    *("nproc_per_node", "mode", "master_addr", "master_port", "rdzv_id", "interface", "sources", "argv", "env"),
+    *("nproc_per_node", "mode", "master_addr", "master_port", "rdzv_id", "interface", "sources", "argv", "env", "site"),
 }
 
 
@@ -71,7 +71,8 @@ def test_a_refusal_is_three_lines_and_code_2(command: Run, recordings: Path) -> 
         (["ddp", "--epochs", "many"], "--epochs", "--help"),
         (["ddp", "--epochs", "0"], "--epochs", "--help"),
         (["ddp", "--lr-scale", "cubic"], "--lr-scale", "--help"),
-        (["dpp"], "dpp", "--help"),
+        (["dpp"], "dpp", "train dp or train ddp"),
+        (["xyzzy"], "xyzzy", "--help"),
         (["ddp", "leftover"], "leftover", "--help"),
         (["ddp", "--nproc-per-node", "some"], "--nproc-per-node", "--nproc-per-node 2"),
     ],
@@ -152,6 +153,30 @@ def test_the_workers_exit_code_survives(command: Run, hello: Path, code: int, ex
         assert f"rank 1 on {socket.gethostname()} ended with exit code {code}" in wrong
 
 
+# The first rank that ends has the agent end the others, be they started or not yet.
+FAILS = """
+import os, sys, time
+folder, code = sys.argv[1:]
+own, other = (f"{folder}/{os.environ['TORCHELASTIC_RESTART_COUNT']}.{rank}" for rank in
+              (int(os.environ["RANK"]), 1 - int(os.environ["RANK"])))
+print("started", flush=True)
+open(own, "w").close()
+end = time.monotonic() + 100
+while not os.path.exists(other) and time.monotonic() < end:
+    time.sleep(0.01)
+raise SystemExit(int(code))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("code", "attempts"), [(1, 3), (2, 1), (75, 1)])
+def test_only_accidents_are_started_again(command: Run, tmp_path: Path, code: int, attempts: int) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    answer = command("muster", "run", "--nproc-per-node=2", "--max-restarts=2", str(script), str(tmp_path), str(code))
+    assert (answer.returncode, answer.stdout.count("started")) == (code, 2 * attempts), answer.stderr
+
+
 @pytest.mark.process
 def test_a_worker_killed_by_a_signal_is_named(command: Run, tmp_path: Path) -> None:
     script = tmp_path / "killed.py"
@@ -216,6 +241,27 @@ def test_a_program_that_is_none(command: Run, tmp_path: Path, arguments: list[st
     answer = command("muster", *arguments, cwd=tmp_path)
     assert answer.returncode == 2
     three_lines(answer.stderr)
+
+
+def test_what_detect_records_it_reads_back(command: Run, tmp_path: Path) -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01", "SLURM_JOB_NAME": "mine"}
+    written = command("muster", "detect", "--record", "job.env", env=job, cwd=tmp_path)
+    assert written.returncode == 0, written.stderr
+    assert {f"{name}={value}" for name, value in job.items()} <= set((tmp_path / "job.env").read_text().splitlines())
+    found = json.loads(command("muster", "detect", "--env-file", "job.env", "--json", cwd=tmp_path).stdout)
+    assert (found["scheduler"], found["job_id"], found["hosts"]) == ("slurm", "7", ["node01"])
+
+
+def test_a_misspelt_command_is_told_the_nearest(command: Run) -> None:
+    assert three_lines(command("muster", "docter").stderr)[1:] == ("muster docter", "muster doctor")
+
+
+@pytest.mark.parametrize("name", ["muster", "train"])
+def test_each_command_has_one_line_of_help_on_80_columns(command: Run, name: str) -> None:
+    commands = command(name, "--help", env={"COLUMNS": "80"}).stdout.partition("─ Commands ─")[2].partition("╰")[0]
+    lines = commands.splitlines()[1:]
+    assert len(lines) >= 10
+    assert [line for line in lines if line.startswith("│  ")] == []
 
 
 @pytest.mark.parametrize("place", ["cwd", "PYTHONPATH", "package"])

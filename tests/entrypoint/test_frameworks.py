@@ -125,7 +125,7 @@ def test_spawn_runs_python_only() -> None:
 def test_restarts_take_the_elastic_form(nnodes: str, node_rank: int, is_host: int) -> None:
     options = LaunchOptions(nnodes=nnodes, node_rank=node_rank, master_addr="a", nproc_per_node="2", max_restarts=3)
     found = planned(Environment({}, host="b"), options, Program("script", ("s.py",)))
-    conf = f"is_host={is_host},join_timeout=900,read_timeout=300,last_call_timeout=60,keep_alive_max_attempt=12"
+    conf = f"is_host={is_host},join_timeout=900,read_timeout=30,last_call_timeout=30,keep_alive_max_attempt=6"
     assert list(found.argv[3:]) == [
         f"--nnodes={'1:2' if ':' in nnodes else '2:2'}",
         "--rdzv-backend=c10d",
@@ -142,6 +142,7 @@ def test_restarts_take_the_elastic_form(nnodes: str, node_rank: int, is_host: in
 def test_restarts_on_one_node_stay_standalone() -> None:
     found = planned(Environment({}, host="b"), LaunchOptions(max_restarts=3), Program("script", ("s.py",)))
     assert {"--standalone", "--max-restarts=3"} <= set(found.argv)
+    assert found.set_variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
 def test_binding_is_torchruns_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,33 @@ def test_agent_on_the_second_of_two_nodes() -> None:
         "OMP_NUM_THREADS": "1",
         "PYTHONSAFEPATH": "1",
         "MUSTER_COMMAND": "train ddp",
+        "MUSTER_SCHEDULER": "slurm",
+        "MUSTER_NODES": "node01,node02",
     }
+
+
+def test_the_trainers_are_told_of_the_job() -> None:
+    job = {"SLURM_RESTART_COUNT": "2", "SLURM_JOB_START_TIME": "1800000000", "SLURM_JOB_END_TIME": "1800003600"}
+    told = {
+        "MUSTER_SCHEDULER": "slurm",
+        "MUSTER_ATTEMPT": "2",
+        "MUSTER_SCHEDULER_START_TIME": "1800000000",
+        "MUSTER_SCHEDULER_END_TIME": "1800003600",
+    }
+    assert told.items() <= planned(recorded("b_srun_N2_1per.node02.1", **job)).set_variables.items()
+    yours = planned(recorded("b_srun_N2_1per.node02.1", **job, MUSTER_ATTEMPT="7")).set_variables
+    assert "MUSTER_ATTEMPT" not in yours
+    assert not [name for name in planned(Environment({}, host="laptop")).set_variables if name in told]
+    another = planned(recorded("b_srun_N2_1per.node02.1", **job), program=Program("script", ("a.py",)))
+    assert not told.keys() & another.set_variables.keys()
+
+
+def test_a_list_of_nodes_too_long_for_a_variable_is_left_out() -> None:
+    found = detection.allocate(recorded("b_srun_N2_1per.node02.1"), LaunchOptions(), ["train", "ddp"])
+    for number, is_told in ((2000, True), (9408, False)):
+        nodes = tuple(f"frontier{node:05d}" for node in range(number))
+        told = launch.of_the_job(replace(found, hosts=nodes, num_nodes=number, ranks_per_node=(2,) * number), {})
+        assert ("MUSTER_NODES" in told) == is_told
 
 
 def test_worker_is_python_with_the_five_variables() -> None:

@@ -16,6 +16,7 @@ PBS = environment.load(FOLDERS / "pbs" / "pbs_batch_1node.env")
 PBS_TASK = environment.load(FOLDERS / "pbs" / "pbs_cgroupshook_gpu1_pbsdsh.pbsn2.task40000001.618.env")
 PBS_RANK = environment.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank3.pbsn2.env")
 QRSH = environment.load(FOLDERS / "grid_engine" / "pe_two.qrsh_noV.node02.env")
+LSF = environment.load(FOLDERS / "documented" / "lsf_blaunch_slots.hosta.0.env")
 SLURM = environment.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
 
 
@@ -131,6 +132,22 @@ def test_a_script_on_a_host_that_pbs_does_not_list_is_not_alone() -> None:
 def test_a_shell_of_flux_may_say_that_it_is_one_node() -> None:
     shell = environment.load(FOLDERS / "documented" / "flux_instance.node01.x.env")
     assert detect(shell, LaunchOptions(nnodes="1")).num_nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "attempt"),
+    [
+        ({}, 0),
+        ({"LSB_RESTART": "Y"}, 1),
+        ({"LSB_RESTART": "Y", "MUSTER_ATTEMPT": "2"}, 2),
+        ({"MUSTER_ATTEMPT": "0"}, 0),
+    ],
+)
+def test_attempts_of_lsf_are_counted_by_the_script(told: dict[str, str], attempt: int) -> None:
+    """They all have the same job id: only the attempt keeps their rendezvous apart."""
+    job, _ = schedulers.detect(changed(LSF, **told))
+    assert job
+    assert job.attempt == attempt
 
 
 def test_gpus_of_grid_engine_are_counted() -> None:

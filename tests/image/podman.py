@@ -104,9 +104,10 @@ class Podman:
 
     def close(self) -> None:
         """Removes all containers and images, and the folder."""
-        self("rm", "--all", "--force", "--time=0", check=False)
-        self("image", "unmount", "--all", "--force", check=False)
-        self("rmi", "--all", "--force", check=False)
+        for words in (["rm", "--all", "--time=0"], ["image", "unmount", "--all"], ["rmi", "--all"]):
+            # On a busy disk: what podman does not remove in time, goes with the folder.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self(*words, "--force", check=False, timeout=300)
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         for mount in sorted((mount for mount in mounts if mount.startswith(f"{self.folder}/")), reverse=True):
             subprocess.run(["umount", mount], check=False, capture_output=True)

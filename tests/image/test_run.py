@@ -10,7 +10,7 @@ from tests.clusters.deadline import wait_for
 from tests.image.podman import Podman
 from train.options import STRATEGIES
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
 
 TRAIN = ("train", "ddp", "--epochs=1", "--max-steps=2", "--name=try")
 COMMANDS = [("train",), *(("train", strategy) for strategy in STRATEGIES), ("muster",)]
@@ -46,6 +46,16 @@ def test_every_command_has_help(podman: Podman, image: str) -> None:
 )
 def test_trains(podman: Podman, image: str, options: list[str]) -> None:
     assert_trained(podman.run(image, *TRAIN, options=options))
+
+
+def test_compiles_as_anyone(podman: Podman, image: str) -> None:
+    """By the image's compiler, and its Python's headers."""
+    small = ["--model=gpt-tiny", "--data=synthetic", "--seq-len=32", "--num-samples=64", "--batch-size=2"]
+    words = ["train", "single", *small, "--epochs=1", "--max-steps=2", "--compile=default", "--name=try"]
+    done = podman.run(image, *words, options=["--read-only", "--user=65534", "--network=none"])
+    assert done.returncode == 0, done.stderr
+    assert "compiles at the first step" in done.stdout
+    assert "validation accuracy" in done.stdout
 
 
 def test_trains_without_any_temporary_folder(podman: Podman, image: str) -> None:

@@ -7,7 +7,7 @@ import torch
 from train import checkpoint
 
 ROOT = Path(__file__).parents[2]
-TEXT = ["--model=gpt-tiny", f"--data=tokens:{ROOT / 'train' / 'order.py'}", "--seq-len=32", "--batch-size=4"]
+TEXT = ["--model=gpt-tiny", f"--data=tokens:{Path(__file__).with_name('text.txt')}", "--seq-len=32", "--batch-size=4"]
 DIGITS = ["--data=digits", "--image-size=16", "--batch-size=8", "--no-channels-last"]
 STEPS = ["--no-bf16", "--warmup-steps=0", "--epochs=1"]
 SPLITS = {

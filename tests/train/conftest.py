@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -114,6 +115,11 @@ def read_ranks(codes: list[int], folder: Path) -> list[Ended]:
     """What ranks that ended with `codes` printed into `folder`."""
     texts = [[(folder / f"{name}{rank}").read_text() for name in ("out", "err")] for rank in range(len(codes))]
     return [Ended(code, *text) for code, text in zip(codes, texts, strict=True)]
+
+
+def bare(ended: list[Ended]) -> list[str]:
+    """The lines of all ranks' standard error, without the host and rank that stand before those of ranks but 0."""
+    return [re.sub(r"^\[\S+ [1-9]\d*\] ", "", line) for rank in ended for line in rank.err.splitlines()]
 
 
 Train = Callable[..., list[Ended]]

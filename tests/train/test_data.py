@@ -9,9 +9,9 @@ from PIL import Image
 from torchvision.datasets import CIFAR10
 
 from train import data
-from train.data.imagefolder import decode
 from train.data.images import split
 from train.data.loader import open_batches
+from train.data.pictures import decode
 from train.errors import MusterError
 from train.options import Options
 from train.world import World

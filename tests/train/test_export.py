@@ -36,6 +36,7 @@ def test_torchvision_reads_what_fsdp_has_trained(train, tmp_path):
 
 
 def test_what_can_not_be_exported(tmp_path):
+    (tmp_path / "run").mkdir()
     path = checkpoint.save(tmp_path / "run", {"model": {"w": torch.ones(3)}}, step=1, keep=1)
     assert export(path, tmp_path / "a.pt") == (path, tmp_path / "a.pt")
     assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True)["w"], torch.ones(3))

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from tests.train.conftest import bare
 from train import checkpoint
 from train.arguments import parse
 from train.options import Options
@@ -29,7 +30,7 @@ Loop.step = short
 
 
 def lines_of(ended):
-    return [line for rank in ended for line in rank.err.splitlines() if not line.startswith("rank ")]
+    return [line for line in bare(ended) if not line.startswith("rank ")]
 
 
 @pytest.mark.process
@@ -41,7 +42,7 @@ def test_ranks_that_run_out_of_memory_end_all_and_the_last_checkpoint_stays(trai
     argv[argv.index("--batch-size=2")] = "--batch-size=16"
     ended = train([*argv, "--resume"], 2, deadline_s=DEADLINE_S, before=f"RANKS = {ranks!r}\n{SHORT}")
     assert [rank.code for rank in ended] == [2, 2], ended
-    lines = [line for rank in ended for line in rank.err.splitlines() if not line.startswith("rank ")]
+    lines = [line for line in bare(ended) if not line.startswith("rank ")]
     assert [line.lstrip().partition(":")[0] for line in lines] == ["error", "seen", "fix"], lines
     assert re.search(f"out of memory on rank [{ranks}] of 2", lines[0])
     assert "GiB held at most" in lines[1]

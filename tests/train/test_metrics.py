@@ -1,12 +1,12 @@
-import io
+import itertools
 import json
+import time
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from train.display import Display
-from train.metrics import Readout, StepTimes, Sums, percentile
+from train.metrics import Readout, StepTimes, Sums, histogram, percentile
 from train.summary import Log
 
 
@@ -24,14 +24,16 @@ def test_rates_are_over_the_steps_that_were_timed():
     times = StepTimes(torch.device("cpu"))
     for seconds in (9.0, 1.0, 2.0, 1.0):
         times.note(seconds)
-    times.data_wait_s = 1.0
+    times.data.add(1.0)
     summary = times.summary(global_batch=8, world_size=2)
     assert summary["first_step_s"] == 9.0
     assert summary["num_timed_steps"] == 3
     assert summary["images_per_second"] == 3 * 8 / 4
     assert summary["images_per_second_per_rank"] == 3.0
-    assert summary["step_time_s"] == {"p50": 1.0, "p95": 2.0, "p99": 2.0}
+    assert summary["step_time_s"] == {"p50": 1.0, "p95": 2.0, "p99": 2.0, "max": 2.0, "mean": round(4 / 3, 6)}
     assert summary["data_wait_share"] == 0.25
+    assert times.own(None) == {"step_s": 4 / 3, "data_wait_s": 1 / 3, "waits_s": None, "busy_s": None}
+    assert times.own(2.0) == {"step_s": 4 / 3, "data_wait_s": 1 / 3, "waits_s": 2 / 3, "busy_s": 2 / 3}
 
 
 def test_a_run_of_one_step_has_rates_too():
@@ -39,12 +41,58 @@ def test_a_run_of_one_step_has_rates_too():
     times.note(2.0)
     summary = times.summary(global_batch=8, world_size=1)
     assert (summary["images_per_second"], summary["step_time_s"]["p50"], summary["num_timed_steps"]) == (4.0, 2.0, 0)
+    assert summary["step_histogram"] is None
+    assert times.own(1.0)["busy_s"] is None
 
 
-def test_waiting_counts_what_the_source_takes():
+def test_only_steps_that_count_wait():
+    """Neither the first step, nor what lies after an epoch."""
     times = StepTimes(torch.device("cpu"))
-    assert list(times.waiting(range(3))) == [0, 1, 2]
-    assert times.data_wait_s > 0
+    waits = times.waits
+    seen = []
+    times.start()
+    for item in times.waiting(range(3)):
+        seen.append((item, times.data.seconds > 0, waits.counts))
+        with waits.running():
+            pass
+        times.step()
+    times.stop()
+    assert seen == [(0, False, False), (1, True, True), (2, True, True)]
+    assert (len(times.seconds), times.first_s is not None, waits.counts) == (2, True, False)
+    counted = waits.seconds
+    with waits.running():
+        pass
+    assert waits.seconds == counted > 0
+
+
+def test_a_histogram_has_every_value_once():
+    values = [0.1, 0.1, 0.2, 0.4, 0.15, 0.1001]
+    bins = histogram(values)
+    assert sum(bins["counts"]) == len(values)
+    assert (len(bins["edges_s"]), len(bins["counts"])) == (41, 40)
+    assert bins["edges_s"][0] == pytest.approx(0.1)
+    assert bins["edges_s"][-1] == pytest.approx(0.4)
+    for value in values:
+        held = [low <= value * 1.000001 and value <= high * 1.000001
+                for low, high in itertools.pairwise(bins["edges_s"])]  # fmt: skip
+        assert any(inside and count for inside, count in zip(held, bins["counts"], strict=True))
+    ratios = [high / low for low, high in itertools.pairwise(bins["edges_s"])]
+    assert max(ratios) == pytest.approx(min(ratios), rel=1e-5)
+    assert histogram([0.5, 0.5]) == {"edges_s": [0.5, 0.5], "counts": [2]}
+    assert histogram([]) is None
+
+
+def test_lines_tell_of_the_steps_since_the_line_before():
+    times = StepTimes(torch.device("cpu"), started=time.perf_counter() - 100)
+    for seconds in (9.0, 1.0, 3.0):
+        times.note(seconds)
+    first = times.lately(8, "images")
+    assert (first["step_time_s"], first["images_per_second"]) == (2.0, 4.0)
+    assert 100 <= first["seconds"] < 200
+    assert 0 < first["memory_gib"] < 100
+    times.note(0.5)
+    assert times.lately(8, "images")["step_time_s"] == 0.5
+    assert times.lately(8, "images")["images_per_second"] is None
 
 
 def test_sums_are_those_of_all_samples():
@@ -61,58 +109,13 @@ def test_sums_are_those_of_all_samples():
 def test_the_log_drops_what_the_resumed_run_does_again(tmp_path):
     log = Log(tmp_path, 0)
     for step in (50, 100, 150):
-        log.write({"kind": "steps", "step": step})
+        log.write({"kind": "steps", "step": step, "seconds": step / 10})
+    log.write({"kind": "epoch", "step": 100, "seconds": 3.0})
     with log.path.open("a") as file:
         file.write('{"kind": "st')
-    Log(tmp_path, 100).write({"kind": "steps", "step": 150, "again": True})
+    again = Log(tmp_path, 100)
+    assert again.seconds == 10.0
+    again.write({"kind": "steps", "step": 150, "again": True})
     records = [json.loads(line) for line in log.path.read_text().splitlines()]
-    assert [record["step"] for record in records] == [50, 100, 150]
+    assert [record["step"] for record in records] == [50, 100, 100, 150]
     assert records[-1]["again"]
-
-
-SUMMARY = {
-    "model": "resnet50",
-    "data": "imagefolder:/scratch/project_with_a_long_name/datasets/imagenet-1k",
-    "strategy": "ddp",
-    "device": "cuda",
-    "world_size": 1024,
-    "images_per_second": 2_345_678.9,
-    "images_per_second_per_rank": 2290.7,
-    "step_time_s": {"p50": 0.1116, "p95": 0.1251, "p99": 1.2},
-    "first_step_s": 12.3456,
-    "data_wait_share": 0.012,
-    "peak_memory_gib": 61.4,
-    "final_accuracy": 0.7613,
-    "best_accuracy": 0.7645,
-    "final_train_loss": 1.0234,
-    "final_valid_loss": 0.9876,
-    "step": 112_590,
-    "seconds": 1234.5,
-    "bad_samples": [{"name": "x", "reason": "y"}],
-    "folder": "/scratch/project_with_a_long_name/users/somebody/runs/resnet50-imagefolder-imagenet-1k-ddp-12",
-}
-
-
-def shown(monkeypatch, enabled=True):
-    out = io.StringIO()
-    monkeypatch.setattr("sys.stdout", out)
-    display = Display(enabled=enabled, epochs=90, global_batch=64)
-    display.facts({"world": "2 processes", "run": "runs/[odd] name"})
-    display.start_epoch(0, 10)
-    record = {"epoch": 1, "train_loss": 1.5, "train_accuracy": 0.5, "valid_loss": 133.2, "valid_accuracy": 1.0}
-    display.epoch({**record, "seconds": 1234.5})
-    display.note("[red]careful[/red]")
-    display.summary(SUMMARY)
-    return out.getvalue()
-
-
-def test_a_log_file_gets_plain_text_of_80_columns(monkeypatch):
-    text = shown(monkeypatch)
-    assert "\x1b" not in text
-    assert max(map(len, text.splitlines())) <= 80
-    for words in ("[odd]", "[red]careful[/red]", "100.00%", "76.13%", "2,345,678.9", "111.6 ms", "1.20 s", "112,590"):
-        assert words in text
-
-
-def test_other_ranks_show_nothing(monkeypatch):
-    assert shown(monkeypatch, enabled=False) == ""

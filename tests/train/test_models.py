@@ -58,3 +58,24 @@ def test_weights_follow_the_seed():
         return models.build(Options(model="squeezenet1_1"), 4, 64).state_dict()
 
     assert all(torch.equal(a, b) for a, b in zip(weights(1).values(), weights(1).values(), strict=True))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_gradients_in_bfloat16_are_right_where_the_maps_are_down_to_one_pixel(layout):
+    torch.manual_seed(3)
+    model = models.build(Options(model="resnet18"), 10, 16).to(memory_format=layout)
+    [convolution] = [module for name, module in model.named_modules() if name == "layer4.0.conv1"]
+    assert isinstance(convolution, torch.nn.Conv2d)
+    images = torch.randn(4, 256, 1, 1).to(memory_format=layout).requires_grad_()
+    # Memory that was another's: what is not written stays what it was.
+    rubbish = [torch.full_like(convolution.weight, float("nan"), dtype=torch.bfloat16) for _ in range(4)]
+    del rubbish
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        convolution(images).float().pow(2).sum().backward()
+    plain = torch.nn.functional.conv2d(images.detach(), convolution.weight, stride=2, padding=1)
+    assert convolution.weight.grad is not None
+    got = convolution.weight.grad
+    middle = torch.einsum("bd,bc->dc", 2 * plain.flatten(1), images.detach().flatten(1))
+    assert torch.allclose(got[:, :, 1, 1], middle, rtol=0.05, atol=0.05)
+    got[:, :, 1, 1] = 0
+    assert not got.any()

@@ -96,7 +96,7 @@ def test_kernels_that_give_other_bits_are_refused_by_name(train, tmp_path):
         "    pooled, where = torch.nn.functional.max_pool2d(torch.ones(1, 4, 4), 2, return_indices=True)\n"
         "    torch.nn.functional.max_unpool2d(pooled, where, 2)\n"
         "    return plain(outputs, targets, smoothing)\n"
-        "g.loss_of = loss_of\n"
+        "g.loss_of, g.Gradients.criterion = loss_of, staticmethod(loss_of)\n"
     )
     argv = ["ddp", *DIGITS, *STEPS, "--max-steps=2", f"--runs-dir={tmp_path}"]
     train(argv, 2, ok=True, before=before)

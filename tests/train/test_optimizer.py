@@ -11,6 +11,8 @@ from tests.train.comparing import DIGITS, LIMIT, SPLITS, STEPS, TEXT, apart, tra
 from train import optimizer
 from train.lars import LARS
 from train.options import Options
+from train.order import TrainOrder
+from train.progress import Progress
 from train.resume import differences
 from train.world import World
 
@@ -50,6 +52,35 @@ def test_lars_takes_steps_in_proportion_to_the_weight():
     assert bias.item() == pytest.approx(0.5 - 2 * 0.5 * 0.25)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weights_lie", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("gradients_lie", [torch.contiguous_format, torch.channels_last])
+def test_the_fused_step_is_that_of_one_weight_after_the_other_however_they_lie(
+    weights_lie, gradients_lie, momentum, decay
+):
+    torch.manual_seed(0)
+    drawn = [torch.randn(4, 3, 5, 5), torch.randn(7, 1, 3, 3), torch.randn(6, 5, 1, 1), torch.randn(9)]
+    fused, plain = ([nn.Parameter(laid(part, weights_lie)) for part in drawn] for _ in range(2))
+    asked = Options(momentum=momentum, weight_decay=decay, decay_norms=True, lr=0.1).settled()
+    steps = optimizer.build(asked, nn.ParameterList(fused), fused=True)
+    others = torch.optim.SGD(plain, lr=0.1, momentum=momentum, weight_decay=decay)
+    for _ in range(3):
+        for one, other in zip(fused, plain, strict=True):
+            one.grad = laid(torch.randn(one.shape), gradients_lie)
+            other.grad = one.grad.clone()
+        steps.step()
+        others.step()
+    for one, other in zip(fused, plain, strict=True):
+        assert one.stride() == other.stride()
+        assert torch.allclose(one, other, rtol=0, atol=1e-6)
+
+
+def laid(tensor, layout):
+    """A copy of `tensor`, images or their weights in `layout`."""
+    return tensor.clone(memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
+
+
 def test_the_rate_rises_and_falls():
     constant = Options(lr=0.4, warmup_steps=4).settled()
     assert [optimizer.lr_at(constant, 1, step, 10) for step in range(6)] == pytest.approx(
@@ -64,6 +95,32 @@ def test_the_rate_rises_and_falls():
     longer = Options(lr=0.4, warmup_steps=4, lr_schedule="cosine", lr_steps=24).settled()
     assert optimizer.lr_at(longer, 1, 14, 14) == pytest.approx(0.4 * (1 + math.cos(math.pi / 2)) / 2)
     assert optimizer.lr_at(Options(lr=0.4, lr_schedule="cosine").settled(), 1, 30, 20) == 0.0
+
+
+def order_of(world_size):
+    return TrainOrder(100, batch_size=5, accumulate=1, rank=0, world_size=world_size, seed=0)
+
+
+@pytest.mark.parametrize("more", [{}, {"max_steps": 35}, {"lr_steps": 30}])
+def test_the_extent_of_a_run_that_nobody_disturbs_is_the_same_all_along(more):
+    options = Options(epochs=4, **more)
+    for epoch, sample in ((0, 0), (1, 0), (2, 40), (3, 90)):
+        progress = Progress(epoch=epoch, sample=sample, step=epoch * 10 + sample // 10)
+        assert optimizer.extent(options, progress, order_of(2)) == (more.get("max_steps", 40), 0)
+
+
+def test_a_cosine_goes_on_where_the_data_is_when_ranks_are_lost_or_come():
+    options = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine").settled()
+    half = Progress(epoch=2, step=20)
+    for world_size, left in ((1, 40), (2, 20), (4, 10)):
+        num_steps, ahead = optimizer.extent(options, half, order_of(world_size))
+        assert num_steps == 20 + left
+        rates = [optimizer.lr_at(options, world_size, step, num_steps, ahead) for step in range(20, num_steps)]
+        assert rates[0] == pytest.approx(0.5)
+        assert rates[left // 2] == pytest.approx((1 + math.cos(0.75 * math.pi)) / 2)
+    # Steps that the user has counted stay as they are.
+    counted = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine", lr_steps=30).settled()
+    assert optimizer.extent(counted, half, order_of(1))[1] == 0
 
 
 def test_a_cosine_that_ends_elsewhere_is_told():

@@ -13,11 +13,13 @@ from train.world import World
 
 # Each rank says how many bytes of moments it keeps when a checkpoint is saved.
 WEIGH = """
+import os
+out = os.fdopen(os.dup(1), "w", buffering=1)
 from train.state import Keeper
 save = Keeper.save
 def weighed(self, state, step):
     moments = [moment for kept in state["optimizer"]["state"].values() for moment in kept.values()]
-    print("kept", sum(moment.nbytes for moment in moments))
+    print("kept", sum(moment.nbytes for moment in moments), file=out)
     return save(self, state, step)
 Keeper.save = weighed
 """
@@ -78,15 +80,15 @@ def test_dealing_keeps_the_groups_of_an_optimizer():
 
 # Each rank says, before each step, whether its weights are those of rank 0.
 COMPARE = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 from train.parallel.local_sgd import LocalGradients
-begin = LocalGradients.begin
+begin, out = LocalGradients.begin, os.fdopen(os.dup(1), "w", buffering=1)
 def compared(self, optimizer, step):
     begin(self, optimizer, step)
     own = torch.cat([part.detach().flatten() for group in optimizer.param_groups for part in group["params"]])
     first = own.clone()
     dist.broadcast(first, src=0)
-    print("step", step, "same" if torch.equal(own, first) else "apart")
+    print("step", step, "same" if torch.equal(own, first) else "apart", file=out)
 LocalGradients.begin = compared
 """
 
@@ -134,4 +136,5 @@ def test_apart_only_weights_and_moments_travel(train, tmp_path):
     traffic = {kind: sum(count for each, count in sent(ended[1]) if each == kind) for kind, _ in sent(ended[1])}
     assert set(traffic) == {"bfloat16", "float64"}
     assert traffic["bfloat16"] == 3 * num_parameters + 1
-    assert 2 * num_parameters <= traffic["float64"] < 2 * num_parameters + 10  # and what is counted
+    # And what is counted: looks after steps 2 to 5 at most, the sums of the epoch and of validation, and a warning.
+    assert 0 <= traffic["float64"] - 2 * num_parameters <= 4 * 5 + 3 + 4 + 1

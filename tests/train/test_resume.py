@@ -144,8 +144,9 @@ def test_damage_and_change_are_told(train, common, straight, tmp_path):
     notes = [line for line in ended.out.splitlines() if line.startswith("note: ")]
     assert "step-00000016 is passed over" in notes[0]
     assert "rank-00001 has a wrong checksum" in notes[0]
-    assert "lr 0.02 -> 0.01, global_batch 8 -> 4" in notes[1]
-    assert len(notes) == 2
+    assert "1 rank instead of 2: global batch 8 -> 4, learning rate 0.02 -> 0.01" in notes[1]
+    assert "lr 0.02 -> 0.01, global_batch 8 -> 4" in notes[2]
+    assert len(notes) == 3
 
 
 @pytest.mark.parametrize(
@@ -166,10 +167,12 @@ def test_a_checkpoint_of_something_else(train, common, straight, tmp_path, chang
 def test_ranks_and_accumulation_may_trade_places():
     def noted(model, before, now):
         sizes = {"model": model, "seq_len": 8 if model.startswith("gpt") else None}
-        old, new = (asdict(Options(**sizes, **part)) for part in (before, now))
-        return differences({"options": old, "num_shares": 2}, new, World(world_size=1))
+        old, new = (asdict(Options(**sizes, **part).settled()) for part in (before, now))
+        return differences({"options": old, "num_shares": 2, "world_size": 2}, new, World(world_size=1))
 
     assert noted("resnet18", {"accumulate": 1}, {"accumulate": 2}) == []
     assert noted("gpt-tiny", {"batch_size": 4}, {"batch_size": 8}) == []
     assert "batch_size 4 -> 8" in noted("resnet18", {"batch_size": 4}, {"batch_size": 8})[0]
-    assert "global_batch 64 -> 32" in noted("gpt-tiny", {}, {})[0]
+    rescaled, differs = noted("gpt-tiny", {"lr_scale": "linear"}, {"lr_scale": "linear"})
+    assert "1 rank instead of 2: global batch 64 -> 32, learning rate 0.002 -> 0.001 (--lr-scale=linear)" in rescaled
+    assert "global_batch 64 -> 32" in differs

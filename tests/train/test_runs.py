@@ -11,6 +11,7 @@ def options(tmp_path, **more):
 
 
 def with_checkpoint(folder, step=1):
+    folder.mkdir(parents=True, exist_ok=True)
     checkpoint.save(folder, {"model": "resnet18"}, step=step, keep=2)
     return folder
 

@@ -86,7 +86,7 @@ def test_what_the_loader_tells_of_its_batches(make_images, tmp_path):
     train, valid = open_batches(data.open_source(options), options, World())
     batch_bytes = shm.bytes_of(4 * 3 * 48 * 48, 4 * 8)
     for batches, word, num_workers in ((train, "train", 2), (valid, "valid", 1)):
-        assert batches.shm_need() == shm.Need(
+        assert batches.shm_need(num_workers) == shm.Need(
             option=f"--{word}-num-workers",
             num_workers=num_workers,
             ahead=2,
@@ -94,7 +94,7 @@ def test_what_the_loader_tells_of_its_batches(make_images, tmp_path):
             num_batches=len(batches),
         )
     alone = Options(data=f"imagefolder:{root}", image_size=48, batch_size=4)
-    assert [batches.shm_need() for batches in open_batches(data.open_source(alone), alone, World())] == [None, None]
+    assert [batches.shm_need(0) for batches in open_batches(data.open_source(alone), alone, World())] == [None, None]
 
 
 PEAK = """
@@ -106,7 +106,7 @@ from train.world import World
 
 options = parse(sys.argv[1:])[1]
 train, valid = open_batches(data.open_source(options), options, World())
-need = train.shm_need()
+need = train.shm_need(train.num_workers)
 batches = iter(train)
 held = next(batches)
 # One is held, and the workers make all that they may.

@@ -49,7 +49,11 @@ def test_what_a_run_leaves(finished):
     assert (summary["world_size"], summary["num_nodes"], len(summary["hosts"])) == (2, 1, 1)
     assert summary["images_per_second"] == pytest.approx(2 * summary["images_per_second_per_rank"], rel=1e-3)
     times = summary["step_time_s"]
-    assert 0 < times["p50"] <= times["p95"] <= times["p99"]
+    assert 0 < times["p50"] <= times["p95"] <= times["p99"] <= times["max"]
+    assert sum(summary["step_histogram"]["counts"]) == summary["num_timed_steps"] == 131
+    assert summary["flops_per_sample"] > 6 * summary["num_parameters"]
+    assert summary["flops_per_second_per_rank"] > 0
+    assert (summary["mfu"], summary["peak_source"], summary["energy_j"], summary["profile"]) == (None,) * 4
     assert summary["first_step_s"] > 0
     assert 0 <= summary["data_wait_share"] < 1
     assert 0 < summary["peak_memory_gib"] < 8
@@ -61,7 +65,11 @@ def test_what_a_run_leaves(finished):
     assert (summary["resumed_from"], summary["bad_samples"]) == (None, [])
     assert summary["versions"]["torch"]
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records if record["kind"] == "steps"] == [50, 100]
+    lines = [record for record in records if record["kind"] == "steps"]
+    assert [line["step"] for line in lines] == [*range(10, 131, 10)]
+    assert all(line["images_per_second"] > 0 and line["memory_gib"] > 0 for line in lines)
+    assert [line["seconds"] for line in lines] == sorted(line["seconds"] for line in lines)
+    assert lines[0]["lr"] == pytest.approx(0.01 * 10 / 20)
     assert [path.name for path in checkpoint.saved(run)] == [f"step-{step:08d}" for step in (132, 110, 88)]
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from train.models import gpt, images
+from train.models import gpt
 from train.options import Options
 
 AUXILIARY_WEIGHT = 0.3
@@ -25,6 +25,9 @@ def build(options: Options, num_classes: int, size: int) -> nn.Module:
     """
     if options.predicts_tokens:
         return gpt.build(options, num_classes, size)
+    # Here and not above: torchvision takes 0.3 s to load, and a transformer needs nothing of it.
+    from train.models import images
+
     return images.build(options, num_classes, size)
 
 

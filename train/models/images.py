@@ -5,6 +5,7 @@ import difflib
 import torch
 import torchvision.models
 from torch import nn
+from torch.nn.functional import conv2d
 
 from train.errors import MusterError
 from train.options import Options
@@ -27,7 +28,30 @@ def build(options: Options, num_classes: int, image_size: int) -> nn.Module:
         )
     arguments = arguments_for(name, image_size)
     probe(name, arguments, num_classes, image_size, options.batch_size)
-    return construct(name, num_classes, arguments)
+    model = construct(name, num_classes, arguments)
+    for module in model.modules():
+        if type(module) is nn.Conv2d and module.stride != (1, 1) and module.kernel_size != (1, 1):
+            module.__class__ = StridedConv2d
+    return model
+
+
+class StridedConv2d(nn.Conv2d):
+    """A convolution with a stride, whose gradients are right for images of one pixel too.
+
+    torch 2.10 to 2.15 leave those of weights that see only padding unwritten there, in bfloat16 on CPUs: what was in
+    that memory before becomes a gradient. Of such an image only the middle of the kernel sees anything, so only it is
+    taken.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """As nn.Conv2d does: x_BCHW -> x_BDHW."""
+        middle = tuple(size // 2 for size in self.kernel_size)
+        is_plain = (self.padding, self.padding_mode, self.dilation) == (middle, "zeros", (1, 1))
+        if input.shape[-2:] != (1, 1) or not is_plain or input.is_cuda:
+            return super().forward(input)
+        row, column = middle
+        weight = self.weight[:, :, row : row + 1, column : column + 1]
+        return conv2d(input, weight, self.bias, groups=self.groups)
 
 
 def arguments_for(name: str, image_size: int) -> dict[str, object]:

@@ -8,6 +8,7 @@ accumulates 4 train the same weights, bit for bit.
 This is done on CPUs only, where one compares and debugs. It costs twice the bytes on the network.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 
 from train.metrics import Sums
 from train.models import logits_of, loss_of
+from train.stopwatch import Mark, Stopwatch
 from train.world import World
 
 
@@ -31,16 +33,21 @@ class Gradients:
 
     Attributes:
         smoothing: the share of each target that goes to all classes alike, in training.
+        criterion: (outputs, targets, smoothing) -> what is trained on.
+        waits: takes how long the end of a backward pass waits for other ranks; None where it is no such wait, or not
+            only there.
     """
 
     smoothing = 0.0
+    criterion: Callable[..., Tensor] = staticmethod(loss_of)
+    waits: Stopwatch | None = None
 
     def __init__(self, accumulate: int) -> None:
         self.accumulate = accumulate
 
     def loss(self, outputs: Tensor | tuple[Tensor, ...], targets: Tensor) -> Tensor:
         """What is trained on: the mean over `targets`."""
-        return loss_of(outputs, targets, self.smoothing)
+        return self.criterion(outputs, targets, self.smoothing)
 
     def begin(self, optimizer: Optimizer, step: int) -> None:
         """Called before each step; `step` of them are done in all."""
@@ -52,8 +59,16 @@ class Gradients:
         with autocast:
             outputs = model(inputs)
             loss = self.loss(outputs, targets)
-        (loss / self.accumulate).backward()
+        scaled = loss / self.accumulate
+        if self.waits is None:
+            scaled.backward()
+        else:
+            go_back(scaled, self.waits)
         sums.add(loss, logits_of(outputs), targets)
+
+    def waits_s(self) -> float | None:
+        """Seconds of all counted steps in which this rank waited for others; None where that is not known."""
+        return None if self.waits is None else self.waits.total()
 
     def evaluate(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
         """The loss of a batch, into `sums`."""
@@ -80,6 +95,23 @@ class Gradients:
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         clip_grads_with_norm_(parameters, largest, norm)
+
+
+def go_back(loss: Tensor, waits: Stopwatch) -> None:
+    """The backward pass from `loss`; what comes after this rank's own part of it is counted by `waits`.
+
+    What is to be called at the end of a backward pass is called in the order in which it was asked for: this asks at
+    the first gradient, DistributedDataParallel (which then waits for the buckets) at the last.
+    """
+    computed: list[Mark | None] = []
+
+    def begun(_: Tensor) -> None:
+        engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportAttributeAccessIssue]
+        engine.queue_callback(lambda: computed.append(waits.begin()))
+
+    loss.register_hook(begun)
+    loss.backward()
+    waits.end(computed[0] if computed else None)
 
 
 class SummedGradients(Gradients):

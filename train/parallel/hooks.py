@@ -85,14 +85,15 @@ class PowerGradients(HookedGradients):
         )
         super().__init__(options.accumulate, powerSGD_hook, state)
         self.start = options.warmup_steps if options.powersgd_start is None else options.powersgd_start
-        self.in_turn = world.device.type == "cpu"
+        self.world = world
         self.turns = 0
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
         mean = super().reduce(bucket)
-        if self.in_turn:
+        if self.world.device.type == "cpu":
             # A bucket takes three rounds. gloo's threads would mix those of several buckets, on each rank differently.
-            mean.wait()
+            with self.world.waits.running():
+                mean.wait()
         return mean
 
     def begin(self, optimizer: Optimizer, step: int) -> None:

@@ -62,7 +62,8 @@ class LocalGradients(Gradients):
     def meet(self, optimizer: Optimizer) -> None:
         """Makes weights and moments their mean over all ranks, if these have been apart."""
         if self.apart:
-            average(tensors_of(optimizer), self.world)
+            with self.world.waits.running():
+                average(tensors_of(optimizer), self.world)
         self.apart = False
 
 

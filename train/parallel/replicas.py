@@ -81,21 +81,28 @@ def divide(optimizer: Optimizer, world: World, options: Options) -> Optimizer:
 
 
 def gradients(model: DistributedDataParallel, world: World, options: Options) -> Gradients:
+    """As `averaged`, and with its waits for others counted; `--sync-bn` waits within layers too, where none is seen."""
+    gradients = averaged(model, world, options)
+    gradients.waits = None if options.sync_bn else world.waits
+    return gradients
+
+
+def averaged(model: DistributedDataParallel, world: World, options: Options) -> Gradients:
     """Averaged by the reducer of `model`; where it is to be done in another way, by a hook in its place."""
     exact = options.comm_hook == "none" and are_exact(world, options.accumulate)
     if options.comm_hook == "none" and options.local_sgd is None and not exact:
         return Gradients(options.accumulate)
     if exact:
-        averaged = ReducedGradients(model, options.accumulate, world.world_size)
+        chosen = ReducedGradients(model, options.accumulate, world.world_size)
     elif options.comm_hook == "powersgd":
-        averaged = PowerGradients(options, world)
+        chosen = PowerGradients(options, world)
     elif options.comm_hook == "fp16":
-        averaged = HalfGradients(options.accumulate, world)
+        chosen = HalfGradients(options.accumulate, world)
     else:
-        averaged = HookedGradients(
+        chosen = HookedGradients(
             options.accumulate, bf16_compress_hook if options.comm_hook == "bf16" else allreduce_hook
         )
     if options.local_sgd is not None:
-        averaged = LocalGradients(averaged, world, options)
-    model.register_comm_hook(averaged, type(averaged).reduce)
-    return averaged
+        chosen = LocalGradients(chosen, world, options)
+    model.register_comm_hook(chosen, type(chosen).reduce)
+    return chosen

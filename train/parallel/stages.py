@@ -15,6 +15,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleInterleavedZeroBubble,
 )
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
 
 from train.combinations import Pipelines
 from train.errors import MusterError
@@ -77,7 +78,6 @@ class StagedGradients(Gradients):
         count = self.plan.num_stages
         self.parts = {number: gpt.part(model, gpt.stage_of(model.shape, number, count)) for number in numbers}
         self.held: dict[nn.Parameter, Tensor] = {}
-        self.num_steps = 0
         self.busy, self.turns = Stopwatch(world.device), Stopwatch(world.device)
         own = {"group": self.line, "busy": self.busy, "computed": self.hold_part}
         stages = [TimedStage(self.parts[n], n, count, world.device, **own) for n in numbers]
@@ -96,6 +96,10 @@ class StagedGradients(Gradients):
                 fix=f"--microbatches={self.plan.num_stages}",
             ) from error
         self.num_parts = self.plan.num_parts * options.accumulate * world.num_shares
+
+    def begin(self, optimizer: Optimizer, step: int) -> None:
+        # Not the first: before it torch tries out what shapes pass from stage to stage.
+        self.busy.counts = self.turns.counts = self.world.waits.counts
 
     def compute(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, autocast: AbstractContextManager[object], sums: Sums
@@ -126,15 +130,15 @@ class StagedGradients(Gradients):
         gradients = {p: g for p in self.model.parameters() if (g := self.held.pop(p, p.grad)) is not None}
         flat = torch.cat([gradient.flatten() for gradient in gradients.values()])
         if self.world.num_shares > 1:
-            dist.all_reduce(flat, group=self.peers)
+            with self.world.waits.running():
+                dist.all_reduce(flat, group=self.peers)
         flat /= self.num_parts
         for parameter, part in zip(gradients, flat.split([p.numel() for p in gradients]), strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
-        self.num_steps += 1
-        if self.num_steps == 1:
-            # Before the first turn torch tries out what shapes pass from stage to stage.
-            self.busy.restart()
-            self.turns.restart()
+
+    def waits_s(self) -> float | None:
+        """What the schedules' time has more than the stages' own, and the meetings of several pipelines."""
+        return None if self.turns.total() == 0 else self.turns.total() - self.busy.total() + self.world.waits.total()
 
     def report(self) -> dict[str, Any]:
         """The measured share of their time in which the ranks wait for each other, beside that of equal stages."""

@@ -34,7 +34,8 @@ def divide(optimizer: Optimizer, world: World) -> Optimizer:
         group["params"] = [parameter for parameter in group["params"] if parameter in own]
 
     def stepped(*_: Any) -> None:
-        exchange(parts)
+        with world.waits.running():
+            exchange(parts)
 
     optimizer.register_step_post_hook(stepped)
     return optimizer

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from train.options import option
+from train.inputs import option
 
 MACHINES = "Machines"
 

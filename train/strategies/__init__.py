@@ -1,7 +1,7 @@
 """How a model is spread over ranks: one module a strategy.
 
 A strategy is a module with some of the functions of `Strategy`: what it leaves out is done as by `single`. A new one is
-a file here, and its name in `train.options.STRATEGIES`.
+a file here, its name in `train.options.STRATEGIES`, and lines for it in `entrypoint.cli.HELP` and `train.combinations`.
 """
 
 from contextlib import AbstractContextManager
