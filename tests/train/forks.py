@@ -16,7 +16,6 @@ import sys
 import time
 from importlib import import_module
 
-import sklearn.datasets  # noqa: F401
 import torchvision  # noqa: F401
 
 import train.process  # noqa: F401

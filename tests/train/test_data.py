@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR10
 
 from train import data
+from train.data import digits
 from train.data.images import split
 from train.data.loader import open_batches
 from train.data.pictures import decode
@@ -55,6 +57,13 @@ def test_digits_are_the_real_ones(loaded):
     assert abs(images.mean()) < 0.1
     assert abs(images.std() - 1) < 0.1
     assert set(labels.tolist()) == set(range(10))
+
+
+@pytest.mark.parametrize("file", [digits.FILE, "elsewhere/digits.csv.gz"])
+def test_digits_are_those_of_scikit_learn(file, monkeypatch):
+    monkeypatch.setattr(digits, "FILE", file)
+    for read, expected in zip(digits.read(), load_digits(return_X_y=True), strict=True):
+        np.testing.assert_array_equal(read, expected)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,28 @@
 """The 1,797 handwritten digits (8 x 8 pixels) that scikit-learn brings with it: real images, no download."""
 
+import gzip
+import importlib.util
+from pathlib import Path
+
+import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from train.data.images import InMemory, Source, split
 from train.options import Options
 
 VALID_SHARE = 0.2
 
+FILE = "datasets/data/digits.csv.gz"
+"""Within scikit-learn: a line an image, its 64 pixels from 0 to 16 and the digit.
+
+Source: sklearn/datasets/_base.py, load_digits
+"""
+
 
 def open_source(options: Options, folder: str) -> Source:
     """The digits, scaled up to `--image-size` and given three equal channels."""
     size = options.pixels
-    pixels, digits = load_digits(return_X_y=True)
+    pixels, digits = read()
     grey_N1HW = torch.tensor(pixels, dtype=torch.float32).div(16).view(-1, 1, 8, 8)
     scaled_N1HW = torch.nn.functional.interpolate(grey_N1HW, (size, size), mode="bilinear", antialias=True)
     images_NCHW = scaled_N1HW.mul(255).round().clamp(0, 255).byte().expand(-1, 3, -1, -1).contiguous()
@@ -26,3 +36,22 @@ def open_source(options: Options, folder: str) -> Source:
         mean=(0.305, 0.305, 0.305),
         std=(0.323, 0.323, 0.323),
     )
+
+
+def read() -> tuple[np.ndarray, np.ndarray]:
+    """The pixels (1797, 64) and the digits (1797,), whole numbers.
+
+    The file is read as it lies there: to load scikit-learn for it takes each rank most of a second.
+    """
+    found = importlib.util.find_spec("sklearn")
+    for place in (found.submodule_search_locations if found else None) or ():
+        path = Path(place, FILE)
+        if path.is_file():
+            with gzip.open(path, "rt") as lines:
+                table = np.loadtxt(lines, delimiter=",", dtype=np.int64)
+            return table[:, :-1], table[:, -1]
+    # A version that keeps them elsewhere.
+    from sklearn.datasets import load_digits
+
+    pixels, digits = load_digits(return_X_y=True)
+    return np.asarray(pixels), np.asarray(digits)
