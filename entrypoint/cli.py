@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,6 +48,11 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 def train() -> None:
     """The command `train`."""
+    _run(_trainings(starting.start), "train", normalise(sys.argv[1:]))
+
+
+def _trainings(start_program: Callable[..., None]) -> typer.Typer:
+    """What `train` has, its strategies started by `start_program`."""
     app = typer.Typer(
         help="Train PyTorch models, on this machine or in the job that this is part of.",
         epilog=WHICH,
@@ -59,7 +65,7 @@ def train() -> None:
         def start(options: LaunchOptions, training: Options, strategy: str = strategy) -> None:
             check_combination(strategy, training)
             program = Program("module", ("train", strategy, *to_argv(training)), is_ours=True)
-            starting.start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS)
+            start_program(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS)
 
         app.command(strategy, help=HELP[strategy])(command(start, LaunchOptions, Options))
     app.command("export", help="Write a run's weights as one plain file, for torch.load.")(_export)
@@ -71,7 +77,15 @@ def train() -> None:
     app.command("scale", help="Train on 1, 2, 4 ... ranks of this machine: how does it scale?")(
         command(_scale, ScaleOptions, LaunchOptions, Options)
     )
-    _run(app, "train", normalise(sys.argv[1:]))
+    return app
+
+
+def _check(words: Sequence[str]) -> None:
+    """Ends this process as the command `words` would end itself, if it is a training that can't be parsed."""
+    app = _trainings(lambda *_, **__: None)
+    others = [each.name for each in app.registered_commands if each.name not in STRATEGIES]
+    if words[0] == "train" and not (words[1:] and words[1] in others):
+        _run(app, "train", normalise(words[1:]))
 
 
 def _export(
@@ -162,7 +176,7 @@ def muster() -> None:
     )
     checks.add_to(app)
     app.command("report", help="Show what runs measured, and how they scale: table, plots, page.")(_report)
-    job_commands.add_to(app)
+    job_commands.add_to(app, _check)
     site_commands.add_to(app)
     fabric_commands.add_to(app)
     app.command("env", help="Print variables for other frameworks, or a container's options.")(

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +13,17 @@ from train.errors import MusterError
 KUBERNETES = "Kubernetes"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the command to `muster`."""
-    app.command("job", help="Print a job script for a site; 'muster job list' names them.")(_job)
+def add_to(app: typer.Typer, check: Callable[[Sequence[str]], None]) -> None:
+    """Adds the command to `muster`; `check` ends it where a job would wait in the queue for a misspelt training."""
+
+    settings = {"obj": check}
+    app.command("job", context_settings=settings, help="Print a job script for a site; 'muster job list' names them.")(
+        _job
+    )
 
 
 def _job(
+    context: typer.Context,
     site: Annotated[str, typer.Argument(metavar="SITE", help="A site's profile, by name or file; or list.")],
     command: Annotated[
         list[str] | None,
@@ -66,6 +72,8 @@ def _job(
     if site == "list" and not command:
         print(listing.table())
         return
+    if command:
+        context.obj(command)
     asked = wanted(
         nodes=nodes,
         time=time,

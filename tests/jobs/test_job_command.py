@@ -54,6 +54,34 @@ def test_an_unknown_site_and_its_nearest() -> None:
     assert fix.startswith("  fix: muster job juwels-booster")
 
 
+@pytest.mark.parametrize(
+    ("words", "wrong", "fix"),
+    [
+        (["train", "dpp"], "No such command 'dpp'", "train dp or train ddp"),
+        (["train", "ddp", "--epocs", "3"], "No such option: --epocs", "train ddp --epochs"),
+        (["train", "ddp", "--epochs=x"], "Invalid value for '--epochs'", "train ddp --help"),
+        (["train", "fsdp", "--zero1"], "the strategy fsdp knows nothing of --zero1", "train ddp --zero1"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_a_training_that_would_be_refused_after_the_queue(words: list[str], wrong: str, fix: str) -> None:
+    first, seen, last = refusal("slurm", "--", *words)
+    assert wrong in first
+    assert seen == f" seen: {' '.join(words)}"
+    assert fix in last
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["train", "ddp", "--resume", "--epochs=3"], ["train", "export", "runs/x"], ["muster", "run", "x.py"], ["sh", "x"]],
+    ids=" ".join,
+)
+def test_any_other_command_goes_into_the_script(words: list[str]) -> None:
+    done = job("slurm", "--", *words)
+    assert done.returncode == 0, done.stderr
+    assert f'command=({" ".join(words)} "$@")' in done.stdout.splitlines()
+
+
 def test_a_refused_site() -> None:
     wrong, _, _ = refusal("frontier")
     assert "Frontier does not run this image" in wrong
