@@ -1,5 +1,6 @@
 """What the user wants of a job."""
 
+import re
 from dataclasses import dataclass
 
 from entrypoint.jobs import quoting, walltime
@@ -39,6 +40,11 @@ class Wanted:
     def is_training(self) -> bool:
         """Whether the command is a trainer of ours, which knows --name and --resume."""
         return len(self.command) > 1 and self.command[0] == "train" and self.command[1] in STRATEGIES
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the command is to go on without nodes that die: `--nnodes MIN:MAX`."""
+        return re.search(r"(^|\0)--nnodes[=\0]\d+:\d+(\0|$)", "\0".join(self.command)) is not None
 
 
 def wanted(

@@ -3,16 +3,17 @@
 import itertools
 import json
 import shlex
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
+from entrypoint.jobs import making
+from entrypoint.jobs.wanted import Wanted
 from tests.clusters.deadline import wait_for
 from tests.clusters.hello import FOUR, hello, said
-from tests.clusters.processes import HostProcess
 from tests.clusters.slurm import SlurmCluster
-from tests.clusters.weights import MUSTER, ONE_THREAD, TRAIN, summary
+from tests.clusters.test_jobs import stand_in  # noqa: F401
+from tests.clusters.weights import BIN, MUSTER, ONE_THREAD, summary
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -110,30 +111,27 @@ ELASTIC = ["--data=synthetic", "--num-classes=10", "--num-samples=320", "--image
 ELASTIC += ["--epochs=3", "--warmup-steps=0", "--lr=0.01", "--lr-scale=linear", "--no-bf16", "--name=elastic"]
 
 
-def train_on_two(cluster: SlurmCluster) -> HostProcess:
-    """`srun train ddp` on both nodes, which may become one, after its first checkpoint; it writes to `out`."""
-    command = ["srun", *ONE_A_NODE, "--no-kill", TRAIN, "ddp", "--nnodes=1:2", "--nproc-per-node=1", *ELASTIC]
-    with (cluster.shared / "out").open("w") as out:
-        process = cluster.hosts.popen(
-            cluster.login, command, env=ONE_THREAD, cwd=cluster.shared, stdout=out, stderr=subprocess.STDOUT
-        )
+@pytest.mark.timeout(500)
+def test_a_training_goes_on_without_a_node_that_has_died(
+    slurm_cluster: Callable[..., SlurmCluster],
+    stand_in: Mapping[str, str],  # noqa: F811
+) -> None:
+    """The job script's own way: Slurm leaves the job to the node that is left."""
+    cluster = slurm_cluster(["node01", "node02"])
+    env = {**stand_in, **ONE_THREAD, "PATH": f"{stand_in['PATH']}:{BIN}"}
+    command = ("train", "ddp", "--nnodes=1:2", "--nproc-per-node=1", *ELASTIC)
+    job = cluster.submit(making.make("slurm", Wanted(nodes=2, command=command)), env=env)
 
     def is_saved() -> bool:
-        assert process.poll() is None, (cluster.shared / "out").read_text()
+        assert job.state in ("PENDING", "RUNNING"), job.output
         return bool(list(cluster.shared.glob("runs/elastic/checkpoints/step-*")))
 
     wait_for("a checkpoint", is_saved, 150)
-    return process
-
-
-@pytest.mark.timeout(500)
-def test_a_training_goes_on_without_a_node_that_has_died(slurm_cluster: Callable[..., SlurmCluster]) -> None:
-    cluster = slurm_cluster(["node01", "node02"])
-    process = train_on_two(cluster)
     cluster.kill("node02")
     wait_for("the training to end", lambda: (cluster.shared / "runs/elastic/summary.json").exists(), 300)
-    wait_for("srun to end", lambda: process.poll() is not None, 60)
-    said = (cluster.shared / "out").read_text()
+    job.wait(120)
+    said = job.output
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), said
     assert "muster: goes on with 1 node instead of 2" in said
     assert "goes on with 1 rank instead of 2: global batch 16 -> 8, learning rate 0.02 -> 0.01" in said
     found = summary(cluster.shared / "runs" / "elastic")

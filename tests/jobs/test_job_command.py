@@ -82,6 +82,24 @@ def test_any_other_command_goes_into_the_script(words: list[str]) -> None:
     assert f'command=({" ".join(words)} "$@")' in done.stdout.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("words", "is_kept"),
+    [
+        ([], False),
+        (["train", "ddp", "--nnodes=2"], False),
+        (["train", "ddp", "--nnodes=1:2"], True),
+        (["train", "ddp", "--nnodes", "1:2", "--epochs", "3"], True),
+        (["muster", "run", "--nnodes=1:2", "x.py"], True),
+        (["bash", "-c", "train ddp --nnodes=1:2"], False),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_slurm_leaves_a_job_that_goes_on_with_fewer_nodes_to_them(words: list[str], is_kept: bool) -> None:
+    lines = job("slurm", "--", *words).stdout.splitlines()
+    assert lines[0] == "#!/bin/bash"
+    assert ("#SBATCH --no-kill" in lines) == is_kept
+
+
 def test_a_refused_site() -> None:
     wrong, _, _ = refusal("frontier")
     assert "Frontier does not run this image" in wrong
