@@ -15,7 +15,7 @@ class Software:
         image: the version of the container image; None outside of one.
         revision: of the image.
         lock: the digest of the lock that it was installed from.
-        packages: a digest of all that is installed for this Python.
+        packages: all that is installed for this Python, with versions.
         code: a digest of this project's own files.
         cuda: the version that torch was built for.
         nccl: the version that torch's calls go to, and `nccl_path` the file.
@@ -24,7 +24,7 @@ class Software:
     image: str | None = None
     revision: str | None = None
     lock: str | None = None
-    packages: str | None = None
+    packages: tuple[str, ...] | None = None
     code: str | None = None
     python: str | None = None
     torch: str | None = None

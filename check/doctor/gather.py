@@ -90,7 +90,7 @@ def software(driver: str | None, root: Path = ROOT) -> Software:
         image=image.get("version"),
         revision=image.get("revision"),
         lock=image.get("lock_sha256") or _guarded(lambda: lock(root)),
-        packages=_guarded(lambda: digest(packages())),
+        packages=_guarded(packages),
         code=_guarded(lambda: code(root)),
         python=platform.python_version(),
         torch=str(torch.__version__),
@@ -116,10 +116,9 @@ def lock_file(root: Path) -> Path | None:
     )
 
 
-def packages() -> list[str]:
+def packages() -> tuple[str, ...]:
     """All that is installed for this Python: `torch 2.10.0`."""
-    found = {f"{each.name} {each.version}" for each in metadata.distributions()}
-    return sorted(found)
+    return tuple(sorted({f"{each.name} {each.version}" for each in metadata.distributions()}))
 
 
 def code(root: Path) -> str:

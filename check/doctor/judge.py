@@ -1,12 +1,12 @@
 """Judges what the ranks told: facts in, findings out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from check.doctor import judge_gpus, judge_network, judge_room
 from check.doctor.facts import Facts, Node, values
 from check.doctor.findings import Finding, Part
-from check.doctor.odd import all_of, differences
+from check.doctor.odd import all_of, differences, named
 
 NOT_COMPARED = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "NCCL_DEBUG_FILE")
 """Variables that may well differ between nodes: interfaces have names of their own, cores are counted on each node."""
@@ -48,7 +48,7 @@ def software(facts: Facts) -> Part:
     ]
     if not found:
         # Of what was found already they are an echo.
-        found += differ("set of packages", lambda node: node.software.packages, "fault", "packages", _short)
+        found += differ("set of packages", lambda node: node.software.packages, "fault", "packages", _apart(facts))
         found += differ("NCCL, by its path,", lambda node: node.software.nccl_path, "warning", "nccl")
     first = facts.nodes[0].software
     image = f"image {first.image}, " if first.image else ""
@@ -75,6 +75,13 @@ def _minor(version: str | None) -> str | None:
 
 def _short(digest: str) -> str:
     return digest[:12]
+
+
+def _apart(facts: Facts) -> Callable[[Sequence[str]], str]:
+    """What makes words of a node's packages: those that not all nodes have."""
+    told = [set(node.software.packages) for node in facts.nodes if node.software.packages]
+    everywhere = set[str].intersection(*told) if told else set[str]()
+    return lambda packages: named([each for each in packages if each not in everywhere]) or "none of these"
 
 
 def cores(facts: Facts) -> Part:

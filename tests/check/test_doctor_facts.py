@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ def test_a_rank_tells_of_itself_and_of_its_node(tmp_path: Path, monkeypatch: pyt
     assert told.node is not None
     assert told.node.software.torch == str(torch.__version__)
     assert told.node.software.code == gather.code(gather.ROOT)
-    assert len(told.node.software.packages or "") == 64
+    assert f"torch {metadata.version('torch')}" in (told.node.software.packages or ())
     assert told.node.variables["NCCL_NET"] == "IB"
     assert "AWS_SECRET" not in told.node.variables
     assert told.node.checkpoints is not None
