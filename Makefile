@@ -35,7 +35,7 @@ ifdef TESTS
 else
 	@echo "Two parts of the tests run at once; each shows what it said when it is over."
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
-	  test-clusters test-train test-image test-cuda12 test-others
+	  test-clusters test-train test-cuda12 test-image test-others
 endif
 
 # Clusters mostly wait, for their daemons and for each other: the other tests take the time that they leave.
@@ -55,8 +55,10 @@ test-others: $(DEV)
 test-image: $(DEV)
 	@$(BIN)/pytest tests/image
 
+# Its environment is made as a part of it: as a prerequisite it would put the tests themselves behind all others.
 .PHONY: test-cuda12
-test-cuda12: $(CUDA12_DEV) ## The unit and process levels with the last torch for CUDA 12, but for the longest tests
+test-cuda12: ## The unit and process levels with the last torch for CUDA 12, but for the longest tests
+	@$(MAKE) --no-print-directory $(CUDA12_DEV)
 	@$(CUDA12)/bin/pytest tests/entrypoint tests/train tests/report -m "not once"
 
 .PHONY: check
