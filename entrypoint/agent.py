@@ -40,7 +40,7 @@ from torch.distributed.run import get_args_parser, parse_args, run  # pyright: i
 if QUIET:
     del os.environ["TORCH_CPP_LOG_LEVEL"]  # the ranks' own is theirs
 
-DONE, FAILED, PREEMPTED = 0, 1, 75
+DONE, FAILED, PREEMPTED, INTERRUPTED = 0, 1, 75, 130
 
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What schedulers send some time before SIGKILL: the trainers hear the same ones (train/notice.py)."""
@@ -49,15 +49,16 @@ CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.2
 SAY_AFTER_S = 20.0
 
-# What torchrun logs about the end of a worker; the three lines below say it better.
-_SAID_BELOW = ("Sending process %s closing signal %s", "failed (exitcode: %s)")
+# What torchrun logs about an end; the lines below say it better.
+_SAID_BELOW = ("Sending process %s closing signal %s", "failed (exitcode: %s)", "Received %s death signal")
 
 
 def main(argv: list[str]) -> int:
     """The exit code of this node's workers, after running them by torchrun's arguments `argv`."""
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(
-        lambda entry: not str(entry.msg).startswith(_SAID_BELOW)
-    )
+    for name in ("agent.server.api", "multiprocessing.api"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
+            lambda entry: not str(entry.msg).startswith(_SAID_BELOW)
+        )
     arguments = parse_args(known(argv))
     warning = Warning()
     try:
@@ -124,6 +125,8 @@ class Warning:
         is_ours = "MUSTER_COMMAND" in os.environ and self.heard in {number.name for number in WARNINGS}
         when = " before the training began" if is_ours else ""
         print(f"muster: ended by {self.heard} on {socket.gethostname()}{when}", file=sys.stderr)
+        if self.heard == "SIGINT":
+            return INTERRUPTED  # by the user, at the terminal: as a shell has it
         return PREEMPTED if is_ours else FAILED
 
 

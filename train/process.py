@@ -74,7 +74,11 @@ class Process:
                 console.keep(f"ends: {fault}\n{trace}")
                 logs.leave_word(logs.TOLD)
                 return fault.code
-        if DEBUG or not isinstance(error, MusterError | KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt) and not DEBUG:
+            # All ranks of a terminal hear it at once.
+            if self.world is None or self.world.main:
+                console.tell("interrupted")
+        elif DEBUG or not isinstance(error, MusterError):
             console.tell(trace)
         elif not isinstance(error, SharedFault) or self.world is None or self.world.main:
             console.tell(str(error))

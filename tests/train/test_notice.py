@@ -96,30 +96,49 @@ def test_a_rank_that_counts_no_loss_is_heard_too(train, tmp_path, strategy):
         assert all(tensor.equal(again["model"][name]) for name, tensor in whole["model"].items())
 
 
+def disturbed(folder, argv, disturb):
+    """The exit code of `train ARGV`, disturbed after its first checkpoint, and what it said on stderr."""
+    argv = [str(Path(sys.executable).with_name("train")), *argv, "--epochs=3000", f"--runs-dir={folder}"]
+    # What starts the tests in the background may have them ignore it.
+    hears = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), "start_new_session": True}
+    with (folder / "err").open("wb") as err:
+        launch = subprocess.Popen(argv, env=environment(), cwd=folder, stdout=subprocess.DEVNULL, stderr=err, **hears)
+        try:
+            end = time.monotonic() + 120
+            while not checkpoint.saved(folder / "run"):
+                assert time.monotonic() < end, "no checkpoint came"
+                assert launch.poll() is None, (folder / "err").read_text()
+                time.sleep(0.05)
+            disturb(launch)
+            code = launch.wait(60)
+        finally:
+            launch.kill()
+            launch.wait()
+    said = (folder / "err").read_text()
+    assert "Traceback" not in said
+    return code, said
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_the_agent_passes_a_warning_on(argv_of_three, tmp_path, name):
-    argv = [str(Path(sys.executable).with_name("train")), *argv_of_three, f"--runs-dir={tmp_path}"]
-    argv = [word.replace("--epochs=3", "--epochs=3000") for word in argv]
-    env = environment()
-    with (tmp_path / "err").open("wb") as err:
-        agent = subprocess.Popen(argv, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=err)
-        try:
-            end = time.monotonic() + 120
-            while not checkpoint.saved(tmp_path / "run"):
-                assert time.monotonic() < end, "no checkpoint came"
-                assert agent.poll() is None, (tmp_path / "err").read_text()
-                time.sleep(0.05)
-            agent.send_signal(getattr(signal, name))
-            assert agent.wait(60) == 75, (tmp_path / "err").read_text()
-        finally:
-            agent.kill()
-            agent.wait()
-    said = (tmp_path / "err").read_text()
+    code, said = disturbed(tmp_path, argv_of_three, lambda agent: agent.send_signal(getattr(signal, name)))
+    assert code == 75, said
     assert said.count("stopped by a warning") == 1, said
-    assert "Traceback" not in said
     step = steps_of(tmp_path / "run")
     assert 0 < step < 12000
+
+
+@pytest.mark.process
+@pytest.mark.once
+@pytest.mark.parametrize(("strategy", "words"), [("ddp", "ended by SIGINT on"), ("single", "interrupted")])
+def test_control_c_at_a_terminal_ends_at_once_with_a_line(tmp_path, strategy, words):
+    """A terminal sends it to the launcher and to all ranks."""
+    argv = [strategy, *TEXT, *STEPS, "--name=run", *(["--nproc-per-node=2"] if strategy == "ddp" else [])]
+    code, said = disturbed(tmp_path, argv, lambda launch: os.killpg(launch.pid, signal.SIGINT))
+    assert code == 130, said
+    assert words in said.splitlines()[-1], said
+    assert "death signal" not in said
 
 
 def test_a_warning_before_the_ranks_have_started_is_told_to_requeue(tmp_path):
