@@ -33,12 +33,12 @@ test: check packages ## Set up, then run every test that this machine can run
 ifdef TESTS
 	@$(BIN)/pytest $(TESTS)
 else
-	@echo "Two parts of the tests run at once; each shows what it said when it is over."
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
-	  test-clusters test-train test-cuda12 test-image test-others
+	@echo "Three parts of the tests run at once; each shows what it said when it is over."
+	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
+	  test-train test-clusters test-image test-cuda12 test-others
 endif
 
-# Clusters mostly wait, for their daemons and for each other: the other tests take the time that they leave.
+# Clusters wait for their daemons and for each other, an image for its packages: other tests take the time that they leave.
 .PHONY: test-clusters
 test-clusters: $(DEV)
 	@$(BIN)/pytest tests/clusters
