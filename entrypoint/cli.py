@@ -249,6 +249,11 @@ def _typed(name: str) -> list[str]:
 def _run(app: typer.Typer, name: str, argv: list[str]) -> None:
     """Runs the command and exits with its code: 0, or 2 with three lines on stderr."""
     debug = "--debug" in argv or bool(os.environ.get("MUSTER_DEBUG"))
+    asked = [command for command in app.registered_commands if command.name == next(iter(argv), None)]
+    if asked:
+        # Of the commands typer makes all options at once: those of the others would take a tenth of the launch.
+        app.registered_commands, app.registered_groups = asked, []
+        app.callback()(lambda: None)  # else a command that is alone would have no name
     try:
         typer.main.get_command(app).main(args=argv, prog_name=name, standalone_mode=False)
     except MusterError as error:
