@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,7 @@ from train.data.loader import Batches
 from train.display import Display
 from train.errors import FAILED
 from train.faults import SharedFault
+from train.interval import Interval
 from train.metrics import Readout, StepTimes, Sums, averages
 from train.mixup import mix
 from train.notice import Notice, between
@@ -52,7 +53,9 @@ class Loop:
         log: takes a record for metrics.jsonl.
         save: writes a checkpoint; called on all ranks, with this rank's own statistics where others have others.
         notice: whether this rank was warned that it will be stopped.
+        interval: from one checkpoint to the next within an epoch.
         warned: whether any was, as all ranks know: they stop after this step.
+        is_due: whether the interval is over, as all ranks know.
     """
 
     strategy: Strategy
@@ -69,7 +72,9 @@ class Loop:
     save: Callable[[Progress, Statistics], None]
     progress: Progress = field(default_factory=Progress)
     notice: Notice = field(default_factory=Notice)
+    interval: Interval = field(default_factory=Interval)
     warned: bool = False
+    is_due: bool = False
 
     def __post_init__(self) -> None:
         self.times.waits = self.world.waits
@@ -98,7 +103,7 @@ class Loop:
             if valid is None:
                 # There may be no time to validate. Who goes on does, when the epoch is complete.
                 self.warned = True
-                self.save(progress, own)
+                self.checkpoint(progress, own)
                 return progress
             (train_loss, train_accuracy), (valid_loss, valid_accuracy) = averages(progress.sums), valid
             progress.best_accuracy = max(progress.best_accuracy, valid_accuracy)
@@ -117,7 +122,7 @@ class Loop:
             self.log({"kind": "epoch", **record})
             self.display.epoch(record)
             # In the middle of an epoch each rank goes on from its own, as if it had not stopped.
-            self.save(progress, {} if progress.epoch > epoch else own)
+            self.checkpoint(progress, {} if progress.epoch > epoch else own)
             if self.any_warned():
                 return self.progress
         return self.progress
@@ -144,6 +149,8 @@ class Loop:
                 if self.warned:
                     look = None
                     break
+                if self.is_due and self.gradients.is_settled(progress.step):
+                    self.checkpoint_midway(sums, done)
                 look = self.look(sums)
             if self.world.main:
                 if glance is None and self.display.wants_loss() and self.world.counts:
@@ -154,18 +161,45 @@ class Loop:
                 self.display.step(done)
         self.times.stop()
         self.show(look, sums)
+        self.progress.sums, self.progress.sample = self.settle(sums, done)
+
+    def settle(self, sums: Sums, steps: int) -> tuple[list[float], int]:
+        """The epoch's sums and its used samples, where so many `steps` were done since the epoch was gone on with.
+
+        All ranks have the same weights after it.
+        """
         self.gradients.settle(self.trained.optimizer)
         totals = self.total(sums.values).tolist()
         if not math.isfinite(totals[0]):
             self.refuse(totals[0], sums)
-        progress.sums = [before + now for before, now in zip(progress.sums, totals, strict=True)]
-        progress.sample += done * order.global_batch
+        all_sums = [before + now for before, now in zip(self.progress.sums, totals, strict=True)]
+        return all_sums, self.progress.sample + steps * self.order.global_batch
+
+    def checkpoint(self, progress: Progress, own: Statistics) -> None:
+        """Writes a checkpoint; the interval to the next one begins."""
+        self.save(progress, own)
+        self.interval.begin()
+        self.is_due = False
+
+    def checkpoint_midway(self, sums: Sums, steps: int) -> None:
+        """Writes a checkpoint within an epoch, `steps` after it was gone on with. What is trained does not change."""
+        started = time.perf_counter()
+        self.times.stop()
+        all_sums, sample = self.settle(sums, steps)
+        own = self.average_statistics()
+        self.checkpoint(replace(self.progress, sums=all_sums, sample=sample), own)
+        for name, tensor in self.trained.statistics().items():
+            tensor.copy_(own.get(name, tensor))
+        self.times.start()
+        step, before = self.looked_at
+        self.looked_at = step, before + time.perf_counter() - started  # of which none was a step's
 
     def look(self, sums: Sums) -> Look:
         """A look at the losses, the warnings and the pace of all ranks, and the step of the next one."""
         (step, before), now = self.looked_at, time.perf_counter()
         self.looked_at = self.progress.step, now
-        own = share_of_look(self.world, self.notice, now - before, self.progress.step - step)
+        flags = self.notice.heard, self.interval.is_over()
+        own = share_of_look(self.world, now - before, self.progress.step - step, *flags)
         counted = sums.values * float(self.world.counts)
         return Look(self.progress.step, Readout(self.world.all_reduce(torch.cat((counted, own)))), self.facts())
 
@@ -206,10 +240,10 @@ class Loop:
         """
         if look is None:
             return
-        *values, num_warned, step_s = look.sums.wait()
+        *values, step_s, num_warned, num_due = look.sums.wait()
         if not math.isfinite(values[0]):
             self.refuse(values[0], sums)
-        self.warned = num_warned > 0
+        self.warned, self.is_due = num_warned > 0, num_due > 0
         steps = between(step_s, LOOK_STEPS)
         self.next_look = (self.progress.step // steps + 1) * steps
         loss, accuracy = averages(values)

@@ -215,6 +215,14 @@ class Options(Inputs):
     blocking_save: Annotated[
         bool, option("--blocking-save", help="Write checkpoints while training waits, not behind it.", panel=RUN)
     ] = False
+    save_every: Annotated[
+        float,
+        option(
+            help="Minutes from one checkpoint to the next within an epoch; 0: only after each epoch.",
+            panel=RUN,
+            min=0.0,
+        ),
+    ] = 30.0
     save_before: Annotated[
         float | None,
         option(

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 
 from train.metrics import Readout
-from train.notice import Notice
 from train.options import Options
 from train.world import World
 
@@ -47,8 +46,8 @@ class Look(NamedTuple):
 
     Attributes:
         step: after which it was taken.
-        sums: [summed loss, hits, targets] of the epoch up to there, then how many ranks were warned, and the mean
-            seconds of a step; on their way.
+        sums: [summed loss, hits, targets] of the epoch up to there, then the mean seconds of a step, how many ranks
+            were warned, and whether a checkpoint is due; on their way.
         facts: what else a line of metrics.jsonl says; None for no line.
     """
 
@@ -57,13 +56,13 @@ class Look(NamedTuple):
     facts: dict[str, Any] | None
 
 
-def share_of_look(world: World, notice: Notice, seconds: float, steps: int) -> torch.Tensor:
-    """What this rank adds to a look at all ranks: whether it was warned, and its part of the mean seconds of a step.
+def share_of_look(world: World, seconds: float, steps: int, *flags: bool | str) -> torch.Tensor:
+    """What this rank adds to a look at all ranks: its part of the mean seconds of a step, and flags to be counted.
 
     Args:
         seconds: that so many `steps`, or batches, have taken.
     """
-    told = [float(bool(notice.heard)), seconds / steps / world.world_size]
+    told = [seconds / steps / world.world_size, *map(float, map(bool, flags))]
     # From pinned memory: a copy from any other would wait for all that the device has to do.
     is_cuda = world.device.type == "cuda"
     return torch.tensor(told, dtype=torch.float64, pin_memory=is_cuda).to(world.device, non_blocking=True)

@@ -17,6 +17,7 @@ from train.ema import MovingAverage
 from train.errors import MusterError
 from train.facts import facts, promised_gpus
 from train.faults import agree
+from train.interval import Interval
 from train.loop import Loop
 from train.measure.energy import Energy
 from train.measure.profile import Profile
@@ -138,6 +139,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
             save=save,
             progress=progress,
             notice=notice,
+            interval=Interval(60 * options.save_every if world.main else 0.0),
         )
         if options.profile:
             # Hooks that name a part would have a compiled model compiled again.

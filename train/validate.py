@@ -68,13 +68,13 @@ class Looks:
             return False
         self.next = done + 1  # soon, to learn how long a batch takes
         if self.look is not None:
-            num_warned, batch_s = self.look.wait()
+            batch_s, num_warned = self.look.wait()
             if num_warned:
                 return True
             batches = between(batch_s, self.most)
             self.next = (done // batches + 1) * batches
         (before, then), now = self.looked_at, time.perf_counter()
         self.looked_at = done, now
-        own = share_of_look(self.world, self.notice, now - then, done - before)
+        own = share_of_look(self.world, now - then, done - before, self.notice.heard)
         self.look = Readout(self.world.all_reduce(own))
         return False

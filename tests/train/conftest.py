@@ -97,7 +97,7 @@ def start_ranks(
     return processes
 
 
-def wait_ranks(processes: list[subprocess.Popen[bytes]], folder: Path, deadline_s: float = 150) -> list[Ended]:
+def wait_ranks(processes: list[subprocess.Popen[bytes]], folder: Path, deadline_s: float = 450) -> list[Ended]:
     """How each process ended; all are killed, and the test fails, when one has not by `deadline_s`."""
     end = time.monotonic() + deadline_s
     try:
@@ -147,7 +147,7 @@ def train(tmp_path_factory: pytest.TempPathFactory, forks: subprocess.Popen[str]
         argv: list[str],
         world_size: int = 1,
         *,
-        deadline_s: float = 150,
+        deadline_s: float = 450,
         ok: bool = False,
         before: str = "",
         shm: str | None = None,

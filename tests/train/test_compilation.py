@@ -20,7 +20,7 @@ WITHOUT_KERNELS = "import functools, torch; torch.compile = functools.partial(to
 
 def compiled(train, before="", **how):
     """The fixture `train`, for runs that are compiled."""
-    return lambda argv, size, ok: train([*argv, "--compile=default"], size, ok=ok, before=before, deadline_s=250, **how)
+    return lambda argv, size, ok: train([*argv, "--compile=default"], size, ok=ok, before=before, **how)
 
 
 @pytest.mark.process

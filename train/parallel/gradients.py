@@ -88,6 +88,10 @@ class Gradients:
     def settle(self, optimizer: Optimizer) -> None:
         """Called before the weights are looked at, for validation and checkpoints: all ranks have the same then."""
 
+    def is_settled(self, step: int) -> bool:
+        """Whether `settle` after `step` steps in all leaves training as it is."""
+        return True
+
     def clip(self, model: nn.Module, largest: float) -> None:
         """Shortens all gradients together to the norm `largest`, over all ranks that hold parts of them."""
         parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]

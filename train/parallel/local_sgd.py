@@ -59,6 +59,9 @@ class LocalGradients(Gradients):
         self.averaged.settle(optimizer)
         self.meet(optimizer)
 
+    def is_settled(self, step: int) -> bool:
+        return not self.apart or (step - self.start) % self.period == 0  # `begin` is about to do it
+
     def meet(self, optimizer: Optimizer) -> None:
         """Makes weights and moments their mean over all ranks, if these have been apart."""
         if self.apart:
