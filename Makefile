@@ -33,8 +33,8 @@ test: check packages ## Set up, then run every test that this machine can run
 ifdef TESTS
 	@$(BIN)/pytest $(TESTS)
 else
-	@echo "Three parts of the tests run at once; each shows what it said when it is over."
-	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
+	@echo "Two parts of the tests run at once; each shows what it said when it is over."
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
 	  test-train test-clusters test-image test-cuda12 test-others
 endif
 
