@@ -251,7 +251,7 @@ def _run(app: typer.Typer, name: str, argv: list[str]) -> None:
     debug = "--debug" in argv or bool(os.environ.get("MUSTER_DEBUG"))
     asked = [command for command in app.registered_commands if command.name == next(iter(argv), None)]
     if asked:
-        # Of the commands typer makes all options at once: those of the others would take a tenth of the launch.
+        # Of the commands typer makes all options at once: those of the others would be a fifth of the launch.
         app.registered_commands, app.registered_groups = asked, []
         app.callback()(lambda: None)  # else a command that is alone would have no name
     try:

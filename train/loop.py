@@ -149,7 +149,8 @@ class Loop:
                 if self.warned:
                     look = None
                     break
-                if self.is_due and self.gradients.is_settled(progress.step):
+                # After the last step one is written anyway.
+                if self.is_due and done < order.num_steps and self.gradients.is_settled(progress.step):
                     self.checkpoint_midway(sums, done)
                 look = self.look(sums)
             if self.world.main:

@@ -15,7 +15,6 @@ KUBERNETES = "Kubernetes"
 
 def add_to(app: typer.Typer, check: Callable[[Sequence[str]], None]) -> None:
     """Adds the command to `muster`; `check` ends it where a job would wait in the queue for a misspelt training."""
-
     settings = {"obj": check}
     app.command("job", context_settings=settings, help="Print a job script for a site; 'muster job list' names them.")(
         _job

@@ -46,6 +46,9 @@ def test_it_changes_nothing_and_can_be_gone_on_from(train, common, straight, tmp
     found = middles(run)
     assert len(found) > 1, list(run.glob("checkpoints/*"))
     assert json.loads((run / "summary.json").read_text())["num_timed_steps"] > 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    written = [line["step"] for line in lines if line["kind"] == "checkpoint"]
+    assert len(written) == len(set(written)), written  # at the end of an epoch there is one anyway
     for step in (found[0], found[-1]):
         path = run / "checkpoints" / f"step-{step:08}"
         train([*argv, f"--resume={path}", f"--name=from-{step}", f"--runs-dir={tmp_path}"], 2, ok=True)
