@@ -54,6 +54,7 @@ def test_one_container_a_node_with_the_arguments_of_the_job(cluster: Cluster, na
             "--cpus-per-task=4",
             "--export=ALL",
             "--kill-on-bad-exit=0",
+            "--no-kill",
         ],
         "pbs": ["-n", "2", "-ppn", "1"],
         "lsf": ["-z", "h1 h2"],

@@ -56,7 +56,7 @@ def test_what_the_profile_says_is_in_the_script(tmp_path: Path) -> None:
         "module load 'sing$(touch harm)'",
     ):
         assert line in text.splitlines()
-    assert """--kill-on-bad-exit=0 '--flag=$(touch harm) '"'"'x'"'"'' --one""" in text
+    assert """--no-kill '--flag=$(touch harm) '"'"'x'"'"'' --one""" in text
     # On one node the condition of the flags does not hold.
     assert "--one" not in making.make(site(tmp_path, "slurm"), Wanted(nodes=1))
 
