@@ -1,5 +1,6 @@
 """`python -m train STRATEGY OPTIONS`: one rank of a training run."""
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ def read(argv: Sequence[str]) -> tuple[str, Options]:
 
 def main() -> None:
     parent = os.getppid()  # before torch is loaded: it may be gone by then
+    gc.disable()  # until the training begins (train/heap.py)
     strategy, options = read(sys.argv[1:])
     if not os.environ.get("MUSTER_DEBUG"):
         # Notes of torch's C++ side (reverse look-ups of addresses, retries) that a user can't act on.

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,3 +40,23 @@ def test_it_is_used_again_without_the_system():
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD"])
 def test_what_the_user_has_set_stays(name):
     assert not heap.keep({name: "1"})
+
+
+TRAIN = """
+import atexit, gc, sys
+atexit.register(lambda: print(gc.isenabled(), gc.get_freeze_count()))
+sys.argv = ["train", "single", "--data=synthetic", "--num-samples=8", "--batch-size=4", "--max-steps=1"]
+from train.__main__ import main
+main()
+"""
+
+
+@pytest.mark.process
+def test_training_collects_what_it_leaves_and_not_what_imports_made(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRAIN]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=True, timeout=300, cwd=tmp_path
+    )
+    enabled, frozen = done.stdout.splitlines()[-1].split()
+    assert enabled == "True"
+    assert int(frozen) > 100_000
