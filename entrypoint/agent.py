@@ -40,7 +40,6 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import get_args_parser, parse_args, run  # pyright: ignore[reportUnknownVariableType]
 
-gc.freeze()
 gc.enable()
 if QUIET:
     del os.environ["TORCH_CPP_LOG_LEVEL"]  # the ranks' own is theirs

@@ -3,7 +3,8 @@
 import ctypes
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER = 2**31 - 1
@@ -27,14 +28,21 @@ def keep(environ: Mapping[str, str] = os.environ) -> bool:
     return any(mallopt(M_MMAP_THRESHOLD, size) for size in LARGE_BYTES) and bool(mallopt(M_TRIM_THRESHOLD, NEVER))
 
 
-def collect_new() -> None:
-    """From now on Python collects garbage, but looks only at objects that are not there yet.
+@contextmanager
+def collecting_new() -> Iterator[None]:
+    """A context in which Python collects garbage, but looks only at objects that were not there at its start.
 
     Imports make some hundred thousand objects that stay. To look through them while they are made is an eighth of the
     start-up; to do so again during training holds up one rank, and so all; and each look writes to their pages, which
     the data's worker processes share until then.
 
+    At the end all objects are looked at again: C++ libraries complain of those that outlive the interpreter.
+
     Source: https://docs.python.org/3/library/gc.html#gc.freeze
     """
     gc.freeze()
     gc.enable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -175,9 +175,8 @@ def run(strategy_name: str, options: Options, world: World) -> None:
 
 def fit(loop: Loop, keeper: Keeper) -> None:
     """Trains to the end, and until the last checkpoint is written."""
-    heap.collect_new()
     try:
-        with told_if_not_deterministic():
+        with told_if_not_deterministic(), heap.collecting_new():
             loop.fit()
         loop.world.vitals.at(ENDING)
         keeper.wait()
