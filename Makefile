@@ -57,7 +57,7 @@ test-image: $(DEV)
 
 # Its environment is made as a part of it: as a prerequisite it would put the tests themselves behind all others.
 .PHONY: test-cuda12
-test-cuda12: ## The unit and process levels with the last torch for CUDA 12, but for the longest tests
+test-cuda12: ## The unit and process levels with the last torch for CUDA 12, but for tests marked `once`
 	@$(MAKE) --no-print-directory $(CUDA12_DEV)
 	@$(CUDA12)/bin/pytest tests/entrypoint tests/train tests/report -m "not once"
 

@@ -11,7 +11,7 @@ from train.arguments import parse
 from train.data.loader import open_batches
 from train.world import World
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.once]
 
 
 IMAGES = ["--model=shufflenet_v2_x0_5", "--data=fake", "--num-classes=3", "--image-size=32"]
