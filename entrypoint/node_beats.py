@@ -116,10 +116,11 @@ class Nodes:
 
     def _publish_failures(self, group: Any, failures: Mapping[int, Any]) -> None:
         """Tells the other nodes' ranks of a failure that this node's perhaps could not tell."""
-        codes = {failure.exitcode for failure in failures.values()}
-        if codes & {PREEMPTED, *WARNED}:
+        found = first_of(failures)
+        if found is None:
             return
-        rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
+        rank, first = found
+        codes = {failure.exitcode for failure in failures.values()}
         how = f"it was ended by {first.signal_name()}" if first.exitcode < 0 else f"exit code {first.exitcode}"
         code = USER_MUST_CHANGE if USER_MUST_CHANGE in codes else FAILED
         fault = {"rank": rank, "host": socket.gethostname(), "code": code, "wrong": how}
@@ -148,6 +149,16 @@ class Nodes:
             if handler.proc.poll() is None:
                 self._ended[handler.proc.pid] = reason
                 handler.proc.kill()
+
+
+def first_of(failures: Mapping[int, Any]) -> tuple[int, Any] | None:
+    """The rank that failed first, and how; None where a warning has ended all, which is no failure of this node's."""
+    if any(failure.exitcode == PREEMPTED for failure in failures.values()):
+        return None
+    # Once one has failed, torchrun ends the others by SIGTERM.
+    own = {rank: failure for rank, failure in failures.items() if failure.exitcode not in WARNED}
+    # A worker that was killed has no record of the time; the others' records know it to the second only.
+    return min(own.items(), key=lambda item: (item[1].exitcode >= 0, item[1].timestamp), default=None)
 
 
 def publish(store: Any, group: Any, fault: Mapping[str, Any]) -> None:

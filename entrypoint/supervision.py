@@ -116,9 +116,9 @@ class Supervision:
 
     def _before_start(self, group: Any) -> None:
         self.has_started = True
-        if group.spec.rdzv_handler.get_backend() != "static":
-            # With the agent's process id: what a worker starts inherits the variable, and is no part of this launch.
-            os.environ["MUSTER_LAUNCH"] = f"{launch_word(group.store)}.{os.getpid()}"
+        word = "" if group.spec.rdzv_handler.get_backend() == "static" else launch_word(group.store)
+        # With the agent's process id: what a worker starts inherits the variable, and is no part of this launch.
+        os.environ["MUSTER_LAUNCH"] = f"{word}.{os.getpid()}"
         before, self._num_nodes = self._num_nodes, group.group_world_size
         if group.group_rank == 0 and before not in (0, self._num_nodes):
             nodes = "1 node" if self._num_nodes == 1 else f"{self._num_nodes} nodes"

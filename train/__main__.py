@@ -10,6 +10,7 @@ import typer
 from train.arguments import parse
 from train.errors import USER_MUST_CHANGE, MusterError
 from train.options import Options
+from train.parent import Guard
 
 
 def read(argv: Sequence[str]) -> tuple[str, Options]:
@@ -24,7 +25,7 @@ def read(argv: Sequence[str]) -> tuple[str, Options]:
 
 
 def main() -> None:
-    parent = os.getppid()  # before torch is loaded: it may be gone by then
+    guard = Guard()
     gc.disable()  # until the training begins (train/heap.py)
     strategy, options = read(sys.argv[1:])
     if not os.environ.get("MUSTER_DEBUG"):
@@ -33,7 +34,7 @@ def main() -> None:
     # Here and not above: a misspelt option must not wait for torch.
     from train.process import run_process
 
-    run_process(strategy, options, parent)
+    run_process(strategy, options, guard)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ ranks and any strategy again. While it is written it has another name, and `late
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,14 @@ from train.storage import INDEX, Damaged, Foreign, Reader, Writer, read_index, r
 
 NAME = re.compile(r"step-(\d+)")
 LATEST = "latest"
+REPLACED = ".old.partial"
+"""Of the name of a checkpoint in whose place another of the same step is put."""
+
+NO_SUCH, FOREIGN, UNREADABLE = (
+    "there is no such checkpoint",
+    "it is no checkpoint of this program",
+    "the checkpoint can't be read",
+)
 
 State = dict[str, Any]
 """A tree of dictionaries; its leaves are tensors, and values that JSON can hold."""
@@ -71,11 +80,25 @@ def publish(run: Path, partial: Path, step: int, keep: int) -> None:
     folder = folder_of(run)
     path = folder / f"step-{step:08d}"
     if path.exists():
-        path.rename(folder / f".{path.name}.old.partial")
+        old = folder / f".{path.name}{REPLACED}"
+        shutil.rmtree(old, ignore_errors=True)  # of a process that was killed here
+        path.rename(old)
     partial.rename(path)
     sync_folder(folder)
     write_text(folder / LATEST, f"{path.name}\n")
     prune(run, step, keep)
+
+
+def put_back(run: Path) -> None:
+    """Names the checkpoints again whose process was killed as another of the same step took their place.
+
+    Only where no process writes checkpoints of `run`.
+    """
+    for old in folder_of(run).glob(f".step-*{REPLACED}"):
+        path = old.with_name(old.name.removeprefix(".").removesuffix(REPLACED))
+        if is_checkpoint(old) and not path.exists():
+            with suppress(OSError):  # whoever may not write here may still read the others
+                old.rename(path)
 
 
 def save(run: Path, state: Mapping[str, Any], *, step: int, keep: int) -> Path:
@@ -141,7 +164,7 @@ def saved(run: Path) -> list[Path]:
     paths = by_step(run)
     try:
         latest = folder_of(run) / (folder_of(run) / LATEST).read_text().strip()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return paths
     if latest not in paths:
         return paths
@@ -151,7 +174,7 @@ def saved(run: Path) -> list[Path]:
 def unreadable(path: Path, reason: str) -> MusterError:
     """The error for a user whose checkpoint is damaged."""
     return MusterError(
-        f"the checkpoint can't be read: {reason}",
+        f"{UNREADABLE}: {reason}",
         seen=str(path),
         fix="--resume auto takes the run's last checkpoint that is whole",
     )
@@ -165,16 +188,16 @@ def head(path: Path) -> State:
     """
     if not path.exists():
         fix = "give --resume a run's folder or one of its checkpoints; it must be on a file system that all nodes share"
-        raise MusterError("there is no such checkpoint", seen=str(path), fix=fix)
+        raise MusterError(NO_SUCH, seen=str(path), fix=fix)
     fix = "give --resume a run's folder, or a step-... from its folder checkpoints/"
     try:
         index = read_index(path)
     except Foreign as error:
-        raise MusterError(f"it is no checkpoint of this program: {error}", seen=str(path), fix=fix) from error
+        raise MusterError(f"{FOREIGN}: {error}", seen=str(path), fix=fix) from error
     except Damaged as error:
         raise unreadable(path, str(error)) from error
     except OSError as error:
-        raise MusterError("it is no checkpoint of this program: no index", seen=str(path), fix=fix) from error
+        raise MusterError(f"{FOREIGN}: no index", seen=str(path), fix=fix) from error
     ends: dict[str, int] = {}
     for entry in index["tensors"].values():
         for chunk in entry["chunks"]:
@@ -232,6 +255,11 @@ def load_newest(run: Path) -> tuple[Path, State, list[str]]:
             error = error or damage
             notes.append(passed_over(path, damage))
     raise error or MusterError("the run has no checkpoint", seen=str(run), fix="leave out --resume")
+
+
+def is_damage(error: MusterError) -> bool:
+    """Whether `error`, perhaps told by another rank, is of the checkpoint alone: an older one may do."""
+    return any(words in error.wrong for words in (NO_SUCH, FOREIGN, UNREADABLE))
 
 
 def passed_over(path: Path, damage: MusterError) -> str:

@@ -4,6 +4,9 @@ USER_MUST_CHANGE = 2
 FAILED = 1
 PREEMPTED = 75
 
+RESUME = "--resume goes on from the last checkpoint"
+"""What mends a run whose processes were ended from outside."""
+
 
 class MusterError(Exception):
     """A condition that the user, or the job script, can mend.

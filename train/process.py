@@ -13,6 +13,7 @@ from train.backends import backend_for, open_group, places
 from train.errors import FAILED, MusterError
 from train.faults import SharedFault, agree
 from train.options import Options
+from train.parent import Guard
 from train.pulse import Pulse
 from train.run import run
 from train.stopwatch import Stopwatch
@@ -27,10 +28,10 @@ class Process:
     """This process's place in the world, as far as it has got.
 
     Attributes:
-        parent: the process that started this one.
+        guard: watches the process that started this one, until the pulse does.
     """
 
-    parent: int
+    guard: Guard
     world: World | None = None
     watch: faults.Watch | None = None
     pulse: Pulse | None = None
@@ -52,7 +53,8 @@ class Process:
         store = connect(self.world)
         self.world = replace(self.world, store=None if store is None else PrefixStore("muster", store))
         self.watch = faults.Watch(self.world)
-        self.pulse = Pulse(self.world, options.hang_s, self.parent)
+        self.pulse = Pulse(self.world, options.hang_s, self.guard.parent)
+        self.guard.close()
         self.world = meet(self.world, strategy, options)
         run(strategy, options, self.world)
 
@@ -126,12 +128,12 @@ def meet(world: World, strategy: str, options: Options) -> World:
     return world
 
 
-def run_process(strategy: str, options: Options, parent: int) -> None:
+def run_process(strategy: str, options: Options, guard: Guard) -> None:
     """Trains on this rank; what goes wrong becomes three lines, or a traceback, and an exit code."""
     if not DEBUG:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(vision)?\.")
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch(vision)?\.")
-    process, code = Process(parent), 0
+    process, code = Process(guard), 0
     try:
         record(process.train)(strategy, options)  # so that torchrun's summary names the error
     except BaseException as error:

@@ -44,10 +44,10 @@ class Pulse:
 
     Args:
         hang_s: seconds in which a rank that stands still counts as hung; 0: none does.
-        parent: the process that started this one. A launched rank ends with it.
+        parent: the process that started this one, with which it ends; None for a rank that nobody launched.
     """
 
-    def __init__(self, world: World, hang_s: float, parent: int) -> None:
+    def __init__(self, world: World, hang_s: float, parent: int | None) -> None:
         self.world, self.vitals = world, world.vitals
         self.hang_beats = hang_s / BEAT_S if hang_s else math.inf
         self.ear = Ear()
@@ -58,8 +58,7 @@ class Pulse:
         self.stopped = threading.Event()
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         self.file = Path(f"{error_file}.beat") if error_file else None
-        is_launched = world.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ
-        self.parent = parent if is_launched else None
+        self.parent = parent
         self.store: Any = None
         if world.store is not None:
             self.store = world.store.clone()

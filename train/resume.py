@@ -68,7 +68,7 @@ def restore(trained: Trained, chosen: Run, identity: dict[str, Any], keeper: Kee
         rank = world.rank if index["plain"]["world_size"] == world.world_size else -1
         trained.fill(path, index, rank, keeper.group)
     except MusterError as damage:
-        if "can't be read" not in damage.wrong or not chosen.older:
+        if not checkpoint.is_damage(damage) or not chosen.older:
             raise
         chosen.notes.append(checkpoint.passed_over(path, damage))
         chosen.resumed_from = chosen.older.pop(0)

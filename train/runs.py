@@ -132,6 +132,8 @@ def choose_folder(options: Options, strategy: str) -> Run:
     if options.resume != "auto":
         return continue_from(options, base)
     candidates = [base] if options.name else numbered(base)
+    if options.name:
+        checkpoint.put_back(base)  # others of the candidates may be runs that go on in another job
     with_checkpoint = [folder for folder in candidates if checkpoint.saved(folder)]
     if with_checkpoint:
         folder = max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime)
@@ -172,6 +174,7 @@ def with_newest(folder: Path) -> Run:
     Raises:
         MusterError: there are checkpoints, but all are damaged; or there is none.
     """
+    checkpoint.put_back(folder)
     run, error = Run(folder), None
     for path in checkpoint.saved(folder):
         if run.resumed_from is not None:

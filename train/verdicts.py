@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from train.errors import FAILED, MusterError
+from train import parent
+from train.errors import FAILED, RESUME, MusterError
 from train.faults import Fault
 from train.vitals import LEFT, Ear, named
 from train.world import World
-
-RESUME = "--resume goes on from the last checkpoint"
 
 
 def dead(ear: Ear, ranks: list[int], beat_s: float, world: World) -> tuple[MusterError, Fault]:
@@ -50,16 +49,9 @@ def hung(
     return told, Fault(first, last.host, FAILED, wrong)
 
 
-def orphaned(world: World, parent: int) -> tuple[MusterError, Fault]:
-    """Of the rank of `world`, whose launcher, the process `parent`, has gone."""
-    wrong = "the process that started it, torchrun or the scheduler's, is gone"
-    told = MusterError(
-        f"rank {world.rank} on {world.host} ends: {wrong}",
-        seen=f"its parent was process {parent}, and is {os.getppid()}",
-        fix=f"look for what ended it (dmesg, sacct: memory?); {RESUME}",
-        code=FAILED,
-    )
-    return told, Fault(world.rank, world.host, FAILED, wrong)
+def orphaned(world: World, gone: int) -> tuple[MusterError, Fault]:
+    """Of the rank of `world`, whose launcher, the process `gone`, is there no more."""
+    return parent.orphaned(world.rank, world.host, gone), Fault(world.rank, world.host, FAILED, parent.GONE)
 
 
 def alone(world: World, seen: str) -> MusterError:

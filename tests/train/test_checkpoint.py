@@ -1,6 +1,7 @@
 import os
 import pickle
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +167,30 @@ def test_what_is_saved_again_takes_the_place_of_the_first(tmp_path):
         checkpoint.save(tmp_path, state(value), step=10, keep=2)
     assert names(tmp_path) == ["latest", "step-00000010"]
     assert weight(checkpoint.saved(tmp_path)[0]) == 2
+
+
+def test_one_that_lost_its_name_to_none_has_it_again(tmp_path):
+    path = checkpoint.save(tmp_path, state(1), step=10, keep=2)
+    path.rename(path.with_name(f".{path.name}.old.partial"))
+    assert checkpoint.saved(tmp_path) == []
+    checkpoint.put_back(tmp_path)
+    assert [weight(path) for path in checkpoint.saved(tmp_path)] == [1]
+
+
+def test_one_that_lost_its_name_to_another_does_not_stop_the_next(tmp_path):
+    path = checkpoint.save(tmp_path, state(2), step=10, keep=2)
+    shutil.copytree(path, path.with_name(f".{path.name}.old.partial"))
+    checkpoint.put_back(tmp_path)
+    assert [weight(path) for path in checkpoint.saved(tmp_path)] == [2]
+    checkpoint.save(tmp_path, state(3), step=10, keep=2)
+    assert weight(path) == 3
+    assert names(tmp_path) == ["latest", "step-00000010"]
+
+
+def test_a_pointer_that_is_no_text(tmp_path):
+    checkpoint.save(tmp_path, state(1), step=10, keep=2)
+    (checkpoint.folder_of(tmp_path) / "latest").write_bytes(b"\xff\xfe\x00")
+    assert [path.name for path in checkpoint.saved(tmp_path)] == ["step-00000010"]
 
 
 def save_beyond_the_limit(tmp_path, size):

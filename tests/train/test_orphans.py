@@ -15,6 +15,7 @@ from train import checkpoint
 
 ORPHAN = """
 import os, subprocess, sys
+os.environ["MUSTER_LAUNCH"] = f".{os.getpid()}"
 ranks = [
     subprocess.Popen([sys.executable, *sys.argv[1:]], env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)})
     for rank in range(2)
@@ -46,19 +47,35 @@ def reading(argv):
 main.read = reading
 """
 
+# The store would be the agent's.
+CONNECTING = """
+import os
+import train.process as process
+connect = process.connect
+def connecting(world):
+    open(os.path.join(os.environ["READING"], os.environ["RANK"]), "w").close()
+    return connect(world)
+process.connect = connecting
+"""
 
-def reading_all(folder):
-    return len(list(folder.iterdir())) == 2
+STARTING = """
+import os, time
+open(os.path.join(os.environ["READING"], os.environ["RANK"]), "w").close()
+parent = os.getppid()
+while os.getppid() == parent:
+    time.sleep(0.05)
+"""
+
+BEFORE = {"training": FAST, "loading": EARLY + FAST, "connecting": CONNECTING, "starting": STARTING}
 
 
 @pytest.mark.once
 @pytest.mark.process
-@pytest.mark.parametrize("when", ["training", "loading"])
+@pytest.mark.parametrize("when", ["training", "connecting", "loading", "starting"])
 def test_ranks_end_when_their_agent_does(small, tmp_path, when):
     (reading := tmp_path / "reading").mkdir()
-    before = FAST if when == "training" else EARLY + FAST
-    env = environment({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "BEFORE": before})
-    env["READING"] = str(reading)
+    env = environment({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "BEFORE": BEFORE[when]})
+    env |= {"READING": str(reading), "TORCHELASTIC_USE_AGENT_STORE": str(when != "training")}
     env["MASTER_PORT"] = str(free_port())
     argv = ["ddp", *small, "--model=squeezenet1_1", "--image-size=32", "--epochs=1000", "--train-num-workers=1"]
     argv += ["--name=run", f"--runs-dir={tmp_path / 'runs'}", "--data=fake", "--num-samples=200"]
@@ -73,7 +90,7 @@ def test_ranks_end_when_their_agent_does(small, tmp_path, when):
         pids = [int(word) for word in agent.stdout.readline().split()]
         end = time.monotonic() + DEADLINE_S
         while (
-            len(list(reading.iterdir())) < 2 if when == "loading" else not checkpoint.saved(tmp_path / "runs" / "run")
+            not checkpoint.saved(tmp_path / "runs" / "run") if when == "training" else len(list(reading.iterdir())) < 2
         ):
             assert time.monotonic() < end, (tmp_path / "err").read_text()
             time.sleep(0.05)

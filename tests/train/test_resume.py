@@ -139,14 +139,19 @@ def test_damage_and_change_are_told(train, common, straight, tmp_path):
     content = bytearray(damaged.read_bytes())
     content[1000] ^= 1
     damaged.write_bytes(content)
+    # Of the one before it nothing but the name.
+    before, *older = [path for path in checkpoint.saved(copy) if path != damaged.parent]
+    assert older
+    (before / "index").write_bytes(b"")
     argv = ["single", *common, "--epochs=4", "--name=run", f"--runs-dir={tmp_path}", "--resume"]
     [ended] = train([*argv, "--lr=0.01"], ok=True)
     notes = [line for line in ended.out.splitlines() if line.startswith("note: ")]
     assert "step-00000016 is passed over" in notes[0]
     assert "rank-00001 has a wrong checksum" in notes[0]
-    assert "1 rank instead of 2: global batch 8 -> 4, learning rate 0.02 -> 0.01" in notes[1]
-    assert "lr 0.02 -> 0.01, global_batch 8 -> 4" in notes[2]
-    assert len(notes) == 3
+    assert f"{before.name} is passed over" in notes[1]
+    assert "1 rank instead of 2: global batch 8 -> 4, learning rate 0.02 -> 0.01" in notes[2]
+    assert "lr 0.02 -> 0.01, global_batch 8 -> 4" in notes[3]
+    assert len(notes) == 4
 
 
 @pytest.mark.parametrize(

@@ -87,3 +87,12 @@ def test_a_folder_that_can_not_be_made(tmp_path):
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(MusterError, match="can't be made"):
         choose_run(options(tmp_path), "ddp")
+
+
+@pytest.mark.parametrize("resume", ["auto", "mine"])
+def test_a_checkpoint_whose_successor_was_killed_is_the_newest(tmp_path, resume):
+    folder = with_checkpoint(choose_run(options(tmp_path, name="mine"), "ddp").folder)
+    (path,) = checkpoint.saved(folder)
+    path.rename(path.with_name(f".{path.name}.old.partial"))
+    name = "mine" if resume == "auto" else None
+    assert choose_run(options(tmp_path, resume=resume, name=name), "ddp").resumed_from == path
