@@ -25,10 +25,12 @@ find "$venv/lib" -path '*/site-packages/*/tests' -type d -prune -exec rm -rf {} 
 # not change: nothing needs to look at the sources again. Some are for other Pythons and can't be compiled.
 "$venv/bin/python" -m compileall -qq -f -j 0 --invalidation-mode unchecked-hash "$venv/lib" || true
 
-# Plugins of NCCL look for the CUDA runtime by its bare name, on the loader's path.
+# Plugins of NCCL look for the CUDA runtime on the loader's path: some by its bare name, and those that link it by the
+# versioned one, which only a process with torch in it would have loaded from the wheel's folder.
 runtime=$(find "$venv" -name 'libcudart.so.*' | sort | head -n 1)
 if [ -n "$runtime" ]; then
     ln -s "$runtime" /usr/local/lib/libcudart.so
+    ln -s "$runtime" "/usr/local/lib/$(basename "$runtime")"
     ldconfig
     rm -f /var/cache/ldconfig/aux-cache
 fi

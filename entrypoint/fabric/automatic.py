@@ -194,10 +194,12 @@ def _prove(need: Need, staging: "Staging", env: Mapping[str, str], names: tuple[
     """Returns if the libraries can be opened, the plugin first: what it lacks is what the user has to know."""
     if not need.is_proved:
         return
-    from entrypoint.fabric import proof
+    from entrypoint.fabric import preloaded, proof
 
     first = [plugin] if plugin in names else []
-    proof.prove(staging, {**env, **staging.variables}, [*first, *(name for name in names if name != plugin)])
+    ordered = [*first, *(name for name in names if name != plugin)]
+    loaded = preloaded.needed_by(staging.folder / name for name in ordered)
+    proof.prove(staging, {**env, **staging.variables}, ordered, loaded=loaded)
 
 
 def _without(need: Need, finding: Finding) -> Injection:

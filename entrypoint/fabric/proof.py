@@ -15,7 +15,14 @@ TIMEOUT_S = 60.0
 # As NCCL opens its plugins.
 OPEN = """
 import ctypes, os, sys
-for path in sys.argv[1:]:
+count = int(sys.argv[1]) + 2
+for path in sys.argv[2:count]:
+    try:
+        ctypes.CDLL(path)
+    except OSError:
+        # Who needs it says so.
+        pass
+for path in sys.argv[count:]:
     try:
         ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as reason:
@@ -32,21 +39,33 @@ print("answer", code, number.value)
 FIX = "muster fabric check tells more; to start without the host's libraries, over TCP: --fabric tcp"
 
 
-def prove(staging: Staging, env: Mapping[str, str], names: Sequence[str], timeout_s: float = TIMEOUT_S) -> None:
+def prove(
+    staging: Staging,
+    env: Mapping[str, str],
+    names: Sequence[str],
+    timeout_s: float = TIMEOUT_S,
+    loaded: Sequence[str] = (),
+) -> None:
     """Returns if all of `names` in the staging's folder can be opened with the variables `env`.
+
+    Args:
+        loaded: libraries that a trainer has loaded by then, by path.
 
     Raises:
         MusterError: one can't, in the loader's own words; or it takes longer than `timeout_s`.
     """
-    wrong = problem([str(staging.folder / name) for name in names], env, timeout_s) if names else None
+    paths = [str(staging.folder / name) for name in names]
+    wrong = problem(paths, env, timeout_s, loaded) if names else None
     if wrong:
         what = "NCCL" if names[0] == NCCL else "network libraries"
         raise MusterError(f"the host's {what} can't be loaded here", seen=wrong, fix=FIX)
 
 
-def problem(libraries: Sequence[str], env: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> str | None:
-    """Why one of `libraries` can't be opened with the variables `env`; None where all can."""
-    done = _asked(OPEN, libraries, env, timeout_s)
+def problem(
+    libraries: Sequence[str], env: Mapping[str, str], timeout_s: float = TIMEOUT_S, loaded: Sequence[str] = ()
+) -> str | None:
+    """Why one of `libraries` can't be opened with the variables `env` after `loaded`; None where all can."""
+    done = _asked(OPEN, [str(len(loaded)), *loaded, *libraries], env, timeout_s, libraries[0])
     if isinstance(done, str):
         return done
     return _last_words(done) if done.returncode else None
@@ -58,7 +77,7 @@ def nccl_version(library: Path, env: Mapping[str, str], timeout_s: float = TIMEO
     Raises:
         MusterError: it can't be asked.
     """
-    done = _asked(VERSION, [str(library)], env, timeout_s)
+    done = _asked(VERSION, [str(library)], env, timeout_s, str(library))
     said = done if isinstance(done, str) else _last_words(done)
     if not isinstance(done, str) and done.returncode == 0:
         words = (done.stdout.splitlines() or [""])[-1].split()
@@ -71,7 +90,7 @@ def nccl_version(library: Path, env: Mapping[str, str], timeout_s: float = TIMEO
 
 
 def _asked(
-    program: str, words: Sequence[str], env: Mapping[str, str], timeout_s: float
+    program: str, words: Sequence[str], env: Mapping[str, str], timeout_s: float, first: str
 ) -> "subprocess.CompletedProcess[str] | str":
     command = [sys.executable, "-I", "-S", "-c", program, *words]
     try:
@@ -80,7 +99,7 @@ def _asked(
             timeout=timeout_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"no answer within {timeout_s:g} s: {shlex.join(words[:1])}"
+        return f"no answer within {timeout_s:g} s: {shlex.quote(first)}"
     except OSError as reason:
         return str(reason)
 

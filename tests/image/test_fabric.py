@@ -129,3 +129,18 @@ def test_binds_for_podman(podman: Podman, image: str, site: Path) -> None:
     assert done.returncode == 0, done.stderr
     libraries = sorted(f"/opt/fabric/lib/{name}" for name in SONAMES)
     assert done.stdout.split() == ["Libfabric", "slingshot", *libraries]
+
+
+def test_a_plugin_that_links_the_cuda_runtime(image_sif: Sif, host: Path, tmp_path: Path) -> None:
+    """As aws-ofi-nccl does: of the version that the image has, and with its copy."""
+    asked = image_sif.run("sh", "-c", "find /opt/muster/venv -name 'libcudart.so.*' -printf '%f\\n'")
+    folder = Path(f"{host}{nodes.FOLDER}")
+    cudart = nodes.library(tmp_path / asked.stdout.split()[0])
+    needs = (folder / "libfabric.so.1", folder / "libcxi.so.1", cudart)
+    nodes.library(folder / "libnccl-net.so", nodes.PLUGIN.format(net="Libfabric"), *needs)
+    options = ("--bind", f"{host}:/host:ro")
+    done = image_sif.run("train", "single", "--fabric=slingshot", *TRAIN, options=options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert LINE in done.stderr
+    check = json.loads(image_sif.run("muster", "fabric", "check", "--json", options=options).stdout)
+    assert "libnccl-net.so is Libfabric" in next(row["says"] for row in check if row["about"] == "plugin")
