@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from entrypoint.fabric.inventory import Inventory
 from entrypoint.fabric.loader import Loader
 from entrypoint.fabric.model import Library
-from entrypoint.fabric.sides import is_cudas, is_drivers, is_images, is_optional
+from entrypoint.fabric.sides import is_cudas, is_kept, is_optional
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _lacking(walk: _Walk, loader: Loader, image: Inventory) -> set[str]:
         for soname, versions in library.elf.versions_needed.items():
             if soname in walk.libraries or soname not in image.libraries:
                 continue
-            if is_images(soname) or is_drivers(soname) or is_cudas(soname):
+            if is_kept(soname) or is_cudas(soname):
                 continue
             if provides(image.libraries[soname].versions, versions):
                 continue
@@ -146,12 +146,19 @@ def _walked(wanted: Wanted, sets: list[LibrarySet], forced: set[str], loader: Lo
     queue: list[tuple[str, Library]] = []
 
     def add(name: str, library: Library, by: str) -> None:
+        if is_kept(name):
+            # However it was named: by a set, by its path, or by a plugin that calls itself so, which the gate refuses.
+            return
+        if is_kept(library.elf.soname):
+            # Under another name it would be a second one in the process.
+            walk.absent.append(Asked(name, by))
+            return
         walk.libraries[name] = library
         walk.needed_by[name] = by
         queue.append((name, library))
 
     def ask(name: str, by: str, needing: Library | None = None) -> None:
-        if name in walk.libraries or is_images(name) or is_drivers(name):
+        if name in walk.libraries or is_kept(name):
             # What the image has to have is held against the image by the gate.
             return
         if name in image.libraries and name not in forced:

@@ -8,7 +8,7 @@ from entrypoint.fabric.elf import NetPlugin
 from entrypoint.fabric.inventory import Inventory
 from entrypoint.fabric.loader import Loader, stem_of
 from entrypoint.fabric.model import Library, Refusal
-from entrypoint.fabric.sides import is_drivers, is_images, is_optional
+from entrypoint.fabric.sides import is_drivers, is_images, is_kept, is_optional
 
 
 def refusals(
@@ -28,6 +28,15 @@ def refusals(
 
 def _plugin(library: Library | None, plugin: NetPlugin | None, image: Inventory) -> Iterator[Refusal]:
     if library is None:
+        return
+    if is_kept(library.elf.soname):
+        yield Refusal(
+            library.path,
+            f"NCCL's network plugin calls itself {library.elf.soname}, which never comes from the host",
+            "a soname of its own, such as libnccl-net.so",
+            "NCCL",
+            "a plugin for this NCCL: ask the site for another build, or --fabric off",
+        )
         return
     versions = plugin.versions if plugin else ()
     if not set(versions) & set(image.plugins):

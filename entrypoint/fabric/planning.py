@@ -11,6 +11,7 @@ from entrypoint.fabric.hostroot import HostRoot
 from entrypoint.fabric.inventory import Inventory
 from entrypoint.fabric.loader import MACHINES
 from entrypoint.fabric.model import FabricPlan, Finding, Injected, Refusal
+from entrypoint.fabric.sides import is_kept
 from entrypoint.sites.conditions import Context, holds
 from entrypoint.sites.schema import Fabric, Fact, Libraries
 
@@ -75,7 +76,8 @@ def _wanted(finding: Finding, words: Libraries, context: Context) -> Wanted:
 
 def _library_set(members: tuple[str, ...]) -> LibrarySet:
     folders = tuple(member.rstrip("/") for member in members if member.startswith("/"))
-    return LibrarySet(tuple(member for member in members if not member.startswith("/")), folders)
+    names = (member for member in members if not member.startswith("/"))
+    return LibrarySet(tuple(name for name in names if not is_kept(name)), folders)
 
 
 def _without_plugin(finding: Finding, profile: Fabric, words: Libraries, context: Context) -> tuple[Refusal, ...]:

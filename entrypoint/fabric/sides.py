@@ -26,6 +26,11 @@ def is_drivers(soname: str) -> bool:
     return bool(_DRIVERS.fullmatch(soname))
 
 
+def is_kept(soname: str) -> bool:
+    """Whether a library never comes from the host."""
+    return is_images(soname) or is_drivers(soname)
+
+
 def is_optional(user: str) -> bool:
     """Whether a file of the image is opened by NVSHMEM alone, when it is told to: nothing else ends if it can't be."""
     return PurePosixPath(user).name.startswith(("nvshmem_transport_", "nvshmem_bootstrap_"))
