@@ -4,6 +4,8 @@ Source: https://sourceware.org/git/?p=glibc.git;a=blob;f=sysdeps/generic/dl-cach
 """
 
 import platform
+import posixpath
+import re
 import struct
 
 from entrypoint.fabric.hostroot import HostRoot
@@ -26,6 +28,7 @@ FLAGS = {
 """An entry's flags by architecture: the upper byte is its own, the lower one 3, an ELF file for glibc."""
 _TRIPLES = {"ppc64le": "powerpc64le"}
 _MAX_INCLUDES = 100
+_BLANKS = " \t\n\v\f\r"
 
 
 class Damaged(ValueError):
@@ -83,25 +86,29 @@ def folders(root: HostRoot, machine: str = "") -> list[str]:
 
 
 def configured(root: HostRoot) -> list[str]:
-    """The folders that /etc/ld.so.conf names, with what it includes."""
+    """The folders that /etc/ld.so.conf names, with what it includes, in the order in which ldconfig reads them."""
     found: list[str] = []
-    files, seen = [CONFIG], set[str]()
-    while files and len(seen) < _MAX_INCLUDES:
-        file = files.pop(0)
-        if file in seen:
-            continue
-        seen.add(file)
-        for line in (root.read_text(file) or "").splitlines():
-            words = line.partition("#")[0].replace(",", " ").replace(":", " ").split()
-            if words[:1] == ["include"]:
-                files += [path for word in words[1:] for path in root.glob(_absolute(word))]
-            elif words[:1] != ["hwcap"]:
-                found += [word for word in words if word.startswith("/")]
+    _configured(root, CONFIG, found, set())
     return list(dict.fromkeys(found))
 
 
-def _absolute(word: str) -> str:
-    return word if word.startswith("/") else f"/etc/{word}"
+def _configured(root: HostRoot, file: str, found: list[str], seen: set[str]) -> None:
+    # Source: https://sourceware.org/git/?p=glibc.git;a=blob;f=elf/ldconfig.c (parse_conf, add_dir_1)
+    if file in seen or len(seen) >= _MAX_INCLUDES:
+        return
+    seen.add(file)
+    for line in (root.read_text(file) or "").split("\n"):
+        text = line.partition("#")[0].strip(_BLANKS)
+        if re.match(r"include[ \t]", text):
+            for pattern in text.split()[1:]:
+                # Joined to an absolute pattern, the folder of this file is dropped.
+                for path in root.glob(posixpath.join(posixpath.dirname(file), pattern)):
+                    _configured(root, path, found, seen)
+        elif not re.match(r"hwcap[ \t]", text, re.IGNORECASE):
+            # A whole line is one folder, with its blanks and commas; after = there may be a kind of library.
+            folder = text.partition("=")[0].rstrip(_BLANKS)
+            if folder.startswith("/"):
+                found.append(folder.rstrip("/") or "/")
 
 
 def _unpack(shape: struct.Struct, data: bytes, start: int) -> tuple[int, ...]:

@@ -99,14 +99,24 @@ def test_no_strings_do_harm(data: bytes) -> None:
 
 def test_folders_of_the_configuration_with_what_it_includes(host: Tree) -> None:
     host.file(
-        "/etc/ld.so.conf", "# the site's\ninclude ld.so.conf.d/*.conf\n/opt/last  # that is it\nhwcap 1 nosegneg\n"
+        "/etc/ld.so.conf", "# the site's\ninclude ld.so.conf.d/*.conf\n/opt/last/  # that is it\nhwcap 1 nosegneg\n"
     )
-    host.file("/etc/ld.so.conf.d/b.conf", "/opt/b:/opt/c,/opt/d\n\nrelative/folder\n")
-    host.file("/etc/ld.so.conf.d/a.conf", "/opt/a\ninclude /etc/ld.so.conf\n")
+    host.file("/etc/ld.so.conf.d/b.conf", "  /opt/b\t\n\nrelative/folder\n/opt/old=libc6\ninclude\tsub/*.conf /etc/x\n")
+    host.file("/etc/ld.so.conf.d/a.conf", "/opt/a\r\ninclude /etc/ld.so.conf\n")
     host.file("/etc/ld.so.conf.d/no.txt", "/opt/no\n")
+    host.file("/etc/ld.so.conf.d/sub/c.conf", "/opt/c\n")
+    host.file("/etc/sub/no.conf", "/opt/no\n")
+    host.file("/etc/x", "/opt/x\n")
     root = HostRoot(host.root)
-    assert sorted(ldcache.configured(root)) == ["/opt/a", "/opt/b", "/opt/c", "/opt/d", "/opt/last"]
+    assert ldcache.configured(root) == ["/opt/a", "/opt/b", "/opt/old", "/opt/c", "/opt/x", "/opt/last"]
     folders = ldcache.folders(root, "x86_64")
     assert folders[-2:] == ["/lib", "/usr/lib"]
     assert {"/lib64", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/opt/a"} < set(folders)
     assert "/usr/lib/aarch64-linux-gnu" in ldcache.folders(root, platform.machine().replace("x86_64", "aarch64"))
+
+
+def test_a_line_of_the_configuration_is_one_folder(host: Tree) -> None:
+    """As ldconfig has it: a blank, a comma or a colon belongs to the name."""
+    lines = ["/opt/my fabric/lib", "/opt/b:/opt/c,/opt/d", "/opt/e\x0c"]
+    host.file("/etc/ld.so.conf", "\n".join(lines))
+    assert ldcache.configured(HostRoot(host.root)) == ["/opt/my fabric/lib", "/opt/b:/opt/c,/opt/d", "/opt/e"]
