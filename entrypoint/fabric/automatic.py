@@ -94,7 +94,8 @@ def for_need(need: Need, env: Mapping[str, str], site: "Site | None" = None, pla
 
 def is_host(root: Path) -> bool:
     """Whether a host's root is mounted there, and not just an empty folder."""
-    return (root / "etc").is_dir() or (root / "usr").is_dir()
+    # Path.is_dir() raises where this user may not look, and of a name that is too long.
+    return os.path.isdir(root / "etc") or os.path.isdir(root / "usr")
 
 
 def has_bound(folder: Path) -> bool:

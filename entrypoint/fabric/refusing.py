@@ -1,5 +1,6 @@
 """What keeps several nodes from using their fabric, as errors: NCCL itself would silently use TCP."""
 
+import os
 import shlex
 from collections.abc import Mapping
 
@@ -30,7 +31,12 @@ def refused(refusals: tuple[Refusal, ...]) -> MusterError:
 def check_devices(need: Need, plan: FabricPlan, places: Places) -> None:
     """Returns if one of the fabric's device files is in this container, or the fabric has none."""
     paths = [each.path for each in devices(plan.finding) if each.path.startswith("/dev/")]
-    if need.is_several and need.is_proved and paths and not any((places.own / path[1:]).exists() for path in paths):
+    if (
+        need.is_several
+        and need.is_proved
+        and paths
+        and not any(os.path.exists(places.own / path[1:]) for path in paths)
+    ):
         raise MusterError(
             "the fabric's device files are not in this container",
             seen=f"{', '.join(paths)} on the host",

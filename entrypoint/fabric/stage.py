@@ -70,9 +70,11 @@ def of_host(plan: FabricPlan, env: Mapping[str, str], use: Use) -> Staging:
     Raises:
         MusterError: a library has a name that can't be linked, or there is no folder for the links.
     """
-    links = {each.soname: f"{plan.finding.root}{each.path}" for each in plan.injected}
+    # A link's target is read from the link's own folder, and not from this one.
+    root = plan.finding.root.absolute()
+    links = {each.soname: f"{root}{each.path}" for each in plan.injected}
     if use.host_nccl:
-        links[NCCL] = str(use.host_nccl)
+        links[NCCL] = str(use.host_nccl.absolute())
     for name in links:
         if name in ("", ".", "..") or "/" in name or _UNUSABLE.search(name):
             raise MusterError(
@@ -182,7 +184,7 @@ def _temporary(env: Mapping[str, str]) -> Path | None:
     """The first folder that can be written to, and that can stand in a library path."""
     named = [Path(env[name]).absolute() for name in ("TMPDIR", "TEMP", "TMP") if env.get(name)]
     for folder in (*named, *homes.TEMPORARY, homes.SHARED_MEMORY):
-        if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and not _UNUSABLE.search(str(folder)):
+        if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK) and not _UNUSABLE.search(str(folder)):
             return folder
     return None
 

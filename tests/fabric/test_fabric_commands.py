@@ -212,3 +212,10 @@ def test_a_named_fabric_that_does_not_fit_ends_with_2(run: Run, tmp_path: Path) 
     assert done.returncode == 2
     assert "libcxi.so.1" in three_lines(done.stderr)[1]
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["find", "plan", "binds"])
+def test_a_root_that_can_not_be_looked_at(run: Run, tmp_path: Path, command: str) -> None:
+    done = run("muster", "fabric", command, f"--root={tmp_path}/{'x' * 300}")
+    assert done.returncode == 2
+    assert "not mounted here" in three_lines(done.stderr)[0]

@@ -220,3 +220,18 @@ def test_providers_of_verbs_are_named_by_their_files(tmp_path: Path, temporary: 
     assert found.variables["IBV_DRIVERS"] == f"{found.folder}/libmlx5:{found.folder}/libefa"
     theirs = staged(tmp_path, {**temporary, "RDMAV_DRIVERS": "mlx5"}, injected=injected, plugin=None)
     assert "IBV_DRIVERS" not in theirs.variables
+
+
+def test_links_lead_somewhere_though_the_root_is_relative(
+    tmp_path: Path, temporary: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.host(tmp_path / "host")
+    library = standins.libnccl(tmp_path / "host/lib/libnccl.so.2", 23101)
+    monkeypatch.chdir(tmp_path)
+    found = staged(Path("host"), temporary, Use(host_nccl=library.relative_to(tmp_path)))
+    assert [name for name in found.links if not (found.folder / name).exists()] == []
+
+
+def test_a_temporary_folder_that_can_not_be_looked_at(tmp_path: Path) -> None:
+    found = stage.of_host(nodes.planned(tmp_path), {"TMPDIR": "/" + "x" * 300}, SEVERAL)
+    assert "xxx" not in str(found.folder)
