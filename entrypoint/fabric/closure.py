@@ -48,6 +48,8 @@ class Closure:
 class _Walk:
     libraries: dict[str, Library] = field(default_factory=dict[str, Library])
     needed_by: dict[str, str] = field(default_factory=dict[str, str])
+    # Of each, the library itself, the one that needs it, and so on.
+    chains: dict[str, tuple[Library, ...]] = field(default_factory=dict[str, tuple[Library, ...]])
     absent: list[Asked] = field(default_factory=list[Asked])
 
 
@@ -122,7 +124,7 @@ def _is_hosts(one: LibrarySet, walk: _Walk, more: set[str]) -> bool:
 def _lacking(walk: _Walk, loader: Loader, image: Inventory) -> set[str]:
     """Sonames of which the image's copy is too old for what is taken from the host, while the host's is not."""
     lacking: set[str] = set()
-    for library in walk.libraries.values():
+    for name, library in walk.libraries.items():
         for soname, versions in library.elf.versions_needed.items():
             if soname in walk.libraries or soname not in image.libraries:
                 continue
@@ -130,7 +132,7 @@ def _lacking(walk: _Walk, loader: Loader, image: Inventory) -> set[str]:
                 continue
             if provides(image.libraries[soname].versions, versions):
                 continue
-            hosts = loader.find(soname, library)
+            hosts = loader.find(soname, walk.chains[name])
             if hosts is not None and provides(hosts.elf.versions_provided, versions):
                 lacking.add(soname)
     return lacking
@@ -143,9 +145,9 @@ def provides(provided: frozenset[str], needed: frozenset[str]) -> bool:
 
 def _walked(wanted: Wanted, sets: list[LibrarySet], forced: set[str], loader: Loader, image: Inventory) -> _Walk:
     walk = _Walk()
-    queue: list[tuple[str, Library]] = []
+    queue: list[str] = []
 
-    def add(name: str, library: Library, by: str) -> None:
+    def add(name: str, library: Library, by: str, chain: tuple[Library, ...] = ()) -> None:
         if is_kept(name):
             # However it was named: by a set, by its path, or by a plugin that calls itself so, which the gate refuses.
             return
@@ -155,20 +157,21 @@ def _walked(wanted: Wanted, sets: list[LibrarySet], forced: set[str], loader: Lo
             return
         walk.libraries[name] = library
         walk.needed_by[name] = by
-        queue.append((name, library))
+        walk.chains[name] = (library, *chain)
+        queue.append(name)
 
-    def ask(name: str, by: str, needing: Library | None = None) -> None:
+    def ask(name: str, by: str, chain: tuple[Library, ...] = ()) -> None:
         if name in walk.libraries or is_kept(name):
             # What the image has to have is held against the image by the gate.
             return
         if name in image.libraries and name not in forced:
             return
-        library = loader.find(name, needing)
-        if library is not None and "/" in name and needing is None:
+        library = loader.find(name, chain)
+        if library is not None and "/" in name and not chain:
             add(library.elf.soname, library, by)
         elif library is not None and "/" not in name:
             # What needs a path would look there in the container too: a link elsewhere is of no help.
-            add(name, library, by)
+            add(name, library, by, chain)
         elif all(name not in one.sonames or name not in image.libraries for one in sets):
             # A half of a set that only the image has is the gate's to name.
             walk.absent.append(Asked(name, by))
@@ -182,7 +185,7 @@ def _walked(wanted: Wanted, sets: list[LibrarySet], forced: set[str], loader: Lo
             if name not in walk.libraries:
                 add(name, library, f"the set of {one.sonames[0]}")
     while queue:
-        _, library = queue.pop(0)
-        for name in library.elf.needed:
-            ask(name, library.path, library)
+        chain = walk.chains[queue.pop(0)]
+        for name in chain[0].elf.needed:
+            ask(name, chain[0].path, chain)
     return walk

@@ -87,6 +87,7 @@ def _elf(file: "ELFFile", path: Path) -> Elf | None:
         versions_needed=_versions_needed(sections.get("SHT_GNU_verneed")),
         versions_provided=_versions_provided(sections.get("SHT_GNU_verdef")),
         search=tuple(folder for value in search for folder in value.split(":") if folder),
+        has_runpath=bool(tags["DT_RUNPATH"]),
     )
 
 

@@ -3,6 +3,8 @@
 import os
 import platform
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 
 from entrypoint.fabric import elf, ldcache
 from entrypoint.fabric.hostroot import HostRoot
@@ -49,15 +51,19 @@ class Loader:
                 self.root.note(f"left out: {resolved} can't be read as a shared object")
         return self._read[resolved]
 
-    def find(self, name: str, by: Library | None = None) -> Library | None:
-        """The library of that name for the one that needs it; one of another architecture where there is no other."""
+    def find(self, name: str, by: Sequence[Library] = ()) -> Library | None:
+        """The library of that name; one of another architecture where there is no other.
+
+        Args:
+            by: the library that needs it, the one that needs that, and so on.
+        """
         if "/" in name:
-            return self.at(name)
+            return _opened(self.at(name), name)
         if not elf.is_name(name):
             return None
         other = None
         for path in self._places(name, by):
-            found = self.at(path)
+            found = _opened(self.at(path), path)
             if found is not None and self.fits(found):
                 return found
             other = other or found
@@ -75,8 +81,8 @@ class Loader:
             names.update(self.root.names(folder))
         return sorted(name for name in names if name.startswith(f"{stem}.") and name != soname)
 
-    def _places(self, name: str, by: Library | None) -> list[str]:
-        folders = [*(_expanded(by, self.machine) if by else []), *self.search]
+    def _places(self, name: str, by: Sequence[Library]) -> list[str]:
+        folders = [*(folder for library in _telling(by) for folder in _expanded(library, self.machine)), *self.search]
         paths = [f"{folder}/{name}" for folder in folders]
         if name in self.cache:
             paths.append(self.cache[name])
@@ -98,10 +104,27 @@ def stem_of(soname: str) -> str:
     return soname.partition(".so")[0] + ".so"
 
 
+def _opened(library: Library | None, path: str) -> Library | None:
+    return replace(library, opened_in=os.path.dirname(path)) if library else None
+
+
+def _telling(by: Sequence[Library]) -> list[Library]:
+    """Those whose folders count: DT_RPATH holds down the whole chain, unless who needs the library has DT_RUNPATH.
+
+    Source: https://sourceware.org/git/?p=glibc.git;a=blob;f=elf/dl-load.c (_dl_map_object)
+    """
+    if not by or by[0].elf.has_runpath:
+        return list(by[:1])
+    return [library for library in by if not library.elf.has_runpath]
+
+
 def _expanded(by: Library, machine: str) -> list[str]:
     folders: list[str] = []
+    # As it was opened, as the loader has it; and where it really is, as the host may open it by another name.
+    origins = [*([by.opened_in] if by.opened_in else []), os.path.dirname(by.path)]
     for folder in by.elf.search:
         folder = folder.replace("${", "$").replace("}", "") if "${" in folder else folder
-        folder = folder.replace("$ORIGIN", os.path.dirname(by.path)).replace("$PLATFORM", machine)
-        folders += [folder.replace("$LIB", lib) for lib in ("lib64", f"lib/{machine}-linux-gnu")]
+        for origin in origins:
+            place = folder.replace("$ORIGIN", origin).replace("$PLATFORM", machine)
+            folders += [place.replace("$LIB", lib) for lib in ("lib64", f"lib/{machine}-linux-gnu")]
     return [folder for folder in dict.fromkeys(folders) if folder.startswith("/")]

@@ -21,6 +21,7 @@ class Elf:
         versions_needed: for each soname, the symbol versions asked of it, without those that are weak.
         versions_provided: the symbol versions that it defines.
         search: folders of DT_RPATH, or of DT_RUNPATH, as written ($ORIGIN and all).
+        has_runpath: whether they are of DT_RUNPATH: for its own needs alone, and not for those of what it needs.
     """
 
     soname: str
@@ -29,14 +30,22 @@ class Elf:
     versions_needed: Mapping[str, frozenset[str]]
     versions_provided: frozenset[str]
     search: tuple[str, ...] = ()
+    has_runpath: bool = False
 
 
 @dataclass(frozen=True)
 class Library:
-    """A shared object on the host: its path as the host has it, after all links, and what it says."""
+    """A shared object on the host.
+
+    Attributes:
+        path: as the host has it, after all links.
+        elf: what it says.
+        opened_in: the folder in which it was found, before links: the loader's $ORIGIN.
+    """
 
     path: str
     elf: Elf
+    opened_in: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ def test_what_a_library_says(host: Tree) -> None:
     # Its own name is a version too: who needs all of it asks for that.
     assert read.versions_provided == {"libfab.so.1", "FAB_1.0", "FAB_1.1"}
     assert read.search == ("$ORIGIN/../lib", "/opt/x")
+    assert read.has_runpath
 
 
 def test_a_library_without_a_name_has_its_files(host: Tree) -> None:
