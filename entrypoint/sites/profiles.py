@@ -1,7 +1,6 @@
 """The profiles of sites and fabrics, read from jobs/sites and jobs/fabrics."""
 
 import difflib
-import re
 import tomllib
 from collections.abc import Mapping
 from datetime import date
@@ -68,7 +67,7 @@ def load_fabric(name: str, folder: Path = FABRICS) -> Fabric:
         MusterError: there is none, or it is no valid profile.
     """
     path = folder / f"{name}.toml"
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not path.is_file():
+    if name not in fabric_names(folder):
         raise _unknown("fabric", name, fabric_names(folder), "--fabric {name}")
     return _load(path, Fabric)
 
@@ -101,12 +100,12 @@ def path_of(name_or_path: str | Path, folder: Path = SITES) -> Path:
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or "/" in text or text.endswith(".toml"):
         path = Path(text)
-        if not path.is_file():
+        if not _is_file(path):
             raise MusterError("there is no such profile", seen=text, fix="--site FILE, or --site NAME of these: "
                               + " ".join(site_names(folder)))  # fmt: skip
         return path
     path = folder / f"{text}.toml"
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", text) or not path.is_file():
+    if text not in site_names(folder):
         raise _unknown("site", text, site_names(folder), "--site {name}")
     return path
 
@@ -119,8 +118,8 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(text_of(path))
-    except tomllib.TOMLDecodeError as reason:
-        # It ends with "(at line 3, column 7)".
+    except (ValueError, RecursionError) as reason:
+        # One of syntax ends with "(at line 3, column 7)"; numbers may be too long, tables too deep.
         raise MusterError("the profile is no TOML", seen=f"{path}: {reason}", fix=f"mend {path.name}") from None
 
 
@@ -132,14 +131,17 @@ def text_of(path: Path) -> str:
     """
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as reason:
+    except (OSError, ValueError) as reason:
         raise MusterError("the profile can't be read", seen=f"{path}: {reason}", fix="--site FILE") from None
 
 
 def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = (), today: date | None = None) -> P:
     tables = read(path)
-    problems = checking.problems(tables, shape, fabrics, today or date.today())
-    if "recognise" in tables and tomllib.loads(recognise.head(text_of(path))).get("recognise") != tables["recognise"]:
+    try:
+        problems = checking.problems(tables, shape, fabrics, today or date.today())
+    except RecursionError:
+        raise MusterError("the profile's tables are too deep", seen=str(path), fix=f"mend {path.name}") from None
+    if "recognise" in tables and _head(path).get("recognise") != tables["recognise"]:
         problems.append('recognise: belongs before the first [table], as recognise.hosts = {value = ["..."], ...}')
     if problems:
         raise BadProfile(path, tuple(problems))
@@ -147,6 +149,26 @@ def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = (), today: date
         return msgspec.convert(tables, shape)
     except msgspec.ValidationError as reason:
         raise BadProfile(path, (str(reason),)) from None
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file.
+
+    Raises:
+        MusterError: it can't be told: its name is too long, or its folder is closed to this user.
+    """
+    try:
+        return path.is_file()
+    except OSError as reason:
+        raise MusterError("the profile can't be read", seen=f"{path}: {reason.strerror}", fix="--site FILE") from None
+
+
+def _head(path: Path) -> dict[str, Any]:
+    """The tables of a profile's head; none where a line of a longer value was taken for the first table."""
+    try:
+        return tomllib.loads(recognise.head(text_of(path)))
+    except ValueError:
+        return {}
 
 
 def _unknown(what: str, name: str, names: tuple[str, ...], fix: str) -> MusterError:

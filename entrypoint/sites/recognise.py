@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 SITES = ROOT / "jobs" / "sites"
 
+# No such file, no UTF-8, no TOML, a number of thousands of digits, thousands of brackets.
+UNREADABLE = (OSError, ValueError, RecursionError)
+
 # Slurm's and Grid Engine's names for the cluster; LSF and PBS tell a job none.
 CLUSTER = ("SLURM_CLUSTER_NAME", "SGE_CLUSTER_NAME")
 
@@ -116,7 +119,7 @@ def head(text: str) -> str:
 def _recognise(path: Path) -> dict[str, Any]:
     try:
         return _table(tomllib.loads(head(path.read_text(encoding="utf-8"))), "recognise")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as reason:
+    except UNREADABLE as reason:
         raise MusterError(
             "a site's profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path.name}, or --site off"
         ) from None

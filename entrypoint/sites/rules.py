@@ -24,6 +24,15 @@ _WORDS: dict[Place, str] = {
     ("network", "interface"): r"[A-Za-z0-9_.,:-]+",
 }
 # Values in which a shell, or this program, puts variables.
+# Values that a container's command gets by --bind.
+_BINDS: set[Place] = {("storage", "scratch"), ("storage", "node_local"), ("container", "binds")}
+# Options that say how many nodes, or slots, a job has; Grid Engine's parallel environments are each site's own.
+_SIZES = {
+    "slurm": r"(?:--nodes|-N)(?![A-Za-z-])",
+    "pbs": r"-l\s*(?:\S*,)?(?:select|nodes)=",
+    "lsf": r"-(?:n|nnodes)(?![A-Za-z_])",
+    "flux": r"(?:--nodes|-N)(?![A-Za-z-])",
+}
 _FOLDERS: set[Place] = {("caches",), ("storage", "scratch"), ("storage", "node_local"), ("container", "binds")}
 
 
@@ -46,6 +55,7 @@ def problems(tables: dict[str, Any], fabrics: tuple[str, ...], today: date) -> F
     if isinstance(documentation, str) and not URL.fullmatch(documentation):
         yield ("documentation",), f'"{documentation}" is no address like https://docs.example.org/gpu'
     yield from _recognise(_table(tables, "recognise"))
+    yield from _directives(tables)
     for table in ("variables", "caches"):
         for name in _table(tables, table):
             if not NAME.fullmatch(name):
@@ -90,6 +100,8 @@ def _text(place: Place, text: str) -> Found:
             wrong = unsafe_folder(text)
             if wrong:
                 yield place, f'"{text}": {wrong}'
+            elif place[:2] in _BINDS and "," in text:
+                yield place, f'"{text}": a container\'s command takes what follows the comma for another folder'
 
 
 def _fact(place: Place, fact: dict[str, Any], sources: tuple[str, ...]) -> Found:
@@ -106,6 +118,15 @@ def _sources(sources: dict[str, Any], today: date) -> Found:
         # It may be tomorrow already where it was written.
         if type(read) is date and read - today > timedelta(days=1):
             yield ("sources", name, "read"), f"{read} is in the future"
+
+
+def _directives(tables: dict[str, Any]) -> Found:
+    scheduler = tables.get("scheduler")
+    size = _SIZES.get(scheduler) if isinstance(scheduler, str) else None
+    for index, line in enumerate(_list(_table(_table(tables, "launch"), "directives").get("value"))):
+        if size and isinstance(line, str) and re.search(rf"(?<!\S){size}", line):
+            wrong = f'"{line}" sets the number of nodes, which is what the user asks for: muster job SITE --nodes'
+            yield ("launch", "directives", "value", str(index)), wrong
 
 
 def _recognise(recognise: dict[str, Any]) -> Found:

@@ -97,6 +97,44 @@ def test_a_directive_has_its_word_left_out(tmp_path: Path) -> None:
     assert problem == 'launch.directives.value.0: "#SBATCH --exclusive": leave its #SBATCH, #PBS, #BSUB or #$ out'
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "directive", "is_refused"),
+    [
+        ("slurm", "--nodes=1", True),
+        ("slurm", "-N 1", True),
+        ("slurm", "-N1", True),
+        ("slurm", "--exclusive -N 1", True),
+        ("slurm", "--nodelist=a", False),
+        ("slurm", "--ntasks-per-node=1", False),
+        ("lsf", "-n 8", True),
+        ("lsf", "-nnodes 2", True),
+        ("lsf", "-notify x", False),
+        ("pbs", "-l select=2:ngpus=4", True),
+        ("pbs", "-lselect=2", True),
+        ("pbs", "-l nodes=2:ppn=4", True),
+        ("pbs", "-l place=scatter,select=2", True),
+        ("pbs", "-l place=scatter:excl", False),
+        ("flux", "-N 2", True),
+        ("grid_engine", "-n 8", False),
+    ],
+)
+def test_how_many_nodes_is_the_users_to_say(tmp_path: Path, scheduler: str, directive: str, is_refused: bool) -> None:
+    text = VALID.replace('"slurm"', f'"{scheduler}"')
+    text = text.replace("[launch]\n", f'[launch]\ndirectives = {{value = ["{directive}"], source = "docs"}}\n')
+    expected = f'launch.directives.value.0: "{directive}" sets the number of nodes'
+    assert [problem.startswith(expected) for problem in problems(tmp_path, text)] == [True] * is_refused
+
+
+@pytest.mark.parametrize(
+    "table",
+    ['[container]\nbinds = {value = ["/a,b"]', '[storage]\nscratch = {value = "/a,b"'],
+    ids=["binds", "scratch"],
+)
+def test_a_comma_would_end_a_bind(tmp_path: Path, table: str) -> None:
+    (problem,) = problems(tmp_path, VALID + table + ', source = "docs"}\n')
+    assert problem.endswith("takes what follows the comma for another folder")
+
+
 def test_all_is_told_at_once(tmp_path: Path) -> None:
     text = VALID.replace("title", "titel").replace("{value = 4,", '{value = "four",').replace(">1", "some")
     with pytest.raises(BadProfile) as refused:
@@ -127,7 +165,14 @@ def test_a_source_may_be_read_tomorrow_where_it_is_tomorrow(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("content", "seen"),
-    [(b"title = \n", "line 1"), (b'title = "a"\n\n[launch\n', "line 3"), (b"\xff\xfe", "can't decode")],
+    [
+        (b"title = \n", "line 1"),
+        (b'title = "a"\n\n[launch\n', "line 3"),
+        (b"\xff\xfe", "can't decode"),
+        (b"title = " + 5000 * b"9", "digits"),
+        (b"a = " + 3000 * b"[", "recursion"),
+        (b"a" + 3000 * b".a" + b" = 1", "site.toml"),
+    ],
 )
 def test_what_is_no_toml_is_refused_with_its_line(tmp_path: Path, content: bytes, seen: str) -> None:
     path = tmp_path / "site.toml"
@@ -145,6 +190,27 @@ def test_a_profile_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(MusterError, match="there is no") as refused:
         profiles.load_site(name)
     assert "\n" not in str(refused.value).partition(" seen: ")[2].partition("\n  fix: ")[0]
+
+
+@pytest.mark.parametrize("name", [300 * "a", 300 * "a" + ".toml", Path(300 * "a")], ids=["name", "file", "path"])
+def test_a_name_that_no_file_can_have(name: str | Path) -> None:
+    with pytest.raises(MusterError) as refused:
+        profiles.load_site(name)
+    assert (refused.value.code, 300 * "a" in refused.value.seen) == (2, True)
+    with pytest.raises(MusterError):
+        profiles.load_fabric(str(name))
+
+
+def test_a_folder_that_this_user_may_not_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    path = written(tmp_path)
+    # For root, whom no folder is closed to.
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(MusterError, match="the profile can't be read") as refused:
+        profiles.load_site(path)
+    assert refused.value.seen == f"{path}: Permission denied"
 
 
 def test_the_nearest_name_is_told(tmp_path: Path) -> None:

@@ -170,3 +170,11 @@ def test_a_site_that_this_image_does_not_run_at(tmp_path: Path) -> None:
 def test_a_clock_that_is_behind_refuses_no_site(folder: Path, tmp_path: Path) -> None:
     written(tmp_path, VALID.replace("2026-01-31", "2999-01-31"))
     assert here(Environment({}, "tb1"), folder) is not None
+
+
+@pytest.mark.parametrize("text", ["title = " + 5000 * "9", "a = " + 3000 * "["], ids=["digits", "brackets"])
+def test_a_profile_that_python_gives_up_on_is_told(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(text)
+    with pytest.raises(MusterError, match="a site's profile can't be read"):
+        recognise.matches(Environment({}, "host"), tmp_path)
