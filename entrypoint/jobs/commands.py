@@ -93,6 +93,7 @@ def _job(
 
 
 def _write(path: Path, text: str) -> None:
+    content = text.encode()  # before there is a file: what can't be written leaves none
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
     except FileExistsError:
@@ -107,5 +108,5 @@ def _write(path: Path, text: str) -> None:
             seen=f"--output-file={path}",
             fix="--output-file in a folder that you may write to",
         ) from None
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

@@ -1,11 +1,10 @@
 """Profile x wanted job -> what the templates name."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from entrypoint.jobs import quoting, walltime
+from entrypoint.jobs import directives, quoting, walltime
 from entrypoint.jobs.wanted import COMMAND, IMAGE, NAME, Wanted
 from entrypoint.sites.conditions import Context, holds
 from entrypoint.sites.schema import Fact, Site
@@ -50,21 +49,37 @@ class Container:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder as a shell reads it, by the variable that names it or as what is bound, and the variables in it."""
+    """A folder as a shell reads it, by the variable that names it or as what is bound, and the variables in it.
+
+    Attributes:
+        value: the folder.
+        needs: the variables in it.
+        name: of the variable that names it.
+        is_literal: whether nothing in it is a variable, though it may look like one.
+    """
 
     value: str
     needs: tuple[str, ...]
     name: str = ""
+    is_literal: bool = False
+
+    @property
+    def bind(self) -> str:
+        """Of a bind, the word of a shell for it."""
+        return self._quoted(self.value)
 
     @property
     def source(self) -> str:
-        """Of a bind, what is bound: without the place in the container."""
-        return self.value.partition(":")[0]
+        """Of a bind, the word for what is bound: without the place in the container."""
+        return self._quoted(self.value.partition(":")[0])
 
     @property
     def mount(self) -> str:
-        """Of a bind, as docker and podman want it: with the place in the container."""
-        return self.value if ":" in self.value else f"{self.value}:{self.value}"
+        """Of a bind, the word as docker and podman want it: with the place in the container."""
+        return self._quoted(self.value if ":" in self.value else f"{self.value}:{self.value}")
+
+    def _quoted(self, text: str) -> str:
+        return quoting.word(text) if self.is_literal else quoting.expanded(text)
 
 
 def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
@@ -79,12 +94,6 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
     Raises:
         MusterError: this site does not run such jobs, or not by what the templates know.
     """
-    if site.refused is not None:
-        raise MusterError(
-            f"{site.title} does not run this image: {site.refused.value}",
-            seen=f"refused in the profile {name}; {site.sources[site.refused.source].url}",
-            fix=f"read {site.documentation}" if site.documentation else "muster job list",
-        )
     here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
 
     def of(fact: Fact[T] | None) -> T | None:
@@ -108,10 +117,13 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
     module_words += [["load", module] for module in of(site.container.modules) or ()]
     kept_on = (site.storage.scratch, site.storage.node_local)
     places = [*(of(site.container.binds) or ()), *(place for fact in kept_on if (place := of(fact)))]
+    # Containers have /tmp anyway.
+    binds = [_folder(value) for value in dict.fromkeys(places) if value != "/tmp"]
     if name.startswith("/"):
-        places.append(name)  # the launch inside reads the profile again
+        binds.append(_own(name))  # the launch inside reads the profile again
     partition = wanted.partition or of(site.launch.partition)
     gpus = wanted.gpus if wanted.gpus is not None else of(site.nodes.gpus)
+    lines = directives.with_gpus(site.scheduler, of(site.launch.directives) or (), wanted.gpus)
     return {
         "name": name,
         "site": site,
@@ -130,17 +142,31 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         "memory_gib": of(site.nodes.memory_gib),
         "partition": partition,
         "needs_account": of(site.launch.account) or False,
-        "directives": with_gpus(of(site.launch.directives) or (), wanted.gpus),
+        "directives": lines,
+        "gpus_are_asked_for": directives.ask_for_gpus(site.scheduler, lines),
         "flags": of(site.launch.flags) or (),
         "launcher": of(site.launch.launcher),
         "modules": module_words,
         "container": container,
-        # Containers have /tmp anyway.
-        "binds": [_folder(value) for value in dict.fromkeys(places) if value != "/tmp"],
+        "binds": binds,
         "caches": [_folder(fact.value, key) for key, fact in site.caches.items() if holds(fact.when, here)],
         "warning_s": walltime.warning(wanted.time_s),
         "max_requeues": MAX_REQUEUES,
     }
+
+
+def check(name: str, site: Site) -> None:
+    """Returns if the image runs at `site`, whose profile is called `name`.
+
+    Raises:
+        MusterError: it does not; the error tells why.
+    """
+    if site.refused is not None:
+        raise MusterError(
+            f"{site.title} does not run this image: {site.refused.value}",
+            seen=f"refused in the profile {name}; {site.sources[site.refused.source].url}",
+            fix=f"read {site.documentation}" if site.documentation else "muster job list",
+        )
 
 
 def made_by(name: str, wanted: Wanted) -> str:
@@ -174,19 +200,6 @@ def unknown(site: Site, partition: str | None, gpus: int | None) -> list[str]:
     return [what for what, is_missing in missing.items() if is_missing]
 
 
-def with_gpus(directives: Iterable[str], gpus: int | None) -> tuple[str, ...]:
-    """The profile's directives, with the user's number of GPUs in those that ask for them: --gres=gpu:a100:4."""
-    if gpus is None:
-        return tuple(directives)
-    asks = re.compile(r"(--gres=gpu(?::[A-Za-z]\w*)?:|--gpus-per-node=(?:[A-Za-z]\w*:)?)[0-9]+")
-    return tuple(f"{match[1]}{gpus}" if (match := asks.fullmatch(line)) else line for line in directives)
-
-
-def mentions(directives: Iterable[str], *options: str) -> bool:
-    """Whether one of `directives` has one of `options`, with a value or without."""
-    return any(re.match(rf"{re.escape(option)}(?![\w-])", line) for line in directives for option in options)
-
-
 def _notes(site: Site) -> list[str]:
     """What is to be known of values in the script's head, after the values."""
     named = [(fact.value, fact.note) for fact in (site.launch.partition,) if fact is not None]
@@ -196,3 +209,14 @@ def _notes(site: Site) -> list[str]:
 
 def _folder(value: str, name: str = "") -> Folder:
     return Folder(value, tuple(quoting.needs(value)), name)
+
+
+def _own(path: str) -> Folder:
+    """The profile's own file, to be bound: its path is no profile's value, and holds what it holds."""
+    if ":" in path or "," in path:
+        raise MusterError(
+            "a container's command takes : and , in a path for the end of it",
+            seen=path,
+            fix="the profile in a folder, and by a name, without them",
+        )
+    return Folder(path, (), is_literal=True)

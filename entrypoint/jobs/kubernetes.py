@@ -31,6 +31,8 @@ _IMAGE = re.compile(
 )
 _SIZE = re.compile(r"[1-9][0-9]{0,6}(Mi|Gi|Ti)")
 _MAX_LABEL, _MAX_SUBDOMAIN = 63, 253
+_MAX_NUMBER = 2**31 - 1
+"""Kubernetes counts in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -120,13 +122,22 @@ def check(kind: Kind, pods: Pods) -> None:
     if not _SUBDOMAIN.fullmatch(pods.claim) or len(pods.claim) > _MAX_SUBDOMAIN:
         raise MusterError("this can't be the name of a claim", seen=f"--claim {pods.claim}", fix="--claim muster-runs")
     if pods.queue is not None and (not _SUBDOMAIN.fullmatch(pods.queue) or len(pods.queue) > _MAX_LABEL):
-        raise MusterError("this can't be the name of a queue", seen=f"--queue {pods.queue}", fix="--queue training")
+        raise MusterError(
+            "this can't be the name of a queue", seen=f"--partition {pods.queue}", fix="--partition training"
+        )
     if not _SIZE.fullmatch(pods.shared_memory):
         raise MusterError("this is no size of memory", seen=f"--shm {pods.shared_memory}", fix="--shm 16Gi")
     least = {"nodes": 1, "seconds": 1, "gpus": 0, "restarts": 0, "uid": 0, "grace_seconds": 0, "wait_seconds": 1}
     for name, bound in least.items():
         if getattr(pods, name) < bound:
             raise MusterError(f"{name} is at least {bound}", seen=f"{name}={getattr(pods, name)}", fix=f"{bound}")
+    # An indexed Job counts the restarts of all its pods.
+    most = {"restarts": _MAX_NUMBER // pods.nodes, "uid": _MAX_NUMBER - 1}
+    for name, bound in most.items():
+        if getattr(pods, name) > bound:
+            raise MusterError(
+                f"{name} is at most {bound}", seen=f"--{name} {getattr(pods, name)}", fix=f"--{name} {bound}"
+            )
     if not pods.arguments:
         raise MusterError("there is nothing to run", seen="nothing after --", fix="-- train ddp")
     for word in pods.arguments:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoint import ROOT
-from entrypoint.jobs import kubernetes, manifest, quoting, render
+from entrypoint.jobs import context, kubernetes, manifest, quoting, render
 from entrypoint.jobs.context import EXTENSIONS
 from entrypoint.jobs.manifest import Further
 from entrypoint.jobs.wanted import Wanted
@@ -37,9 +37,12 @@ def make(
     Raises:
         MusterError: there is no such profile, or it can't be.
     """
+    for option, value in (("SITE", name), ("--output-file", file or "")):
+        quoting.text(value, option)
     site = _load(name)
     # In a job the working directory may be another one.
     known = str(Path(name).absolute()) if is_file(name) else name
+    context.check(known, site)
     if site.scheduler == "kubernetes":
         return manifest.make(known, site, wanted, kind, further)
     words = (*(() if kind is None else ("--kind", kind)), *further.words)

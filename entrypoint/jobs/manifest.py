@@ -79,7 +79,7 @@ def pods(name: str, site: Site, wanted: Wanted, kind: Kind, further: Further) ->
         name=wanted.name,
         gpus=usual_gpus if wanted.gpus is None else wanted.gpus,
         queue=wanted.partition or (queue.value if queue and holds(queue.when, here) else None),
-        variables={**_NO_PODS.variables, **resolve(site.caches, here), **resolve(site.variables, here)},
+        variables={**_NO_PODS.variables, **_caches(site, here), **resolve(site.variables, here)},
         devices=dict(kubernetes.device(text) for text in further.devices),
         claim=_NO_PODS.claim if further.claim is None else further.claim,
         shared_memory=_NO_PODS.shared_memory if further.shm is None else further.shm,
@@ -87,6 +87,11 @@ def pods(name: str, site: Site, wanted: Wanted, kind: Kind, further: Further) ->
         restarts=_NO_PODS.restarts if further.restarts is None else further.restarts,
         made_by=_made_by(name, wanted, kind, further),
     )
+
+
+def _caches(site: Site, here: Context) -> dict[str, str]:
+    """Where the profile keeps downloads, without what a shell would have to expand: pods have none."""
+    return {name: value for name, value in resolve(site.caches, here).items() if not quoting.needs(value)}
 
 
 def resuming(wanted: Wanted) -> tuple[str, ...]:

@@ -12,8 +12,18 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.@%+,:=/-]+")
 
 
 def word(value: object) -> str:
-    """`value` as one word of a shell, and nothing in it expanded."""
-    return shlex.quote(str(value))
+    r"""`value` as one word of bash, on one line, and nothing in it expanded.
+
+    A line of its own could begin with the `#$` or `#BSUB` of a directive: schedulers read the whole script for those.
+
+    >>> word("a\n#BSUB -q other")
+    "$'a\\n#BSUB -q other'"
+    """
+    text = str(value)
+    if "\n" not in text and "\r" not in text:
+        return shlex.quote(text)
+    escaped = re.sub(r"([\\'])", r"\\\1", text).replace("\n", r"\n").replace("\r", r"\r")
+    return f"$'{escaped}'"
 
 
 def words(values: Iterable[object]) -> str:
@@ -57,6 +67,17 @@ def directive(value: object) -> str:
             fix="remove line breaks and control characters from it",
         )
     return text
+
+
+def text(value: str, option: str) -> str:
+    """`value`, which a user gave for `option`, for a file in UTF-8.
+
+    Raises:
+        MusterError: it is no text, as a file's name of another encoding is none.
+    """
+    if re.search("[\0\ud800-\udfff]", value):
+        raise MusterError(f"{option} is no text in UTF-8", seen=f"{option}={value}", fix=f"{option} in UTF-8")
+    return value
 
 
 def plain(value: str, option: str) -> str:

@@ -5,7 +5,8 @@ from typing import Any
 
 from entrypoint import ROOT
 from entrypoint.jobs import quoting, walltime
-from entrypoint.jobs.context import context, mentions
+from entrypoint.jobs.context import context
+from entrypoint.jobs.directives import mentions
 from entrypoint.jobs.wanted import Wanted
 from entrypoint.sites.schema import Site
 

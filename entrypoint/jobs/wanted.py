@@ -66,8 +66,14 @@ def wanted(
     for option, value in (("--account", account), ("--partition", partition), ("--name", name)):
         if value is not None:
             quoting.plain(value, option)
-    if not image or "\0" in image or any("\0" in word for word in command):
-        raise MusterError("an image and a command have names", seen=f"--image={image}", fix="--image muster.sif")
+    # Some schedulers make a file's name of it, others refuse it.
+    if "/" in name:
+        raise MusterError("a job's name has no / in it", seen=f"--name={name}", fix=f"--name={name.replace('/', '-')}")
+    quoting.text(image, "--image")
+    for word in command:
+        quoting.text(word, "COMMAND")
+    if not image:
+        raise MusterError("an image has a name", seen=f"--image={image}", fix="--image muster.sif")
     return Wanted(
         nodes=nodes,
         time_s=walltime.parse(time),

@@ -113,6 +113,16 @@ def test_whatever_is_in_a_profile_does_no_harm(cluster: Cluster, tmp_path: Path,
     assert not list(tmp_path.rglob("harm"))
 
 
+def test_the_path_of_ones_own_profile_is_bound_as_it_is(cluster: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "d$HOME `x` ${A}"
+    folder.mkdir()
+    path = site(folder, "slurm", "it's.toml")
+    done = cluster.run("slurm", making.make(path, Wanted()), SCRATCH="/")
+    assert done.returncode == 0, done.stderr
+    words = container(cluster, launched(cluster, "slurm"), "singularity")
+    assert words[words.index(path) - 1] == "--bind"
+
+
 @pytest.mark.parametrize("name", ["slurm", "pbs", "lsf", "flux"])
 def test_a_run_is_named_after_its_job_and_goes_on_in_later_attempts(cluster: Cluster, name: str) -> None:
     text = making.make(name, Wanted())

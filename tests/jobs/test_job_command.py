@@ -115,6 +115,13 @@ def test_a_refused_site() -> None:
         (["slurm", "--kind", "job"], "--kind job"),
         (["slurm", "train", "--epochs", "3"], "--epochs"),
         (["none.toml"], "none.toml"),
+        ([300 * "a"], 300 * "a"),
+        ([300 * "a" + ".toml"], 300 * "a"),
+        (["slurm", "--name", "a/b"], "--name=a/b"),
+        (["kubernetes", "--partition", "A_B"], "--partition A_B"),
+        (["kubernetes", "--restarts", str(2**30)], f"--restarts {2**30}"),
+        (["kubernetes", "--nodes=1", "--restarts", str(2**31)], f"--restarts {2**31}"),
+        (["kubernetes", "--uid", str(2**31 - 1)], f"--uid {2**31 - 1}"),
     ],
 )
 def test_what_can_not_be(words: list[str], about: str) -> None:
@@ -131,6 +138,33 @@ def test_a_file_is_never_written_over(tmp_path: Path) -> None:
     assert "not written over" in wrong
     assert (tmp_path / "my job.sh").read_text() == text
     refusal("slurm", "--output-file", "none/x", cwd=tmp_path)
+
+
+NO_TEXT = "a\udcff"
+
+
+@pytest.mark.parametrize(
+    "words", [["--image", f"{NO_TEXT}.sif"], ["--", "muster", "run", NO_TEXT]], ids=["image", "word"]
+)
+def test_what_is_no_text_leaves_no_file(tmp_path: Path, words: list[str]) -> None:
+    refusal("slurm", "--output-file=s1", *words, cwd=tmp_path)
+    refusal("slurm", *words, cwd=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_of_files_that_are_no_text(tmp_path: Path) -> None:
+    refusal("slurm", f"--output-file={NO_TEXT}", cwd=tmp_path)
+    assert not list(tmp_path.iterdir())
+    path = site(tmp_path, "slurm", f"{NO_TEXT}.toml")
+    refusal(path)
+
+
+@pytest.mark.parametrize("folder", ["a:b", "c,d"])
+def test_a_profile_whose_path_a_bind_would_split(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir()
+    wrong, seen, _ = refusal(site(tmp_path / folder, "slurm", "x.toml"))
+    assert wrong == "error: a container's command takes : and , in a path for the end of it"
+    assert seen == f" seen: {tmp_path}/{folder}/x.toml"
 
 
 def test_a_profile_of_ones_own(tmp_path: Path) -> None:

@@ -167,6 +167,28 @@ def test_a_profile_of_a_cluster_gives_gpus_queue_and_variables(tmp_path: Path) -
             assert (pod.env["NCCL_DEBUG"], pod.env["TORCH_HOME"]) == (value, "/cache")
 
 
+CLUSTER = """title = "Ours"
+scheduler = "kubernetes"
+status = "unverified"
+sources = {us = {url = "https://example.org", read = 2026-11-22}}
+"""
+
+
+def test_a_folder_that_a_shell_would_have_to_expand_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "ours.toml"
+    file.write_text(f'{CLUSTER}caches.HF_HOME = {{value = "$SCRATCH/hf", source = "us"}}\n')
+    (pod, *_) = pods.of(making.make(str(file), Wanted()))
+    assert pod.env["HF_HOME"] == kubernetes.CACHES["HF_HOME"]
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_a_cluster_that_runs_no_such_image_says_why(tmp_path: Path, kind: Kind | None) -> None:
+    file = tmp_path / "ours.toml"
+    file.write_text(f'{CLUSTER}refused = {{value = "no CUDA", source = "us"}}\n')
+    with pytest.raises(MusterError, match="Ours does not run this image: no CUDA"):
+        making.make(str(file), Wanted(), kind)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_words_stay_in_their_comment(kind: Kind) -> None:
     text = making.make("kubernetes", Wanted(command=("train", "ddp", *HOSTILE)), kind)

@@ -53,6 +53,14 @@ def test_variables_of_folders_are_expanded_and_nothing_in_them() -> None:
     assert found == '/a b/$(id)/mes "runs"/$(id).'
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.text("ab \n\r\\'\"$#!n", max_size=12))
+def test_any_word_stays_on_its_line(value: str) -> None:
+    word = quoting.word(value)
+    assert not {"\n", "\r"} & set(word)
+    assert read_by_a_shell(word) == f"{value}."
+
+
 @pytest.mark.parametrize("value", ["", "a\nb", "a\rb", "\x1b[31m", "a\u2028b"])
 def test_a_directive_stays_on_its_line(value: str) -> None:
     with pytest.raises(MusterError, match="one line of printable characters"):

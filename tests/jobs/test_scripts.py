@@ -90,6 +90,16 @@ def test_directives_stand_before_the_first_command() -> None:
             assert of_flux == (list(range(of_flux[0], of_flux[-1] + 1)) if is_flux else [])
 
 
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_no_word_of_the_user_becomes_a_directive(name: str) -> None:
+    marks = ("#SBATCH", "#PBS", "#BSUB", "#$ ", "# flux:")
+    hostile = "".join(f"\n{mark} -q harm\r{mark} -q harm\n" for mark in marks)
+    text = making.make(name, Wanted(command=("muster", "run", hostile), image=hostile), file=hostile)
+    # As whoever takes a carriage return for the end of a line too.
+    lines = re.split("[\r\n]", text)
+    assert not [line for line in lines if line.startswith(marks) and "harm" in line]
+
+
 def test_the_users_number_of_gpus_takes_the_profiles_place() -> None:
     text = making.make("juwels-booster", Wanted(gpus=1))
     assert "#SBATCH --gres=gpu:1" in text.splitlines()
