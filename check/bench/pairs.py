@@ -1,7 +1,6 @@
 """Which nodes and links are slow: figures of pairs in, findings out."""
 
-import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -19,12 +18,12 @@ MATRIX = 16
 LISTED = 10
 
 MANY = 200
-"""So many rows are too many to take the median without each of them."""
+"""So many rows, or nodes, are too many to take the median without each of them."""
 
 RULE = (
     f"a link is slow if even its best message takes more than {TIMES:g} times as long as is usual in this run "
-    f"(the median of the other links), each of the {PASSES} times that all are measured; "
-    "a node is slow if all its links are"
+    f"(the median of the links that no slow node has), each of the {PASSES} times that all are measured; "
+    "a node is slow if all its links are, to nodes that are not slow too"
 )
 
 
@@ -67,18 +66,22 @@ class Row:
 
 
 def slow_nodes(rows: Sequence[Row]) -> list[int]:
-    """The nodes of which every link is slow, measured by the links between the others; the slowest first.
+    """The nodes whose best link is slow, measured by the best links of the other nodes; the slowest first.
 
-    The links of a slow node are left out before the next is looked for.
+    Nodes are counted, not links: two slow nodes of five have most of the links. The links of a slow node are left out
+    before the next is looked for.
     """
     left, found = list(rows), list[int]()
     while True:
-        # Of many rows those of one node do not move the median.
-        usual = _usual(left) if len(left) > MANY else None
+        own = {
+            node: _slowness(each, node) for node, each in _by_node(left).items() if len({row.nodes for row in each}) > 1
+        }
+        # Of many nodes one does not move the median.
+        usual = median(own.values()) if len(own) > MANY else None
         ratios = {
-            node: _slowness(own, node) / (usual or _usual_without(left, node))
-            for node, own in _by_node(left).items()
-            if len({row.nodes for row in own}) > 1
+            node: slowness / (usual or median(own[other] for other in own if other != node))
+            for node, slowness in own.items()
+            if len(own) > 1
         }
         worst = max(ratios, key=lambda node: ratios[node], default=None)
         if worst is None or ratios[worst] <= TIMES:
@@ -94,11 +97,6 @@ def _by_node(rows: Sequence[Row]) -> dict[int, list[Row]]:
         for node in row.way:
             found.setdefault(node, []).append(row)
     return dict(sorted(found.items()))
-
-
-def _usual_without(rows: Sequence[Row], node: int) -> float:
-    others = [row for row in rows if node not in row.nodes]
-    return _usual(others) if others else math.inf
 
 
 def _slowness(own: Sequence[Row], node: int) -> float:
@@ -132,14 +130,21 @@ Way = tuple[int, int]
 def slow(rows: Sequence[Row]) -> set[Way]:
     """The directions that are slow among all that were measured: those of slow nodes, and single ones."""
     nodes = slow_nodes(rows)
-    own, others = _split(rows, lambda row: bool(row.nodes.intersection(nodes)))
+    others = _without(rows, nodes)
     usual = _usual(others) if others else 0.0
+    ways = {
+        node: [each for each in _ways(rows, node) if min(row.best_s for row in each) > TIMES * usual] for node in nodes
+    }
+    # A node that is slow by the best links only is no slow node, but a link of it may be.
+    others = _without(rows, [node for node in nodes if ways[node]])
     found = {row.way for row in slow_links(others)}
-    for node in nodes:
-        for ways in _ways(own, node):
-            if min(row.best_s for row in ways) > TIMES * usual:
-                found |= {row.way for row in ways}
-    return found
+    return found | {row.way for of_node in ways.values() for each in of_node for row in each}
+
+
+def differ(rows: Sequence[Row]) -> float:
+    """How many times as long as the fastest direction the slowest takes."""
+    times = [row.best_s for row in rows]
+    return max(times) / min(times) if times else 1.0
 
 
 def _ways(rows: Sequence[Row], node: int) -> list[list[Row]]:
@@ -216,8 +221,8 @@ def _usual(rows: Sequence[Row]) -> float:
     return median(row.median_s for row in rows)
 
 
-def _split(rows: Sequence[Row], is_first: Callable[[Row], bool]) -> tuple[list[Row], list[Row]]:
-    return [row for row in rows if is_first(row)], [row for row in rows if not is_first(row)]
+def _without(rows: Sequence[Row], nodes: Collection[int]) -> list[Row]:
+    return [row for row in rows if row.nodes.isdisjoint(nodes)]
 
 
 def _speeds(rows: Sequence[Row]) -> str:

@@ -171,3 +171,11 @@ def test_links_pass_only_where_there_are_others_to_hold_them_against(num_nodes: 
     assert of_pairs([], num_nodes).word == word
     slow = MusterError("slow link", seen="-", fix="-", code=1)
     assert (of_pairs([slow], num_nodes).word, of_pairs([slow], num_nodes).code) == ("FAIL", 1)
+
+
+def test_links_that_differ_do_not_pass_although_none_stands_out() -> None:
+    found = of_pairs([], 4, differ=5.04)
+    assert (found.word, found.code) == ("NO BASELINE", 0)
+    assert "links differ 5.0-fold" in found.held
+    assert of_pairs([], 4, differ=1.9).word == "PASS"
+    assert "two nodes" in of_pairs([], 2, differ=5).held

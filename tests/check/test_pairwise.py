@@ -126,6 +126,33 @@ def test_two_slow_nodes_and_a_slow_link_among_many() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("num_nodes", "num_slow"), [(4, 2), (5, 2), (6, 3), (7, 3), (10, 4), (16, 5), (64, 5), (250, 20)]
+)
+def test_several_slow_nodes_are_named_although_most_links_are_theirs(num_nodes: int, num_slow: int) -> None:
+    ways = [way for node in range(1, num_slow + 1) for way in ((node, None), (None, node))]
+    rows = slowed(healthy(num_nodes), *ways, factor=5)
+    found = pairs.judge(rows, pairs.slow(rows), [f"n{number}" for number in range(num_nodes)])
+    assert [each.host for each in found] == [f"n{node}" for node in range(1, num_slow + 1)]
+
+
+@pytest.mark.parametrize(("num_nodes", "num_slow"), [(3, 1), (7, 2), (10, 3)])
+def test_what_is_slow_in_one_direction_only_stays_named_too(num_nodes: int, num_slow: int) -> None:
+    rows = slowed(healthy(num_nodes), *((node, None) for node in range(num_slow)), factor=5)
+    assert [wrong.split(" at ")[0] for wrong in judged(rows)] == [
+        f"slow node: {host} sends" for host in HOSTS[:num_slow]
+    ]
+
+
+def test_two_racks_with_a_slow_link_between_them_have_no_slow_node_but_differ() -> None:
+    between = [(source, target) for source in range(8) for target in range(8) if (source < 4) != (target < 4)]
+    rows = slowed(healthy(8), *between, factor=5)
+    assert judged(rows) == []
+    assert pairs.differ(rows) > pairs.TIMES
+    assert pairs.differ(healthy(8)) < pairs.TIMES
+    assert pairs.differ([]) == 1
+
+
 def test_of_two_nodes_only_the_directions_can_be_compared() -> None:
     assert judged(slowed(healthy(2), (0, 1), (1, 0))) == []
     (wrong,) = judged(slowed(healthy(2), (0, 1)))
