@@ -1,6 +1,6 @@
 """From failed knocks to the node, or the pair of nodes, that is to blame."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from check.doctor.findings import Finding
@@ -48,9 +48,11 @@ def judge(nodes: Sequence[Node], knocks: Sequence[Knock], ephemeral: str) -> lis
             of_all = [knock for knock in bad if knock.kind in everywhere]
             found.append(about.all_nodes(of_all))
             bad = [knock for knock in bad if knock not in of_all]
+        named: set[int] = set()
         while (node := odd_one(knocks, bad)) is not None:
             of_node = [knock for knock in bad if node in (knock.source, knock.target)]
-            found.append(about.one_node(node, of_node))
+            found.append(about.one_node(node, of_node, named))
+            named.add(node)
             bad = [knock for knock in bad if knock not in of_node]
         for pair in sorted({_pair(knock) for knock in bad}):
             found.append(about.one_pair([knock for knock in bad if _pair(knock) == pair]))
@@ -64,7 +66,9 @@ def odd_one(knocks: Sequence[Knock], bad: Sequence[Knock]) -> int | None:
     if not ranked or len(partners[ranked[0]]) < 2:
         return None
     first = len(partners[ranked[0]])
-    if len(ranked) > 1 and len(partners[ranked[1]]) == first:
+    # Nodes that are cut off fail equally often; but where as many fail only among themselves, none is the odd one.
+    tied = sum(len(others) == first for others in partners.values())
+    if tied > 1 and tied >= first:
         return None
     return ranked[0] if 2 * first >= len(_partners(knocks)[ranked[0]]) else None
 
@@ -98,16 +102,19 @@ class _About:
     def all_nodes(self, bad: Sequence[Knock]) -> Finding:
         return self._finding("", "no node reaches any other", bad)
 
-    def one_node(self, node: int, bad: Sequence[Knock]) -> Finding:
+    def one_node(self, node: int, bad: Sequence[Knock], named: Collection[int]) -> Finding:
+        """What is wrong with a node, but for the knocks of those that were `named` before."""
         host = self.nodes[node].host
         incoming = [knock.source for knock in bad if knock.target == node]
         outgoing = [knock.target for knock in bad if knock.source == node]
         if incoming and outgoing:
-            wrong = f"{host} and {self._who(node, incoming + outgoing, 'the other nodes')} do not reach each other"
+            wrong = (
+                f"{host} and {self._who(node, incoming + outgoing, named, 'the other nodes')} do not reach each other"
+            )
         elif incoming:
-            wrong = f"{host} can't be reached from {self._who(node, incoming)}"
+            wrong = f"{host} can't be reached from {self._who(node, incoming, named)}"
         else:
-            wrong = f"{host} does not reach {self._who(node, outgoing)}"
+            wrong = f"{host} does not reach {self._who(node, outgoing, named)}"
         return self._finding(host, wrong, bad)
 
     def one_pair(self, bad: Sequence[Knock]) -> Finding:
@@ -117,9 +124,9 @@ class _About:
             return self._finding(f"{source} <-> {target}", f"{source} and {target} do not reach each other", bad)
         return self._finding(f"{source} -> {target}", f"{source} does not reach {target}", bad)
 
-    def _who(self, node: int, others: Sequence[int], all_others: str = "any other node") -> str:
-        """The others, in these words where they are all that it had to do with."""
-        if set(others) == _partners(self.knocks)[node]:
+    def _who(self, node: int, others: Sequence[int], named: Collection[int], all_others: str = "any other node") -> str:
+        """The others, in these words where they are all that it had to do with, but for those `named` before."""
+        if set(others) >= _partners(self.knocks)[node].difference(named):
             return all_others
         return ", ".join(self.nodes[other].host for other in sorted(set(others)))
 

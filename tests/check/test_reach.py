@@ -167,6 +167,22 @@ def test_a_node_that_nobody_reaches_is_named_alone():
     assert found((0, 2), (1, 2), size=3)[0][2] == "n2"
 
 
+@pytest.mark.parametrize(("size", "cut_off"), [(4, (2, 3)), (8, (2, 3)), (32, (0, 9)), (32, (5, 6, 7))])
+def test_nodes_that_are_cut_off_are_named_and_not_their_pairs(size, cut_off):
+    nodes = [Node(f"n{number}", "eth0", "") for number in range(size)]
+    failed = [way for way in permutations(range(size), 2) if set(way).intersection(cut_off)]
+    findings = judge(nodes, knocks(*failed, size=size), "")
+    assert [finding.host for finding in findings] == [f"n{number}" for number in cut_off]
+    assert {finding.wrong.partition(" ")[2] for finding in findings} == {"and the other nodes do not reach each other"}
+
+
+def test_nodes_of_which_none_is_the_odd_one_are_pairs():
+    triangle = [host for _, _, host, _ in found(*permutations((0, 1, 2), 2), size=5)]
+    assert triangle == ["n0 <-> n1", "n0 <-> n2", "n1 <-> n2"]
+    halves = [way for way in permutations(range(4), 2) if (way[0] < 2) != (way[1] < 2)]
+    assert len(found(*halves, size=4)) == 4
+
+
 def test_a_node_that_some_do_not_reach_and_a_pair_beside_it():
     wrong = [wrong for *_, wrong in found((0, 3), (1, 3), (4, 3), (1, 2))]
     assert wrong == ["n3 can't be reached from n0, n1, n4", "n1 does not reach n2"]
