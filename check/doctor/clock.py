@@ -6,12 +6,18 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from check.doctor.findings import Finding, Part
+from check.doctor.odd import MOST_NAMED, named
 from check.doctor.peers import of_nodes
 from check.options import DoctorOptions
 from train.world import World
 
 LIMIT_S = 1.0
 """Below it nothing that a training does goes wrong."""
+
+MISLEADS = (
+    "the job's time limit is seen too early or too late there, certificates and tokens may not be valid, "
+    "and times in logs and files mislead"
+)
 
 ROUNDS = 4
 _ONE_BY_ONE_UP_TO = 64
@@ -76,7 +82,10 @@ def _answer(world: World, turn: str, rounds: int) -> None:
 
 
 def judge(readings: Sequence[Reading]) -> Part:
-    """Which clocks are not like most others; of two, the second is held against the first."""
+    """Which clocks are not like most others; of two, the second is held against the first.
+
+    Where no time has a majority nobody can tell which clock is right: there is one finding, of all of them.
+    """
     usual_s = median_low([reading.ahead_s for reading in readings]) if len(readings) > 2 else 0.0
     odd = [reading for reading in readings if abs(reading.ahead_s - usual_s) - reading.give_or_take_s > LIMIT_S]
     widest_s = max(reading.ahead_s for reading in readings) - min(reading.ahead_s for reading in readings)
@@ -84,8 +93,34 @@ def judge(readings: Sequence[Reading]) -> Part:
     values = {reading.host: [round(reading.ahead_s, 4), round(reading.give_or_take_s, 4)] for reading in readings}
     says = f"the clocks of {len(readings)} nodes agree to {max(0.001, widest_s + doubt_s):.3f} s"
     reference = "most other nodes" if len(readings) > 2 else readings[0].host
-    findings = [_finding(reading, reading.ahead_s - usual_s, reference) for reading in odd]
+    if len(readings) > 2 and 2 * len(odd) >= len(readings):
+        findings = [_of_all(readings, widest_s, doubt_s)]
+    else:
+        findings = [_finding(reading, reading.ahead_s - usual_s, reference) for reading in odd]
     return Part("clocks", says, findings, {"ahead of rank 0 (s), give or take (s)": values})
+
+
+def _of_all(readings: Sequence[Reading], widest_s: float, doubt_s: float) -> Finding:
+    groups: list[list[Reading]] = []
+    for reading in sorted(readings, key=lambda reading: reading.ahead_s):
+        if not groups or reading.ahead_s - groups[-1][0].ahead_s > LIMIT_S:
+            groups.append([])
+        groups[-1].append(reading)
+    # Largest first, and the order of the nodes where they are as large.
+    groups.sort(key=lambda group: (-len(group), min(map(readings.index, group))))
+    hosts = [named([reading.host for reading in group]) for group in groups[:MOST_NAMED]]
+    shown = [f"{group[0].ahead_s:+.3f} s on {names}" for group, names in zip(groups, hosts, strict=False)]
+    more = f" and {len(groups) - MOST_NAMED} more" if len(groups) > MOST_NAMED else ""
+    return Finding(
+        "warning",
+        "clock",
+        named([reading.host for reading in readings]),
+        f"the clocks of {' and '.join(hosts)}{more} differ by {'up to ' if len(groups) > 2 else ''}{widest_s:.1f} s: "
+        f"{MISLEADS}",
+        f"against rank 0, {', '.join(shown)}{more}, give or take {doubt_s:.3f} s, by the nodes' date and time",
+        "tell the administrators of these nodes; on each, `chronyc tracking` or `timedatectl` says whether it follows "
+        "a time server",
+    )
 
 
 def _finding(reading: Reading, off_s: float, reference: str) -> Finding:
@@ -94,8 +129,7 @@ def _finding(reading: Reading, off_s: float, reference: str) -> Finding:
         "warning",
         "clock",
         reading.host,
-        f"the clock of {reading.host} is {abs(off_s):.1f} s {way} that of {reference}: the job's time limit is seen "
-        "too early or too late there, certificates and tokens may not be valid, and times in logs and files mislead",
+        f"the clock of {reading.host} is {abs(off_s):.1f} s {way} that of {reference}: {MISLEADS}",
         f"{off_s:+.3f} s, give or take {reading.give_or_take_s:.3f} s, by the node's date and time",
         f"tell the administrators of {reading.host}; there, `chronyc tracking` or `timedatectl` says whether it "
         "follows a time server",

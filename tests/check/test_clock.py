@@ -33,3 +33,26 @@ def test_of_two_the_second_is_held_against_the_first():
     (finding,) = judge([Reading("a", 0, 0), Reading("b", -60, 0.1)]).findings
     assert finding.host == "b"
     assert "behind that of a" in finding.wrong
+
+
+@pytest.mark.parametrize(
+    ("ahead", "wrong"),
+    [
+        ((0, 0, -5, -5), "the clocks of a, b and c, d differ by 5.0 s: "),
+        ((0, 100, 200), "the clocks of a and b and c differ by up to 200.0 s: "),
+        ((0, -5, 0, 60), "the clocks of a, c and b and d differ by up to 65.0 s: "),
+    ],
+)
+def test_where_no_time_has_a_majority_no_clock_is_blamed(ahead, wrong):
+    readings = [Reading(host, off_s, 0.01 if off_s else 0.0) for host, off_s in zip("abcd", ahead, strict=False)]
+    (finding,) = judge(readings).findings
+    assert finding.wrong.startswith(wrong)
+    assert finding.host == ", ".join("abcd"[: len(ahead)])
+    assert "+0.000 s on a" in finding.seen
+
+
+def test_a_small_majority_is_one():
+    assert found(*(Reading(host, off_s, 0.0) for host, off_s in zip("abcde", (0, 0, 0, -5, 5), strict=True))) == [
+        ("warning", "d"),
+        ("warning", "e"),
+    ]
