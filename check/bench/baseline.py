@@ -9,9 +9,11 @@ healthy machines too, only the middle one tells.
 """
 
 import json
+import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -130,6 +132,20 @@ def num_held(rows: Sequence[Row], baseline: Baseline) -> int:
     return sum((row.collective, row.size) in baseline.passes for row in rows if row.passes)
 
 
+def check_held(keys: Collection[Key], baseline: Baseline, path: str) -> None:
+    """Returns if the baseline from the file `path` has any of what is, or is to be, measured.
+
+    Raises:
+        MusterError: it has none.
+    """
+    if not any(key in baseline.passes for key in keys):
+        raise MusterError(
+            "the baseline has none of the collectives and sizes that are measured",
+            seen=f"--baseline={path}",
+            fix="give the same --collectives, --min-size, --max-size and --factor as for --save-baseline",
+        )
+
+
 def told(slow: Sequence[Slow], path: str) -> list[MusterError]:
     """What to say of the rows that are too slow: one for each collective, with its worst size."""
     found: list[MusterError] = []
@@ -169,7 +185,8 @@ def write(path: Path, setting: Setting, rows: Sequence[Row], about: Mapping[str,
         aside.write_text(text + "\n", encoding="utf-8")
         aside.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink()
         raise MusterError(
             "the baseline can't be written", seen=str(error), fix="--save-baseline with a path in a folder of yours"
         ) from None
@@ -207,10 +224,10 @@ def from_json(text: str, path: str, option: str) -> Baseline:
         }
         if not passes or not all(passes.values()):
             raise ValueError("a row has no times")
-        if not all(_time(each, figure) > 0 for row in passes.values() for each in row for figure in FIGURES):
-            raise ValueError("a time is not above 0")
+        if not all(0 < _time(each, figure) < math.inf for row in passes.values() for each in row for figure in FIGURES):
+            raise ValueError("a time is not above 0, or has no end")
         return Baseline(setting=setting, passes=passes, about=content["about"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         seen = f"{path}: {type(error).__name__}: {error}"
         fix = f"{option}=FILE that `muster bench --save-baseline FILE` wrote, or another name"
         raise MusterError("the file is no baseline", seen=seen, fix=fix) from None
@@ -223,12 +240,13 @@ def check_writable(path: Path, option: str, what: str) -> None:
         MusterError: it can't, so that `what` can't go where `option` says.
     """
     folder = path.absolute().parent
-    while not folder.exists():
+    # By os.path: the methods of Path raise PermissionError below a folder that may not be entered.
+    while not os.path.exists(folder):
         folder = folder.parent
     seen = ""
-    if path.is_dir():
+    if os.path.isdir(path):
         seen = f"{path} is a folder"
-    elif not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+    elif not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
         seen = f"{folder} is no folder that this user may write to"
     if seen:
         raise MusterError(f"{what} can't be written", seen=seen, fix=f"{option} with a path in a folder of yours")

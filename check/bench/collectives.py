@@ -6,7 +6,7 @@ others carries at least, whatever the algorithm: it can be compared with what th
 Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md, and sendrecv.cu there for send_recv
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -206,3 +206,9 @@ def chosen(text: str) -> tuple[str, ...]:
         fix = f"some of {', '.join(NAMES)}, by commas; or all"
         raise MusterError("no collective is chosen", seen=f"--collectives={text}", fix=fix)
     return NAMES if "all" in words else tuple(name for name in NAMES if name in words)
+
+
+def keys(world: World, names: Collection[str], sizes: Sequence[int]) -> list[tuple[str, int]]:
+    """The collectives of these `names` with the sizes at which they are measured; the barrier has none."""
+    found = [(one.name, one.size(world, size)) for one in ALL if one.name in names for size in sizes]
+    return [*found, *([(BARRIER, 0)] if BARRIER in names else [])]

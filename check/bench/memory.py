@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from check.bench.sizes import shown
+from check.bench.sizes import exact, shown
 from train.errors import MusterError
 from train.world import World
 
@@ -39,8 +39,8 @@ def judge(free: Sequence[int], hosts: Sequence[str], sizes: Sequence[int], devic
     what = f"{free[rank] / 2**30:.1f} GiB of {'GPU' if device == 'cuda' else 'main'} memory are free for it"
     return MusterError(
         f"messages of {shown(max(sizes))} don't fit into the memory of rank {rank} on {hosts[rank]}",
-        seen=f"--max-size={shown(max(sizes))} needs {needed(max(sizes), device) / 2**30:.1f} GiB a rank; {what}",
-        fix=f"--max-size={shown(max(fitting))}" if fitting else "ask for more memory, or start fewer ranks a node",
+        seen=f"--max-size={exact(max(sizes))} needs {needed(max(sizes), device) / 2**30:.1f} GiB a rank; {what}",
+        fix=f"--max-size={exact(max(fitting))}" if fitting else "ask for more memory, or start fewer ranks a node",
     )
 
 

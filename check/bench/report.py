@@ -2,12 +2,12 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -21,8 +21,11 @@ from check.bench.sweep import Sweep
 from check.bench.transport import Transport
 from check.bench.verdict import Verdict
 from check.options import BenchOptions
+from train import console
 from train.errors import MusterError
 from train.world import World
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -43,7 +46,7 @@ class Report:
         """Says and writes what was measured; returns the exit code.
 
         Raises:
-            MusterError: a file can't be written, or the baseline has none of these rows.
+            MusterError: all was said, but a file can't be written, or the baseline has none of these rows.
         """
         options = self.options
         slow = baseline.judge(rows, known) if known else []
@@ -51,7 +54,9 @@ class Report:
         if not used.is_expected:
             against.append(MusterError(used.wrong, seen=used.seen, fix=used.fix, code=1))
         against += baseline.told(slow, options.baseline or "")
-        found = verdict.of(against, self.held(rows, known), sweep.num_checks)
+        problems: list[MusterError] = []
+        held = _tried(lambda: self.held(rows, known), problems)
+        found = verdict.of(against, held, sweep.num_checks)
         value = self.value(found) | {
             "transport": asdict(used),
             "rows": [row.figures() for row in rows],
@@ -59,33 +64,35 @@ class Report:
             "checks": sweep.num_checks,
             "slow": [_of_slow(one) for one in slow],
         }
-        saved = self.keep(rows, found, used)
-        if options.output is not None:
-            self.write(Path(options.output), rows, value)
+        # What took long to measure is shown before a file is written: a disk may be full.
+        screen = Console(highlight=False)
         if options.json:
-            print(json.dumps(value))
-            return found.code
-        console = Console(highlight=False)
-        show.header(console, [self.headline(), f"network: {used.says}", *used.notes, ""])
-        show.table(console, rows)
-        show.header(console, ["", *([saved] if saved else [])])
-        show.answer(console, found)
-        return found.code
+            print(json.dumps(value), flush=True)
+        else:
+            show.header(screen, [self.headline(), f"network: {used.says}", *used.notes, ""])
+            show.table(screen, rows)
+            show.header(screen, [""])
+        saved = _tried(lambda: self.keep(rows, found, used), problems)
+        _tried(lambda: self.write(rows, value), problems)
+        if not options.json:
+            show.header(screen, [saved] if saved else [])
+            show.answer(screen, found)
+        return _code(found, problems)
 
     def of_pairs(self, pairs: Pairs) -> int:
         """The same for pairs of nodes."""
         against = [MusterError(each.wrong, seen=each.seen, fix=each.fix, code=1) for each in pairs.findings]
-        found = verdict.of_pairs(against, len(self.world.nodes))
+        found = verdict.of_pairs(against, len(self.world.nodes), pairs.differ)
         value = self.value(found) | {"pairs": [asdict(row) for row in pairs.rows]}
-        if self.options.output is not None:
-            self.write(Path(self.options.output), [], value)
         if self.options.json:
-            print(json.dumps(value))
+            print(json.dumps(value), flush=True)
         else:
-            console = Console(highlight=False)
-            show.header(console, [self.headline(), "", pairs.text, ""])
-            show.answer(console, found)
-        return found.code
+            screen = Console(highlight=False)
+            show.header(screen, [self.headline(), "", pairs.text, ""])
+            show.answer(screen, found)
+        problems: list[MusterError] = []
+        _tried(lambda: self.write([], value), problems)
+        return _code(found, problems)
 
     def headline(self) -> str:
         """Who speaks to whom, by what."""
@@ -105,13 +112,10 @@ class Report:
         """
         if known is None:
             return None
-        measured, held = sum(bool(row.passes) for row in rows), baseline.num_held(rows, known)
-        if not held:
-            raise MusterError(
-                "the baseline has none of the collectives and sizes that were measured",
-                seen=f"--baseline={self.options.baseline}",
-                fix="give the same --collectives, --min-size, --max-size and --factor as for --save-baseline",
-            )
+        keys = [(row.collective, row.size) for row in rows if row.passes]
+        # It was asked before; but what the backend has not is known only now.
+        baseline.check_held(keys, known, self.options.baseline or "")
+        measured, held = len(keys), baseline.num_held(rows, known)
         worth = f"half of them would be found if they took {baseline.least_found(known):.2f} times as long"
         return f"{held} of {measured} rows are as fast as in {self.options.baseline}; {worth}"
 
@@ -149,12 +153,15 @@ class Report:
         baseline.write(path, self.here, rows, about)
         return f"baseline: {path}"
 
-    def write(self, folder: Path, rows: Sequence[Row], value: dict[str, Any]) -> None:
-        """Writes bench.json into `folder`, and of `rows`, where there are any, bench.csv and bench.png.
+    def write(self, rows: Sequence[Row], value: dict[str, Any]) -> None:
+        """Writes bench.json where --output wants it, and of `rows`, where there are any, bench.csv and bench.png.
 
         Raises:
             MusterError: it can't.
         """
+        if self.options.output is None:
+            return
+        folder = Path(self.options.output)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "bench.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
@@ -165,6 +172,28 @@ class Report:
             raise MusterError(
                 "the results can't be written", seen=str(error), fix="--output with a folder of yours"
             ) from None
+
+
+def _tried(function: Callable[[], T], problems: list[MusterError]) -> T | None:
+    """What `function` returns; None where it can't, which is added to `problems`."""
+    try:
+        return function()
+    except MusterError as error:
+        problems.append(error)
+        return None
+
+
+def _code(found: Verdict, problems: Sequence[MusterError]) -> int:
+    """The exit code of the verdict.
+
+    Raises:
+        MusterError: the last of `problems`, unless the verdict is worse than they are; the others are told.
+    """
+    for each in problems if found.code else problems[:-1]:
+        console.tell(str(each))
+    if problems and not found.code:
+        raise problems[-1]
+    return found.code
 
 
 def _of_slow(one: Slow) -> dict[str, Any]:

@@ -77,6 +77,9 @@ class Bench:
         )
         here = setting.look(world)
         self.known = agree(world, lambda: setting.baselines(world, options, here))
+        if self.known is not None:
+            known, keys = self.known, collectives.keys(world, names, lengths)
+            agree(world, lambda: baseline.check_held(keys, known, options.baseline or ""))
         agree(world, lambda: memory.look(world, lengths))
         transport.prepare(options)
         agree(world, lambda: open_group(world))

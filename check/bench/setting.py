@@ -91,7 +91,7 @@ def _read(options: BenchOptions, here: Setting) -> list[object]:
         if options.save_baseline is not None:
             old = Path(options.save_baseline)
             baseline.check_writable(old, "--save-baseline", "the baseline")
-            if old.exists():
+            if os.path.exists(old):
                 content = baseline.from_json(baseline.read(old, "--save-baseline"), str(old), "--save-baseline")
                 baseline.check_equal(content, here, str(old), "--save-baseline")
         if options.baseline is not None:

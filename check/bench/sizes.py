@@ -57,6 +57,12 @@ def counts_of(size: int, num_parts: int) -> int:
     return max(1, size // ELEMENT // num_parts)
 
 
+def exact(size: int) -> str:
+    """`size` bytes as `parse` takes it, without a loss: 4K, 1536K, 1000."""
+    unit = next(unit for unit, factor in reversed(_UNITS.items()) if size % factor == 0)
+    return f"{size // _UNITS[unit]}{unit}"
+
+
 def shown(size: int) -> str:
     """`size` bytes, in the largest unit that leaves a short number: 4K, 1.5M, 20."""
     for unit, factor in reversed(_UNITS.items()):

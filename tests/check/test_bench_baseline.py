@@ -1,17 +1,19 @@
 """What is held against a baseline, and which baseline may be."""
 
 import json
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from check.bench import baseline
+from check.bench import baseline, collectives
 from check.bench.baseline import PASSES, Baseline, Setting, judge
 from check.bench.results import Row
 from check.bench.timing import Timing
 from train.errors import MusterError
+from train.world import World
 
 HERE = Setting(site="here", backend="gloo", device="cpu", nodes=2, ranks=(4, 4))
 KEY = ("all_reduce", 1 << 20)
@@ -161,6 +163,8 @@ GOOD = {
         {"rows": [{"collective": "reduce", "size": 4, "passes": []}]},
         {"rows": [{"collective": "reduce", "size": 4, "passes": [{"mean_s": 0.0, "p50_s": 1.0, "p99_s": 1.0}]}]},
         {"rows": [{"collective": "reduce", "size": 4, "passes": [{"mean_s": "x", "p50_s": 1.0, "p99_s": 1.0}]}]},
+        {"rows": [{"collective": "reduce", "size": 4, "passes": [{"mean_s": float("inf"), "p50_s": 1.0, "p99_s": 1}]}]},
+        {"rows": [{"collective": "reduce", "size": float("inf"), "passes": [{"mean_s": 1, "p50_s": 1, "p99_s": 1}]}]},
         {"setting": {"site": ""}},
         {"setting": None},
     ],
@@ -172,7 +176,7 @@ def test_a_file_that_is_no_baseline_is_told(changed):
     assert "base.json" in raised.value.seen
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", "3"])
+@pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", "3", "[" * 100_000])
 def test_any_other_file_is_told(text):
     with pytest.raises(MusterError, match="the file is no baseline"):
         baseline.from_json(text, "base.json", "--baseline")
@@ -188,3 +192,31 @@ def test_a_file_that_is_not_there_or_can_not_be_is_told(tmp_path: Path):
     with pytest.raises(MusterError, match="can't be written"):
         baseline.check_writable(tmp_path / "file" / "base.json", "--save-baseline", "the baseline")
     baseline.check_writable(tmp_path / "not" / "yet" / "base.json", "--save-baseline", "the baseline")
+
+
+def test_below_a_folder_that_may_not_be_entered_is_told_too(tmp_path: Path, monkeypatch):
+    """Root may enter all folders: so what the kernel says to others is planted."""
+    secret, stat, access = tmp_path / "secret", os.stat, os.access
+    secret.mkdir()
+
+    def refuse(path, *arguments, **options):
+        if secret in Path(path).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != secret and access(path, mode))
+    for path in (secret / "base.json", secret / "x" / "base.json"):
+        with pytest.raises(MusterError, match="can't be written") as raised:
+            baseline.check_writable(path, "--save-baseline", "the baseline")
+        assert f"{secret} is no folder" in raised.value.seen
+
+
+def test_a_baseline_of_other_sizes_or_collectives_is_told_before_anything_is_measured():
+    world = World(world_size=3)
+    keys = collectives.keys(world, ("all_gather", "barrier"), (1024, 4096))
+    assert keys == [("all_gather", 1020), ("all_gather", 4092), ("barrier", 0)]
+    with pytest.raises(MusterError, match="has none of the collectives and sizes") as raised:
+        baseline.check_held(keys, kept(1.0), "base.json")
+    assert (raised.value.code, raised.value.seen) == (2, "--baseline=base.json")
+    baseline.check_held([*keys, KEY], kept(1.0), "base.json")

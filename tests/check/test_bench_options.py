@@ -79,6 +79,14 @@ def test_what_does_not_fit_into_memory_is_told_with_what_does():
     assert "fewer ranks" in nothing.fix
 
 
+@pytest.mark.parametrize("least", ["1000", "1K", "1500", "3K", "7M"])
+def test_the_size_that_is_proposed_is_one_that_bench_takes(least):
+    lengths = sizes.sweep(least, "1G", 4, "gloo")
+    refusal = memory.judge([GIBI], ("node01",), lengths, "cpu")
+    assert refusal is not None
+    assert sizes.parse(refusal.fix.removeprefix("--max-size="), "--max-size") in lengths
+
+
 def test_options_come_back_from_their_arguments():
     options = BenchOptions(collectives="barrier", max_size="4M", save_baseline="a b.json", allow_tcp=True, json=True)
     assert parse("muster bench", BenchOptions, to_argv(options)) == options

@@ -1,0 +1,82 @@
+"""What is said where a file can't be written in the end: all that was measured, first."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from check.bench.baseline import Baseline, Setting
+from check.bench.pairwise import Pairs
+from check.bench.report import Report
+from check.bench.results import Row
+from check.bench.sweep import Fault, Sweep
+from check.bench.timing import Timing
+from check.bench.transport import Transport
+from check.doctor.findings import Finding
+from check.options import BenchOptions
+from train.errors import MusterError
+from train.world import World
+
+HOSTS = ("a", "b", "c")
+HERE = Setting(site="", backend="gloo", device="cpu", nodes=3, ranks=(1, 1, 1))
+ROWS = [Row("all_reduce", 1024, 3, (Timing(1e-5, 1e-5, 1e-5),), 1)]
+SLOW = Finding("fault", "node", "b", "slow node: b", "all of its 2 links", "leave it out")
+
+
+def report(folder: Path, **options: object) -> Report:
+    """Of three nodes; no file can be written to `folder`, which is a file."""
+    folder.touch()
+    chosen = {"output": str(folder / "out")} | options
+    return Report(BenchOptions(**chosen), World(hosts=HOSTS, world_size=3), HERE)  # pyright: ignore[reportArgumentType]
+
+
+def sweep(of: Report, *faults: Fault) -> Sweep:
+    found = Sweep(of.world, of.options, [1024], ["all_reduce"])
+    found.faults += faults
+    found.num_checks = 1
+    return found
+
+
+USED = Transport(network="tcp", says="gloo over TCP")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_table_is_shown_although_no_file_can_be_written(tmp_path, capsys, as_json):
+    of = report(tmp_path / "file", json=as_json, save_baseline=str(tmp_path / "file" / "base.json"))
+    with pytest.raises(MusterError, match="the results can't be written") as raised:
+        of.of_sweep(ROWS, sweep(of), USED, None)
+    assert raised.value.code == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: the baseline can't be written\n")
+    if as_json:
+        assert json.loads(said.out)["rows"][0]["size"] == 1024
+    else:
+        assert "all_reduce" in said.out
+        assert said.out.splitlines()[-1].startswith("NO BASELINE: ")
+
+
+def test_a_failure_stays_one_although_no_file_can_be_written(tmp_path, capsys):
+    of = report(tmp_path / "file")
+    assert of.of_sweep(ROWS, sweep(of, Fault("all_reduce", 1024, 1, "b", 7, 3.0, "nan", 2)), USED, None) == 1
+    assert of.of_pairs(Pairs(findings=(SLOW,), text="THE TABLE")) == 1
+    said = capsys.readouterr()
+    assert "FAIL: all_reduce gave wrong values to rank 1 on b" in said.out
+    assert "FAIL: slow node: b" in said.out
+    assert said.err.count("error: the results can't be written\n seen: ") == 2
+
+
+def test_pairs_are_shown_although_no_file_can_be_written(tmp_path, capsys):
+    with pytest.raises(MusterError, match="the results can't be written"):
+        report(tmp_path / "file").of_pairs(Pairs(text="THE TABLE"))
+    assert "THE TABLE" in (said := capsys.readouterr().out)
+    assert said.splitlines()[-1] == "PASS: no link is slow"
+    assert report(tmp_path / "file", output=None).of_pairs(Pairs(differ=5)) == 0
+    assert "NO BASELINE: links differ 5.0-fold" in capsys.readouterr().out
+
+
+def test_rows_are_shown_although_the_baseline_has_none_that_the_backend_has(tmp_path, capsys):
+    known = Baseline(setting=HERE, passes={("reduce", 4): ROWS[0].passes})
+    of = report(tmp_path / "file", output=None, baseline="base.json")
+    with pytest.raises(MusterError, match="the baseline has none of"):
+        of.of_sweep(ROWS, sweep(of), USED, known)
+    assert "all_reduce" in capsys.readouterr().out
