@@ -23,7 +23,6 @@ _WORDS: dict[Place, str] = {
     ("network", "address_suffix"): r"[A-Za-z0-9.-]+",
     ("network", "interface"): r"[A-Za-z0-9_.,:-]+",
 }
-# Values in which a shell, or this program, puts variables.
 # Values that a container's command gets by --bind.
 _BINDS: set[Place] = {("storage", "scratch"), ("storage", "node_local"), ("container", "binds")}
 # Options that say how many nodes, or slots, a job has; Grid Engine's parallel environments are each site's own.
@@ -33,6 +32,7 @@ _SIZES = {
     "lsf": r"-(?:n|nnodes)(?![A-Za-z_])",
     "flux": r"(?:--nodes|-N)(?![A-Za-z-])",
 }
+# Values in which a shell, or this program, puts variables.
 _FOLDERS: set[Place] = {("caches",), ("storage", "scratch"), ("storage", "node_local"), ("container", "binds")}
 
 
