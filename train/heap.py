@@ -3,8 +3,7 @@
 import ctypes
 import gc
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER = 2**31 - 1
@@ -28,21 +27,14 @@ def keep(environ: Mapping[str, str] = os.environ) -> bool:
     return any(mallopt(M_MMAP_THRESHOLD, size) for size in LARGE_BYTES) and bool(mallopt(M_TRIM_THRESHOLD, NEVER))
 
 
-@contextmanager
-def collecting_new() -> Iterator[None]:
-    """A context in which Python collects garbage, but looks only at objects that were not there at its start.
+def collect_again() -> None:
+    """From now on Python collects garbage, which it has not done while modules were loaded.
 
-    Imports make some hundred thousand objects that stay. To look through them while they are made is an eighth of the
-    start-up; to do so again during training holds up one rank, and so all; and each look writes to their pages, which
-    the data's worker processes share until then.
+    Imports make some hundred thousand objects that stay. To look through them again and again while they are made is
+    an eighth of the start-up. Here they count as old at once: the first steps need not look through them either.
 
-    At the end all objects are looked at again: C++ libraries complain of those that outlive the interpreter.
-
-    Source: https://docs.python.org/3/library/gc.html#gc.freeze
+    Source: https://docs.python.org/3/library/gc.html#gc.unfreeze
     """
     gc.freeze()
+    gc.unfreeze()  # into the oldest generation
     gc.enable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

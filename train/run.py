@@ -175,8 +175,9 @@ def run(strategy_name: str, options: Options, world: World) -> None:
 
 def fit(loop: Loop, keeper: Keeper) -> None:
     """Trains to the end, and until the last checkpoint is written."""
+    heap.collect_again()
     try:
-        with told_if_not_deterministic(), heap.collecting_new():
+        with told_if_not_deterministic():
             loop.fit()
         loop.world.vitals.at(ENDING)
         keeper.wait()
