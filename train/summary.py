@@ -176,7 +176,7 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """
     path = folder / "summary.json"
     with told_if_not_written(path):
-        write_text(path, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+        write_text(path, json.dumps(summary, indent=2) + "\n")  # names of files may be no text
 
 
 @contextmanager
@@ -212,7 +212,7 @@ class Log:
         self.seconds = 0.0
         self.save_s: float | None = None
         kept = []
-        for line in self.path.read_text().splitlines() if self.path.exists() else []:
+        for line in self.path.read_text(errors="replace").splitlines() if self.path.exists() else []:
             try:
                 record = json.loads(line)
                 if record["step"] <= step:
@@ -221,8 +221,8 @@ class Log:
                         self.seconds = record.get("seconds", self.seconds)
                     elif record["kind"] == "checkpoint":
                         self.save_s = record.get("save_s", self.save_s)
-            except (ValueError, KeyError):
-                continue  # the last line of a run that was killed while it wrote
+            except (ValueError, KeyError, TypeError):
+                continue  # the last line of a run that was killed while it wrote, or none of ours
         with told_if_not_written(self.path):
             write_text(self.path, "".join(f"{line}\n" for line in kept))
 

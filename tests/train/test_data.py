@@ -109,6 +109,8 @@ def test_what_is_seen_does_not_depend_on_the_world_size(name, loaded):
         ("cifar10", "needs a folder"),
         ("digits:/x", "has no folder"),
         ("imagefolder:/does/not/exist", "does not exist"),
+        ("imagefolder:~nobody-of-this-name/x", "does not exist"),
+        ("shards:~nobody-of-this-name/x", "does not exist"),
         ("cifar10:/does/not/exist", "no complete CIFAR-10"),
     ],
 )

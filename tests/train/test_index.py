@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from train import data
-from train.data import index
+from train.data import index, shards
 from train.data.encoded import Names
 from train.data.index import KEPT, samples_of
 from train.errors import MusterError
@@ -55,6 +55,8 @@ BROKEN = {
     "a word": ({"a/1.jpg": b"x", "a/1.cls": b"dog"}, "b'dog'", "a/1.cls"),
     "below zero": ({"a/1.jpg": b"x", "a/1.cls": b"-1"}, "b'-1'", "a/1.cls"),
     "true": ({"a/1.jpg": b"x", "a/1.json": b'{"label": true}'}, "no number", "a/1.json"),
+    "beyond": ({"a/1.jpg": b"x", "a/1.cls": b"4294967297"}, "no number", "a/1.cls"),
+    "endless": ({"a/1.jpg": b"x", "a/1.cls": b"9" * 5000}, "no number", "a/1.cls"),
     "twice": ({**PAIR, "a/1.JPG": b"x"}, "one name", "a/1.JPG"),
 }
 
@@ -154,7 +156,45 @@ def test_an_index_is_no_pickle(tmp_path, walks):
     assert not (tmp_path / "harm").exists()
 
 
+@pytest.mark.parametrize("foreign", ["an array", "a flipped bit"])
+def test_an_index_that_is_none_is_made_anew(tmp_path, walks, foreign):
+    write(tmp_path / "a.tar", PAIR)
+    index.index_of(tmp_path, "")
+    if foreign == "an array":
+        with (tmp_path / KEPT).open("wb") as file:
+            np.save(file, np.arange(3))
+    else:
+        content = bytearray((tmp_path / KEPT).read_bytes())
+        content[6] |= 1  # the first file's flags: encrypted
+        (tmp_path / KEPT).write_bytes(content)
+    assert index.index_of(tmp_path, "")[0]["label"].tolist() == [0]
+
+
 def test_names_in_one_array():
     texts = [b"a", b"", b"c/d \xff"]
     names = Names(index.joined(texts))
     assert [names[number] for number in range(len(names))] == texts
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "wrong", "without"),
+    [
+        ([0, 2], [1], "1 of 3 classes", "1"),
+        ([0, 1], [1_700_000_000], "1699999999 of 1700000001 classes", "2, 3, 4, 5, 6 ..."),
+        ([9], [0], "9 of 10 classes", "0, 1, 2, 3, 4 ..."),
+    ],
+)
+def test_classes_without_a_training_sample(train, valid, wrong, without):
+    with pytest.raises(MusterError, match=wrong) as raised:
+        shards.check_classes([np.array(train, np.int32), np.array(valid, np.int32)], "--data=shards:x")
+    assert raised.value.seen.endswith(f"without: {without}")
+
+
+def test_a_pax_header_without_a_size(tmp_path):
+    shard = tmp_path / "a.tar"
+    with tarfile.open(shard, "w", format=tarfile.PAX_FORMAT) as file:
+        member = tarfile.TarInfo("a.jpg")
+        member.pax_headers = {"size": "many"}
+        file.addfile(member)
+    with pytest.raises(MusterError, match="no size: 'many'"):
+        samples_of(shard)

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from train.metrics import Readout, StepTimes, Sums, histogram, percentile
-from train.summary import Log
+from train.summary import Log, write_summary
 
 
 @pytest.mark.parametrize(("share", "value"), [(50, 50), (95, 95), (99, 99), (100, 100)])
@@ -111,11 +111,16 @@ def test_the_log_drops_what_the_resumed_run_does_again(tmp_path):
     for step in (50, 100, 150):
         log.write({"kind": "steps", "step": step, "seconds": step / 10})
     log.write({"kind": "epoch", "step": 100, "seconds": 3.0})
-    with log.path.open("a") as file:
-        file.write('{"kind": "st')
+    with log.path.open("ab") as file:
+        file.write(b'[1]\n7\n{"kind": "steps", "step": null}\n\xff\xfe\n{"kind": "st')
     again = Log(tmp_path, 100)
     assert again.seconds == 10.0
     again.write({"kind": "steps", "step": 150, "again": True})
     records = [json.loads(line) for line in log.path.read_text().splitlines()]
     assert [record["step"] for record in records] == [50, 100, 100, 150]
     assert records[-1]["again"]
+
+
+def test_a_name_that_is_no_text_costs_no_summary(tmp_path):
+    write_summary(tmp_path, {"data": "imagefolder:/caf\udce9"})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"data": "imagefolder:/caf\udce9"}

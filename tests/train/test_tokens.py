@@ -83,6 +83,8 @@ def test_a_folder_of_texts(tmp_path):
         ("a.txt", b"", "can't be read"),
         ("a.txt", b"12345", "not one sequence of 4"),
         ("a.npy", b"no array", "can't be read"),
+        ("a.npy", b"", "can't be read"),
+        ("a.npy", b"PK\x03\x04 of an .npz", "can't be read"),
     ],
 )
 def test_what_is_no_text(tmp_path, name, content, words):

@@ -109,7 +109,7 @@ def scan(options: Options, folder: str) -> Arrays:
     Raises:
         MusterError: the folder is missing, empty, or its two halves disagree on the classes.
     """
-    root = Path(folder).expanduser()
+    root = Path(os.path.expanduser(folder))
     halves = halves_of(root, f"--data={options.data}", LAYOUT)
     found = [read_folder(half, options) for half in halves]
     unknown = sorted(set(found[0].classes) ^ set(found[-1].classes))
@@ -149,7 +149,7 @@ def open_source(options: Options, folder: str, found: Arrays | None = None) -> S
     Raises:
         MusterError: the folder is missing, empty, or its two halves disagree on the classes.
     """
-    root = Path(folder).expanduser()
+    root = Path(os.path.expanduser(folder))
     if found is None:
         found = scan(options, folder)
     else:

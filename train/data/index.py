@@ -14,7 +14,7 @@ import numpy as np
 
 from train.data.encoded import joined
 from train.data.sharing import Arrays, packed, unpacked
-from train.data.tar import Broken, Member, Reader, members
+from train.data.tar import MOST_DIGITS, Broken, Member, Reader, members
 from train.errors import MusterError
 
 KEPT = ".muster-index.npz"
@@ -108,7 +108,9 @@ def sample_of(shard: Path, name: str, parts: dict[str, Member], reader: Reader) 
 def label_of(text: bytes, *, is_json: bool) -> int | None:
     """The class that the content of a sample's file tells; None where it tells none."""
     if not is_json:
-        return int(text) if text.strip().isdigit() else None
+        text = text.strip()
+        value = int(text) if text.isdigit() and len(text) <= MOST_DIGITS else -1
+        return value if 0 <= value < 2**31 else None
     try:
         value = json.loads(text)
     except ValueError:
@@ -179,7 +181,7 @@ def load(path: Path, identity: Arrays) -> Arrays | None:
     """The index kept at `path`; None where it is not there, damaged, or of other shards than `identity` tells."""
     try:
         index = unpacked(path.read_bytes())
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, EOFError, TypeError, RuntimeError, NotImplementedError, zipfile.BadZipFile):
         return None
     whole = {"shard", "offset", "length", "label", *identity} <= set(index)
     return index if whole and all(np.array_equal(index[name], identity[name]) for name in identity) else None

@@ -84,7 +84,7 @@ def scan(options: Options, folder: str) -> Arrays:
     Raises:
         MusterError: there are no shards, one is not what it should be, or classes are missing.
     """
-    root, seen = Path(folder).expanduser(), f"--data={options.data}"
+    root, seen = Path(os.path.expanduser(folder)), f"--data={options.data}"
     check_there(root, options, LAYOUT)
     halves = halves_of(root, seen, LAYOUT)
     found = [index_of(half, seen) for half in halves]
@@ -115,16 +115,18 @@ def check_classes(labels: list[np.ndarray], seen: str) -> None:
     """
     if not all(map(len, labels)):
         raise MusterError("the shards hold no samples", seen=seen, fix=LAYOUT)
-    counts = np.bincount(labels[0], minlength=int(max(part.max() for part in labels)) + 1)
-    missing = np.flatnonzero(counts == 0)
-    if len(missing):
-        numbers = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
+    present, num_classes = np.unique(labels[0]), int(max(part.max() for part in labels)) + 1
+    num_missing = num_classes - len(present)
+    if num_missing:
+        # Counted up to where some must be missing: a class may be a time stamp by mistake.
+        missing = np.setdiff1d(np.arange(min(num_classes, len(present) + 6)), present)
+        numbers = ", ".join(map(str, missing[:5])) + (" ..." if num_missing > 5 else "")
         raise MusterError(
-            f"{len(missing)} of {len(counts)} classes have no training sample",
+            f"{num_missing} of {num_classes} classes have no training sample",
             seen=f"{seen}, without: {numbers}",
             fix="number the classes from 0 on without gaps; 'train pack IMAGES FOLDER' does so",
         )
-    if len(counts) < 2:
+    if num_classes < 2:
         raise MusterError("one class alone can't be told from others", seen=f"{seen}, class 0", fix=LAYOUT)
 
 
@@ -137,7 +139,7 @@ def open_source(options: Options, folder: str, found: Arrays | None = None) -> S
     Raises:
         MusterError: there are no shards, one is not what it should be, or classes are missing.
     """
-    root = Path(folder).expanduser()
+    root = Path(os.path.expanduser(folder))
     if found is None:
         found = scan(options, folder)
     else:

@@ -47,7 +47,7 @@ def stage_data(options: Options, world: World) -> tuple[Options, list[str]]:
     name, _, given = options.data.partition(":")
     agree(world, lambda: check(options, name))
     started = time.monotonic()
-    source = Path(given).expanduser()
+    source = Path(os.path.expanduser(given))
     files = from_main(world, lambda: list_files(options, name, source))
     hosts = world.hosts or (world.host,)
     base = source if bool(files["is_folder"]) else source.parent

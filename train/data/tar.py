@@ -8,6 +8,9 @@ BLOCK = 512
 WINDOW = 4096
 """Bytes that are read at once: a small member, and the header of the next, come with the header before."""
 
+MOST_DIGITS = 18
+"""Of a number that anybody means; of thousands of digits Python makes none."""
+
 FILE, LONG_NAME, LONG_LINK, PAX, PAX_FOR_ALL = (b"0", b"\0", b"7"), b"L", b"K", b"x", b"g"
 
 
@@ -67,7 +70,10 @@ def members(reader: Reader) -> Iterator[Member]:
             else:
                 fields = pax_fields(content)
                 long_name = fields.get("path", long_name)
-                long_size = int(fields["size"]) if "size" in fields else None
+                told = fields.get("size", "0")
+                if not (told.isdecimal() and len(told) <= MOST_DIGITS):
+                    raise Broken(f"a pax header has no size: {told[:40]!r}")
+                long_size = int(told) if "size" in fields else None
             continue
         if kind in (LONG_LINK, PAX_FOR_ALL):
             continue

@@ -1,5 +1,6 @@
 """Tokens from a file or a folder: numbers that another program made of text, or any text as its bytes."""
 
+import os
 from hashlib import blake2b
 from pathlib import Path
 
@@ -43,10 +44,11 @@ class Tokens(Images):
 
     def read(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
         start = index * self.seq_len
-        text = self.tokens[start : start + self.seq_len + 1].astype(np.int64)
-        if text.max() >= self.num_tokens:
+        text = self.tokens[start : start + self.seq_len + 1]
+        if text.max() >= self.num_tokens:  # before they are signed numbers
             place = start + int((text >= self.num_tokens).argmax())
             raise BadSample(f"{self.name}, place {place}", f"token {text.max()} is none of {self.num_tokens}")
+        text = text.astype(np.int64)
         inputs, targets = np.zeros(self.seq_len, np.int64), np.full(self.seq_len, IGNORED)
         inputs[: len(text) - 1], targets[: len(text) - 1] = text[:-1], text[1:]
         return torch.from_numpy(inputs), torch.from_numpy(targets)
@@ -63,7 +65,10 @@ def map_file(path: Path) -> np.ndarray:
         ValueError: the file does not hold what its name promises.
     """
     if path.suffix == ".npy":
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        try:
+            array = np.lib.format.open_memmap(path, mode="r")
+        except EOFError as error:
+            raise ValueError(f"it is no array: {error}") from error
         if array.ndim != 1 or array.dtype.kind != "u":
             raise ValueError(f"it holds {array.dtype} in {array.ndim} dimensions, not unsigned numbers in one")
         return array
@@ -108,7 +113,7 @@ def read_head(path: Path) -> bytes:
 
 def read_folder(folder: Path) -> np.ndarray:
     """The bytes of all text files below `folder`, a zero after each."""
-    paths = sorted(texts_below(folder), key=lambda path: blake2b(path.relative_to(folder).as_posix().encode()).digest())
+    paths = sorted(texts_below(folder), key=lambda path: blake2b(os.fsencode(path.relative_to(folder))).digest())
     return np.frombuffer(b"".join(path.read_bytes() + b"\0" for path in paths), np.uint8)
 
 
@@ -136,7 +141,7 @@ def open_source(options: Options, folder: str) -> Source:
     Raises:
         MusterError: there is nothing, it can't be read, or it is too short.
     """
-    path, seen = Path(folder).expanduser(), f"--data={options.data}"
+    path, seen = Path(os.path.expanduser(folder)), f"--data={options.data}"
     seq_len = options.seq_len or shape_of(options.model).context
     if options.on_bad_sample == "skip":
         fix = "leave out --on-bad-sample"
