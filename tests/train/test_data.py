@@ -1,16 +1,17 @@
 import io
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-from torchvision.datasets import CIFAR10
+from torchvision.datasets import CIFAR10, ImageFolder
 
 from train import data
-from train.data import digits
+from train.data import digits, imagefolder
 from train.data.images import split
 from train.data.loader import open_batches
 from train.data.pictures import decode
@@ -144,6 +145,31 @@ def test_two_folders_are_taken_as_they_are(tmp_path, make_images):
     make_images(tmp_path / "val", per_class=2)
     source = data.open_source(folder_options(tmp_path))
     assert (len(source.train), len(source.valid)) == (10, 4)
+
+
+def test_images_are_those_of_torchvision_in_its_order(tmp_path, make_images, monkeypatch):
+    root = make_images(tmp_path / "images")
+    (root / "cat" / "more" / "still").mkdir(parents=True)
+    for name in ("z.JPEG", "a.png", "none.txt"):
+        (root / "cat" / "more" / name).touch()
+        (root / "cat" / "more" / "still" / name).touch()
+    elsewhere = make_images(tmp_path / "elsewhere")
+    (root / "bird" / "linked").symlink_to(elsewhere / "cat")
+    expected = ImageFolder(root)
+    found = imagefolder.read_folder(root, folder_options(root))
+    assert (found.classes, found.samples) == (expected.classes, expected.samples)
+    monkeypatch.chdir(root)
+    assert imagefolder.read_folder(Path(), folder_options(".")).classes == ["bird", "cat"]
+
+
+@pytest.mark.parametrize(("link", "to"), [("cat/self", "."), ("cat/up", ".."), ("cat/a/up", "..")])
+def test_a_link_that_leads_back_is_named(tmp_path, make_images, link, to):
+    root = make_images(tmp_path / "images")
+    (root / link).parent.mkdir(exist_ok=True)
+    (root / link).symlink_to(to)
+    with pytest.raises(MusterError, match="leads back") as raised:
+        data.open_source(folder_options(root))
+    assert raised.value.seen == f"{root / link} -> {(root / link).resolve()}"
 
 
 def test_folders_that_hold_no_data(tmp_path, make_images):

@@ -3,9 +3,10 @@
 import os
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import IMG_EXTENSIONS, has_file_allowed_extension
 
 from train.data.encoded import Encoded, Names, joined
 from train.data.images import Images, Source, split
@@ -80,27 +81,75 @@ def check_there(folder: Path, options: Options, layout: str) -> None:
         raise MusterError(wrong, seen=f"--data={options.data} ({folder})", fix=fix)
 
 
-def read_folder(folder: Path, options: Options) -> ImageFolder:
+class Found(NamedTuple):
+    """The images below a folder, as torchvision's ImageFolder has them.
+
+    Attributes:
+        samples: path and class of each, by class, then by folder and name.
+    """
+
+    classes: list[str]
+    samples: list[tuple[str, int]]
+
+
+def identity(folder: str | Path) -> tuple[int, int]:
+    """What tells a folder from all others, by whatever links one comes to it."""
+    state = os.stat(folder)
+    return state.st_dev, state.st_ino
+
+
+def images_below(folder: Path) -> list[str]:
+    """The paths of the images in a class's folder, and below it, by folder and name; links are followed.
+
+    Raises:
+        MusterError: a link leads back to a folder above it: its images would be found again without end.
+        OSError: a folder can't be looked at.
+    """
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    found: list[tuple[str, list[str]]] = []
+    above: dict[str, tuple[tuple[int, int], ...]] = {os.path.dirname(folder): (identity(folder.parent),)}
+    for place, _, names in os.walk(folder, onerror=stop, followlinks=True):
+        own, before = identity(place), above[os.path.dirname(place)]
+        if own in before:
+            seen = f"{place} -> {os.path.realpath(place)}"
+            raise MusterError("a link leads back to a folder above it", seen=seen, fix="remove the link")
+        above[place] = (*before, own)
+        found.append((place, names))
+    return [
+        os.path.join(place, name)
+        for place, names in sorted(found)
+        for name in sorted(names)
+        if has_file_allowed_extension(name, IMG_EXTENSIONS)
+    ]
+
+
+def read_folder(folder: Path, options: Options) -> Found:
     """The files below `folder` and their classes.
 
     Raises:
-        MusterError: there is no folder, no class in it, or a class without images.
+        MusterError: there is no folder, no class in it, a class without images, or a link that leads back.
     """
     try:
         check_there(folder, options, LAYOUT)
         if not any(entry.is_dir() for entry in folder.iterdir()):
             state = "holds no subfolders, so no classes" if any(folder.iterdir()) else "is empty"
             raise MusterError(f"the data folder {state}", seen=f"--data={options.data} ({folder})", fix=LAYOUT)
-        return ImageFolder(folder)
-    except FileNotFoundError as error:
-        raise MusterError(
-            str(error).partition(" Supported")[0].replace("Found no valid file for the classes", "no images in class"),
-            seen=f"--data={options.data} ({folder})",
-            fix="put images into the folder of that class, or remove the folder",
-        ) from error
+        classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        images = [images_below(folder / name) for name in classes]
     except OSError as error:
         fix = "see that this user may read the folder, on every node"
         raise MusterError(f"the data folder can't be read: {error.strerror}", seen=str(folder), fix=fix) from error
+    empty = [name for name, paths in zip(classes, images, strict=True) if not paths]
+    if empty:
+        raise MusterError(
+            f"no images in class {', '.join(empty)}",
+            seen=f"--data={options.data} ({folder})",
+            fix="put images into the folder of that class, or remove the folder",
+        )
+    return Found(classes, [(path, label) for label, paths in enumerate(images) for path in paths])
 
 
 def scan(options: Options, folder: str) -> Arrays:
