@@ -1,5 +1,6 @@
 """`train scale`: the same training on 1, 2, 4 ... ranks of this machine, one after the other, and their report."""
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -91,7 +92,16 @@ def plan(
         )
     cores = resources.cores(env, allocation.cpus_on_node)
     uses_gpus = allocation.gpus_seen > 0 and training.device != "cpu"
-    worlds = scale.worlds or _doubled(allocation.gpus_seen if uses_gpus else min(cores or 2, MOST_RANKS_ON_CPUS))
+    most = allocation.gpus_seen if uses_gpus else min(cores or 2, MOST_RANKS_ON_CPUS)
+    group = _group(scale, training) or 1
+    worlds = scale.worlds or _doubled(most, group)
+    if not worlds:
+        smaller = f"{_flag(scale)}={most}, or " if most > 1 else ""
+        raise MusterError(
+            f"a group of {group} ranks is more than the ranks of this machine",
+            seen=f"{_flag(scale)}={group}, {most} {'GPU' if uses_gpus else 'core'}{'s' if most > 1 else ''} to use",
+            fix=f"{smaller}{'--device=cpu ' if uses_gpus else ''}--world {group},{2 * group}",
+        )
     threads, variables = None, dict[str, str]()
     if not uses_gpus:
         threads, said = _threads(env, cores or 1, worlds[-1])
@@ -132,6 +142,14 @@ def _check(scale: ScaleOptions, options: LaunchOptions, training: Options) -> No
             "the runs' name is one folder name", seen=f"--name={training.name}", fix="--name=NAME --runs-dir=FOLDER"
         )
     check_combination(scale.strategy, training)
+    group = _group(scale, training) or 1
+    bad = [world for world in scale.worlds if world % group]
+    if bad:
+        raise MusterError(
+            f"{bad[0]} rank{'s' if bad[0] > 1 else ''} can't be divided into groups of {group}",
+            seen=f"{_flag(scale)}={group}, --world={scale.world}",
+            fix=f"--world {','.join(map(str, _doubled(-(-scale.worlds[-1] // group) * group, group)))}",
+        )
     for world in scale.worlds:
         _training(scale, training, Path(), world)
 
@@ -142,16 +160,15 @@ def _training(scale: ScaleOptions, training: Options, folder: Path, world: int) 
     Raises:
         MusterError: the batch can't be divided, or it is that of all ranks by nature.
     """
-    axis = GROUPS.get(scale.strategy)
-    group = getattr(training, axis) if axis is not None else 1
+    group = _group(scale, training)
     if group is None and not scale.strong:
-        flag = f"--{str(axis).replace('_', '-')}"
+        flag = _flag(scale)
         raise MusterError(
             f"all ranks of {scale.strategy} work on one batch: there is no batch of a rank to keep",
             seen=f"train scale --strategy {scale.strategy}, without --strong or {flag}",
             fix=f"--strong; or {flag} N, for groups of N ranks",
         )
-    shares = max(1, world // (group or world))
+    shares = world // (group or world)
     batch = training.batch_size
     if scale.strong:
         if batch % shares:
@@ -164,6 +181,16 @@ def _training(scale: ScaleOptions, training: Options, folder: Path, world: int) 
     return replace(training, batch_size=batch, name=f"w{world}", runs_dir=str(folder))
 
 
+def _group(scale: ScaleOptions, training: Options) -> int | None:
+    """How many ranks work on one batch, and divide every world; None for all of them, as many as there are."""
+    return getattr(training, GROUPS[scale.strategy]) if scale.strategy in GROUPS else 1
+
+
+def _flag(scale: ScaleOptions) -> str:
+    """The option for the size of a group."""
+    return f"--{GROUPS[scale.strategy].replace('_', '-')}"
+
+
 def _default(name: str) -> Any:
     return next(field.default for field in fields(Options) if field.name == name)
 
@@ -174,10 +201,11 @@ def _default_name(strategy: str, training: Options) -> str:
     return "-".join(safe for word in words if (safe := re.sub(r"[^A-Za-z0-9._]+", "-", word).strip("-.")[:60]))
 
 
-def _doubled(most: int) -> tuple[int, ...]:
-    """1, 2, 4 ... and `most`."""
-    worlds = [2**power for power in range(most.bit_length()) if 2**power <= most]
-    return tuple(dict.fromkeys([*worlds, most]))
+def _doubled(most: int, group: int = 1) -> tuple[int, ...]:
+    """1, 2, 4 ... groups, and as many as there are in `most` ranks: the ranks in them. Empty where not one is."""
+    count = most // group
+    worlds = [group * 2**power for power in range(count.bit_length())]
+    return tuple(dict.fromkeys([*worlds, count * group])) if count else ()
 
 
 def _threads(env: Environment, cores: int, largest: int) -> tuple[int, str]:
@@ -203,8 +231,18 @@ def _refusal(
     """What to type in a job of several nodes: each world needs a launch of its own, on so many of them."""
     num_nodes = job.num_nodes or 1
     a_node = processes.per_node(env, LaunchOptions(), job).count
-    whole = tuple(dict.fromkeys([*_doubled(a_node), *(nodes * a_node for nodes in _doubled(num_nodes))]))
+    group = _group(scale, training) or 1
+    # Several nodes that hold no broken group: so many at once as make up whole ones.
+    at_once = math.lcm(a_node, group) // a_node
+    nodes_of = [nodes * a_node for nodes in _doubled(num_nodes, at_once)]
+    whole = tuple(dict.fromkeys([*_doubled(a_node, group), *nodes_of]))
     worlds = scale.worlds or whole
+    if not whole:
+        raise MusterError(
+            f"no number of whole nodes of this job divides into groups of {group} ranks",
+            seen=f"{_flag(scale)}={group}, {num_nodes} nodes, {a_node} ranks a node",
+            fix=f"{_flag(scale)}={a_node}" if a_node > 1 else f"a job of {at_once} nodes",
+        )
     wrong = f"{job.scheduler} gave this job {num_nodes} nodes: each world needs a launch of its own, on its nodes"
     seen = f"{job.sources['num_nodes']}, {a_node} ranks a node"
     bad = [world for world in worlds if world > a_node and (world % a_node or world // a_node > num_nodes)]
