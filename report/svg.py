@@ -136,11 +136,12 @@ class View:
         else:
             low = 0.0 if chart.from_zero else low
             high = chart.y_top if chart.y_top is not None else high
-            self.y_ticks = units.ticks(low, high if high > low else low + max(abs(low), 1e-3), 5)
+            self.y_ticks = units.ticks(low, high if units.is_apart(low, high) else low + max(abs(low), 1e-3), 5)
             self.y_low, self.y_high = self.y_ticks[0], self.y_ticks[-1]
         self.x_low, self.x_high = min(xs), max(xs)
-        if self.x_low == self.x_high:
-            self.x_low, self.x_high = self.x_low * 0.9 - (self.x_low == 0), self.x_high * 1.1 + (self.x_low == 0)
+        if not units.is_apart(self.x_low, self.x_high):
+            around = abs(self.x_low) * 0.1 or 1.0
+            self.x_low, self.x_high = self.x_low - around, self.x_high + around
         self.inset = 18.0 if chart.x_ticks else 0.0
         if chart.x_ticks:
             self.x_ticks = list(chart.x_ticks)
@@ -254,7 +255,9 @@ def precise(chart: Chart, y: float | None) -> str:
 
 
 def _scale(low: float, high: float, start: float, end: float, *, is_log: bool) -> Scale:
-    """From values to positions."""
+    """From values to positions: all in the middle where the ends are too near, or too far, to tell values apart."""
+    if not units.is_apart(low, high):
+        return lambda _: (start + end) / 2
     if is_log:
         return lambda value: (
             start + (math.log(value) - math.log(low)) / (math.log(high) - math.log(low)) * (end - start)

@@ -84,10 +84,15 @@ def plain(value: float) -> str:
     return f"{value:.6g}" if abs(value) >= 1e-3 else f"{value:.0e}"
 
 
+def is_apart(low: float, high: float) -> bool:
+    """Whether `high` is so far above `low` that an axis can show both: ticks have 12 digits."""
+    return 1e-9 * max(abs(low), abs(high), 1e-290) < high - low < math.inf
+
+
 def ticks(low: float, high: float, at_most: int = 6) -> list[float]:
-    """Round numbers from at or below `low` to at or above `high`, evenly apart."""
+    """Round numbers from at or below `low` to at or above `high`, evenly apart; `low` alone where they are as one."""
     span = high - low
-    if span <= 0 or not math.isfinite(span):
+    if not is_apart(low, high):
         return [low]
     power = 10.0 ** math.floor(math.log10(span / at_most))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10, 20) if span / (power * factor) <= at_most)

@@ -141,6 +141,11 @@ def test_all_that_a_run_says_is_escaped(make: Make, tmp_path: Path) -> None:
     assert "<script>alert(1)<" in " ".join(reader.words)
 
 
+def test_values_far_apart_have_a_page(make: Make, tmp_path: Path) -> None:
+    lines = [json.dumps({"kind": "steps", "step": 10 + loss / 1e299, "train_loss": loss}) for loss in (-1e300, 1e300)]
+    read(report([str(make("far", lines=lines))], tmp_path / "out"))
+
+
 def test_the_same_runs_give_the_same_bytes(recordings: Path, measured: Path, tmp_path: Path) -> None:
     made = [report([str(recordings / "scale"), str(measured)], tmp_path / name).parent for name in ("one", "two")]
     first, second = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in made]
@@ -155,7 +160,22 @@ def test_a_run_of_which_little_is_known_has_a_page_too(make: Make, tmp_path: Pat
     assert "nan" not in page.read_text().lower().replace("finance", "")
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, 1e300])
+@pytest.mark.parametrize(
+    ("first", "second"), [(2.3025851249694824, 2.302585124969483), (0.0, 5e-324), (-1e300, -1e300)]
+)
+def test_values_that_are_almost_one_are_a_flat_line(make: Make, tmp_path: Path, first: float, second: float) -> None:
+    lines = [
+        json.dumps({"kind": "steps", "step": step, "train_loss": loss, "memory_gib": loss})
+        for step, loss in ((10, first), (20, second), (30, first))
+    ]
+    page = report([str(make("flat", {"step": 30}, lines))], tmp_path / "out")
+    (loss,) = re.findall(r"<figure>.*?<h3>Loss</h3>.*?</figure>", page.read_text(), re.DOTALL)
+    (path,) = re.findall(r'<path class="l" d="(M[^"]*L[^"]*)"', loss)
+    assert len({point.partition(",")[2] for point in re.findall(r"[ML]([^ML]+)", path)}) == 1
+    assert not re.search(r'="[^"]*\b(nan|inf)\b', page.read_text())
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e300, 1.7e308])
 def test_charts_bear_odd_numbers(make: Make, tmp_path: Path, value: float) -> None:
     lines = [
         json.dumps(

@@ -43,6 +43,13 @@ def test_ticks_are_round_and_hold_the_values() -> None:
         assert 3 <= len(found) <= 9
 
 
+@pytest.mark.parametrize(
+    ("low", "high"), [(2.3025851249694824, 2.302585124969483), (0.0, 5e-324), (-1e-320, 1e-320), (-1.7e308, 1.7e308)]
+)
+def test_ends_that_cant_be_told_apart_have_one_tick(low: float, high: float) -> None:
+    assert units.ticks(low, high) == [low]
+
+
 def test_ticks_of_equal_ratios_are_within_the_axis() -> None:
     for low, high in ((0.05, 0.7), (0.1, 0.101), (1, 1e9), (33, 34), (1e-6, 1e-3)):
         found = units.log_ticks(low, high)
