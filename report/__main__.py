@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from report import charts, facts, folder, page, runs, scaling
-from train.errors import MusterError
+from train.errors import MusterError, one_line
 
 
 def report(given: list[str], output: Path | None) -> Path:
@@ -41,7 +41,7 @@ def main() -> None:
         print(error, file=sys.stderr)
         sys.exit(error.code)
     num_plots = len(list(made.parent.glob("*.png")))
-    print(f"page     {made}\nplots    {num_plots} PNG files beside it")
+    print(f"page     {one_line(str(made))}\nplots    {num_plots} PNG files beside it")
 
 
 if __name__ == "__main__":

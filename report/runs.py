@@ -1,9 +1,9 @@
 """A run, as its files tell it: whole, under way, killed while it wrote, or of an older version."""
 
 import json
-import math
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +12,9 @@ from typing import Any, cast
 from train.errors import MusterError, one_line
 
 SUMMARY, METRICS, SCALE = "summary.json", "metrics.jsonl", "scale.json"
+
+LARGEST = 1e300
+"""No number beyond it can be drawn: plots need room above it."""
 
 Record = Mapping[str, Any]
 
@@ -94,10 +97,7 @@ def number(value: Any) -> float | None:
     """`value` where it is a number that can be drawn, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    return float(value) if abs(value) <= LARGEST else None
 
 
 def record(value: Any) -> Record:
@@ -128,17 +128,21 @@ def read_all(given: Sequence[str]) -> tuple[list[Run], list[str]]:
 
 
 def _read(path: Path, notes: list[str]) -> Iterator[Run]:
-    folder = path.parent if path.name in (SUMMARY, METRICS) and path.is_file() else path
+    folder = path.parent if path.name in (SUMMARY, METRICS) and os.path.isfile(path) else path
     if _holds_run(folder):
         yield _open(folder)
         return
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
+        # Another error where the folder around it is closed.
+        _is_file(folder)
         raise MusterError(
             "there is no run", seen=str(path), fix="muster report RUN...: a run's folder, or a folder with runs in it"
         )
     found, damaged = 0, None
     for inside in _runs_in(folder):
         try:
+            if isinstance(inside, MusterError):
+                raise inside
             yield _open(inside)
             found += 1
         except MusterError as error:
@@ -154,21 +158,58 @@ def _read(path: Path, notes: list[str]) -> Iterator[Run]:
 
 
 def _holds_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (SUMMARY, METRICS))
+    # Not by Path.is_file, which raises where a folder is closed to this user or a name is too long.
+    return any(os.path.isfile(folder / name) for name in (SUMMARY, METRICS))
 
 
-def _runs_in(folder: Path) -> Iterator[Path]:
-    """The runs in `folder`, and those that a `train scale` in it made."""
-    for inside in _sorted(folder.iterdir()):
+def _runs_in(folder: Path, *, is_scale: bool = False) -> Iterator[Path | MusterError]:
+    """The runs in `folder`, and those that a `train scale` in it made; an error for each folder that is closed.
+
+    Raises:
+        MusterError: `folder` can't be read itself.
+    """
+    for inside in _entries(folder):
         if _holds_run(inside):
             yield inside
-        elif (inside / SCALE).is_file():
-            yield from (run for run in _sorted(inside.iterdir()) if _holds_run(run))
+        elif os.path.isdir(inside):
+            try:
+                if _is_file(inside / SCALE) and not is_scale:
+                    yield from _runs_in(inside, is_scale=True)
+            except MusterError as error:
+                yield error
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is a file; MusterError where the folder around it may not be searched."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except PermissionError as error:
+        raise _closed(path.parent, error) from None
+    except OSError:
+        return False
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in `folder`, sorted; MusterError where it can't be read."""
+    # First: one that may be listed but not searched would look empty.
+    _is_file(folder / SCALE)
+    try:
+        return _sorted(folder.iterdir())
+    except OSError as error:
+        raise _closed(folder, error) from None
+
+
+def _closed(folder: Path, error: OSError) -> MusterError:
+    return MusterError(
+        f"the folder can't be read: {error.strerror}",
+        seen=str(folder),
+        fix="its owner may open it: chmod -R u+rwX,go+rX FOLDER; or leave it out",
+    )
 
 
 def _sorted(paths: Iterable[Path]) -> list[Path]:
     """`paths` as people sort them: w2 before w16."""
-    return sorted(paths, key=lambda path: [(word.isdigit(), int(word) if word.isdigit() else 0, word)
+    return sorted(paths, key=lambda path: [(word.isdecimal(), int(word) if word.isdecimal() else 0, word)
                                            for word in re.findall(r"[0-9]+|[^0-9]+", path.name)])  # fmt: skip
 
 
@@ -192,7 +233,7 @@ def _open(folder: Path) -> Run:
         scale = record(json.loads((folder.parent / SCALE).read_bytes()))
     except FileNotFoundError:
         pass
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{folder.parent / SCALE} could not be read: {error}")
     return Run(folder, folder.name, summary, tuple(lines), scale, tuple(notes))
 

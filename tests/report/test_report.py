@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from report.__main__ import report
+from report.__main__ import main, report
 from tests.report.conftest import Make
 from train.errors import MusterError
 
@@ -114,6 +114,16 @@ def test_names_are_no_markup_on_the_terminal(make: Make, tmp_path: Path) -> None
     assert answer.returncode == 0, answer.stderr
     assert "[red]x[" in answer.stdout
     assert "[bold]m[/bold]" in answer.stdout
+
+
+def test_a_name_that_is_no_text_is_printed(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = make("run").rename(tmp_path / os.fsdecode(b"caf\xe9"))
+    monkeypatch.setattr(sys, "argv", ["report", str(folder)])
+    main()
+    assert (folder / "report" / "index.html").is_file()
+    assert "caf\\udce9/report/index.html" in capfd.readouterr().out
 
 
 def test_many_runs_with_long_names_stay_within_the_width(make: Make, tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """Reading runs: whole, cut off, older, damaged; one, several, folders of them."""
 
+import contextlib
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -122,6 +125,65 @@ def test_a_damaged_summary_is_refused(make: Make, content: str) -> None:
     assert error.value.code == 2
     assert str(folder / "summary.json") in error.value.seen
     assert len(str(error.value).splitlines()) == 3
+
+
+@pytest.fixture
+def as_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In tmp_path, as a user to whom a folder can be closed: root reads all."""
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o755)
+    if os.geteuid():
+        yield
+        return
+    try:
+        os.seteuid(65534)
+    except OSError:
+        pytest.skip("root can't be another user here")
+    yield
+    os.seteuid(0)
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444])
+def test_closed_folders_hide_no_runs(make: Make, mode: int, request: pytest.FixtureRequest) -> None:
+    shut = [make("all/shut"), make("all/scale/w2")]
+    make("all/scale/w1")
+    make("all/good")
+    (shut[1].parent / "scale.json").write_text("{}")
+    for folder in shut:
+        folder.chmod(mode)
+    request.getfixturevalue("as_other")
+    try:
+        found, notes = runs.read_all(["all"])
+        assert [run.label for run in found] == ["good", "w1"]
+        assert notes == [f"left out: all/{name}: the folder can't be read: Permission denied"
+                         for name in ("scale/w2", "shut")]  # fmt: skip
+        for given in ("all/shut", "all/shut/summary.json"):
+            with pytest.raises(MusterError) as error:
+                runs.read_all([given])
+            assert (error.value.code, error.value.seen) == (2, "all/shut")
+            assert "Permission denied" in error.value.wrong
+    finally:
+        for folder in shut if os.geteuid() else ():
+            with contextlib.suppress(PermissionError):
+                folder.chmod(0o755)
+
+
+def test_odd_names_are_no_traceback(make: Make) -> None:
+    for name in ("10²", "2", "x²", "٣"):
+        make(f"all/{name}")
+    found, _ = runs.read_all([str(make("all/10").parent)])
+    assert [run.label for run in found] == ["x²", "2", "٣", "10", "10²"]
+    with pytest.raises(MusterError, match="there is no run"):
+        runs.read_all(["a" * 300])
+
+
+@pytest.mark.parametrize("content", ["{", "[" * 100_000])
+def test_a_damaged_scale_is_a_note(make: Make, content: str) -> None:
+    folder = make("scale/w1")
+    (folder.parent / "scale.json").write_text(content)
+    (run,), _ = runs.read_all([str(folder)])
+    assert run.scale == {}
+    assert "scale.json could not be read" in run.notes[0]
 
 
 def test_no_run_is_refused(tmp_path: Path, make: Make) -> None:
