@@ -92,8 +92,9 @@ def plan(
         name, yours, _ = source.partition(", yours")
         if yours:
             notes.append(f"{name}={env[name]} is yours: it was kept")
-    # torchrun reads PET_* as the defaults of its own options: inherited ones would change the launch unseen.
-    removed = tuple(sorted(name for name in env if name.startswith("PET_")))
+    # torchrun reads PET_* as the defaults of its own options: inherited ones would change the launch unseen. And a job
+    # that a rank submits inherits the name of that rank's agent, which the new ranks would miss (train/parent.py).
+    removed = tuple(sorted(name for name in env if name.startswith("PET_") or name == "MUSTER_LAUNCH"))
     if removed:
         notes.append(f"removed: {', '.join(removed)}")
     hears = program.is_ours or str(torchrun.AGENT) in argv

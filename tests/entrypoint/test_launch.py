@@ -178,6 +178,12 @@ def test_inherited_pet_variables_are_removed() -> None:
     assert not [name for name in found.environment(env) if name.startswith("PET_")]
 
 
+def test_the_agent_of_another_launch_is_not_missed() -> None:
+    env = recorded("b_srun_N2_1per.node02.1", MUSTER_LAUNCH=".1234")
+    found = planned(env)
+    assert "MUSTER_LAUNCH" not in found.environment(env)
+
+
 def test_ours_comes_before_the_users_pythonpath() -> None:
     found = planned(Environment({"PYTHONPATH": "/home/user/project:"}, host="laptop"))
     assert found.set_variables["PYTHONPATH"] == f"{ROOT}:/home/user/project:"
