@@ -22,14 +22,14 @@ CUDA12_DEV := $(CUDA12)/.dev-installed
 
 .PHONY: help
 help: ## List these targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 .PHONY: train
 train: $(RUNTIME) ## Set up, then train ResNet-18 on whatever this machine has
 	@$(BIN)/train ddp $(ARGS)
 
 .PHONY: test
-test: check packages ## Set up, then run every test that this machine can run
+test: check ## Set up, then run every test that this machine can run, but those of test-long and test-cuda12-all
 ifdef TESTS
 	@$(BIN)/pytest $(TESTS)
 else
@@ -57,40 +57,46 @@ test-image: $(DEV)
 
 # Its environment is made as a part of it: as a prerequisite it would put the tests themselves behind all others.
 .PHONY: test-cuda12
-test-cuda12: ## The unit and process levels with the last torch for CUDA 12, but for tests marked `once`
+test-cuda12: ## A few process tests with the last torch for CUDA 12: launch, all strategies, resume, supervision
 	@$(MAKE) --no-print-directory $(CUDA12_DEV)
-	@$(CUDA12)/bin/pytest tests/entrypoint tests/train tests/report -m "not once"
+	@$(CUDA12)/bin/pytest tests/entrypoint tests/train -m smoke
+
+.PHONY: test-cuda12-all
+test-cuda12-all: $(CUDA12_DEV) ## All unit and process tests with the last torch for CUDA 12, half an hour
+	@$(CUDA12)/bin/pytest tests/entrypoint tests/train tests/report -m "not once and not long"
+
+.PHONY: test-long
+test-long: $(DEV) ## What `make test` leaves out for its time: the image built twice, to the same bits
+	@$(BIN)/pytest tests -m long
 
 .PHONY: check
-check: $(DEV) packages ## Static checks: style, types, shell scripts, the Containerfile
+check: $(DEV) ## Static checks: style, types, shell scripts, the Containerfile
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/pyright
-	@if command -v shellcheck > /dev/null; then shellcheck .ci/run scripts/*.sh image/*.sh; \
+	@if command -v shellcheck > /dev/null; then shellcheck -x .ci/run scripts/*.sh image/*.sh; \
 	   find jobs -maxdepth 1 -type f ! -name '*.yaml' -exec shellcheck {} +; \
 	 else echo "shellcheck is missing: shell scripts were not checked"; [ "$${CI:-}" != true ]; fi
 	@$(BIN)/hadolint Containerfile
 
 .PHONY: packages
-packages: ## The system packages that the tests need, by apt-get
+packages: ## Install the system packages that the tests need, by apt-get; nothing else here installs any
 	@scripts/install-packages.sh tests/packages.txt tests/clusters/packages.txt tests/image/packages.txt
 
+# The scripts read their options from the environment, where make puts what is given on its command line:
 # ENGINE=, VARIANT=cuda12, BASE_IMAGE=, TAG=, APT_SOURCES=
 .PHONY: image
 image: ## Build the container image; VARIANT=cuda12: docs/image.md
-	@$(or $(PYTHON),python3) -m image.build $(if $(ENGINE),--engine "$(ENGINE)") $(if $(VARIANT),--variant "$(VARIANT)") \
-	  $(if $(BASE_IMAGE),--base-image "$(BASE_IMAGE)") $(if $(TAG),--tag "$(TAG)") \
-	  $(if $(APT_SOURCES),--apt-sources "$(APT_SOURCES)")
+	@image/build.sh
 
 # ENGINE=, VARIANT=cuda12, IMAGE=, SOURCE=oci:FOLDER, SIF=FILE
 .PHONY: sif
 sif: ## Make muster.sif for Apptainer from that image
-	@$(or $(PYTHON),python3) -m image.sif $(if $(ENGINE),--engine "$(ENGINE)") $(if $(VARIANT),--variant "$(VARIANT)") \
-	  $(if $(IMAGE),--image "$(IMAGE)") $(if $(SOURCE),--source "$(SOURCE)") $(if $(SIF),--output "$(SIF)")
+	@image/sif.sh
 
 .PHONY: jobs
 jobs: $(RUNTIME) ## Render the job scripts in jobs/ from the profiles in jobs/sites/
-	@$(BIN)/python -P -m entrypoint.jobs.making
+	@$(BIN)/python -P -m muster.entrypoint.jobs.making
 
 .PHONY: bench
 bench: $(DEV) ## Run the benchmarks, and add to benchmarks/RESULTS.md

@@ -18,14 +18,14 @@ import torch
 import torch.distributed as dist
 from results import middle, parser, publish, ratios, spread, table
 
-from check.bench import setting, together
-from check.bench.results import Row
-from check.bench.sizes import shown
-from check.bench.sweep import Sweep
-from check.leaving import leave
-from check.options import BenchOptions
-from train.backends import open_group
-from train.world import World, close_group
+from muster.check.bench.main import join, with_device
+from muster.check.bench.sizes import shown
+from muster.check.bench.sweep import Sweep
+from muster.check.bench.table import Row
+from muster.check.options import BenchOptions
+from muster.check.ranks import leave
+from muster.train.backends import open_group
+from muster.train.world import World, close_group
 
 RANKS = 2
 SIZES = (64 << 10, 1 << 20, 16 << 20)
@@ -77,7 +77,7 @@ def rank_of(rank: int, port: int, rounds: int, iters: int, path: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     torch.set_num_threads(1)
     options = BenchOptions(device="cpu", iters=iters)
-    world: World = setting.with_device(together.join(options.timeout_s), options)
+    world: World = with_device(join(options.timeout_s), options)
     open_group(world)
     sweep = Sweep(world, options, SIZES, tuple(LOOPS))
     figures: list[tuple[str, int, dict[str, list[float]]]] = []

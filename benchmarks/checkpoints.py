@@ -15,10 +15,10 @@ from pathlib import Path
 from results import parser, publish, ratios, spread, table
 from rounds import Turn, loop_of, run
 
-from train.options import Options
-from train.progress import Progress
-from train.state import Keeper
-from train.world import World
+from muster.config import Options
+from muster.train.checkpoint import CheckpointManager
+from muster.train.state import Progress
+from muster.train.world import World
 
 WITHOUT, BEHIND, BLOCKING, ALONE = "no checkpoint", "one, behind the steps", "one, waited for", "one, without steps"
 
@@ -29,7 +29,7 @@ def build(asked: argparse.Namespace, world: World) -> Mapping[str, Turn]:
     loop = loop_of(options, world)
     run = Path(asked.folder)
     keepers = {
-        name: Keeper(run / name.replace(" ", "-"), world, keep=1, in_background=in_background)
+        name: CheckpointManager(run / name.replace(" ", "-"), world, keep=1, in_background=in_background)
         for name, in_background in ((BEHIND, True), (BLOCKING, False), (ALONE, True))
     }
 

@@ -27,12 +27,12 @@ from rounds import Turn, loop_of, run
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from train.data.pictures import cut, decode, random_crop
-from train.loop import Loop
-from train.options import Options
-from train.pack import pack
-from train.progress import Progress
-from train.world import World
+from muster.config import Options
+from muster.train.data.images import decode, decode_crop, random_crop
+from muster.train.loop import Loop
+from muster.train.pack import pack
+from muster.train.state import Progress
+from muster.train.world import World
 
 HEIGHT, WIDTH = 375, 500
 TRAINING, LOADER, SYNTHETIC = "training on JPEG files", "the loader alone", "training on synthetic data"
@@ -182,7 +182,7 @@ def decoders(size: int) -> dict[str, Callable[[bytes], torch.Tensor]]:
     return {
         "PIL, torchvision's transforms, fp32": lambda content: plain(Image.open(io.BytesIO(content)).convert("RGB")),
         "torchvision's decoder, v2, uint8": lambda content: whole(decode(content)),
-        "this": lambda content: cut(content, size, random_crop),
+        "this": lambda content: decode_crop(content, size, random_crop),
     }
 
 

@@ -73,7 +73,7 @@ def against_torchrun(rounds: int, folder: Path) -> list[str]:
     figures = interleaved(
         {
             OURS: partial(start, [str(BIN / "train"), *work, "--nproc-per-node=2"], os.environ, EPOCH),
-            BARE: partial(start, [*torchrun, "-m", "train", *work], os.environ, EPOCH),
+            BARE: partial(start, [*torchrun, "-m", "muster.train", *work], os.environ, EPOCH),
             SCRIPT: partial(start, [*torchrun, str(ROOT / "benchmarks/contenders/first_step.py")], os.environ, STEP),
         },
         rounds,

@@ -19,14 +19,14 @@ import torch
 from results import parser, publish, ratios, spread, table
 from rounds import Turn, loop_of, run
 
-from train import loop as looping
-from train.loop import Loop
-from train.metrics import StepTimes, Sums
-from train.options import Options
-from train.parallel.gradients import go_back
-from train.progress import Progress
-from train.summary import Log
-from train.world import World
+from muster.config import Options
+from muster.train import loop as looping
+from muster.train.gradients import go_back
+from muster.train.loop import Loop
+from muster.train.metrics import StepTimes, Sums
+from muster.train.state import Progress
+from muster.train.summary import Log
+from muster.train.world import World
 
 MEASURED, UNTIMED, BLIND = "as it is", "without times and lines", "without loss and accuracy too"
 EMPTY_STEPS = 2000
@@ -55,7 +55,7 @@ class Unmeasured(Loop):
         super().__post_init__()
         self.gradients.waits = None
 
-    def facts(self) -> None:
+    def facts_now(self) -> None:
         return None
 
 

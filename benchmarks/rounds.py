@@ -15,16 +15,16 @@ from results import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from train import data, models, optimizer
-from train.data.loader import open_batches
-from train.display import Display
-from train.loop import Loop
-from train.metrics import StepTimes
-from train.options import Options
-from train.precision import choose_precision
-from train.state import Trained
-from train.strategies import load
-from train.world import World
+from muster.config import Options
+from muster.train import data, models, optimizer
+from muster.train.data.loader import open_batches
+from muster.train.display import Display
+from muster.train.loop import Loop
+from muster.train.metrics import StepTimes
+from muster.train.precision import choose_precision
+from muster.train.state import TrainState
+from muster.train.strategies import load
+from muster.train.world import World
 
 Turn = Callable[[int, int], None]
 """Trains: (number of the round, steps)."""
@@ -52,7 +52,9 @@ def loop_of(options: Options, world: World, kind: type[Loop] = Loop, **parts: An
     return kind(
         strategy=strategy,
         model=model,
-        trained=Trained(model=strategy.unwrap(model), optimizer=optimizer.build(options, model, fused=precision.fused)),
+        trained=TrainState(
+            model=strategy.unwrap(model), optimizer=optimizer.build(options, model, fused=precision.fused)
+        ),
         train=train_batches,
         valid=valid_batches,
         world=world,

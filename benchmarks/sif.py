@@ -5,6 +5,7 @@ are made beforehand: `make image sif`.
 """
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -15,19 +16,32 @@ from pathlib import Path
 from results import ROOT, interleaved, parser, publish, seconds, spread, table
 
 sys.path.insert(0, str(ROOT))
-from image import build, engines, sif
-from image.errors import output
+from muster.errors import MusterError
 from tests.fabric import nodes
-from train.errors import MusterError
 
 BIN = Path(sys.executable).parent
 
 
-def sizes(engine: engines.Engine, image: str, file: Path) -> list[str]:
+def inspect(engine: str, image: str, what: str) -> str:
+    """What an engine says about an image.
+
+    Raises:
+        MusterError: the engine or the image is not there.
+    """
+    argv = [engine, "inspect", "--type=image", f"--format={{{{{what}}}}}", image]
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        raise MusterError(
+            f"{engine} has no such image", seen=image, fix="make image sif, or --engine, --image"
+        ) from None
+
+
+def sizes(engine: str, image: str, file: Path) -> list[str]:
     """The lines of the first table."""
-    uncompressed = int(output(engine.argv("inspect", "--type=image", "--format={{.Size}}", image)))
+    uncompressed = int(inspect(engine, image, ".Size"))
     rows = [
-        [f"the image, uncompressed, as {engine.name} counts it", f"{uncompressed / 1e9:.2f}"],
+        [f"the image, uncompressed, as {engine} counts it", f"{uncompressed / 1e9:.2f}"],
         ["the SIF: squashfs with zstd", f"{file.stat().st_size / 1e9:.2f}"],
     ]
     return table(["what", "GB"], rows)
@@ -35,7 +49,7 @@ def sizes(engine: engines.Engine, image: str, file: Path) -> list[str]:
 
 def start_up(apptainer: str, file: Path, rounds: int, slingshot: Path) -> list[str]:
     """The lines of the second table."""
-    env = sif.environment(os.environ, file.parent)
+    env = dict(os.environ)
     inside = [apptainer, "exec", str(file)]
     # Becomes `true`: its time is that from the command to the exec.
     launch = [str(file), "muster", "run", "--nproc-per-node=1", "--no-python", "true"]
@@ -69,23 +83,18 @@ def main() -> None:
     options = parser(__doc__.splitlines()[0])
     options.add_argument("--sif", default=str(ROOT / "muster.sif"), help="the SIF (default: muster.sif)")
     options.add_argument("--image", default="muster:latest", help="the image (default: %(default)s)")
+    options.add_argument("--engine", default="podman", help="docker or podman (default: %(default)s)")
     arguments = options.parse_args()
     file = Path(arguments.sif)
-    engine = engines.find()
-    if not file.is_file() or not engine.has(arguments.image):
-        raise MusterError("the image and its SIF are measured, and are not here", seen=str(file), fix="make image sif")
-    apptainer = sif.find_apptainer()
+    if not file.is_file():
+        raise MusterError("the SIF is measured, and is not here", seen=str(file), fix="make image sif")
+    apptainer = shutil.which("apptainer") or str(ROOT / ".apptainer" / "bin" / "apptainer")
     version = subprocess.run([apptainer, "--version"], capture_output=True, text=True, check=True).stdout.strip()
-    base = output(
-        engine.argv(
-            "inspect", "--type=image", '--format={{index .Config.Labels "org.opencontainers.image.base.name"}}',
-            arguments.image,
-        )
-    )  # fmt: skip
+    base = inspect(arguments.engine, arguments.image, 'index .Config.Labels "org.opencontainers.image.base.name"')
     lines = [
-        f"{engine.name}, {version}; {build.VARIANTS['cuda13'].lock} on {base}.",
+        f"{arguments.engine}, {version}; requirements.lock on {base}.",
         "",
-        *sizes(engine, arguments.image, file),
+        *sizes(arguments.engine, arguments.image, file),
     ]
     with tempfile.TemporaryDirectory() as folder:
         lines += ["", *start_up(apptainer, file, arguments.rounds, nodes.host(Path(folder)))]

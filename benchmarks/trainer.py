@@ -27,13 +27,13 @@ from contenders import build as build_contender
 from results import middle, parser, publish, ratios, spread, table
 from rounds import loop_of
 
-from train import data, models
-from train.data.images import Source
-from train.models.gpt import shape_of
-from train.options import Options
-from train.progress import Progress
-from train.run import choose_kernels
-from train.world import World
+from muster.config import Options
+from muster.train import data, models
+from muster.train.data.source import Source
+from muster.train.models.gpt import shape_of
+from muster.train.run import choose_kernels
+from muster.train.state import Progress
+from muster.train.world import World
 
 EQUAL, BARE, DEFAULTS = "train ddp, fp32", "train ddp, fp32, bare", "train ddp, defaults"
 OURS = {EQUAL: {"bf16": False}, BARE: {"bf16": False, "channels_last": False, "fused": False}, DEFAULTS: {}}

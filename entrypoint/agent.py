@@ -1,20 +1,18 @@
 """One node's agent: torchrun in this process, with exit codes that mean something.
 
-The launcher execs this file by its path; every option of torchrun means what it means there. It adds:
+The launcher execs this module; every option of torchrun means what it means there. It adds:
 a node waits for the master with a deadline and a message, a failure is told in three lines, and the exit code of the
 workers survives (torchrun answers 1 whatever they answered). And a scheduler's warning goes on to the workers, who
 write a checkpoint and end by themselves; torchrun would take it for the order to stop them.
 
-It, supervision.py, last_words.py, node_beats.py and roll_call.py are the files of this folder that load torch. Nothing
-here imports them, and they import nothing from here: they also run users' scripts, with these scripts' folders on the
-module path.
+It, supervision.py, last_words.py, node_beats.py and spawn.py are the files of this folder that load
+torch: nothing else here imports them.
 """
 
 # ruff: noqa: E402
 
 import argparse
 import gc
-import importlib.util
 import logging
 import os
 import re
@@ -23,9 +21,7 @@ import socket
 import sys
 import tempfile
 import time
-from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import psutil
 
@@ -35,19 +31,21 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 gc.disable()  # to look for garbage among what imports make, all of which stays, is an eighth of their time
 
-import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.run import get_args_parser, parse_args, run  # pyright: ignore[reportUnknownVariableType]
+from torch.distributed.run import parse_args, run  # pyright: ignore[reportUnknownVariableType]
+
+from muster.entrypoint import last_words, node_beats
+from muster.entrypoint.supervision import Supervision
+from muster.errors import ExitCode
 
 gc.enable()
 if QUIET:
     del os.environ["TORCH_CPP_LOG_LEVEL"]  # the ranks' own is theirs
 
-DONE, FAILED, PREEMPTED, INTERRUPTED = 0, 1, 75, 130
 
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What schedulers send some time before SIGKILL: the trainers hear the same ones (train/notice.py)."""
+"""What schedulers send some time before SIGKILL: the trainers hear the same ones (train/preemption.py)."""
 
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.2
@@ -63,19 +61,23 @@ def main(argv: list[str]) -> int:
         logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
             lambda entry: not str(entry.msg).startswith(_SAID_BELOW)
         )
-    arguments = parse_args(known(argv))
-    warning = Warning()
+    arguments = parse_args(argv)
+    warning, supervision = Warning(), Supervision()
     try:
         warning.take_over(arguments)
-        SUPERVISION.take_over(lambda: bool(warning.heard))
-        load_sibling("node_beats").Nodes(SUPERVISION.ended).take_over()
-        load_sibling("roll_call").take_over()
+        supervision.take_over(lambda: bool(warning.heard))
+        node_beats.Nodes(supervision.ended).take_over()
+        node_beats.wait_for_all()
         place = place_to_wait_for(arguments)
         if place is not None:
             wait_for(*place, timeout_s=rendezvous_timeout_s(arguments))
         run(arguments)
     except ChildFailedError as error:
-        return warning.answer() if warning.explains(error.failures) else WORDS.report(error.failures, SUPERVISION.ended)
+        return (
+            warning.answer()
+            if warning.explains(error.failures)
+            else last_words.report(error.failures, supervision.ended)
+        )
     except SignalException as error:
         warning.heard = warning.heard or error.sigval.name
         return warning.answer()
@@ -83,10 +85,10 @@ def main(argv: list[str]) -> int:
         if os.environ.get("MUSTER_DEBUG"):
             raise
         met = place_to_wait_for(arguments) or (arguments.master_addr, arguments.master_port)
-        if SUPERVISION.has_started:
-            return WORDS.report_parting(met, error)
-        return WORDS.report_rendezvous(met, arguments.nnodes, error)
-    return DONE
+        if supervision.has_started:
+            return last_words.report_parting(met, error)
+        return last_words.report_rendezvous(met, arguments.nnodes, error)
+    return ExitCode.DONE
 
 
 class Warning:
@@ -130,31 +132,8 @@ class Warning:
         when = " before the training began" if is_ours else ""
         print(f"muster: ended by {self.heard} on {socket.gethostname()}{when}", file=sys.stderr)
         if self.heard == "SIGINT":
-            return INTERRUPTED  # by the user, at the terminal: as a shell has it
-        return PREEMPTED if is_ours else FAILED
-
-
-def load_sibling(name: str) -> Any:
-    """The module in the file `name` beside this one, which is on no module path."""
-    path = Path(__file__).with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"muster_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SUPERVISION: Any = load_sibling("supervision").Supervision()
-WORDS: Any = load_sibling("last_words")
-
-
-def known(argv: list[str]) -> list[str]:
-    """`argv` without the launcher's own first option where this version of torchrun doesn't have it."""
-    if argv and argv[0].startswith("--numa-binding=") and "--numa-binding" not in get_args_parser().format_usage():
-        print(f"muster: {argv[0]} is left out: torch {torch.__version__} does not have it", file=sys.stderr)
-        return argv[1:]
-    return argv
+            return ExitCode.INTERRUPTED  # by the user, at the terminal: as a shell has it
+        return ExitCode.PREEMPTED if is_ours else ExitCode.FAILED
 
 
 def place_to_wait_for(arguments: argparse.Namespace) -> tuple[str, int] | None:
@@ -201,7 +180,7 @@ def wait_for(address: str, port: int, timeout_s: float) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as words:
-        os.environ[WORDS.LAST_WORDS] = words
+        os.environ[last_words.LAST_WORDS] = words
         code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

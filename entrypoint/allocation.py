@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from train.errors import MusterError
+from muster.errors import MusterError
 
 Mode = Literal["single", "agent", "worker"]
 

@@ -7,23 +7,23 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from entrypoint import checks, frameworks, launch, passing, place, recording, rendezvous, report, starting
-from entrypoint.fabric import commands as fabric_commands
-from entrypoint.jobs import commands as job_commands
-from entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ScaleOptions, ShowOptions, VersionOptions
-from entrypoint.program import Program
-from entrypoint.sites import commands as site_commands
-from train.arguments import command, normalise, to_argv
-from train.combinations import WHICH
-from train.combinations import check as check_combination
-from train.errors import MusterError, one_line
-from train.options import IN_ONE_PROCESS, STRATEGIES, Options
-from train.plan.hardware import Hardware
+from muster.arguments import command, normalise, to_argv
+from muster.check.options import BenchOptions, DoctorOptions
+from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, Options
+from muster.config import check as check_combination
+from muster.entrypoint import frameworks, launch, passing, recording, rendezvous, report, starting
+from muster.entrypoint.fabric import commands as fabric_commands
+from muster.entrypoint.jobs import commands as job_commands
+from muster.entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions
+from muster.entrypoint.program import Program
+from muster.entrypoint.sites import commands as site_commands
+from muster.errors import MusterError, one_line
 
 
 # torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.
@@ -32,6 +32,9 @@ def _with_hyphens(name: str) -> str:
 
 
 SETTINGS: dict[str, Any] = {"token_normalize_func": _with_hyphens, "help_option_names": ["-h", "--help"]}
+
+# A look at the nodes must not wait for one of them as long as a training does.
+CHECK_RDZV_TIMEOUT_S = 120
 
 HELP = {
     "single": "One process: what every other strategy is measured against.",
@@ -64,19 +67,13 @@ def _trainings(start_program: Callable[..., None]) -> typer.Typer:
 
         def start(options: LaunchOptions, training: Options, strategy: str = strategy) -> None:
             check_combination(strategy, training)
-            program = Program("module", ("train", strategy, *to_argv(training)), is_ours=True)
+            program = Program("module", ("muster.train", strategy, *to_argv(training)), is_ours=True)
             start_program(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS)
 
         app.command(strategy, help=HELP[strategy])(command(start, LaunchOptions, Options))
     app.command("export", help="Write a run's weights as one plain file, for torch.load.")(_export)
     app.command("pack", help="Put images into few tar files, for --data shards:FOLDER.")(_pack)
     app.command("selftest", help="Train here with each strategy, and compare: PASS or FAIL.")(_selftest)
-    app.command("plan", help="What each strategy holds on a GPU, and the simplest that fits.")(
-        command(_plan, Hardware, Options)
-    )
-    app.command("scale", help="Train on 1, 2, 4 ... ranks of this machine: how does it scale?")(
-        command(_scale, ScaleOptions, LaunchOptions, Options)
-    )
     return app
 
 
@@ -91,11 +88,8 @@ def _check(words: Sequence[str]) -> None:
 def _export(
     run: Annotated[str, typer.Argument(help="The run's folder, or one of its checkpoints.")],
     to: Annotated[str | None, typer.Option(help="The file. Default: weights.pt in the run's folder.")] = None,
-    last: Annotated[
-        bool, typer.Option("--last", help="With --ema: the weights of the last step, not their average.")
-    ] = False,
 ) -> None:
-    _become("train.export", *([] if to is None else [f"--to={to}"]), *(["--last"] if last else []), "--", run)
+    _become("muster.train.export", *([] if to is None else [f"--to={to}"]), "--", run)
 
 
 def _pack(
@@ -104,32 +98,14 @@ def _pack(
     shard_mb: Annotated[int, typer.Option(help="The most megabytes of one tar file.", min=1)] = 1000,
     seed: Annotated[int, typer.Option(help="Of the order in which images are mixed.", min=0)] = 0,
 ) -> None:
-    _become("train.pack", f"--shard-mb={shard_mb}", f"--seed={seed}", "--", folder, out)
+    _become("muster.train.pack", f"--shard-mb={shard_mb}", f"--seed={seed}", "--", folder, out)
 
 
 def _selftest(
     ranks: Annotated[int | None, typer.Option(help="2, 4 or 8 processes. Default: one a GPU, or 2.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list for programs.")] = False,
 ) -> None:
-    _become("train.selftest", *([] if ranks is None else [f"--ranks={ranks}"]), *(["--json"] if as_json else []))
-
-
-def _plan(machines: Hardware, training: Options) -> None:
-    _become("train.plan", *to_argv(machines), *to_argv(training))
-
-
-def _scale(worlds: ScaleOptions, options: LaunchOptions, training: Options) -> None:
-    # Here and not above: no other command starts processes and waits for them.
-    from entrypoint import scale, scale_runs
-
-    env = starting.environment_of(options)
-    planned = scale.plan(env, worlds, options, training, _typed("train"))
-    if options.dry_run or not env.is_live:
-        for note in planned.notes:
-            print(f"muster: {note}", file=sys.stderr)
-        print(planned.script())
-        return
-    sys.exit(scale_runs.run(planned, worlds.strategy, _typed("train"), may_number=training.name is None))
+    _become("muster.train.selftest", *([] if ranks is None else [f"--ranks={ranks}"]), *(["--json"] if as_json else []))
 
 
 def _report(
@@ -141,13 +117,12 @@ def _report(
         str | None, typer.Option(help="The report's folder. Default: report in the one folder given, or else here.")
     ] = None,
 ) -> None:
-    _become("report", *([] if output is None else [f"--output={output}"]), "--", *runs)
+    _become("muster.report", *([] if output is None else [f"--output={output}"]), "--", *runs)
 
 
 def _become(module: str, *arguments: str) -> None:
     """Turns this process into `python -m module`, ours, whatever lies in the working directory."""
-    env = {**os.environ, **launch.ours_first(os.environ)}
-    os.execve(sys.executable, [sys.executable, "-m", module, *arguments], env)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
 
 
 def muster() -> None:
@@ -174,17 +149,18 @@ def muster() -> None:
     app.command("detect", help="Show what was found, where it came from, what would run.")(
         command(_detect, LaunchOptions, ShowOptions)
     )
-    checks.add_to(app)
-    app.command("report", help="Show what runs measured, and how they scale: table, plots, page.")(_report)
+    doctor = "Look at all nodes of this job: what is wrong, and where."
+    app.command("doctor", help=doctor)(command(_start_check("doctor"), LaunchOptions, DoctorOptions))
+    bench = "Measure how fast ranks reach each other, and by which network."
+    app.command("bench", help=bench)(command(_start_check("bench"), LaunchOptions, BenchOptions))
+    app.command("report", help="Show what runs measured, and how they scale, on one page.")(_report)
     job_commands.add_to(app, _check)
     site_commands.add_to(app)
     fabric_commands.add_to(app)
     app.command("env", help="Print variables for other frameworks, or a container's options.")(
         command(_env, LaunchOptions, EnvOptions)
     )
-    app.command("version", help="Show what is installed, and the libraries that torch loads.")(
-        command(_version, VersionOptions)
-    )
+    app.command("version", help="Show what is installed, and the libraries that torch loads.")(_version)
     _run(app, "muster", sys.argv[1:])
 
 
@@ -201,16 +177,30 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, script: list[str]) 
     starting.start(options, Program(kind, tuple(script), framework=how.framework), _typed("muster"), is_single=False)
 
 
+def _start_check(name: str) -> Callable[..., None]:
+    """What starts a program of muster/check, as a training would be."""
+
+    def start(options: LaunchOptions, checks: DoctorOptions | BenchOptions) -> None:
+        if options.rdzv_timeout == LaunchOptions.rdzv_timeout:
+            options = replace(options, rdzv_timeout=CHECK_RDZV_TIMEOUT_S)
+        # Of the doctor 1 says that there are warnings.
+        failure = 2 if name == "doctor" else 1
+        program = Program("module", (f"muster.check.{name}", *to_argv(checks)), is_ours=True, failure=failure)
+        starting.start(options, program, _typed("muster"))
+
+    return start
+
+
 def _detect(options: LaunchOptions, show: ShowOptions) -> None:
     env = starting.environment_of(options)
     if show.record is not None:
         # Before anything is detected: what can't be is what one records.
-        recording.write(env, Path(show.record), "muster detect --record")
+        recording.write(env, Path(show.record))
         print(f"written: {show.record}; muster detect --env-file reads it", file=sys.stderr)
         return
     typed = ["train", "ddp"]
-    program = Program("module", ("train", "ddp"), is_ours=True)
-    found = place.find(env, options, typed)
+    program = Program("module", ("muster.train", "ddp"), is_ours=True)
+    found = starting.find(env, options, typed)
     allocation, meeting = found.allocation, found.meeting
     planned = launch.plan(allocation, meeting, env, found.options, program, typed)
     planned = planned.with_more(found.defaults.variables, found.defaults.notes)
@@ -228,18 +218,18 @@ def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
             print(f"muster: {one_line(note)}", file=sys.stderr)
         print(" ".join(found.words))
         return
-    here = place.find(env, options, ["muster", "env"])
+    here = starting.find(env, options, ["muster", "env"])
     allocation, meeting = here.allocation, here.meeting
     port = meeting.master_port or rendezvous.FIRST_PORT
     print(report.exports(frameworks.variables(wanted.format or "torch", allocation, meeting, port)))
 
 
-def _version(show: VersionOptions) -> None:
+def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
     # Here and not above: only this command reads packages' metadata.
-    from entrypoint import version
+    from muster.entrypoint import version
 
     found = version.values()
-    print(json.dumps(found, indent=2) if show.as_json else version.text(found))
+    print(json.dumps(found, indent=2) if as_json else version.text(found))
 
 
 def _typed(name: str) -> list[str]:

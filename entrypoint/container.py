@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint import ROOT
+from muster import ROOT
 
 PROC = Path("/proc")
 FILESYSTEM = Path("/")
@@ -89,19 +89,6 @@ class Trace:
     seen: str
 
 
-@dataclass(frozen=True)
-class Traces:
-    """What /proc tells.
-
-    Attributes:
-        first: the strongest trace, or None.
-        is_own_pid_namespace: whether Apptainer hid the processes outside.
-    """
-
-    first: Trace | None
-    is_own_pid_namespace: bool
-
-
 def engine(variables: Mapping[str, str], root: Path | None = FILESYSTEM, project: Path = ROOT) -> str | None:
     """The engine of the container that a process is in: apptainer, podman, docker, kubernetes, UNKNOWN; or None.
 
@@ -146,11 +133,11 @@ def find(cgroup: str, mounts: str, ancestors: Iterable[str]) -> Trace | None:
     return None
 
 
-def read(proc: Path = PROC) -> Traces:
-    """What is left of a job in `proc`, apart from variables."""
+def read(proc: Path = PROC) -> tuple[Trace | None, bool]:
+    """The strongest trace of a job in `proc`, and whether Apptainer hid the processes outside."""
     names = _ancestors(proc)
     first = find(_text(proc / "self" / "cgroup"), _text(proc / "self" / "mountinfo"), names)
-    return Traces(first, names[-1:] == [_APPTAINERS_INIT])
+    return first, names[-1:] == [_APPTAINERS_INIT]
 
 
 def _ancestors(proc: Path) -> list[str]:

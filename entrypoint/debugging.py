@@ -10,41 +10,27 @@ Sources, of what each does:
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from train.errors import MusterError
+from muster.errors import MusterError
 
 COLLECTIVES = 20000
 """How many collectives the flight recorder keeps of each rank; 2000 by default."""
 
 
-@dataclass(frozen=True)
-class Debugging:
-    """What a launch gets more of.
-
-    Attributes:
-        folder: for what is written to files; to be made on each node before the start.
-        variables: those that the user had not set.
-        notes: lines for the user.
-    """
-
-    folder: Path
-    variables: Mapping[str, str]
-    notes: tuple[str, ...]
+def folder_of(rdzv_id: str, cwd: Path) -> Path:
+    """The folder for what is written to files: the same on all nodes of a launch."""
+    return cwd / "runs" / f"debug-{re.sub(r'[^A-Za-z0-9._-]+', '-', rdzv_id).strip('.-')}"
 
 
-def plan(env: Mapping[str, str], launch: str, cwd: Path, *, has_gpus: bool) -> Debugging:
-    """The variables, the folder and the notes.
+def plan(env: Mapping[str, str], folder: Path, *, has_gpus: bool) -> tuple[dict[str, str], list[str]]:
+    """The variables that the user has not set, and lines for the user.
 
     Args:
         env: the user's variables; what is set there stays.
-        launch: a word for this launch that all nodes share, like 9.0.
-        cwd: an absolute path.
+        folder: an absolute path.
         has_gpus: whether the ranks speak through NCCL.
     """
-    word = re.sub(r"[^A-Za-z0-9._-]+", "-", launch).strip(".-")
-    folder = cwd / "runs" / f"debug-{word}"
     # NCCL reads % in the file's name.
     logs = f"{str(folder).replace('%', '%%')}/nccl.%h.%p.log"
     wanted = {
@@ -65,7 +51,7 @@ def plan(env: Mapping[str, str], launch: str, cwd: Path, *, has_gpus: bool) -> D
     notes = [f"{name}={env[name]} is yours: it was kept" for name in wanted if name in env]
     variables = {name: value for name, value in wanted.items() if name not in env}
     where = f"--debug-distributed: what NCCL says, and what the flight recorder keeps, goes to {folder}"
-    return Debugging(folder, variables, (where, *notes))
+    return variables, [where, *notes]
 
 
 def make(folder: Path) -> None:

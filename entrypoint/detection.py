@@ -1,15 +1,16 @@
 """environment -> scheduler x launcher -> Allocation."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from entrypoint import container, launchers, processes, refusals, resources, schedulers, variables
-from entrypoint.allocation import Allocation, Hosts, Mode, Task
-from entrypoint.environment import Environment
-from entrypoint.options import LaunchOptions
-from entrypoint.processes import Nproc
-from train.errors import MusterError
+from muster.entrypoint import container, hostlist, resources, variables
+from muster.entrypoint.allocation import Allocation, Hosts, Task
+from muster.entrypoint.detect import launchers, schedulers
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.errors import MusterError
 
 
 def allocate(
@@ -39,7 +40,7 @@ def allocate(
     else:
         task, losers = launchers.detect(env, job)
         if job is None and not is_single:
-            refusals.check_traces(env, options, task)
+            _check_traces(env, options, task)
         allocation = _launched(env, options, job, task, command) if task else _alone(env, options, job, command)
     notes = [f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours: it was taken"] if "MUSTER_HOSTS" in env else []
     unused = variables.seen(env, "RANK", "WORLD_SIZE") if allocation.scheduler != "kubernetes" else ""
@@ -77,7 +78,7 @@ def _by_hand(env: Environment, options: LaunchOptions, job: Hosts | None) -> All
         rank_source = f"MUSTER_NODE_RANK={node_rank}"
         if num_nodes is None and job and job.num_nodes:
             num_nodes, num_source = job.num_nodes, job.sources["num_nodes"]
-        refusals.check_variable(env, job, node_rank, rank_source)
+        _check_variable(env, job, node_rank, rank_source)
     if num_nodes is None:
         raise MusterError(
             f"{rank_source.partition('=')[0]} needs the number of nodes",
@@ -90,68 +91,26 @@ def _by_hand(env: Environment, options: LaunchOptions, job: Hosts | None) -> All
             seen=f"{num_source} {rank_source}",
             fix=f"--node-rank 0 to {num_nodes - 1}",
         )
-    nproc = processes.per_node(env, options, job)
     hosts = job.hosts if job and len(job.hosts) == num_nodes else ()
     if not hosts and num_nodes == 1 and env.host:
         hosts = (env.host,)
     notes = [f"by hand: node rank {node_rank} of {num_nodes}, as {rank_source.partition('=')[0]} says"]
     if job and not hosts and job.num_nodes != num_nodes:
         notes.append(f"{job.scheduler} gave this job {job.num_nodes or 'unknown'} nodes; {num_source} was taken")
-    return Allocation(
-        scheduler=job.scheduler if job else "manual",
-        launcher="manual",
-        job_id=job.job_id if job else None,
-        attempt=job.attempt if job else 0,
-        step=0,
-        hosts=hosts,
-        num_nodes=num_nodes,
-        node_rank=node_rank,
-        local_rank=0,
-        rank=node_rank * nproc.count,
-        tasks_on_node=1,
-        ranks_per_node=(nproc.count,) * num_nodes,
-        mode=_mode_of_agents(num_nodes, nproc),
-        cpus_on_node=job.cpus_on_node if job else None,
-        sources={
-            **(job.sources if job else {}),
-            "launcher": rank_source,
-            "num_nodes": num_source,
-            "node_rank": rank_source,
-            "nproc_per_node": nproc.source,
-        },
-        notes=tuple(notes),
-    )
+    sources = {"launcher": rank_source, "num_nodes": num_source, "node_rank": rank_source}
+    task = Task("manual", node_rank, 0, node_rank, (1,) * num_nodes, hosts, sources=sources)
+    return _allocation(env, options, job, task, notes, without_job="manual")
 
 
 def _alone(env: Environment, options: LaunchOptions, job: Hosts | None, command: Sequence[str]) -> Allocation:
     """No launcher started this process: right on one node, a refusal on several."""
-    refusals.check_alone(env, options, job, command)
-    refusals.check_nnodes(options, 1, job.sources["num_nodes"] if job else "no scheduler's variables")
-    nproc = processes.per_node(env, options, job)
-    return Allocation(
-        scheduler=job.scheduler if job else "local",
-        launcher="local",
-        job_id=job.job_id if job else None,
-        attempt=job.attempt if job else 0,
-        step=0,
-        hosts=job.hosts if job and job.hosts else ((env.host,) if env.host else ()),
-        num_nodes=1,
-        node_rank=0,
-        local_rank=0,
-        rank=0,
-        tasks_on_node=1,
-        ranks_per_node=(nproc.count,),
-        mode=_mode_of_agents(1, nproc),
-        cpus_on_node=job.cpus_on_node if job else None,
-        sources={
-            "scheduler": "no scheduler's variables",
-            "launcher": "no launcher's variables",
-            "num_nodes": "one machine",
-            "hosts": "this host's name",
-            **(job.sources if job else {}),
-            "nproc_per_node": nproc.source,
-        },
-    )
+    _check_alone(env, options, job, command)
+    _check_nnodes(options, 1, job.sources["num_nodes"] if job else "no scheduler's variables")
+    hosts = job.hosts if job and job.hosts else ((env.host,) if env.host else ())
+    sources = {"launcher": "no launcher's variables"}
+    if job is None:
+        sources |= {"scheduler": "no scheduler's variables", "num_nodes": "one machine", "hosts": "this host's name"}
+    return _allocation(env, options, job, Task("local", 0, 0, 0, (1,), hosts, sources=sources), [])
 
 
 def _launched(
@@ -166,26 +125,48 @@ def _launched(
             fix=f"don't unset the scheduler's variables; {container.way_in(env.engine)}",
         )
     num_nodes = len(task.tasks_per_node)
-    refusals.check_nnodes(options, num_nodes, task.sources["num_nodes"])
-    refusals.check_hosts(env, job, task)
-    refusals.check_all_nodes(options, job, task)
+    _check_nnodes(options, num_nodes, task.sources["num_nodes"])
+    _check_hosts(env, job, task)
+    _check_all_nodes(options, job, task)
+    if max(task.tasks_per_node) > 1 and options.nproc_per_node is not None:
+        line = job.launch_line(command) if job else "start one task a node"
+        raise MusterError(
+            f"{task.launcher} started {max(task.tasks_per_node)} tasks on a node, and --nproc-per-node asks each to "
+            f"start {options.nproc_per_node} more; torchrun wants one task a node",
+            seen=f"{task.sources['tasks_on_node']} --nproc-per-node={options.nproc_per_node}",
+            fix=f"{line}, or leave --nproc-per-node out: each task is a rank",
+        )
     notes = list(task.notes)
     if job and job.num_nodes and num_nodes < job.num_nodes:
         notes.append(f"this step uses {num_nodes} of the job's {job.num_nodes} nodes")
     if num_nodes > 1 and not task.hosts and job and job.problem and not env.get("MASTER_ADDR"):
         notes.append(f"{job.problem.wrong}; {job.problem.fix}")
-    if max(task.tasks_per_node) == 1:
-        nproc = processes.per_node(env, options, job)
-        mode = _mode_of_agents(num_nodes, nproc)
-        ranks_per_node, rank = (nproc.count,) * num_nodes, task.node_rank * nproc.count
-        nproc_source = nproc.source
-    else:
-        refusals.check_one_task_a_node(options, job, task, command)
+    if job is None:
+        local = {"scheduler": "no scheduler's variables", "job_id": f"{task.launcher}'s own"}
+        task = replace(task, sources={**local, **task.sources})
+    return _allocation(env, options, job, task, notes)
+
+
+def _allocation(
+    env: Environment,
+    options: LaunchOptions,
+    job: Hosts | None,
+    task: Task,
+    notes: Sequence[str],
+    *,
+    without_job: str = "local",
+) -> Allocation:
+    """`task` in its job. One task a node is an agent, which starts the node's ranks; of several each is a rank."""
+    num_nodes = len(task.tasks_per_node)
+    if max(task.tasks_per_node) > 1:
         mode, ranks_per_node, rank = "worker", task.tasks_per_node, task.rank
-        nproc_source = task.sources["tasks_on_node"]
-    local = {"scheduler": "no scheduler's variables", "job_id": f"{task.launcher}'s own"}
+        source = task.sources["tasks_on_node"]
+    else:
+        nproc, source = resources.processes_per_node(env, options, job)
+        mode = "single" if num_nodes == 1 and nproc == 1 else "agent"
+        ranks_per_node, rank = (nproc,) * num_nodes, task.node_rank * nproc
     return Allocation(
-        scheduler=job.scheduler if job else "local",
+        scheduler=job.scheduler if job else without_job,
         launcher=task.launcher,
         job_id=(job.job_id if job else None) or task.job_id,
         attempt=job.attempt if job else 0,
@@ -199,10 +180,134 @@ def _launched(
         ranks_per_node=ranks_per_node,
         mode=mode,
         cpus_on_node=job.cpus_on_node if job else None,
-        sources={**(job.sources if job else local), **task.sources, "nproc_per_node": nproc_source},
+        sources={**(job.sources if job else {}), **task.sources, "nproc_per_node": source},
         notes=tuple(notes),
     )
 
 
-def _mode_of_agents(num_nodes: int, nproc: Nproc) -> Mode:
-    return "single" if num_nodes == 1 and nproc.count == 1 else "agent"
+# What is refused: each of these would start a world of the wrong shape, or several worlds in place of one.
+
+
+def _check_variable(env: Environment, job: Hosts | None, node_rank: int, source: str) -> None:
+    """Refuses a MUSTER_NODE_RANK of another node, as one that all tasks inherit, or one for several processes."""
+    own = variables.own_index(job.hosts, env, source, "give each node its own MUSTER_NODE_RANK") if job else None
+    if own not in (None, node_rank):
+        raise MusterError(
+            f"MUSTER_NODE_RANK says node rank {node_rank}, but this host is the one with {own}",
+            seen=f"{source} on {env.host}; {job.sources['hosts'] if job else ''}",
+            fix="give each node its own MUSTER_NODE_RANK, or leave it out where MUSTER_HOSTS is set",
+        )
+    try:
+        task, _ = launchers.detect(env, job)
+    except MusterError:
+        return
+    if task and task.tasks_on_node > 1:
+        raise MusterError(
+            f"MUSTER_NODE_RANK stands for one process a node, and {task.launcher} started {task.tasks_on_node} here",
+            seen=f"{source} {task.sources['tasks_on_node']}",
+            fix="unset MUSTER_NODE_RANK",
+        )
+
+
+def _check_alone(env: Environment, options: LaunchOptions, job: Hosts | None, command: Sequence[str]) -> None:
+    """Refuses a process that no launcher started where there are several nodes, or their number is not known."""
+    if job is None:
+        places = [name for name in ("WORLD_SIZE", "PET_NNODES") if env.get(name, "1") != "1"]
+        places += [name for name in env if re.fullmatch(r"JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX", name)]
+        if places and options.num_nodes != 1:
+            raise MusterError(
+                "these variables speak of several processes, but nothing tells who started this one",
+                seen=variables.seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
+                fix=f"unset {' '.join(places)}; or --nnodes N --node-rank I --master-addr HOST on each node",
+            )
+        return
+    if job.num_nodes is None:
+        if options.num_nodes == 1:
+            return
+        problem = job.problem
+        raise MusterError(
+            f"how many nodes this job of {job.scheduler} has can't be told{f': {problem.wrong}' if problem else ''}",
+            seen=problem.seen if problem else job.sources["num_nodes"],
+            fix=f"{problem.fix if problem else job.launch}; or, if it is but one node, --nnodes 1",
+        )
+    if job.num_nodes > 1:
+        raise MusterError(
+            f"{job.scheduler} gave this job {job.num_nodes} nodes, but nothing started this process on each of them",
+            seen=f"{job.sources['num_nodes']}, {job.sources['hosts']}, and no task of a launcher",
+            fix=job.launch_line(command),
+        )
+    # PBS leaves the script's own host out of its list where the first chunk has mpiprocs=0: then there are two.
+    if (
+        job.scheduler in ("pbs", "grid_engine")
+        and env.host
+        and hostlist.short(env.host) != hostlist.short(job.hosts[0])
+    ):
+        raise MusterError(
+            f"{job.scheduler} lists {job.hosts[0]} only, and this is {env.host}",
+            seen=f"{job.sources['hosts']}: {job.hosts[0]}",
+            fix=f"to use this host alone: MUSTER_HOSTS={env.host} {shlex.join(command)}",
+        )
+
+
+def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -> None:
+    """Refuses a process in a container that none of the variables of the job around it have reached."""
+    if not env.is_live or env.engine is None or options.num_nodes == 1:
+        return
+    if task and len(task.tasks_per_node) > 1:
+        return
+    found, is_own_pid_namespace = container.read(container.PROC)
+    # Inside the container mpirun may have started this process: that is no trace of a launcher outside.
+    if found is None or (task and found.owner not in container.SCHEDULERS):
+        return
+    raise MusterError(
+        f"this container is inside a job of {found.owner}, but none of its variables reached it",
+        seen=f"{found.seen}, and this is a container of {env.engine}",
+        fix=f"{container.way_in(env.engine, is_own_pid_namespace)}; or, if it is but one node, --nnodes 1",
+    )
+
+
+def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str) -> None:
+    """Refuses another --nnodes than what was found."""
+    if options.num_nodes is not None and options.num_nodes != num_nodes:
+        raise MusterError(
+            f"--nnodes says {options.num_nodes}, but here it is {num_nodes}, and nothing tells which node this is",
+            seen=f"--nnodes={options.num_nodes}; {source}",
+            fix=f"--nnodes {options.num_nodes} --node-rank I --master-addr HOST on each node, or leave --nnodes out",
+        )
+
+
+def _check_all_nodes(options: LaunchOptions, job: Hosts | None, task: Task) -> None:
+    """Refuses an MPI launch on fewer nodes than the job has, but for --nnodes: left-over variables look the same."""
+    num_nodes = len(task.tasks_per_node)
+    by_count = {launcher.name for launcher in launchers.DETECTORS if launcher.scheduler is None} | {"jsrun"}
+    # The first of the hosts that LSF gives a job for jsrun may be the launch node.
+    missing = (job.num_nodes or 0) - num_nodes - (task.launcher == "jsrun") if job else 0
+    if job and missing > 0 and task.launcher in by_count and options.num_nodes != num_nodes:
+        raise MusterError(
+            f"{task.launcher} uses {num_nodes} of the job's {job.num_nodes} nodes, or its variables are left over",
+            seen=f"{task.sources['num_nodes']}, {job.sources['num_nodes']}",
+            fix=f"start it on all nodes; if fewer are meant: --nnodes {num_nodes}",
+        )
+
+
+def _check_hosts(env: Environment, job: Hosts | None, task: Task) -> None:
+    """Refuses variables that were made for another job or another node."""
+    strangers: list[str] = []
+    if job and job.hosts and task.hosts != job.hosts:
+        listed = {hostlist.short(host) for host in job.hosts}
+        strangers = [host for host in task.hosts if hostlist.short(host) not in listed]
+    if strangers and job:
+        raise MusterError(
+            f"the step runs on {strangers[0]}, which is no node of the job: variables of two jobs are mixed",
+            seen=f"{task.sources['hosts']}, {job.sources['hosts']}",
+            fix="start the command from a shell or script of one job only",
+        )
+    # A host name that differs from the scheduler's is common (aliases, suffixes). One that belongs to another node of
+    # the same job is not: then these variables were made for a process over there.
+    own = variables.own_index(task.hosts, env, task.sources["node_rank"], "start the command from a fresh shell")
+    if own not in (None, task.node_rank):
+        raise MusterError(
+            f"the variables say node rank {task.node_rank}, but this host is the one with {own}",
+            seen=f"{task.sources['node_rank']} on {env.host}; {task.sources['hosts']}",
+            fix=f"start the command by {task.launcher} itself, not by ssh out of one of its tasks",
+        )

@@ -6,6 +6,8 @@ data centers and not on others, so it is tried.
 
 Source: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
     https://docs.nvidia.com/deploy/cuda-compatibility/forward-compatibility.html
+    https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VERSION.html
+    https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html
 """
 
 import importlib.util
@@ -16,12 +18,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from entrypoint import ROOT, libcuda
-from entrypoint.allocation import Allocation
-from entrypoint.environment import Environment
-from entrypoint.libcuda import Version, written
-from entrypoint.program import Program
-from train.errors import MusterError
+from muster import ROOT
+from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.program import Program
+from muster.errors import MusterError
+
+Version = tuple[int, int]
+
+LIBCUDA = "libcuda.so.1"
+PROBE_TIMEOUT_S = 60.0
+
+# The answers of cuInit that a user can do something about.
+CUDA_ERRORS = {
+    34: "CUDA_ERROR_STUB_LIBRARY",
+    46: "CUDA_ERROR_DEVICE_UNAVAILABLE",
+    100: "CUDA_ERROR_NO_DEVICE",
+    802: "CUDA_ERROR_SYSTEM_NOT_READY",
+    803: "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+    804: "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+    999: "CUDA_ERROR_UNKNOWN",
+}
+
+PROBE = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+code, version = library.cuInit(0), ctypes.c_int()
+library.cuDriverGetVersion(ctypes.byref(version))
+print("answer", code, version.value)
+"""
 
 # By the CUDA that a program is built for, the first driver that runs it by itself.
 FIRST_DRIVER = {11: 450, 12: 525, 13: 580}
@@ -132,7 +157,7 @@ def toolkit_of(places: Places = PLACES) -> Toolkit | None:
 
 def find(places: Places = PLACES) -> Driver:
     """This node's driver, as programs started here will find it."""
-    cuda = libcuda.supported()
+    cuda = supported()
     version = _module_version(places)
     return Driver(version, None, cuda) if isinstance(cuda, str) else Driver(version, cuda)
 
@@ -158,20 +183,20 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program,
         if own is None or own >= needed or needed not in FIRST_DRIVER:
             return Found()
         # Newer than the kernel's part: somebody, docker's runtime for one, has put forward compatibility first already.
-        answer = libcuda.prove(libcuda.NAME, env)
-        if answer.works_for(needed):
+        problem = prove(LIBCUDA, needed, env)
+        if not problem:
             return Found()
-        seen = f"{driver} supports CUDA {own}, {toolkit}; the forward compatibility that is first here: {answer}"
+        seen = f"{driver} supports CUDA {own}, {toolkit}; the forward compatibility that is first here: {problem}"
         raise _too_old(toolkit, own, seen, program, places)
     seen = f"{driver} supports CUDA {written(driver.cuda)}, {toolkit}"
     library = newest_compat(places)
     if library is None:
-        nowhere = f"no forward compatibility at {places.toolkits}/cuda*/compat/{libcuda.NAME}"
+        nowhere = f"no forward compatibility at {places.toolkits}/cuda*/compat/{LIBCUDA}"
         raise _too_old(toolkit, driver.cuda[0], f"{seen}; {nowhere}", program, places)
     variables = {"LD_LIBRARY_PATH": first_on_path(library.parent, env.get("LD_LIBRARY_PATH", ""))}
-    answer = libcuda.prove(str(library), {**env, **variables})
-    if not answer.works_for(needed):
-        seen = f"{seen}; forward compatibility by {library}: {answer}"
+    problem = prove(str(library), needed, {**env, **variables})
+    if problem:
+        seen = f"{seen}; forward compatibility by {library}: {problem}"
         raise _too_old(toolkit, driver.cuda[0], seen, program, places)
     return Found(variables, (f"{seen}: forward compatibility was put first, {library.parent}",))
 
@@ -192,7 +217,7 @@ def newest_compat(places: Places = PLACES) -> Path | None:
         file, folder = path.resolve().name, path.parent.resolve().parent.name
         return _numbers(file), _numbers(folder), -len(str(path))
 
-    found = [path for path in places.toolkits.glob(f"cuda*/compat/{libcuda.NAME}") if path.is_file()]
+    found = [path for path in places.toolkits.glob(f"cuda*/compat/{LIBCUDA}") if path.is_file()]
     return max(found, key=age, default=None)
 
 
@@ -238,3 +263,60 @@ def _too_old(toolkit: Toolkit, supported: int, seen: str, program: Program, plac
 
 def _cpu(program: Program) -> str:
     return "train on the CPU: --device cpu" if program.is_ours else "run on the CPU: CUDA_VISIBLE_DEVICES= muster run"
+
+
+def written(version: Version) -> str:
+    """`version` as NVIDIA writes it: 12.4."""
+    return f"{version[0]}.{version[1]}"
+
+
+def supported() -> Version | str:
+    """The newest CUDA that the libcuda.so.1 of this process supports, or why that can't be told.
+
+    The question touches no GPU, so it is quick.
+    """
+    # Here and not above: most launches have no GPU.
+    import ctypes
+
+    version = ctypes.c_int()
+    try:
+        code = ctypes.CDLL(LIBCUDA).cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError) as reason:
+        return str(reason)
+    return f"cuDriverGetVersion answers {_error(code)}" if code else _version(version.value)
+
+
+def prove(library: str, needed: int, env: Mapping[str, str], timeout_s: float = PROBE_TIMEOUT_S) -> str:
+    """Why `library` can't run what is built for CUDA `needed` on this node's GPUs; empty where it can.
+
+    It is put to work in a process of its own, with the variables `env`.
+
+    Raises:
+        MusterError: it takes longer than `timeout_s`.
+    """
+    # Here and not above: most drivers are new enough.
+    from muster.entrypoint.fabric import loader
+
+    done = loader.run_python(PROBE, [library], env, timeout_s)
+    if isinstance(done, str):
+        raise MusterError(
+            "the NVIDIA driver does not answer to cuInit",
+            seen=f"{library}: {done}",
+            fix="look at this node's GPUs with nvidia-smi, or leave the node out",
+        )
+    answer = loader.answer(done)
+    if answer is None:
+        return loader.last_words(done)
+    code, cuda = answer[0], _version(answer[1])
+    if code:
+        return f"cuInit answers {_error(code)}"
+    return "" if cuda[0] >= needed else f"it supports CUDA {written(cuda)}"
+
+
+def _error(code: int) -> str:
+    return f"{CUDA_ERRORS.get(code, 'a CUDA error')} ({code})"
+
+
+def _version(number: int) -> Version:
+    # 12040 is CUDA 12.4.
+    return number // 1000, number % 1000 // 10

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from entrypoint import container
-from train.errors import MusterError
+from muster.entrypoint import container
+from muster.errors import MusterError
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,13 @@ GPUs that it sees.
 
 import json
 
-from entrypoint.allocation import Allocation
-from entrypoint.rendezvous import FIRST_PORT, NUM_PORTS, Rendezvous
-from train.errors import MusterError
-
-FORMATS = ("torch", "jax", "tensorflow")
+from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.rendezvous import FIRST_PORT, NUM_PORTS, Rendezvous
+from muster.errors import MusterError
 
 
 def variables(name: str, allocation: Allocation, rendezvous: Rendezvous, port: int) -> dict[str, str]:
-    """The variables that framework `name` reads in this task.
-
-    Args:
-        name: one of FORMATS.
-        allocation: this process's place.
-        rendezvous: where the processes meet.
-        port: the port to meet on.
+    """The variables that framework `name` (torch, jax, tensorflow) reads in this task.
 
     Raises:
         MusterError: the framework needs what is not known here.

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.environment import Environment
-from train.errors import MusterError
+from muster.entrypoint.environment import Environment
+from muster.errors import MusterError
 
 SHARED_MEMORY = Path("/dev/shm")
 TEMPORARY = (Path("/tmp"), Path("/var/tmp"))

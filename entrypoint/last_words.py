@@ -1,7 +1,4 @@
-"""What a node's agent says where its workers failed, or its node did not meet the others; and its exit code then.
-
-agent.py loads it by its path; like that file it imports nothing of this project.
-"""
+"""What a node's agent says where its workers failed, or its node did not meet the others; and its exit code then."""
 
 import os
 import signal
@@ -14,7 +11,7 @@ from typing import Any, cast
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
-FAILED, USER_MUST_CHANGE, PREEMPTED = 1, 2, 75
+from muster.errors import ExitCode
 
 FAILURE = "MUSTER_FAILURE"
 """The variable with the exit code for a failure, for programs whose own 1 says something else."""
@@ -40,7 +37,7 @@ def report(failures: Mapping[int, ProcessFailure], ended: Mapping[int, str]) -> 
     """
     codes = {failure.exitcode for failure in failures.values()}
     # A worker with one of these has told the user what to do; those that died of its absence count for nothing.
-    for code in (USER_MUST_CHANGE, PREEMPTED):
+    for code in (ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED):
         if code in codes:
             return code
     words = {rank: words_of(failure) for rank, failure in failures.items()}
@@ -49,18 +46,20 @@ def report(failures: Mapping[int, ProcessFailure], ended: Mapping[int, str]) -> 
     stopped = {rank for rank, failure in failures.items() if failure.exitcode == -signal.SIGTERM}
     own = failures.keys() - told - stopped or failures.keys() - told
     if not own or (told and own <= stopped):
-        return FAILED
+        return ExitCode.FAILED
     # A worker that was killed has no record of the time; the others' records know it to the second only.
     rank = min(own, key=lambda rank: (failures[rank].exitcode >= 0, failures[rank].timestamp))
     first = failures[rank]
-    name = first.signal_name() if first.exitcode < 0 else ""
-    how = f"was ended by {name}" if name else f"ended with exit code {first.exitcode}"
+    how = how_ended(first.exitcode)
+    fix = "read what it said above; `muster run --debug` shows this program's traceback too"
     if first.pid in ended:
-        name, how = "", f"was ended: {ended[first.pid]}"
+        how = f"was ended: {ended[first.pid]}"
+    elif first.exitcode < 0:
+        fix = FIX_BY_SIGNAL.get(first.signal_name(), fix)
     say(
         f"rank {rank} on {socket.gethostname()} {how}, and this node's other ranks were stopped",
         seen=message_of(first) or f"process {first.pid}",
-        fix=FIX_BY_SIGNAL.get(name, "read what it said above; `muster run --debug` shows this program's traceback too"),
+        fix=fix,
     )
     if first.exitcode < 0 and words[rank]:
         log = words[rank][0]
@@ -71,8 +70,18 @@ def report(failures: Mapping[int, ProcessFailure], ended: Mapping[int, str]) -> 
     return failure()
 
 
+def how_ended(exitcode: int) -> str:
+    """How a process ended, in words: by a signal, or with a code."""
+    if exitcode >= 0:
+        return f"ended with exit code {exitcode}"
+    try:
+        return f"was ended by {signal.Signals(-exitcode).name}"
+    except ValueError:
+        return f"was ended by signal {-exitcode}"
+
+
 def words_of(failure: ProcessFailure) -> list[str]:
-    """What a trainer has left for its agent (train/logs.py): the path of its log, and "told" if the user knows why."""
+    """What a trainer has left for its agent (train/console.py): its log, and "told" if the user knows why it ended."""
     try:
         return Path(os.environ[LAST_WORDS], str(failure.pid)).read_text(encoding="utf-8").splitlines()
     except (KeyError, OSError, UnicodeDecodeError):
@@ -104,18 +113,14 @@ def message_of(failure: ProcessFailure) -> str:
 def report_rendezvous(met: Place, num_nodes: str, error: Exception) -> int:
     """The exit code for nodes that did not meet, after saying where they should have."""
     address, port = met
-    place = f"{address}:{port}"
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    host, seen = socket.gethostname(), _in_one_line(error)
     if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-        say(
-            f"port {port} on {socket.gethostname()} is taken",
-            seen=text,
-            fix="--master-port PORT, the same on all nodes, with a free port",
-        )
-        return USER_MUST_CHANGE
+        fix = "--master-port PORT, the same on all nodes, with a free port"
+        say(f"port {port} on {host} is taken", seen=seen, fix=fix)
+        return ExitCode.USER_MUST_CHANGE
     say(
-        f"{socket.gethostname()} did not meet the others at {place}",
-        seen=f"{type(error).__name__}: {text}",
+        f"{host} did not meet the others at {address}:{port}",
+        seen=seen,
         fix=f"look whether the command started on all {num_nodes} nodes, and whether the port is open between "
         "them; a slow start: --rdzv-timeout SECONDS",
     )
@@ -124,23 +129,26 @@ def report_rendezvous(met: Place, num_nodes: str, error: Exception) -> int:
 
 def report_parting(met: Place, error: Exception) -> int:
     """The exit code for nodes that had met, and then lost each other."""
-    place = f"{met[0]}:{met[1]}"
-    lines = str(error).strip().splitlines() or [""]
-    seen, fix = f"{type(error).__name__}: {lines[0]}", "look what the other nodes said; --resume goes on"
-    host = socket.gethostname()
+    host, fix = socket.gethostname(), "look what the other nodes said; --resume goes on"
     if isinstance(error, RendezvousClosedError):
-        say(f"{host} did not start its ranks again: another node has ended the launch", seen=seen, fix=fix)
+        wrong = f"{host} did not start its ranks again: another node has ended the launch"
     elif isinstance(error, RendezvousTimeoutError):
-        say(f"{host} waited in vain for enough nodes to start again", seen=seen, fix=f"--nnodes=MIN:MAX, or {fix}")
+        wrong, fix = f"{host} waited in vain for enough nodes to start again", f"--nnodes=MIN:MAX, or {fix}"
     else:
+        place = f"{met[0]}:{met[1]}"
         wrong = f"{host} has lost the node at {place}, by which all nodes meet: without it none can start again"
-        say(wrong, seen=seen, fix="start the job again, without that node: --resume goes on")
+        fix = "start the job again, without that node: --resume goes on"
+    say(wrong, seen=_in_one_line(error), fix=fix)
     return failure()
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def failure() -> int:
     """The exit code for what this agent itself tells of."""
-    return int(os.environ.get(FAILURE) or FAILED)
+    return int(os.environ.get(FAILURE) or ExitCode.FAILED)
 
 
 def say(wrong: str, *, seen: str, fix: str) -> None:

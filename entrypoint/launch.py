@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from entrypoint import ROOT, frameworks, homes, network, resources, torchrun
-from entrypoint.allocation import Allocation
-from entrypoint.environment import Environment
-from entrypoint.options import LaunchOptions
-from entrypoint.program import Program
-from entrypoint.rendezvous import Rendezvous
-from train.errors import MusterError
+from muster.entrypoint import frameworks, homes, network, resources, torchrun
+from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.program import Program
+from muster.entrypoint.rendezvous import Rendezvous
+from muster.errors import MusterError
 
 INIT = "tini"
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-SPAWN = ROOT / "entrypoint" / "spawn.py"
+SPAWN = "muster.entrypoint.spawn"
 
 MOST_NODES_TEXT = 100_000
 """Characters of the list of nodes that a program is told; of a longer one none."""
@@ -81,7 +81,8 @@ def plan(
         argv = program.own_words()
         variables |= frameworks.variables(program.framework, allocation, rendezvous, port)
     if program.is_ours:
-        variables |= ours_first(env)
+        # A file in the user's working directory must not take the place of a library's module.
+        variables["PYTHONSAFEPATH"] = "1"
         variables |= of_the_job(allocation, env)
         variables["MUSTER_COMMAND"] = shlex.join(command)
         if program.failure != 1:
@@ -97,7 +98,7 @@ def plan(
     removed = tuple(sorted(name for name in env if name.startswith("PET_") or name == "MUSTER_LAUNCH"))
     if removed:
         notes.append(f"removed: {', '.join(removed)}")
-    hears = program.is_ours or str(torchrun.AGENT) in argv
+    hears = program.is_ours or torchrun.AGENT in argv
     return Launch(tuple(argv), variables, removed, tuple(notes), home.folder, hears)
 
 
@@ -131,7 +132,8 @@ def _spawn_argv(allocation: Allocation, rendezvous: Rendezvous, port: int, progr
     return [
         sys.executable,
         "-P",
-        str(SPAWN),
+        "-m",
+        SPAWN,
         f"--nnodes={allocation.num_nodes}",
         f"--node-rank={allocation.node_rank}",
         f"--nproc-per-node={allocation.nproc_per_node}",
@@ -139,16 +141,6 @@ def _spawn_argv(allocation: Allocation, rendezvous: Rendezvous, port: int, progr
         f"--master-port={port}",
         *program.agent_words(),
     ]
-
-
-def ours_first(env: Mapping[str, str]) -> dict[str, str]:
-    """What keeps a `train.py` or `train/` in the user's folders from being imported in place of ours."""
-    wanted = {"PYTHONSAFEPATH": "1"}
-    inherited = env.get("PYTHONPATH", "")
-    if inherited:
-        # PYTHONPATH comes before the installed packages: ours has to come before it.
-        wanted["PYTHONPATH"] = os.pathsep.join([str(ROOT), inherited])
-    return wanted
 
 
 def of_the_job(allocation: Allocation, env: Mapping[str, str]) -> dict[str, str]:

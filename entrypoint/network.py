@@ -3,12 +3,16 @@
 import errno
 import ipaddress
 import socket
+from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
+from typing import TypeVar
 
 import psutil
 
-from train.errors import MusterError
+from muster.errors import MusterError
+
+T = TypeVar("T")
 
 RESOLVE_TIMEOUT_S = 10.0
 LOOPBACK = "lo"
@@ -18,26 +22,35 @@ _ELSEWHERE = "192.0.2.1"
 FIX_NAME = "--master-addr ADDRESS, with an address or name of node rank 0 that this host can resolve"
 
 
+def within(timeout_s: float, ask: Callable[[], T]) -> T:
+    """What `ask` returns, or raises; it runs in a daemon thread, which is left behind where it takes longer.
+
+    Raises:
+        TimeoutError: it does.
+    """
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except Exception as error:  # raised below, in the thread that asked
+            answer.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return answer.result(timeout_s)
+
+
 def resolve(host: str, seen: str) -> str:
     """The address that `host` has from here, IPv4 where it has both.
 
     Raises:
         MusterError: it has none, or the answer takes longer than RESOLVE_TIMEOUT_S.
     """
-    answer: Future[str] = Future()
-
-    def ask() -> None:
-        try:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            # AF_INET sorts before AF_INET6.
-            answer.set_result(str(min(found, key=lambda entry: entry[0])[4][0]))
-        except (OSError, UnicodeError) as reason:
-            answer.set_exception(reason)
-
-    # The resolver has no deadline of its own that could be set; a daemon thread is left behind at the exec.
-    Thread(target=ask, daemon=True).start()
     try:
-        return answer.result(timeout=RESOLVE_TIMEOUT_S)
+        # The resolver has no deadline of its own that could be set.
+        found = within(RESOLVE_TIMEOUT_S, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+        # AF_INET sorts before AF_INET6.
+        return str(min(found, key=lambda entry: entry[0])[4][0])
     except TimeoutError:
         reason: object = f"no answer within {RESOLVE_TIMEOUT_S:.0f} s"
     except (OSError, UnicodeError) as caught:
@@ -92,7 +105,7 @@ def check_port_free(port: int, source: str) -> None:
     """Returns if `port` can be listened on here.
 
     Raises:
-        MusterError: it is taken; the error names the port, and the process where this user may know it.
+        MusterError: it can't; the error names the port, and the process that has it where this user may know it.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -100,28 +113,20 @@ def check_port_free(port: int, source: str) -> None:
             probe.bind(("", port))
             probe.listen(1)
         except OSError as reason:
-            if reason.errno != errno.EADDRINUSE:
-                raise MusterError(
-                    f"port {port} can't be listened on here: {reason.strerror}",
-                    seen=source,
-                    fix="--master-port PORT, the same on all nodes",
-                ) from None
-        else:
-            return
-    raise MusterError(
-        f"port {port} on {socket.gethostname()} is taken{_holder(port)}",
-        seen=source,
-        fix="--master-port PORT, the same on all nodes, with a free port",
-    )
+            is_taken = reason.errno == errno.EADDRINUSE
+            why = f"is taken{_holder(port)}" if is_taken else f"can't be listened on: {reason.strerror}"
+            raise MusterError(
+                f"port {port} on {socket.gethostname()} {why}",
+                seen=source,
+                fix="--master-port PORT, the same on all nodes, with a free port",
+            ) from None
 
 
 def _holder(port: int) -> str:
     try:
-        for connection in psutil.net_connections("tcp"):
-            if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
-                return (
-                    f" by process {connection.pid} ({psutil.Process(connection.pid).name()})" if connection.pid else ""
-                )
+        for each in psutil.net_connections("tcp"):
+            if each.pid and each.laddr and each.laddr.port == port and each.status == psutil.CONN_LISTEN:
+                return f" by process {each.pid} ({psutil.Process(each.pid).name()})"
     except (psutil.Error, OSError):
         pass
     return ""

@@ -1,9 +1,8 @@
-"""What the agents of a launch tell each other while the ranks train: that each node lives, and what failed on it.
+"""What the agents of a launch tell each other: who has come, that each node lives, and what failed on it.
 
-For trainings that are not started again in place. The ranks beat for themselves (train/pulse.py), but not before they
-have met; and a rank that was stopped or killed tells nothing. The words are those of train/faults.py, in its store.
-
-agent.py loads it by its path; like that file it imports nothing of this project.
+The latter two are for trainings that are not started again in place. The ranks beat for themselves
+(train/heartbeat.py), but not before they have met; and a rank that was stopped or killed tells nothing. The words are
+those of train/faults.py, in its store.
 """
 
 import json
@@ -12,14 +11,18 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-FAILED, USER_MUST_CHANGE, PREEMPTED = 1, 2, 75
+from muster.entrypoint.network import within
+from muster.errors import ExitCode
+
 WARNED = (-10, -12, -15)
 """Exit codes of workers that a warning has ended: their scheduler stops all."""
 
@@ -112,7 +115,7 @@ class Nodes:
             if self._seen[node][1] >= DEAD_BEATS:
                 _, rank, host = text.decode().split(" ", 2)
                 wrong = f"its host gave no sign of life for {DEAD_BEATS * BEAT_S:.0f} s"
-                publish(store, group, {"rank": int(rank), "host": host, "code": FAILED, "wrong": wrong})
+                publish(store, group, {"rank": int(rank), "host": host, "code": ExitCode.FAILED, "wrong": wrong})
 
     def _publish_failures(self, group: Any, failures: Mapping[int, Any]) -> None:
         """Tells the other nodes' ranks of a failure that this node's perhaps could not tell."""
@@ -122,25 +125,21 @@ class Nodes:
         rank, first = found
         codes = {failure.exitcode for failure in failures.values()}
         how = f"it was ended by {first.signal_name()}" if first.exitcode < 0 else f"exit code {first.exitcode}"
-        code = USER_MUST_CHANGE if USER_MUST_CHANGE in codes else FAILED
+        code = ExitCode.USER_MUST_CHANGE if ExitCode.USER_MUST_CHANGE in codes else ExitCode.FAILED
         fault = {"rank": rank, "host": socket.gethostname(), "code": code, "wrong": how}
 
         def tell_all() -> None:
             store = self._store
-            try:
-                store.set_timeout(timedelta(seconds=STORE_S))
-                publish(store, group, fault)
-                if group.group_rank == 0:
-                    own = {worker.global_rank for worker in group.workers}
-                    others = [f"left/{other}" for other in range(group.workers[0].world_size) if other not in own]
-                    store.wait(others, timedelta(seconds=LEAVE_S))
-            except RuntimeError:  # the store is gone, or another rank will never leave
-                return
+            store.set_timeout(timedelta(seconds=STORE_S))
+            publish(store, group, fault)
+            if group.group_rank == 0:
+                own = {worker.global_rank for worker in group.workers}
+                others = [f"left/{other}" for other in range(group.workers[0].world_size) if other not in own]
+                store.wait(others, timedelta(seconds=LEAVE_S))
 
-        # A store whose node is gone answers nobody.
-        thread = threading.Thread(target=tell_all, daemon=True)
-        thread.start()
-        thread.join(LEAVE_S + STORE_S)
+        # RuntimeError: the store is gone, or another rank will never leave. A store whose node is gone answers nobody.
+        with suppress(TimeoutError, RuntimeError):
+            within(LEAVE_S + STORE_S, tell_all)
 
     def _end_workers(self, agent: Any, reason: str) -> None:
         """Ends the workers that have not ended by themselves."""
@@ -153,7 +152,7 @@ class Nodes:
 
 def first_of(failures: Mapping[int, Any]) -> tuple[int, Any] | None:
     """The rank that failed first, and how; None where a warning has ended all, which is no failure of this node's."""
-    if any(failure.exitcode == PREEMPTED for failure in failures.values()):
+    if any(failure.exitcode == ExitCode.PREEMPTED for failure in failures.values()):
         return None
     # Once one has failed, torchrun ends the others by SIGTERM.
     own = {rank: failure for rank, failure in failures.items() if failure.exitcode not in WARNED}
@@ -177,3 +176,55 @@ def why(text: bytes) -> str:
     """A published fault, in words."""
     fault = json.loads(text)
     return f"rank {fault['rank']} on {fault['host']} failed: {fault['wrong']}"
+
+
+# The start: torch itself tells only how many nodes came, and not which did not.
+
+
+def wait_for_all() -> None:
+    """From now on nodes that meet at a fixed place say who they are, and the one at that place waits for all."""
+    handlers: Any = StaticTCPRendezvous
+    meet = handlers.next_rendezvous
+
+    def next_rendezvous(handler: Any) -> Any:
+        if handler._store is None and handler.world_size > 1:
+            handler._store = _store(handler)
+            call(handler._store, handler.rank, handler.world_size, handler.timeout)
+        return meet(handler)
+
+    handlers.next_rendezvous = next_rendezvous
+
+
+def _store(handler: Any) -> Any:
+    # As torch makes it, but at the meeting place up at once, and not when all have come. The others are counted there.
+    store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    place = (handler.master_addr, handler.master_port, handler.world_size, handler.rank == 0, handler.timeout)
+    return store(*place, multi_tenant=True, wait_for_workers=handler.rank > 0)
+
+
+def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
+    """Returns, on node rank 0, when all nodes have come; on others at once.
+
+    Raises:
+        TimeoutError: some did not within `limit`; it names them.
+    """
+    here = PrefixStore("muster", store)
+    here.set(f"came/{node_rank}", socket.gethostname())
+    if node_rank:
+        return
+    keys = [f"came/{number}" for number in range(num_nodes)]
+    try:
+        here.wait(keys, limit)
+    except dist.DistError:
+        absent = [number for number, key in enumerate(keys) if not here.check([key])]
+        if absent:
+            raise TimeoutError(told(absent, num_nodes, limit.total_seconds())) from None
+
+
+def told(absent: list[int], num_nodes: int, limit_s: float, most: int = 8) -> str:
+    """Who did not come, by the names of MUSTER_NODES where the launch has told them."""
+    names = os.environ.get("MUSTER_NODES", "").split(",")
+    known = len(names) == num_nodes
+    shown = [names[number] if known else f"node rank {number}" for number in absent[:most]]
+    more = f" and {len(absent) - most} more" if len(absent) > most else ""
+    return f"{', '.join(shown)}{more} did not come within {limit_s:.0f} s; {num_nodes - len(absent)} of {num_nodes} did"

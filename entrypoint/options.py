@@ -4,12 +4,11 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from train.errors import MusterError
-from train.inputs import option
+from muster.arguments import option
+from muster.errors import MusterError
 
 LAUNCH, LOOK = "Launch (found by itself in a job)", "Look first"
 HOST = "This site and its network (found by itself)"
-SCALE = "Which runs"
 
 ELASTIC_RESTARTS = 3
 """Restarts where nodes may come and go: to go on with fewer is one."""
@@ -174,38 +173,6 @@ class ProgramOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleOptions:
-    """Which runs `train scale` makes."""
-
-    world: Annotated[
-        str | None,
-        option(
-            help="Numbers of ranks: 1,2,4. Default: 1, 2, 4 ... up to all GPUs; without GPUs up to 8 cores.",
-            panel=SCALE,
-        ),
-    ] = None
-    strong: Annotated[
-        bool,
-        option("--strong", help="Divide --batch-size among the ranks. Default: each rank has that much.", panel=SCALE),
-    ] = False
-    strategy: Annotated[
-        Literal["ddp", "fsdp", "tp", "pipeline"], option(help="The strategy of all runs.", panel=SCALE)
-    ] = "ddp"
-
-    @property
-    def worlds(self) -> tuple[int, ...]:
-        """The numbers of ranks, ascending; empty where nothing was said."""
-        if self.world is None:
-            return ()
-        words = self.world.split(",")
-        if not all(re.fullmatch(r"\s*[1-9][0-9]{0,5}\s*", word) for word in words):
-            raise MusterError(
-                "--world is a list of numbers of ranks, from 1", seen=f"--world={self.world}", fix="--world 1,2,4"
-            )
-        return tuple(sorted({int(word) for word in words}))
-
-
-@dataclass(frozen=True, kw_only=True)
 class ShowOptions:
     """How `muster detect` answers."""
 
@@ -240,10 +207,3 @@ class EnvOptions:
             raise MusterError(
                 "muster env prints one thing at a time", seen=" ".join(names), fix=f"muster env {names[0]}"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class VersionOptions:
-    """How `muster version` answers."""
-
-    as_json: Annotated[bool, option("--json", help="For programs.", panel=LOOK)] = False

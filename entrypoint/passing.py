@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint import launchers, recording, schedulers
-from entrypoint.allocation import Hosts
-from entrypoint.environment import Environment
-from train.errors import MusterError
+from muster.entrypoint import recording
+from muster.entrypoint.allocation import Hosts
+from muster.entrypoint.detect import launchers, schedulers
+from muster.entrypoint.environment import Environment
+from muster.errors import MusterError
 
 # A heterogeneous job of Slurm has lists for each of its groups.
 _MAX_HET_GROUPS = 16

@@ -6,8 +6,8 @@ Only variables of schedulers, launchers and communication libraries are taken, a
 import re
 from pathlib import Path
 
-from entrypoint.environment import Environment
-from train.errors import MusterError
+from muster.entrypoint.environment import Environment
+from muster.errors import MusterError
 
 TAKEN = re.compile(
     r"(SLURMD?|SBATCH|PBS|PMIX?|PALS|OMPI|MPI|HYDRA|HYDI|I_MPI|MV2|MPIEXEC|LSB|LSF|JSM|SGE|PE|FLUX|KUBERNETES|PET|VC|VK"
@@ -26,14 +26,9 @@ BINARY_FILES = ("PALS_APINFO",)
 MAX_FILE = 1_000_000
 
 
-def text(env: Environment, process: str) -> str:
-    """The recording of `env`, in the format that `--env-file` reads.
-
-    Args:
-        env: a live environment.
-        process: which process of the job it is, in words.
-    """
-    lines = ["# source:  muster detect --record", f"# process: {_one_line(process)}", f"# host:    {env.host or ''}"]
+def text(env: Environment) -> str:
+    """The recording of a live environment, in the format that `--env-file` reads."""
+    lines = ["# source:  muster detect --record", f"# host:    {env.host or ''}"]
     taken: list[str] = []
     left_out = 0
     for name, value in sorted(env.items()):
@@ -48,8 +43,10 @@ def text(env: Environment, process: str) -> str:
     lines += taken
     for name in (*TEXT_FILES, *BINARY_FILES):
         content = _content(env.get(name, ""))
-        if content is not None:
-            lines += [f"--- file {name}", *(_text(content) if name in TEXT_FILES else [content.hex()])]
+        if content is None:
+            continue
+        readable = content.decode("utf-8", "replace").replace("\0", "").splitlines()
+        lines += [f"--- file {name}", *(readable if name in TEXT_FILES else [content.hex()])]
     return "\n".join(lines) + "\n"
 
 
@@ -58,7 +55,7 @@ def is_secret(name: str, value: str) -> bool:
     return bool(SECRET_NAME.search(name) or SECRET_VALUE.search(value))
 
 
-def write(env: Environment, path: Path, process: str) -> None:
+def write(env: Environment, path: Path) -> None:
     """Writes the recording of `env` to a new file at `path`.
 
     Raises:
@@ -66,7 +63,7 @@ def write(env: Environment, path: Path, process: str) -> None:
     """
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(text(env, process))
+            file.write(text(env))
     except FileExistsError:
         raise MusterError("there is a file of that name", seen=str(path), fix="--record OTHER_FILE") from None
     except OSError as reason:
@@ -82,11 +79,3 @@ def _content(path: str) -> bytes | None:
         return Path(path).read_bytes()[:MAX_FILE] if path else None
     except OSError:
         return None
-
-
-def _text(content: bytes) -> list[str]:
-    return content.decode("utf-8", "replace").replace("\0", "").splitlines()
-
-
-def _one_line(words: str) -> str:
-    return " ".join(words.split())

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from entrypoint import ancestors, meeting_file, network
-from entrypoint.allocation import Allocation
-from entrypoint.environment import Environment
-from entrypoint.launchers import hydra
-from entrypoint.meeting_words import Party
-from entrypoint.options import LaunchOptions
-from entrypoint.seats import Seat
-from train.errors import MusterError
+import psutil
+
+from muster.entrypoint import network
+from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.detect import mpi
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.errors import MusterError
 
 # Above Linux's ephemeral range (32768-60999): the kernel never hands these ports to a client that happens to be there.
 FIRST_PORT, NUM_PORTS = 61000, 4536
@@ -26,7 +26,7 @@ class Rendezvous:
 
     Attributes:
         master_addr: name or address of node rank 0; on one node the loopback address. None where nothing names it: the
-            ranks then find each other by a file (`meeting_file`), and `by_file` completes this.
+            ranks then find each other by files (`rendezvous_file`), and `by_file` completes this.
         master_port: None where it is picked at the start (one node, nothing asked for).
         rdzv_id: the job's id and attempt, so that no start meets the leftovers of an earlier one.
         interface: this host's network interface towards the others; None where only the host itself can tell.
@@ -84,33 +84,36 @@ def by_file(meeting: Rendezvous, allocation: Allocation, env: Environment, optio
     Raises:
         MusterError: they can't, not all came in time, or they are not what each takes the others to be.
     """
+    # Here and not above: most launches have a list of hosts.
+    from muster.entrypoint import rendezvous_file
+
     is_worker = allocation.mode == "worker"
     # What torchrun starts on a node may differ from node to node; what --spawn starts may not, it only multiplies.
     count = f" x {allocation.nproc_per_node} ranks" if is_worker or options.spawn else ", a process on each"
-    seat = Seat(
+    participant = rendezvous_file.Participant(
         host=socket.gethostname(),
-        machine=meeting_file.machine(),
+        machine=rendezvous_file.machine(),
         node_rank=allocation.node_rank,
         local_rank=allocation.local_rank,
         tasks_on_node=allocation.tasks_on_node,
         world=f"{allocation.num_nodes} nodes{count}",
     )
     launch = _launch(allocation.launcher, env)
-    party = Party(
+    peers = rendezvous_file.Peers(
         folder=Path(options.rendezvous_dir),
         job=launch or f"{meeting.rdzv_id}.{allocation.step}",
         is_told_apart=bool(launch),
-        index=allocation.rank if is_worker else allocation.node_rank,
+        number=allocation.rank if is_worker else allocation.node_rank,
         size=allocation.world_size if is_worker else allocation.num_nodes,
         timeout_s=options.rdzv_timeout,
-        seat=seat,
+        participant=participant,
     )
-    address, port = meeting_file.meet(party)
+    address, port = rendezvous_file.meet(peers)
     found = replace(
         meeting,
         master_addr=meeting.master_addr or address,
         master_port=meeting.master_port or port,
-        sources={**meeting.sources, "master_addr": str(party.path), "master_port": str(party.path)},
+        sources={**meeting.sources, "master_addr": str(peers.path), "master_port": str(peers.path)},
     )
     return _on_this_host(found, allocation, options)
 
@@ -120,20 +123,39 @@ def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -
 
     mpirun ends all when one ends with an error. Hydra does so only once they have called MPI.
     """
-    rank, size = (env.get(name, "") for name in (hydra.NAMES.rank, hydra.NAMES.size))
+    rank, size = (env.get(name, "") for name in (mpi.HYDRA_NAMES.rank, mpi.HYDRA_NAMES.size))
     launch = _launch("hydra", env) if rank.isdecimal() and size.isdecimal() and env.is_live else ""
     if not launch or options.master_addr or env.get("MASTER_ADDR"):
         return
-    timeout_s = min(meeting_file.REFUSED_TIMEOUT_S, options.rdzv_timeout)
-    party = Party(Path(options.rendezvous_dir), launch, int(rank), int(size), timeout_s, refusal)
+    from muster.entrypoint import rendezvous_file
+
+    timeout_s = min(rendezvous_file.REFUSED_TIMEOUT_S, options.rdzv_timeout)
+    peers = rendezvous_file.Peers(Path(options.rendezvous_dir), launch, int(rank), int(size), timeout_s, refusal)
     # Whatever comes of it: the refusal itself is what this process has to say.
     with contextlib.suppress(MusterError):
-        meeting_file.meet(party)
+        rendezvous_file.meet(peers)
 
 
 def _launch(launcher: str, env: Environment) -> str:
     """What tells this launch from every other one, or nothing: a job may start several at once."""
-    return {"hydra": ancestors.hydra_launch, "openmpi": lambda: env.get("PMIX_NAMESPACE", "")}.get(launcher, str)()
+    return {"hydra": _hydra_launch, "openmpi": lambda: env.get("PMIX_NAMESPACE", "")}.get(launcher, str)()
+
+
+def _hydra_launch() -> str:
+    """What tells this launch of MPICH's mpiexec from another at the same time; empty where it can't be seen.
+
+    Hydra sets no variable for it, but the proxy that starts a host's ranks is told where mpiexec listens:
+
+        hydra_pmi_proxy --control-port node01:41525 --rmk user --launcher ssh ... --proxy-id 1
+    """
+    try:
+        for process in psutil.Process().parents():
+            if process.name() == "hydra_pmi_proxy":
+                words = process.cmdline()
+                return words[words.index("--control-port") + 1]
+    except (psutil.Error, OSError, ValueError, IndexError):
+        pass
+    return ""
 
 
 def is_open(meeting: Rendezvous, allocation: Allocation) -> bool:

@@ -5,11 +5,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, cast
 
-from entrypoint.allocation import Allocation
-from entrypoint.frameworks import bracketed
-from entrypoint.launch import Launch
-from entrypoint.rendezvous import Rendezvous
-from entrypoint.sites.recognise import Recognised
+from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.frameworks import bracketed
+from muster.entrypoint.launch import Launch
+from muster.entrypoint.rendezvous import Rendezvous
+from muster.entrypoint.sites.recognise import Recognised
 
 FIELDS = (
     "scheduler", "launcher", "job_id", "attempt", "hosts", "num_nodes", "node_rank", "local_rank", "tasks_on_node",

@@ -1,11 +1,17 @@
-"""GPUs and cores of this node, as far as this process may use them, without loading a driver or torch."""
+"""GPUs and cores of this node, as far as this process may use them, and how many processes an agent starts for them.
+
+No driver and no torch is loaded.
+"""
 
 import re
 from pathlib import Path
 
 import psutil
 
-from entrypoint.environment import Environment
+from muster.entrypoint.allocation import Hosts
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.errors import MusterError
 
 # Without a GPU two processes: the least that shows a distributed training at work.
 NPROC_WITHOUT_GPU = 2
@@ -61,3 +67,28 @@ def threads_per_rank(num_cores: int, cpus_on_node: int | None, ranks_on_node: in
     # A launcher that bound each task to cores of its own already divided them: fewer than the job has here.
     bound = tasks_on_node > 1 and cpus_on_node is not None and num_cores < cpus_on_node
     return max(1, num_cores if bound else num_cores // ranks_on_node)
+
+
+def processes_per_node(env: Environment, options: LaunchOptions, job: Hosts | None) -> tuple[int, str]:
+    """How many processes this node's agent starts: as the user says, else one for each GPU; and what says so.
+
+    Raises:
+        MusterError: what the user said is no number, or asks for GPUs where there are none.
+    """
+    given, name = options.nproc_per_node, "--nproc-per-node"
+    if given is None and job and job.scheduler == "kubernetes" and env.get("PET_NPROC_PER_NODE"):
+        # What the job's author wrote as nprocPerNode.
+        given, name = env["PET_NPROC_PER_NODE"], "PET_NPROC_PER_NODE"
+    num_gpus, source = gpus(env, job.gpus_on_node if job else None)
+    if given is not None and given.isascii() and given.isdigit() and int(given) >= 1:
+        return int(given), f"{name}={given}"
+    if given == "cpu":
+        num_cores = cores(env, job.cpus_on_node if job else None)
+        return num_cores or NPROC_WITHOUT_GPU, f"{name}=cpu"
+    if given == "gpu" and not num_gpus:
+        raise MusterError(f"{name}=gpu, but there is no GPU", seen=source, fix="--nproc-per-node 2")
+    if given not in (None, "gpu", "auto"):
+        raise MusterError(
+            f"{name} is a number from 1, or gpu, cpu, auto", seen=f"{name}={given}", fix="--nproc-per-node 2"
+        )
+    return (num_gpus, source) if num_gpus else (NPROC_WITHOUT_GPU, f"no GPU ({source})")

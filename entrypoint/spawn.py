@@ -1,7 +1,7 @@
 """Processes by multiprocessing, without torchrun: for debuggers, notebooks and those who learnt it so.
 
-The launcher execs this file by its path. Each process gets the variables that torchrun would set, and then runs the
-program in the interpreter it already is. Nothing here imports this project, as in agent.py.
+The launcher execs this module. Each process gets the variables that torchrun would set, and then runs the
+program in the interpreter it already is.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import sys
 
 from torch.multiprocessing.spawn import ProcessExitedException, spawn  # pyright: ignore[reportUnknownVariableType]
 
-FAILED, USER_MUST_CHANGE, PREEMPTED = 1, 2, 75
+from muster.errors import ExitCode
 
 
 def run(local_rank: int, options: argparse.Namespace) -> None:
@@ -42,7 +42,9 @@ def main() -> int:
     try:
         spawn(run, args=(options,), nprocs=options.nproc_per_node)
     except ProcessExitedException as error:
-        return error.exit_code if error.exit_code in (USER_MUST_CHANGE, PREEMPTED) else FAILED
+        return (
+            error.exit_code if error.exit_code in (ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED) else ExitCode.FAILED
+        )
     return 0
 
 

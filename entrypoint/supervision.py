@@ -1,13 +1,8 @@
-"""What the agent adds to torchrun while workers run: signs of life, who is started again, who began together.
-
-agent.py loads it by its path; like that file it imports nothing of this project.
-"""
+"""What the agent adds to torchrun while workers run: signs of life, who is started again, who began together."""
 
 import os
-import signal
 import socket
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -21,10 +16,12 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.utils import store as store_util
 
-USER_MUST_CHANGE, PREEMPTED = 2, 75
+from muster.entrypoint.last_words import how_ended
+from muster.entrypoint.network import within
+from muster.errors import ExitCode
 
 SILENT_S = 60
-"""Seconds without a sign of life after which a worker is ended. It gives one every few (train/pulse.py)."""
+"""Seconds without a sign of life after which a worker is ended. It gives one every few (train/heartbeat.py)."""
 
 LOOK_S = 1.0
 TELL_S = 5.0
@@ -152,11 +149,11 @@ class Supervision:
         most = spec.max_restarts
         done = most - agent._remaining_restarts
         codes = {failure.exitcode for failure in failures.values()}
-        if codes == {PREEMPTED} and not self._is_warned() and spec.rdzv_handler.num_nodes_waiting() > 0:
+        if codes == {ExitCode.PREEMPTED} and not self._is_warned() and spec.rdzv_handler.num_nodes_waiting() > 0:
             # A node comes. Another agent was the first to see it, and to stop its workers, and all heard of that.
             agent._remaining_restarts += 1  # for this one, which doesn't count
             return
-        if codes & {USER_MUST_CHANGE, PREEMPTED}:
+        if codes & {ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED}:
             agent._remaining_restarts = 0
             return
         if not most:
@@ -186,23 +183,17 @@ def give_up_on_lost_stores() -> None:
     call = torchs._call_store
 
     def call_store(backend: Any, *arguments: Any, **options: Any) -> Any:
-        answers: list[Any] = []
-        errors: list[Exception] = []
-
-        def ask() -> None:
-            try:
-                answers.append(call(backend, *arguments, **options))
-            except Exception as error:  # raised below, in the thread that asked
-                errors.append(error)
-
-        if id(backend) not in LOST:
-            asking = threading.Thread(target=ask, daemon=True)
-            asking.start()
-            asking.join(STORE_S)
-        if answers:
-            return answers[0]
-        LOST.add(id(backend))
-        raise errors[0] if errors else RendezvousConnectionError("the store does not answer")
+        silent = RendezvousConnectionError("the store does not answer")
+        if id(backend) in LOST:
+            raise silent
+        try:
+            return within(STORE_S, lambda: call(backend, *arguments, **options))
+        except TimeoutError:
+            LOST.add(id(backend))
+            raise silent from None
+        except Exception:
+            LOST.add(id(backend))
+            raise
 
     torchs._call_store = call_store
 
@@ -245,23 +236,8 @@ def leave(agent: Any) -> None:
 def try_briefly(ask: Callable[[], None]) -> None:
     """Asks a store that may be gone, and then answers nobody: for TELL_S at most, and whatever it has met."""
 
-    def try_it() -> None:
-        with suppress(Exception):
-            ask()
-
-    thread = threading.Thread(target=try_it, daemon=True)
-    thread.start()
-    thread.join(TELL_S)
-
-
-def how_ended(exitcode: int) -> str:
-    """How a process ended, in words: by a signal, or with a code."""
-    if exitcode >= 0:
-        return f"ended with exit code {exitcode}"
-    try:
-        return f"was ended by {signal.Signals(-exitcode).name}"
-    except ValueError:
-        return f"was ended by signal {-exitcode}"
+    with suppress(Exception):
+        within(TELL_S, ask)
 
 
 def tell(line: str) -> None:

@@ -4,13 +4,12 @@ Source: https://docs.pytorch.org/docs/stable/elastic/run.html
 """
 
 import sys
-from pathlib import Path
 
-from entrypoint.allocation import Allocation
-from entrypoint.options import LaunchOptions
-from entrypoint.rendezvous import Rendezvous
+from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.rendezvous import Rendezvous
 
-AGENT = Path(__file__).resolve().parent / "agent.py"
+AGENT = "muster.entrypoint.agent"
 
 
 def agent_argv(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOptions, script: list[str]) -> list[str]:
@@ -22,10 +21,9 @@ def agent_argv(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOp
         options: how long they wait for each other, how often they restart.
         script: torchrun's positional part: `-m MODULE ARGS`, `SCRIPT ARGS` or `--no-python PROGRAM ARGS`.
     """
-    # The agent is started by its path, with -P: a file of the same name in the working directory can't replace it.
-    argv = [sys.executable, "-P", str(AGENT)]
+    # With -P nothing in the working directory can take the agent's place.
+    argv = [sys.executable, "-P", "-m", AGENT]
     if options.numa_binding:
-        # Not every version of torchrun has it: the agent, which knows the version, leaves it out then.
         argv.append(f"--numa-binding={options.numa_binding}")
     size = f"--nproc-per-node={allocation.nproc_per_node}"
     if allocation.num_nodes == 1 and rendezvous.master_port is None:

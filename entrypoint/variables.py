@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from entrypoint import container, hostlist
-from entrypoint.environment import Environment
-from train.errors import MusterError
+from muster.entrypoint import container, hostlist
+from muster.entrypoint.environment import Environment
+from muster.errors import MusterError
 
 T = TypeVar("T")
 
@@ -31,29 +31,17 @@ def number(env: Mapping[str, str], name: str, fix: str) -> int:
 
 
 def hosts(env: Mapping[str, str], name: str, fix: str) -> tuple[str, ...]:
-    """The hosts in the variable `name`, in their order.
-
-    Raises:
-        MusterError: it is missing, empty, or no host list.
-    """
+    """The hosts in the variable `name`, in their order; a MusterError where it is missing, or no host list."""
     return _expanded(env, name, fix, "a host list", hostlist.expand)
 
 
 def counts(env: Mapping[str, str], name: str, fix: str) -> tuple[int, ...]:
-    """The counts in the variable `name`, one a node.
-
-    Raises:
-        MusterError: it is missing, empty, or no list of counts.
-    """
+    """The counts in the variable `name`, one a node; a MusterError where it is missing, or no list of counts."""
     return _expanded(env, name, fix, "a list of counts", hostlist.expand_counts)
 
 
 def optional(env: Mapping[str, str], name: str, fix: str) -> int | None:
-    """The value of the variable `name`, a whole number of 0 or more, or None without it.
-
-    Raises:
-        MusterError: it is something else.
-    """
+    """As `number`, or None without the variable."""
     return number(env, name, fix) if name in env else None
 
 
@@ -80,38 +68,32 @@ def text_file(env: Environment, name: str, fix: str) -> str:
     Raises:
         MusterError: it can't be seen from here, with the options that show it to a container, or `fix`.
     """
-    if not env.is_live:
-        if name not in env.files:
-            raise _hidden(env, name, "it is not in the recording", fix)
-        return env.files[name]
-    try:
-        return _read(Path(env[name])).decode()
-    except (OSError, ValueError) as reason:
-        raise _hidden(env, name, str(reason), fix) from None
+    return _file(env, name, fix, bytes.decode, str)
 
 
 def binary_file(env: Environment, name: str, fix: str) -> bytes:
-    """The content of the file that the variable `name` names; in a recording it is written in hexadecimal digits.
+    """The same, not decoded; in a recording it is written in hexadecimal digits."""
+    return _file(env, name, fix, bytes, bytes.fromhex)
 
-    Raises:
-        MusterError: it can't be seen from here, with the options that show it to a container, or `fix`.
-    """
+
+def _file(env: Environment, name: str, fix: str, of_live: Callable[[bytes], T], of_recorded: Callable[[str], T]) -> T:
     try:
-        if env.is_live:
-            return _read(Path(env[name]))
-        if name not in env.files:
-            raise OSError("it is not in the recording")
-        return bytes.fromhex(env.files[name])
+        if not env.is_live:
+            if name not in env.files:
+                raise OSError("it is not in the recording")
+            return of_recorded(env.files[name])
+        path = Path(env[name])
+        if not path.is_file():
+            raise OSError("no such file")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise OSError(f"larger than {MAX_FILE_BYTES} bytes")
+        return of_live(path.read_bytes())
     except (OSError, ValueError) as reason:
-        raise _hidden(env, name, str(reason), fix) from None
-
-
-def _read(path: Path) -> bytes:
-    if not path.is_file():
-        raise FileNotFoundError("no such file")
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise OSError(f"larger than {MAX_FILE_BYTES} bytes")
-    return path.read_bytes()
+        raise MusterError(
+            f"the file that {name} names can't be read here: {reason}",
+            seen=f"{name}={env[name][:400]}",
+            fix=f"{container.bind(env.engine, shlex.quote(env[name]))}; or {fix}",
+        ) from None
 
 
 def _missing(env: Mapping[str, str], name: str, fix: str) -> MusterError:
@@ -119,14 +101,6 @@ def _missing(env: Mapping[str, str], name: str, fix: str) -> MusterError:
     if isinstance(env, Environment) and env.engine in ("apptainer", "docker", "podman"):
         fix = f"{container.way_in(env.engine)}; or {fix}"
     return MusterError(f"{name} is missing, though its companions are there", seen=f"no {name}", fix=fix)
-
-
-def _hidden(env: Environment, name: str, why: str, fix: str) -> MusterError:
-    return MusterError(
-        f"the file that {name} names can't be read here: {why}",
-        seen=f"{name}={env[name][:400]}",
-        fix=f"{container.bind(env.engine, shlex.quote(env[name]))}; or {fix}",
-    )
 
 
 def _expanded(env: Mapping[str, str], name: str, fix: str, kind: str, expand: Callable[[str], T]) -> T:

@@ -6,9 +6,25 @@ set -eu
 
 list=$1
 export DEBIAN_FRONTEND=noninteractive
-if [ -s /run/secrets/apt.conf ]; then
-    export APT_CONFIG=/run/secrets/apt.conf
-fi
+# They are temporary files, which are removed below.
+export APT_CONFIG=/tmp/apt.conf
+{
+    cat /run/secrets/apt.conf 2> /dev/null || true
+    if [ -s /run/secrets/ca.pem ]; then
+        echo 'Acquire::https::CAInfo "/run/secrets/ca.pem";'
+    fi
+    if [ -s /run/secrets/apt.sources ]; then
+        # apt tells its two forms of sources by the file's name.
+        sources=/tmp/apt.list
+        if grep -q '^Types:' /run/secrets/apt.sources; then
+            sources=/tmp/apt.sources
+        fi
+        cp /run/secrets/apt.sources "$sources"
+        echo "Dir::Etc::SourceList \"$sources\"; Dir::Etc::SourceParts \"/dev/null\";"
+    fi
+    # Its own user may not read secrets.
+    echo 'APT::Sandbox::User "root";'
+} > "$APT_CONFIG"
 log=$(mktemp)
 if ! { apt-get -o Acquire::Retries=5 update --quiet && xargs --arg-file="$list" \
     apt-get -o Acquire::Retries=5 install --quiet --yes --no-install-recommends; } \
@@ -16,7 +32,7 @@ if ! { apt-get -o Acquire::Retries=5 update --quiet && xargs --arg-file="$list" 
     tail -n 40 "$log" >&2
     exit 1
 fi
-rm "$log"
+rm -f "$log" /tmp/apt.*
 
 # What is another in each build, or serves nobody here. Licences stay.
 rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/cache/ldconfig/aux-cache \

@@ -1,18 +1,22 @@
-"""Rules of the house that no other tool holds: who imports whom, how long a file may get."""
+"""Rules of the code that no other tool holds: who imports whom, what a wheel contains, where links lead."""
 
 import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+TORCH = {"torch", "numpy", "torchvision"}
 
 
 def sources(*folders: str) -> list[Path]:
-    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    found = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    assert found, folders
+    return found
 
 
 def imported(path: Path) -> set[str]:
@@ -26,84 +30,78 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def test_the_trainer_knows_nothing_of_the_entrypoint() -> None:
-    assert sources("train")
+def of(package: str, path: Path) -> set[str]:
+    """What a file imports of one of our packages."""
+    return {name for name in imported(path) if name == package or name.startswith(f"{package}.")}
+
+
+def roots(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imported(path)}
+
+
+def test_launcher_and_trainer_do_not_know_each_other() -> None:
     for path in sources("train"):
-        assert not {name for name in imported(path) if name.split(".")[0] == "entrypoint"}, path
-
-
-def test_the_trainer_takes_of_the_checks_only_the_quick_look_and_loads_it_when_asked() -> None:
-    of_check = {path: {name for name in imported(path) if name.split(".")[0] == "check"} for path in sources("train")}
-    assert {path.name for path, names in of_check.items() if names} == {"process.py"}
-    assert of_check[ROOT / "train" / "process.py"] == {"check.doctor.quick", "check.doctor.quick.preflight"}
-    top = ast.parse((ROOT / "train" / "process.py").read_text()).body
-    assert not [node for node in top if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("check")]
-
-
-def test_the_entrypoint_knows_of_the_trainer_only_its_options_and_errors() -> None:
-    allowed = re.compile(r"train\.(arguments|inputs|options|errors|combinations|plan.hardware)(\.\w+)?")
+        assert not of("muster.entrypoint", path), path
     for path in sources("entrypoint"):
-        of_train = {name for name in imported(path) if name.split(".")[0] == "train"}
-        assert not {name for name in of_train if not allowed.fullmatch(name)}, path
+        assert not of("muster.train", path), path
 
 
 def test_torch_is_loaded_only_by_what_is_execd_and_nothing_loads_that() -> None:
-    heavy = {"torch", "numpy", "torchvision"}
-    execd = {"agent", "last_words", "node_beats", "roll_call", "supervision", "spawn"}
+    execd = {"agent", "last_words", "node_beats", "supervision", "spawn"}
     for path in sources("entrypoint"):
-        roots = {name.split(".")[0] for name in imported(path)}
-        if path.stem in execd:
-            assert not roots & {"entrypoint", "train"}, path
-        else:
-            assert not roots & heavy, path
-            assert not imported(path) & {f"entrypoint.{name}" for name in execd}, path
+        if path.stem not in execd:
+            assert not roots(path) & TORCH, path
+            assert not imported(path) & {f"muster.entrypoint.{name}" for name in execd}, path
 
 
-@pytest.mark.parametrize(
-    "name", ["arguments.py", "inputs.py", "options.py", "errors.py", "combinations.py", "plan/hardware.py"]
-)
-def test_what_the_entrypoint_reads_of_the_trainer_is_without_torch(name: str) -> None:
-    assert not {module for module in imported(ROOT / "train" / name) if module.split(".")[0] in ("torch", "numpy")}
+@pytest.mark.parametrize("path", sorted((ROOT / "muster").glob("*.py")), ids=lambda path: path.name)
+def test_what_both_sides_share_is_without_torch_and_knows_neither(path: Path) -> None:
+    assert not roots(path) & TORCH
+    assert not of("muster.train", path) | of("muster.entrypoint", path) | of("muster.check", path)
+
+
+def test_the_trainer_takes_of_the_checks_only_the_quick_look_and_loads_it_when_asked() -> None:
+    of_check = {path: of("muster.check", path) for path in sources("train")}
+    assert {path.name for path, names in of_check.items() if names} == {"process.py"}
+    top = ast.parse((ROOT / "train" / "process.py").read_text()).body
+    modules = [node.module or "" for node in top if isinstance(node, ast.ImportFrom)]
+    assert not [name for name in modules if name.startswith("muster.check")]
+
+
+def test_checks_know_nothing_of_the_launcher_and_it_knows_only_their_options() -> None:
+    for path in sources("muster/check"):
+        assert not of("muster.entrypoint", path), path
+    assert not roots(ROOT / "muster" / "check" / "options.py") & TORCH
+    of_check = {name for path in sources("entrypoint") for name in of("muster.check", path)}
+    assert of_check <= {
+        "muster.check.options",
+        "muster.check.options.BenchOptions",
+        "muster.check.options.DoctorOptions",
+    }
+
+
+def test_the_report_reads_files_and_nothing_of_the_trainer() -> None:
+    """It starts fast, wherever the files are: without torch, and with matplotlib and rich when they are needed."""
+    for path in sources("muster/report"):
+        assert not roots(path) & TORCH, path
+        assert not of("muster.train", path) | of("muster.entrypoint", path), path
+    for path in sources("entrypoint"):
+        assert not of("muster.report", path), path
 
 
 def test_building_the_image_needs_nothing_but_python() -> None:
-    assert sources("image")
-    for path in sources("image"):
+    for path in sorted((ROOT / "image").rglob("*.py")):
         others = {name for name in imported(path) if name.split(".")[0] not in {*sys.stdlib_module_names, "image"}}
-        assert others <= {"train.errors", "train.errors.MusterError"}, path
-    assert not imported(ROOT / "train" / "errors.py")
+        assert others <= {"muster.errors", "muster.errors.MusterError"}, path
+    assert roots(ROOT / "muster" / "errors.py") <= sys.stdlib_module_names
 
 
-def test_what_looks_at_an_installation_is_of_neither_side() -> None:
-    """What needs ranks is of the side that is exec'd, and takes from the trainer how ranks meet and end."""
-    allowed = re.compile(r"train(\.(arguments|inputs|errors|world|backends|console|faults|logs)(\.\w+)?)?")
-    assert sources("check")
-    for path in sources("check"):
-        names = imported(path)
-        assert "entrypoint" not in {name.split(".")[0] for name in names}, path
-        of_train = {name for name in names if name.split(".")[0] == "train"}
-        is_alone = path.parent.name == "check" and path.name in ("fabric.py", "loaded.py", "versions.py")
-        assert not {name for name in of_train if is_alone or not allowed.fullmatch(name)}, path
-    of_check = {name for path in sources("entrypoint") for name in imported(path) if name.split(".")[0] == "check"}
-    assert of_check <= {"check.options", "check.options.BenchOptions", "check.options.DoctorOptions"}
-    assert not {name.split(".")[0] for name in imported(ROOT / "check" / "options.py")} & {"torch", "numpy"}
-
-
-def test_the_report_reads_files_and_nothing_of_the_trainer_but_its_errors() -> None:
-    """It starts fast, wherever the files are: without torch, and with matplotlib and rich when they are needed."""
-    assert sources("report")
-    for path in sources("report"):
-        names = imported(path)
-        assert not {name.split(".")[0] for name in names} & {"torch", "numpy", "torchvision", "entrypoint"}, path
-        allowed = {"train.errors", "train.errors.MusterError", "train.errors.one_line"}
-        assert {name for name in names if name.split(".")[0] == "train"} <= allowed, path
-    for path in sources("entrypoint"):
-        assert "report" not in {name.split(".")[0] for name in imported(path)}, path
-
-
-def test_no_file_grows_past_its_size() -> None:
-    for path in sources("entrypoint", "train", "report", "check", "image", "benchmarks", "tests"):
-        assert len(path.read_text().splitlines()) <= 320, path
+def test_a_wheel_has_every_package() -> None:
+    """setuptools finds no packages behind links by itself: they are listed."""
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    folders = {path.parent for path in sources("muster", "entrypoint", "train")}
+    names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert listed == {name if name.startswith("muster") else f"muster.{name}" for name in names} | {"muster.jobs"}
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:

@@ -1,4 +1,4 @@
-"""`python -m train STRATEGY OPTIONS`: one rank of a training run."""
+"""`python -m muster.train STRATEGY OPTIONS`: one rank of a training run."""
 
 import gc
 import os
@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import typer
 
-from train.arguments import parse
-from train.errors import USER_MUST_CHANGE, MusterError
-from train.options import Options
-from train.parent import Guard
+from muster.config import Options, parse
+from muster.errors import ExitCode, MusterError
+from muster.train.parent import Guard
 
 
 def read(argv: Sequence[str]) -> tuple[str, Options]:
@@ -18,10 +17,10 @@ def read(argv: Sequence[str]) -> tuple[str, Options]:
     try:
         return parse(argv)
     except typer.TyperException as error:
-        fix = "python -m train STRATEGY --help lists what there is"
+        fix = "python -m muster.train STRATEGY --help lists what there is"
         words = " ".join(argv) or "no arguments"
         print(MusterError(error.format_message(), seen=f"train {words}", fix=fix), file=sys.stderr)
-        raise SystemExit(USER_MUST_CHANGE) from None
+        raise SystemExit(ExitCode.USER_MUST_CHANGE) from None
 
 
 def main() -> None:
@@ -32,7 +31,7 @@ def main() -> None:
         # Notes of torch's C++ side (reverse look-ups of addresses, retries) that a user can't act on.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Here and not above: a misspelt option must not wait for torch.
-    from train.process import run_process
+    from muster.train.process import run_process
 
     run_process(strategy, options, guard)
 

@@ -1,5 +1,6 @@
 """What the ranks speak through, and the group of all of them."""
 
+import os
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
@@ -8,10 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from train.errors import MusterError
-from train.faults import SharedFault
-from train.stacks import remember_collectives
-from train.world import World, silent_stdout
+from muster.errors import MusterError
+from muster.train.faults import SharedFault
+from muster.train.world import World, silent_stdout
 
 OVER_ANY = ("single", "dp", "ddp")
 """Strategies that broadcast and add up, and nothing else."""
@@ -72,7 +72,10 @@ def open_group(world: World) -> None:
         torch.cuda.set_device(world.device)
     if world.store is None:
         return
-    remember_collectives()
+    # torch remembers the last collectives of each rank, if it is told so before the process group starts.
+    # Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
+    if not os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE"):
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     if world.backend == "mpi":
         open_mpi(world)
         return

@@ -6,7 +6,10 @@ ranks and any strategy again. While it is written it has another name, and `late
 
 import re
 import shutil
-from collections.abc import Mapping
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,22 +18,23 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from train.errors import FAILED, MusterError
-from train.files import sync_folder, write_text
-from train.storage import INDEX, Damaged, Foreign, Reader, Writer, read_index, read_whole
+from muster.errors import ExitCode, MusterError
+from muster.train.faults import SharedFault
+from muster.train.files import sync_folder, write_text
+from muster.train.storage import INDEX, Damaged, Reader, Writer, dtype_of, read_index
+from muster.train.world import CHECKPOINT, World, open_side_group
 
 NAME = re.compile(r"step-(\d+)")
 LATEST = "latest"
 REPLACED = ".old.partial"
 """Of the name of a checkpoint in whose place another of the same step is put."""
 
-NO_SUCH, FOREIGN, UNREADABLE = (
-    "there is no such checkpoint",
-    "it is no checkpoint of this program",
-    "the checkpoint can't be read",
-)
+NO_SUCH, UNREADABLE = "there is no such checkpoint", "the checkpoint can't be read"
+
+WAIT_S = 60
+"""Seconds that a run which fails waits for the checkpoint it has begun."""
 
 State = dict[str, Any]
 """A tree of dictionaries; its leaves are tensors, and values that JSON can hold."""
@@ -54,20 +58,6 @@ def split(state: Mapping[str, Any], prefix: str = "") -> tuple[State, dict[str, 
         else:
             plain[key] = value
     return plain, tensors
-
-
-def put(state: State, path: str, value: Any) -> None:
-    """Sets what is at `path` (`model/conv1.weight`) in `state`."""
-    *parts, name = path.split("/")
-    for part in parts:
-        state = state.setdefault(part, {})
-    state[name] = value
-
-
-def writer(run: Path, plain: State, step: int, keep: int) -> Writer:
-    """What writes a checkpoint of `step` and then makes it the latest; older ones go until `keep` are left."""
-    partial = partial_of(run, step)
-    return Writer(partial, plain, lambda: publish(run, partial, step, keep))
 
 
 def partial_of(run: Path, step: int) -> Path:
@@ -101,32 +91,18 @@ def put_back(run: Path) -> None:
                 old.rename(path)
 
 
-def save(run: Path, state: Mapping[str, Any], *, step: int, keep: int) -> Path:
-    """Writes `state` as the run's latest checkpoint, from this process alone.
-
-    Raises:
-        MusterError: the disk is full, or can't be written; the checkpoint before stays the latest.
-    """
-    plain, tensors = split(state)
-    try:
-        dcp_save(tensors, storage_writer=writer(run, plain, step, keep), no_dist=True)
-    except CheckpointException as error:
-        raise not_written(run, step, error) from error
-    return folder_of(run) / f"step-{step:08d}"
-
-
-def not_written(run: Path, step: int, error: CheckpointException) -> MusterError:
-    """The error for a user whose checkpoint was not written; what was written of it is removed."""
+def not_written(run: Path, step: int, error: CheckpointException) -> SharedFault:
+    """The error for a user whose checkpoint was not written, on all ranks; what was written of it is removed."""
     rank, (cause, _) = min(error.failures.items())
     shutil.rmtree(partial_of(run, step), ignore_errors=True)
     if not isinstance(cause, OSError):
         raise error
     kept = saved(run)
-    return MusterError(
+    return SharedFault(
         f"the checkpoint could not be written: {cause.strerror or cause}",
         seen=f"rank {rank}, {folder_of(run)}/step-{step:08d}; the last good one is {kept[0].name if kept else 'none'}",
         fix="make room or raise the quota, then continue the run: --resume",
-        code=FAILED,
+        code=ExitCode.FAILED,
     )
 
 
@@ -140,6 +116,78 @@ def prune(run: Path, step: int, keep: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+class CheckpointManager:
+    """Writes the checkpoints of a run, on all ranks together.
+
+    Args:
+        keep: how many stay.
+        in_background: the ranks go on while they write; a failure is known at the next checkpoint, or at the end.
+
+    Attributes:
+        on_saved: is called for each checkpoint that is complete, in another thread: its step, and its seconds.
+    """
+
+    def __init__(self, run: Path, world: World, *, keep: int, in_background: bool) -> None:
+        self.run = run
+        self.keep = keep
+        self.in_background = in_background
+        self.vitals = world.vitals
+        # A group of its own: what the ranks say to each other in the background must not mix with the training's.
+        self.group = open_side_group(world)
+        self.under_way: Future[Any] | None = None
+        self.step = 0
+        self.on_saved: Callable[[int, float], None] = lambda step, seconds: None
+
+    def save(self, state: State, step: int) -> None:
+        """Begins a checkpoint of `state`, which may change as soon as this returns.
+
+        Raises:
+            MusterError: on all ranks, where this one, or the one that was begun before, could not be written.
+        """
+        self.vitals.at(CHECKPOINT)
+        self.wait()
+        self.step, started = step, time.perf_counter()
+        plain, tensors = split(state)
+        partial = partial_of(self.run, step)
+        writer = Writer(partial, plain, lambda: publish(self.run, partial, step, self.keep))
+        begun: Any = async_save(tensors, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
+        ended: Future[Any] = Future()
+        begun.add_done_callback(lambda future: self._end(future, ended, time.perf_counter() - started))
+        self.under_way = ended
+        if not self.in_background:
+            self.wait()
+
+    def _end(self, begun: Future[Any], ended: Future[Any], seconds: float) -> None:
+        """Tells of what was begun, before anybody who waits for it goes on."""
+        error = begun.exception()
+        if error is not None:
+            ended.set_exception(error)
+            return
+        try:
+            self.on_saved(self.step, seconds)
+        finally:
+            ended.set_result(None)
+
+    def wait(self, limit_s: float | None = None) -> None:
+        """Returns when what was begun is complete.
+
+        Raises:
+            MusterError: on all ranks, where it could not be written.
+        """
+        under_way, self.under_way = self.under_way, None
+        if under_way is None:
+            return
+        try:
+            under_way.result(limit_s)
+        except CheckpointException as error:
+            raise not_written(self.run, self.step, error) from error
+
+    def close(self) -> None:
+        """Gives what was begun a while to complete, where the run ends for another reason."""
+        with suppress(MusterError, RuntimeError, TimeoutError):  # that reason is what is told
+            self.wait(WAIT_S)
 
 
 def step_of(path: Path) -> int:
@@ -189,15 +237,12 @@ def head(path: Path) -> State:
     if not path.exists():
         fix = "give --resume a run's folder or one of its checkpoints; it must be on a file system that all nodes share"
         raise MusterError(NO_SUCH, seen=str(path), fix=fix)
-    fix = "give --resume a run's folder, or a step-... from its folder checkpoints/"
     try:
         index = read_index(path)
-    except Foreign as error:
-        raise MusterError(f"{FOREIGN}: {error}", seen=str(path), fix=fix) from error
     except Damaged as error:
         raise unreadable(path, str(error)) from error
     except OSError as error:
-        raise MusterError(f"{FOREIGN}: no index", seen=str(path), fix=fix) from error
+        raise unreadable(path, "it is no checkpoint of this program: no index") from error
     ends: dict[str, int] = {}
     for entry in index["tensors"].values():
         for chunk in entry["chunks"]:
@@ -216,12 +261,15 @@ def load(path: Path) -> State:
         MusterError: it is missing, damaged, or no checkpoint of this program.
     """
     index = head(path)
+    tensors = {name: torch.empty(entry["shape"], dtype=dtype_of(entry)) for name, entry in index["tensors"].items()}
+    load_into(path, index, tensors, None)
     state: State = index["plain"]
-    try:
-        for name, tensor in read_whole(path, index["tensors"]):
-            put(state, name, tensor)
-    except Damaged as error:
-        raise unreadable(path, str(error)) from error
+    for name, tensor in tensors.items():
+        *parts, key = name.split("/")
+        branch = state
+        for part in parts:
+            branch = branch.setdefault(part, {})
+        branch[key] = tensor
     return state
 
 
@@ -232,7 +280,10 @@ def load_into(path: Path, index: State, tensors: dict[str, torch.Tensor], group:
         MusterError: on all ranks, where what any of them reads is damaged; some of `tensors` are filled then.
     """
     try:
-        dcp_load(tensors, storage_reader=Reader(path, index["tensors"]), process_group=group, no_dist=group is None)
+        with warnings.catch_warnings():
+            # A process that reads alone means to.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            dcp_load(tensors, storage_reader=Reader(path, index["tensors"]), process_group=group, no_dist=group is None)
     except CheckpointException as error:
         _, (cause, _) = min(error.failures.items())
         if not isinstance(cause, Damaged):
@@ -240,8 +291,8 @@ def load_into(path: Path, index: State, tensors: dict[str, torch.Tensor], group:
         raise unreadable(path, str(cause)) from error
 
 
-def load_newest(run: Path) -> tuple[Path, State, list[str]]:
-    """The path and whole state of the run's newest checkpoint that is whole, and a note on each that is not.
+def load_newest(run: Path, read: Callable[[Path], State] = load) -> tuple[Path, State, list[str]]:
+    """The path of the run's newest checkpoint that is whole, what `read` takes from it, and a note on each that is not.
 
     Raises:
         MusterError: there are checkpoints, but all are damaged; or there is none.
@@ -250,7 +301,7 @@ def load_newest(run: Path) -> tuple[Path, State, list[str]]:
     error: MusterError | None = None
     for path in saved(run):
         try:
-            return path, load(path), notes
+            return path, read(path), notes
         except MusterError as damage:
             error = error or damage
             notes.append(passed_over(path, damage))
@@ -259,7 +310,7 @@ def load_newest(run: Path) -> tuple[Path, State, list[str]]:
 
 def is_damage(error: MusterError) -> bool:
     """Whether `error`, perhaps told by another rank, is of the checkpoint alone: an older one may do."""
-    return any(words in error.wrong for words in (NO_SUCH, FOREIGN, UNREADABLE))
+    return any(words in error.wrong for words in (NO_SUCH, UNREADABLE))
 
 
 def passed_over(path: Path, damage: MusterError) -> str:

@@ -22,11 +22,11 @@ from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import FSDPModule
 
-from train.errors import MusterError
-from train.models import units_of
-from train.models.gpt import GPT
-from train.options import Options
-from train.parallel.gradients import Gradients
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train.gradients import Gradients
+from muster.train.models import units_of
+from muster.train.models.gpt import GPT
 
 COMPILERS = {"cpu": ("CXX", ("g++", "clang++")), "cuda": ("CC", ("gcc", "clang"))}
 """By device: the variable that names the compiler which torch's own one needs, and where it looks else."""
@@ -44,24 +44,16 @@ def check(options: Options, device: torch.device) -> None:
         return
     variable, names = COMPILERS[device.type]
     chosen = os.environ.get(variable)
-    if not any(shutil.which(name) for name in ([chosen] if chosen else names)):
-        raise MusterError(
-            "torch compiles by a compiler of the system, and there is none",
-            seen=f"--compile={options.compile}, {variable}={chosen}" if chosen else f"no {', '.join(names)} on PATH",
-            fix="apt-get install g++, or 'module load gcc'; or leave out --compile",
-        )
     header = Path(sysconfig.get_path("include"), "Python.h")
-    if not header.is_file():
+    missing = [] if header.is_file() else [f"no {header}"]
+    if not any(shutil.which(name) for name in ([chosen] if chosen else names)):
+        missing.append(f"{variable}={chosen}" if chosen else f"no {', '.join(names)} on PATH")
+    if missing:
         raise MusterError(
-            "torch compiles with the headers of Python, and there are none",
-            seen=f"--compile={options.compile}, no {header}",
-            fix="apt-get install python3-dev, or another Python; or leave out --compile",
+            "torch compiles with a compiler of the system and the headers of Python",
+            seen=f"--compile={options.compile}, {', '.join(missing)}",
+            fix="apt-get install g++ python3-dev, or 'module load gcc'; or leave out --compile",
         )
-
-
-def notes(options: Options) -> list[str]:
-    """How long the first step takes."""
-    return ["compiles at the first step, which may take minutes"] if options.compile != "off" else []
 
 
 def compile_model(model: nn.Module, options: Options) -> None:

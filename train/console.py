@@ -1,15 +1,30 @@
-"""What a rank says: to its log file all of it, to the console what a person wants to see of it."""
+"""What a rank says: to its log file all of it, to the console what a person wants to see of it.
 
+The logs of a run are one file a rank, below the attempt and the host: `runs/NAME/logs/0/node01/rank-3.log`.
+"""
+
+import faulthandler
 import io
 import logging
 import os
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import TextIO
 
+from muster.errors import MusterError, one_line
+from muster.train.world import World
+
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+LAST_WORDS = "MUSTER_LAST_WORDS"
+"""The variable with the folder where the agent of this node looks for word of its ranks."""
+
+TOLD = "told"
 
 
 @dataclass(frozen=True)
@@ -159,3 +174,79 @@ def write_log(log: TextIO, text: str) -> None:
 def plain(text: str) -> str:
     """The lines of `text` as they stand there in the end: a progress bar overwrites itself."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in ESCAPES.sub("", text).split("\n"))
+
+
+def attempt(environ: Mapping[str, str]) -> str:
+    """Which start of the run this is, counted from 0: the scheduler's count, then torchrun's restarts in it, if any.
+
+    Source: https://docs.pytorch.org/docs/stable/elastic/run.html (TORCHELASTIC_RESTART_COUNT)
+    """
+    started = environ.get("MUSTER_ATTEMPT") or "0"
+    restarts = environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
+    words = [word for word in (started, restarts) if word.isdecimal()]
+    return ".".join(words if words[1:] and words[1] != "0" else words[:1]) or "0"
+
+
+def log_folder(run: Path, host: str, environ: Mapping[str, str]) -> Path:
+    """The folder of this host's logs in the run's folder `run`; it need not exist."""
+    return run / "logs" / attempt(environ) / (re.sub(r"[^A-Za-z0-9._-]+", "-", host).strip(".-") or "host")
+
+
+def open_log(run: Path, world: World, command: str, *, all_ranks: bool) -> None:
+    """From now on this rank's words go to its log file; rank 0's, or those of `all_ranks`, to the console too.
+
+    Without a file, on a full disk for example, everything stays on the console: a log is no reason not to train.
+    """
+    path = log_folder(run, world.host, os.environ) / f"rank-{world.rank}.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A character that has no place in a file name or in UTF-8 must not end the run either.
+        log = path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
+        # Its words are this program's own: variables, which may hold secrets, are not among them.
+        place = (
+            f"rank {world.rank} of {world.world_size} on {one_line(world.host)}, {world.device}, process {os.getpid()}"
+        )
+        log.write(f"=== {now()} {place}: {one_line(command)}\n")
+    except OSError as error:
+        tell(f"note: rank {world.rank} on {world.host} has no log file: {error}")
+        return
+    prefix = f"[{one_line(world.host)} {world.rank}] "
+    if all_ranks:
+        show_lines(log, prefix)
+    elif world.main:
+        show_all(log)
+    if not world.main:
+        hide(log, prefix)
+    if LAST_WORDS in os.environ:
+        leave_word(str(path.absolute()))
+        # What Python says when it crashes: the agent then shows the end of the log.
+        faulthandler.enable(log, all_threads=True)
+
+
+def tell_fatal(error: MusterError) -> None:
+    """Says why this rank ends; its agent need not show the end of its log."""
+    tell(str(error))
+    leave_word(TOLD)
+
+
+def leave_word(text: str) -> None:
+    """Adds a line to what this rank leaves for its agent: the path of its log, TOLD when the user knows why it ends."""
+    if LAST_WORDS not in os.environ:
+        return
+    try:
+        path = Path(os.environ[LAST_WORDS], str(os.getpid()))
+        with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(f"{text}\n")
+    except OSError as error:
+        keep(f"the agent can't be told of the end: {error}")
+
+
+def close(code: int) -> None:
+    """Writes how this rank ends, and what is not written yet."""
+    keep(f"=== {now()} ends with exit code {code}")
+    flush()
+
+
+def now() -> str:
+    """The date and time here, to the second, with the distance from UTC."""
+    return datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")

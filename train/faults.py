@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from train import console, logs
-from train.errors import FAILED, MusterError
-from train.world import World
+from muster.errors import ExitCode, MusterError
+from muster.train import console
+from muster.train.world import World
 
 Result = TypeVar("Result")
 
@@ -99,7 +99,7 @@ class Watch:
         # Of a host with many ranks one line is enough.
         say = console.tell if self.world.local_rank == 0 else console.keep
         say(f"rank {self.world.rank} on {self.world.host} ends: {fault}")
-        logs.leave_word(logs.TOLD)
+        console.leave_word(console.TOLD)
         # By this connection: a blocked wait of the trainer's holds its own.
         leave(self.world, self.store, failed=True, main=False)
 
@@ -115,20 +115,14 @@ class Watch:
         self.thread.join(GRACE_S)
 
 
-def publish(world: World, code: int, wrong: str) -> Fault:
-    """Tells all ranks that this one fails; returns the fault that counts, which is the first that was told.
+def publish(world: World, fault: Fault, store: Any) -> Fault:
+    """Tells all ranks of `fault`; returns the fault that counts, which is the first that was told.
 
     A rank that fails of its own tells so before its connections close. So an error that other ranks get from those
     connections always comes second, and is known for an echo.
-    """
-    own = Fault(world.rank, world.host, code, wrong)
-    return publish_of(world, own, world.store)
-
-
-def publish_of(world: World, fault: Fault, store: Any) -> Fault:
-    """The same for the fault of any rank, which perhaps can't tell it itself.
 
     Args:
+        fault: this rank's, or that of one which perhaps can't tell it itself.
         store: the connection of the thread that tells it; None in a world of one.
     """
     if store is None:
@@ -142,8 +136,7 @@ def publish_of(world: World, fault: Fault, store: Any) -> Fault:
             store.multi_set(others, [first] * len(others))
         return Fault(**json.loads(first))
     except dist.DistError:
-        pass  # the store went down with its rank: the others have noticed
-    return fault
+        return fault  # the store went down with its rank: the others have noticed
 
 
 def leave(world: World, store: Any, *, failed: bool, main: bool) -> None:
@@ -176,7 +169,7 @@ def connection_lost(error: BaseException, world: World) -> MusterError:
         "the connection to another rank is lost: it failed before, or is cut off",
         seen=f"rank {world.rank} on {world.host}: {seen}",
         fix="look which rank was ended by a signal, of which its node or the scheduler tells; --resume goes on",
-        code=FAILED,
+        code=ExitCode.FAILED,
     )
 
 

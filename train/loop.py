@@ -11,26 +11,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from train.compilation import compile_loss, uncompiled
-from train.data.loader import Batches
-from train.display import Display
-from train.errors import FAILED
-from train.faults import SharedFault
-from train.interval import Interval
-from train.metrics import Readout, StepTimes, Sums, averages
-from train.mixup import mix
-from train.notice import Notice, between
-from train.optimizer import extent, lr_at, set_lr
-from train.options import Options
-from train.order import TrainOrder
-from train.precision import Precision
-from train.progress import Look, Progress, is_complete, share_of_look
-from train.seeds import reseed
-from train.state import Statistics, Trained
-from train.strategies import Strategy
-from train.validate import validate
-from train.vitals import COMPUTING, DATA
-from train.world import World
+from muster.config import Options
+from muster.errors import ExitCode, MusterError
+from muster.train.compilation import compile_loss, uncompiled
+from muster.train.data.loader import Batches
+from muster.train.display import Display
+from muster.train.faults import SharedFault
+from muster.train.metrics import Readout, StepTimes, Sums, averages
+from muster.train.optimizer import extent, lr_at, set_lr
+from muster.train.order import TrainOrder
+from muster.train.precision import Precision
+from muster.train.preemption import Interval, Notice, between
+from muster.train.seeds import reseed
+from muster.train.state import Progress, Statistics, TrainState, is_complete
+from muster.train.strategies import Strategy
+from muster.train.world import COMPUTING, DATA, VALIDATION, World
 
 LOOK_STEPS = 10
 """Steps between two looks at the losses of all ranks, at most."""
@@ -42,6 +37,47 @@ LOG_ALL = 1000
 
 BOTH_WAYS = "forward and backward"
 """The name of these passes in a trace."""
+
+
+class Looks:
+    """Looks at all ranks, after the same steps (or batches) on all of them. Nothing waits for the device.
+
+    A look is taken after one step and read after a later one, by when it has come.
+
+    Args:
+        done: steps that are done already.
+
+    Attributes:
+        next: the step after which one looks again.
+    """
+
+    def __init__(self, world: World, done: int = 0) -> None:
+        self.world = world
+        # Soon, to learn how long a step takes.
+        self.next = done + 1
+        self.since = done, time.perf_counter()
+        self.under_way: Readout | None = None
+
+    def take(self, done: int, *flags: bool | str, values: torch.Tensor | None = None) -> None:
+        """Begins a look after `done` steps: at the mean time of a step, `flags` and `values`."""
+        (before, then), now = self.since, time.perf_counter()
+        self.since = done, now
+        told = [(now - then) / (done - before) / self.world.world_size, *map(float, map(bool, flags))]
+        # From pinned memory: a copy from any other would wait for all that the device has to do.
+        is_cuda = self.world.device.type == "cuda"
+        own = torch.tensor(told, dtype=torch.float64, pin_memory=is_cuda).to(self.world.device, non_blocking=True)
+        self.under_way = Readout(self.world.all_reduce(own if values is None else torch.cat((own, values))))
+
+    def read(self, done: int) -> list[float]:
+        """How many ranks had each flag, then the sums of the values, by the look that is under way; empty without."""
+        self.next = max(self.next, done + 1)
+        if self.under_way is None:
+            return []
+        step_s, *rest = self.under_way.wait()
+        self.under_way = None
+        steps = between(step_s, LOOK_STEPS)
+        self.next = (done // steps + 1) * steps
+        return rest
 
 
 @dataclass
@@ -60,7 +96,7 @@ class Loop:
 
     strategy: Strategy
     model: nn.Module
-    trained: Trained
+    trained: TrainState
     train: Batches
     valid: Batches
     world: World
@@ -84,9 +120,9 @@ class Loop:
         self.gradients.smoothing = self.options.label_smoothing
         compile_loss(self.gradients, self.options)
         self.num_steps, self.lr_ahead = extent(self.options, self.progress, self.order)
-        # Soon, to learn how long a step takes; the very first is no measure.
-        self.next_look = self.progress.step + 2
-        self.looked_at = self.progress.step, time.perf_counter()
+        self.looks = Looks(self.world, self.progress.step)
+        self.looks.next += 1  # the very first step is no measure
+        self.facts: dict[str, Any] | None = None
 
     def fit(self) -> Progress:
         """Trains to the end, or until a rank is warned; after each epoch validates and saves."""
@@ -96,10 +132,8 @@ class Loop:
             epoch = progress.epoch
             self.train_epoch()
             own = self.average_statistics()
-            average, valid = self.trained.average, None
-            with uncompiled(self.options), nullcontext() if average is None else average.in_place():
-                if not self.warned:
-                    valid = validate(self, LOOK_STEPS)
+            with uncompiled(self.options):
+                valid = None if self.warned else self.validate()
             if valid is None:
                 # There may be no time to validate. Who goes on does, when the epoch is complete.
                 self.warned = True
@@ -123,7 +157,9 @@ class Loop:
             self.display.epoch(record)
             # In the middle of an epoch each rank goes on from its own, as if it had not stopped.
             self.checkpoint(progress, {} if progress.epoch > epoch else own)
-            if self.any_warned():
+            heard = torch.tensor(float(bool(self.notice.heard)), dtype=torch.float64, device=self.world.device)
+            self.warned = bool(self.world.all_reduce(heard).item())
+            if self.warned:
                 return self.progress
         return self.progress
 
@@ -134,8 +170,6 @@ class Loop:
         order.set_epoch(progress.epoch, progress.sample, max_steps)
         self.model.train()
         sums = Sums(self.world.device)
-        look: Look | None = None
-        glance: Readout | None = None
         self.display.start_epoch(progress.epoch, order.num_steps)
         self.times.start()
         batches = self.world.vitals.over(self.times.waiting(self.train), DATA, COMPUTING)
@@ -143,33 +177,57 @@ class Loop:
         for done in range(1, order.num_steps + 1):
             self.step(batches, sums)
             self.times.step()
-            if progress.step >= self.next_look:
+            if progress.step >= self.looks.next:
                 # That of so many steps before has come by now: on all ranks alike, and no device is waited for.
-                self.show(look, sums)
+                self.show(sums)
                 if self.warned:
-                    look = None
                     break
                 # After the last step one is written anyway.
-                if self.is_due and done < order.num_steps and self.gradients.is_settled(progress.step):
+                if self.is_due and done < order.num_steps:
                     self.checkpoint_midway(sums, done)
-                look = self.look(sums)
-            if self.world.main:
-                if glance is None and self.display.wants_loss() and self.world.counts:
-                    glance = Readout(sums.values)  # of this rank alone: a step may take minutes
-                if glance is not None and (values := glance.values()) is not None:
-                    self.display.loss(averages(values)[0])
-                    glance = None
-                self.display.step(done)
+                self.look(sums)
+            self.display.step(done)
         self.times.stop()
-        self.show(look, sums)
+        self.show(sums)
         self.progress.sums, self.progress.sample = self.settle(sums, done)
+
+    @torch.no_grad()
+    def validate(self) -> tuple[float, float] | None:
+        """Mean loss and accuracy over the validation samples (or tokens); None where a rank was warned before the end.
+
+        Each sample counts once over all ranks.
+
+        Raises:
+            MusterError: those counted are not those there are.
+        """
+        model, world = self.strategy.unwrap(self.model), self.world
+        model.eval()
+        sums, looks = Sums(world.device), Looks(world)
+        for done, (inputs, targets) in enumerate(world.vitals.over(self.valid, VALIDATION, VALIDATION), 1):
+            with self.precision.autocast(world.device):
+                self.gradients.evaluate(model, inputs, targets, sums)
+            if done >= looks.next:
+                if any(looks.read(done)):
+                    return None
+                looks.take(done, self.notice.heard)
+        skipped = sums.values.new_tensor([float(self.valid.num_bad)])
+        totals = self.total(torch.cat((sums.values, skipped))).tolist()
+        expected = self.valid.source.num_valid_targets
+        if totals[2] + totals[3] != expected or not totals[2]:
+            raise MusterError(
+                "validation did not count each sample once",
+                seen=f"{totals[2]:.0f} counted and {totals[3]:.0f} skipped of {expected}",
+                fix="see that all ranks have the same data folder",
+                code=ExitCode.FAILED,
+            )
+        return averages(totals[:3])
 
     def settle(self, sums: Sums, steps: int) -> tuple[list[float], int]:
         """The epoch's sums and its used samples, where so many `steps` were done since the epoch was gone on with.
 
         All ranks have the same weights after it.
         """
-        self.gradients.settle(self.trained.optimizer)
+        self.gradients.check()
         totals = self.total(sums.values).tolist()
         if not math.isfinite(totals[0]):
             self.refuse(totals[0], sums)
@@ -192,27 +250,18 @@ class Loop:
         for name, tensor in self.trained.statistics().items():
             tensor.copy_(own.get(name, tensor))
         self.times.start()
-        step, before = self.looked_at
-        self.looked_at = step, before + time.perf_counter() - started  # of which none was a step's
+        step, before = self.looks.since
+        self.looks.since = step, before + time.perf_counter() - started  # of which none was a step's
 
-    def look(self, sums: Sums) -> Look:
-        """A look at the losses, the warnings and the pace of all ranks, and the step of the next one."""
-        (step, before), now = self.looked_at, time.perf_counter()
-        self.looked_at = self.progress.step, now
+    def look(self, sums: Sums) -> None:
+        """Begins a look at the losses, the warnings and the pace of all ranks."""
         flags = self.notice.heard, self.interval.is_over()
-        own = share_of_look(self.world, now - before, self.progress.step - step, *flags)
-        counted = sums.values * float(self.world.counts)
-        return Look(self.progress.step, Readout(self.world.all_reduce(torch.cat((counted, own)))), self.facts())
-
-    def any_warned(self) -> bool:
-        """Whether any rank was warned; for between epochs, as it waits for all ranks."""
-        heard = torch.tensor(float(bool(self.notice.heard)), dtype=torch.float64, device=self.world.device)
-        self.warned = bool(self.world.all_reduce(heard).item())
-        return self.warned
+        self.looks.take(self.progress.step, *flags, values=sums.values * float(self.world.counts))
+        self.facts = self.facts_now()
 
     def refuse(self, loss: float, sums: Sums) -> None:
         """Raises SharedFault, on all ranks, with the step and the rank where the loss was the first to be no number."""
-        self.gradients.settle(self.trained.optimizer)  # which may know a nearer reason, and raises it
+        self.gradients.check()  # which may know a nearer reason, and raises it
         bad = [(first, rank) for rank, first in enumerate(self.world.gather(int(sums.first_bad))) if first >= 0]
         first, rank = min(bad, default=(sums.num_batches - 1, 0))
         step = self.progress.step - (sums.num_batches - 1 - first) // self.options.accumulate
@@ -221,63 +270,54 @@ class Loop:
             seen=f"epoch {self.progress.epoch + 1}, at step {self.progress.step}, --lr={self.options.lr} "
             f"--warmup-steps={self.options.warmup_steps}",
             fix="a smaller --lr, a longer warm-up or --clip-norm=1; the last checkpoint is from before: --resume",
-            code=FAILED,
+            code=ExitCode.FAILED,
         )
 
-    def facts(self) -> dict[str, Any] | None:
+    def facts_now(self) -> dict[str, Any] | None:
         """What a line of metrics.jsonl says of now; None where there is none at this step. Nothing waits for it."""
         step = self.progress.step
         if not self.world.main or step % (LOOK_STEPS if step <= LOG_ALL else LOG_STEPS):
             return None
         num_targets = self.order.global_batch * self.train.source.targets_of_sample
         lr = self.trained.optimizer.param_groups[0]["lr"]
-        return {"lr": lr, **self.times.lately(num_targets, self.train.source.unit)}
+        return {"step": step, "lr": lr, **self.times.lately(num_targets, self.train.source.unit)}
 
-    def show(self, look: Look | None, sums: Sums) -> None:
-        """Shows and logs the loss of all ranks in the epoch up to a step.
+    def show(self, sums: Sums) -> None:
+        """Shows and logs the loss of all ranks in the epoch, up to the step of the look that is under way.
 
         Raises:
             SharedFault: on all ranks, where it is no number.
         """
-        if look is None:
+        if not (found := self.looks.read(self.progress.step)):
             return
-        *values, step_s, num_warned, num_due = look.sums.wait()
+        num_warned, num_due, *values = found
         if not math.isfinite(values[0]):
             self.refuse(values[0], sums)
         self.warned, self.is_due = num_warned > 0, num_due > 0
-        steps = between(step_s, LOOK_STEPS)
-        self.next_look = (self.progress.step // steps + 1) * steps
         loss, accuracy = averages(values)
         self.display.loss(loss)
-        if look.facts is not None:
-            self.log({"kind": "steps", "step": look.step, "train_loss": loss, "train_accuracy": accuracy, **look.facts})
+        if self.facts is not None:
+            self.log({"kind": "steps", **self.facts, "train_loss": loss, "train_accuracy": accuracy})
 
     def step(self, batches: Any, sums: Sums) -> None:
         """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
         options, progress, world = self.options, self.progress, self.world
-        self.gradients.begin(self.trained.optimizer, progress.step)
+        self.gradients.begin(progress.step)
         for turn, (inputs, targets) in enumerate(islice(batches, options.accumulate)):
             # By block and not by rank: dropout too is then the same whatever the world size.
             block = turn * world.num_shares + world.data_rank
             reseed(world.device, options.seed, "model", progress.step, block)
-            if options.mixup:
-                seeds = options.seed, progress.step, block
-                inputs, targets = mix(inputs, targets, self.train.source.num_classes, options.mixup, *seeds)
             last = turn + 1 == options.accumulate
             with nullcontext() if last else self.strategy.without_sync(self.model), self.times.part(BOTH_WAYS):
                 self.gradients.compute(self.model, inputs, targets, self.precision.autocast(world.device), sums)
-            if not last:
-                self.gradients.hold()
         self.gradients.finish()
         if options.clip_norm is not None:
             self.gradients.clip(self.model, options.clip_norm)
-        optimizer, average = self.trained.optimizer, self.trained.average
+        optimizer = self.trained.optimizer
         set_lr(optimizer, lr_at(options, world.num_shares, progress.step, self.num_steps, self.lr_ahead))
         with self.times.part("optimizer"):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        if average is not None:
-            average.update(progress.step)
         progress.step += 1
         world.vitals.stepped(progress.step)
 

@@ -5,22 +5,19 @@ import resource
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import psutil
 import torch
 
-from train.models import IGNORED
-from train.stopwatch import Mark, Stopwatch, Stretches
+from muster.train.models import IGNORED
+from muster.train.stopwatch import Mark, Stopwatch, Stretches
 
 if TYPE_CHECKING:
-    from train.measure.energy import Energy
-    from train.measure.profile import Profile
+    from muster.train.measure.energy import Energy
+    from muster.train.measure.profile import Profile
 
 Item = TypeVar("Item")
-
-BINS = 40
-"""Bins of the histogram of steps."""
 
 
 class StepTimes:
@@ -126,12 +123,11 @@ class StepTimes:
         """
         steps, self.num_told = self.seconds[self.num_told :], len(self.seconds)
         mean_s = sum(steps) / len(steps) if steps else None
-        held = memory_gib(self.stretches.device)
         return {
             "seconds": round(time.perf_counter() - self.started, 3),
             f"{unit}_per_second": None if not mean_s else round(num_targets / mean_s, 2),
             "step_time_s": None if mean_s is None else round(mean_s, 6),
-            "memory_gib": None if held is None else round(held, 3),
+            "memory_gib": round(memory_gib(self.stretches.device), 3),
         }
 
     def own(self, waits_s: float | None) -> dict[str, float | None]:
@@ -167,7 +163,6 @@ class StepTimes:
             f"{unit}_per_second": round(rate, 2),
             f"{unit}_per_second_per_rank": round(rate / world_size, 2),
             "step_time_s": {name: round(value, 6) for name, value in times.items()},
-            "step_histogram": histogram(self.seconds),
             "first_step_s": round(first_s, 6),
             "num_timed_steps": len(self.seconds),
             "data_wait_share": round(min(1.0, wait_s / total_s), 4) if total_s else 0.0,
@@ -178,23 +173,6 @@ def percentile(values: list[float], share: float) -> float:
     """The smallest of `values` that at least `share` percent of them don't exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]
-
-
-def histogram(values: list[float]) -> dict[str, list[float] | list[int]] | None:
-    """How many of `values` (seconds) lie between the edges of bins that are equally wide on a logarithmic scale.
-
-    The last bin has its upper edge too. None without values.
-    """
-    if not values:
-        return None
-    low, high = max(min(values), 1e-9), max(*values, 1e-9)
-    width = math.log(high / low) / BINS
-    if width == 0:
-        return {"edges_s": [low, high], "counts": [len(values)]}
-    counts = [0] * BINS
-    for value in values:
-        counts[min(BINS - 1, max(0, int(math.log(max(value, low) / low) / width)))] += 1
-    return {"edges_s": [round(low * math.exp(width * edge), 9) for edge in range(BINS + 1)], "counts": counts}
 
 
 class Sums:
@@ -213,9 +191,7 @@ class Sums:
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        """Adds a batch with the mean `loss` over those of its `targets` (N, NT, or NC probabilities) that count."""
-        if targets.is_floating_point():
-            targets = targets.argmax(-1)  # of a mixed image, the class that it has more of
+        """Adds a batch with the mean `loss` over those of its `targets` (N or NT) that count."""
         num_targets = (targets != IGNORED).sum()
         # The first of the largest, as argmax gives it, which takes six times as long over many bf16 numbers on CPUs.
         hits = (logits.max(-1).indices == targets).sum()
@@ -240,12 +216,6 @@ class Readout:
         else:
             self.host = values.clone()
 
-    def values(self) -> list[float] | None:
-        """The numbers, or None while they are on their way."""
-        if self.event is not None and not self.event.query():
-            return None
-        return self.host.tolist()
-
     def wait(self) -> list[float]:
         """The numbers, when they are there."""
         if self.event is not None:
@@ -266,11 +236,8 @@ def peak_memory_gib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def memory_gib(device: torch.device) -> float | None:
+def memory_gib(device: torch.device) -> float:
     """The memory that this process holds now: of the GPU where it trains on one, else resident in RAM."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device) / 2**30
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**30
-    except OSError:
-        return None
+    return psutil.Process().memory_info().rss / 2**30

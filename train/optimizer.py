@@ -7,11 +7,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
-from train.lars import LARS
-from train.options import Options
-from train.order import TrainOrder
-from train.progress import Progress
-from train.sgd import FusedSGD
+from muster.config import Options
+from muster.train.order import TrainOrder
+from muster.train.state import Progress
 
 
 def build(options: Options, model: nn.Module, *, fused: bool) -> Optimizer:
@@ -24,10 +22,7 @@ def build(options: Options, model: nn.Module, *, fused: bool) -> Optimizer:
     switch = True if fused else None  # None leaves torch its own choice, False would forbid foreach kernels too
     if options.optimizer == "adamw":
         return AdamW(groups, lr=options.lr, fused=switch)
-    if options.optimizer == "lars":
-        return LARS(groups, lr=options.lr, momentum=options.momentum)
-    kind = FusedSGD if fused and all(part.device.type == "cpu" for part in parameters) else SGD
-    return kind(groups, lr=options.lr, momentum=options.momentum, fused=switch)
+    return SGD(groups, lr=options.lr, momentum=options.momentum, fused=switch)
 
 
 def groups_of(options: Options, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
@@ -38,10 +33,9 @@ def groups_of(options: Options, parameters: list[nn.Parameter]) -> list[dict[str
     matrices = [parameter for parameter in parameters if parameter.dim() > 1]
     others = [parameter for parameter in parameters if parameter.dim() <= 1]
     decays = options.weight_decay
-    adapts = [{"adapt": True}, {"adapt": False}] if options.optimizer == "lars" else [{}, {}]
     groups = [
-        {"params": matrices, "weight_decay": decays, **adapts[0]},
-        {"params": others, "weight_decay": decays if options.decay_norms else 0.0, **adapts[1]},
+        {"params": matrices, "weight_decay": decays},
+        {"params": others, "weight_decay": decays if options.decay_norms else 0.0},
     ]
     return [group for group in groups if group["params"]]
 

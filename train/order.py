@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import Sampler
 
-from train.seeds import generator
+from muster.train.seeds import generator
 
 
 class Draw(NamedTuple):

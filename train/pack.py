@@ -12,30 +12,28 @@ import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from rich.console import Console
+from rich.progress import track
 
-from train.data.encoded import Names
-from train.data.imagefolder import scan
-from train.data.index import index_of
-from train.data.progress import Progress
-from train.data.tar import BLOCK
-from train.errors import FAILED, MusterError
-from train.files import sync_folder
-from train.options import Options
-from train.seeds import generator
+from muster.config import Options
+from muster.errors import ExitCode, MusterError
+from muster.train.data.imagefolder import scan
+from muster.train.data.shards import open_index
+from muster.train.files import sync_folder
+from muster.train.seeds import generator
 
 NUM_THREADS = 8
 AHEAD = 128
 """Images that are read at a time."""
 
 MB = 10**6
-OVERHEAD = 4 * BLOCK
+OVERHEAD = 4 * tarfile.BLOCKSIZE
 """Bytes that a tar file needs besides an image: two headers, a class, what fills a block."""
-
 
 Sample = tuple[bytes, int]
 """Where an image is, and its class."""
@@ -51,82 +49,49 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
         fix = "another OUT, or remove the old one first"
         raise MusterError("there is something already, and nothing is overwritten", seen=f"OUT={out}", fix=fix)
     found = scan(Options(data=f"imagefolder:{folder}"), str(folder))
-    paths, num_train = Names(found["paths"]), int(found["num_train"])
-    root, labels = os.fsencode(folder), found["labels"].tolist()
-    samples = [(os.path.join(root, paths[index]), labels[index]) for index in range(len(paths))]
-    halves = {"": samples} if num_train == len(paths) else {"train": samples[:num_train], "val": samples[num_train:]}
-    names = Names(found["classes"])
-    classes = [os.fsdecode(names[index]) for index in range(len(names))]
+    root, labels = os.fsencode(folder), found.labels_N.tolist()
+    samples = [(os.path.join(root, found.paths[index]), labels[index]) for index in range(len(found.paths))]
+    halves = {"": samples}
+    if found.num_train < len(samples):
+        halves = {"train": samples[: found.num_train], "val": samples[found.num_train :]}
     try:
-        with ThreadPoolExecutor(NUM_THREADS) as pool:
-            total = sum(pool.map(lambda sample: os.path.getsize(sample[0]), samples))
         out.parent.mkdir(parents=True, exist_ok=True)
-        check_room(out, total + OVERHEAD * len(samples))
-        write_folder(out, halves, classes, shard_mb * MB, seed, Progress("packed", total))
+        write_folder(out, halves, found.classes, shard_mb * MB, seed)
     except OSError as error:
         raise MusterError(
             f"the shards can't be made: {error.strerror or error}",
             seen=os.fsdecode(error.filename or out),
             fix="mend that, and pack again: nothing was left behind",
-            code=FAILED,
+            code=ExitCode.FAILED,
         ) from error
     return len(samples)
 
 
-def check_room(out: Path, needed: int) -> None:
-    """Returns where the disk of `out` has room for `needed` bytes.
-
-    Raises:
-        MusterError: it has not.
-    """
-    free = shutil.disk_usage(out.parent).free
-    if free < needed:
-        raise MusterError(
-            f"no room for the shards: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free",
-            seen=f"OUT={out}",
-            fix="make room, or another OUT",
-        )
-
-
-def write_folder(
-    out: Path,
-    halves: dict[str, list[Sample]],
-    classes: list[str],
-    limit: int,
-    seed: int,
-    progress: Progress,
-) -> None:
+def write_folder(out: Path, halves: dict[str, list[Sample]], classes: list[str], limit: int, seed: int) -> None:
     """Makes `out` under another name, which is hidden and looks like no data, and gives it its own at the end."""
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
-    done = 0
-
-    def count(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        progress.show(done)
-
     try:
         for name, samples in halves.items():
             half = partial / name
             half.mkdir(exist_ok=True)
             order = torch.randperm(len(samples), generator=generator(seed, "pack", name)).tolist()
-            write_half(half, [samples[index] for index in order], limit, count)
-            index_of(half, f"OUT={out}")  # reads what was written, and keeps the index beside it
+            write_shards(half, [samples[index] for index in order], limit)
+            open_index(half, f"OUT={out}")  # reads what was written, and keeps the index beside it
         (partial / "classes.json").write_text(json.dumps(classes, indent=0) + "\n")
         partial.chmod(0o755)
         sync_folder(partial)
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    progress.end(done)
 
 
-def write_half(folder: Path, samples: list[Sample], limit: int, count: Callable[[int], None]) -> None:
+def write_shards(folder: Path, samples: list[Sample], limit: int) -> None:
     """Puts `samples`, in this order, into shards of up to `limit` bytes; each has a sample at least."""
+    shown = track(read_ahead(samples), "packing", len(samples), console=Console(stderr=True))
     shard: tarfile.TarFile | None = None
     num_shards = 0
     try:
-        for number, (path, label, content) in enumerate(contents(samples)):
+        for number, (path, label, content) in enumerate(shown):
             if shard is not None and shard.offset + len(content) + OVERHEAD > limit:
                 close(shard)
                 shard = None
@@ -139,7 +104,6 @@ def write_half(folder: Path, samples: list[Sample], limit: int, count: Callable[
                 member = tarfile.TarInfo(f"{number:09}{end}")
                 member.size = len(part)
                 shard.addfile(member, io.BytesIO(part))
-            count(len(content))
     finally:
         if shard is not None:
             close(shard)
@@ -149,14 +113,11 @@ def close(shard: tarfile.TarFile) -> None:
     """Ends `shard`, once it is on the disk."""
     shard.close()
     assert shard.name is not None
-    descriptor = os.open(shard.name, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with open(shard.name, "rb") as file:
+        os.fsync(file)
 
 
-def contents(samples: list[Sample]) -> Iterator[tuple[bytes, int, bytes]]:
+def read_ahead(samples: list[Sample]) -> Iterator[tuple[bytes, int, bytes]]:
     """Path, class and bytes of each of `samples`, which several threads read ahead."""
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for start in range(0, len(samples), AHEAD):
@@ -172,6 +133,7 @@ def read(path: bytes) -> bytes:
 
 
 def main() -> None:
+    """The command, as `train pack` starts it."""
     parser = argparse.ArgumentParser(prog="train pack")
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)

@@ -1,7 +1,7 @@
 """The process that started this one: where that is gone, nobody waits for a rank, and nobody ends it.
 
-`Guard` watches from the first line until the rank's pulse does (train/pulse.py): loading torch takes seconds, from a
-busy file system minutes, and to look for a store that has gone with the agent takes half an hour.
+`Guard` watches from the first line until the rank's heartbeat does (train/heartbeat.py): loading torch takes seconds,
+from a busy file system minutes, and to look for a store that has gone with the agent takes half an hour.
 """
 
 import os
@@ -9,7 +9,9 @@ import socket
 import threading
 from collections.abc import Mapping
 
-from train.errors import FAILED, RESUME, MusterError
+import psutil
+
+from muster.errors import RESUME, ExitCode, MusterError
 
 LOOK_S = 1.0
 """Between two looks."""
@@ -41,7 +43,7 @@ class Guard:
                 return
         # At once, and without clearing up: the main thread may hold any lock, and no other rank has heard of this one.
         os.write(2, f"{orphaned(self.rank, socket.gethostname(), parent)}\n".encode(errors="replace"))
-        os._exit(FAILED)
+        os._exit(ExitCode.FAILED)
 
 
 def parent_of_rank(environ: Mapping[str, str]) -> int | None:
@@ -53,18 +55,7 @@ def parent_of_rank(environ: Mapping[str, str]) -> int | None:
     if "TORCHELASTIC_RUN_ID" not in environ and not (world_size.isdecimal() and int(world_size) > 1):
         return None
     agent = environ.get("MUSTER_LAUNCH", "").rpartition(".")[2]
-    return int(agent) if agent.isdecimal() and not is_there(int(agent)) else os.getppid()
-
-
-def is_there(pid: int) -> bool:
-    """True where such a process exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # another user's
-    return True
+    return int(agent) if agent.isdecimal() and not psutil.pid_exists(int(agent)) else os.getppid()
 
 
 def orphaned(rank: int | str, host: str, parent: int) -> MusterError:
@@ -73,5 +64,5 @@ def orphaned(rank: int | str, host: str, parent: int) -> MusterError:
         f"rank {rank} on {host} ends: {GONE}",
         seen=f"its parent was process {parent}, and is {os.getppid()}",
         fix=f"look for what ended it (dmesg, sacct: memory?); {RESUME}",
-        code=FAILED,
+        code=ExitCode.FAILED,
     )

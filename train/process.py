@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from train import console, faults, logs, out_of_memory, verdicts
-from train.backends import backend_for, open_group, places
-from train.errors import FAILED, MusterError
-from train.faults import SharedFault, agree
-from train.options import Options
-from train.parent import Guard
-from train.pulse import Pulse
-from train.run import run
-from train.stopwatch import Stopwatch
-from train.world import World, close_group, connect, device_for, read_environment
+from muster.config import Options
+from muster.errors import ExitCode, MusterError
+from muster.train import console, faults, out_of_memory
+from muster.train.backends import backend_for, open_group, places
+from muster.train.faults import Fault, SharedFault, agree
+from muster.train.heartbeat import Heartbeat, report_lost_store
+from muster.train.parent import Guard
+from muster.train.run import run
+from muster.train.stopwatch import Stopwatch
+from muster.train.world import World, close_group, connect, device_for, read_environment
 
-INTERRUPTED = 130
 DEBUG = bool(os.environ.get("MUSTER_DEBUG"))
 
 
@@ -28,13 +27,13 @@ class Process:
     """This process's place in the world, as far as it has got.
 
     Attributes:
-        guard: watches the process that started this one, until the pulse does.
+        guard: watches the process that started this one, until the heartbeat does.
     """
 
     guard: Guard
     world: World | None = None
     watch: faults.Watch | None = None
-    pulse: Pulse | None = None
+    heartbeat: Heartbeat | None = None
 
     def train(self, strategy: str, options: Options) -> None:
         """One rank's run; what the user can mend comes out as SystemExit, which torchrun does not show as a crash."""
@@ -53,7 +52,7 @@ class Process:
         store = connect(self.world)
         self.world = replace(self.world, store=None if store is None else PrefixStore("muster", store))
         self.watch = faults.Watch(self.world)
-        self.pulse = Pulse(self.world, options.hang_s, self.guard.parent)
+        self.heartbeat = Heartbeat(self.world, options.hang_s, self.guard.parent)
         self.guard.close()
         self.world = meet(self.world, strategy, options)
         run(strategy, options, self.world)
@@ -64,17 +63,18 @@ class Process:
         if not DEBUG and self.world is not None and faults.is_echo(error):
             console.keep(trace)
             error = self.reason(error, self.world)
-        code = error.code if isinstance(error, MusterError) else FAILED
+        code = error.code if isinstance(error, MusterError) else ExitCode.FAILED
         if isinstance(error, KeyboardInterrupt):
-            code = INTERRUPTED
+            code = ExitCode.INTERRUPTED
         if self.world is not None and not isinstance(error, SharedFault):
             kind = "" if isinstance(error, MusterError) else f"{type(error).__name__}: "
             first_line = (error.wrong if isinstance(error, MusterError) else str(error)).partition("\n")[0]
-            fault = faults.publish(self.world, code, kind + first_line)
+            own = Fault(self.world.rank, self.world.host, code, kind + first_line)
+            fault = faults.publish(self.world, own, self.world.store)
             if fault.rank != self.world.rank and not DEBUG:
                 # That rank has said what is wrong; a line more from each of the others would only bury it.
                 console.keep(f"ends: {fault}\n{trace}")
-                logs.leave_word(logs.TOLD)
+                console.leave_word(console.TOLD)
                 return fault.code
         if isinstance(error, KeyboardInterrupt) and not DEBUG:
             # All ranks of a terminal hear it at once.
@@ -85,22 +85,22 @@ class Process:
         elif not isinstance(error, SharedFault) or self.world is None or self.world.main:
             console.tell(str(error))
         if isinstance(error, MusterError):
-            logs.leave_word(logs.TOLD)
+            console.leave_word(console.TOLD)
         return code
 
     def reason(self, error: BaseException, world: World) -> MusterError:
         """What to say of a connection that broke, once there was time for the rank that ended to be missed."""
-        if self.pulse is not None:
-            self.pulse.doubt()
-            if self.pulse.lost:
-                return verdicts.alone(world, self.pulse.lost)
+        if self.heartbeat is not None:
+            self.heartbeat.doubt()
+            if self.heartbeat.lost:
+                return report_lost_store(world, self.heartbeat.lost)
         return faults.connection_lost(error, world)
 
     def leave(self, *, failed: bool) -> None:
         """Takes this rank out of the world, in the order that lets the others hear of it."""
         close_group()
-        if self.pulse is not None:
-            self.pulse.close()
+        if self.heartbeat is not None:
+            self.heartbeat.close()
         if self.watch is not None:
             self.watch.close()
         if self.world is not None:
@@ -111,7 +111,7 @@ def meet(world: World, strategy: str, options: Options) -> World:
     """`world` with its devices and hosts, its process group started."""
     world = replace(world, hosts=tuple(world.gather(world.host)))
     if options.preflight:
-        from check.doctor.quick import preflight  # here and not above: most runs do without
+        from muster.check.doctor.quick import preflight  # here and not above: most runs do without
 
         preflight(world, options.device, options.runs_dir)
     device = agree(world, lambda: device_for(world, options.device))
@@ -141,7 +141,7 @@ def run_process(strategy: str, options: Options, guard: Guard) -> None:
         code = process.answer(cause or error)
         faults.end_soon(code, 4 * faults.GRACE_S)
     process.leave(failed=code != 0)
-    logs.close(code)
+    console.close(code)
     if code:
         # The destructors of a group that broke can abort the process, and so put a signal in place of the code.
         os._exit(code)

@@ -5,34 +5,29 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from train import combinations, compilation, data, deadline, heap, logs, models, optimizer, strategies, trackers
-from train.data.loader import open_agreed
-from train.display import Display
-from train.ema import MovingAverage
-from train.errors import MusterError
-from train.facts import facts, promised_gpus
-from train.faults import agree
-from train.interval import Interval
-from train.loop import Loop
-from train.measure.energy import Energy
-from train.measure.profile import Profile
-from train.metrics import StepTimes
-from train.notice import Notice, Preempted
-from train.options import Options
-from train.precision import choose_precision
-from train.progress import Progress, is_complete
-from train.resume import differences, restore, share_run
-from train.seeds import seed_of
-from train.state import Keeper, Statistics, Trained
-from train.summary import Log, collect, command, effective, write_summary
-from train.trackers import Tracker
-from train.vitals import ENDING
-from train.world import World
+from muster import config
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train import compilation, console, data, heap, models, optimizer, preemption, strategies, trackers
+from muster.train.checkpoint import CheckpointManager
+from muster.train.data.loader import open_agreed
+from muster.train.display import Display, header, promised_gpus
+from muster.train.faults import agree
+from muster.train.loop import Loop
+from muster.train.measure.energy import Energy
+from muster.train.measure.profile import Profile
+from muster.train.metrics import StepTimes
+from muster.train.precision import choose_precision
+from muster.train.preemption import Interval, Notice, Preempted
+from muster.train.run_directory import differences, restore, share_run
+from muster.train.seeds import seed_of
+from muster.train.state import Progress, Statistics, TrainState, is_complete
+from muster.train.summary import Log, collect, command, effective, write_summary
+from muster.train.world import ENDING, World
 
 
 def run(strategy_name: str, options: Options, world: World) -> None:
@@ -40,12 +35,12 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     started = time.perf_counter()
     options = options.settled()
     strategy = strategies.load(strategy_name, world)
-    agree(world, lambda: combinations.check(strategy_name, options))
+    agree(world, lambda: config.check(strategy_name, options))
     agree(world, lambda: strategy.check(world, options))
     agree(world, lambda: compilation.check(options, world.device))
     agree(world, lambda: trackers.check(options))
-    limit = agree(world, lambda: deadline.find(options.save_before, os.environ if world.main else {}))
-    grace = agree(world, lambda: deadline.grace(os.environ, limit.deadline))
+    limit = agree(world, lambda: preemption.find(options.save_before, os.environ if world.main else {}))
+    grace = agree(world, lambda: preemption.grace(os.environ, limit.deadline))
     world = strategy.share(world, options)
     source = data.open_shared(options, world)
     train, valid = open_agreed(source, options, world)
@@ -56,8 +51,8 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     model = agree(world, lambda: models.build(options, source.num_classes, source.size))
 
     chosen = share_run(world, options, strategy_name)
-    world.vitals.folder = logs.folder(chosen.folder, world.host, os.environ)
-    logs.open_log(chosen.folder, world, command(), all_ranks=options.console == "all")
+    world.vitals.folder = console.log_folder(chosen.folder, world.host, os.environ)
+    console.open_log(chosen.folder, world, command(), all_ranks=options.console == "all")
     settings = effective(options, precision, source, world)
     identity = {"model": options.model, "num_classes": source.num_classes, "optimizer": options.optimizer}
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -65,12 +60,13 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     steps = strategy.divide(optimizer.build(options, model, fused=precision.fused), world, options)
     inner = strategy.unwrap(model)
     compilation.compile_model(inner, options)
-    average = None if options.ema is None else MovingAverage(inner, options.ema)
-    trained = Trained(model=inner, optimizer=steps, average=average)
+    trained = TrainState(model=inner, optimizer=steps)
     progress, notice = Progress(), Notice(limit.deadline)
-    keeper = Keeper(chosen.folder, world, keep=options.keep_checkpoints, in_background=not options.blocking_save)
+    manager = CheckpointManager(
+        chosen.folder, world, keep=options.keep_checkpoints, in_background=not options.blocking_save
+    )
     if chosen.resumed_from is not None:
-        before = restore(trained, chosen, identity, keeper, world)
+        before = restore(trained, chosen, identity, manager, world)
         progress = Progress(**before["progress"])
         world.vitals.step = progress.step
         chosen.notes += differences(before, settings, world)
@@ -81,10 +77,10 @@ def run(strategy_name: str, options: Options, world: World) -> None:
         global_batch=train.order.global_batch * source.targets_of_sample,  # type: ignore[union-attr]
         unit=source.unit,
     )
-    display.facts(facts(strategy_name, options, world, precision, source, num_parameters, chosen))
+    display.header(header(strategy_name, options, world, precision, source, num_parameters, chosen))
     for note in [
         *strategy.notes(world, options),
-        *compilation.notes(options),
+        *(["compiles at the first step, which may take minutes"] if options.compile != "off" else []),
         *source.notes,
         *train.notes,
         *valid.notes,
@@ -94,9 +90,6 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     ]:
         display.note(note)
     log = Log(chosen.folder, progress.step) if world.main else None
-    check = deadline.GraceCheck(grace, display.note)
-    if log is not None and log.save_s is not None:
-        check(log.save_s)
 
     def save(progress: Progress, own: Statistics) -> None:
         plain = {
@@ -107,13 +100,16 @@ def run(strategy_name: str, options: Options, world: World) -> None:
             "strategy": strategy_name,
         }
         state = {**trained.state(), "statistics": {str(world.rank): own}}
-        keeper.save({**plain, "progress": asdict(progress), **state}, progress.step)
+        manager.save({**plain, "progress": asdict(progress), **state}, progress.step)
 
     if is_complete(progress, options):
         done = f"{progress.epoch} epochs, {progress.step} steps"
         display.note(f"the run is complete already ({done}); a larger --epochs or --max-steps continues it")
         return
-    with agree(world, lambda: open_tracker(options, world, chosen.folder, progress.step, settings, display)) as tracker:
+    kind = options.track if world.main else "none"
+    with agree(
+        world, lambda: trackers.open_tracker(kind, chosen.folder, progress.step, settings, display.note)
+    ) as tracker:
 
         def record(values: dict[str, Any]) -> None:
             if log is not None:
@@ -146,14 +142,16 @@ def run(strategy_name: str, options: Options, world: World) -> None:
             named, num_steps = inner if options.compile == "off" else None, loop.num_steps - progress.step
             loop.times.profile = Profile(chosen.folder, num_steps, named, world.device, main=world.main)
 
-        def told(step: int, seconds: float) -> None:
+        def on_saved(step: int, seconds: float) -> None:
             if log is not None:
                 log.write({"kind": "checkpoint", "step": step, "save_s": round(seconds, 3)})
-                check(seconds, loop.times.seconds[-1] if loop.times.seconds else 0.0)
+                too_long = grace.note(seconds, loop.times.seconds[-1] if loop.times.seconds else 0.0)
+                if too_long is not None:
+                    display.note(too_long)
 
-        keeper.told = told
+        manager.on_saved = on_saved
         notice.listen()
-        fit(loop, keeper)
+        fit(loop, manager)
         if loop.warned and not is_complete(progress, options):
             raise Preempted(progress.step, notice.heard)
         summary = collect(
@@ -173,29 +171,20 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     display.summary(summary)
 
 
-def fit(loop: Loop, keeper: Keeper) -> None:
+def fit(loop: Loop, manager: CheckpointManager) -> None:
     """Trains to the end, and until the last checkpoint is written."""
     heap.collect_again()
     try:
         with told_if_not_deterministic():
             loop.fit()
         loop.world.vitals.at(ENDING)
-        keeper.wait()
+        manager.wait()
     except MusterError:
-        keeper.close()
+        manager.close()
         raise
     finally:
         loop.train.close()
         loop.valid.close()
-
-
-def open_tracker(
-    options: Options, world: World, folder: Path, step: int, settings: dict[str, Any], display: Display
-) -> Tracker:
-    """The tracker of the run, on the one rank that writes; on the others it writes nothing."""
-    if not world.main:
-        return Tracker(None, display.note)
-    return trackers.open_tracker(options, folder, step, settings, display.note)
 
 
 def choose_kernels(options: Options, world: World) -> None:

@@ -1,4 +1,4 @@
-"""`python -m train.selftest`: does each strategy train here what the single process trains? A table with PASS or FAIL.
+"""`python -m muster.train.selftest`: trains here with each strategy, and compares with one process: PASS or FAIL.
 
 Each row is real trainings on this machine, in fp32, of a small transformer on this program's own sources. They are laid
 beside those of one process that accumulates over the same micro-batches. For whoever has to trust an installation.
@@ -7,11 +7,13 @@ beside those of one process that accumulates over the same micro-batches. For wh
 import argparse
 import json
 import os
+import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
-from train import checkpoint
-from train.errors import FAILED, MusterError
-from train.pool import run_ranks
+from muster.errors import ExitCode, MusterError
+from muster.train import checkpoint
 
 HERE = Path(__file__).parent
 LIMIT = 1e-6
@@ -33,6 +35,16 @@ PARTS = 8
 """Micro-batches of a step, in all worlds."""
 
 DEADLINE_S = 120
+
+GRACE_S = 20
+"""Seconds in which ranks end by themselves when one of them has failed."""
+
+LOADED = [
+    "muster.train.process",
+    "muster.config",
+    *(f"muster.train.strategies.{name}" for name in ("ddp", "tp", "pipeline")),
+]
+
 COMMON = (
     *("--model=gpt-tiny", f"--data=tokens:{HERE / 'order.py'}", "--seq-len=32", "--epochs=1"),
     *("--no-bf16", "--warmup-steps=0", "--seed=1"),
@@ -90,6 +102,56 @@ def cases(num_ranks: int) -> list[Case]:
     return found
 
 
+def run_ranks(argv: Sequence[str], num_ranks: int, output: Path, deadline_s: float) -> None:
+    """Runs the trainer with `argv` in `num_ranks` processes; what they print goes to files that begin with `output`.
+
+    Torch is loaded once, by a server that forks a process for each rank.
+
+    Raises:
+        MusterError: one failed, or was not over in time.
+    """
+    get_context("forkserver").set_forkserver_preload(LOADED)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = (list(argv), num_ranks, port, str(output))
+    ranks = start_processes(become, arguments, nprocs=num_ranks, join=False, start_method="forkserver")
+    assert ranks is not None
+    processes: list[Any] = ranks.processes
+    end, failure = time.monotonic() + deadline_s, ""
+    try:
+        while not failure and not ranks.join(max(0.0, end - time.monotonic()), grace_period=GRACE_S):
+            failure = "not over in time" if time.monotonic() >= end else ""
+    except ProcessExitedException as error:
+        failure = f"rank {error.error_index} ended with exit code {error.exit_code}"
+    finally:
+        for rank in processes:
+            rank.kill()
+            rank.join()
+    if failure:
+        said = [line for rank in range(num_ranks) for line in Path(f"{output}-{rank}").read_text().splitlines()]
+        first = next((line for line in said if "rror" in line), failure)
+        seen = f"{num_ranks} ranks of: train {' '.join(argv)}"
+        raise MusterError(f"it failed: {first.strip()}", seen=seen, fix="run it alone", code=ExitCode.FAILED)
+
+
+def become(rank: int, argv: list[str], num_ranks: int, port: int, output: str) -> None:
+    """Makes this process a rank of the trainer."""
+    file = os.open(f"{output}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    # Not the world of a job's step, of which the program that started this may be a rank.
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    if num_ranks > 1:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+    from muster.train.__main__ import main
+
+    sys.argv = ["train", *argv]
+    main()
+
+
 def launch(case: Case, steps: str, folder: Path) -> dict[str, Any]:
     """The state that `case` has trained by `steps`, on ranks of this machine.
 
@@ -102,25 +164,20 @@ def launch(case: Case, steps: str, folder: Path) -> dict[str, Any]:
     return checkpoint.load_newest(run)[1]
 
 
-def vector(tensors: Mapping[str, Tensor]) -> Tensor:
-    """All numbers of `tensors`, in the order of their names."""
-    return torch.cat([tensor.double().flatten() for _, tensor in sorted(tensors.items())])
-
-
 def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     """How far tensors are from others, relative to the first."""
-    return ((vector(one) - vector(other)).norm() / vector(one).norm()).item()
-
-
-def momenta(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The momenta of a trained state, by the names of their weights."""
-    return {name: moments["momentum_buffer"] for name, moments in state["optimizer"]["state"].items()}
+    mine, theirs = (torch.cat([values[name].double().flatten() for name in sorted(values)]) for values in (one, other))
+    return ((mine - theirs).norm() / mine.norm()).item()
 
 
 def differences(steps: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
     """How far two states that were trained by `steps` are apart, by column."""
     if steps == "gradients":
-        return {steps: apart(momenta(one), momenta(other))}
+        momenta = [
+            {name: moments["momentum_buffer"] for name, moments in state["optimizer"]["state"].items()}
+            for state in (one, other)
+        ]
+        return {steps: apart(*momenta)}
     loss, its = (state["progress"]["history"][-1]["valid_loss"] for state in (one, other))
     return {steps: apart(one["model"], other["model"]), "loss": abs(loss - its) / loss}
 
@@ -159,7 +216,7 @@ def main() -> None:
             sys.exit(error.code)
         rows = [compare(case, singles, Path(name)) for case in cases(num_ranks)]
     print(json.dumps(rows, indent=2)) if asked.json else show(rows, num_gpus)
-    sys.exit(0 if all(row["passed"] for row in rows) else FAILED)
+    sys.exit(0 if all(row["passed"] for row in rows) else ExitCode.FAILED)
 
 
 def show(rows: list[dict[str, Any]], num_gpus: int) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from train.files import sync_folder, write_atomically
+from muster.train.files import sync_folder, write_atomically
 
 INDEX = "index"
 MAGIC = "muster checkpoint"
@@ -51,10 +51,6 @@ class Damaged(Exception):
         return f"{self.name} {self.reason}"
 
 
-class Foreign(Exception):
-    """A file that this program has not written."""
-
-
 def done(value: Any) -> Future[Any]:
     """A future that has come: `value`."""
     future: Future[Any] = Future()
@@ -74,15 +70,14 @@ def read_index(folder: Path) -> dict[str, Any]:
 
     Raises:
         OSError: there is no index.
-        Damaged: it was changed.
-        Foreign: it is of another program, or of another version of this one.
+        Damaged: it was changed, or is of another program, or of another version of this one.
     """
     head, _, text = (folder / INDEX).read_bytes().partition(b"\n")
     words = head.decode(errors="replace").split()
     if words[:2] != MAGIC.split():
-        raise Foreign("it does not begin as an index")
+        raise Damaged(INDEX, "does not begin as one: it is no checkpoint of this program")
     if words[2:3] != [str(FORMAT)]:
-        raise Foreign(f"it has format {' '.join(words[2:3])}, this program reads {FORMAT}")
+        raise Damaged(INDEX, f"has format {' '.join(words[2:3])}, this program reads {FORMAT}")
     if words[3:] != [f"{zlib.crc32(text):08x}"]:
         raise Damaged(INDEX, "has a wrong checksum")
     return json.loads(text)
@@ -188,16 +183,6 @@ def dtype_of(entry: Mapping[str, Any]) -> torch.dtype:
     dtype = getattr(torch, entry["dtype"])
     assert isinstance(dtype, torch.dtype)
     return dtype
-
-
-def read_whole(folder: Path, tensors: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and content of each of `tensors` (of an index), put together on the CPU."""
-    for name, entry in tensors.items():
-        whole = torch.empty(entry["shape"], dtype=dtype_of(entry))
-        for chunk in entry["chunks"]:
-            box = tuple(slice(at, at + size) for at, size in zip(chunk["offsets"], chunk["sizes"], strict=True))
-            whole[box] = read_chunk(folder, chunk, whole.dtype)
-        yield name, whole
 
 
 class Reader(StorageReader):

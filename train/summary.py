@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from train.data.images import Source
-from train.errors import FAILED, MusterError
-from train.files import write_text
-from train.loop import Loop
-from train.measure import flops, peaks, ranks
-from train.measure.profile import NAME
-from train.metrics import peak_memory_gib
-from train.options import Options
-from train.precision import Precision
-from train.world import World
+from muster.config import Options
+from muster.errors import ExitCode, MusterError
+from muster.train.data.source import Source
+from muster.train.files import write_text
+from muster.train.loop import Loop
+from muster.train.measure import flops, ranks
+from muster.train.measure.profile import NAME
+from muster.train.metrics import peak_memory_gib
+from muster.train.precision import Precision
+from muster.train.world import World
 
 
 def effective(options: Options, precision: Precision, source: Source, world: World) -> dict[str, Any]:
@@ -47,11 +47,6 @@ def versions() -> dict[str, str | None]:
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-
-
-def fabric(num_nodes: int) -> str:
-    """The network between the nodes, as the launch found it."""
-    return os.environ.get("MUSTER_FABRIC_FOUND") or ("tcp" if num_nodes > 1 else "none")
 
 
 def collect(
@@ -96,7 +91,7 @@ def collect(
         "world_size": world.world_size,
         "num_nodes": len(world.nodes),
         "hosts": world.nodes,
-        "fabric": fabric(len(world.nodes)),
+        "fabric": os.environ.get("MUSTER_FABRIC_FOUND") or ("tcp" if len(world.nodes) > 1 else "none"),
         "global_batch": global_batch,
         "num_parameters": num_parameters,
         **rates,
@@ -144,7 +139,7 @@ def work(loop: Loop, options: Options, source: Source, rate: float, num_devices:
         num_devices: of a rank.
     """
     device = loop.world.device
-    peak = peaks.of_device(device, bf16=loop.precision.bf16, convolves=source.unit == "images")
+    peak = flops.peak_of(device, bf16=loop.precision.bf16, convolves=source.unit == "images")
     try:
         of_sample = flops.count(options, source.num_classes, source.size) / source.targets_of_sample
     except Exception as error:  # a model that can't be computed without content: a run is not to fail for that
@@ -154,9 +149,8 @@ def work(loop: Loop, options: Options, source: Source, rate: float, num_devices:
     return {
         "flops_per_sample": of_sample,
         "flops_per_second_per_rank": done,
-        "peak_flops_per_second": None if peak is None else num_devices * peak[0],
-        "peak_source": None if peak is None else peak[1],
-        "mfu": None if peak is None or done is None else round(done / (num_devices * peak[0]), 4),
+        "peak_flops_per_second": None if peak is None else num_devices * peak,
+        "mfu": None if peak is None or done is None else round(done / (num_devices * peak), 4),
     }
 
 
@@ -189,7 +183,7 @@ def told_if_not_written(path: Path) -> Iterator[None]:
             f"{path.name} could not be written: {error.strerror or error}",
             seen=str(path),
             fix="make room, raise the quota, or see that the file system is there; then continue the run: --resume",
-            code=FAILED,
+            code=ExitCode.FAILED,
         ) from error
 
 
@@ -201,7 +195,6 @@ class Log:
 
     Attributes:
         seconds: for how long the run has trained already, by the lines that stay.
-        save_s: how long its last checkpoint took to write; None where it has none.
 
     Raises:
         MusterError: the disk is full, or the folder is gone; each line too.
@@ -210,7 +203,6 @@ class Log:
     def __init__(self, folder: Path, step: int) -> None:
         self.path = folder / "metrics.jsonl"
         self.seconds = 0.0
-        self.save_s: float | None = None
         kept = []
         for line in self.path.read_text(errors="replace").splitlines() if self.path.exists() else []:
             try:
@@ -219,8 +211,6 @@ class Log:
                     kept.append(line)
                     if record["kind"] == "steps":
                         self.seconds = record.get("seconds", self.seconds)
-                    elif record["kind"] == "checkpoint":
-                        self.save_s = record.get("save_s", self.save_s)
             except (ValueError, KeyError, TypeError):
                 continue  # the last line of a run that was killed while it wrote, or none of ours
         with told_if_not_written(self.path):

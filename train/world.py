@@ -5,12 +5,13 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,9 +19,59 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from train.errors import FAILED, MusterError
-from train.stopwatch import Stopwatch
-from train.vitals import Vitals
+from muster.errors import ExitCode, MusterError
+from muster.train.stopwatch import Stopwatch
+
+Item = TypeVar("Item")
+
+SET_UP, COMPUTING, DATA, LEFT = "set-up", "computing", "waiting for data", "left"
+VALIDATION, CHECKPOINT, ENDING = "validation", "checkpoint", "ending"
+
+
+@dataclass
+class Vitals:
+    """How far this rank is. The trainer writes these attributes, a thread reads them: neither waits for the other.
+
+    Attributes:
+        ticks: how often it went on; the same on all ranks that are at the same place.
+        step: how many steps are complete.
+        has_stepped: whether one is complete in this process.
+        doubts: whether a connection of this rank broke, so that another rank may be dead.
+        folder: where this rank's stacks go; None until the run's folder is known.
+    """
+
+    ticks: int = 0
+    step: int = 0
+    place: str = SET_UP
+    has_stepped: bool = False
+    doubts: bool = False
+    folder: Path | None = None
+
+    def at(self, place: str) -> None:
+        """Tells that this rank went on, to `place`."""
+        self.place = place
+        self.ticks += 1
+
+    def stepped(self, step: int) -> None:
+        """Tells that a step is complete."""
+        self.step, self.has_stepped = step, True
+        self.ticks += 1
+
+    def over(self, items: Iterable[Item], waiting: str, having: str) -> Iterator[Item]:
+        """`items`; this rank is at `waiting` for each, then at `having`."""
+        source = iter(items)
+        while True:
+            self.at(waiting)
+            try:
+                item = next(source)
+            except StopIteration:
+                return
+            self.at(having)
+            yield item
+
+    @property
+    def is_patient(self) -> bool:
+        return not self.has_stepped or self.place in (CHECKPOINT, ENDING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +161,7 @@ class World:
                 f"rank {', '.join(missing).replace('all', '0')} did not come to a meeting of all ranks",
                 seen=f"waited {limit_s} s on rank {self.rank} of {self.world_size} ({self.host})",
                 fix="look at the output of the missing ranks, or allow more time: --timeout-s",
-                code=FAILED,
+                code=ExitCode.FAILED,
             ) from None
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -179,7 +230,7 @@ def connect(world: World) -> Store | None:
             f"the ranks did not find each other: {str(error).splitlines()[0]}",
             seen=f"MASTER_ADDR:MASTER_PORT={address}, rank {world.rank} of {world.world_size} on {world.host}",
             fix="see that rank 0 runs on that host, that the port is free there and no firewall is between",
-            code=FAILED,
+            code=ExitCode.FAILED,
         ) from error
 
 

@@ -8,26 +8,82 @@ Only NCCL uses a fabric, and only from node to node: elsewhere what does not wor
 """
 
 import os
+import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from entrypoint.allocation import Allocation
-from entrypoint.environment import Environment
-from entrypoint.fabric import refusing
-from entrypoint.fabric.model import FabricPlan, Finding
-from entrypoint.fabric.need import AUTO, OFF, PLACES, TCP, Need, Places
-from entrypoint.options import LaunchOptions
-from entrypoint.program import Program
-from train.errors import MusterError, one_line
+from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.fabric import AUTO, FABRIC_ROOT, HOST_ROOT, OFF, TCP
+from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.program import Program
+from muster.errors import MusterError, one_line
 
+# Loaded where they are needed: most launches have no host mounted.
 if TYPE_CHECKING:
-    from entrypoint.fabric.stage import Staging, Use
-    from entrypoint.sites.schema import Site
+    from muster.entrypoint.fabric.closure import Refusal
+    from muster.entrypoint.fabric.find import Finding
+    from muster.entrypoint.fabric.host import Device
+    from muster.entrypoint.fabric.stage import FabricPlan
+    from muster.entrypoint.sites.schema import Site
 
 FOUND = "MUSTER_FABRIC_FOUND"
 """Tells the program which fabric it got; a run's summary.json has it."""
+
+MOUNT = "apptainer exec --bind /:/host:ro, docker run -v /:/host:ro"
+ANYWAY = "over TCP, at a fraction of the speed: --fabric tcp"
+
+# Kinds of devices that NCCL sends by.
+_KINDS = ("infiniband", "roce", "efa", "slingshot")
+_FIX_NCCL = "leave --host-nccl out"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are looked for: the host's root, libraries that were bound, and this container's own root."""
+
+    host: Path = HOST_ROOT
+    bound: Path = FABRIC_ROOT
+    own: Path = Path("/")
+
+
+PLACES = Places()
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a launch asks of the fabric.
+
+    Attributes:
+        num_nodes: of the job.
+        uses_nccl: whether there are GPUs to be used.
+        wanted: a fabric's name, or auto.
+        interface: the one that the user named.
+        host_nccl: whether the host's NCCL is to be used.
+        is_dry: whether nothing may be made.
+        is_proved: whether the libraries are opened before the start.
+    """
+
+    num_nodes: int
+    uses_nccl: bool
+    wanted: str = AUTO
+    interface: str | None = None
+    host_nccl: bool = False
+    is_dry: bool = False
+    is_proved: bool = True
+
+    @property
+    def is_several(self) -> bool:
+        """Whether NCCL has to cross from node to node."""
+        return self.num_nodes > 1 and self.uses_nccl
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether what can't be had is an error."""
+        return self.is_several or self.wanted != AUTO or self.host_nccl
 
 
 @dataclass(frozen=True)
@@ -78,9 +134,7 @@ def for_need(need: Need, env: Mapping[str, str], site: "Site | None" = None, pla
         if is_host(places.host):
             return _of_host(need, env, site, places)
         if need.host_nccl:
-            raise MusterError(
-                "the host's NCCL was asked for, and the host is not here", seen="--host-nccl", fix=refusing.MOUNT
-            )
+            raise MusterError("the host's NCCL was asked for, and the host is not here", seen="--host-nccl", fix=MOUNT)
         if has_bound(places.bound):
             return _of_binds(need, env, site, places)
         if not need.is_strict:
@@ -107,64 +161,80 @@ def has_bound(folder: Path) -> bool:
 
 
 def _of_host(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Injection:
-    # Here and not above: most launches have no host mounted.
-    from entrypoint.fabric import stage, survey
+    from muster.entrypoint.fabric import stage
 
     finding = _look(need, site, places)
     if finding.fabric == TCP and need.wanted == AUTO and not need.host_nccl:
         return _without(need, finding)
-    plan = survey.plan(finding, need.num_nodes, site, is_named=need.wanted != AUTO)
+    plan = stage.plan_for(finding, need.num_nodes, env, site, is_named=need.wanted != AUTO)
     if plan.refusals:
-        raise refusing.refused(plan.refusals)
-    use = use_of(need, env, site, places)
-    if not plan.injected and not use.host_nccl:
+        raise _refused(plan.refusals)
+    found = host_nccl(places.host, env, site) if need.host_nccl else None
+    use = stage.Use(need.is_several, need.interface, found)
+    if not plan.injected and not found:
         if finding.fabric != TCP:
-            refusing.check_verbs(need, plan, env, places)
-        return _told(plan, stage.settings(plan, env, use, None, (), ()), "the image's own libraries")
-    refusing.check_devices(need, plan, places)
+            _check_verbs(need, plan, env, places)
+        return _told(plan, stage.settings(plan, env, use), "the image's own libraries")
+    _check_devices(need, plan, places)
     staging = stage.of_host(plan, env, use)
     if not need.is_dry:
         stage.make(staging)
-        _prove(need, staging, env, tuple(staging.links), plan.plugin)
-    return _told(plan, (staging.variables, staging.notes), _names(plan, use) + " from the host")
+        _prove(need, staging.folder, {**env, **staging.variables}, list(staging.links), plan.plugin)
+    return _told(plan, (staging.variables, staging.notes), _names(plan, found) + " from the host")
 
 
-def _look(need: Need, site: "Site | None", places: Places) -> Finding:
+def _look(need: Need, site: "Site | None", places: Places) -> "Finding":
     """What the host has; of what its mount does not show of /sys and /dev, this container's own tells."""
-    from entrypoint.fabric import survey
+    from muster.entrypoint.fabric.find import find
 
-    finding = survey.look(places.host, need.wanted, site)
-    if finding.fabric != TCP or need.wanted != AUTO:
-        return finding
-    own = survey.look(places.own, AUTO, site)
-    if own.fabric == TCP:
-        return finding
-    found = survey.look(places.host, own.fabric, site)
-    return replace(found, why=own.why, devices=own.devices, interfaces=own.interfaces)
+    finding = find(places.host, need.wanted, site)
+    if finding.fabric == TCP and need.wanted == AUTO:
+        own = find(places.own, AUTO, site)
+        if own.fabric != TCP:
+            found = find(places.host, own.fabric, site)
+            finding = replace(found, why=own.why, devices=own.devices, interfaces=own.interfaces)
+    # The interfaces that the process will see need not be the host's.
+    with suppress(OSError):
+        finding = replace(finding, interfaces=tuple(sorted(os.listdir(places.own / "sys/class/net"))))
+    return finding
 
 
 def _of_binds(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Injection:
-    from entrypoint.fabric import bound, stage
+    """Where `muster fabric binds` put the host's libraries: what lies there, as the plan that put it there."""
+    from muster.entrypoint.fabric import libraries, stage
+    from muster.entrypoint.fabric.find import find, values
+    from muster.entrypoint.sites import profiles
 
-    plan = bound.plan(places, need, site)
-    use = use_of(need, env, site, places)
-    staging = stage.of_binds(plan, env, use, places.bound)
+    finding = find(places.own, need.wanted, site)
+    names = sorted(path.name for path in places.bound.iterdir())
+    named = values(profiles.load_fabric(finding.fabric).libraries.plugins)
+    plugin = next((name for name in (*named, "libnccl-net.so") if name in names), None)
+    exported = libraries.net_plugin(places.bound / plugin) if plugin else None
+    planned = stage.plan_without_host(finding, need.num_nodes, site)
+    plan = replace(
+        planned,
+        injected=tuple(stage.Injected(name, str(places.bound / name), finding.fabric, wins=True) for name in names),
+        plugin=plugin,
+        net=planned.net or (exported.name if exported else None),
+    )
+    variables, notes = stage.settings(plan, env, stage.Use(need.is_several, need.interface), places.bound)
     if not need.is_dry:
-        _prove(need, staging, env, tuple(each.soname for each in plan.injected), plan.plugin)
-    return _told(plan, (staging.variables, staging.notes), f"{_names(plan, use)} from {places.bound}")
+        _prove(need, places.bound, {**env, **variables}, names, plugin)
+    return _told(plan, (variables, notes), f"{_names(plan)} from {places.bound}")
 
 
 def _of_own(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Injection:
     """Where there is nothing of the host's: what this container's own /sys tells."""
-    from entrypoint.fabric import stage, survey
+    from muster.entrypoint.fabric import stage
+    from muster.entrypoint.fabric.find import find
+    from muster.entrypoint.sites import profiles
 
-    finding = survey.look(places.own, need.wanted, site)
+    finding = find(places.own, need.wanted, site)
     if finding.fabric == TCP and need.wanted == AUTO:
         return _without(need, finding)
-    profile = survey.profile_of(finding)
-    plan = survey.without_host(finding, need.num_nodes, site)
-    use = use_of(need, env, site, places)
-    settings = stage.settings(plan, env, use, None, (), ())
+    profile = profiles.load_fabric(finding.fabric)
+    plan = stage.plan_without_host(finding, need.num_nodes, site)
+    settings = stage.settings(plan, env, stage.Use(need.is_several, need.interface))
     if not profile.is_rdma:
         return _told(plan, settings, "as it was asked for")
     # NCCL itself knows verbs; any other network is a plugin's.
@@ -172,43 +242,27 @@ def _of_own(need: Need, env: Mapping[str, str], site: "Site | None", places: Pla
         raise MusterError(
             f"this is {profile.title}, and NCCL needs the host's libraries for it: it would silently use TCP",
             seen=f"{finding.why}; nothing at {places.host} or {places.bound}",
-            fix=f"{refusing.MOUNT}; or {refusing.ANYWAY}",
+            fix=f"{MOUNT}; or {ANYWAY}",
         )
     if profile.net is not None:
-        refusing.check_verbs(need, plan, env, places)
+        _check_verbs(need, plan, env, places)
     return _told(plan, settings, "the image's own libraries")
 
 
-def use_of(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> "Use":
-    """What decides on variables, with the host's NCCL where it is wanted.
-
-    Raises:
-        MusterError: it is wanted, but can't be used.
-    """
-    from entrypoint.fabric import host_nccl, stage
-
-    found = host_nccl.find(places.host, env, site) if need.host_nccl else None
-    return stage.Use(need.is_several, need.interface, found, places.interfaces)
-
-
-def _prove(need: Need, staging: "Staging", env: Mapping[str, str], names: tuple[str, ...], plugin: str | None) -> None:
+def _prove(need: Need, folder: Path, env: Mapping[str, str], names: list[str], plugin: str | None) -> None:
     """Returns if the libraries can be opened, the plugin first: what it lacks is what the user has to know."""
-    if not need.is_proved:
-        return
-    from entrypoint.fabric import preloaded, proof
+    if need.is_proved:
+        from muster.entrypoint.fabric.loader import Image, prove
 
-    first = [plugin] if plugin in names else []
-    ordered = [*first, *(name for name in names if name != plugin)]
-    loaded = preloaded.needed_by(staging.folder / name for name in ordered)
-    proof.prove(staging, {**env, **staging.variables}, ordered, loaded=loaded)
+        prove(folder, sorted(names, key=lambda name: name != plugin), Image.here(env))
 
 
-def _without(need: Need, finding: Finding) -> Injection:
+def _without(need: Need, finding: "Finding") -> Injection:
     """Where there is no fabric that a profile knows: NCCL is left to itself, as it may know another."""
     return Injection({}, (one_line(f"fabric: none: {finding.why}"),) if need.is_several else ())
 
 
-def _told(plan: FabricPlan, settings: tuple[Mapping[str, str], tuple[str, ...]], what: str) -> Injection:
+def _told(plan: "FabricPlan", settings: tuple[Mapping[str, str], tuple[str, ...]], what: str) -> Injection:
     variables, notes = settings
     line = f"fabric: {_place(plan.finding)}: {what}"
     if "NCCL_NET" in variables:
@@ -216,17 +270,108 @@ def _told(plan: FabricPlan, settings: tuple[Mapping[str, str], tuple[str, ...]],
     return Injection({**variables, FOUND: plan.finding.fabric}, tuple(map(one_line, (line, *notes, *plan.notes))))
 
 
-def _place(finding: Finding) -> str:
+def _place(finding: "Finding") -> str:
     """slingshot (cxi0, cxi1)."""
-    names = [device.name for device in refusing.devices(finding)]
+    names = [device.name for device in _devices(finding)]
     shown = ", ".join([*names[:4], *([f"{len(names) - 4} more"] if len(names) > 4 else [])])
     return f"{finding.fabric} ({shown})" if names and finding.fabric != TCP else finding.fabric
 
 
-def _names(plan: FabricPlan, use: "Use") -> str:
+def _names(plan: "FabricPlan", nccl: Path | None = None) -> str:
     """libnccl-net.so, libfabric.so.1 and 5 more."""
     names = [each.soname for each in plan.injected]
     names.sort(key=lambda name: name != plan.plugin)
-    if use.host_nccl:
-        names.insert(0, use.host_nccl.name)
+    if nccl:
+        names.insert(0, nccl.name)
     return ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
+
+
+def _devices(finding: "Finding") -> "list[Device]":
+    """Those that NCCL sends by."""
+    return [device for device in finding.devices if device.kind in _KINDS]
+
+
+def _refused(refusals: "tuple[Refusal, ...]") -> MusterError:
+    """One error for all that does not fit into this image."""
+    first, others = refusals[0], refusals[1:]
+    seen = [f"{each.library}: {each.needs}, needed by {each.needed_by}" for each in refusals[:4]]
+    more = f" (and {len(others)} more: muster fabric plan)" if others else ""
+    return MusterError(first.wrong + more, seen="; ".join(seen), fix=f"{first.fix}; or {ANYWAY}")
+
+
+def _check_devices(need: Need, plan: "FabricPlan", places: Places) -> None:
+    """Returns if one of the fabric's device files is in this container, or the fabric has none."""
+    paths = [each.path for each in _devices(plan.finding) if each.path.startswith("/dev/")]
+    if (
+        need.is_several
+        and need.is_proved
+        and paths
+        and not any(os.path.exists(places.own / path[1:]) for path in paths)
+    ):
+        raise MusterError(
+            "the fabric's device files are not in this container",
+            seen=f"{', '.join(paths)} on the host",
+            fix=f"docker run {' '.join(f'--device {shlex.quote(path)}' for path in paths)}; or {ANYWAY}",
+        )
+
+
+def _check_verbs(need: Need, plan: "FabricPlan", env: Mapping[str, str], places: Places) -> None:
+    """Returns if the image's own verbs can reach the devices."""
+    if not (need.is_several and need.is_proved) or env.get("NCCL_NET", plan.net) != plan.net:
+        return
+    if not list((places.own / "dev/infiniband").glob("uverbs*")):
+        raise MusterError(
+            "there is InfiniBand or RoCE, but its device files are not in this container",
+            seen=f"{plan.finding.why}; no {places.own / 'dev/infiniband'}/uverbs*",
+            fix=f"docker run --device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK; or {ANYWAY}",
+        )
+    from muster.entrypoint.fabric import loader
+
+    problem = loader.problem(["libibverbs.so.1"], env)
+    if problem:
+        raise MusterError(
+            "there is InfiniBand or RoCE, but no library for it in this image",
+            seen=problem,
+            fix=f"{MOUNT}; or install libibverbs1 and ibverbs-providers; or {ANYWAY}",
+        )
+
+
+def host_nccl(root: Path, env: Mapping[str, str], site: "Site | None" = None) -> Path:
+    """The host's NCCL below `root`, as it is seen here, for the place of the wheel's.
+
+    Raises:
+        MusterError: there is none, or it is older than the image's.
+    """
+    from muster.entrypoint.fabric import loader
+    from muster.entrypoint.fabric.find import values
+    from muster.entrypoint.fabric.host import HostRoot
+    from muster.entrypoint.fabric.libraries import NCCL, HostLibraries
+
+    host = HostRoot(root)
+    library = HostLibraries(host, values(site.libraries.search) if site else ()).find(NCCL)
+    if library is None:
+        raise MusterError(f"the host has no {NCCL}", seen=f"its loader's folders, below {root}", fix=_FIX_NCCL)
+    found, own = host.path(library.path), own_nccl()
+    version, least = loader.nccl_version(found, env), loader.nccl_version(own, env)
+    if version < least:
+        seen = (f"{path} is {'.'.join(map(str, number))}" for path, number in ((found, version), (own, least)))
+        raise MusterError(
+            "the host's NCCL is older than the one that torch was built with", seen=", ".join(seen), fix=_FIX_NCCL
+        )
+    return found
+
+
+def own_nccl() -> Path:
+    """The NCCL that came with torch, as a wheel of its own.
+
+    Raises:
+        MusterError: this torch has none.
+    """
+    from muster.entrypoint.fabric import loader
+    from muster.entrypoint.fabric.libraries import NCCL
+
+    torch = loader.installed_torch()
+    path = torch.parent / "nvidia/nccl/lib" / NCCL if torch else None
+    if path is None or not path.is_file():
+        raise MusterError("torch has no NCCL here that could be replaced", seen=str(path or "no torch"), fix=_FIX_NCCL)
+    return path

@@ -1,12 +1,52 @@
-"""All that has to come from the host so that its plugin and its libraries can be loaded, and nothing more."""
+"""All that has to come from the host so that its plugin and its libraries can be loaded, and nothing more.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+    plugin, named libraries -> links in a folder of a moment -> the loader's words -> more links, and so on
+                                                             -> refusals: what is still missing, and whose need it is
 
-from entrypoint.fabric.inventory import Inventory
-from entrypoint.fabric.loader import Loader
-from entrypoint.fabric.model import Library
-from entrypoint.fabric.sides import is_cudas, is_kept, is_optional
+None of the libraries is run here. What is linked in the end is opened before a launch.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.entrypoint.fabric import loader
+from muster.entrypoint.fabric.libraries import (
+    HostLibraries,
+    Library,
+    by_numbers,
+    is_drivers,
+    is_images,
+    never_leaves_host,
+    own_machine,
+)
+from muster.entrypoint.fabric.loader import Image, Lacking, Trace
+from muster.errors import MusterError
+
+_PROFILE = "the profile"
+# Paths that go into one variable, of which the kernel takes 128 KiB.
+_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a library of the host can't go into this image.
+
+    Attributes:
+        library: the host's file that it is about.
+        wrong: one sentence.
+        needs: the symbol version, soname or architecture that is missing.
+        needed_by: who needs it.
+        fix: what to do.
+    """
+
+    library: str
+    wrong: str
+    needs: str
+    needed_by: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -18,48 +58,12 @@ class LibrarySet:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A name that a profile or a library asks for, and who it is."""
-
-    name: str
-    by: str
-
-
-@dataclass(frozen=True)
-class Closure:
-    """What comes from the host.
-
-    Attributes:
-        libraries: by the name under which the loader has to find them, in the order in which they were needed.
-        needed_by: by that name, who asked first.
-        absent: what neither the image nor the host has.
-        forced: sonames that have to be the host's though the image has them too.
-        sets: those that come from the host.
-    """
-
-    libraries: Mapping[str, Library]
-    needed_by: Mapping[str, str]
-    absent: tuple[Asked, ...]
-    forced: frozenset[str]
-    sets: tuple[LibrarySet, ...]
-
-
-@dataclass
-class _Walk:
-    libraries: dict[str, Library] = field(default_factory=dict[str, Library])
-    needed_by: dict[str, str] = field(default_factory=dict[str, str])
-    # Of each, the library itself, the one that needs it, and so on.
-    chains: dict[str, tuple[Library, ...]] = field(default_factory=dict[str, tuple[Library, ...]])
-    absent: list[Asked] = field(default_factory=list[Asked])
-
-
-@dataclass(frozen=True)
 class Wanted:
     """Where a closure begins.
 
     Attributes:
         plugin: NCCL's network plugin; it is the host's.
-        roots: sonames that are needed whether or not something names them.
+        roots: sonames that are needed whether or not something names them; or paths.
         host_wins: sonames that have to be the host's.
         sets: what comes from one side.
     """
@@ -70,122 +74,304 @@ class Wanted:
     sets: tuple[LibrarySet, ...] = ()
 
 
-def closure(wanted: Wanted, loader: Loader, image: Inventory) -> Closure:
+def find_closure(wanted: Wanted, host: HostLibraries, image: Image) -> "Closure":
     """The closure over what libraries need; of a soname that both have, the image's copy if it is new enough.
 
-    That the host's copy is taken instead can make others need it too: it is gone through until nothing changes.
+    Raises:
+        MusterError: the loader can't be asked.
     """
-    forced = set(wanted.host_wins)
-    sets: list[LibrarySet] = []
-    while True:
-        walk = _walked(wanted, sets, forced, loader, image)
-        more = _lacking(walk, loader, image) - forced
-        joined = [one for one in wanted.sets if one not in sets and _is_hosts(one, walk, more)]
-        if not more and not joined:
-            return Closure(walk.libraries, walk.needed_by, tuple(walk.absent), frozenset(forced), tuple(sets))
-        forced |= more | {name for one in joined for name in one.sonames}
-        sets += joined
-
-
-def provider_files(one: LibrarySet, loader: Loader) -> dict[str, Library]:
-    """The libraries in a set's folders on the host, by the names under which its library opens them."""
-    found: dict[str, Library] = {}
-    for path in (path for folder in one.folders for path in loader.root.glob(f"{folder}/*.so*")):
-        library = loader.at(path)
-        if library is not None and loader.fits(library):
-            found[path.rpartition("/")[2]] = library
+    found = Closure(wanted, host, image)
+    if wanted.plugin or wanted.roots or wanted.host_wins:
+        with tempfile.TemporaryDirectory(prefix="muster-fabric-", dir=loader.temporary_folder(image.env)) as folder:
+            found.search(Path(folder))
     return found
 
 
-def _members(one: LibrarySet, loader: Loader, image: Inventory) -> dict[str, Library]:
-    """What the host has of a set, by name; a provider by its soname too, as NCCL opens libmlx5.so.1.
+class Closure:
+    """What comes from the host: links, asks the loader, and links what it misses, until it misses nothing there is.
 
-    What nothing but the set asks for is left to the image where the image's own users need more than the host's has.
+    Attributes:
+        links: by the name under which the loader has to find it, in the order in which it was needed.
+        needed_by: by that name, who asked first.
+        winners: the names of those that the image has too.
+        joined: the sets that come from the host.
+        refusals: every reason why the links can't be loaded.
     """
-    files = provider_files(one, loader)
-    named = {name: library for name in one.sonames if (library := loader.find(name))}
-    named |= {library.elf.soname: library for library in files.values() if library.elf.soname not in named}
-    fitting = {name: library for name, library in named.items() if _does_for_users(library, name, image)}
-    # Without the library that the set is named by there is nothing to be a part of.
-    first = {name: named[name] for name in one.sonames[:1] if name in named}
-    return first | fitting | files
 
+    def __init__(self, wanted: Wanted, host: HostLibraries, image: Image) -> None:
+        self.wanted, self.host, self.image, self.folder = wanted, host, image, Path()
+        self.links: dict[str, Library] = {}
+        self.needed_by: dict[str, str] = {}
+        self.winners: frozenset[str] = frozenset()
+        self.joined: list[LibrarySet] = []
+        self.refusals: tuple[Refusal, ...] = ()
+        # Of each link, the library itself, the one that needs it, and so on.
+        self.chains: dict[str, tuple[Library, ...]] = {}
+        self.forced: set[str] = set()
+        # Names that only a set asks for.
+        self.optional: set[str] = set()
+        # Names that have to be the host's, and are not there.
+        self.missing: list[str] = []
 
-def _does_for_users(library: Library, soname: str, image: Inventory) -> bool:
-    users = image.users.get(soname, {})
-    needed = (versions for user, versions in users.items() if not is_optional(user))
-    return all(provides(library.elf.versions_provided, versions) for versions in needed)
-
-
-def _is_hosts(one: LibrarySet, walk: _Walk, more: set[str]) -> bool:
-    return any(name in walk.libraries or name in more for name in one.sonames)
-
-
-def _lacking(walk: _Walk, loader: Loader, image: Inventory) -> set[str]:
-    """Sonames of which the image's copy is too old for what is taken from the host, while the host's is not."""
-    lacking: set[str] = set()
-    for name, library in walk.libraries.items():
-        for soname, versions in library.elf.versions_needed.items():
-            if soname in walk.libraries or soname not in image.libraries:
+    def search(self, folder: Path) -> None:
+        """Finds all of it, with links in `folder`."""
+        wanted, self.folder = self.wanted, folder
+        self.before = self.image.trace(())
+        if wanted.plugin:
+            self.link(wanted.plugin.elf.soname, wanted.plugin, "NCCL")
+        for name in wanted.host_wins:
+            library = self.host.find(name)
+            if library and self.link(name, library, _PROFILE):
+                self.forced.add(name)
+            elif not never_leaves_host(name):
+                self.missing.append(name)
+        for path in (name for name in wanted.roots if "/" in name):
+            library = self.host.find(path)
+            if library:
+                self.link(library.elf.soname, library, _PROFILE)
+            else:
+                self.missing.append(path)
+        while True:
+            words = self.ask()
+            if self.link_absent(words) or self.replace_outdated(words) or self.join_sets():
                 continue
-            if is_kept(soname) or is_cudas(soname):
+            own = self.image.trace(self.links).found
+            self.winners = frozenset(name for name in self.links if name in own)
+            broken = self.broken_users([own[name] for name in self.winners]) if self.winners else ()
+            if not self.leave_to_image(broken):
+                break
+        found = [*self.refuse_absent(words), *self.refuse_versions(words), *self.refuse_users(words, broken)]
+        self.refusals = tuple(dict.fromkeys(found))
+
+    def link(self, name: str, library: Library, by: str, chain: tuple[Library, ...] = ()) -> bool:
+        """Links a library under a name; False where it never comes from the host, whatever its file is called."""
+        if name in self.links or never_leaves_host(name) or never_leaves_host(library.elf.soname):
+            return False
+        (self.folder / name).symlink_to(self.host.root.path(library.path).absolute())
+        self.links[name] = library
+        self.needed_by[name] = by
+        self.chains[name] = (library, *chain)
+        return True
+
+    def ask(self) -> Trace:
+        """The loader's words to all links and named libraries."""
+        named = [name for name in self.wanted.roots if "/" not in name and not never_leaves_host(name)]
+        return self.image.trace(dict.fromkeys([*self.links, *named]), self.folder, self.library_path())
+
+    def library_path(self) -> str:
+        """The library path of a launch with these links."""
+        return loader.on_path(self.folder, self.image.library_path, self.forced)
+
+    def absent(self, words: Trace) -> list[str]:
+        """What the loader misses now, and has not missed before anything was linked."""
+        return [name for name in words.absent if name not in self.before.absent and not is_drivers(name)]
+
+    def who_needs(self, name: str) -> tuple[str, tuple[Library, ...]]:
+        """Who asks for a name: to be told, and as a chain of needs."""
+        if name in self.wanted.roots:
+            return _PROFILE, ()
+        for link, library in self.links.items():
+            if name in library.elf.needed:
+                return library.path, self.chains[link]
+        return "a library of the image", ()
+
+    def link_absent(self, words: Trace) -> bool:
+        """Links what the loader misses and the host has; whether anything was."""
+        is_more = False
+        for name in self.absent(words):
+            by, chain = self.who_needs(name)
+            # What needs a path looks there in the container too: a link elsewhere is of no help.
+            library = None if "/" in name else self.host.find(name, chain)
+            is_more |= library is not None and self.link(name, library, by, chain)
+        return is_more
+
+    def replace_outdated(self, words: Trace) -> bool:
+        """Links the host's copy where the image's lacks symbol versions that a link needs; whether anything was."""
+        lacking: dict[tuple[str, str], set[str]] = {}
+        for each in words.lacking:
+            user, name = self.link_of(each.required_by), self.name_of(each.library, words)
+            # Of two CUDA runtimes, torch's and another, both can be loaded.
+            is_replaceable = not self.link_of(each.library) and not name.startswith("libcudart.so")
+            if user and is_replaceable:
+                lacking.setdefault((user, name), set()).add(each.version)
+        is_more = False
+        for (user, name), versions in lacking.items():
+            library, by = self.host.find(name, self.chains[user]), self.links[user].path
+            is_newer = library is not None and versions <= library.elf.versions
+            if library and is_newer and self.link(name, library, by, self.chains[user]):
+                self.forced.add(name)
+                is_more = True
+        return is_more
+
+    def join_sets(self) -> bool:
+        """Links all of a set of which a part is linked; whether anything was."""
+        is_more = False
+        for one in self.wanted.sets:
+            if one in self.joined or not any(name in self.links for name in one.sonames):
                 continue
-            if provides(image.libraries[soname].versions, versions):
+            self.joined.append(one)
+            files = self.provider_files(one)
+            named = {name: library for name in one.sonames if (library := self.host.find(name))}
+            # A provider by its soname too, as NCCL opens libmlx5.so.1.
+            named = {library.elf.soname: library for library in files.values()} | named
+            for name, library in (named | files).items():
+                is_linked = self.link(name, library, f"the set of {one.sonames[0]}")
+                is_more |= is_linked
+                if is_linked and name in named and name != one.sonames[0]:
+                    self.optional.add(name)
+            self.forced |= set(named)
+        return is_more
+
+    def provider_files(self, one: LibrarySet) -> dict[str, Library]:
+        """The libraries in a set's folders on the host, by the names under which its library opens them."""
+        found: dict[str, Library] = {}
+        for path in (path for folder in one.folders for path in self.host.root.glob(f"{folder}/*.so*")):
+            library = self.host.at(path)
+            if library is not None and library.elf.machine == own_machine():
+                found[path.rpartition("/")[2]] = library
+        return found
+
+    def broken_users(self, replaced: list[Path]) -> tuple[Lacking, ...]:
+        """What the image's own libraries miss with the links, and do not miss without them.
+
+        Args:
+            replaced: files of the image that links take the place of.
+        """
+        in_sets = {os.path.realpath(path) for path in self.set_members().values()}
+        unused = in_sets | {os.path.realpath(path) for path in replaced}
+        users = [str(path) for path in self.image.users() if os.path.realpath(path) not in unused]
+        found = [
+            each
+            for each in self.lacking_of(users, self.folder, self.library_path())
+            if self.link_of(each.library) and not self.link_of(each.required_by)
+        ]
+        if not found:
+            return ()
+        had = {(each.version, each.required_by) for each in self.lacking_of(users)}
+        of_sets = {name for one in self.joined for name in one.sonames}
+
+        def is_unused(each: Lacking) -> bool:
+            # A provider that asks for its library's private interface, where its set comes from the host.
+            is_private = "_PRIVATE" in each.version and each.library.name in of_sets
+            return is_private and os.path.realpath(each.required_by) not in in_sets
+
+        return tuple(each for each in found if (each.version, each.required_by) not in had and not is_unused(each))
+
+    def lacking_of(self, users: list[str], folder: Path | None = None, path: str | None = None) -> list[Lacking]:
+        """The symbol versions that libraries of the image miss."""
+        batches = [users[start : start + _BATCH] for start in range(0, len(users), _BATCH)]
+        try:
+            return [each for batch in batches for each in self.image.trace(batch, folder, path).lacking]
+        except MusterError:
+            # A library of the image that ends the loader says nothing of the host's.
+            return []
+
+    def leave_to_image(self, broken: tuple[Lacking, ...]) -> bool:
+        """Takes back what only a set asks for and the image's own users can't do with; whether anything was."""
+        needed = {name for library in self.links.values() for name in library.elf.needed}
+        taken_back = {each.library.name for each in broken} & self.optional - needed
+        for name in taken_back:
+            (self.folder / name).unlink()
+            del self.links[name]
+        self.optional -= taken_back
+        self.forced -= taken_back
+        return bool(taken_back)
+
+    def set_members(self) -> dict[str, Path]:
+        """The image's own files of the sets that come from the host, by soname."""
+        names = [name for one in self.joined for name in one.sonames]
+        found = self.image.trace(names).found
+        return {name: found[name] for name in names if name in found}
+
+    def link_of(self, file: Path) -> str | None:
+        """The name of a link, by its path; None for a file of the image."""
+        return file.name if file.parent == self.folder else None
+
+    def name_of(self, file: Path, words: Trace) -> str:
+        """The soname by which the loader came to a file."""
+        return next((name for name, found in words.found.items() if found == file), file.name)
+
+    def refuse_absent(self, words: Trace) -> Iterator[Refusal]:
+        for name in self.missing:
+            yield self.nowhere(name, _PROFILE)
+        for name in self.absent(words):
+            library = self.links.get(name)
+            if library is None:
+                yield self.nowhere(name, self.who_needs(name)[0])
+            else:
+                machine = library.elf.machine
+                is_foreign = machine != own_machine()
+                yield Refusal(
+                    library.path,
+                    f"it is built for another architecture: {machine}" if is_foreign else "the loader can't read it",
+                    own_machine(),
+                    self.needed_by[name],
+                    "install the host's package anew, or name another folder in the profile's search",
+                )
+        for one in self.joined:
+            if one.folders and not self.provider_files(one):
+                folder = " ".join(one.folders)
+                yield self.mixed(one, f"providers in {folder}", folder)
+
+    def nowhere(self, name: str, by: str) -> Refusal:
+        if name in self.missing and name in self.image.trace([name]).found:
+            wrong = "it has to be the host's, and the host does not have it"
+        else:
+            wrong = "neither the host nor the image has it"
+        fix = f"name the host's folder with {name} in the profile's search, or --fabric off"
+        return Refusal(name, wrong, name, by, fix)
+
+    def refuse_versions(self, words: Trace) -> Iterator[Refusal]:
+        """Links that need symbol versions which nobody has."""
+        lacking: dict[tuple[str, Path], set[str]] = {}
+        for each in words.lacking:
+            user = self.link_of(each.required_by)
+            if user and not is_drivers(self.name_of(each.library, words)):
+                lacking.setdefault((user, each.library), set()).add(each.version)
+        for (user, file), versions in lacking.items():
+            soname, link, path = self.name_of(file, words), self.link_of(file), self.links[user].path
+            of = f"the host's {self.links[link].path}" if link else f"the image's {self.image.shown(file)}"
+            missing = sorted(versions, key=by_numbers)
+            if is_images(soname):
+                fix = f"an image whose {soname} has {missing[-1]}, or a build of the library for an older system"
+            else:
+                side = "host" if link else "image"
+                fix = f"a newer {soname} in the {side}, or a build of the library that asks for less"
+            wrong = f"it needs symbol versions of {soname} that {of} does not have"
+            yield Refusal(path, wrong, " ".join(missing), path, fix)
+
+    def refuse_users(self, words: Trace, broken: tuple[Lacking, ...]) -> Iterator[Refusal]:
+        """Links that would take the place of the image's copies, and have less than the image's own libraries need."""
+        members = {os.path.realpath(path): name for name, path in self.set_members().items()}
+        lacking: dict[str, dict[str, set[str]]] = {}
+        for each in (*words.lacking, *broken):
+            link = self.link_of(each.library)
+            if not link or self.link_of(each.required_by):
                 continue
-            hosts = loader.find(soname, walk.chains[name])
-            if hosts is not None and provides(hosts.elf.versions_provided, versions):
-                lacking.add(soname)
-    return lacking
+            member = members.get(os.path.realpath(each.required_by))
+            if member:
+                one = next(one for one in self.joined if member in one.sonames)
+                yield self.mixed(one, member, self.image.shown(each.required_by))
+            else:
+                users = lacking.setdefault(link, {}).setdefault(each.version, set())
+                users.add(self.image.shown(each.required_by))
+        for link, versions in lacking.items():
+            users = sorted(set[str]().union(*versions.values()))
+            more = f" and {len(users) - 3} more" if len(users) > 3 else ""
+            yield Refusal(
+                self.links[link].path,
+                f"it would take the place of the image's {link}, and has less than the image's own libraries need",
+                " ".join(sorted(versions, key=by_numbers)),
+                " ".join(users[:3]) + more,
+                f"a newer {link} on the host, or a fabric whose libraries do with the image's: --fabric tcp",
+            )
 
-
-def provides(provided: frozenset[str], needed: frozenset[str]) -> bool:
-    """Whether a library will do; one without any versions does for every version, as the loader has it."""
-    return not provided or needed <= provided
-
-
-def _walked(wanted: Wanted, sets: list[LibrarySet], forced: set[str], loader: Loader, image: Inventory) -> _Walk:
-    walk = _Walk()
-    queue: list[str] = []
-
-    def add(name: str, library: Library, by: str, chain: tuple[Library, ...] = ()) -> None:
-        if is_kept(name):
-            # However it was named: by a set, by its path, or by a plugin that calls itself so, which the gate refuses.
-            return
-        if is_kept(library.elf.soname):
-            # Under another name it would be a second one in the process.
-            walk.absent.append(Asked(name, by))
-            return
-        walk.libraries[name] = library
-        walk.needed_by[name] = by
-        walk.chains[name] = (library, *chain)
-        queue.append(name)
-
-    def ask(name: str, by: str, chain: tuple[Library, ...] = ()) -> None:
-        if name in walk.libraries or is_kept(name):
-            # What the image has to have is held against the image by the gate.
-            return
-        if name in image.libraries and name not in forced:
-            return
-        library = loader.find(name, chain)
-        if library is not None and "/" in name and not chain:
-            add(library.elf.soname, library, by)
-        elif library is not None and "/" not in name:
-            # What needs a path would look there in the container too: a link elsewhere is of no help.
-            add(name, library, by, chain)
-        elif all(name not in one.sonames or name not in image.libraries for one in sets):
-            # A half of a set that only the image has is the gate's to name.
-            walk.absent.append(Asked(name, by))
-
-    if wanted.plugin is not None:
-        add(wanted.plugin.elf.soname, wanted.plugin, "NCCL")
-    for name in (*wanted.roots, *wanted.host_wins):
-        ask(name, "the profile")
-    for one in sets:
-        for name, library in _members(one, loader, image).items():
-            if name not in walk.libraries:
-                add(name, library, f"the set of {one.sonames[0]}")
-    while queue:
-        chain = walk.chains[queue.pop(0)]
-        for name in chain[0].elf.needed:
-            ask(name, chain[0].path, chain)
-    return walk
+    def mixed(self, one: LibrarySet, name: str, path: str) -> Refusal:
+        first = next((each for each in one.sonames if each in self.links), one.sonames[0])
+        return Refusal(
+            path,
+            "a set that has to come from one side would be mixed: the host does not have all of it",
+            name,
+            f"{first} of the host",
+            f"install the host's package with {name}, or name its folder in the profile's search and sets",
+        )

@@ -1,25 +1,30 @@
-"""`muster fabric find, plan, binds, check`: parse, call, print."""
+"""`muster fabric find, plan, binds, check`: parse, call, print tables or JSON."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from entrypoint import environment, launch, schedulers
-from entrypoint.fabric.model import HOST_ROOT
-from entrypoint.fabric.need import AUTO, OFF, Need, Places
-from entrypoint.options import LaunchOptions
-from train.errors import FAILED, MusterError, one_line
+from muster.entrypoint import environment
+from muster.entrypoint.detect import schedulers
+from muster.entrypoint.fabric import AUTO, HOST_ROOT, OFF
+from muster.entrypoint.fabric.automatic import Need, Places
+from muster.entrypoint.options import LaunchOptions
+from muster.errors import ExitCode, MusterError, one_line
 
 if TYPE_CHECKING:
-    from entrypoint.fabric.model import FabricPlan
-    from entrypoint.sites.schema import Site
+    from muster.entrypoint.fabric.find import Finding
+    from muster.entrypoint.fabric.stage import FabricPlan
+    from muster.entrypoint.sites.schema import Site
 
 CHECK_TIMEOUT_S = 180.0
+
+_Rows = Sequence[Sequence[str]]
 
 Root = Annotated[Path, typer.Option("--root", metavar="FOLDER", help="Where the host's root is mounted.")]
 FabricName = Annotated[
@@ -54,10 +59,13 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _find(root: Root = HOST_ROOT, fabric: FabricName = AUTO, site: SiteName = AUTO, as_json: AsJson = False) -> None:
-    from entrypoint.fabric import survey, tables
+    from muster.entrypoint.fabric.find import find
 
-    found = survey.look(_mounted(root), _name(fabric), _site(site))
-    print(tables.as_json(found) if as_json else tables.of_finding(found))
+    found = find(_mounted(root), _name(fabric), _site(site))
+    if as_json:
+        print(_as_json(found))
+    else:
+        _show_finding(found)
 
 
 def _plan(
@@ -67,13 +75,11 @@ def _plan(
     nodes: Nodes = None,
     as_json: AsJson = False,
 ) -> None:
-    from entrypoint.fabric import tables
-
     _, plan = _planned(root, fabric, site, nodes)
     if as_json:
-        print(tables.as_json(plan))
+        print(_as_json(plan))
     elif not plan.refusals:
-        print(tables.of_plan(plan))
+        _show_plan(plan)
     _refuse(plan)
 
 
@@ -85,17 +91,18 @@ def _binds(
     nodes: Nodes = None,
     host_nccl: HostNccl = False,
 ) -> None:
-    from entrypoint.fabric import binds, survey
-    from entrypoint.fabric.stage import Use
+    from muster.entrypoint.fabric import stage
+    from muster.entrypoint.sites import profiles
 
-    if format not in binds.FORMATS:
-        raise MusterError("there is no such format", seen=f"--format {format}", fix=f"one of {' '.join(binds.FORMATS)}")
+    if format not in stage.FORMATS:
+        raise MusterError("there is no such format", seen=f"--format {format}", fix=f"one of {' '.join(stage.FORMATS)}")
     profile, plan = _planned(root, fabric, site, nodes)
     _refuse(plan)
     nccl = _nccl(root, profile) if host_nccl else None
-    several = Use(_num_nodes(nodes) > 1)
-    found = binds.of(plan, os.environ, several, is_rdma=survey.profile_of(plan.finding).is_rdma, nccl=nccl)
-    text = binds.printed(found, format)
+    several = stage.Use(_num_nodes(nodes) > 1)
+    is_rdma = profiles.load_fabric(plan.finding.fabric).is_rdma
+    found = stage.binds_of(plan, os.environ, several, is_rdma=is_rdma, nccl=nccl)
+    text = stage.printed(found, format)
     nothing = (
         []
         if found.files or plan.net
@@ -114,9 +121,9 @@ def _check(
     as_json: AsJson = False,
     root: Root = HOST_ROOT,
 ) -> None:
-    env = {**os.environ, **launch.ours_first(os.environ)}
+    env = dict(os.environ)
     if fabric != OFF:
-        from entrypoint.fabric import automatic
+        from muster.entrypoint.fabric import automatic
 
         need = Need(_num_nodes(nodes), True, fabric, host_nccl=host_nccl, is_proved=False)
         found = automatic.for_need(need, env, _site(site), Places(root))
@@ -127,40 +134,40 @@ def _check(
 
 
 def _become_check(env: Mapping[str, str], as_json: bool, timeout_s: float = CHECK_TIMEOUT_S) -> None:
-    """Ends with the code of check/fabric.py: a library that it opens may end or hold its process."""
-    command = [sys.executable, "-m", "check.fabric", *(["--json"] if as_json else [])]
+    """Ends with the code of muster/check/fabric.py: a library that it opens may end or hold its process."""
+    command = [sys.executable, "-P", "-m", "muster.check.fabric", *(["--json"] if as_json else [])]
     try:
-        done = subprocess.run(command, env=dict(env), stdin=subprocess.DEVNULL, timeout=timeout_s, check=False)
+        code = subprocess.run(
+            command, env=dict(env), stdin=subprocess.DEVNULL, timeout=timeout_s, check=False
+        ).returncode
+        seen = f"signal {-code}"
     except subprocess.TimeoutExpired:
+        code, seen = -1, f"no end within {timeout_s:g} s"
+    if code < 0:
         raise MusterError(
-            f"the fabric's libraries do not answer: no end within {timeout_s:g} s",
-            seen="the last line above is the last that did",
+            "one of the fabric's libraries ended the process that asked it, or held it",
+            seen=f"{seen}, after the last line above",
             fix="leave the host's libraries out, over TCP: --fabric tcp",
-            code=FAILED,
-        ) from None
-    if done.returncode < 0:
-        raise MusterError(
-            "one of the fabric's libraries ended the process that asked it",
-            seen=f"signal {-done.returncode}, after the last line above",
-            fix="leave the host's libraries out, over TCP: --fabric tcp",
-            code=FAILED,
+            code=ExitCode.FAILED,
         )
-    sys.exit(done.returncode)
+    sys.exit(code)
 
 
 def _planned(root: Path, fabric: str, site: str, nodes: int | None) -> "tuple[Site | None, FabricPlan]":
-    from entrypoint.fabric import survey
+    from muster.entrypoint.fabric.find import find
+    from muster.entrypoint.fabric.stage import plan_for
 
     profile = _site(site)
-    finding = survey.look(_mounted(root), _name(fabric), profile)
-    return profile, survey.plan(finding, _num_nodes(nodes), profile, is_named=_name(fabric) != AUTO)
+    finding = find(_mounted(root), _name(fabric), profile)
+    is_named = _name(fabric) != AUTO
+    return profile, plan_for(finding, _num_nodes(nodes), os.environ, profile, is_named=is_named)
 
 
 def _nccl(root: Path, site: "Site | None") -> tuple[str, Path]:
-    from entrypoint.fabric import host_nccl
+    from muster.entrypoint.fabric import automatic
 
-    found = host_nccl.find(root, os.environ, site)
-    return f"/{found.relative_to(root)}", host_nccl.of_torch()
+    found = automatic.host_nccl(root, os.environ, site)
+    return f"/{found.relative_to(root)}", automatic.own_nccl()
 
 
 def _refuse(plan: "FabricPlan") -> None:
@@ -173,7 +180,7 @@ def _refuse(plan: "FabricPlan") -> None:
 
 
 def _mounted(root: Path) -> Path:
-    from entrypoint.fabric import automatic
+    from muster.entrypoint.fabric import automatic
 
     if not automatic.is_host(root):
         raise MusterError(
@@ -189,7 +196,7 @@ def _name(fabric: str) -> str:
 
 
 def _site(name: str) -> "Site | None":
-    from entrypoint.sites import recognise
+    from muster.entrypoint.sites import recognise
 
     found = recognise.here(environment.live(), LaunchOptions(site=name))
     return found.site if found else None
@@ -204,3 +211,69 @@ def _num_nodes(nodes: int | None) -> int:
     except MusterError:
         job = None
     return job.num_nodes if job and job.num_nodes and job.job_id else 2
+
+
+def _as_json(found: "Finding | FabricPlan") -> str:
+    """One JSON object, with the names of the dataclass."""
+    import msgspec
+
+    return json.dumps(msgspec.to_builtins(found, enc_hook=str, order="deterministic"), indent=2)
+
+
+def _show_finding(found: "Finding") -> None:
+    libraries = [(name, library.path) for name, library in found.libraries.items()]
+    if found.plugin:
+        libraries.insert(0, (found.plugin.elf.soname, found.plugin.path))
+    libraries += [(name, "not found") for name in found.missing]
+    _show(
+        {"fabric": found.fabric, "because of": found.why, "interfaces": " ".join(found.interfaces) or "none"},
+        {
+            ("device", "kind", "state", "path"): [
+                (each.name, each.kind, each.state, each.path) for each in found.devices
+            ],
+            ("library", "path on the host"): libraries,
+        },
+        found.notes,
+    )
+
+
+def _show_plan(plan: "FabricPlan") -> None:
+    injected = [(each.soname, each.path, each.needed_by, "the host's" if each.wins else "") for each in plan.injected]
+    _show(
+        {
+            "fabric": plan.finding.fabric,
+            "because of": plan.finding.why,
+            "NCCL's plugin": plan.plugin or "none",
+            "NCCL_NET": plan.net or "not set",
+        },
+        {
+            ("from the host", "its path there", "needed by", "wins"): injected,
+            ("variable", "value"): sorted(plan.variables.items()),
+            ("further files",): [(path,) for path in plan.files],
+            ("devices",): [(path,) for path in plan.devices],
+        },
+        plan.notes,
+    )
+
+
+def _show(head: Mapping[str, str], tables: Mapping[tuple[str, ...], _Rows], notes: Sequence[str]) -> None:
+    """Prints lines, tables by their headings, and notes."""
+    # Here and not above: only what prints needs it.
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    for name, value in head.items():
+        console.print(Text.assemble((f"{name:<14}", "bold"), value), soft_wrap=True)
+    for headings, rows in tables.items():
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for heading in headings:
+            table.add_column(heading, overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        if rows:
+            console.print(table)
+    for note in notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)

@@ -1,33 +1,251 @@
-"""FabricPlan -> Staging: links to the host's files in a folder of this user's own, and the variables that lead there.
+"""What the container gets of the host, and how: links in a folder of this user's own, or an engine's options.
 
-The process is exec'd away, so nobody could remove the folder: it is named by what is in it, all tasks of a node share
-it, and the next run finds it again.
+    FabricPlan  the closure of the fabric's libraries, settings, devices, variables
+    of_host     links in a private folder, and the variables that lead there
+    settings    the variables, there or where `muster fabric binds` put each library under its own name
+    Binds       what those options say, for apptainer, docker and podman, for a shell, or as JSON
+
+The process is exec'd away, so nobody could remove the folder of links: it is named by what is in it, all tasks of a
+node share it, and the next run finds it again. No folder of the host is ever put over one of the image's: its libraries
+would not fit the image's C library.
 """
 
 import hashlib
+import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
-from entrypoint import homes
-from entrypoint.fabric.model import FABRIC_ROOT, FabricPlan
-from train.errors import MusterError
+from muster.entrypoint.fabric import FABRIC_ROOT, TCP, libraries
+from muster.entrypoint.fabric.closure import Closure, LibrarySet, Refusal, Wanted, find_closure
+from muster.entrypoint.fabric.find import Finding, values
+from muster.entrypoint.fabric.host import HostRoot
+from muster.entrypoint.fabric.libraries import NCCL, HostLibraries, Library, NetPlugin, never_leaves_host
+from muster.entrypoint.fabric.loader import FIX_FOLDER as FIX
+from muster.entrypoint.fabric.loader import UNUSABLE, Image, on_path, temporary_folder
+from muster.entrypoint.passing import assignment
+from muster.entrypoint.sites import profiles
+from muster.entrypoint.sites.schema import Context, Fabric, Fact, Libraries, Site, holds
+from muster.errors import MusterError
 
-NCCL = "libnccl.so.2"
-LINKED_AT = FABRIC_ROOT / "lib"
-"""Where the options that `muster fabric binds` prints put the libraries."""
+T = TypeVar("T")
 
-FIX = "TMPDIR=FOLDER, one that this user may write to; or --fabric off"
+NCCL_PLUGINS = tuple(range(6, 13))
+"""N of each ncclNetPlugin_vN that NCCL 2.30 opens, as its library tells; for an image without NCCL."""
 
-# The loader takes these in LD_LIBRARY_PATH and LD_PRELOAD for separators or for words of its own, NCCL the comma.
-_UNUSABLE = re.compile(r"[\s:;,$]")
 # libibverbs opens a provider by the file's name, mlx5 -> libmlx5-rdmav34.so, and not by its soname.
 _PROVIDER = re.compile(r"(lib.+)-rdmav\d+\.so")
+
+FORMATS = ("apptainer", "podman", "docker", "shell", "json")
+
+# What RDMA needs of docker and podman: memory that may be locked, the host's shared memory and its network.
+# Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+RDMA_OPTIONS = ("--ulimit", "memlock=-1", "--cap-add", "IPC_LOCK", "--ipc=host", "--network=host")
+
+
+@dataclass(frozen=True)
+class Injected:
+    """A library of the host that the container gets.
+
+    Attributes:
+        soname: the name under which it is linked.
+        path: the host's file.
+        needed_by: the soname or profile that asked for it.
+        wins: whether it has to be found before a copy of the image's.
+    """
+
+    soname: str
+    path: str
+    needed_by: str
+    wins: bool = False
+
+
+@dataclass(frozen=True)
+class FabricPlan:
+    """What the container gets of the host.
+
+    Attributes:
+        finding: what it was made of.
+        injected: in the order in which they were needed; empty where the image's own libraries do.
+        plugin: the file name of NCCL's network plugin among them.
+        net: what NCCL_NET has to be on several nodes.
+        variables: what the profile sets, with conditions resolved.
+        files: further files and folders of the host.
+        devices: files in /dev for engines that don't bind it whole.
+        refusals: why not; then nothing is injected.
+        notes: one line for each thing that the user should know.
+    """
+
+    finding: Finding
+    injected: tuple[Injected, ...] = ()
+    plugin: str | None = None
+    net: str | None = None
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    files: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def plan_for(
+    finding: Finding, num_nodes: int, env: Mapping[str, str], site: Site | None = None, *, is_named: bool = True
+) -> FabricPlan:
+    """What a job on `num_nodes` takes of what was found, into this image.
+
+    Args:
+        env: the job's variables.
+        site: its libraries and variables come before the fabric's.
+        is_named: whether the user named the fabric. Where no device told one, NCCL is not held to TCP: it may know
+            another network.
+
+    Raises:
+        MusterError: the loader can't be asked.
+    """
+    profile = profiles.load_fabric(finding.fabric)
+    planned = make_plan(finding, profile, Image.here(env), Context.here(num_nodes), site)
+    return planned if is_named or finding.fabric != TCP else replace(planned, net=None)
+
+
+def plan_without_host(finding: Finding, num_nodes: int, site: Site | None = None) -> FabricPlan:
+    """What such a job needs where the container's own libraries are all that there is."""
+    profile = profiles.load_fabric(finding.fabric)
+    context = Context.here(num_nodes)
+    return FabricPlan(finding, net=_named_net(profile, context), variables=profiles.variables(site, profile, context))
+
+
+def make_plan(
+    finding: Finding, profile: Fabric, image: Image, context: Context, site: Site | None = None
+) -> FabricPlan:
+    """What is to be injected, set and bound; with a reason to refuse, nothing of it.
+
+    Args:
+        finding: what the host has.
+        profile: the fabric's.
+        image: what it goes into.
+        context: what conditions in the profile ask about.
+        site: its libraries and variables come before the profile's.
+
+    Raises:
+        MusterError: the loader can't be asked.
+    """
+    words = profiles.libraries(site, profile)
+    root = HostRoot(finding.root)
+    host = HostLibraries(root, _values(words.search, context))
+    wanted = _wanted(finding, words, context)
+    exported = libraries.net_plugin(root.path(wanted.plugin.path)) if wanted.plugin else None
+    wrong = [*_without_plugin(finding, profile, words, context), *_unfit_plugin(wanted.plugin, exported, image)]
+    found = find_closure(wanted, host, image)
+    wrong += found.refusals
+    notes = tuple(dict.fromkeys([*finding.notes, *root.notes]))
+    if wrong:
+        return FabricPlan(finding, refusals=tuple(wrong), notes=notes)
+    net = _named_net(profile, context) or (exported.name if exported else None)
+    if wanted.plugin and net is None:
+        notes += (f"{wanted.plugin.path} tells its name only to NCCL: without NCCL_NET nothing keeps it from TCP",)
+    return FabricPlan(
+        finding,
+        injected=tuple(
+            Injected(name, library.path, found.needed_by[name], wins=name in found.winners)
+            for name, library in found.links.items()
+        ),
+        plugin=wanted.plugin.elf.soname if wanted.plugin else None,
+        net=net,
+        variables=profiles.variables(site, profile, context),
+        files=_files(root, profile, words, found, context),
+        devices=_existing(root, profile.devices.needed, context),
+        notes=notes,
+    )
+
+
+def _values(fact: Fact[tuple[T, ...]] | None, context: Context) -> tuple[T, ...]:
+    return values(fact) if fact and holds(fact.when, context) else ()
+
+
+def _named_net(profile: Fabric, context: Context) -> str | None:
+    return profile.net.value if profile.net and holds(profile.net.when, context) else None
+
+
+def _wanted(finding: Finding, words: Libraries, context: Context) -> Wanted:
+    plugin = finding.plugin if _values(words.plugins, context) else None
+    if finding.root == Path("/"):
+        # The host is the image: no copy of it wins over itself.
+        return Wanted(plugin, _values(words.roots, context))
+    sets = [_library_set(members) for members in _values(words.sets, context)]
+    return Wanted(
+        plugin,
+        _values(words.roots, context),
+        _values(words.host_wins, context),
+        tuple(one for one in sets if one.sonames),
+    )
+
+
+def _library_set(members: tuple[str, ...]) -> LibrarySet:
+    folders = tuple(member.rstrip("/") for member in members if member.startswith("/"))
+    names = (member for member in members if not member.startswith("/"))
+    return LibrarySet(tuple(name for name in names if not never_leaves_host(name)), folders)
+
+
+def _without_plugin(finding: Finding, profile: Fabric, words: Libraries, context: Context) -> list[Refusal]:
+    """Where only a plugin lets NCCL use the fabric, that there is none; NCCL itself knows InfiniBand."""
+    names = _values(words.plugins, context)
+    if not names or finding.plugin is not None or profile.net is not None:
+        return []
+    searched = ", ".join(_values(words.search, context)) or "the loader's folders"
+    return [
+        Refusal(
+            names[0],
+            f"the host has no network plugin of NCCL's for {profile.title}; looked in {searched}",
+            " or ".join(names),
+            "NCCL",
+            "load the site's module for aws-ofi-nccl, or name its folder in the site's profile: libraries.search",
+        )
+    ]
+
+
+def _unfit_plugin(plugin: Library | None, exported: NetPlugin | None, image: Image) -> list[Refusal]:
+    """Why this image's NCCL would not open the plugin."""
+    if plugin is None:
+        return []
+    versions = exported.versions if exported else ()
+    nccl = image.loaded_by_torch([NCCL]) or [path for name, path in image.trace([NCCL]).found.items() if name == NCCL]
+    opened = (libraries.opened_plugins(Path(nccl[0])) if nccl else ()) or NCCL_PLUGINS
+    if never_leaves_host(plugin.elf.soname):
+        wrong = f"NCCL's network plugin calls itself {plugin.elf.soname}, which never comes from the host"
+        needs = "a soname of its own, such as libnccl-net.so"
+    elif not set(versions) & set(opened):
+        has = ", ".join(f"ncclNetPlugin_v{version}" for version in versions) or "no ncclNetPlugin_vN at all"
+        wrong = f"NCCL's network plugin is of no version that this image's NCCL opens: it has {has}"
+        needs = f"ncclNetPlugin_v{min(opened)} to v{max(opened)}"
+    else:
+        return []
+    fix = "a plugin for this NCCL: ask the site for another build, or --fabric off"
+    return [Refusal(plugin.path, wrong, needs, "NCCL", fix)]
+
+
+def _files(root: HostRoot, profile: Fabric, words: Libraries, found: Closure, context: Context) -> tuple[str, ...]:
+    # The settings of libraries that stay the image's stay the image's too.
+    goes_along = bool(found.joined) if _values(words.sets, context) else bool(found.links)
+    paths = [*(_existing(root, words.files, context) if goes_along else ())]
+    paths += _existing(root, profile.devices.folders, context)
+    for one in found.joined:
+        # A folder of libraries goes in by its libraries; one of settings, /etc/libibverbs.d, at its own place.
+        paths += [path for folder in one.folders for path in root.glob(folder) if not _has_libraries(root, path)]
+    return tuple(dict.fromkeys(paths))
+
+
+def _has_libraries(root: HostRoot, folder: str) -> bool:
+    return any(name.endswith(".so") or ".so." in name for name in root.names(folder))
+
+
+def _existing(root: HostRoot, fact: Fact[tuple[str, ...]] | None, context: Context) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(path for pattern in _values(fact, context) for path in root.glob(pattern)))
 
 
 @dataclass(frozen=True)
@@ -38,25 +256,16 @@ class Use:
         is_several: whether NCCL has to cross from node to node, so that a network it can't have is an error.
         interface: the one that the user named, which no profile may change.
         host_nccl: the host's NCCL, as it is seen here; None where the image's own is used.
-        interfaces: the names of those that the process will see; None takes the host's.
     """
 
     is_several: bool = False
     interface: str | None = None
     host_nccl: Path | None = None
-    interfaces: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Staging:
-    """What is done with a plan.
-
-    Attributes:
-        folder: where the libraries are found.
-        links: the file that each name in the folder leads to; empty where nothing has to be made.
-        variables: those that the process gets.
-        notes: one line for each thing that the user should know.
-    """
+    """A folder, the file that each name in it is to lead to, and what the process and its user get."""
 
     folder: Path
     links: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -76,42 +285,35 @@ def of_host(plan: FabricPlan, env: Mapping[str, str], use: Use) -> Staging:
     if use.host_nccl:
         links[NCCL] = str(use.host_nccl.absolute())
     for name in links:
-        if name in ("", ".", "..") or "/" in name or _UNUSABLE.search(name):
+        if name in ("", ".", "..") or "/" in name or UNUSABLE.search(name):
             raise MusterError(
                 "a library of the host has a name that can't be linked",
                 seen=f"{name!r}, {links[name]}",
                 fix="--fabric off, and tell whoever installed it",
             )
-    folder = _place(links, env) if links else LINKED_AT
-    winners = [each.soname for each in plan.injected if each.wins]
-    variables, notes = settings(plan, env, use, folder if links else None, tuple(links), winners)
+    folder = _place(links, env) if links else FABRIC_ROOT
+    variables, notes = settings(plan, env, use, folder, [each.soname for each in plan.injected if each.wins])
     return Staging(folder, links, variables, notes)
-
-
-def of_binds(plan: FabricPlan, env: Mapping[str, str], use: Use, folder: Path = LINKED_AT) -> Staging:
-    """The staging where each library is bound into the container at `folder`, under its own name."""
-    names = [each.soname for each in plan.injected] + [NCCL] * (use.host_nccl is not None)
-    variables, notes = settings(plan, env, use, folder if names else None, names, names)
-    return Staging(folder, {}, variables, notes)
 
 
 def settings(
     plan: FabricPlan,
     env: Mapping[str, str],
     use: Use,
-    folder: Path | None,
-    names: Sequence[str],
-    winners: Iterable[str],
+    folder: Path = FABRIC_ROOT,
+    winners: Iterable[str] | None = None,
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables that lead to the libraries `names` in `folder`, and a note for each value of the user's that stays.
+    """The variables that lead to a plan's libraries in `folder`, and a note for each value of the user's that stays.
 
     Args:
-        winners: those of which no copy may be found before this one.
+        winners: those of which no copy may be found before this one; None takes all.
     """
+    names = [each.soname for each in plan.injected] + [NCCL] * (use.host_nccl is not None)
     wanted = {name: value for name, value in plan.variables.items() if _fits(name, value, plan, use)}
     forced: dict[str, str] = {}
-    if folder is not None:
-        forced["LD_LIBRARY_PATH"] = on_path(folder, env.get("LD_LIBRARY_PATH", ""), winners)
+    if names:
+        path = env.get("LD_LIBRARY_PATH", "")
+        forced["LD_LIBRARY_PATH"] = on_path(folder, path, names if winners is None else winners)
         providers = [str(folder / found[1]) for name in names if (found := _PROVIDER.fullmatch(name))]
         # Of the two names for the same thing libibverbs reads the older one first.
         if providers and "RDMAV_DRIVERS" not in env:
@@ -139,9 +341,7 @@ def _fits(name: str, value: str, plan: FabricPlan, use: Use) -> bool:
         return True
     if use.interface is not None:
         return False
-    interfaces = use.interfaces
-    if interfaces is None:
-        interfaces = tuple(each.name for each in plan.finding.interfaces)
+    interfaces = plan.finding.interfaces
     if not interfaces or value.startswith("^"):
         return True
     if value.startswith("="):
@@ -149,27 +349,11 @@ def _fits(name: str, value: str, plan: FabricPlan, use: Use) -> bool:
     return any(each.startswith(part) for each in interfaces for part in value.split(",") if part)
 
 
-def on_path(folder: Path, path: str, winners: Iterable[str]) -> str:
-    """The library path `path` with `folder` last, or first where another folder on it has one of `winners`.
-
-    What --nv, forward compatibility or the user put there stays before it.
-    """
-    others = [element for element in path.split(os.pathsep) if element not in ("", str(folder))]
-    is_first = any(os.path.lexists(Path(element) / name) for element in others for name in winners)
-    return os.pathsep.join([str(folder), *others] if is_first else [*others, str(folder)])
-
-
 def _place(links: Mapping[str, str], env: Mapping[str, str]) -> Path:
     """The folder for `links`: one that holds just them and is ours, or a name that nobody has."""
     content = "\0".join(f"{name}\0{target}" for name, target in sorted(links.items()))
     digest = hashlib.sha256(os.fsencode(content)).hexdigest()[:16]
-    temporary = _temporary(env)
-    if temporary is None:
-        raise MusterError(
-            "no temporary folder can be written to, for links to the host's libraries",
-            seen=f"TMPDIR={env.get('TMPDIR', '')} as uid {os.getuid()}",
-            fix=FIX,
-        )
+    temporary = temporary_folder(env)
     name = f"muster-fabric-{os.getuid()}-{digest}"
     for count in range(100):
         folder = temporary / (f"{name}-{count}" if count else name)
@@ -178,15 +362,6 @@ def _place(links: Mapping[str, str], env: Mapping[str, str]) -> Path:
     raise MusterError(
         "others took all the names for a folder of links to the host's libraries", seen=str(temporary / name), fix=FIX
     )
-
-
-def _temporary(env: Mapping[str, str]) -> Path | None:
-    """The first folder that can be written to, and that can stand in a library path."""
-    named = [Path(env[name]).absolute() for name in ("TMPDIR", "TEMP", "TMP") if env.get(name)]
-    for folder in (*named, *homes.TEMPORARY, homes.SHARED_MEMORY):
-        if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK) and not _UNUSABLE.search(str(folder)):
-            return folder
-    return None
 
 
 def is_ours(folder: Path, links: Mapping[str, str]) -> bool:
@@ -225,3 +400,85 @@ def make(staging: Staging) -> None:
             seen=str(staging.folder),
             fix=FIX,
         ) from None
+
+
+@dataclass(frozen=True)
+class Binds:
+    """What a container gets: `files` on the host with their places in it, and `devices` for docker and podman."""
+
+    files: tuple[tuple[str, str], ...] = ()
+    devices: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_rdma: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def binds_of(
+    plan: FabricPlan, env: Mapping[str, str], use: Use, *, is_rdma: bool, nccl: tuple[str, Path] | None = None
+) -> Binds:
+    """The options by which the libraries of a plan come into a container, one by one.
+
+    Their words are for `eval "apptainer exec $(muster fabric binds --format apptainer) IMAGE ..."`: a shell reads them
+    once.
+
+    Args:
+        env: of the image: its library path goes before the host's libraries.
+        use: what decides on variables.
+        is_rdma: of the fabric's profile.
+        nccl: the host's NCCL as the host has it, and the wheel's file that it takes the place of.
+    """
+    variables, notes = settings(plan, env, use)
+    files = [(each.path, str(FABRIC_ROOT / each.soname)) for each in plan.injected]
+    has_verbs = any(each.soname.startswith("libibverbs.so") for each in plan.injected)
+    # The list of providers goes with the library that reads it.
+    files += [(path, path) for path in plan.files if has_verbs or path != "/etc/libibverbs.d"]
+    if nccl:
+        files.append((nccl[0], str(nccl[1])))
+    named = {"MUSTER_FABRIC": plan.finding.fabric} if plan.injected or plan.net else {}
+    return Binds(tuple(files), plan.devices, {**variables, **named}, is_rdma, notes)
+
+
+def printed(binds: Binds, format: str) -> str:
+    """The options as a shell has to be given them, lines for one, or JSON.
+
+    Raises:
+        MusterError: a file's name, or a value, can't be passed to this engine.
+    """
+    if format == "json":
+        values = {
+            "files": [{"host": host, "container": container} for host, container in binds.files],
+            "devices": binds.devices,
+            "variables": dict(sorted(binds.variables.items())),
+            "options": RDMA_OPTIONS if binds.is_rdma else (),
+        }
+        return json.dumps(values, indent=2)
+    if format == "shell":
+        return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(binds.variables.items()))
+    return " ".join(_options(binds, is_apptainer=format == "apptainer"))
+
+
+def _options(binds: Binds, *, is_apptainer: bool) -> list[str]:
+    option, refused = ("--bind", r"[:,\\\n]") if is_apptainer else ("--volume", ":")
+    words: list[str] = []
+    for host, container in binds.files:
+        if re.search(refused, host + container):
+            raise _unusable(f"{option} can't name such a file", host)
+        words += [option, shlex.quote(f"{host}:{container}:ro")]
+    # Apptainer has /dev and /sys there by themselves.
+    for path in () if is_apptainer else binds.devices:
+        if ":" in path:
+            raise _unusable("docker's --device takes no colons", path)
+        words += ["--device", shlex.quote(path)]
+    for name, value in sorted(binds.variables.items()):
+        if is_apptainer and re.search(r"[$`\\\n\r\0]", value):
+            raise _unusable("apptainer has a shell evaluate what is in a variable", f"{name}={value}")
+        words += ["--env", assignment(name, value)[0] if is_apptainer else shlex.quote(f"{name}={value}")]
+    return [*words, *(RDMA_OPTIONS if binds.is_rdma and not is_apptainer else ())]
+
+
+def _unusable(why: str, seen: str) -> MusterError:
+    return MusterError(
+        f"what the fabric needs can't be passed: {why}",
+        seen=seen,
+        fix="mount the host's root in the container, which needs no such names: --bind /:/host:ro",
+    )

@@ -8,9 +8,12 @@ from typing import Annotated
 
 import typer
 
-from train.errors import MusterError
+from muster.entrypoint.sites.commands import listing
+from muster.errors import MusterError
 
 KUBERNETES = "Kubernetes"
+# Kubernetes counts in 32 bits; so do restarts times nodes.
+MAX_UID = 2**31 - 2
 
 
 def add_to(app: typer.Typer, check: Callable[[Sequence[str]], None]) -> None:
@@ -57,34 +60,36 @@ def _job(
         ),
     ] = None,
     uid: Annotated[
-        int | None, typer.Option(help="Whom the pods run as. Default: 1000.", min=0, rich_help_panel=KUBERNETES)
+        int | None,
+        typer.Option(help="Whom the pods run as. Default: 1000.", min=0, max=2**31 - 2, rich_help_panel=KUBERNETES),
     ] = None,
     restarts: Annotated[
-        int | None, typer.Option(help="Attempts after the first. Default: 3.", min=0, rich_help_panel=KUBERNETES)
+        int | None,
+        typer.Option(help="Attempts after the first. Default: 3.", min=0, max=10_000, rich_help_panel=KUBERNETES),
     ] = None,
 ) -> None:
     # Here and not above: no other command needs profiles or templates.
-    from entrypoint.jobs import listing, making
-    from entrypoint.jobs.manifest import Further
-    from entrypoint.jobs.wanted import wanted
+    from muster.entrypoint.jobs import making
+    from muster.entrypoint.jobs.script import COMMAND, Wanted, checked, seconds
 
     if site == "list" and not command:
-        print(listing.table())
+        print(listing())
         return
     if command:
         context.obj(command)
-    asked = wanted(
+    wanted = Wanted(
         nodes=nodes,
-        time=time,
+        time_s=seconds(time),
         image=image,
         account=account,
         partition=partition,
         gpus=gpus,
         name=name,
-        command=tuple(command or ()),
+        command=tuple(command or COMMAND),
     )
-    further = Further(claim=claim, shm=shm, devices=tuple(device or ()), uid=uid, restarts=restarts)
-    text = making.make(site, asked, kind, output_file, further)
+    given = {"--claim": claim, "--shm": shm, "--uid": uid, "--restarts": restarts, "--device": tuple(device or ())}
+    further = {option: value for option, value in given.items() if value not in (None, ())}
+    text = making.make(site, checked(wanted), kind, output_file, further)
     if output_file is None:
         sys.stdout.write(text)
         return
@@ -96,17 +101,14 @@ def _write(path: Path, text: str) -> None:
     content = text.encode()  # before there is a file: what can't be written leaves none
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
-    except FileExistsError:
-        raise MusterError(
-            "there is such a file already, and it is not written over",
-            seen=f"--output-file={path}",
-            fix="--output-file with a new name, or remove that file first",
-        ) from None
     except OSError as reason:
+        wrong = f"the script can't be written: {reason.strerror}"
+        if isinstance(reason, FileExistsError):
+            wrong = "there is such a file already, and it is not written over"
         raise MusterError(
-            f"the script can't be written: {reason.strerror}",
+            wrong,
             seen=f"--output-file={path}",
-            fix="--output-file in a folder that you may write to",
+            fix="--output-file with a new name, in a folder that you may write to",
         ) from None
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

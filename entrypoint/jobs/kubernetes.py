@@ -1,4 +1,4 @@
-"""Manifests for Kubernetes: one pod a node, as a PyTorchJob, a JobSet or an indexed Job.
+"""A profile and a wanted job -> a manifest for Kubernetes: one pod a node, as a PyTorchJob, a JobSet or an indexed Job.
 
 Every value is checked, or quoted, or both: a template's `{{ value }}` is a quoted YAML string unless it is a number.
 """
@@ -8,16 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from entrypoint import ROOT
-from entrypoint.jobs import quoting
-from train.errors import MusterError
+from muster import JOBS
+from muster.entrypoint.jobs import quoting
+from muster.entrypoint.jobs.script import IMAGE, Wanted, made_by
+from muster.entrypoint.sites.schema import Context, Site, resolve, value_of
+from muster.errors import MusterError
 
 Kind = Literal["pytorchjob", "jobset", "job"]
 KINDS: tuple[Kind, ...] = ("pytorchjob", "jobset", "job")
 
-TEMPLATES = ROOT / "jobs" / "templates"
+TEMPLATES = JOBS / "templates"
 NO_IMAGE = "registry.example/muster:latest"
 """What stands for the image until the user names one: a name that no registry will ever have (RFC 2606)."""
+DEFAULT_KIND: Kind = "job"
+"""What a cluster needs nothing installed for."""
 GROUP = "node"
 """The name of a JobSet's only group of pods."""
 CACHES = {"TORCH_HOME": "/workspace/.cache/torch", "HF_HOME": "/workspace/.cache/huggingface"}
@@ -31,8 +35,12 @@ _IMAGE = re.compile(
 )
 _SIZE = re.compile(r"[1-9][0-9]{0,6}(Mi|Gi|Ti)")
 _MAX_LABEL, _MAX_SUBDOMAIN = 63, 253
-_MAX_NUMBER = 2**31 - 1
-"""Kubernetes counts in 32 bits."""
+GRACE_S = 300
+"""From SIGTERM to SIGKILL."""
+WAIT_S = 1800
+"""For the pods to have names."""
+# The options that only a manifest has, by the field of Pods.
+_FIELDS = {"--claim": "claim", "--shm": "shared_memory", "--uid": "uid", "--restarts": "restarts"}
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,6 @@ class Pods:
         devices: further resources of each pod, for RDMA: rdma/hca_shared_devices_a=1.
         restarts: attempts after the first.
         uid: whom the pods run as.
-        grace_seconds: from SIGTERM to SIGKILL.
-        wait_seconds: for the pods to have names.
         queue: Kueue's, if any.
         variables: further ones of each pod.
         made_by: the command that made the manifest, for its first lines.
@@ -69,11 +75,66 @@ class Pods:
     devices: Mapping[str, int] = field(default_factory=dict[str, int])
     restarts: int = 3
     uid: int = 1000
-    grace_seconds: int = 300
-    wait_seconds: int = 1800
     queue: str | None = None
     variables: Mapping[str, str] = field(default_factory=lambda: dict(CACHES))
     made_by: str = "muster job kubernetes"
+
+
+def make(name: str, site: Site, wanted: Wanted, kind: str | None, further: Mapping[str, Any]) -> str:
+    """The manifest.
+
+    Args:
+        name: the site's, or its profile's file.
+        site: its profile.
+        wanted: the job.
+        kind: of the manifest; None takes `DEFAULT_KIND`.
+        further: the options that only a manifest has, as far as they were given; --device is a tuple.
+
+    Raises:
+        MusterError: there is no such kind, or Kubernetes would not take it.
+    """
+    kinds: dict[str, Kind] = {each: each for each in KINDS}
+    known = kinds.get(kind or DEFAULT_KIND)
+    if known is None:
+        fix = " or ".join(f"--kind {each}" for each in KINDS)
+        raise MusterError("there is no such manifest", seen=f"--kind={kind}", fix=fix)
+    if wanted.account is not None:
+        raise MusterError("Kubernetes knows no accounts", seen=f"--account={wanted.account}", fix="leave it out")
+    here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
+    gpus = wanted.gpus if wanted.gpus is not None else value_of(site.nodes.gpus, here)
+    # Pods have no shell that would expand variables in a folder.
+    caches = {name: value for name, value in resolve(site.caches, here).items() if not quoting.needs(value)}
+    start = quoting.words(["muster", "job", name])
+    options = quoting.words(["--kind", known, *typed(further)])
+    pods = Pods(
+        image=NO_IMAGE if wanted.image == IMAGE else wanted.image,
+        arguments=resuming(wanted),
+        nodes=wanted.nodes,
+        seconds=wanted.time_s,
+        name=wanted.name,
+        gpus=1 if gpus is None else gpus,
+        queue=wanted.partition or value_of(site.launch.partition, here),
+        variables={**CACHES, **caches, **resolve(site.variables, here)},
+        devices=dict(device(text) for text in further.get("--device", ())),
+        made_by=f"{start} {options}{made_by(name, wanted).removeprefix(start)}",
+        **{field: further[option] for option, field in _FIELDS.items() if option in further},
+    )
+    return render(known, pods)
+
+
+def typed(further: Mapping[str, Any]) -> list[str]:
+    """The options of a manifest as words of a command line."""
+    words = [word for option in _FIELDS if option in further for word in (option, str(further[option]))]
+    return [*words, *(word for device in further.get("--device", ()) for word in ("--device", device))]
+
+
+def resuming(wanted: Wanted) -> tuple[str, ...]:
+    """The command, such that a pod that is started again goes on where the one before it was stopped."""
+    options = {word.partition("=")[0] for word in wanted.command}
+    if not wanted.is_training or "--resume" in options:
+        return wanted.command
+    name = () if "--name" in options else (f"--name={wanted.name}",)
+    return (*wanted.command, *name, "--resume=auto")
 
 
 def render(kind: Kind, pods: Pods) -> str:
@@ -98,7 +159,9 @@ def render(kind: Kind, pods: Pods) -> str:
         bare=_Bare, literal=literal, comment=quoting.comment
     )
     return templates.get_template(f"kubernetes-{kind}.j2").render(
-        {name: getattr(pods, name) for name in Pods.__dataclass_fields__},
+        vars(pods),
+        grace_seconds=GRACE_S,
+        wait_seconds=WAIT_S,
         kind=kind,
         group=GROUP,
         pod_name=_pod_name(kind, pods.name),
@@ -119,30 +182,13 @@ def check(kind: Kind, pods: Pods) -> None:
             fix="--image REGISTRY/NAME:TAG, without a scheme",
         )
     _check_name(kind, pods)
-    if not _SUBDOMAIN.fullmatch(pods.claim) or len(pods.claim) > _MAX_SUBDOMAIN:
-        raise MusterError("this can't be the name of a claim", seen=f"--claim {pods.claim}", fix="--claim muster-runs")
-    if pods.queue is not None and (not _SUBDOMAIN.fullmatch(pods.queue) or len(pods.queue) > _MAX_LABEL):
-        raise MusterError(
-            "this can't be the name of a queue", seen=f"--partition {pods.queue}", fix="--partition training"
-        )
-    if not _SIZE.fullmatch(pods.shared_memory):
-        raise MusterError("this is no size of memory", seen=f"--shm {pods.shared_memory}", fix="--shm 16Gi")
-    least = {"nodes": 1, "seconds": 1, "gpus": 0, "restarts": 0, "uid": 0, "grace_seconds": 0, "wait_seconds": 1}
-    for name, bound in least.items():
-        if getattr(pods, name) < bound:
-            raise MusterError(f"{name} is at least {bound}", seen=f"{name}={getattr(pods, name)}", fix=f"{bound}")
-    # An indexed Job counts the restarts of all its pods.
-    most = {"restarts": _MAX_NUMBER // pods.nodes, "uid": _MAX_NUMBER - 1}
-    for name, bound in most.items():
-        if getattr(pods, name) > bound:
-            raise MusterError(
-                f"{name} is at most {bound}", seen=f"--{name} {getattr(pods, name)}", fix=f"--{name} {bound}"
-            )
-    if not pods.arguments:
-        raise MusterError("there is nothing to run", seen="nothing after --", fix="-- train ddp")
-    for word in pods.arguments:
-        if re.search("[\0\ud800-\udfff]", word):
-            raise MusterError("this argument is no text", seen=ascii(word), fix="an argument in UTF-8")
+    for option, value, pattern, most, fix in (
+        ("--claim", pods.claim, _SUBDOMAIN, _MAX_SUBDOMAIN, "muster-runs"),
+        ("--partition", pods.queue, _SUBDOMAIN, _MAX_LABEL, "training"),
+        ("--shm", pods.shared_memory, _SIZE, _MAX_LABEL, "16Gi"),
+    ):
+        if value is not None and (not pattern.fullmatch(value) or len(value) > most):
+            raise MusterError(f"Kubernetes takes no such {option}", seen=f"{option} {value}", fix=f"{option} {fix}")
 
 
 def _check_name(kind: Kind, pods: Pods) -> None:

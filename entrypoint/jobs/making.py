@@ -4,18 +4,17 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from entrypoint import ROOT
-from entrypoint.jobs import context, kubernetes, manifest, quoting, render
-from entrypoint.jobs.context import EXTENSIONS
-from entrypoint.jobs.manifest import Further
-from entrypoint.jobs.wanted import Wanted
-from entrypoint.sites import profiles
-from entrypoint.sites.schema import Site
-from train.errors import MusterError
+from muster import JOBS
+from muster.entrypoint.jobs import kubernetes, quoting, script
+from muster.entrypoint.jobs.script import EXTENSIONS, Wanted
+from muster.entrypoint.sites import profiles, recognise
+from muster.entrypoint.sites.recognise import Recognised
+from muster.errors import MusterError
 
-JOBS = ROOT / "jobs"
-NOTHING_FURTHER = Further()
+NOTHING_FURTHER: Mapping[str, Any] = MappingProxyType({})
 
 
 def make(
@@ -23,7 +22,7 @@ def make(
     wanted: Wanted,
     kind: str | None = None,
     file: str | None = None,
-    further: Further = NOTHING_FURTHER,
+    further: Mapping[str, Any] = NOTHING_FURTHER,
 ) -> str:
     """The script, or the manifest of that kind, for the site of that name or file.
 
@@ -32,35 +31,25 @@ def make(
         wanted: the job.
         kind: of the manifest, where it is to be one.
         file: the script's, as its user will type it; None names it after the site.
-        further: what only a manifest can be asked for.
+        further: the options that only a manifest has, as far as they were given; --device is a tuple.
 
     Raises:
         MusterError: there is no such profile, or it can't be.
     """
     for option, value in (("SITE", name), ("--output-file", file or "")):
         quoting.text(value, option)
-    site = _load(name)
+    site = profiles.load_site(name)
     # In a job the working directory may be another one.
-    known = str(Path(name).absolute()) if is_file(name) else name
-    context.check(known, site)
+    known = str(Path(name).absolute()) if "/" in name or name.endswith(".toml") else name
+    recognise.check(Recognised(known, f"refused in the profile {known}", site))
     if site.scheduler == "kubernetes":
-        return manifest.make(known, site, wanted, kind, further)
-    words = (*(() if kind is None else ("--kind", kind)), *further.words)
+        return kubernetes.make(known, site, wanted, kind, further)
+    words = (*(() if kind is None else ("--kind", kind)), *kubernetes.typed(further))
     if words:
         raise MusterError(
             f"{site.title} takes a script, and no manifest", seen=quoting.words(words), fix=f"muster job {name}"
         )
-    return render.script(known, site, wanted, file or f"{Path(name).stem}.{EXTENSIONS[site.scheduler]}")
-
-
-def _load(name: str) -> Site:
-    try:
-        return profiles.load_site(name)
-    except profiles.BadProfile:
-        raise
-    except MusterError as error:
-        fix = error.fix.replace("--site ", "muster job ").replace("muster site list", "muster job list")
-        raise MusterError(error.wrong, seen=error.seen, fix=fix) from None
+    return script.script(known, site, wanted, file or f"{Path(name).stem}.{EXTENSIONS[site.scheduler]}")
 
 
 def kept() -> Mapping[Path, str]:
@@ -74,7 +63,7 @@ def kept() -> Mapping[Path, str]:
             path = JOBS / f"{name}.{EXTENSIONS[site.scheduler]}"
             files[path] = make(name, Wanted(), file=f"jobs/{path.name}")
         else:
-            files |= {JOBS / f"{name}-{kind}.yaml": make(name, Wanted(), kind) for kind in kinds()}
+            files |= {JOBS / f"{name}-{kind}.yaml": make(name, Wanted(), kind) for kind in kubernetes.KINDS}
     return files
 
 
@@ -82,16 +71,6 @@ def stale() -> list[Path]:
     """Scripts in jobs/ that no profile makes any more."""
     made = re.compile(rf".*\.({'|'.join([*EXTENSIONS.values(), 'yaml'])})")
     return sorted(path for path in JOBS.iterdir() if made.fullmatch(path.name) and path not in kept())
-
-
-def kinds() -> tuple[str, ...]:
-    """The kinds of manifests for Kubernetes."""
-    return kubernetes.KINDS
-
-
-def is_file(name: str) -> bool:
-    """Whether a site is named by its file."""
-    return "/" in name or name.endswith(".toml")
 
 
 def main() -> None:

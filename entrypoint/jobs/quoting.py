@@ -5,9 +5,9 @@ import shlex
 import textwrap
 from collections.abc import Iterable
 
-from train.errors import MusterError, one_line
+from muster.entrypoint.sites.recognise import VARIABLE
+from muster.errors import MusterError, one_line
 
-_NAME = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 _PLAIN = re.compile(r"[A-Za-z0-9_.@%+,:=/-]+")
 
 
@@ -31,26 +31,22 @@ def words(values: Iterable[object]) -> str:
     return " ".join(word(value) for value in values)
 
 
-def expanded(value: str) -> str:
+def expanded(value: object) -> str:
     r"""`value` between double quotes, so that a shell expands $NAME and ${NAME} in it, and nothing else.
 
     >>> expanded('$SCRATCH/my "runs" $(id)')
     '"$SCRATCH/my \\"runs\\" \\$(id)"'
     """
-    text = re.sub(r"^~(?=/|$)", "$HOME", value)
-    parts: list[str] = []
-    end = 0
-    for match in _NAME.finditer(text):
-        parts += [re.sub(r'([\\"`$])', r"\\\1", text[end : match.start()]), match[0]]
-        end = match.end()
-    parts.append(re.sub(r'([\\"`$])', r"\\\1", text[end:]))
-    return '"' + "".join(parts) + '"'
+    text = re.sub(r"^~(?=/|$)", "$HOME", str(value))
+    # A match is a variable, or one character that would mean something between the quotes.
+    escaped = re.sub(rf"({VARIABLE.pattern})|[\\\"`$]", lambda match: match[1] or f"\\{match[0]}", text)
+    return f'"{escaped}"'
 
 
 def needs(value: str) -> list[str]:
     """The variables that `expanded(value)` reads, each once."""
     text = re.sub(r"^~(?=/|$)", "$HOME", value)
-    return list(dict.fromkeys(match[1] or match[2] for match in _NAME.finditer(text)))
+    return list(dict.fromkeys(match[1] or match[2] for match in VARIABLE.finditer(text)))
 
 
 def directive(value: object) -> str:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from entrypoint import network
-from entrypoint.environment import Environment
-from entrypoint.options import LaunchOptions
-from entrypoint.sites.recognise import Recognised
+from muster.entrypoint import network
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.sites.recognise import VARIABLE, Recognised
 
 if TYPE_CHECKING:
-    from entrypoint.sites.conditions import Context
-    from entrypoint.sites.schema import Fact, Site
+    from muster.entrypoint.sites.schema import Context, Site
 
 SOCKETS = "NCCL_SOCKET_IFNAME"
 
@@ -45,12 +44,12 @@ def of(found: Recognised | None, num_nodes: int, env: Environment, options: Laun
     if found is None:
         return Defaults(options)
     # Here and not above, as in `recognise`: elsewhere there is no site.
-    from entrypoint.sites import conditions
+    from muster.entrypoint.sites.schema import Context, resolve
 
-    context = conditions.here(num_nodes, env.is_live)
+    context = Context.here(num_nodes, env.is_live)
     net = _network(found, context, env, options) if num_nodes > 1 else Defaults(options)
     caches, notes = _caches(found.site, context, env)
-    wanted = {**net.variables, **caches, **conditions.resolve(found.site.variables, context)}
+    wanted = {**net.variables, **caches, **resolve(found.site.variables, context)}
     variables = {name: value for name, value in wanted.items() if name not in env}
     for name in sorted(set(wanted) - set(variables)):
         notes += _kept(name, env[name], wanted[name])
@@ -61,18 +60,20 @@ def of(found: Recognised | None, num_nodes: int, env: Environment, options: Laun
 
 def _network(found: Recognised, context: "Context", env: Environment, options: LaunchOptions) -> Defaults:
     """The way to the other nodes, as options."""
+    from muster.entrypoint.sites.schema import value_of
+
     notes: list[str] = []
     sources: dict[str, str] = {}
     given: list[str] = []
     variables: dict[str, str] = {}
     told = f"the profile {found.name}"
-    suffix = _value(found.site.network.address_suffix, context)
+    suffix = value_of(found.site.network.address_suffix, context)
     if suffix and (options.address_suffix or "MUSTER_ADDRESS_SUFFIX" in env):
         notes += _kept("--address-suffix", options.address_suffix, suffix)
     elif suffix:
         options, sources["address_suffix"] = replace(options, address_suffix=suffix), told
         given.append(f"address suffix {suffix}")
-    prefix = _value(found.site.network.interface, context)
+    prefix = value_of(found.site.network.interface, context)
     name = interface(prefix) if prefix and env.is_live else None
     if prefix and options.interface:
         notes += _kept("--interface", options.interface, prefix)
@@ -101,8 +102,6 @@ def interface(prefixes: str) -> str | None:
 
 def expanded(folder: str, env: Mapping[str, str]) -> str | None:
     """`folder` with the variables of `env` in it, and no shell asked; None where one is not set, or empty."""
-    from entrypoint.sites.rules import VARIABLE
-
     names = [match[1] or match[2] for match in VARIABLE.finditer(folder)]
     if not all(env.get(name) for name in names):
         return None
@@ -115,11 +114,11 @@ def _naturally(name: str) -> tuple[object, ...]:
 
 
 def _caches(site: "Site", context: "Context", env: Environment) -> tuple[dict[str, str], list[str]]:
-    from entrypoint.sites import conditions
+    from muster.entrypoint.sites.schema import resolve
 
     found: dict[str, str] = {}
     notes: list[str] = []
-    for name, value in conditions.resolve(site.caches, context).items():
+    for name, value in resolve(site.caches, context).items():
         folder = expanded(value, env)
         if folder is None:
             continue
@@ -134,12 +133,6 @@ def _can_be_made(folder: Path) -> bool:
     """Whether `folder` is writable, or can be made below a folder that is; the root of a container does not count."""
     there = next((each for each in (folder, *folder.parents) if each.exists()), Path("/"))
     return there != Path("/") and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-
-
-def _value(fact: "Fact[str] | None", context: "Context") -> str | None:
-    from entrypoint.sites import conditions
-
-    return fact.value if fact and conditions.holds(fact.when, context) else None
 
 
 def _kept(name: str, yours: str, its: str) -> list[str]:

@@ -1,32 +1,44 @@
-"""The profiles of sites and fabrics, read from jobs/sites and jobs/fabrics."""
+"""The profiles of sites and fabrics, read from jobs/sites and jobs/fabrics, and checked.
 
-import difflib
+The schema says which keys there are and what they hold; the rules below say what a value of the right type may not be.
+A profile's values end up in job scripts, in variables and in messages: none may hold what ends a line.
+"""
+
+import re
 import tomllib
-from collections.abc import Mapping
-from datetime import date
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
-from entrypoint.sites import checking, recognise
-from entrypoint.sites.conditions import Context, resolve
-from entrypoint.sites.schema import Fabric, Libraries, Site
-from train.errors import MusterError
+from muster.entrypoint.sites import recognise
+from muster.entrypoint.sites.recognise import VARIABLE
+from muster.entrypoint.sites.schema import Context, Fabric, Libraries, Site, facts, is_readable, resolve
+from muster.errors import MusterError
 
 SITES = recognise.SITES
 FABRICS = SITES.parent / "fabrics"
 
 P = TypeVar("P", Site, Fabric)
 
+# Values that a container's command gets by --bind.
+_BINDS = ("storage.scratch", "storage.node_local", "container.binds")
+# Options that say how many nodes, or slots, a job has; Grid Engine's parallel environments are each site's own.
+_SIZES = {
+    "slurm": r"(?:--nodes|-N)(?![A-Za-z-])",
+    "pbs": r"-l\s*(?:\S*,)?(?:select|nodes)=",
+    "lsf": r"-(?:n|nnodes)(?![A-Za-z_])",
+    "flux": r"(?:--nodes|-N)(?![A-Za-z-])",
+}
+
 
 class BadProfile(MusterError):
-    """A profile that can't be used, with all that is wrong with it: one sentence each, which begins with the key."""
+    """A profile that can't be used, with what is wrong with it: one sentence each."""
 
     def __init__(self, path: Path, problems: tuple[str, ...]) -> None:
-        what = "a value" if len(problems) == 1 else f"{len(problems)} values"
         super().__init__(
-            f"the profile has {what} that can't be used",
+            "the profile can't be used",
             seen=f"{path}: {'; '.join(problems)}",
             fix=f"mend {path.name}; docs/sites.md tells what each key means, and muster site check FILE looks again",
         )
@@ -40,24 +52,26 @@ def site_names(folder: Path = SITES) -> tuple[str, ...]:
 
 def fabric_names(folder: Path = FABRICS) -> tuple[str, ...]:
     """The names of the fabrics' profiles, sorted."""
-    return tuple(sorted(path.stem for path in folder.glob("*.toml")))
+    return site_names(folder)
 
 
-def load_site(
-    name_or_path: str | Path, folder: Path = SITES, fabrics: Path = FABRICS, today: date | None = None
-) -> Site:
+def load_site(name_or_path: str | Path, folder: Path = SITES, fabrics: Path = FABRICS) -> Site:
     """The profile of that name in `folder`, or in that file, and nothing wrong with it.
 
     Args:
         name_or_path: whatever has a slash in it, or ends with .toml, is a path.
         folder: of the sites' profiles.
         fabrics: the folder of those that it may extend.
-        today: the day after which nobody can have read a source; None takes the clock's.
 
     Raises:
         MusterError: there is none, or it is no valid profile.
     """
-    return _load(path_of(name_or_path, folder), Site, fabric_names(fabrics), today)
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or "/" in text or text.endswith(".toml"):
+        return _load(Path(text), Site, fabric_names(fabrics))
+    if text not in site_names(folder):
+        raise _unknown("site", text, site_names(folder))
+    return _load(folder / f"{text}.toml", Site, fabric_names(fabrics))
 
 
 def load_fabric(name: str, folder: Path = FABRICS) -> Fabric:
@@ -66,10 +80,9 @@ def load_fabric(name: str, folder: Path = FABRICS) -> Fabric:
     Raises:
         MusterError: there is none, or it is no valid profile.
     """
-    path = folder / f"{name}.toml"
     if name not in fabric_names(folder):
-        raise _unknown("fabric", name, fabric_names(folder), "--fabric {name}")
-    return _load(path, Fabric)
+        raise _unknown("fabric", name, fabric_names(folder))
+    return _load(folder / f"{name}.toml", Fabric)
 
 
 def fabrics(folder: Path = FABRICS) -> Mapping[str, Fabric]:
@@ -91,90 +104,95 @@ def variables(site: Site | None, fabric: Fabric | None, context: Context) -> dic
     return of_fabric | (resolve(site.variables, context) if site else {})
 
 
-def path_of(name_or_path: str | Path, folder: Path = SITES) -> Path:
-    """The file of a site's profile, by its name or its own path.
-
-    Raises:
-        MusterError: there is none.
-    """
-    text = str(name_or_path)
-    if isinstance(name_or_path, Path) or "/" in text or text.endswith(".toml"):
-        path = Path(text)
-        if not _is_file(path):
-            raise MusterError("there is no such profile", seen=text, fix="--site FILE, or --site NAME of these: "
-                              + " ".join(site_names(folder)))  # fmt: skip
-        return path
-    path = folder / f"{text}.toml"
-    if text not in site_names(folder):
-        raise _unknown("site", text, site_names(folder), "--site {name}")
-    return path
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The tables of a profile's file, whatever they are.
-
-    Raises:
-        MusterError: it can't be read, or is no TOML.
-    """
+def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = ()) -> P:
     try:
-        return tomllib.loads(text_of(path))
-    except (ValueError, RecursionError) as reason:
-        # One of syntax ends with "(at line 3, column 7)"; numbers may be too long, tables too deep.
-        raise MusterError("the profile is no TOML", seen=f"{path}: {reason}", fix=f"mend {path.name}") from None
-
-
-def text_of(path: Path) -> str:
-    """What a profile's file holds.
-
-    Raises:
-        MusterError: it can't be read.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as reason:
-        raise MusterError("the profile can't be read", seen=f"{path}: {reason}", fix="--site FILE") from None
-
-
-def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = (), today: date | None = None) -> P:
-    tables = read(path)
-    try:
-        problems = checking.problems(tables, shape, fabrics, today or date.today())
-    except RecursionError:
-        raise MusterError("the profile's tables are too deep", seen=str(path), fix=f"mend {path.name}") from None
-    if "recognise" in tables and _head(path).get("recognise") != tables["recognise"]:
+        text = path.read_text(encoding="utf-8")
+        tables = tomllib.loads(text)
+        profile = msgspec.convert(tables, shape)
+    except FileNotFoundError:
+        fix = "a file that is there, or the name of a profile: muster site list"
+        raise MusterError("there is no such profile", seen=str(path), fix=fix) from None
+    except msgspec.ValidationError as reason:
+        raise BadProfile(path, (str(reason),)) from None
+    except recognise.UNREADABLE as reason:
+        raise MusterError("the profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path.name}") from None
+    problems = [*_hostile(tables), *_rules(profile, fabrics)]
+    if "recognise" in tables and _head(text).get("recognise") != tables["recognise"]:
         problems.append('recognise: belongs before the first [table], as recognise.hosts = {value = ["..."], ...}')
     if problems:
         raise BadProfile(path, tuple(problems))
-    try:
-        return msgspec.convert(tables, shape)
-    except msgspec.ValidationError as reason:
-        raise BadProfile(path, (str(reason),)) from None
+    return profile
 
 
-def _is_file(path: Path) -> bool:
-    """Whether there is such a file.
-
-    Raises:
-        MusterError: it can't be told: its name is too long, or its folder is closed to this user.
-    """
-    try:
-        return path.is_file()
-    except OSError as reason:
-        raise MusterError("the profile can't be read", seen=f"{path}: {reason.strerror}", fix="--site FILE") from None
-
-
-def _head(path: Path) -> dict[str, Any]:
+def _head(text: str) -> dict[str, Any]:
     """The tables of a profile's head; none where a line of a longer value was taken for the first table."""
     try:
-        return tomllib.loads(recognise.head(text_of(path)))
+        return tomllib.loads(recognise.head(text))
     except ValueError:
         return {}
 
 
-def _unknown(what: str, name: str, names: tuple[str, ...], fix: str) -> MusterError:
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return MusterError(
-        f"there is no {what} of this name",
-        seen=f"{name}; there are: {' '.join(names) or 'none'}",
-        fix=fix.format(name=(nearest or names or ("off",))[0]) + ("; muster site list" if what == "site" else ""),
-    )
+def _hostile(value: Any, place: str = "") -> Iterator[str]:
+    """What could end a line, or act on a terminal, in any key or text."""
+    if isinstance(value, dict):
+        for name, item in cast("dict[str, Any]", value).items():
+            if not name.isprintable():
+                yield f"{place}: the key {name!r} holds a control character"
+            yield from _hostile(item, f"{place}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for index, item in enumerate(cast("list[Any]", value)):
+            yield from _hostile(item, f"{place}.{index}")
+    elif isinstance(value, str) and not value.isprintable():
+        yield f"{place}: {value!r} holds a control character or the end of a line"
+
+
+def _rules(profile: Site | Fabric, fabrics: tuple[str, ...]) -> Iterator[str]:
+    size = None
+    if isinstance(profile, Site):
+        size = _SIZES.get(profile.scheduler)
+        if profile.extends is not None and profile.extends not in fabrics:
+            yield f'extends: there is no fabric "{profile.extends}"; there are: {" ".join(fabrics)}'
+    if not profile.title.strip():
+        yield "title: is empty"
+    for key, fact in facts(profile):
+        if fact.source not in profile.sources:
+            there = " ".join(profile.sources) or "none"
+            yield f'{key}.source: there is no [sources] key "{fact.source}"; there are: {there}'
+        if fact.when is not None and key.startswith("recognise."):
+            yield f"{key}.when: what a site is recognised by has no condition"
+        elif fact.when is not None and not is_readable(fact.when):
+            yield f'{key}.when: wanted nodes, gpu or nccl, like {{nodes = ">=2,<64", gpu = "GH200", nccl = ">=2.27"}}'
+        for text in _texts(fact.value):
+            wrong = _wrong(key, text, size)
+            if wrong:
+                yield f'{key}: "{text}" {wrong}'
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts of a value, which may be one, a list of them, or a table of variables."""
+    if isinstance(value, dict):
+        return list(cast("dict[str, str]", value).values())
+    values = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
+    return [text for text in values if isinstance(text, str)]
+
+
+def _wrong(key: str, text: str, size: str | None) -> str | None:
+    """What is wrong with a text of a value, or None."""
+    if not text.strip() and not key.startswith("variables."):
+        return "is empty: leave out what is not known"
+    if key == "launch.directives" and text.startswith("#"):
+        return "leave its #SBATCH, #PBS, #BSUB or #$ out"
+    if key == "launch.directives" and size and re.search(rf"(?<!\S){size}", text):
+        return "sets the number of nodes, which is what the user asks for: muster job SITE --nodes"
+    is_folder = key in _BINDS or key.startswith("caches.")
+    if is_folder and re.search(r"""^~|[$`"'\\;&|<>()*?!]""", VARIABLE.sub("", text)):
+        return "is no plain folder: $NAME or ${NAME} may be in it, and nothing else that a shell would act on"
+    if key in _BINDS and "," in text:
+        return "has a comma, at which a container's command would take the rest for another folder"
+    if key.startswith("recognise.") and not re.search(r"[A-Za-z0-9]", re.sub(r"\[[^]]*\]", "", text)):
+        return "matches whatever there is: every host would be this site"
+    return None
+
+
+def _unknown(what: str, name: str, names: tuple[str, ...]) -> MusterError:
+    return MusterError(f"there is no {what} of this name", seen=name, fix=f"one of these: {' '.join(names) or 'none'}")

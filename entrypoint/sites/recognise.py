@@ -4,22 +4,25 @@ Every launch asks this, so only the head of each profile is read: the lines befo
 """
 
 import fnmatch
+import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from entrypoint import ROOT
-from entrypoint.environment import Environment
-from entrypoint.options import LaunchOptions
-from train.errors import MusterError, one_line
+from muster import JOBS
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.errors import MusterError, one_line
 
 if TYPE_CHECKING:
-    from entrypoint.sites.schema import Site
+    from muster.entrypoint.sites.schema import Site
 
-SITES = ROOT / "jobs" / "sites"
+SITES = JOBS / "sites"
+
+# A variable in a folder, as a shell reads it.
+VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 
 # No such file, no UTF-8, no TOML, a number of thousands of digits, thousands of brackets.
 UNREADABLE = (OSError, ValueError, RecursionError)
@@ -157,7 +160,6 @@ def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _loaded(name: str, why: str, folder: Path) -> Recognised:
     # Here and not above: only what is this site is read as a whole.
-    from entrypoint.sites import profiles
+    from muster.entrypoint.sites import profiles
 
-    # A node's clock may be behind the day on which a source was read.
-    return Recognised(name, one_line(why), profiles.load_site(name, folder, today=date.max))
+    return Recognised(name, one_line(why), profiles.load_site(name, folder))

@@ -1,11 +1,17 @@
-"""The shape of a profile: what may stand in jobs/sites/SITE.toml and jobs/fabrics/FABRIC.toml.
+"""The shape of a profile: what may stand in jobs/sites/SITE.toml and jobs/fabrics/FABRIC.toml, and when it holds.
 
 Each value tells where it was read. What nobody could find out is left out: it is found on the spot, and listed as
 unknown.
 """
 
+import operator
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date
-from typing import Generic, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -16,6 +22,17 @@ Scheduler = Literal["slurm", "pbs", "lsf", "grid_engine", "flux", "kubernetes"]
 
 T = TypeVar("T")
 
+# Each goes into job scripts and variables, so nothing in them may start a command or end a line.
+Url = Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[A-Za-z0-9.-]+\.[A-Za-z]{2,}(?::[0-9]+)?(?:/[^\s\"'<>`\\]*)?\Z")]
+Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")]
+
+GPUS = Path("/proc/driver/nvidia/gpus")
+
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt,
+}  # fmt: skip
+_TERM = re.compile(r"\s*(>=|<=|==|!=|>|<|)\s*([0-9]{1,6}(?:\.[0-9]{1,6}){0,3})\s*")
+
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table of which every key is known: a misspelt one is an error."""
@@ -24,7 +41,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class Source(_Table, frozen=True):
     """Where something was read: `url`, and the day on which it was `read`."""
 
-    url: str
+    url: Url
     read: date
 
 
@@ -53,7 +70,9 @@ class Fact(_Table, Generic[T], frozen=True):
 
 Words = Fact[tuple[str, ...]]
 Text = Fact[str]
-Number = Fact[int]
+Word = Fact[Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_.,:@/+-]+\Z")]]
+"""One word of a command."""
+Number = Fact[Annotated[int, msgspec.Meta(ge=0)]]
 
 
 class Recognise(_Table, frozen=True):
@@ -69,7 +88,7 @@ class Recognise(_Table, frozen=True):
 
     cluster: Words | None = None
     hosts: Words | None = None
-    variables: Fact[dict[str, str]] | None = None
+    variables: Fact[dict[Name, str]] | None = None
 
 
 class Nodes(_Table, frozen=True):
@@ -92,18 +111,18 @@ class Launch(_Table, frozen=True):
         launcher: where it is not the scheduler's own: mpiexec, jsrun, blaunch.
     """
 
-    partition: Text | None = None
+    partition: Word | None = None
     account: Fact[bool] | None = None
     directives: Words | None = None
     flags: Words | None = None
-    launcher: Text | None = None
+    launcher: Word | None = None
 
 
 class Network(_Table, frozen=True):
     """What a host's fabric address has after its name, and the interfaces for NCCL and gloo, by prefix."""
 
-    address_suffix: Text | None = None
-    interface: Text | None = None
+    address_suffix: Word | None = None
+    interface: Word | None = None
 
 
 class Container(_Table, frozen=True):
@@ -116,7 +135,7 @@ class Container(_Table, frozen=True):
         binds: further folders that it has to see.
     """
 
-    command: Text | None = None
+    command: Word | None = None
     modules: Words | None = None
     options: Words | None = None
     binds: Words | None = None
@@ -182,7 +201,7 @@ class Fabric(_Table, frozen=True):
     net: Text | None = None
     devices: Devices = Devices()
     libraries: Libraries = Libraries()
-    variables: dict[str, Text] = {}
+    variables: dict[Name, Text] = {}
 
 
 class Site(_Table, frozen=True):
@@ -209,7 +228,7 @@ class Site(_Table, frozen=True):
     centre: str = ""
     extends: str | None = None
     refused: Text | None = None
-    documentation: str | None = None
+    documentation: Url | None = None
     contact: Text | None = None
     sources: dict[str, Source] = {}
     recognise: Recognise = Recognise()
@@ -219,6 +238,105 @@ class Site(_Table, frozen=True):
     container: Container = Container()
     storage: Storage = Storage()
     libraries: Libraries = Libraries()
-    caches: dict[str, Text] = {}
+    caches: dict[Name, Text] = {}
     modules: Words | None = None
-    variables: dict[str, Text] = {}
+    variables: dict[Name, Text] = {}
+
+
+def facts(profile: Any, key: str = "") -> Iterator[tuple[str, Fact[Any]]]:
+    """All values of a profile that have a source, each with its key, in the schema's order."""
+    if isinstance(profile, Fact):
+        yield key, profile  # pyright: ignore[reportUnknownVariableType]
+        return
+    fields: dict[str, Any] = {}
+    if isinstance(profile, dict):
+        fields = profile  # pyright: ignore[reportUnknownVariableType]
+    elif isinstance(profile, msgspec.Struct):
+        fields = {name: getattr(profile, name) for name in profile.__struct_fields__}
+    for name, value in fields.items():
+        yield from facts(value, f"{key}.{name}" if key else name)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What conditions ask for: the job's number of nodes, the GPU's name and NCCL's version; None is not known."""
+
+    nodes: int
+    gpu: str | None = None
+    nccl: str | None = None
+
+    @classmethod
+    def here(cls, num_nodes: int, is_live: bool = True, gpus: Path = GPUS) -> "Context":
+        """The context of a launch on `num_nodes`: the GPU of this node, where it is asked, and the installed NCCL."""
+        return cls(num_nodes, gpu_name(gpus) if is_live else None, nccl_version())
+
+
+def holds(when: When | None, context: Context) -> bool:
+    """Whether all of `when` holds; what asks for something that is not known does not."""
+    return when is None or (
+        (when.nodes is None or _within(when.nodes, str(context.nodes)))
+        and (when.gpu is None or when.gpu.casefold() in (context.gpu or "").casefold())
+        and (when.nccl is None or _within(when.nccl, context.nccl or ""))
+    )
+
+
+def value_of(fact: Fact[T] | None, context: Context) -> T | None:
+    """The value, or None without one whose condition holds."""
+    return fact.value if fact is not None and holds(fact.when, context) else None
+
+
+def resolve(facts: Mapping[str, Fact[str]], context: Context) -> dict[str, str]:
+    """The values of those facts whose condition holds."""
+    return {name: fact.value for name, fact in facts.items() if holds(fact.when, context)}
+
+
+def is_readable(when: When) -> bool:
+    """Whether the condition asks for something, and `holds` can tell."""
+    ranges = [text for text in (when.nodes, when.nccl) if text is not None]
+    return (
+        bool(ranges or when.gpu)
+        and (when.gpu is None or bool(when.gpu.strip()))
+        and all(_TERM.fullmatch(term) for text in ranges for term in text.split(","))
+        and "." not in (when.nodes or "")
+    )
+
+
+def gpu_name(gpus: Path = GPUS) -> str | None:
+    """The model of this node's first GPU, as the kernel's driver tells it; None without one.
+
+    Source: https://download.nvidia.com/XFree86/Linux-x86_64/550.54.14/README/procinterface.html
+    """
+    for path in sorted(gpus.glob("*/information")):
+        try:
+            match = re.search(r"^Model:\s*(.+?)\s*$", path.read_text(errors="replace"), re.MULTILINE)
+        except OSError:
+            continue
+        if match:
+            return match[1]
+    return None
+
+
+def nccl_version() -> str | None:
+    """The version of NCCL's package beside torch, by the name of its folder; None where it is not installed as one."""
+    for folder in sys.path:
+        if folder.endswith("-packages"):
+            # nvidia_nccl_cu13-2.30.7.dist-info
+            for path in sorted(Path(folder).glob("nvidia_nccl_cu*.dist-info")):
+                return path.name.removesuffix(".dist-info").rpartition("-")[2]
+    return None
+
+
+def _within(text: str, found: str) -> bool:
+    """Whether the version `found` meets all terms of `text`: >=2.27,<2.28."""
+    terms = [match for term in text.split(",") if (match := _TERM.fullmatch(term))]
+    version = _version(found)
+    return bool(found) and all(_COMPARE[term[1] or "=="](version, _version(term[2])) for term in terms)
+
+
+def _version(text: str) -> list[int]:
+    """The numbers that a version begins with, without zeros at their end: 2.27.0+cuda12.9 is 2.27."""
+    match = re.match(r"[0-9]+(\.[0-9]+)*", text)
+    numbers = [int(number) for number in match[0].split(".")] if match else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return numbers

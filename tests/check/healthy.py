@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from check.doctor.facts import UNLIMITED, Facts, Gpu, Node, Port, Rank, Software, Space
-from check.doctor.findings import Finding
-from check.doctor.judge import judge
+from muster.check.doctor.facts import UNLIMITED, Facts, Gpu, Node, Rank, Software, Space
+from muster.check.doctor.findings import Finding
+from muster.check.doctor.run import findings
 
 GIB = 2**30
 
@@ -32,16 +32,12 @@ def gpu(index: int) -> Gpu:
         index=index,
         uuid=f"GPU-{index}",
         name="NVIDIA H100 80GB HBM3",
-        total=80 * GIB,
-        free=79 * GIB,
         used=0,
-        ecc=True,
         uncorrected=0,
         clock_mhz=1980,
         max_clock_mhz=1980,
         mig=False,
         links=18,
-        persistence=True,
     )
 
 
@@ -51,8 +47,6 @@ def node(host: str, gpus: int = 2) -> Node:
         host=host,
         software=SOFTWARE,
         gpus=tuple(gpu(index) for index in range(gpus)),
-        kernel="6.1.0",
-        memory=512 * GIB,
         memory_free=500 * GIB,
         shm=Space(path="/dev/shm", size=256 * GIB, free=256 * GIB),
         checkpoints=Space(path="/scratch", size=10**15, free=10**14, files_free=10**9),
@@ -60,7 +54,7 @@ def node(host: str, gpus: int = 2) -> Node:
         open_files=65536,
         interfaces=("eth0", "ib0"),
         fabric="infiniband",
-        ports=(Port(name="mlx5_0/1", state="ACTIVE", rate="400 Gb/sec (4X NDR)"),),
+        active_ports=1,
         devices=("/dev/infiniband/uverbs0",),
         variables={"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_NET": "IB"},
     )
@@ -80,7 +74,6 @@ def healthy(num_nodes: int = 3, a_node: int = 2) -> Facts:
                     visible=",".join(map(str, range(a_node))),
                     num_gpus=a_node,
                     cores=tuple(range(local * 8, local * 8 + 8)),
-                    threads="8",
                     address=f"10.0.0.{number + 1}",
                     interface="ib0",
                     node=node(host, a_node) if local == 0 else None,
@@ -117,7 +110,7 @@ def with_ranks(facts: Facts, host: str, change: Callable[[Rank], Rank]) -> Facts
 
 def found(facts: Facts) -> Sequence[Finding]:
     """All findings of `facts`."""
-    return [finding for part in judge(facts) for finding in part.findings]
+    return [finding for part in findings(facts) for finding in part.findings]
 
 
 def only(facts: Facts) -> Finding:

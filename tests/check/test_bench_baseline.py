@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from check.bench import baseline, collectives
-from check.bench.baseline import PASSES, Baseline, Setting, judge
-from check.bench.results import Row
-from check.bench.timing import Timing
-from train.errors import MusterError
-from train.world import World
+from muster.check.bench import baseline, collectives
+from muster.check.bench.baseline import PASSES, Baseline, Setting, find_slow
+from muster.check.bench.table import Row
+from muster.check.bench.timing import Timing
+from muster.errors import MusterError
+from muster.train.world import World
 
 HERE = Setting(site="here", backend="gloo", device="cpu", nodes=2, ranks=(4, 4))
 KEY = ("all_reduce", 1 << 20)
@@ -45,7 +45,7 @@ def kept(*seconds: float) -> Baseline:
     ],
 )
 def test_the_rule(now, is_slow):
-    found = judge([row(*now)], kept(1.0, 1.05, 1.1))
+    found = find_slow([row(*now)], kept(1.0, 1.05, 1.1))
     assert bool(found) == is_slow
     if found:
         assert found[0].factor == pytest.approx(1.1)
@@ -55,25 +55,24 @@ def test_the_rule(now, is_slow):
 def test_a_row_whose_passes_were_alike_by_luck_has_the_factor_of_the_others():
     passes = {("reduce", size): even(1.0, 1.2) for size in (4, 8, 16)} | {KEY: even(1.0, 1.0001)}
     known = Baseline(setting=HERE, passes=passes)
-    assert judge([row(1.15)], known) == []
-    assert len(judge([row(1.21)], known)) == 1
+    assert find_slow([row(1.15)], known) == []
+    assert len(find_slow([row(1.21)], known)) == 1
 
 
 def test_rows_that_the_baseline_does_not_have_are_not_held():
     known = kept(1.0, 1.1)
     rows = [row(9.0, key=("barrier", 0)), Row("reduce", 0, 8, note="not by gloo"), row(1.0)]
-    assert judge(rows, known) == []
-    assert baseline.num_held(rows, known) == 1
+    assert find_slow(rows, known) == []
 
 
 def test_the_middle_call_and_the_mean_are_both_held():
     known = kept(1.0, 1.1)
     rare = Row(*KEY, 8, (Timing(mean_s=2.0, p50_s=1.0, p99_s=20.0),), 1)
-    assert [one.figure for one in judge([rare], known)] == ["mean"]
+    assert [one.figure for one in find_slow([rare], known)] == ["mean"]
     # Where the mean of a healthy machine varies, the middle call does not: there half the bandwidth is found.
     rough = Baseline(setting=HERE, passes={KEY: (Timing(1.0, 1.0, 1.0), Timing(9.0, 1.05, 90.0))})
     half = Row(*KEY, 8, (Timing(4.0, 2.0, 20.0),), 1)
-    assert [one.figure for one in judge([half], rough)] == ["p50"]
+    assert [one.figure for one in find_slow([half], rough)] == ["p50"]
 
 
 def timing_of(chance: random.Random, usual_s: float, noise: float) -> Timing:
@@ -98,8 +97,8 @@ def test_a_healthy_rerun_passes_and_half_the_bandwidth_fails(noise):
             return [Row(*key, 8, tuple(timing_of(chance, slower, noise) for _ in range(PASSES)), 1) for key in keys]
 
         known = Baseline(setting=HERE, passes={(each.collective, each.size): each.passes for each in rows(1.0)})
-        num_alarms += bool(judge(rows(1.0), known))
-        num_found += bool(judge(rows(2.0), known))
+        num_alarms += bool(find_slow(rows(1.0), known))
+        num_found += bool(find_slow(rows(2.0), known))
     assert (num_alarms, num_found) == (0, 40)
 
 
@@ -108,13 +107,13 @@ def test_a_pass_tells_what_it_is_worth():
 
 
 def test_what_is_said_names_collective_size_and_figures():
-    found = judge([row(3.0), row(2.5, key=("all_reduce", 4))], replace(kept(1.0, 1.0), passes={
+    found = find_slow([row(3.0), row(2.5, key=("all_reduce", 4))], replace(kept(1.0, 1.0), passes={
         KEY: even(1.0, 1.0), ("all_reduce", 4): even(1.0, 1.0)}))  # fmt: skip
-    (told,) = baseline.told(found, "base.json")
-    assert told.code == 1
-    assert "all_reduce of 1M takes 3.00 times as long" in told.wrong
-    assert "too slow at 1 more size" in told.wrong
-    assert "3000000.0 us in the fastest of 1 passes; in base.json 1000000.0 us" in told.seen
+    (error,) = baseline.errors(found, "base.json")
+    assert error.code == 1
+    assert "all_reduce of 1M takes 3.00 times as long" in error.wrong
+    assert "too slow at 1 more size" in error.wrong
+    assert "3000000.0 us in the fastest of 1 passes; in base.json 1000000.0 us" in error.seen
 
 
 def test_a_baseline_comes_back_from_its_file(tmp_path):

@@ -1,6 +1,5 @@
 """bench with gloo ranks on this machine: what it says and writes, its exit codes, and planted faults."""
 
-import csv
 import json
 import subprocess
 import sys
@@ -10,8 +9,8 @@ from textwrap import indent
 
 import pytest
 
-from check.bench import baseline
-from check.bench.collectives import NAMES
+from muster.check.bench import baseline
+from muster.check.bench.collectives import NAMES
 from tests.train.conftest import ROOT, Ended, environment, rank_environments, read_ranks
 
 pytestmark = pytest.mark.process
@@ -21,7 +20,7 @@ SMALL = ["--device=cpu", "--min-size=1K", "--max-size=16K", "--factor=4", "--ite
 PLANTED = """
 import sys, time
 import torch.distributed as dist
-from check.bench.__main__ import main
+from muster.check.bench.__main__ import main
 
 def spoil(name, fault):
     whole = getattr(dist, name)
@@ -106,9 +105,6 @@ def test_results_are_files_too(measured):
     ended, folder = measured
     value = json.loads(ended[0].out)
     assert json.loads((folder / "out" / "bench.json").read_text()) == value
-    rows = list(csv.DictReader((folder / "out" / "bench.csv").open()))
-    assert [float(row["time_us"]) for row in rows] == [row["time_us"] for row in value["rows"]]
-    assert (folder / "out" / "bench.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
 def test_the_baseline_has_five_passes_of_each_row(measured):
@@ -197,7 +193,7 @@ spoil("all_reduce", lambda got, rank: got[-1].add_(1) if got.numel() > 1 << 18 e
 def test_a_misspelt_collective_is_told_once(bench):
     ended = bench(["--device=cpu", "--collectives=all_reduce,barier"], 2)
     assert [rank.code for rank in ended] == [2, 2]
-    assert errors(ended) == ["error: there is no collective 'barier'; 'barrier' is one"]
+    assert errors(ended) == ["error: there is no collective 'barier'"]
 
 
 def test_pairs_of_nodes_have_no_baseline(bench, tmp_path):
@@ -224,7 +220,7 @@ def test_a_rank_that_stands_still_is_named(bench):
 def test_a_failure_of_bench_is_no_crash_for_the_agent(measured, tmp_path):
     """By the command that users type: torchrun's agent has nothing to add to a verdict."""
     path = faster(measured[1] / "base.json", 1e6)
-    code = "from entrypoint.cli import muster; muster()"
+    code = "from muster.entrypoint.cli import muster; muster()"
     words = ["bench", "--nproc-per-node=2", *SMALL, "--collectives=barrier", f"--baseline={path}"]
     done = subprocess.run(
         [sys.executable, "-P", "-c", code, *words],

@@ -5,22 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from check.bench.baseline import Baseline, Setting
-from check.bench.pairwise import Pairs
-from check.bench.report import Report
-from check.bench.results import Row
-from check.bench.sweep import Fault, Sweep
-from check.bench.timing import Timing
-from check.bench.transport import Transport
-from check.doctor.findings import Finding
-from check.options import BenchOptions
-from train.errors import MusterError
-from train.world import World
+from muster.check.bench.baseline import Baseline, Setting
+from muster.check.bench.pairwise import Pairs
+from muster.check.bench.report import Report
+from muster.check.bench.sweep import Fault, Sweep
+from muster.check.bench.table import Row
+from muster.check.bench.timing import Timing
+from muster.check.bench.transport import Transport
+from muster.check.options import BenchOptions
+from muster.errors import MusterError
+from muster.train.world import World
 
 HOSTS = ("a", "b", "c")
 HERE = Setting(site="", backend="gloo", device="cpu", nodes=3, ranks=(1, 1, 1))
 ROWS = [Row("all_reduce", 1024, 3, (Timing(1e-5, 1e-5, 1e-5),), 1)]
-SLOW = Finding("fault", "node", "b", "slow node: b", "all of its 2 links", "leave it out")
+SLOW = MusterError("slow node: b", seen="all of its 2 links", fix="leave it out", code=1)
 
 
 def report(folder: Path, **options: object) -> Report:
@@ -58,7 +57,7 @@ def test_a_table_is_shown_although_no_file_can_be_written(tmp_path, capsys, as_j
 def test_a_failure_stays_one_although_no_file_can_be_written(tmp_path, capsys):
     of = report(tmp_path / "file")
     assert of.of_sweep(ROWS, sweep(of, Fault("all_reduce", 1024, 1, "b", 7, 3.0, "nan", 2)), USED, None) == 1
-    assert of.of_pairs(Pairs(findings=(SLOW,), text="THE TABLE")) == 1
+    assert report(tmp_path / "file").of_pairs(Pairs(errors=(SLOW,), text="THE TABLE")) == 1
     said = capsys.readouterr()
     assert "FAIL: all_reduce gave wrong values to rank 1 on b" in said.out
     assert "FAIL: slow node: b" in said.out

@@ -7,13 +7,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from check.doctor import gather, gpus, space
-from check.options import DoctorOptions
+from muster import ROOT
+from muster.check.doctor import gpus, network, run, software, space, storage
+from muster.check.doctor.facts import Rank
+from muster.check.options import DoctorOptions
+from muster.train.world import World
 from tests.check.healthy import healthy
-from train.world import World
+
+
+def through_json(rank: Rank) -> Rank:
+    return msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(rank))), Rank)
 
 
 def test_a_rank_tells_of_itself_and_of_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,57 +28,61 @@ def test_a_rank_tells_of_itself_and_of_its_node(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setenv(name, value)
     options = DoctorOptions(checkpoint_dir=str(tmp_path / "runs" / "later"), device="cpu")
     world = World(rank=1, world_size=2, host="b", hosts=("a", "b"))
-    told = gather.rank(world, options)
+    told = run.gather(world, options)
     assert (told.rank, told.host, told.num_gpus) == (1, "b", 0)
     assert told.cores
     assert told.node is not None
     assert told.node.software.torch == str(torch.__version__)
-    assert told.node.software.code == gather.code(gather.ROOT)
+    assert told.node.software.code == software.code(ROOT)
     assert f"torch {metadata.version('torch')}" in (told.node.software.packages or ())
     assert told.node.variables["NCCL_NET"] == "IB"
     assert "AWS_SECRET" not in told.node.variables
     assert told.node.checkpoints is not None
     assert (told.node.checkpoints.path, told.node.checkpoints.trouble) == (str(tmp_path), None)
     assert told.node.fabric == "tcp"
-    assert gather.from_json(json.loads(json.dumps(gather.as_json(told)))) == told
+    assert through_json(told) == told
     # Only the first rank of a host tells of it.
-    assert gather.rank(World(rank=1, world_size=2, host="a", hosts=("a", "a")), options).node is None
+    assert run.gather(World(rank=1, world_size=2, host="a", hosts=("a", "a")), options).node is None
 
 
 def test_facts_survive_json() -> None:
     for rank in healthy().ranks:
-        assert gather.from_json(json.loads(json.dumps(gather.as_json(rank)))) == rank
+        assert through_json(rank) == rank
 
 
 def test_an_image_tells_its_version_and_lock(tmp_path: Path) -> None:
     (tmp_path / "image.json").write_text('{"version": "1.2.0", "revision": "abc", "lock_sha256": "d"}')
-    found = gather.software(None, tmp_path)
+    found = software.gather(None, tmp_path)
     assert (found.image, found.revision, found.lock) == ("1.2.0", "abc", "d")
     (tmp_path / "image.json").write_text("{")
-    assert gather.software(None, tmp_path).image is None
+    assert software.gather(None, tmp_path).image is None
 
 
 def test_a_checkout_tells_the_lock_of_its_torch_and_its_own_files(tmp_path: Path) -> None:
     lock = f"torch==0.1 \\\n\ntorch=={torch.__version__.partition('+')[0]} \\\n"
     (tmp_path / "requirements.lock").write_text(lock)
-    assert gather.software(None, tmp_path).lock == hashlib.sha256(lock.encode()).hexdigest()
+    assert software.gather(None, tmp_path).lock == hashlib.sha256(lock.encode()).hexdigest()
     (tmp_path / "requirements.lock").write_text("torch==0.1 \\\n")
-    assert gather.lock(tmp_path) is None
-    before = gather.code(tmp_path)
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "x.py").write_text("1")
-    assert gather.code(tmp_path) != before
+    assert software.lock(tmp_path) is None
+    before = software.code(tmp_path)
+    (tmp_path / "muster").mkdir()
+    (tmp_path / "muster" / "x.py").write_text("1")
+    assert software.code(tmp_path) != before
 
 
 def test_a_look_that_fails_costs_only_its_own_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(*_: Any) -> Any:
         raise RuntimeError
 
-    for name in ("interfaces", "ports", "packages"):
-        monkeypatch.setattr(gather, name, fail)
-    monkeypatch.setattr(gather.peers, "towards", fail)
+    for module, name in (
+        (network, "own_addresses"),
+        (network, "active_ports"),
+        (network, "towards"),
+        (software, "packages"),
+    ):
+        monkeypatch.setattr(module, name, fail)
     options = DoctorOptions(checkpoint_dir=str(tmp_path))
-    told = gather.rank(World(host="a", hosts=("a",)), options)
+    told = run.gather(World(host="a", hosts=("a",)), options)
     assert told.address is None
     assert told.node is not None
     assert told.node.software.packages is None
@@ -79,17 +90,17 @@ def test_a_look_that_fails_costs_only_its_own_answer(monkeypatch: pytest.MonkeyP
 
 
 def test_the_room_in_a_folder(tmp_path: Path) -> None:
-    found = space.look(str(tmp_path / "new" / "folder"))
+    found = space.measure(str(tmp_path / "new" / "folder"))
     assert found["path"] == str(tmp_path)
     assert 0 < found["free"] <= found["size"]
     assert "trouble" not in found
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    assert gather.space(str(tmp_path / "file" / "runs")).trouble == "Not a directory"
+    assert storage.gather(str(tmp_path / "file" / "runs")).trouble == "Not a directory"
 
 
 def test_a_file_system_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
-    assert gather.space(str(tmp_path), limit_s=0).trouble == "the file system did not answer within 0 s"
+    assert storage.gather(str(tmp_path), limit_s=0).trouble == "the file system did not answer within 0 s"
 
 
 class NvmlError(Exception):
@@ -107,7 +118,6 @@ class Nvml(SimpleNamespace):
             "nvmlDeviceGetName": "NVIDIA A100-SXM4-40GB",
             "nvmlDeviceGetUUID": b"GPU-12ab",
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=40, free=30, used=10),
-            "nvmlDeviceGetEccMode": [1, 1],
             "nvmlDeviceGetTotalEccErrors": 2,
             "nvmlDeviceGetRemappedRows": (0, 1, 1, 0),
             "nvmlDeviceGetClockInfo": 300,
@@ -115,7 +125,6 @@ class Nvml(SimpleNamespace):
             # Idle, by a power limit, and too hot.
             "nvmlDeviceGetCurrentClocksEventReasons": 0x1 | 0x4 | 0x40,
             "nvmlDeviceGetMigMode": [0, 0],
-            "nvmlDeviceGetPersistenceMode": 1,
         }
         super().__init__(**{name: self._told(answer) for name, answer in answers.items()})
         self.has_driver = has_driver
@@ -152,19 +161,13 @@ class Nvml(SimpleNamespace):
 
 
 def test_what_the_driver_tells_of_gpus() -> None:
-    (sick, silent), driver = gpus.look(Nvml())
+    (sick, silent), driver = gpus.gather(Nvml())
     assert driver == "580.65.06"
-    assert (sick.name, sick.uuid, sick.used, sick.ecc, sick.uncorrected) == (
-        "NVIDIA A100-SXM4-40GB",
-        "GPU-12ab",
-        10,
-        True,
-        2,
-    )
+    assert (sick.name, sick.uuid, sick.used, sick.uncorrected) == ("NVIDIA A100-SXM4-40GB", "GPU-12ab", 10, 2)
     assert (sick.remapping, sick.slowed_by, sick.mig, sick.links) == ("pending", ("heat (hardware)",), False, 11)
-    assert (sick.clock_mhz, sick.max_clock_mhz, sick.persistence) == (300, 1410, True)
+    assert (sick.clock_mhz, sick.max_clock_mhz) == (300, 1410)
     assert silent == type(silent)(index=1)
 
 
 def test_without_a_driver_there_are_no_gpus() -> None:
-    assert gpus.look(Nvml(has_driver=False)) == (None, None)
+    assert gpus.gather(Nvml(has_driver=False)) == (None, None)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from check.doctor.findings import code_of
+from muster.check.doctor.findings import code_of
 from tests.check.healthy import found_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -78,7 +78,7 @@ def test_a_fault_ends_all_ranks_with_2(tmp_path: Path) -> None:
 def test_a_rank_that_does_not_come_is_named_with_its_host(tmp_path: Path, unused_port: int) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MUSTER_NODES": "alpha,beta"}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port)}
-    done = start("python", "-m", "check.doctor", "--json", "--timeout-s=3", folder=tmp_path, env=env)
+    done = start("python", "-m", "muster.check.doctor", "--json", "--timeout-s=3", folder=tmp_path, env=env)
     assert done.returncode == 2, done.stderr
     here, there = found_of(json.loads(done.stdout))
     assert (here.host, here.wrong) == ("alpha", "rank 1 did not come")
@@ -87,7 +87,7 @@ def test_a_rank_that_does_not_come_is_named_with_its_host(tmp_path: Path, unused
 
 
 def test_a_misspelt_option_is_told_in_three_lines(tmp_path: Path) -> None:
-    done = start("python", "-m", "check.doctor", "--quik", folder=tmp_path)
+    done = start("python", "-m", "muster.check.doctor", "--quik", folder=tmp_path)
     assert done.returncode == 2
     assert [line[:7] for line in done.stderr.splitlines()] == ["error: ", " seen: ", "  fix: "]
 

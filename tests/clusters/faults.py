@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
+from muster.train import checkpoint
 from tests.clusters.deadline import wait_for
 from tests.clusters.hosts import Hosts
 from tests.clusters.processes import HostProcess, Process
 from tests.clusters.weights import ONE_THREAD, TRAIN
-from train import checkpoint
 
 START_S = 150
 """Seconds in which a training gets from its start to a place, on a slow and busy machine."""
@@ -53,14 +53,14 @@ def before(owner, name, when):
     setattr(owner, name, stops)
 
 if "RANK" in os.environ and "PACE_S" in os.environ:
-    from train import loop
+    from muster.train import loop
     before(loop.Loop, "step", lambda *args: time.sleep(float(os.environ["PACE_S"])))
 
 if os.environ.get("RANK") == os.environ.get("STOP_RANK", "none"):
     place, _, step = os.environ["STOP_PLACE"].partition(" ")
     if place == "import":
         stop()
-    from train import loop, process
+    from muster.train import loop, process
     if place == "meet":
         before(process, "meet", lambda *args: True)
     if place == "step":
@@ -235,7 +235,7 @@ def assert_same_bits(run: Path, straight: Path) -> None:
 
 
 def is_agent(word: str) -> bool:
-    return word.endswith("/entrypoint/agent.py")
+    return word == "muster.entrypoint.agent"
 
 
 def parent_of(pid: int) -> int:

@@ -11,10 +11,10 @@ from typing import Protocol
 
 import torch
 
+from muster.train import checkpoint
 from tests.clusters.deadline import wait_for
 from tests.clusters.processes import Process
 from tests.clusters.weights import BIN, ONE_THREAD, TRAIN, distance, parameters, summary
-from train import checkpoint
 
 # Ten steps an epoch: what comes after the first one's checkpoint comes in one of the next. No data workers, and a model
 # that takes milliseconds a step: the rest is start-up.
@@ -49,7 +49,7 @@ def train_undisturbed(folder: Path, argv: Sequence[str]) -> dict[str, torch.Tens
 def ranks(cluster: Cluster) -> list[int]:
     """The processes of the trainings on all nodes, their data workers among them, without their agents."""
     found = [process for node in cluster.nodes for process in cluster.processes(node)]
-    return [process.pid for process in found if process.argv[1:4] == ["-u", "-m", "train"]]
+    return [process.pid for process in found if process.argv[1:4] == ["-u", "-m", "muster.train"]]
 
 
 def kill_ranks(cluster: Cluster) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from check.doctor import gather
+from muster import ROOT
+from muster.check.doctor import software
 from tests.clusters.requirements import SLURM_PROGRAMS, require_namespaces, require_programs
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.weights import MUSTER, ONE_THREAD, TRAIN
@@ -46,18 +47,18 @@ FEWER_GPUS = '[ "$(hostname)" != node03 ] || export CUDA_VISIBLE_DEVICES=0; exec
 
 LOOKS = """
 import sys
-from check.doctor import looking, meeting
-from check.doctor.looked import Looked
-from check.leaving import leave
-from check.options import DoctorOptions
+from muster.check.doctor.report import Report
+from muster.check.doctor.run import check
+from muster.check.ranks import join, leave
+from muster.check.options import DoctorOptions
 
-world = meeting.join(60)
+world = join(60)
 for number in range(50):
-    looked = Looked()
+    found = Report()
     # The last one with the collectives too.
-    looking.look(world, DoctorOptions(quick=number < 49, checkpoint_dir=sys.argv[1]), looked)
+    check(world, DoctorOptions(quick=number < 49, checkpoint_dir=sys.argv[1]), found)
     if world.main:
-        print("look", number, len(looked.parts), [vars(finding) for finding in looked.findings], flush=True)
+        print("look", number, len(found.parts), [vars(finding) for finding in found.findings], flush=True)
 leave(world, 0, failed=False)
 """
 
@@ -122,8 +123,8 @@ def test_a_node_that_does_not_come_is_named(cluster: SlurmCluster) -> None:
 @pytest.fixture(scope="module")
 def spoilt(cluster: SlurmCluster) -> SlurmCluster:
     """The cluster with something wrong on each of its nodes."""
-    root = gather.ROOT
-    lock = gather.lock_file(root)
+    root = ROOT
+    lock = software.lock_file(root)
     assert lock is not None
     words = {"root": shlex.quote(str(root)), "lock": shlex.quote(str(lock)), "folder": str(cluster.shared / "full")}
     for node in NODES:

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from check.doctor.probe import FIRST_PORT, NUM_PORTS
-from check.doctor.reach import ephemeral_range
+from muster.check.doctor.ports import FIRST_PORT, NUM_PORTS, ephemeral_range
 from tests.clusters.hosts import Hosts
 from tests.clusters.requirements import require_programs
 from tests.clusters.slurm import SlurmCluster

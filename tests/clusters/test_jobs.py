@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.jobs import making
-from entrypoint.jobs.wanted import Wanted
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 from tests.clusters.deadline import wait_for
 from tests.clusters.grid_engine import GridEngineCluster
 from tests.clusters.namespaces import PATH

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from entrypoint.jobs import making
-from entrypoint.jobs.wanted import Wanted
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 from tests.clusters.deadline import wait_for
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.slurm_job import Job

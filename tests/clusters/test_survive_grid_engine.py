@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from entrypoint.jobs import making
-from entrypoint.jobs.wanted import Wanted
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
+from muster.train import checkpoint
 from tests.clusters.deadline import wait_for
 from tests.clusters.grid_engine import GridEngineCluster
 from tests.clusters.grid_engine_config import QUEUE, QUEUE_ATTRIBUTES
@@ -31,7 +32,6 @@ from tests.clusters.surviving import (
 from tests.clusters.test_jobs import stand_in  # noqa: F401
 from tests.clusters.weights import BIN, ONE_THREAD
 from tests.train.comparing import TEXT
-from train import checkpoint
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

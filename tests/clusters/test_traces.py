@@ -45,7 +45,7 @@ def test_slurm(slurm2: SlurmCluster) -> None:
 def test_slurm_where_one_node_is_meant(slurm2: SlurmCluster) -> None:
     done = slurm2.srun("-N1", "-n1", *DRY, "--nnodes=1")
     assert done.returncode == 0, done.stderr
-    assert "-m train ddp" in done.stdout
+    assert "-m muster.train ddp" in done.stdout
 
 
 def test_grid_engine(grid_engine2: GridEngineCluster) -> None:
@@ -66,7 +66,7 @@ def test_mpi(mpi_hosts: MpiHosts, launch: Callable[..., Any], owner: str, proces
     for host in mpi_hosts.names:
         done = launch(mpi_hosts, DRY, ranks={host: 1}, check=False)
         assert done.returncode != 0
-        assert done.stdout.count("-m train") == 0
+        assert done.stdout.count("-m muster.train") == 0
         lines = lines_of_error(done.stderr)
         assert lines[0] == WRONG.format(owner)
         assert re.findall(r"the process (\S+) above", lines[1])[0] in processes

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from entrypoint.jobs import making
-from entrypoint.jobs.wanted import Wanted
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 from tests.clusters.deadline import wait_for
 from tests.clusters.hello import FOUR, hello, said
 from tests.clusters.slurm import SlurmCluster

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from entrypoint.jobs import kubernetes
-from entrypoint.jobs.kubernetes import KINDS, Kind, Pods
+from muster.entrypoint.jobs import kubernetes
+from muster.entrypoint.jobs.kubernetes import KINDS, Kind, Pods
 from tests.clusters.hosts import Hosts
 from tests.clusters.requirements import require_namespaces
 from tests.clusters.weights import ONE_THREAD, STEPS, TRAIN, assert_world_of_four

@@ -124,10 +124,10 @@ def environment(folder: Path) -> dict[str, str]:
 @cache
 def paths() -> dict[str, str]:
     """What it takes to run this repository's code where another one's is installed."""
-    ask = [sys.executable, "-P", "-c", "import entrypoint; print(entrypoint.__file__)"]
+    ask = [sys.executable, "-P", "-c", "import muster; print(muster.__file__)"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     found = subprocess.run(ask, capture_output=True, text=True, timeout=60, env=env, cwd="/").stdout
-    return {} if Path(found.strip()).parent == ROOT / "entrypoint" else {"PYTHONPATH": str(ROOT)}
+    return {} if Path(found.strip()).parent == ROOT / "muster" else {"PYTHONPATH": str(ROOT)}
 
 
 def dry(text: str) -> list[str]:

@@ -137,4 +137,4 @@ def test_dry_blocks_plan_what_they_launch(tmp_path: Path) -> None:
     assert "bash -n" in dry("srun (")[0]
     assert "--dry-run --epoch 1" in dry("srun train ddp --epoch 1")[0]
     with pytest.raises(PageError, match="can't be planned"):
-        dry("srun train plan --gpus 8")
+        dry("srun train selftest --ranks 2")

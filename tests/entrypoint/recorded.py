@@ -20,11 +20,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from entrypoint import detection, environment
-from entrypoint.allocation import Allocation
-from entrypoint.environment import Environment
-from entrypoint.options import LaunchOptions
-from train.errors import MusterError
+from muster.entrypoint import detection, environment
+from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.errors import MusterError
 
 FOLDERS = Path(__file__).resolve().parent.parent / "recordings"
 

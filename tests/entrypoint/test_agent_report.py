@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from entrypoint import ROOT, last_words
+from muster import ROOT
+from muster.entrypoint import last_words
 
 WORKER = """
 import os, signal, sys, time
@@ -29,9 +30,10 @@ time.sleep(60)
 def run(folder: Path, how: str, told: str = "") -> subprocess.CompletedProcess[str]:
     """An agent with two workers, of which the second ends by itself."""
     (folder / "worker.py").write_text(WORKER)
-    argv = [sys.executable, "-P", str(ROOT / "entrypoint" / "agent.py"), "--standalone", "--nproc-per-node=2"]
+    argv = [sys.executable, "-P", "-m", "muster.entrypoint.agent", "--standalone", "--nproc-per-node=2"]
     argv += ["--local-addr=127.0.0.1", "worker.py", how, told]
     env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | {"TMPDIR": str(folder)}
+    env["PYTHONPATH"] = str(ROOT)
     return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import environment
-from entrypoint.launchers import apinfo
+from muster.entrypoint import environment
+from muster.entrypoint.detect import pals
+from muster.errors import MusterError
 from tests.entrypoint import recorded
-from train.errors import MusterError
 
 HOSTS = ("x3001c0s13b0n0", "x3001c0s13b1n0")
 PROCESSES = ((0, 0), (0, 1), (1, 0), (1, 1))
@@ -48,18 +48,18 @@ def write(version: int, hosts: Sequence[str], processes: Sequence[tuple[int, int
 
 @pytest.mark.parametrize("version", [1, 5])
 def test_hosts_and_processes_are_read(version: int) -> None:
-    found = apinfo.parse(write(version, HOSTS, PROCESSES))
+    found = pals.parse_apinfo(write(version, HOSTS, PROCESSES))
     assert (found.hosts, found.processes, found.tasks_per_node) == (HOSTS, PROCESSES, (2, 2))
 
 
 def test_records_may_be_longer_than_what_is_known_of_them() -> None:
-    assert apinfo.parse(write(5, HOSTS, PROCESSES, extra=b"\xff" * 8)).processes == PROCESSES
+    assert pals.parse_apinfo(write(5, HOSTS, PROCESSES, extra=b"\xff" * 8)).processes == PROCESSES
 
 
 @pytest.mark.parametrize("version", [0, 2, 6])
 def test_another_version_is_refused(version: int) -> None:
-    with pytest.raises(apinfo.ApinfoError, match=f"version {version}"):
-        apinfo.parse(write(version, HOSTS, PROCESSES))
+    with pytest.raises(pals.ApinfoError, match=f"version {version}"):
+        pals.parse_apinfo(write(version, HOSTS, PROCESSES))
 
 
 @pytest.mark.parametrize(
@@ -77,30 +77,30 @@ def test_another_version_is_refused(version: int) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(hosts: tuple[str, ...], processes: tuple[tuple[int, int], ...]) -> None:
-    with pytest.raises(apinfo.ApinfoError):
-        apinfo.parse(write(5, hosts, processes))
+    with pytest.raises(pals.ApinfoError):
+        pals.parse_apinfo(write(5, hosts, processes))
 
 
 def test_a_damaged_file_is_refused_or_read_never_a_crash() -> None:
     data = write(5, HOSTS, PROCESSES)
     for length in range(len(data)):
-        with pytest.raises(apinfo.ApinfoError):
-            apinfo.parse(data[:length])
+        with pytest.raises(pals.ApinfoError):
+            pals.parse_apinfo(data[:length])
     chance = random.Random(1)
     for _ in range(3000):
         damaged = bytearray(data)
         for _ in range(chance.randint(1, 4)):
             damaged[chance.randrange(len(data))] = chance.randrange(256)
         try:
-            apinfo.parse(bytes(damaged))
-        except apinfo.ApinfoError:
+            pals.parse_apinfo(bytes(damaged))
+        except pals.ApinfoError:
             continue
 
 
 def test_the_documented_recordings_hold_such_files() -> None:
     for recording in recorded.load("documented"):
         if recording.scenario in ("pals_file_v1", "pals_file_v5"):
-            found = apinfo.parse(bytes.fromhex(recording.environment.files["PALS_APINFO"]))
+            found = pals.parse_apinfo(bytes.fromhex(recording.environment.files["PALS_APINFO"]))
             assert (found.hosts, found.processes) == (HOSTS, PROCESSES)
 
 

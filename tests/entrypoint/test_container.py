@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import container, detection, environment, variables
-from entrypoint.container import Trace
-from entrypoint.environment import Environment
-from entrypoint.options import LaunchOptions
+from muster.entrypoint import container, detection, environment, variables
+from muster.entrypoint.container import Trace
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.errors import MusterError
 from tests.entrypoint import recorded
 from tests.entrypoint.conftest import COMMANDS, clean_environment
 from tests.entrypoint.test_cli import three_lines
-from train.errors import MusterError
 
 # /proc/self/mountinfo of a process in Apptainer 1.4.5, with a file of PBS bound into it.
 MOUNTS = """\

@@ -7,29 +7,30 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import debugging
-from train.errors import MusterError
+from muster.entrypoint import debugging
+from muster.errors import MusterError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_all_of_it_is_set_and_nothing_of_the_users() -> None:
-    found = debugging.plan({"NCCL_DEBUG": "WARN"}, "9.0", Path("/work 100%"), has_gpus=True)
-    assert found.folder == Path("/work 100%/runs/debug-9.0")
-    assert found.variables["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
-    assert found.variables["NCCL_DEBUG_FILE"] == "/work 100%%/runs/debug-9.0/nccl.%h.%p.log"
-    assert found.variables["TORCH_FR_DUMP_TEMP_FILE"].startswith("/work 100%/")
-    assert "NCCL_DEBUG" not in found.variables
-    assert "NCCL_DEBUG=WARN is yours: it was kept" in found.notes
-    assert str(found.folder) in found.notes[0]
+    folder = debugging.folder_of("9.0", Path("/work 100%"))
+    assert folder == Path("/work 100%/runs/debug-9.0")
+    variables, notes = debugging.plan({"NCCL_DEBUG": "WARN"}, folder, has_gpus=True)
+    assert variables["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
+    assert variables["NCCL_DEBUG_FILE"] == "/work 100%%/runs/debug-9.0/nccl.%h.%p.log"
+    assert variables["TORCH_FR_DUMP_TEMP_FILE"].startswith("/work 100%/")
+    assert "NCCL_DEBUG" not in variables
+    assert "NCCL_DEBUG=WARN is yours: it was kept" in notes
+    assert str(folder) in notes[0]
 
 
 def test_what_crashes_over_gloo_is_not_asked_for() -> None:
-    assert debugging.plan({}, "local", Path("/a"), has_gpus=False).variables["TORCH_DISTRIBUTED_DEBUG"] == "INFO"
+    assert debugging.plan({}, Path("/a"), has_gpus=False)[0]["TORCH_DISTRIBUTED_DEBUG"] == "INFO"
 
 
 def test_the_launch_is_one_word() -> None:
-    assert debugging.plan({}, "../a b", Path("/a"), has_gpus=False).folder == Path("/a/runs/debug-a-b")
+    assert debugging.folder_of("../a b", Path("/a")) == Path("/a/runs/debug-a-b")
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

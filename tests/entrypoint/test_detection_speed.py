@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from entrypoint import ROOT, environment, hostlist
-from entrypoint.environment import Environment
+from muster import ROOT
+from muster.entrypoint import environment, hostlist
+from muster.entrypoint.environment import Environment
 from tests.entrypoint.recorded import FOLDERS, detect
 
 NODES = 10_000
@@ -52,7 +53,7 @@ def test_ten_thousand_nodes_take_less_than_50_ms(make: Callable[[], Environment]
 
 
 def test_detection_loads_nothing_heavy() -> None:
-    code = "import sys, entrypoint.detection; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    code = "import sys, muster.entrypoint.detection; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(answer.stdout.split())
     assert not loaded & {"torch", "numpy", "rich", "asyncio", "http", "hypothesis"}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import environment
-from train.errors import MusterError
+from muster.entrypoint import environment
+from muster.errors import MusterError
 
 
 def test_comments_variables_and_files(tmp_path: Path) -> None:

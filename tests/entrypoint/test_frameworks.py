@@ -1,6 +1,5 @@
 """Other starters than torchrun's agent, and other frameworks than torch: whole argv and variables."""
 
-import argparse
 import json
 import sys
 from dataclasses import replace
@@ -8,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import ROOT, agent, detection, environment, frameworks, launch, rendezvous
-from entrypoint.allocation import Allocation
-from entrypoint.environment import Environment
-from entrypoint.launch import Launch
-from entrypoint.options import LaunchOptions
-from entrypoint.program import Program
-from train.errors import MusterError
+from muster.entrypoint import agent, detection, environment, frameworks, launch, rendezvous
+from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.launch import Launch
+from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.program import Program
+from muster.errors import MusterError
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings" / "slurm"
 
@@ -105,7 +104,8 @@ def test_spawn_takes_the_place_of_torchrun() -> None:
     assert list(found.argv) == [
         sys.executable,
         "-P",
-        str(ROOT / "entrypoint" / "spawn.py"),
+        "-m",
+        "muster.entrypoint.spawn",
         "--nnodes=2",
         "--node-rank=1",
         "--nproc-per-node=3",
@@ -126,7 +126,7 @@ def test_restarts_take_the_elastic_form(nnodes: str, node_rank: int, is_host: in
     options = LaunchOptions(nnodes=nnodes, node_rank=node_rank, master_addr="a", nproc_per_node="2", max_restarts=3)
     found = planned(Environment({}, host="b"), options, Program("script", ("s.py",)))
     conf = f"is_host={is_host},join_timeout=900,read_timeout=30,last_call_timeout=30,keep_alive_max_attempt=6"
-    assert list(found.argv[3:]) == [
+    assert list(found.argv[4:]) == [
         f"--nnodes={'1:2' if ':' in nnodes else '2:2'}",
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=a:61000",
@@ -145,14 +145,9 @@ def test_restarts_on_one_node_stay_standalone() -> None:
     assert found.set_variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
-def test_binding_is_torchruns_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_binding_is_torchruns_own() -> None:
     found = planned(Environment({}, host="b"), LaunchOptions(numa_binding="node"), Program("script", ("s.py",)))
-    argv = list(found.argv[3:])
-    assert agent.parse_args(agent.known(argv)).numa_binding == "node"
-    # Stands in for a torchrun that is older than the option.
-    monkeypatch.setattr(agent, "get_args_parser", lambda: argparse.ArgumentParser())
-    assert agent.known(argv) == argv[1:]
-    assert "--numa-binding=node is left out" in capsys.readouterr().err
+    assert agent.parse_args(list(found.argv[4:])).numa_binding == "node"
 
 
 @pytest.mark.parametrize("nnodes", ["0", "2:1", "0:2", ":2", "two", "1:2:3", "-1", "9" * 20])

@@ -14,12 +14,12 @@ from typing import IO
 import psutil
 import pytest
 
-from entrypoint import homes, launch
-from entrypoint.environment import Environment
-from entrypoint.launch import Launch
+from muster.entrypoint import homes, launch
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.launch import Launch
+from muster.errors import MusterError
 from tests.entrypoint.conftest import COMMANDS, clean_environment
 from tests.entrypoint.test_launch import planned
-from train.errors import MusterError
 
 UID = os.getuid()
 

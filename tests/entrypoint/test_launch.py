@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import ROOT, detection, environment, launch, network, rendezvous, report, resources
-from entrypoint.environment import Environment
-from entrypoint.launch import Launch
-from entrypoint.options import LaunchOptions
-from entrypoint.program import Program
-from train.errors import MusterError
+from muster.entrypoint import detection, environment, launch, network, rendezvous, report, resources
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.launch import Launch
+from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.program import Program
+from muster.errors import MusterError
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings" / "slurm"
-TRAINER = Program("module", ("train", "ddp", "--epochs=3"), is_ours=True)
+TRAINER = Program("module", ("muster.train", "ddp", "--epochs=3"), is_ours=True)
 
 
 def planned(env: Environment, options: LaunchOptions | None = None, program: Program = TRAINER) -> Launch:
@@ -34,7 +34,8 @@ def test_agent_on_the_second_of_two_nodes() -> None:
     assert list(found.argv) == [
         sys.executable,
         "-P",
-        str(ROOT / "entrypoint" / "agent.py"),
+        "-m",
+        "muster.entrypoint.agent",
         "--nnodes=2",
         "--node-rank=1",
         "--nproc-per-node=2",
@@ -45,7 +46,7 @@ def test_agent_on_the_second_of_two_nodes() -> None:
         "--rdzv-conf=timeout=900",
         "--max-restarts=0",
         "-m",
-        "train",
+        "muster.train",
         "ddp",
         "--epochs=3",
     ]
@@ -84,7 +85,7 @@ def test_a_list_of_nodes_too_long_for_a_variable_is_left_out() -> None:
 
 def test_worker_is_python_with_the_five_variables() -> None:
     found = planned(recorded("c_srun_N2_2per.node02.2"))
-    assert list(found.argv) == [sys.executable, "-u", "-m", "train", "ddp", "--epochs=3"]
+    assert list(found.argv) == [sys.executable, "-u", "-m", "muster.train", "ddp", "--epochs=3"]
     five = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "node01", "MASTER_PORT": "61001"}
     assert five.items() <= found.set_variables.items()
     assert found.set_variables["LOCAL_WORLD_SIZE"] == "2"
@@ -92,12 +93,12 @@ def test_worker_is_python_with_the_five_variables() -> None:
 
 def test_one_node_is_standalone() -> None:
     found = planned(Environment({}, host="laptop"))
-    assert list(found.argv[3:]) == [
+    assert list(found.argv[4:]) == [
         "--standalone",
         "--nproc-per-node=2",
         "--local-addr=127.0.0.1",
         "-m",
-        "train",
+        "muster.train",
         "ddp",
         "--epochs=3",
     ]
@@ -111,7 +112,7 @@ def test_one_node_with_a_port_of_the_users_is_not_standalone() -> None:
 def test_by_hand() -> None:
     options = LaunchOptions(nnodes=2, node_rank=1, master_addr="10.0.0.7", master_port=4242, nproc_per_node="3")
     found = planned(Environment({}, host="b"), options)
-    assert list(found.argv[3:9]) == [
+    assert list(found.argv[4:10]) == [
         "--nnodes=2",
         "--node-rank=1",
         "--nproc-per-node=3",
@@ -136,7 +137,7 @@ def test_by_hand_without_an_address_is_refused() -> None:
 )
 def test_the_users_program_in_torchruns_words(program: Program, words: list[str]) -> None:
     found = planned(Environment({}, host="laptop"), program=program)
-    assert list(found.argv[6:]) == words
+    assert list(found.argv[7:]) == words
     # Its own folder stays on its module path.
     assert "PYTHONSAFEPATH" not in found.set_variables
 
@@ -182,11 +183,6 @@ def test_the_agent_of_another_launch_is_not_missed() -> None:
     env = recorded("b_srun_N2_1per.node02.1", MUSTER_LAUNCH=".1234")
     found = planned(env)
     assert "MUSTER_LAUNCH" not in found.environment(env)
-
-
-def test_ours_comes_before_the_users_pythonpath() -> None:
-    found = planned(Environment({"PYTHONPATH": "/home/user/project:"}, host="laptop"))
-    assert found.set_variables["PYTHONPATH"] == f"{ROOT}:/home/user/project:"
 
 
 def test_the_next_attempt_and_the_next_step_meet_elsewhere() -> None:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from entrypoint import environment
-from entrypoint.allocation import Allocation
-from entrypoint.environment import Environment
-from entrypoint.options import LaunchOptions
+from muster.entrypoint import environment
+from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.errors import MusterError
 from tests.entrypoint.recorded import FOLDERS, detect
-from train.errors import MusterError
 
 OMPI_IN_SLURM = environment.load(FOLDERS / "mpi" / "ompi_in_salloc.node02.3.env")
 HYDRA_IN_PBS = environment.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank2.pbsn2.env")

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.allocation import Allocation
-from entrypoint.environment import Environment
+from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.environment import Environment
 from tests.entrypoint import recorded
 from tests.entrypoint.recorded import Recording
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from entrypoint.node_beats import first_of
+from muster.entrypoint.node_beats import first_of
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from entrypoint import environment
+from muster.entrypoint import environment
 from tests.entrypoint import recorded
 
 # What one process can't know from its environment, and why it does no harm.

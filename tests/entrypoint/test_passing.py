@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint import ROOT, environment, passing
-from entrypoint.environment import Environment
+from muster import ROOT
+from muster.entrypoint import environment, passing
+from muster.entrypoint.environment import Environment
+from muster.errors import MusterError
 from tests.entrypoint import recorded
 from tests.entrypoint.test_cli import three_lines
 from tests.entrypoint.test_recording import SECRETS
-from train.errors import MusterError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -63,8 +64,8 @@ def test_all_that_detection_asks_for_in_any_recording_is_passed_to_docker() -> N
 
 def test_all_that_detection_names_in_its_code_is_passed_to_docker() -> None:
     passed = names(passing.docker(Environment({})).words)
-    files = [*(ROOT / "entrypoint" / "schedulers").glob("*.py"), *(ROOT / "entrypoint" / "launchers").glob("*.py")]
-    files += [ROOT / "entrypoint" / f"{name}.py" for name in ("detection", "refusals", "processes", "rendezvous")]
+    files = [*(ROOT / "entrypoint" / "detect").glob("*.py")]
+    files += [ROOT / "entrypoint" / f"{name}.py" for name in ("detection", "resources", "rendezvous")]
     named: set[str] = set()
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import environment, recording
-from entrypoint.environment import Environment
-from train.errors import MusterError
+from muster.entrypoint import environment, recording
+from muster.entrypoint.environment import Environment
+from muster.errors import MusterError
 
 SECRETS = {
     "SLURM_JWT": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ1In0.c2ln",
@@ -41,14 +41,14 @@ def test_what_was_recorded_is_detected_alike(tmp_path: Path) -> None:
     }
     env = Environment({**variables, **SECRETS, "HOME": "/home/x", "PATH": "/bin"}, host="n2", is_live=True)
     file = tmp_path / "job.env"
-    recording.write(env, file, "task\n1")
+    recording.write(env, file)
     read = environment.load(file)
     assert dict(read) == variables
     assert (read.host, read.files) == ("n2", {"PBS_NODEFILE": "n1\nn2\n", "PALS_APINFO": "0100ff\n"})
 
 
 def test_no_secret_is_in_it() -> None:
-    text = recording.text(Environment(SECRETS, host="n2"), "task 1")
+    text = recording.text(Environment(SECRETS, host="n2"))
     assert not [name for name, value in SECRETS.items() if name in text or value in text]
     assert "# left out: 7" in text
 
@@ -57,5 +57,5 @@ def test_a_file_is_never_written_over(tmp_path: Path) -> None:
     file = tmp_path / "job.env"
     file.write_text("mine")
     with pytest.raises(MusterError, match="file of that name"):
-        recording.write(Environment({}), file, "task 1")
+        recording.write(Environment({}), file)
     assert file.read_text() == "mine"

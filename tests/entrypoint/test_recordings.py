@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from muster.errors import MusterError
 from tests.entrypoint import recorded
 from tests.entrypoint.recorded import Recording
-from train.errors import MusterError
 
 
 def test_every_scenario_has_recordings() -> None:

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import environment, schedulers
-from entrypoint.environment import Environment
-from entrypoint.hostlist import HostListError, index_of
-from entrypoint.options import LaunchOptions
+from muster.entrypoint import environment
+from muster.entrypoint.detect import schedulers
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.hostlist import HostListError, index_of
+from muster.entrypoint.options import LaunchOptions
+from muster.errors import MusterError
 from tests.entrypoint.recorded import FOLDERS, detect
-from train.errors import MusterError
 
 PBS = environment.load(FOLDERS / "pbs" / "pbs_batch_1node.env")
 PBS_TASK = environment.load(FOLDERS / "pbs" / "pbs_cgroupshook_gpu1_pbsdsh.pbsn2.task40000001.618.env")

@@ -2,11 +2,11 @@
 
 import pytest
 
-from entrypoint import environment
-from entrypoint.environment import Environment
-from entrypoint.options import LaunchOptions
+from muster.entrypoint import environment
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.errors import MusterError
 from tests.entrypoint.recorded import FOLDERS, detect
-from train.errors import MusterError
 
 FOLDER = FOLDERS / "slurm"
 

@@ -9,14 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from entrypoint import ROOT
-from entrypoint.supervision import LEFT, Beats, how_ended, leave
+from muster import ROOT
+from muster.entrypoint.last_words import how_ended
+from muster.entrypoint.supervision import LEFT, Beats, leave
 
 # Seconds until a worker counts as dead: shorter here than in earnest.
 AGENT = """
-import sys
-from entrypoint import agent
-agent.SUPERVISION._limit = 3
+import functools, sys
+from muster.entrypoint import agent
+agent.Supervision = functools.partial(agent.Supervision, silent_s=3)
 sys.exit(agent.main(sys.argv[1:]))
 """
 ONE_NODE = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
@@ -79,7 +80,7 @@ def test_a_store_that_is_gone_keeps_nobody() -> None:
 
 
 def test_the_level_of_the_agents_log_is_not_that_of_its_ranks() -> None:
-    code = "import os; from entrypoint import agent; print(os.environ.get('TORCH_CPP_LOG_LEVEL'))"
+    code = "import os; from muster.entrypoint import agent; print(os.environ.get('TORCH_CPP_LOG_LEVEL'))"
     for given in ("None", "INFO"):
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
         env |= {} if given == "None" else {"TORCH_CPP_LOG_LEVEL": given}

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from check import versions
-from entrypoint import ROOT, version
+from muster import ROOT
+from muster.check import versions
+from muster.entrypoint import version
+from muster.errors import MusterError
 from tests.entrypoint import standins
 from tests.entrypoint.conftest import clean_environment
 from tests.entrypoint.test_cli import three_lines
-from train.errors import MusterError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -129,8 +130,9 @@ def test_an_unknown_option_is_refused_as_everywhere(command: Run) -> None:
 
 
 def test_a_torch_that_takes_too_long_is_told_by_its_deadline() -> None:
-    with pytest.raises(MusterError, match=r"torch was not loaded within 0\.001 s"):
+    with pytest.raises(MusterError, match="torch can't be loaded") as late:
         version.values(timeout_s=0.001)
+    assert "no answer within 0.001 s" in late.value.seen
 
 
 @pytest.fixture
@@ -154,21 +156,6 @@ def test_in_an_image_its_own_description_wins(loaded: Mapping[str, Any], tmp_pat
         "image        made 2026-11-20T11:00:00Z on docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04",
         f"lock         requirements-cuda12.lock, sha256 {'ab' * 32}",
     ]
-
-
-def test_what_an_image_does_not_say_is_null(loaded: Mapping[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "image.json").write_text('{"version": "1.2.3"}')
-    found = version.values(tmp_path)
-    assert found["image"] == {**dict.fromkeys(IMAGE), "version": "1.2.3"}
-    assert (found["version"], found["revision"], found["lock_sha256"]) == ("1.2.3", None, None)
-
-
-@pytest.mark.parametrize("content", ["{", "[]", ""])
-def test_a_damaged_description_is_named(loaded: Mapping[str, Any], tmp_path: Path, content: str) -> None:
-    (tmp_path / "image.json").write_text(content)
-    with pytest.raises(MusterError, match="description of itself") as damaged:
-        version.values(tmp_path)
-    assert str(tmp_path / "image.json") in damaged.value.seen
 
 
 def test_the_lock_is_the_one_with_this_torch(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.fabric import inventory
 from tests.fabric import nodes
 from tests.fabric.debian import PACKAGES, packages
 from tests.fabric.trees import Tree
@@ -41,18 +40,6 @@ def bookworm(releases: dict[str, Path]) -> Path:
 def trixie(releases: dict[str, Path]) -> Path:
     """The network libraries of Debian 13, with its C library."""
     return releases["trixie"]
-
-
-@pytest.fixture(scope="session")
-def libraries() -> inventory.Inventory:
-    """What this machine has, as an image would have it written down."""
-    return inventory.found()
-
-
-@pytest.fixture
-def known(libraries: inventory.Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has to look at this machine's libraries anew."""
-    monkeypatch.setattr(inventory, "load", lambda: libraries)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,9 @@
 import subprocess
 from pathlib import Path
 
-from entrypoint.fabric.model import Device, FabricPlan, Finding, Injected, Interface
+from muster.entrypoint.fabric.find import Finding
+from muster.entrypoint.fabric.host import Device
+from muster.entrypoint.fabric.stage import FabricPlan, Injected
 from tests.entrypoint.standins import compiled
 
 FOLDER = "/opt/cray/libfabric/1.25/lib64"
@@ -79,7 +81,7 @@ def host(root: Path, net: str = "Libfabric") -> Path:
 def planned(root: Path, **changes: object) -> FabricPlan:
     """What is taken of `host(root)`."""
     values: dict[str, object] = {
-        "finding": Finding(root, "slingshot", "/dev/cxi0", (SLINGSHOT,), (Interface("hsn0", 200000, True),)),
+        "finding": Finding(root, "slingshot", "/dev/cxi0", (SLINGSHOT,), ("hsn0",)),
         "injected": (
             Injected("libnccl-net.so", f"{FOLDER}/libnccl-net.so", "slingshot"),
             Injected("libfabric.so.1", f"{FOLDER}/libfabric.so.1.25.0", "libnccl-net.so"),

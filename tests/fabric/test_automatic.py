@@ -6,23 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import detection
-from entrypoint.environment import Environment
-from entrypoint.fabric import automatic, host_nccl, inventory, survey
-from entrypoint.fabric.automatic import FOUND, Injection
-from entrypoint.fabric.need import Need, Places
-from entrypoint.options import LaunchOptions
-from entrypoint.program import Program
+from muster.entrypoint import detection
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.fabric import automatic, find, stage
+from muster.entrypoint.fabric.automatic import FOUND, Injection, Need, Places
+from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.program import Program
+from muster.errors import MusterError
 from tests.entrypoint import standins
 from tests.fabric import nodes
-from train import summary
-from train.errors import MusterError
 
 SEVERAL = Need(num_nodes=2, uses_nccl=True)
 ONE, ON_CPU = Need(num_nodes=1, uses_nccl=True), Need(num_nodes=2, uses_nccl=False)
 NAMED = replace(ONE, wanted="slingshot")
-
-pytestmark = pytest.mark.usefixtures("known")
 
 
 @pytest.fixture
@@ -163,7 +159,7 @@ def test_and_is_a_note_elsewhere(
 def test_without_a_host_one_node_is_not_looked_at(
     tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "look", lambda *_: pytest.fail("it was looked at"))
+    monkeypatch.setattr(find, "find", lambda *_: pytest.fail("it was looked at"))
     for need in (ONE, ON_CPU):
         assert automatic.for_need(need, env, places=places(tmp_path)) == Injection()
 
@@ -265,7 +261,7 @@ def test_the_hosts_nccl_has_to_be_new_enough(
     tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     own = standins.libnccl(tmp_path / "wheel/libnccl.so.2", 23007)
-    monkeypatch.setattr(host_nccl, "of_torch", lambda: own)
+    monkeypatch.setattr(automatic, "own_nccl", lambda: own)
     root = tmp_path / "host"
     (root / "etc").mkdir(parents=True)
     standins.libnccl(root / "usr/lib64/libnccl.so.2", number, "-Wl,-soname,libnccl.so.2")
@@ -304,14 +300,7 @@ def test_a_trainer_on_the_cpu_needs_none(tmp_path: Path, env: dict[str, str], wo
             automatic.inject(allocation, live, LaunchOptions(), program, {}, None, places(tmp_path))
 
 
-def test_an_inventory_is_not_read_for_tcp(tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loader_is_not_asked_for_tcp(tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "host/etc").mkdir(parents=True)
-    monkeypatch.setattr(inventory, "load", lambda: pytest.fail("it was read"))
+    monkeypatch.setattr(stage, "make_plan", lambda *_: pytest.fail("it was planned"))
     assert automatic.for_need(ONE, env, places=places(tmp_path, tmp_path / "host", has_device=False)) == Injection()
-
-
-def test_a_run_tells_its_fabric(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FOUND, raising=False)
-    assert (summary.fabric(1), summary.fabric(2)) == ("none", "tcp")
-    monkeypatch.setenv(FOUND, "slingshot")
-    assert summary.fabric(2) == "slingshot"

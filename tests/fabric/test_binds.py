@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.fabric import binds
-from entrypoint.fabric.binds import Binds
-from entrypoint.fabric.model import FabricPlan, Injected
-from entrypoint.fabric.stage import Use
+from muster.entrypoint.fabric import stage
+from muster.entrypoint.fabric.stage import Binds, FabricPlan, Injected, Use
+from muster.errors import MusterError
 from tests.fabric import nodes
-from train.errors import MusterError
 
 LIBRARIES = [
     f"{nodes.FOLDER}/libnccl-net.so:/opt/fabric/lib/libnccl-net.so:ro",
@@ -29,7 +27,7 @@ HOSTILE = [
 
 
 def of(plan: FabricPlan, *, several: bool = True, nccl: tuple[str, Path] | None = None, **env: str) -> Binds:
-    return binds.of(plan, env, Use(several), is_rdma=True, nccl=nccl)
+    return stage.binds_of(plan, env, Use(several), is_rdma=True, nccl=nccl)
 
 
 def words(text: str, folder: Path) -> list[str]:
@@ -51,7 +49,7 @@ def options(found: list[str], name: str) -> list[str]:
 
 
 def test_apptainer_gets_files_one_by_one_and_variables(tmp_path: Path) -> None:
-    found = words(binds.printed(of(nodes.planned(tmp_path)), "apptainer"), tmp_path / "empty")
+    found = words(stage.printed(of(nodes.planned(tmp_path)), "apptainer"), tmp_path / "empty")
     assert options(found, "--bind") == LIBRARIES
     assert set(options(found, "--env")) == {
         "FI_CXI_RX_MATCH_MODE=hybrid",
@@ -67,25 +65,25 @@ def test_apptainer_gets_files_one_by_one_and_variables(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["docker", "podman"])
 def test_docker_and_podman_get_devices_and_limits_too(tmp_path: Path, engine: str) -> None:
     plan = nodes.planned(tmp_path, devices=("/dev/cxi0", "/dev/xpmem"))
-    found = words(binds.printed(of(plan), engine), tmp_path / "empty")
+    found = words(stage.printed(of(plan), engine), tmp_path / "empty")
     assert options(found, "--volume") == LIBRARIES
     assert options(found, "--device") == ["/dev/cxi0", "/dev/xpmem"]
     assert (options(found, "--ulimit"), options(found, "--cap-add")) == (["memlock=-1"], ["IPC_LOCK"])
     assert {"--ipc=host", "--network=host"} <= set(found)
     assert "NCCL_NET=Libfabric" in options(found, "--env")
-    plain = binds.of(plan, {}, Use(), is_rdma=False)
-    assert "--ulimit" not in words(binds.printed(plain, engine), tmp_path / "empty")
+    plain = stage.binds_of(plan, {}, Use(), is_rdma=False)
+    assert "--ulimit" not in words(stage.printed(plain, engine), tmp_path / "empty")
 
 
 def test_a_shell_gets_the_variables(tmp_path: Path) -> None:
-    text = binds.printed(of(nodes.planned(tmp_path, variables={"MINE": "it's $(touch TRAP)"})), "shell")
+    text = stage.printed(of(nodes.planned(tmp_path, variables={"MINE": "it's $(touch TRAP)"})), "shell")
     done = nodes.run("sh", "-c", f'{text}\nprintf \'%s\' "$MINE" "$NCCL_NET"', cwd=tmp_path)
     assert done.stdout == "it's $(touch TRAP)Libfabric"
     assert not (tmp_path / "TRAP").exists()
 
 
 def test_json_has_all_of_it(tmp_path: Path) -> None:
-    found = json.loads(binds.printed(of(nodes.planned(tmp_path, devices=("/dev/cxi0",))), "json"))
+    found = json.loads(stage.printed(of(nodes.planned(tmp_path, devices=("/dev/cxi0",))), "json"))
     assert [f"{each['host']}:{each['container']}:ro" for each in found["files"]] == LIBRARIES
     assert found["devices"] == ["/dev/cxi0"]
     assert found["variables"]["NCCL_NET"] == "Libfabric"
@@ -99,17 +97,17 @@ def test_names_come_back_intact_and_nothing_runs(tmp_path: Path, name: str) -> N
     plan = nodes.planned(
         tmp_path, injected=injected, plugin=None, variables={"MINE": name}, devices=(f"/dev/{name}",), files=(path,)
     )
-    found = words(binds.printed(of(plan), "docker"), tmp_path / "empty")
+    found = words(stage.printed(of(plan), "docker"), tmp_path / "empty")
     assert options(found, "--volume") == [f"{path}:/opt/fabric/lib/lib.so:ro", f"{path}:{path}:ro"]
     assert options(found, "--device") == [f"/dev/{name}"]
     assert f"MINE={name}" in options(found, "--env")
-    assert json.loads(binds.printed(of(plan), "json"))["files"][0]["host"] == path
+    assert json.loads(stage.printed(of(plan), "json"))["files"][0]["host"] == path
     if set("\\\n") & set(name):
         with pytest.raises(MusterError, match="can't be passed"):
-            binds.printed(of(plan), "apptainer")
+            stage.printed(of(plan), "apptainer")
         return
     plain = replace(plan, variables={})
-    assert options(words(binds.printed(of(plain), "apptainer"), tmp_path / "empty"), "--bind")[0].startswith(path)
+    assert options(words(stage.printed(of(plain), "apptainer"), tmp_path / "empty"), "--bind")[0].startswith(path)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +116,7 @@ def test_names_come_back_intact_and_nothing_runs(tmp_path: Path, name: str) -> N
 def test_names_that_an_engine_can_not_take_are_refused(tmp_path: Path, engine: str, name: str) -> None:
     plan = nodes.planned(tmp_path, injected=(Injected("lib.so", f"/opt/{name}/lib.so", "x"),), plugin=None)
     with pytest.raises(MusterError) as refused:
-        binds.printed(of(plan), engine)
+        stage.printed(of(plan), engine)
     assert name in refused.value.seen
     assert "/:/host:ro" in refused.value.fix
 
@@ -126,7 +124,7 @@ def test_names_that_an_engine_can_not_take_are_refused(tmp_path: Path, engine: s
 @pytest.mark.parametrize("value", ["$(id)", "`id`", "a\\b", "a\nb"])
 def test_apptainer_would_evaluate_such_a_value(tmp_path: Path, value: str) -> None:
     with pytest.raises(MusterError, match="evaluate"):
-        binds.printed(of(nodes.planned(tmp_path, variables={"MINE": value})), "apptainer")
+        stage.printed(of(nodes.planned(tmp_path, variables={"MINE": value})), "apptainer")
 
 
 def test_the_images_own_library_path_stays_before_the_hosts(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.fabric import find, inventory, planning
-from entrypoint.fabric.model import FabricPlan
-from entrypoint.sites.conditions import Context
-from entrypoint.sites.schema import Fabric
+from muster.entrypoint.fabric.loader import Image
+from muster.entrypoint.fabric.stage import FabricPlan
+from muster.entrypoint.sites.schema import Fabric
 from tests.entrypoint.standins import compiled
 from tests.fabric import trees
 from tests.fabric.trees import Tree, fabric
@@ -34,8 +33,7 @@ int main(int count, char **words) {
 
 
 def planned(host: Path, image: Path, profile: Fabric) -> FabricPlan:
-    finding = find.find(host, {"test": profile}, "test")
-    return planning.plan(finding, profile, inventory.found(image), Context(2, None, None))
+    return trees.planned(host, Image({"LD_LIBRARY_PATH": f"{image}{LIB}:{image}/usr/lib"}, root=image), profile)
 
 
 @pytest.fixture(scope="session")

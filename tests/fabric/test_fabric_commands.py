@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import ROOT
-from entrypoint.fabric import inventory
+from muster import ROOT
 from tests.entrypoint.conftest import clean_environment
 from tests.entrypoint.test_cli import three_lines
 from tests.fabric import nodes
@@ -20,40 +19,28 @@ pytestmark = pytest.mark.process
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# The whole command, only with other places to look: /host and /opt are not this test's to change. What the image's
-# build writes down of its libraries is read from a file of this session.
+# The whole command, only with other places to look: /host and /opt are not this test's to change.
 COMMAND = """
 import functools, sys
 from pathlib import Path
-from entrypoint import cli
-from entrypoint.fabric import automatic, inventory, need
-inventory.FILE = Path({libraries!r})
-places = need.Places(Path({host!r}), Path({nothing!r}), Path({nothing!r}))
+from muster.entrypoint import cli
+from muster.entrypoint.fabric import automatic
+places = automatic.Places(Path({host!r}), Path({nothing!r}), Path({nothing!r}))
 automatic.inject = functools.partial(automatic.inject, places=places)
 sys.argv = {argv!r}
 getattr(cli, sys.argv[0])()
 """
 
 
-@pytest.fixture(scope="session")
-def written(libraries: inventory.Inventory, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What this machine has of libraries, as an image's build writes it down."""
-    path = tmp_path_factory.mktemp("image") / "libraries.json"
-    path.write_text(inventory.written(libraries))
-    return path
-
-
 @pytest.fixture
-def run(written: Path, slingshot: Path, tmp_path: Path) -> Run:
+def run(slingshot: Path, tmp_path: Path) -> Run:
     """Runs a command where `host` is mounted, to its end or the deadline."""
     (tmp_path / "tmp").mkdir()
 
     def start(
         *argv: str, host: Path = slingshot, env: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
-        code = COMMAND.format(
-            libraries=str(written), host=str(host), nothing=str(tmp_path / "nothing"), argv=list(argv)
-        )
+        code = COMMAND.format(host=str(host), nothing=str(tmp_path / "nothing"), argv=list(argv))
         own = {
             "TMPDIR": str(tmp_path / "tmp"),
             "LOADED": str(tmp_path / "loaded"),

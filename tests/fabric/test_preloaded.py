@@ -1,31 +1,27 @@
 """A plugin that links CUDA's runtime: a trainer has it from a wheel's folder, where the loader does not look."""
 
 import os
-import platform
 from pathlib import Path
 
 import pytest
 
-from entrypoint.fabric import automatic, inventory, preloaded, proof
-from entrypoint.fabric.inventory import Copy, Inventory
-from entrypoint.fabric.loader import MACHINES
-from entrypoint.fabric.need import Need, Places
-from entrypoint.fabric.stage import Staging
+from muster.entrypoint.fabric import automatic, loader
+from muster.entrypoint.fabric.automatic import Need, Places
+from muster.entrypoint.fabric.loader import Image
+from muster.errors import MusterError
 from tests.fabric import nodes
-from train.errors import MusterError
 
 NAME = "libcudart.so.77"
 
 
-def image(folder: Path, *of_torch: str) -> dict[str, Copy]:
-    """Wheels with a CUDA runtime and a library that nothing uses, and with a torch that needs `of_torch`."""
+def torch(folder: Path, *of_torch: str) -> Path:
+    """A torch that needs `of_torch` of the wheels with a CUDA runtime and a library that nothing uses."""
     packages = folder / "site-packages"
     paths = {name: nodes.library(packages / f"nvidia/cu77/lib/{name}") for name in (NAME, "libunused.so.77")}
-    needed = [paths[name] for name in of_torch]
-    inner = nodes.library(packages / "torch/lib/libc10_cuda.so", "", *needed)
-    paths["libc10_cuda.so"] = inner
-    paths["libtorch_cuda.so"] = nodes.library(packages / "torch/lib/libtorch_cuda.so", "", inner)
-    return {name: Copy(str(path), frozenset()) for name, path in paths.items()}
+    search = "-Wl,-rpath,$ORIGIN:$ORIGIN/../../nvidia/cu77/lib"
+    inner = nodes.library(packages / "torch/lib/libc10_cuda.so", "", search, *(paths[name] for name in of_torch))
+    nodes.library(packages / "torch/lib/libtorch_cuda.so", "", search, inner)
+    return packages / "torch"
 
 
 @pytest.fixture
@@ -39,10 +35,9 @@ def host(tmp_path: Path) -> Path:
     return root
 
 
-def proved(folder: Path, host: Path, libraries: dict[str, Copy], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def proved(folder: Path, host: Path, torch: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is loaded as the plugin is proved, in a launch on two nodes."""
-    found = Inventory(MACHINES[platform.machine()], libraries, {})
-    monkeypatch.setattr(inventory, "load", lambda: found)
+    monkeypatch.setattr(loader, "installed_torch", lambda: torch)
     (folder / "own/dev").mkdir(parents=True)
     (folder / "own/dev/cxi0").touch()
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(folder), "LOADED": str(folder / "loaded")}
@@ -50,43 +45,26 @@ def proved(folder: Path, host: Path, libraries: dict[str, Copy], monkeypatch: py
     return nodes.loaded(folder / "loaded")
 
 
-@pytest.fixture
-def machine(libraries: Inventory) -> dict[str, Copy]:
-    """This machine's C library, which the stand-ins need."""
-    return {name: copy for name, copy in libraries.libraries.items() if name.startswith(("libc.", "ld-"))}
-
-
-def test_it_is_proved_with_what_torch_has_loaded(
-    tmp_path: Path, host: Path, machine: dict[str, Copy], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    libraries = {**machine, **image(tmp_path, NAME)}
-    loaded = proved(tmp_path, host, libraries, monkeypatch)
+def test_it_is_proved_with_what_torch_has_loaded(tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = proved(tmp_path, host, torch(tmp_path, NAME), monkeypatch)
     # First the wheel's copy, and of torch nothing else.
     assert loaded[0] == NAME
     assert sorted(loaded[1:]) == ["libcxi.so.1.5.0", "libfabric.so.1.25.0", "libnccl-net.so"]
 
 
-def test_what_torch_does_not_load_is_missed(
-    tmp_path: Path, host: Path, machine: dict[str, Copy], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(MusterError, match="can't be loaded") as refused:
-        proved(tmp_path, host, {**machine, **image(tmp_path)}, monkeypatch)
-    assert f"{NAME}: cannot open shared object file" in refused.value.seen
+def test_what_torch_does_not_load_is_missed(tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MusterError, match="neither the host nor the image") as refused:
+        proved(tmp_path, host, torch(tmp_path), monkeypatch)
+    assert f"{NAME}, needed by {nodes.FOLDER}/libnccl-net.so" in refused.value.seen
 
 
-def test_what_is_staged_or_on_the_loaders_path_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    libraries = image(tmp_path, NAME)
-    system = nodes.library(tmp_path / "lib/libz.so.1")
-    libraries["libz.so.1"] = Copy(str(system), frozenset())
-    monkeypatch.setattr(inventory, "load", lambda: Inventory(MACHINES[platform.machine()], libraries, {}))
-    cudart = Path(libraries[NAME].path)
-    plugin = nodes.library(tmp_path / "libnccl-net.so", "", cudart, system)
-    assert preloaded.needed_by([plugin]) == (str(cudart),)
-    assert preloaded.needed_by([plugin, cudart]) == ()
-    del libraries["libtorch_cuda.so"]
-    assert preloaded.needed_by([plugin]) == ()
+def test_what_the_host_has_of_it_is_taken(tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime of another version than torch's: both can be loaded."""
+    nodes.library(Path(f"{host}{nodes.FOLDER}/{NAME}"))
+    assert NAME in proved(tmp_path, host, torch(tmp_path), monkeypatch)
 
 
-def test_one_that_does_not_open_is_told_by_who_needs_it(tmp_path: Path) -> None:
+def test_one_that_does_not_open_is_told_by_the_library_that_needs_it(tmp_path: Path) -> None:
     nodes.library(tmp_path / "libalone.so")
-    proof.prove(Staging(tmp_path), os.environ, ["libalone.so"], loaded=["/nonexistent/libcudart.so.77"])
+    assert loader.problem([str(tmp_path / "libalone.so")], os.environ, loaded=["/nonexistent/libcudart.so.77"]) is None
+    loader.prove(tmp_path, ["libalone.so"], Image(os.environ, tmp_path / "none"))

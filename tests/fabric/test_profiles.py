@@ -5,11 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from entrypoint import ROOT
-from entrypoint.fabric import find, planning
-from entrypoint.fabric.model import FabricPlan
-from entrypoint.sites.conditions import Context
-from entrypoint.sites.schema import Fabric
+from muster import ROOT
+from muster.entrypoint.fabric import find, stage
+from muster.entrypoint.fabric.stage import FabricPlan
+from muster.entrypoint.sites.schema import Context, Fabric
 from tests.fabric import trees
 from tests.fabric.trees import Tree
 
@@ -20,10 +19,10 @@ PROFILES = {
 
 
 def planned(host: Tree, image: Tree, nodes: int = 2) -> FabricPlan:
-    finding = find.find(host.root, PROFILES)
-    plan = planning.plan(finding, PROFILES[finding.fabric], image.inventory(), Context(nodes, None, None))
-    assert plan.refusals == ()
-    return plan
+    finding = find.find(host.root, fabrics=PROFILES)
+    found = stage.make_plan(finding, PROFILES[finding.fabric], image.as_image(), Context(nodes, None, None))
+    assert found.refusals == ()
+    return found
 
 
 def opens(plan: FabricPlan, image: Tree, folder: Path) -> bool:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.fabric import proof, stage
-from entrypoint.fabric.model import Injected
-from entrypoint.fabric.stage import Staging, Use
+from muster.entrypoint.fabric import loader, stage
+from muster.entrypoint.fabric.loader import Image
+from muster.entrypoint.fabric.stage import Injected, Staging, Use
+from muster.errors import MusterError
 from tests.entrypoint import standins
 from tests.fabric import nodes
-from train.errors import MusterError
 
 SEVERAL = Use(is_several=True)
 
@@ -37,9 +37,9 @@ def test_the_plugin_opens_by_what_was_staged_and_not_without(tmp_path: Path, tem
     env = {**os.environ, "LOADED": str(log)}
     plugin = found.variables["NCCL_NET_PLUGIN"]
     with pytest.raises(MusterError, match="can't be loaded"):
-        proof.prove(found, env, [Path(plugin).name])
+        loader.prove(found.folder, [Path(plugin).name], Image(env))
     assert nodes.loaded(log) == []
-    proof.prove(found, {**env, **found.variables}, [Path(plugin).name])
+    loader.prove(found.folder, [Path(plugin).name], Image({**env, **found.variables}))
     assert sorted(nodes.loaded(log)) == ["libcxi.so.1.5.0", "libfabric.so.1.25.0", "libnccl-net.so"]
 
 
@@ -48,7 +48,7 @@ def test_the_loaders_own_words_are_shown(tmp_path: Path, temporary: dict[str, st
     found = staged(root, temporary)
     (Path(f"{root}{nodes.FOLDER}/libcxi.so.1.5.0")).unlink()
     with pytest.raises(MusterError) as refused:
-        proof.prove(found, {**os.environ, **found.variables}, list(found.links))
+        loader.prove(found.folder, list(found.links), Image({**os.environ, **found.variables}))
     assert "libcxi.so.1: cannot open shared object file" in refused.value.seen
     assert "--fabric tcp" in refused.value.fix
 
@@ -63,7 +63,7 @@ def test_a_library_that_ends_or_holds_its_process(
     standins.compiled(source, tmp_path / "host/lib/libbad.so")
     found = staged(tmp_path / "host", temporary, injected=(Injected("libbad.so", "/lib/libbad.so", "x"),), plugin=None)
     with pytest.raises(MusterError) as refused:
-        proof.prove(found, os.environ, ["libbad.so"], timeout_s=1)
+        loader.prove(found.folder, ["libbad.so"], Image(os.environ), timeout_s=1)
     assert seen in refused.value.seen
 
 
@@ -86,7 +86,7 @@ def test_nothing_is_made_before_it_is_asked_for(tmp_path: Path, temporary: dict[
 STAGE = """
 import sys
 from pathlib import Path
-from entrypoint.fabric import stage
+from muster.entrypoint.fabric import stage
 from tests.fabric import nodes
 found = stage.of_host(nodes.planned(Path(sys.argv[1])), {"TMPDIR": sys.argv[2]}, stage.Use())
 sys.stdin.readline()
@@ -156,10 +156,10 @@ def test_the_library_path_keeps_what_is_before_it_unless_the_hosts_copy_has_to_w
     theirs.mkdir()
     (theirs / "libfabric.so.1").touch()
     path = f"/usr/local/cuda/compat::{theirs}"
-    assert stage.on_path(ours, path, ["libcxi.so.1"]) == f"/usr/local/cuda/compat:{theirs}:/tmp/ours"
-    assert stage.on_path(ours, path, ["libfabric.so.1"]) == f"/tmp/ours:/usr/local/cuda/compat:{theirs}"
-    assert stage.on_path(ours, f"/tmp/ours:{theirs}", []) == f"{theirs}:/tmp/ours"
-    assert stage.on_path(ours, "", ["libfabric.so.1"]) == "/tmp/ours"
+    assert loader.on_path(ours, path, ["libcxi.so.1"]) == f"/usr/local/cuda/compat:{theirs}:/tmp/ours"
+    assert loader.on_path(ours, path, ["libfabric.so.1"]) == f"/tmp/ours:/usr/local/cuda/compat:{theirs}"
+    assert loader.on_path(ours, f"/tmp/ours:{theirs}", []) == f"{theirs}:/tmp/ours"
+    assert loader.on_path(ours, "", ["libfabric.so.1"]) == "/tmp/ours"
 
 
 def test_the_loader_takes_the_copy_that_has_to_win(tmp_path: Path, temporary: dict[str, str]) -> None:
@@ -171,7 +171,7 @@ def test_the_loader_takes_the_copy_that_has_to_win(tmp_path: Path, temporary: di
     for injected, copy in ((plan.injected, "libcxi.so.1"), (winning, "libcxi.so.1.5.0")):
         found = staged(root, env, injected=injected)
         (tmp_path / "loaded").unlink(missing_ok=True)
-        proof.prove(found, {**env, **found.variables}, ["libnccl-net.so"])
+        loader.prove(found.folder, ["libnccl-net.so"], Image({**env, **found.variables}))
         assert [name for name in nodes.loaded(tmp_path / "loaded") if "cxi" in name] == [copy]
 
 
@@ -205,9 +205,9 @@ def test_the_hosts_nccl_is_preloaded_before_what_else_is(tmp_path: Path, tempora
     found = staged(tmp_path / "host", env, Use(host_nccl=library), injected=(), plugin=None)
     preloaded = f"{found.folder}/libnccl.so.2"
     assert found.variables["LD_PRELOAD"] == f"{preloaded}:/usr/lib/libjemalloc.so.2:/usr/lib/other.so"
-    assert proof.nccl_version(Path(preloaded), os.environ) == (2, 31, 1)
+    assert loader.nccl_version(Path(preloaded), os.environ) == (2, 31, 1)
     with pytest.raises(MusterError, match="does not tell its version"):
-        proof.nccl_version(nodes.library(tmp_path / "libother.so"), os.environ)
+        loader.nccl_version(nodes.library(tmp_path / "libother.so"), os.environ)
 
 
 def test_providers_of_verbs_are_named_by_their_files(tmp_path: Path, temporary: dict[str, str]) -> None:

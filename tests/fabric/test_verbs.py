@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.fabric import stage
-from entrypoint.fabric.model import FabricPlan, Finding, Injected
-from entrypoint.fabric.stage import Use
+from muster.entrypoint.fabric import stage
+from muster.entrypoint.fabric.find import Finding
+from muster.entrypoint.fabric.stage import FabricPlan, Injected, Use
 from tests.clusters.requirements import refuse
 
 pytestmark = pytest.mark.process

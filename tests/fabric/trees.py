@@ -9,13 +9,16 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from entrypoint.fabric import inventory, ldcache
-from entrypoint.fabric.inventory import Inventory
-from entrypoint.sites.schema import Devices, Fabric, Fact, Libraries
+from muster.entrypoint.fabric import find, stage
+from muster.entrypoint.fabric.loader import Image
+from muster.entrypoint.fabric.stage import FabricPlan
+from muster.entrypoint.sites.schema import Context, Devices, Fabric, Fact, Libraries, Site
 from tests.clusters.requirements import refuse
 
 FOREIGN = 183 if platform.machine() == "x86_64" else 62
 """Another architecture than this one, by ELF's number: aarch64, or x86-64."""
+CACHE_FLAGS = {"x86_64": 0x0303, "aarch64": 0x0A03}
+"""An entry's flags in the loader's cache by architecture: an ELF file for glibc."""
 
 
 def fact(*values: str) -> Fact[tuple[str, ...]]:
@@ -36,6 +39,15 @@ def fabric(
         devices=Devices(recognise=fact(*recognise)),
         libraries=Libraries(**facts),
     )
+
+
+def planned(
+    host: Path, image: Image, profile: Fabric, nodes: int = 2, libraries: Libraries | None = None
+) -> FabricPlan:
+    """What is taken of a host into an image, by a profile and what a site says of libraries."""
+    site = Site(title="a site", scheduler="slurm", status="unverified", libraries=libraries) if libraries else None
+    finding = find.find(host, "test", site, {"test": profile})
+    return stage.make_plan(finding, profile, image, Context(nodes, None, None), site)
 
 
 class Tree:
@@ -128,12 +140,13 @@ class Tree:
 
     def cache(self, libraries: Mapping[str, str], hwcap: int = 0) -> None:
         """The tree's /etc/ld.so.cache, with these paths by soname."""
-        flags = ldcache.FLAGS[platform.machine()]
+        flags = CACHE_FLAGS[platform.machine()]
         self.file("/etc/ld.so.cache", cache_bytes([(name, path, flags, hwcap) for name, path in libraries.items()]))
 
-    def inventory(self) -> Inventory:
-        """What the tree has, as an image."""
-        return inventory.found(self.root)
+    def as_image(self) -> Image:
+        """The tree as an image, of which the loader finds the libraries in two folders."""
+        folders = ":".join(str(self.at(folder)) for folder in ("/usr/lib64", "/usr/lib"))
+        return Image({"LD_LIBRARY_PATH": folders}, root=self.root)
 
     def _stub(self, soname: str, versions: Sequence[str]) -> Path:
         """A library to link with: the real one may be anywhere, and have other versions."""

@@ -1,6 +1,7 @@
 """The image and the SIF, built once a session from this checkout, and the clusters in which they run."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,19 +11,30 @@ from pathlib import Path
 
 import pytest
 
-from image import base, build, settings, sif
 from tests.clusters.conftest import four_ranks, grid_engine2, slurm2, slurm3  # noqa: F401
 from tests.clusters.requirements import refuse, require_programs
 from tests.image.podman import Podman
 from tests.image.sif import Sif
-from train.errors import MusterError
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAMS = ("buildah", "mksquashfs", "mmdebstrap", "patchelf", "podman", "runc")
 
 # What no layer may hold: it stands in the settings that the build is shown.
 SENTINEL = "sentinel-of-this-machine"
 
-IMAGE, AGAIN = "localhost/muster:test", "localhost/muster:again"
+BASE, IMAGE, AGAIN = "localhost/muster-base:bookworm", "localhost/muster:test", "localhost/muster:again"
+
+# The base has no sources of its own: what is installed in it can only come by APT_SOURCES.
+SOURCES = f"""# {SENTINEL}
+deb http://deb.debian.org/debian bookworm main
+deb http://deb.debian.org/debian bookworm-updates main
+deb http://deb.debian.org/debian-security bookworm-security main
+"""
+# mmdebstrap leaves these, with what it was told of this machine.
+LEFT_BY_MMDEBSTRAP = (
+    *("apt/apt.conf.d/99mmdebstrap", "apt/sources.list", "apt/sources.list.d/0000sources.list"),
+    *("resolv.conf", "hostname"),
+)
 
 
 @pytest.fixture(scope="session")
@@ -37,78 +49,114 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 
 
 @pytest.fixture(scope="session")
-def build_settings(tmp_path_factory: pytest.TempPathFactory) -> settings.Settings:
-    """This machine's settings for package indexes, with a word in each that nobody else has."""
-    shown = settings.collect(tmp_path_factory.mktemp("settings"), os.environ)
-    marks = {
-        "pip.conf": f"trusted-host = {SENTINEL}.invalid\n",
-        "apt.conf": f'Acquire::http::Proxy::{SENTINEL}.invalid "DIRECT";\n',
-        "ca.pem": f"# {SENTINEL}\n",
+def build_env(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables for `make image`; in each of the machine's settings for package indexes, SENTINEL."""
+    folder = tmp_path_factory.mktemp("settings")
+    (folder / "apt.sources").write_text(SOURCES)
+    (folder / "apt.conf").write_text(f'Acquire::http::Proxy::{SENTINEL}.invalid "DIRECT";\n')
+    certificates = [os.environ.get("PIP_CERT"), os.environ.get("SSL_CERT_FILE"), "/etc/ssl/certs/ca-certificates.crt"]
+    bundle = next(Path(place) for place in certificates if place and Path(place).is_file())
+    (folder / "ca.pem").write_bytes(bundle.read_bytes() + f"# {SENTINEL}\n".encode())
+    return {
+        **podman.env,
+        "ENGINE": "podman",
+        "BASE_IMAGE": BASE,
+        "APT_SOURCES": str(folder / "apt.sources"),
+        "APT_CONFIG": str(folder / "apt.conf"),
+        "PIP_CERT": str(folder / "ca.pem"),
+        "PIP_TRUSTED_HOST": f"{SENTINEL}.invalid",
     }
-    for name, mark in marks.items():
-        with shown.secrets[name].open("a") as file:
-            file.write(mark)
-    return shown
+
+
+def make_base(podman: Podman, folder: Path) -> None:
+    """Makes the base image of the least that Debian needs: registries are not in reach of the tests.
+
+    Args:
+        podman: where it goes.
+        folder: an existing folder, for what is left over.
+    """
+    (folder / "sources.list").write_text(SOURCES)
+    dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True, timeout=60).stdout
+    options = re.findall(r"^Acquire::(?:https?::|Check-|Retries).*;$", dump, re.MULTILINE)
+    (folder / "apt.conf").write_text("\n".join([*options, ""]))
+    hook = "rm -f " + " ".join(f'"$1/etc/{name}"' for name in LEFT_BY_MMDEBSTRAP)
+    argv = ["mmdebstrap", "--quiet", "--variant=minbase", "--include=ca-certificates"]
+    argv += [f"--aptopt={folder}/apt.conf", f"--customize-hook={hook}", "bookworm", "root.tar", "sources.list"]
+    subprocess.run(argv, cwd=folder, env={**os.environ, "SOURCE_DATE_EPOCH": commit_time()}, check=True, timeout=600)
+    podman("import", folder / "root.tar", BASE, timeout=300)
+    (folder / "root.tar").unlink()
+
+
+def make_image(image: str, env: dict[str, str], *options: str) -> None:
+    """Runs what `make image` runs; options go to the engine.
+
+    Raises:
+        RuntimeError: it failed; with the room that there is, of which this takes 20 GB.
+    """
+    done = subprocess.run([ROOT / "image" / "build.sh", *options], env={**env, "TAG": image}, timeout=1700, check=False)
+    if done.returncode:
+        free = {place: shutil.disk_usage(place).free / 1e9 for place in ("/var/tmp", tempfile.gettempdir())}
+        rooms = ", ".join(f"{room:.1f} GB at {place}" for place, room in free.items())
+        raise RuntimeError(f"image/build.sh ended with {done.returncode}; free: {rooms}")
 
 
 @pytest.fixture(scope="session")
-def image(podman: Podman, build_settings: settings.Settings) -> str:
+def image(podman: Podman, build_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> str:
     """The name of the image: the Containerfile with the locked wheels, CUDA's among them, on Debian's packages."""
-    base.make(podman.engine, base.IMAGE, build_settings, build.commit_time())
+    make_base(podman, tmp_path_factory.mktemp("base"))
     try:
-        made(podman, IMAGE, build_settings)
-    except MusterError as error:
+        make_image(IMAGE, build_env)
+    except RuntimeError as error:
         # Gigabytes come from the package indexes: one hiccup of theirs must not fail all that runs in the image. The
         # steps that were done are kept; what is wrong with the recipe is wrong again.
         print(f"the image is built a second time, as {error}", file=sys.stderr)
-        made(podman, IMAGE, build_settings)
+        make_image(IMAGE, build_env)
     return IMAGE
 
 
-def made(podman: Podman, image: str, build_settings: settings.Settings, *options: str) -> None:
-    """Builds the image; an error has the room that there is, of which this takes 20 GB."""
-    try:
-        variant = build.VARIANTS["cuda13"]
-        build.make(podman.engine, variant, base.IMAGE, [image], build_settings, build.commit_time(), *options)
-    except MusterError as error:
-        rooms = {str(place): shutil.disk_usage(place).free / 1e9 for place in (podman.folder, "/var/tmp")}
-        error.add_note("free: " + ", ".join(f"{free:.1f} GB at {place}" for place, free in rooms.items()))
-        raise
-
-
 @pytest.fixture(scope="session")
-def image_again(podman: Podman, image: str, build_settings: settings.Settings) -> str:
+def image_again(image: str, build_env: dict[str, str]) -> str:
     """The name of the same image, built anew from the first step on."""
-    made(podman, AGAIN, build_settings, "--no-cache")
+    make_image(AGAIN, build_env, "--no-cache")
     return AGAIN
 
 
 @pytest.fixture(scope="session")
-def apptainer() -> str:
-    """The command: the machine's own, or one that is installed for this clone."""
-    require_programs(*PROGRAMS)
-    return sif.find_apptainer()
-
-
-@pytest.fixture(scope="session")
-def image_sif(podman: Podman, image: str, apptainer: str) -> Iterator[Sif]:
+def image_sif(podman: Podman, image: str) -> Iterator[Sif]:
     """The SIF that `make sif` makes of the image."""
     # Where anyone may read it: pytest's own folders are closed to others.
     folder = Path(tempfile.mkdtemp(prefix="muster-test-sif-"))
     folder.chmod(0o755)
-    source = podman.engine.save(image, folder)
+    env = {**podman.env, "ENGINE": "podman", "IMAGE": image, "SIF": str(folder / "muster.sif")}
     try:
-        sif.make(apptainer, source, folder / "muster.sif", folder)
-        shutil.rmtree(folder / "oci", ignore_errors=True)
+        subprocess.run([ROOT / "image" / "sif.sh"], env=env, timeout=1700, check=True)
+        apptainer = shutil.which("apptainer") or shutil.which("singularity") or f"{ROOT}/.apptainer/bin/apptainer"
         yield Sif(apptainer, folder / "muster.sif")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
-def somebody(tmp_path: Path) -> Iterator[Path]:
+def somebody() -> Iterator[Path]:
     """A folder that uid 65534 owns and can reach, whoever the tests run as."""
-    folder = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
+    folder = Path(tempfile.mkdtemp())
     os.chown(folder, 65534, 65534)
     yield folder
     shutil.rmtree(folder)
+
+
+def commit_time() -> str:
+    """The time of this checkout's commit, in seconds."""
+    return git("log", "-1", "--format=%ct")
+
+
+def revision() -> str:
+    """The commit as the image names it."""
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
+
+
+def git(*words: str) -> str:
+    """What git prints about this checkout."""
+    argv = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.strip()

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from image.engines import Engine
 from tests.clusters.deadline import wait_for
 
 # A sandbox's root may lack CAP_SYS_RESOURCE: then podman's own default limits can't be set, but those that it has can.
@@ -21,6 +20,12 @@ cgroup_manager = "cgroupfs"
 events_logger = "none"
 [network]
 network_backend = "cni"
+"""
+STORAGE = """
+[storage]
+driver = "overlay"
+graphroot = "{folder}/storage"
+runroot = "{folder}/run"
 """
 
 
@@ -42,9 +47,10 @@ class Podman:
             )
         }
         config.write_text(CONFIG.format(**limits))
-        self.env = {**os.environ, "CONTAINERS_CONF": str(config)}
-        self.options = ("--root", str(folder / "storage"), "--runroot", str(folder / "run"))
-        self.engine = Engine("podman", self.options)
+        storage = folder / "storage.conf"
+        storage.write_text(STORAGE.format(folder=folder))
+        # Read by podman and by buildah.
+        self.env = {**os.environ, "CONTAINERS_CONF": str(config), "CONTAINERS_STORAGE_CONF": str(storage)}
 
     def __call__(
         self, *words: object, timeout: float = 120, check: bool = True, env: Mapping[str, str] | None = None
@@ -54,7 +60,7 @@ class Podman:
         Raises:
             RuntimeError: `check` is set and it failed.
         """
-        argv = self.engine.argv(*words)
+        argv = ["podman", *map(str, words)]
         done = subprocess.run(argv, env={**self.env, **(env or {})}, capture_output=True, text=True, timeout=timeout)
         if check and done.returncode:
             raise RuntimeError(f"{argv} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

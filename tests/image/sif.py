@@ -1,12 +1,11 @@
 """The SIF, as users start it."""
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from image.sif import environment
 
 
 @dataclass(frozen=True)
@@ -21,9 +20,11 @@ class Sif:
         return [self.apptainer, verb, *map(str, options), str(self.path), *map(str, words)]
 
     def env(self, **more: str) -> dict[str, str]:
-        """The variables of a fresh login, and what Apptainer needs of a sandbox's root."""
-        wanted = environment(os.environ, self.path.parent)
-        kept = {name: wanted[name] for name in ("APPTAINER_DROP_CAPS",) if name in wanted}
+        """The variables of a fresh login, and what Apptainer needs of a sandbox's root, as image/sif.sh says."""
+        bounding = re.search(r"^CapBnd:\t(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        kept = {}
+        if os.geteuid() == 0 and bounding and not int(bounding[1], 16) >> 24 & 1:
+            kept["APPTAINER_DROP_CAPS"] = "CAP_SYS_RESOURCE"
         return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root", "LANG": "C.UTF-8", **kept, **more}
 
     def run(

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from image import base
 from tests.clusters.slurm import WAITED, SlurmCluster
 from tests.clusters.weights import ONE_THREAD, summary
 from tests.docs import pages, running
 from tests.docs.running import ROOT
-from tests.image.podman import Podman
 from tests.image.sif import Sif
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
@@ -30,14 +28,12 @@ def program(folder: Path, name: str, *words: object) -> None:
     path.chmod(0o755)
 
 
-def test_with_docker(podman: Podman, image: str, tmp_path: Path) -> None:
+def test_with_docker(image: str, build_env: dict[str, str], tmp_path: Path) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
-    for name in ("docker", "podman"):
-        program(programs, name, "/usr/bin/podman", *podman.options)
+    program(programs, "docker", "/usr/bin/podman")
     # The base is there: a registry is not asked, and the layers are those of the image of the other tests.
-    chosen = {"ENGINE": "podman", "BASE_IMAGE": base.IMAGE}
-    env = {**podman.env, **chosen, "PATH": f"{programs}:{podman.env['PATH']}"}
+    env = {**build_env, "PATH": f"{programs}:{build_env['PATH']}"}
 
     def execute(script: Path, folder: Path) -> str:
         done = subprocess.run(["bash", script], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, timeout=1500)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from muster.config import STRATEGIES
 from tests.clusters.deadline import wait_for
 from tests.image.podman import Podman
-from train.options import STRATEGIES
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
 

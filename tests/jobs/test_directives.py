@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.jobs import directives, making
-from entrypoint.jobs.wanted import Wanted
-from train.errors import MusterError
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted, ask_for_gpus, with_gpus
+from muster.errors import MusterError
 
 PROFILE = """title = "X"
 scheduler = "{scheduler}"
@@ -101,5 +101,5 @@ def test_a_form_that_no_number_fits_into_is_refused(tmp_path: Path, scheduler: s
 
 
 def test_grid_engine_has_no_such_directives() -> None:
-    assert directives.with_gpus("grid_engine", ["-l gpu=4"], None) == ("-l gpu=4",)
-    assert not directives.ask_for_gpus("grid_engine", ["-l gpu=4"])
+    assert with_gpus("grid_engine", ["-l gpu=4"], None) == ("-l gpu=4",)
+    assert not ask_for_gpus("grid_engine", ["-l gpu=4"])

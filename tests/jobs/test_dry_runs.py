@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.jobs import making
-from entrypoint.jobs.wanted import Wanted
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 from tests.jobs.everything import site
 from tests.jobs.standins import LAUNCHERS, NAMES, STAND_IN, Cluster
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from entrypoint.jobs import kubernetes
-from entrypoint.jobs.kubernetes import KINDS, Kind, Pods
+from muster.entrypoint.jobs import kubernetes
+from muster.entrypoint.jobs.kubernetes import KINDS, Kind, Pods
+from muster.errors import ExitCode
 from tests.clusters.deadline import wait_for
 from tests.jobs import pods
-from train.errors import PREEMPTED, USER_MUST_CHANGE
 
 IMAGE = "registry.example/muster:latest"
 COMMAND = ("train", "ddp")
@@ -28,7 +28,7 @@ def manifest(kind: Kind, **asked: Any) -> str:
 def detected(pod: pods.Pod, folder: Path) -> dict[str, Any]:
     """What `muster detect` says in a pod."""
     file = pod.record(folder / f"{pod.host}.env")
-    code = "import sys; from entrypoint.cli import muster; sys.argv[0] = 'muster'; muster()"
+    code = "import sys; from muster.entrypoint.cli import muster; sys.argv[0] = 'muster'; muster()"
     answer = subprocess.run(
         [sys.executable, "-c", code, "detect", "--json", "--env-file", str(file)],
         capture_output=True,
@@ -107,7 +107,7 @@ def test_a_job_is_repeated_after_75_only_and_within_its_time() -> None:
     assert evicted["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert others["action"] == "FailJob"
     container = pods.template(document)["spec"]["containers"][0]["name"]
-    assert others["onExitCodes"] == {"containerName": container, "operator": "NotIn", "values": [PREEMPTED]}
+    assert others["onExitCodes"] == {"containerName": container, "operator": "NotIn", "values": [ExitCode.PREEMPTED]}
     # Without it, podFailurePolicy is refused.
     assert pods.template(document)["spec"]["restartPolicy"] == "Never"
 
@@ -121,7 +121,7 @@ def test_a_jobset_is_repeated_as_a_whole_but_not_after_2() -> None:
     assert (spec["activeDeadlineSeconds"], spec["backoffLimit"]) == (7200, 0)
     container = pods.template(document)["spec"]["containers"][0]["name"]
     (rule,) = spec["podFailurePolicy"]["rules"]
-    assert rule["onExitCodes"] == {"containerName": container, "operator": "In", "values": [USER_MUST_CHANGE]}
+    assert rule["onExitCodes"] == {"containerName": container, "operator": "In", "values": [ExitCode.USER_MUST_CHANGE]}
     assert pods.template(document)["spec"]["restartPolicy"] == "Never"
 
 
@@ -133,7 +133,7 @@ def test_a_pytorchjob_stops_all_pods_when_one_has_failed() -> None:
     assert "backoffLimit" not in spec["runPolicy"]
 
 
-@pytest.mark.parametrize(("code", "seen"), [(0, 0), (1, 1), (USER_MUST_CHANGE, 2), (PREEMPTED, 203)])
+@pytest.mark.parametrize(("code", "seen"), [(0, 0), (1, 1), (ExitCode.USER_MUST_CHANGE, 2), (ExitCode.PREEMPTED, 203)])
 def test_a_pytorchjobs_pod_ends_by_a_code_that_the_operator_understands(code: int, seen: int) -> None:
     (pod,) = pods.of(manifest("pytorchjob", nodes=1, arguments=("sh", "-c", f"exit {code}")))
     assert subprocess.run(pod.command, timeout=60, check=False).returncode == seen
@@ -145,7 +145,7 @@ def test_a_pytorchjobs_pod_waits_for_training_to_end_after_sigterm(tmp_path: Pat
         "import pathlib, signal, sys, time\n"
         "def end(*_):\n"
         "    pathlib.Path(sys.argv[1], 'checkpoint').touch()\n"
-        f"    sys.exit({PREEMPTED})\n"
+        f"    sys.exit({ExitCode.PREEMPTED})\n"
         "signal.signal(signal.SIGTERM, end)\n"
         "pathlib.Path(sys.argv[1], 'started').touch()\n"
         "time.sleep(60)\n"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from entrypoint.jobs import kubernetes
-from entrypoint.jobs.kubernetes import KINDS, Kind, Pods
+from muster.entrypoint.jobs import kubernetes
+from muster.entrypoint.jobs.kubernetes import KINDS, Kind, Pods
 from tests.jobs import pods
 
 IMAGE = "registry.example/team/muster:1.0"

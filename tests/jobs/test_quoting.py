@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrypoint.jobs import quoting
-from train.errors import MusterError
+from muster.entrypoint.jobs import quoting
+from muster.errors import MusterError
 
 HOSTILE = [
     "a b",

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.jobs import making
-from entrypoint.jobs.wanted import Wanted, wanted
-from entrypoint.sites import profiles
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
+from muster.entrypoint.sites import profiles
+from muster.errors import MusterError
 from tests.clusters.requirements import program
 from tests.jobs.everything import EVERYTHING, site
-from train.errors import MusterError
 
 KEPT = making.kept()
 SCHEDULERS = ["slurm", "pbs", "lsf", "grid-engine", "flux"]
@@ -63,9 +63,7 @@ def test_what_the_profile_says_is_in_the_script(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_limits_in_each_schedulers_words(name: str) -> None:
-    asked = wanted(
-        nodes=2, time="26h30m", image="muster.sif", account=None, partition=None, gpus=None, name="x", command=()
-    )
+    asked = Wanted(time_s=95_400)
     line = {
         "slurm": "#SBATCH --time=26:30:00",
         "pbs": "#PBS -l walltime=26:30:00",
@@ -113,10 +111,10 @@ def test_grid_engine_has_no_word_for_gpus() -> None:
 
 @pytest.mark.parametrize("name", [name for name in profiles.site_names() if profiles.load_site(name).refused])
 def test_a_site_that_runs_no_such_image_says_why(name: str) -> None:
-    with pytest.raises(MusterError, match="does not run this image") as refusal:
+    with pytest.raises(MusterError, match="this image does not run") as refusal:
         making.make(name, Wanted())
     assert refusal.value.code == 2
-    assert "https://" in refusal.value.seen
+    assert "https://" in refusal.value.fix
 
 
 def test_containers_that_no_script_knows(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from entrypoint.jobs import walltime
-from train.errors import MusterError
+from muster.entrypoint.jobs import script
+from muster.errors import MusterError
 
 
 @pytest.mark.parametrize(
@@ -18,17 +18,17 @@ from train.errors import MusterError
     ],
 )
 def test_times(text: str, seconds: int) -> None:
-    assert walltime.parse(text) == seconds
+    assert script.seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "90", "1:30", "0:00:10", "1:70:00", "-1h", "400d", "$(id)", "٣h"])
 def test_what_schedulers_would_read_in_different_ways_or_not_at_all_is_refused(text: str) -> None:
     with pytest.raises(MusterError, match="--time is a time limit"):
-        walltime.parse(text)
+        script.seconds(text)
 
 
 def test_formats() -> None:
-    assert walltime.clock(216_001) == "60:00:01"
+    assert script.clock(216_001) == "60:00:01"
     # Never shorter than what was asked for.
-    assert walltime.hours_and_minutes(3601) == "1:01"
-    assert (walltime.warning(600), walltime.warning(86_400)) == (60, 300)
+    assert script.hours_and_minutes(3601) == "1:01"
+    assert (script.warning_s(600), script.warning_s(86_400)) == (60, 300)

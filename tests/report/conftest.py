@@ -14,7 +14,6 @@ Make = Callable[..., Path]
 
 # What a later version leaves besides, written by hand here: rank 0's steps, the shares, the ranks, the card's peak.
 MORE: dict[str, Any] = {
-    "step_histogram": {"edges_s": [0.05, 0.06, 0.072, 0.0864, 0.10368], "counts": [10, 60, 40, 9]},
     "shares": {"data": 0.02, "compute": 0.9, "communication": 0.08},
     "slowest_rank": {"rank": 1, "host": "node02", "seconds": 0.09, "median_s": 0.08, "ratio": 1.125},
     "ranks": [

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from report import facts, runs
+from muster.errors import MusterError
+from muster.report import runs, tables
 from tests.report.conftest import Make
-from train.errors import MusterError
 
 
 def cells(found: list[runs.Run]) -> dict[str, tuple[str, ...]]:
     """The rows of the tables, by label."""
-    return {row.label: row.cells for section in facts.sections(found) for row in section.rows}
+    return {label: tuple(row) for rows in tables.facts(found).values() for label, row in rows.items()}
 
 
 def test_a_recorded_run_is_read_whole(recordings: Path) -> None:
@@ -24,11 +24,10 @@ def test_a_recorded_run_is_read_whole(recordings: Path) -> None:
     assert notes == []
     assert (run.label, run.unit, run.world_size, run.is_finished) == ("w2", "images", 2, True)
     assert run.rate == summary["images_per_second"]
-    assert run.scale["worlds"] == [1, 2, 4]
     shown = cells([run])
     assert shown["model"] == ("resnet18",)
     assert shown["state"] == ("done",)
-    assert shown["images a second, a rank"] == (f"{summary['images_per_second'] / 2:.1f}",)
+    assert shown["images a second, a rank"] == (f"{summary['images_per_second'] / 2:.2f}",)
     # What this version does not measure is no row of dashes.
     assert "MFU" not in shown
 
@@ -43,20 +42,19 @@ def test_all_that_a_run_measures_is_in_the_table(measured: Path) -> None:
     found, _ = runs.read_all([str(measured)])
     shown = cells(found)
     assert shown["MFU"] == ("41.5 %",)
-    assert shown["FLOP/s a rank"] == ("410.0 T",)
+    assert shown["FLOP/s a rank"] == ("410 T",)
     assert shown["slowest rank, to median"] == ("1 on node02, +12 %",)
     assert shown["energy, an image"] == ("0.257 J",)
     assert shown["time for communication"] == ("8.0 %",)
     assert shown["time for data"] == ("2.0 %",)
-    assert shown["parameters"] == ("11.2 M",)
+    assert shown["parameters"] == ("11.18 M",)
 
 
-def test_a_folder_stands_for_the_runs_in_it_and_for_those_of_a_scale(recordings: Path) -> None:
-    found, _ = runs.read_all([str(recordings)])
-    labels = [f"{scale}/w{world}" for scale in ("measured", "scale") for world in (1, 2, 4)]
-    assert [run.label for run in found] == ["gpt", *labels]
+def test_a_folder_stands_for_the_runs_in_it(recordings: Path) -> None:
+    found, _ = runs.read_all([str(recordings / "scale"), str(recordings / "gpt")])
+    assert [run.label for run in found] == ["w1", "w2", "w4", "gpt"]
     # Each once, however often it was named.
-    again, _ = runs.read_all([str(recordings), str(recordings / "gpt"), str(recordings / "gpt" / "summary.json")])
+    again, _ = runs.read_all([str(recordings / "scale"), *(str(run.folder / "summary.json") for run in found)])
     assert [run.folder for run in again] == [run.folder for run in found]
 
 
@@ -78,7 +76,7 @@ def test_a_run_that_was_killed_while_it_wrote(make: Make) -> None:
     assert (run.is_finished, run.last_step, run.notes) == (False, 50, ())
     shown = cells([run])
     assert shown["state"] == ("not finished",)
-    assert shown["training loss"] == ("1.5000",)
+    assert shown["training loss"] == ("1.5",)
 
 
 def test_a_run_that_goes_on_after_its_summary_says_what_its_speed_is_of(make: Make) -> None:
@@ -145,27 +143,22 @@ def as_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("mode", [0o000, 0o444])
 def test_closed_folders_hide_no_runs(make: Make, mode: int, request: pytest.FixtureRequest) -> None:
-    shut = [make("all/shut"), make("all/scale/w2")]
-    make("all/scale/w1")
+    shut = make("all/shut")
     make("all/good")
-    (shut[1].parent / "scale.json").write_text("{}")
-    for folder in shut:
-        folder.chmod(mode)
+    shut.chmod(mode)
     request.getfixturevalue("as_other")
     try:
         found, notes = runs.read_all(["all"])
-        assert [run.label for run in found] == ["good", "w1"]
-        assert notes == [f"left out: all/{name}: the folder can't be read: Permission denied"
-                         for name in ("scale/w2", "shut")]  # fmt: skip
+        assert [run.label for run in found] == ["good"]
+        assert notes == ["left out: all/shut: the folder can't be read: Permission denied"]
         for given in ("all/shut", "all/shut/summary.json"):
             with pytest.raises(MusterError) as error:
                 runs.read_all([given])
             assert (error.value.code, error.value.seen) == (2, "all/shut")
             assert "Permission denied" in error.value.wrong
     finally:
-        for folder in shut if os.geteuid() else ():
-            with contextlib.suppress(PermissionError):
-                folder.chmod(0o755)
+        with contextlib.suppress(PermissionError):
+            shut.chmod(0o755)
 
 
 def test_odd_names_are_no_traceback(make: Make) -> None:
@@ -175,15 +168,6 @@ def test_odd_names_are_no_traceback(make: Make) -> None:
     assert [run.label for run in found] == ["x²", "2", "٣", "10", "10²"]
     with pytest.raises(MusterError, match="there is no run"):
         runs.read_all(["a" * 300])
-
-
-@pytest.mark.parametrize("content", ["{", "[" * 100_000])
-def test_a_damaged_scale_is_a_note(make: Make, content: str) -> None:
-    folder = make("scale/w1")
-    (folder.parent / "scale.json").write_text(content)
-    (run,), _ = runs.read_all([str(folder)])
-    assert run.scale == {}
-    assert "scale.json could not be read" in run.notes[0]
 
 
 def test_no_run_is_refused(tmp_path: Path, make: Make) -> None:

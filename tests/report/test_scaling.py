@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from report import runs, scaling
+from muster.report import runs, scaling, tables
 from tests.report.conftest import Make
 
 
@@ -28,9 +28,9 @@ def test_weak_scaling_by_hand(make: Make) -> None:
         (4, 1.5, 0.75),  # 1200 of 2 x 800
         (8, 3.0, 0.75),  # 2400 of 4 x 800
     ]
-    heads, rows = scaling.rows(found)
+    heads, rows = tables.of_scaling(found)
     assert heads[2] == "efficiency"
-    assert rows[1] == ["4", "1,200", "75.0 %", "1.50", "300.0", "128"]
+    assert rows[1] == ["4", "1,200", "75.0 %", "1.50", "300", "128"]
 
 
 def test_strong_scaling_by_hand(make: Make) -> None:
@@ -44,9 +44,9 @@ def test_the_kind_comes_from_the_batches_and_mixed_sets_are_grouped(make: Make) 
     both, notes = find(
         make("one", world(1, 100, 32)), make("weak", world(2, 180, 64)), make("strong", world(2, 120, 32))
     )
-    assert [(found.kind, [point.runs for point in found.points]) for found in both] == [
-        ("weak", [("one",), ("weak",)]),
-        ("strong", [("one",), ("strong",)]),
+    assert [(found.kind, [point.rate for point in found.points]) for found in both] == [
+        ("weak", [100, 180]),
+        ("strong", [100, 120]),
     ]
     assert notes == []
 
@@ -92,13 +92,11 @@ def test_of_several_runs_on_as_many_ranks_the_median_counts(make: Make) -> None:
     assert "the median counts: 3 on 2" in found.notes[0]
 
 
-def test_ranks_that_share_cores_are_said_where_the_file_of_the_scale_tells(make: Make, tmp_path: Path) -> None:
-    first, second = make("a", world(1, 100, 32)), make("b", world(4, 180, 128))
-    assert find(first, second)[0][0].notes == ()
-    for cores, told in ((2, 1), (4, 0)):
-        (tmp_path / "scale.json").write_text(json.dumps({"kind": "weak", "cores": cores, "threads": 1}))
-        notes = find(first, second)[0][0].notes
-        assert len([note for note in notes if "4 ranks, with 1 thread each, share 2 cores" in note]) == told
+def test_ranks_on_cpus_are_said_to_share_cores(make: Make) -> None:
+    (found,), _ = find(make("a", world(1, 100, 32)), make("b", world(4, 180, 128)))
+    assert found.notes == (scaling.ON_CPUS,)
+    (found,), _ = find(make("c", world(1, 100, 32, device="cuda")), make("d", world(4, 180, 128, device="cuda")))
+    assert found.notes == ()
 
 
 def test_the_recorded_runs_scale_as_their_files_say(recordings: Path) -> None:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from entrypoint.sites import profiles
-from entrypoint.sites.profiles import BadProfile
+from muster.entrypoint.sites import profiles
+from muster.entrypoint.sites.profiles import BadProfile
 
 HEAD = """\
 title = "Testbooster"

@@ -1,19 +1,13 @@
 """Whatever is wrong with a profile is told, all at once, with the key that it is about."""
 
-from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
 
-from entrypoint.sites import profiles
-from entrypoint.sites.profiles import BadProfile
+from muster.entrypoint.sites import profiles
+from muster.entrypoint.sites.profiles import BadProfile
+from muster.errors import MusterError
 from tests.sites.profile import HEAD, TABLES, VALID, problems, written
-from train.errors import MusterError
-
-
-def meant(key: str, nearest: str) -> str:
-    """What is said of a misspelt key."""
-    return f"{key}: there is no such key here; did you mean {nearest}?"
 
 
 def test_the_profile_of_these_tests_is_valid(tmp_path: Path) -> None:
@@ -23,50 +17,42 @@ def test_the_profile_of_these_tests_is_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        # Keys and tables that there are not.
-        ("address_suffix =", "adress_suffix =", meant("network.adress_suffix", "address_suffix")),
-        ("[network]", "[netwrok]", meant("netwrok", "network")),
-        ("{value = 4, source", "{value = 4, sorce", meant("nodes.gpus.sorce", "source")),
-        ("when = {nodes", "when = {node", meant("variables.NCCL_IB_TIMEOUT.when.node", "nodes")),
-        ("read = ", "raed = ", meant("sources.docs.raed", "read")),
-        ('centre = "', 'partition = "', "partition: there is no such key here; it belongs into [launch]"),
-        ('centre = "', 'zzz = "', "zzz: there is no such key here; there are: title scheduler"),
-        ('title = "Testbooster"\n', "", 'title: is missing: wanted text in quotes ("...")'),
-        # Types.
-        ('"Testbooster"', "7", 'title: wanted text in quotes ("..."), not 7'),
-        ("{value = 4,", '{value = "4",', 'nodes.gpus.value: wanted a whole number without quotes, not "4"'),
-        ("{value = 4,", "{value = true,", "nodes.gpus.value: wanted a whole number without quotes, not true"),
-        ("{value = 4,", "{value = -1,", "nodes.gpus.value: -1 is less than nothing"),
-        ('{value = 4, source = "docs"}', "4", 'nodes.gpus: wanted a table like {value = ..., source = "..."}, not 4'),
-        ('["--cpu-bind=none"]', '"--x"', 'launch.flags.value: wanted a list, like ["a", "b"], not "--x"'),
-        ('["--cpu-bind=none"]', "[3]", 'launch.flags.value.0: wanted text in quotes ("..."), not 3'),
-        ("2026-01-31", '"2026-01-31"', "sources.docs.read: wanted a date without quotes, like 2026-01-31, not "),
-        ("2026-01-31", "2026-01-31T10:00:00", "sources.docs.read: wanted a date without quotes, like 2026-01-31, not "),
-        ('"slurm"', '"slrum"', "scheduler: wanted one of flux, grid_engine, kubernetes, lsf, pbs, slurm, not "),
-        ('"documented"', '"rumoured"', "status: wanted one of documented, unverified, verified, not "),
+        # What msgspec tells of keys and types.
+        ("address_suffix =", "adress_suffix =", "unknown field `adress_suffix` - at `$.network`"),
+        ("[network]", "[netwrok]", "unknown field `netwrok`"),
+        ("when = {nodes", "when = {node", "unknown field `node`"),
+        ('title = "Testbooster"\n', "", "missing required field `title`"),
+        ('"Testbooster"', "7", "Expected `str`, got `int` - at `$.title`"),
+        ("{value = 4,", '{value = "4",', "Expected `int`, got `str` - at `$.nodes.gpus.value`"),
+        ("{value = 4,", "{value = true,", "Expected `int`, got `bool` - at `$.nodes.gpus.value`"),
+        ("{value = 4,", "{value = -1,", "`$.nodes.gpus.value`"),
+        ('{value = 4, source = "docs"}', "4", "`$.nodes.gpus`"),
+        ('["--cpu-bind=none"]', '"--x"', "Expected `array`, got `str` - at `$.launch.flags.value`"),
+        ("2026-01-31", "3", "Expected `date`"),
+        ('"slurm"', '"slrum"', "Invalid enum value 'slrum'"),
+        ('"documented"', '"rumoured"', "Invalid enum value 'rumoured'"),
         # What a type can't say.
         ('gpus = {value = 4, source = "docs"}', 'gpus = {value = 4, source = "dosc"}',
          'nodes.gpus.source: there is no [sources] key "dosc"; there are: docs'),
-        ('"https://docs.example.org/gpu", read', '"ftp://docs.example.org", read', "sources.docs.url: "),
-        ('"https://docs.example.org/gpu", read', '"https://a b.org/", read', "sources.docs.url: "),
-        ('documentation = "https', 'documentation = "htps', "documentation: "),
-        ("2026-01-31", "2999-01-31", "sources.docs.read: 2999-01-31 is in the future"),
+        ('"https://docs.example.org/gpu", read', '"ftp://docs.example.org", read', "`$.sources[...].url`"),
+        ('"https://docs.example.org/gpu", read', '"https://a b.org/", read', "`$.sources[...].url`"),
+        ('documentation = "https', 'documentation = "htps', "`$.documentation`"),
         ('"infiniband"', '"infinband"', 'extends: there is no fabric "infinband"; there are: infiniband'),
         ('nodes = ">1"', 'nodes = "many"', "variables.NCCL_IB_TIMEOUT.when: "),
         ('nodes = ">1"', 'nccl = ">=2.x"', "variables.NCCL_IB_TIMEOUT.when: "),
-        ('{nodes = ">1"}', "{}", "variables.NCCL_IB_TIMEOUT.when: an empty condition"),
+        ('{nodes = ">1"}', "{}", "variables.NCCL_IB_TIMEOUT.when: wanted nodes, gpu or nccl"),
         ('["--cpu-bind=none"]', r'["--x\nrm -rf /"]', r"launch.flags.value.0: '--x\nrm -rf /' holds a control"),
         ('"Testbooster"', r'"\u001b[31mred"', "title: "),
         ('"Testbooster"', '" "', "title: is empty"),
-        ('value = "booster"', 'value = "booster; rm -rf /"', "launch.partition.value: "),
-        ('value = "booster"', 'value = "$(reboot)"', "launch.partition.value: "),
-        ('value = "i"', 'value = "i;x"', "network.address_suffix.value: "),
-        ('"$SCRATCH/hf"', '"$(reboot)/hf"', "caches.HF_HOME.value: "),
-        ('"$SCRATCH/hf"', '"`reboot`/hf"', "caches.HF_HOME.value: "),
-        ('"$SCRATCH/hf"', "'$SCRATCH/\"; reboot; \"'", "caches.HF_HOME.value: "),
-        ('"$SCRATCH/hf"', '"~/hf"', "caches.HF_HOME.value: \"~/hf\": ~ is not expanded between quotes: write $HOME"),
-        ("HF_HOME =", '"HF HOME" =', "caches.HF HOME: a variable's name"),
-        ("NCCL_IB_TIMEOUT =", '"1;reboot" =', "variables.1;reboot: a variable's name"),
+        ('value = "booster"', 'value = "booster; rm -rf /"', "`$.launch.partition.value`"),
+        ('value = "booster"', 'value = "$(reboot)"', "`$.launch.partition.value`"),
+        ('value = "i"', 'value = "i;x"', "`$.network.address_suffix.value`"),
+        ('"$SCRATCH/hf"', '"$(reboot)/hf"', "caches.HF_HOME: "),
+        ('"$SCRATCH/hf"', '"`reboot`/hf"', "caches.HF_HOME: "),
+        ('"$SCRATCH/hf"', "'$SCRATCH/\"; reboot; \"'", "caches.HF_HOME: "),
+        ('"$SCRATCH/hf"', '"~/hf"', "caches.HF_HOME: "),
+        ("HF_HOME =", '"HF HOME" =', "`key` in `$.caches`"),
+        ("NCCL_IB_TIMEOUT =", '"1;reboot" =', "`key` in `$.variables`"),
         ('["tb[0-9]*"]', '["*"]', 'recognise.hosts: "*" matches whatever there is'),
         ('["tb[0-9]*"]', '["tb1", "?*"]', 'recognise.hosts: "?*" matches whatever there is'),
         ('["tb[0-9]*"]', '["[a-z]*"]', 'recognise.hosts: "[a-z]*" matches whatever there is'),
@@ -77,12 +63,7 @@ def test_the_profile_of_these_tests_is_valid(tmp_path: Path) -> None:
 def test_each_thing_that_can_be_wrong(tmp_path: Path, old: str, new: str, problem: str) -> None:
     assert old in VALID
     found = problems(tmp_path, VALID.replace(old, new, 1))
-    assert [text for text in found if text.startswith(problem)], found
-
-
-def test_the_nearest_of_a_few_words_is_told(tmp_path: Path) -> None:
-    (problem,) = problems(tmp_path, VALID.replace('"slurm"', '"slrum"'))
-    assert problem.endswith('not "slrum"; did you mean slurm?')
+    assert [text for text in found if problem in text], found
 
 
 @pytest.mark.parametrize("value", ['{A = "*"}', '{PATH = "?*"}'])
@@ -94,7 +75,7 @@ def test_a_variable_of_any_value_tells_nothing(tmp_path: Path, value: str) -> No
 def test_a_directive_has_its_word_left_out(tmp_path: Path) -> None:
     text = VALID.replace("[launch]\n", '[launch]\ndirectives = {value = ["#SBATCH --exclusive"], source = "docs"}\n')
     (problem,) = problems(tmp_path, text)
-    assert problem == 'launch.directives.value.0: "#SBATCH --exclusive": leave its #SBATCH, #PBS, #BSUB or #$ out'
+    assert problem == 'launch.directives: "#SBATCH --exclusive" leave its #SBATCH, #PBS, #BSUB or #$ out'
 
 
 @pytest.mark.parametrize(
@@ -121,7 +102,7 @@ def test_a_directive_has_its_word_left_out(tmp_path: Path) -> None:
 def test_how_many_nodes_is_the_users_to_say(tmp_path: Path, scheduler: str, directive: str, is_refused: bool) -> None:
     text = VALID.replace('"slurm"', f'"{scheduler}"')
     text = text.replace("[launch]\n", f'[launch]\ndirectives = {{value = ["{directive}"], source = "docs"}}\n')
-    expected = f'launch.directives.value.0: "{directive}" sets the number of nodes'
+    expected = f'launch.directives: "{directive}" sets the number of nodes'
     assert [problem.startswith(expected) for problem in problems(tmp_path, text)] == [True] * is_refused
 
 
@@ -132,23 +113,19 @@ def test_how_many_nodes_is_the_users_to_say(tmp_path: Path, scheduler: str, dire
 )
 def test_a_comma_would_end_a_bind(tmp_path: Path, table: str) -> None:
     (problem,) = problems(tmp_path, VALID + table + ', source = "docs"}\n')
-    assert problem.endswith("takes what follows the comma for another folder")
+    assert problem.endswith("would take the rest for another folder")
 
 
-def test_all_is_told_at_once(tmp_path: Path) -> None:
-    text = VALID.replace("title", "titel").replace("{value = 4,", '{value = "four",').replace(">1", "some")
+def test_all_that_breaks_a_rule_is_told_at_once(tmp_path: Path) -> None:
+    text = VALID.replace("Testbooster", " ").replace('{value = 4, source = "docs"', '{value = 4, source = "dosc"')
     with pytest.raises(BadProfile) as refused:
-        profiles.load_site(written(tmp_path, text))
+        profiles.load_site(written(tmp_path, text.replace(">1", "some")))
     found = refused.value.problems
-    assert [problem.partition(":")[0] for problem in found] == ["titel", "nodes.gpus.value",
+    assert [problem.partition(":")[0] for problem in found] == ["title", "nodes.gpus.source",
                                                                 "variables.NCCL_IB_TIMEOUT.when"]  # fmt: skip
     assert refused.value.code == 2
     assert all(problem in str(refused.value) for problem in found)
     assert str(tmp_path) in refused.value.seen
-
-
-def test_a_misspelt_key_is_not_missing_too(tmp_path: Path) -> None:
-    assert len(problems(tmp_path, VALID.replace("title", "titel"))) == 1
 
 
 def test_what_a_site_is_recognised_by_stands_before_the_tables(tmp_path: Path) -> None:
@@ -156,11 +133,6 @@ def test_what_a_site_is_recognised_by_stands_before_the_tables(tmp_path: Path) -
     moved = VALID.replace(line, "") + '\n[recognise.hosts]\nvalue = ["tb*"]\nsource = "docs"\n'
     (problem,) = problems(tmp_path, moved)
     assert problem.startswith("recognise: belongs before the first [table]")
-
-
-def test_a_source_may_be_read_tomorrow_where_it_is_tomorrow(tmp_path: Path) -> None:
-    tomorrow = date.today() + timedelta(days=1)
-    assert problems(tmp_path, VALID.replace("2026-01-31", str(tomorrow))) == ()
 
 
 @pytest.mark.parametrize(
@@ -202,22 +174,12 @@ def test_a_name_that_no_file_can_have(name: str | Path) -> None:
 
 
 def test_a_folder_that_this_user_may_not_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, **_: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
     path = written(tmp_path)
     # For root, whom no folder is closed to.
-    monkeypatch.setattr(Path, "is_file", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(MusterError, match="the profile can't be read") as refused:
         profiles.load_site(path)
-    assert refused.value.seen == f"{path}: Permission denied"
-
-
-def test_the_nearest_name_is_told(tmp_path: Path) -> None:
-    path = written(tmp_path)
-    with pytest.raises(MusterError) as refused:
-        profiles.load_site("testboster", path.parent)
-    assert refused.value.fix.startswith("--site testbooster")
-    with pytest.raises(MusterError) as refused:
-        profiles.load_fabric("infinband", tmp_path / "fabrics")
-    assert refused.value.fix == "--fabric infiniband"
+    assert "Permission denied" in refused.value.seen

@@ -8,15 +8,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from entrypoint import environment, place
-from entrypoint.environment import Environment
-from entrypoint.options import LaunchOptions
-from entrypoint.sites import defaults, profiles
-from entrypoint.sites.defaults import Defaults
-from entrypoint.sites.recognise import Recognised
+from muster.entrypoint import environment, starting
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.sites import defaults, profiles
+from muster.entrypoint.sites.defaults import Defaults
+from muster.entrypoint.sites.recognise import Recognised
+from muster.errors import MusterError
 from tests.entrypoint.conftest import RECORDINGS
 from tests.sites.profile import VALID, written
-from train.errors import MusterError
 
 ADDRESS = namedtuple("ADDRESS", "family address")
 INTERFACE = VALID.replace("[network]\n", '[network]\ninterface = {value = "ib", source = "docs"}\n')
@@ -131,7 +131,7 @@ def test_the_gpu_and_nccl_decide_with_the_nodes(tmp_path: Path, monkeypatch: pyt
     text = VALID.replace('{nodes = ">1"}', '{nccl = ">=2.27,<2.28"}')
     found = site(tmp_path, text)
     for version, expected in (("2.27.5", {"NCCL_IB_TIMEOUT": "20"}), ("2.28.1", {}), (None, {})):
-        monkeypatch.setattr("entrypoint.sites.conditions.nccl_version", lambda version=version: version)
+        monkeypatch.setattr("muster.entrypoint.sites.schema.nccl_version", lambda version=version: version)
         assert given(found, 1).variables == expected
 
 
@@ -142,15 +142,15 @@ def recorded(**variables: str) -> Environment:
 
 def test_the_place_of_a_launch_has_the_sites_address(tmp_path: Path) -> None:
     path = str(written(tmp_path))
-    found = place.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
+    found = starting.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
     assert found.meeting.master_addr == "node01i"
     assert found.meeting.sources["master_addr"].endswith(f"with the address suffix of the profile {path}")
     assert found.site is not None
     assert found.site.site.title == "Testbooster"
-    mine = place.find(recorded(), LaunchOptions(site=path, address_suffix="-ib"), ["train", "ddp"])
+    mine = starting.find(recorded(), LaunchOptions(site=path, address_suffix="-ib"), ["train", "ddp"])
     assert mine.meeting.master_addr == "node01-ib"
     assert mine.meeting.sources["master_addr"].endswith("with --address-suffix")
-    off = place.find(recorded(), LaunchOptions(site="off"), ["train", "ddp"])
+    off = starting.find(recorded(), LaunchOptions(site="off"), ["train", "ddp"])
     assert (off.meeting.master_addr, off.site, off.defaults.notes) == ("node01", None, ())
 
 
@@ -164,7 +164,7 @@ def test_an_address_that_leads_nowhere_is_told_with_its_site(tmp_path: Path, mon
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     env = replace(recorded(), is_live=True)
     with pytest.raises(MusterError, match="node01i") as refused:
-        place.find(env, LaunchOptions(site=path), ["train", "ddp"])
+        starting.find(env, LaunchOptions(site=path), ["train", "ddp"])
     assert "site: Testbooster" in refused.value.seen
     assert refused.value.fix.endswith("; or --site off")
 
@@ -172,6 +172,6 @@ def test_an_address_that_leads_nowhere_is_told_with_its_site(tmp_path: Path, mon
 def test_a_refused_site_is_shown_but_starts_nothing(tmp_path: Path) -> None:
     line = 'refused = {value = "AMD GPUs need ROCm", source = "docs"}\n'
     path = str(written(tmp_path, line + VALID))
-    assert place.find(recorded(), LaunchOptions(site=path), ["train", "ddp"]).site
+    assert starting.find(recorded(), LaunchOptions(site=path), ["train", "ddp"]).site
     with pytest.raises(MusterError, match="AMD GPUs need ROCm"):
-        place.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
+        starting.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)

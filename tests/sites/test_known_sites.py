@@ -2,10 +2,10 @@
 
 import pytest
 
-from entrypoint.environment import Environment
-from entrypoint.options import LaunchOptions
-from entrypoint.sites import profiles, recognise
-from train.errors import MusterError
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.sites import profiles, recognise
+from muster.errors import MusterError
 
 FIRST = {
     *("derecho", "juwels-booster", "jureca", "jupiter", "capella", "alpha", "perlmutter", "polaris"),

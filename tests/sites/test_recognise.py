@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import environment
-from entrypoint.environment import Environment
-from entrypoint.options import LaunchOptions
-from entrypoint.sites import recognise
-from entrypoint.sites.recognise import Recognised
+from muster.entrypoint import environment
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.sites import recognise
+from muster.entrypoint.sites.recognise import Recognised
+from muster.errors import MusterError
 from tests.sites.profile import HEAD, TABLES, VALID, written
-from train.errors import MusterError
 
 REFUSED = 'refused = {value = "AMD GPUs need ROCm", source = "docs"}\n'
 
@@ -128,7 +128,7 @@ def test_only_the_head_is_read(tmp_path: Path) -> None:
     """Each launch asks: what is not this site's is neither parsed as a whole nor checked."""
     folder = written(tmp_path, HEAD + "\n[sources]\nthis is no TOML\n").parent
     assert here(Environment({}, "node01"), folder) is None
-    with pytest.raises(MusterError, match="no TOML"):
+    with pytest.raises(MusterError, match="can't be read"):
         here(Environment({}, "tb1"), folder)
 
 
@@ -165,11 +165,6 @@ def test_a_site_that_this_image_does_not_run_at(tmp_path: Path) -> None:
     assert "https://docs.example.org/gpu" in refused.value.fix
     assert "--site off" in refused.value.fix
     recognise.check(None)
-
-
-def test_a_clock_that_is_behind_refuses_no_site(folder: Path, tmp_path: Path) -> None:
-    written(tmp_path, VALID.replace("2026-01-31", "2999-01-31"))
-    assert here(Environment({}, "tb1"), folder) is not None
 
 
 @pytest.mark.parametrize("text", ["title = " + 5000 * "9", "a = " + 3000 * "["], ids=["digits", "brackets"])

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import torch
 
-from train import checkpoint
+from muster.train import checkpoint
+from muster.train.checkpoint import CheckpointManager
+from muster.train.world import World
 
 ROOT = Path(__file__).parents[2]
 TEXT = ["--model=gpt-tiny", f"--data=tokens:{Path(__file__).with_name('text.txt')}", "--seq-len=32", "--batch-size=4"]
@@ -51,3 +53,9 @@ def losses(one, other, names=("train_loss", "valid_loss")):
 def trained(train, runs, strategy, world_size, options, name):
     train([strategy, *options, f"--name={name}", f"--runs-dir={runs}"], world_size, ok=True)
     return checkpoint.load_newest(runs / name)[1]
+
+
+def save(run, state, *, step, keep=2):
+    """Writes a checkpoint of the run from this process alone; returns its folder."""
+    CheckpointManager(run, World(), keep=keep, in_background=False).save(state, step)
+    return checkpoint.folder_of(run) / f"step-{step:08d}"

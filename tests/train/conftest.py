@@ -86,9 +86,9 @@ def start_ranks(
     folder: Path,
     env: Mapping[str, str] = {},
     rank_env: Mapping[int, Mapping[str, str]] = {},
-    program: tuple[str, ...] = ("-m", "train"),
+    program: tuple[str, ...] = ("-m", "muster.train"),
 ) -> list[subprocess.Popen[bytes]]:
-    """`python -m train` for each rank, its output in files below `folder`."""
+    """`python -m muster.train` for each rank, its output in files below `folder`."""
     processes = []
     for rank, own in enumerate(rank_environments(world_size, env, rank_env)):
         with (folder / f"out{rank}").open("wb") as out, (folder / f"err{rank}").open("wb") as err:

@@ -18,11 +18,10 @@ from importlib import import_module
 
 import torchvision  # noqa: F401
 
-import train.process  # noqa: F401
-from train.__main__ import main
-from train.arguments import parse
-from train.data import SOURCES
-from train.options import STRATEGIES
+import muster.train.process  # noqa: F401
+from muster.config import STRATEGIES, parse
+from muster.train.__main__ import main
+from muster.train.data import SOURCES
 
 CLONE_NEWNS, MS_RDONLY, MS_REC, MS_PRIVATE = 0x20000, 1, 0x4000, 0x40000  # <sched.h>, <sys/mount.h>
 
@@ -111,9 +110,9 @@ def load_all() -> None:
     """Imports what trainers import once they know what to do, so that not each of them has to."""
     parse(["single"])
     for name in STRATEGIES:
-        import_module(f"train.strategies.{name}")
+        import_module(f"muster.train.strategies.{name}")
     for name in SOURCES:
-        import_module(f"train.data.{name}")
+        import_module(f"muster.train.data.{name}")
 
 
 if __name__ == "__main__":

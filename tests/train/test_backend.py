@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from train import backends
-from train.backends import backend_for, open_group
-from train.errors import MusterError
-from train.world import World
+from muster.errors import MusterError
+from muster.train import backends
+from muster.train.backends import backend_for, open_group
+from muster.train.world import World
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

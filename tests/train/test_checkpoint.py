@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from train import checkpoint
-from train.errors import MusterError
+from muster.errors import MusterError
+from muster.train import checkpoint
+from tests.train.comparing import save
 
 
 def state(value, size=2000):
@@ -27,7 +28,7 @@ def names(run):
 
 def test_latest_names_the_last_and_older_ones_go(tmp_path):
     for step in (10, 20, 30):
-        checkpoint.save(tmp_path, state(step), step=step, keep=2)
+        save(tmp_path, state(step), step=step, keep=2)
     assert names(tmp_path) == ["latest", "step-00000020", "step-00000030"]
     assert (tmp_path / "checkpoints/latest").read_text() == "step-00000030\n"
     path, loaded, notes = checkpoint.load_newest(tmp_path)
@@ -37,8 +38,8 @@ def test_latest_names_the_last_and_older_ones_go(tmp_path):
 
 def test_continuing_an_older_one_keeps_what_is_ahead_of_it(tmp_path):
     for step in (10, 20, 30):
-        checkpoint.save(tmp_path, state(step), step=step, keep=3)
-    checkpoint.save(tmp_path, state(15), step=15, keep=3)
+        save(tmp_path, state(step), step=step, keep=3)
+    save(tmp_path, state(15), step=15, keep=3)
     assert [path.name for path in checkpoint.saved(tmp_path)] == ["step-00000015", "step-00000010"]
     assert "step-00000030" in names(tmp_path)
 
@@ -48,7 +49,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     (folder / ".step-00000005.partial").mkdir(parents=True)
     (folder / ".step-00000005.partial" / "rank-00000").write_bytes(b"half")
     (folder / ".latest.partial").write_text("st")
-    checkpoint.save(tmp_path, state(10), step=10, keep=1)
+    save(tmp_path, state(10), step=10, keep=1)
     assert names(tmp_path) == ["latest", "step-00000010"]
 
 
@@ -84,7 +85,7 @@ HARMS = {cut: "rank-00000", flip: "rank-00000", lose: "rank-00000", flip_index: 
 @pytest.mark.parametrize(("harm", "named"), HARMS.items())
 def test_a_damaged_one_is_refused_with_the_file_and_the_one_before_taken(tmp_path, harm, named):
     for step in (10, 20):
-        checkpoint.save(tmp_path, state(step), step=step, keep=2)
+        save(tmp_path, state(step), step=step, keep=2)
     newest = checkpoint.saved(tmp_path)[0]
     harm(newest)
     with pytest.raises(MusterError) as raised:
@@ -100,14 +101,14 @@ def test_a_damaged_one_is_refused_with_the_file_and_the_one_before_taken(tmp_pat
 
 def test_all_damaged(tmp_path):
     for step in (10, 20):
-        cut(checkpoint.save(tmp_path, state(step), step=step, keep=2))
+        cut(save(tmp_path, state(step), step=step, keep=2))
     with pytest.raises(MusterError, match="can't be read"):
         checkpoint.load_newest(tmp_path)
 
 
 def test_without_the_pointer_the_newest_counts(tmp_path):
     for step in (10, 20):
-        checkpoint.save(tmp_path, state(step), step=step, keep=2)
+        save(tmp_path, state(step), step=step, keep=2)
     (checkpoint.folder_of(tmp_path) / "latest").unlink()
     assert checkpoint.load_newest(tmp_path)[0].name == "step-00000020"
 
@@ -136,7 +137,7 @@ def test_any_tensor_and_value_comes_back(tmp_path):
         "parameter": torch.nn.Parameter(torch.randn(4)),
     }
     plain = {"progress": {"best": 0.1 + 0.2, "history": [{"epoch": 1}], "none": None}}
-    loaded = checkpoint.load(checkpoint.save(tmp_path, {"model": tensors, **plain}, step=1, keep=1))
+    loaded = checkpoint.load(save(tmp_path, {"model": tensors, **plain}, step=1, keep=1))
     assert loaded["progress"] == plain["progress"]
     assert loaded["model"].keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -149,7 +150,7 @@ def test_nothing_is_executed(tmp_path):
         def __reduce__(self):
             return (os.mkdir, (str(tmp_path / "pwned"),))
 
-    path = checkpoint.save(tmp_path, state(1), step=1, keep=1)
+    path = save(tmp_path, state(1), step=1, keep=1)
     evil = pickle.dumps({"format": 2, "model": Evil()})
     size = (path / "rank-00000").stat().st_size
     (path / ".metadata").write_bytes(evil)
@@ -164,13 +165,13 @@ def test_nothing_is_executed(tmp_path):
 
 def test_what_is_saved_again_takes_the_place_of_the_first(tmp_path):
     for value in (1, 2):
-        checkpoint.save(tmp_path, state(value), step=10, keep=2)
+        save(tmp_path, state(value), step=10, keep=2)
     assert names(tmp_path) == ["latest", "step-00000010"]
     assert weight(checkpoint.saved(tmp_path)[0]) == 2
 
 
 def test_one_that_lost_its_name_to_none_has_it_again(tmp_path):
-    path = checkpoint.save(tmp_path, state(1), step=10, keep=2)
+    path = save(tmp_path, state(1), step=10, keep=2)
     path.rename(path.with_name(f".{path.name}.old.partial"))
     assert checkpoint.saved(tmp_path) == []
     checkpoint.put_back(tmp_path)
@@ -178,17 +179,17 @@ def test_one_that_lost_its_name_to_none_has_it_again(tmp_path):
 
 
 def test_one_that_lost_its_name_to_another_does_not_stop_the_next(tmp_path):
-    path = checkpoint.save(tmp_path, state(2), step=10, keep=2)
+    path = save(tmp_path, state(2), step=10, keep=2)
     shutil.copytree(path, path.with_name(f".{path.name}.old.partial"))
     checkpoint.put_back(tmp_path)
     assert [weight(path) for path in checkpoint.saved(tmp_path)] == [2]
-    checkpoint.save(tmp_path, state(3), step=10, keep=2)
+    save(tmp_path, state(3), step=10, keep=2)
     assert weight(path) == 3
     assert names(tmp_path) == ["latest", "step-00000010"]
 
 
 def test_a_pointer_that_is_no_text(tmp_path):
-    checkpoint.save(tmp_path, state(1), step=10, keep=2)
+    save(tmp_path, state(1), step=10, keep=2)
     (checkpoint.folder_of(tmp_path) / "latest").write_bytes(b"\xff\xfe\x00")
     assert [path.name for path in checkpoint.saved(tmp_path)] == ["step-00000010"]
 
@@ -198,14 +199,14 @@ def save_beyond_the_limit(tmp_path, size):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
     try:
-        checkpoint.save(tmp_path, state(20, size), step=20, keep=2)
+        save(tmp_path, state(20, size), step=20, keep=2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("size", [1_000_000, 250_001])
 def test_a_file_that_may_not_grow_leaves_the_last_good_one(tmp_path, size):
-    checkpoint.save(tmp_path, state(10), step=10, keep=2)
+    save(tmp_path, state(10), step=10, keep=2)
     with pytest.raises(MusterError, match="could not be written") as raised:
         save_beyond_the_limit(tmp_path, size)
     assert raised.value.code == 1
@@ -219,14 +220,15 @@ FULL_DISK = """
 import subprocess, sys
 from pathlib import Path
 import torch
-from train import checkpoint
-from train.errors import MusterError
+from muster.train import checkpoint
+from tests.train.comparing import save
+from muster.errors import MusterError
 run = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", run], check=True)
 state = lambda value, size: {"model": {"w": torch.full((size,), value)}}
-checkpoint.save(run, state(10.0, 2000), step=10, keep=2)
+save(run, state(10.0, 2000), step=10, keep=2)
 try:
-    checkpoint.save(run, state(20.0, 1_000_000), step=20, keep=2)
+    save(run, state(20.0, 1_000_000), step=20, keep=2)
 except MusterError as error:
     print(error, sorted(path.name for path in checkpoint.folder_of(run).iterdir()), sep="\\n")
 """

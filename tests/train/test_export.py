@@ -8,10 +8,10 @@ import pytest
 import torch
 import torchvision
 
-from tests.train.comparing import DIGITS
-from train import checkpoint
-from train.errors import MusterError
-from train.export import export
+from muster.errors import MusterError
+from muster.train import checkpoint
+from muster.train.export import export
+from tests.train.comparing import DIGITS, save
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +21,7 @@ def test_torchvision_reads_what_fsdp_has_trained(train, tmp_path):
     argv = ["fsdp", *DIGITS, "--no-bf16", "--max-steps=2", "--name=run", f"--runs-dir={tmp_path}"]
     train(argv, 2, ok=True)
     argv = ["train", "export", str(tmp_path / "run")]
-    code = f"import sys; sys.argv = {argv}; from entrypoint.cli import train; train()"
+    code = f"import sys; sys.argv = {argv}; from muster.entrypoint.cli import train; train()"
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
@@ -37,7 +37,7 @@ def test_torchvision_reads_what_fsdp_has_trained(train, tmp_path):
 
 def test_what_can_not_be_exported(tmp_path):
     (tmp_path / "run").mkdir()
-    path = checkpoint.save(tmp_path / "run", {"model": {"w": torch.ones(3)}}, step=1, keep=1)
+    path = save(tmp_path / "run", {"model": {"w": torch.ones(3)}}, step=1, keep=1)
     assert export(path, tmp_path / "a.pt") == (path, tmp_path / "a.pt")
     assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True)["w"], torch.ones(3))
     with pytest.raises(MusterError, match="already"):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from muster.train import checkpoint
+from muster.train.run import promised_gpus
+from muster.train.world import World
 from tests.train.conftest import bare
-from train import checkpoint
-from train.run import promised_gpus
-from train.world import World
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def assert_one_message(ended, code, *words):
 )
 def test_usage(argv, words):
     code = f"import sys, runpy; sys.argv = {['train', *argv]!r}\n"
-    code += "try: runpy.run_module('train', run_name='__main__')\n"
+    code += "try: runpy.run_module('muster.train', run_name='__main__')\n"
     code += "finally: assert 'torch' not in sys.modules"
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
     assert ended.returncode == 2
@@ -50,7 +50,7 @@ def test_usage(argv, words):
 
 
 def test_help():
-    command = [sys.executable, "-m", "train", "ddp", "--help"]
+    command = [sys.executable, "-m", "muster.train", "ddp", "--help"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "--keep-checkpoints" in ended.stdout
@@ -96,7 +96,7 @@ def test_a_sample_that_one_rank_can_not_read_ends_all(train, tmp_path, make_imag
 def test_an_unexpected_error_of_one_rank_ends_all(train, small, tmp_path, program):
     broken_step = (
         "import os\n"
-        "from train.loop import Loop\n"
+        "from muster.train.loop import Loop\n"
         "step = Loop.step\n"
         "def broken(self, batches, sums):\n"
         f"    if self.progress.step == 2 and 'rank{{}}'.format(os.environ['RANK']) == {program!r}:\n"
@@ -184,7 +184,7 @@ def test_a_loss_that_is_no_number_is_told_with_its_step_and_rank(train, small, t
     argv[argv.index("--image-size=16")] = "--image-size=32"
     # The loss of one rank, at one of its steps of the second epoch: 44 steps an epoch, and two micro-batches a step.
     broken = (
-        "import os, torch, train.parallel.gradients as g\n"
+        "import os, torch, muster.train.gradients as g\n"
         "count, plain = [0], g.loss_of\n"
         "def loss_of(outputs, targets, smoothing=0.0):\n"
         "    count[0] += torch.is_grad_enabled()\n"

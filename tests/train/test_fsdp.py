@@ -3,11 +3,10 @@
 import pytest
 import torch
 
+from muster.config import Options, check, check_replicas
+from muster.errors import MusterError
+from muster.train import checkpoint
 from tests.train.comparing import DIGITS, STEPS, TEXT, trained, vector
-from train import checkpoint
-from train.combinations import check, check_replicas
-from train.errors import MusterError
-from train.options import Options
 
 
 @pytest.mark.process
@@ -39,7 +38,7 @@ def test_each_rank_writes_its_part(train, tmp_path):
 
 
 def test_groups_of_one_rank_are_refused():
-    with pytest.raises(MusterError, match="nothing to cut") as raised:
+    with pytest.raises(MusterError, match="groups of two or more") as raised:
         check_replicas(Options(replicate=4), 4)
     assert "train ddp" in raised.value.fix
     check_replicas(Options(replicate=2), 4)

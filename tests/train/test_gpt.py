@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from train import models
-from train.errors import MusterError
-from train.models import IGNORED, gpt, loss_of
-from train.options import Options
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train import models
+from muster.train.models import IGNORED, gpt, loss_of
 
 
 def made(seed=0, num_tokens=50, **more):

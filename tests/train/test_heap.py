@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from muster.train import heap
 from tests.train.conftest import environment
-from train import heap
 
 COUNT = """
 import resource, sys, torch
-from train import heap
+from muster.train import heap
 if sys.argv[1] == "keep":
     assert heap.keep()
 for turn in range(12):
@@ -44,14 +44,14 @@ def test_what_the_user_has_set_stays(name):
 
 TRAIN = """
 import gc, sys
-from train.loop import Loop
+from muster.train.loop import Loop
 step = Loop.step
 def look(*arguments):
     print("look", gc.isenabled(), *(len(gc.get_objects(generation)) for generation in range(3)))
     return step(*arguments)
 Loop.step = look
 sys.argv = ["train", "single", "--data=synthetic", "--num-samples=8", "--batch-size=4", "--max-steps=1"]
-from train.__main__ import main
+from muster.train.__main__ import main
 main()
 """
 

@@ -4,16 +4,16 @@ import json
 
 import pytest
 
+from muster.train import checkpoint
+from muster.train.preemption import Interval
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
 from tests.train.test_resume import assert_same_bits, common, images, straight  # noqa: F401
-from train import checkpoint
-from train.interval import Interval
 
 # Looks come after each step, and the time is over at each of them.
 AT_EACH_LOOK = """
-from train import interval, loop
+from muster.train import loop, preemption
 loop.LOOK_STEPS = 1
-interval.Interval.is_over = lambda self: self.seconds > 0
+preemption.Interval.is_over = lambda self: self.seconds > 0
 """
 
 
@@ -75,13 +75,3 @@ def test_none_is_written_where_none_is_wanted(train, tmp_path):
     options = [*TEXT, *STEPS, "--max-steps=6", "--keep-checkpoints=9", "--save-every=0"]
     train(["ddp", *options, "--name=run", f"--runs-dir={tmp_path}"], 2, before=AT_EACH_LOOK, ok=True)
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 1
-
-
-@pytest.mark.process
-def test_ranks_that_are_apart_are_not_brought_together_for_it(train, tmp_path):
-    """They meet every 3 steps from the first on: then and only then one is written."""
-    options = [*TEXT, *STEPS, "--max-steps=6", "--keep-checkpoints=9", "--local-sgd=3", "--local-sgd-start=1"]
-    trained(train, tmp_path, "ddp", 2, options, "straight")
-    train(["ddp", *options, "--name=run", f"--runs-dir={tmp_path}"], 2, before=AT_EACH_LOOK, ok=True)
-    assert_same_bits(tmp_path / "straight", tmp_path / "run")
-    assert middles(tmp_path / "run") == [4, 6]

@@ -6,17 +6,18 @@ import threading
 import pytest
 import torch
 
-from train import checkpoint, storage
-from train.errors import MusterError
-from train.state import Keeper, Trained, misfit
-from train.world import World
+from muster.errors import MusterError
+from muster.train import checkpoint, storage
+from muster.train.checkpoint import CheckpointManager
+from muster.train.state import TrainState, misfit
+from muster.train.world import World
 
 DEADLINE_S = 60
 
 
 @pytest.fixture
 def keeper(tmp_path):
-    keeper = Keeper(tmp_path, World(), keep=2, in_background=True)
+    keeper = CheckpointManager(tmp_path, World(), keep=2, in_background=True)
     yield keeper
     keeper.close()
 
@@ -87,13 +88,13 @@ def test_moments_come_back_and_hyperparameters_stay_the_users(keeper, tmp_path, 
 
     one, other = training(), training()
     step(*one)
-    keeper.save(Trained(model=one[0], optimizer=one[1]).state(), 1)
+    keeper.save(TrainState(model=one[0], optimizer=one[1]).state(), 1)
     keeper.wait()
     [path] = checkpoint.saved(tmp_path)
     index = checkpoint.head(path)
     assert misfit(index, other[0]) is None
     other[1].param_groups[0]["lr"] = one[1].param_groups[0]["lr"] = 0.125
-    Trained(model=other[0], optimizer=other[1]).fill(path, index, 0, None)
+    TrainState(model=other[0], optimizer=other[1]).fill(path, index, 0, None)
     step(*one)
     step(*other)
     assert other[1].param_groups[0]["lr"] == 0.125

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from muster.train import console
+from muster.train.console import Lines, Tee, plain
 from tests.train.conftest import environment
-from train import logs
-from train.console import Lines, Tee, plain
 
 HOST = socket.gethostname()
 LINE = re.compile(rf"\[{re.escape(HOST)} \d\] .*")
 TALK = """
 import os, sys, warnings
-from train.loop import Loop
+from muster.train.loop import Loop
 train_epoch = Loop.train_epoch
 def talking(self):
     rank = os.environ.get("RANK", "0")
@@ -108,7 +108,16 @@ def test_a_folder_that_takes_no_log_is_no_reason_not_to_train(train, tmp_path):
 
 @pytest.mark.process
 def test_a_terminal_keeps_its_bar_and_the_log_gets_lines(tmp_path):
-    argv = [sys.executable, "-m", "train", "single", *SHORT, "--epochs=2", "--name=run", f"--runs-dir={tmp_path}"]
+    argv = [
+        sys.executable,
+        "-m",
+        "muster.train",
+        "single",
+        *SHORT,
+        "--epochs=2",
+        "--name=run",
+        f"--runs-dir={tmp_path}",
+    ]
     argv.remove("--max-steps=2")
     here, there = pty.openpty()
     said: list[bytes] = []
@@ -140,11 +149,11 @@ def test_a_terminal_keeps_its_bar_and_the_log_gets_lines(tmp_path):
 
 
 def test_the_attempt_is_the_schedulers_and_then_torchruns():
-    assert logs.attempt({}) == "0"
-    assert logs.attempt({"MUSTER_ATTEMPT": "2", "TORCHELASTIC_RESTART_COUNT": "1"}) == "2.1"
-    assert logs.attempt({"MUSTER_ATTEMPT": "1", "TORCHELASTIC_RESTART_COUNT": "0"}) == "1"
-    assert logs.attempt({"TORCHELASTIC_RESTART_COUNT": "3"}) == "0.3"
-    assert logs.folder(Path("run"), "../node 1", {}) == Path("run/logs/0/node-1")
+    assert console.attempt({}) == "0"
+    assert console.attempt({"MUSTER_ATTEMPT": "2", "TORCHELASTIC_RESTART_COUNT": "1"}) == "2.1"
+    assert console.attempt({"MUSTER_ATTEMPT": "1", "TORCHELASTIC_RESTART_COUNT": "0"}) == "1"
+    assert console.attempt({"TORCHELASTIC_RESTART_COUNT": "3"}) == "0.3"
+    assert console.log_folder(Path("run"), "../node 1", {}) == Path("run/logs/0/node-1")
 
 
 def test_a_log_gets_what_a_line_came_to():

@@ -5,19 +5,18 @@ import re
 import pytest
 import torch
 
+from muster.config import Options, parse
+from muster.train import checkpoint
+from muster.train.out_of_memory import explain, find, turns
+from muster.train.world import World
 from tests.train.conftest import bare
-from train import checkpoint
-from train.arguments import parse
-from train.options import Options
-from train.out_of_memory import explain, find, turns
-from train.world import World
 
 DEADLINE_S = 120
 
 # Some ranks may take no more than they have when their third step of all begins, and that step wants more.
 SHORT = """
 import os, resource
-from train.loop import Loop
+from muster.train.loop import Loop
 step = Loop.step
 def short(self, batches, sums):
     if self.progress.step == 2 and os.environ["RANK"] in RANKS:
@@ -47,7 +46,7 @@ def test_ranks_that_run_out_of_memory_end_all_and_the_last_checkpoint_stays(trai
     assert re.search(f"out of memory on rank [{ranks}] of 2", lines[0])
     assert "GiB held at most" in lines[1]
     assert "--batch-size=16, step 3" in lines[1]
-    for word in ("--batch-size=8 --accumulate=2", "--activation-checkpoint=selective", "train fsdp", "train plan --m"):
+    for word in ("--batch-size=8 --accumulate=2", "--activation-checkpoint=selective", "train fsdp"):
         assert word in lines[2]
     assert checkpoint.load_newest(tmp_path / "run")[1]["progress"]["step"] == 2
 
@@ -77,8 +76,7 @@ def test_the_words_for_a_gpu(monkeypatch):
     assert told.code == 2
     assert told.wrong == "out of memory on rank 3 of 8 (node01, NVIDIA H100)"
     assert told.seen == "2.50 GiB more asked for, 79.00 of 80.00 GiB held at most, --batch-size=1"
-    assert told.fix.startswith("--activation-checkpoint=selective or --cpu-offload; ")
-    assert told.fix.endswith("train plan --model=gpt-8b --gpus=8 --memory=80.0 --batch-size=1")
+    assert told.fix == "--activation-checkpoint=selective or --cpu-offload"
 
 
 def test_a_real_allocation_that_is_too_large():
@@ -86,8 +84,8 @@ def test_a_real_allocation_that_is_too_large():
         torch.empty(2**60)
     told = explain(caught.value, "single", Options(batch_size=7), World())
     assert told is not None
-    assert "MiB more asked for" in told.seen
-    assert told.fix.startswith("--batch-size=3; ")
+    assert "more asked for" in told.seen
+    assert told.fix.startswith("--batch-size=3")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,3 @@
-import itertools
 import json
 import time
 
@@ -6,8 +5,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from train.metrics import Readout, StepTimes, Sums, histogram, percentile
-from train.summary import Log, write_summary
+from muster.train.metrics import Readout, StepTimes, Sums, percentile
+from muster.train.summary import Log, write_summary
 
 
 @pytest.mark.parametrize(("share", "value"), [(50, 50), (95, 95), (99, 99), (100, 100)])
@@ -41,7 +40,6 @@ def test_a_run_of_one_step_has_rates_too():
     times.note(2.0)
     summary = times.summary(global_batch=8, world_size=1)
     assert (summary["images_per_second"], summary["step_time_s"]["p50"], summary["num_timed_steps"]) == (4.0, 2.0, 0)
-    assert summary["step_histogram"] is None
     assert times.own(1.0)["busy_s"] is None
 
 
@@ -65,23 +63,6 @@ def test_only_steps_that_count_wait():
     assert waits.seconds == counted > 0
 
 
-def test_a_histogram_has_every_value_once():
-    values = [0.1, 0.1, 0.2, 0.4, 0.15, 0.1001]
-    bins = histogram(values)
-    assert sum(bins["counts"]) == len(values)
-    assert (len(bins["edges_s"]), len(bins["counts"])) == (41, 40)
-    assert bins["edges_s"][0] == pytest.approx(0.1)
-    assert bins["edges_s"][-1] == pytest.approx(0.4)
-    for value in values:
-        held = [low <= value * 1.000001 and value <= high * 1.000001
-                for low, high in itertools.pairwise(bins["edges_s"])]  # fmt: skip
-        assert any(inside and count for inside, count in zip(held, bins["counts"], strict=True))
-    ratios = [high / low for low, high in itertools.pairwise(bins["edges_s"])]
-    assert max(ratios) == pytest.approx(min(ratios), rel=1e-5)
-    assert histogram([0.5, 0.5]) == {"edges_s": [0.5, 0.5], "counts": [2]}
-    assert histogram([]) is None
-
-
 def test_lines_tell_of_the_steps_since_the_line_before():
     times = StepTimes(torch.device("cpu"), started=time.perf_counter() - 100)
     for seconds in (9.0, 1.0, 3.0):
@@ -103,7 +84,7 @@ def test_sums_are_those_of_all_samples():
     logits, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     expected = [cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum(), 9]
     assert sums.values.tolist() == pytest.approx([float(value) for value in expected], rel=1e-6)
-    assert Readout(sums.values).values() == sums.values.tolist()
+    assert Readout(sums.values).wait() == sums.values.tolist()
 
 
 def test_the_log_drops_what_the_resumed_run_does_again(tmp_path):

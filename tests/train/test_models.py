@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from train import models
-from train.errors import MusterError
-from train.models import logits_of, loss_of
-from train.options import Options
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train import models
+from muster.train.models import logits_of, loss_of
 
 
 @pytest.mark.parametrize(("name", "offered"), [("resnet81", "resnet18"), ("ResNet-50", "resnet50"), ("vitb16", "vit_")])

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from muster.train import checkpoint, preemption
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
 from tests.train.conftest import environment
 from tests.train.test_resume import assert_same_bits, common, images  # noqa: F401
-from train import checkpoint, notice
 
 # Looks come as often as is said here, however long the steps take.
 WARN = """
 import os, signal
-from train import loop, notice
+from muster.train import loop, preemption
 loop.LOOK_STEPS = {every}
-notice.WAIT_S = 1e9
+preemption.WAIT_S = 1e9
 step = loop.Loop.step
 def warned(self, batches, sums):
     step(self, batches, sums)
@@ -144,8 +144,7 @@ def test_control_c_at_a_terminal_ends_at_once_with_a_line(tmp_path, strategy, wo
 def test_a_warning_before_the_ranks_have_started_is_told_to_requeue(tmp_path):
     """Nothing is learnt yet, and nothing is lost: 75 for a training of ours."""
     env = environment({"MUSTER_COMMAND": "train ddp"})
-    agent = Path(__file__).parents[2] / "entrypoint" / "agent.py"
-    argv = [sys.executable, "-P", str(agent), "--nnodes=2", "--node-rank=1", "--nproc-per-node=1"]
+    argv = [sys.executable, "-P", "-m", "muster.entrypoint.agent", "--nnodes=2", "--node-rank=1", "--nproc-per-node=1"]
     argv += ["--rdzv-backend=static", "--master-addr=127.0.0.1", "--master-port=9", "--rdzv-conf=timeout=100"]
     process = subprocess.Popen([*argv, "-m", "this"], env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
@@ -174,7 +173,7 @@ def test_a_warning_of_the_first_moment_is_kept(tmp_path, argv_of_three, mode):
     """As the launcher holds it: the agent has learnt nothing yet and ends, a rank comes to its first steps."""
     train = [str(Path(sys.executable).with_name("train"))]
     if mode == "worker":
-        train = [sys.executable, "-m", "train"]
+        train = [sys.executable, "-m", "muster.train"]
     argv = [sys.executable, "-c", PENDING, *train, *argv_of_three, f"--runs-dir={tmp_path}"]
     done = subprocess.run(argv, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=150)
     assert done.returncode == 75, done.stderr
@@ -187,12 +186,13 @@ def test_a_warning_of_the_first_moment_is_kept(tmp_path, argv_of_three, mode):
     ("step_s", "most", "expected"), [(0.01, 10, 10), (0.3, 10, 5), (0.9, 10, 2), (30, 10, 1), (0.01, 1, 1)]
 )
 def test_long_steps_are_looked_at_one_by_one(step_s, most, expected):
-    assert notice.between(step_s, most) == expected
+    assert preemption.between(step_s, most) == expected
 
 
 @pytest.mark.process
 def test_a_data_worker_outlives_a_warning_and_not_the_trainers_order(tmp_path):
-    script = "import os, signal, sys\nfrom train import notice\nnotice.deafen()\nprint('ready', flush=True)\n"
+    script = "import os, signal, sys\nfrom muster.train import preemption\npreemption.deafen()\n"
+    script += "print('ready', flush=True)\n"
     script += "for line in sys.stdin:\n    print('alive', flush=True)\n"
     pipe = subprocess.PIPE
     worker = subprocess.Popen([sys.executable, "-c", script], env=environment(), stdin=pipe, stdout=pipe, text=True)

@@ -1,16 +1,13 @@
-"""Smoothed labels, mixed images, and kernels that give the same bits: what they do, and that every split does it."""
+"""Smoothed labels, and kernels that give the same bits: what they do, and that every split does it."""
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from muster.config import Options, check
+from muster.errors import MusterError
+from muster.train.models import loss_of
 from tests.train.comparing import DIGITS, STEPS, TEXT, apart, trained
-from train.combinations import check
-from train.errors import MusterError
-from train.metrics import Sums
-from train.mixup import mix
-from train.models import loss_of
-from train.options import Options
 
 
 def test_a_smoothed_target_gives_each_class_its_share():
@@ -23,35 +20,11 @@ def test_a_smoothed_target_gives_each_class_its_share():
     assert both.item() == pytest.approx(1.3 * by_hand.item(), rel=1e-5)
 
 
-def test_mixed_images_and_their_targets():
-    images = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)
-    labels = torch.tensor([0, 1, 2, 2])
-    mixed, targets = mix(images, labels, 3, 0.4, 7)
-    share = (mixed[0, 0, 0, 0].item() - 3) / (0 - 3)
-    assert 0 < share < 1
-    assert mixed[1, 0, 0, 0].item() == pytest.approx(share * 1 + (1 - share) * 2, rel=1e-5)
-    assert mixed.is_contiguous(memory_format=torch.channels_last)
-    assert targets.sum(1).tolist() == pytest.approx([1] * 4)
-    assert targets[0].tolist() == pytest.approx([share, 0, 1 - share], abs=1e-6)
-    assert targets[2].tolist() == pytest.approx([0, 1 - share, share], abs=1e-6)
-    again, other = mix(images, labels, 3, 0.4, 7), mix(images, labels, 3, 0.4, 8)
-    assert torch.equal(mixed, again[0])
-    assert not torch.equal(mixed, other[0])
-
-
-def test_a_hit_is_the_class_that_an_image_has_more_of():
-    sums = Sums(torch.device("cpu"))
-    targets = torch.tensor([[0.3, 0.7], [0.6, 0.4]])
-    sums.add(torch.tensor(2.0), torch.tensor([[0.0, 1.0], [0.0, 1.0]]), targets)
-    assert sums.values.tolist() == [4, 1, 2]
-
-
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("data", "options"), [(DIGITS, ["--mixup=0.4", "--label-smoothing=0.1"]), (TEXT, ["--label-smoothing=0.1"])]
-)
-def test_every_split_does_the_same(train, tmp_path, data, options):
-    common = [*data, *STEPS, *options, "--optimizer=sgd", "--lr=0.05", "--max-steps=3"]
+@pytest.mark.parametrize("data", [DIGITS, TEXT])
+def test_every_split_does_the_same(train, tmp_path, data):
+    options = ["--label-smoothing=0.1"]
+    common = [*data, *STEPS, *options, "--optimizer=sgd", "--lr=0.05", "--max-steps=3", "--deterministic"]
     single = trained(train, tmp_path, "single", 1, [*common, "--accumulate=4"], "single")
     plain = [word for word in common if word not in options]
     assert max(apart(single, trained(train, tmp_path, "single", 1, [*plain, "--accumulate=4"], "plain"))) > 1e-5
@@ -76,7 +49,6 @@ def test_stages_train_on_smoothed_targets_too(train, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"model": "gpt-tiny", "mixup": 0.2}, "tokens can't be mixed"),
         ({"lr_steps": 50}, "has no end"),
         ({"lr_end": 0.1}, "has no end"),
     ],
@@ -90,7 +62,7 @@ def test_what_does_not_go_together(options, words):
 def test_kernels_that_give_other_bits_are_refused_by_name(train, tmp_path):
     # torch has no deterministic kernel for this one, on CPUs either (torch.use_deterministic_algorithms).
     before = (
-        "import torch, train.parallel.gradients as g\n"
+        "import torch, muster.train.gradients as g\n"
         "plain = g.loss_of\n"
         "def loss_of(outputs, targets, smoothing=0.0):\n"
         "    pooled, where = torch.nn.functional.max_pool2d(torch.ones(1, 4, 4), 2, return_indices=True)\n"

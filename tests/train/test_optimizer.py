@@ -7,14 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.comparing import DIGITS, LIMIT, SPLITS, STEPS, TEXT, apart, trained
-from train import optimizer
-from train.lars import LARS
-from train.options import Options
-from train.order import TrainOrder
-from train.progress import Progress
-from train.resume import differences
-from train.world import World
+from muster.config import Options
+from muster.train import optimizer
+from muster.train.order import TrainOrder
+from muster.train.run_directory import differences
+from muster.train.state import Progress
+from muster.train.world import World
 
 
 def model():
@@ -22,7 +20,7 @@ def model():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lars"])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_norms_and_biases_do_not_decay(name):
     asked = Options(optimizer=name, weight_decay=0.1).settled()
     net = model()
@@ -31,54 +29,6 @@ def test_norms_and_biases_do_not_decay(name):
     assert [decays[id(parameter)] for parameter in net.parameters()] == [0.1, 0, 0, 0, 0.1, 0]
     every = optimizer.build(Options(optimizer=name, weight_decay=0.1, decay_norms=True).settled(), net, fused=True)
     assert {group["weight_decay"] for group in every.param_groups} == {0.1}
-
-
-def test_lars_takes_steps_in_proportion_to_the_weight():
-    weight, bias = nn.Parameter(torch.tensor([[3.0, 4.0]])), nn.Parameter(torch.tensor([1.0]))
-    groups = [{"params": [weight], "weight_decay": 0.1}, {"params": [bias], "adapt": False}]
-    made = LARS(groups, lr=2.0, momentum=0.5, trust=0.01)
-    weight.grad, bias.grad = torch.tensor([[0.0, 2.0]]), torch.tensor([0.25])
-    made.step()
-    # You, Gitman, Ginsburg 2017, (6): trust |w| / (|g| + decay |w|), times (g + decay w).
-    scale = 0.01 * 5 / (2 + 0.1 * 5)
-    first = torch.tensor([[0.3, 2.4]]) * scale
-    assert torch.allclose(weight.detach(), torch.tensor([[3.0, 4.0]]) - 2 * first)
-    assert bias.item() == pytest.approx(1 - 2 * 0.25)
-    weight.grad, bias.grad = torch.zeros(1, 2), torch.zeros(1)
-    before = weight.detach().clone()
-    made.step()
-    # Without a gradient nothing adapts: the decay alone, and what the momentum has left.
-    assert torch.allclose(weight.detach(), before - 2 * (0.5 * first + 0.1 * before))
-    assert bias.item() == pytest.approx(0.5 - 2 * 0.5 * 0.25)
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("weights_lie", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("gradients_lie", [torch.contiguous_format, torch.channels_last])
-def test_the_fused_step_is_that_of_one_weight_after_the_other_however_they_lie(
-    weights_lie, gradients_lie, momentum, decay
-):
-    torch.manual_seed(0)
-    drawn = [torch.randn(4, 3, 5, 5), torch.randn(7, 1, 3, 3), torch.randn(6, 5, 1, 1), torch.randn(9)]
-    fused, plain = ([nn.Parameter(laid(part, weights_lie)) for part in drawn] for _ in range(2))
-    asked = Options(momentum=momentum, weight_decay=decay, decay_norms=True, lr=0.1).settled()
-    steps = optimizer.build(asked, nn.ParameterList(fused), fused=True)
-    others = torch.optim.SGD(plain, lr=0.1, momentum=momentum, weight_decay=decay)
-    for _ in range(3):
-        for one, other in zip(fused, plain, strict=True):
-            one.grad = laid(torch.randn(one.shape), gradients_lie)
-            other.grad = one.grad.clone()
-        steps.step()
-        others.step()
-    for one, other in zip(fused, plain, strict=True):
-        assert one.stride() == other.stride()
-        assert torch.allclose(one, other, rtol=0, atol=1e-6)
-
-
-def laid(tensor, layout):
-    """A copy of `tensor`, images or their weights in `layout`."""
-    return tensor.clone(memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
 
 
 def test_the_rate_rises_and_falls():
@@ -133,20 +83,3 @@ def test_a_cosine_that_ends_elsewhere_is_told():
     assert "max_steps None -> 5" in noted(max_steps=5)[0]
     assert noted(name="other") == []
     assert "lr_schedule" in noted(lr_schedule="constant", epochs=20)[0]
-
-
-@pytest.mark.process
-def test_lars_of_cut_weights_is_that_of_whole_ones(train, tmp_path):
-    common = [*TEXT, *STEPS, "--optimizer=lars", "--lr=20", "--max-steps=3"]
-    single = trained(train, tmp_path, "single", 1, [*common, "--accumulate=2"], "single")
-    for strategy, (world_size, more) in SPLITS.items():
-        differences = apart(single, trained(train, tmp_path, strategy, world_size, [*common, *more], strategy))
-        print(f"lars, {strategy}: weights {differences[0]:.1e}, momenta {differences[1]:.1e}")
-        assert max(differences) < LIMIT, strategy
-
-
-@pytest.mark.process
-def test_lars_learns_the_digits(train, summary_of, tmp_path):
-    argv = ["single", *DIGITS, "--batch-size=32", "--no-bf16", "--optimizer=lars", "--epochs=2", "--name=run"]
-    train([*argv, f"--runs-dir={tmp_path}"], ok=True)
-    assert summary_of(tmp_path / "run")["best_accuracy"] > 0.6

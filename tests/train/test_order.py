@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from train.order import TrainOrder, ValidOrder
+from muster.train.order import TrainOrder, ValidOrder
 
 SPLITS = [(1, 8), (2, 4), (4, 2), (8, 1)]  # world size, accumulate
 

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
+from muster.train import checkpoint
 from tests.train.conftest import environment, free_port
-from tests.train.test_pulse import ALONE, DEADLINE_S, FAST
-from train import checkpoint
+from tests.train.test_heartbeat import ALONE, DEADLINE_S, FAST
 
 ORPHAN = """
 import os, subprocess, sys
@@ -36,7 +36,7 @@ def is_running(pid):
 
 EARLY = """
 import os, time
-import train.__main__ as main
+import muster.train.__main__ as main
 read = main.read
 def reading(argv):
     parent = os.getppid()
@@ -50,7 +50,7 @@ main.read = reading
 # The store would be the agent's.
 CONNECTING = """
 import os
-import train.process as process
+import muster.train.process as process
 connect = process.connect
 def connecting(world):
     open(os.path.join(os.environ["READING"], os.environ["RANK"]), "w").close()
@@ -113,10 +113,10 @@ def test_ranks_end_when_their_agent_does(small, tmp_path, when):
 
 WORKER = """
 import multiprocessing, os, sys
-from train.data import workers
-workers.ORPHANED_S = {seconds}
+from muster.train.data import reader
+reader.ORPHANED_S = {seconds}
 def work(end, ready):
-    workers.begin(0)
+    reader.begin_worker(0)
     end.send_bytes(b"begun")
     ready.close()
     try:

@@ -1,4 +1,4 @@
-"""The same global batch, split over ranks in any way, trains the same weights, to the bit.
+"""The same global batch, split over ranks in any way, trains the same weights: with --deterministic to the bit.
 
 In fp32 four gradients added up in another order differ in their last bit, and a ResNet at its start turns that into
 another path within ten steps: where a ReLU flips in a channel of small variance, a change of 1e-10 in the weights was
@@ -8,9 +8,9 @@ seen to turn its gradient by 1 %. So they are added up in double precision, and 
 import pytest
 import torch
 
-from train import checkpoint, models
-from train.options import Options
-from train.seeds import seed_of
+from muster.config import Options
+from muster.train import checkpoint, models
+from muster.train.seeds import seed_of
 
 pytestmark = pytest.mark.process
 
@@ -32,11 +32,18 @@ def ended(request, train, small, tmp_path_factory):
     """The last checkpoint of each split of one global batch, by the name of the split."""
     runs = tmp_path_factory.mktemp("parity")
     splits, options = CASES[request.param]
-    common = [*small, f"--model={request.param.split()[0]}", "--warmup-steps=0", "--epochs=1", f"--runs-dir={runs}"]
+    common = [*small, f"--model={request.param.split()[0]}", "--warmup-steps=0", "--epochs=1", "--deterministic"]
     states = {}
     for name, (world_size, accumulate) in splits.items():
-        split = [name.partition("-")[0], *common, *options, f"--accumulate={accumulate}", f"--name={name}"]
-        train(split, world_size, ok=True)
+        split = [
+            name.partition("-")[0],
+            *common,
+            *options,
+            f"--accumulate={accumulate}",
+            f"--name={name}",
+            f"--runs-dir={runs}",
+        ]
+        train([*split, f"--runs-dir={runs}"], world_size, ok=True)
         states[name] = checkpoint.load_newest(runs / name)[1]
     return states
 
@@ -63,6 +70,7 @@ def start(state):
     return trained({"model": model.state_dict()})
 
 
+@pytest.mark.smoke
 def test_every_split_trains_what_the_single_process_trains(ended):
     weights, slopes = trained(ended["single"]), momenta(ended["single"])
     moved = difference(weights, start(ended["single"]))

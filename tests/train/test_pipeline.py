@@ -5,13 +5,12 @@ import re
 import pytest
 import torch
 
+from muster.config import Options, Pipelines, check, check_pipeline
+from muster.errors import MusterError
+from muster.train import checkpoint, models
+from muster.train.models import gpt
+from muster.train.stopwatch import Stopwatch
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained
-from train import checkpoint, models
-from train.combinations import Pipelines, check, check_pipeline
-from train.errors import MusterError
-from train.models import gpt
-from train.options import Options
-from train.stopwatch import Stopwatch
 
 SGD = ["--optimizer=sgd", "--lr=0.01", "--max-steps=3"]
 
@@ -99,12 +98,12 @@ def test_stages_are_the_model_cut_up(num_stages):
 @pytest.mark.parametrize(
     ("world_size", "options", "wrong", "fix"),
     [
-        (4, {"pipeline_parallel": 3}, "4 processes can't stand in lines of 3", "--pipeline-parallel=2"),
-        (6, {}, "4 layers are too few for 6 stages", "--pipeline-parallel=3"),
-        (4, {"schedule": "interleaved"}, "4 layers are too few for 8 stages", "--pipeline-parallel=2"),
+        (4, {"pipeline_parallel": 3}, "4 processes can't stand in lines of 3", "divides the processes"),
+        (6, {}, "4 layers are too few for 6 stages", "smaller --pipeline-parallel"),
+        (4, {"schedule": "interleaved"}, "4 layers are too few for 8 stages", "--schedule=1f1b"),
         (5, {}, "4 layers are too few for 5 stages", "fewer processes"),
-        (2, {"batch_size": 6}, "a batch of 6 can't pass in 4 parts", "--microbatches=3"),
-        (4, {"microbatches": 2}, "by the schedule 1f1b", "--microbatches=4"),
+        (2, {"batch_size": 6}, "a batch of 6 can't pass in 4 parts", "--batch-size=4"),
+        (4, {"microbatches": 2}, "by the schedule 1f1b", "without --microbatches"),
         (3, {"batch_size": 2}, "a batch of 2 can't pass", "--batch-size=6"),
     ],
 )

@@ -9,11 +9,10 @@ import torch
 from torch import nn
 from torch.autograd import DeviceType
 
+from muster.train import checkpoint
+from muster.train.measure.profile import NAME, Profile, operations, shares
+from muster.train.metrics import StepTimes
 from tests.train.comparing import apart
-from train import checkpoint
-from train.measure import trace
-from train.measure.profile import NAME, Profile
-from train.metrics import StepTimes
 
 GPT = ["--model=gpt-tiny", "--seq-len=32", "--data=synthetic", "--batch-size=4", "--num-samples=96", "--no-bf16"]
 
@@ -131,8 +130,8 @@ def test_operations_are_those_of_the_device():
         ("## Call CompiledFxGraph a", 2, 1e6, 0, cpu, False),
         ("## Call CompiledFxGraph b", 1, 2e6, 0, cpu, False),
     )
-    assert trace.operations(tracer, is_gpu=True) == [{"name": "sgemm", "calls": 4, "seconds": 5.0}]
-    assert trace.operations(tracer, is_gpu=False) == [
+    assert operations(tracer, is_gpu=True) == [{"name": "sgemm", "calls": 4, "seconds": 5.0}]
+    assert operations(tracer, is_gpu=False) == [
         {"name": "kernels of compiled graphs", "calls": 3, "seconds": 3.0},
         {"name": "aten::mm", "calls": 4, "seconds": 2.0},
     ]
@@ -146,7 +145,7 @@ def test_shares_of_a_trace(tmp_path):
         path = tmp_path / "trace.json.gz"
         with gzip.open(path, "wt") as file:
             json.dump({"traceEvents": [*events, {"ph": "M", "name": "process_name"}]}, file)
-        return trace.shares(path)
+        return shares(path)
 
     steps = [event("step 1", 0, 50), event("step 2", 50, 100)]
     work = [

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train import checkpoint
+from muster.train.run_directory import choose_run, launch_of
+from tests.train.comparing import save
 from tests.train.conftest import environment
 from tests.train.test_resume import assert_same_bits, common, images  # noqa: F401
-from train import checkpoint
-from train.errors import MusterError
-from train.options import Options
-from train.runs import choose_run, launch_of
 
 MUSTER = str(Path(sys.executable).with_name("muster"))
 
@@ -21,8 +22,8 @@ MUSTER = str(Path(sys.executable).with_name("muster"))
 DYING = """
 import os, signal, sys
 from pathlib import Path
-from train.__main__ import main
-from train.loop import Loop
+from muster.train.__main__ import main
+from muster.train.loop import Loop
 deaths = Path(sys.argv.pop(1))
 steps = {steps}
 step = Loop.step
@@ -52,6 +53,7 @@ def dying(tmp_path, steps, max_restarts, argv):
     return subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.smoke
 @pytest.mark.process
 @pytest.mark.timeout(400)
 def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_nothing_else(train, common, tmp_path):  # noqa: F811
@@ -82,13 +84,13 @@ def test_a_launch_is_told_by_its_agent_to_its_own_workers_alone():
 @pytest.mark.parametrize("name", [None, "mine"])
 def test_the_same_launch_goes_on_with_its_run(tmp_path, name):
     older = choose_run(options(tmp_path), "ddp").folder
-    checkpoint.save(older, {"model": "resnet18"}, step=9, keep=2)
+    save(older, {"model": "resnet18"}, step=9, keep=2)
     first = choose_run(options(tmp_path, name=name), "ddp", "word")
     assert first.resumed_from is None
     (first.folder / "metrics.jsonl").touch()
     again = choose_run(options(tmp_path, name=name), "ddp", "word")
     assert (again.folder, again.resumed_from) == (first.folder, None)
-    checkpoint.save(first.folder, {"model": "resnet18"}, step=1, keep=2)
+    save(first.folder, {"model": "resnet18"}, step=1, keep=2)
     again = choose_run(options(tmp_path, name=name), "ddp", "word")
     assert (again.folder, again.resumed_from) == (first.folder, checkpoint.saved(first.folder)[0])
     assert "step-00000001" in again.notes[-1]
@@ -104,12 +106,12 @@ def test_a_launch_that_resumed_an_older_checkpoint_resumes_it_again(tmp_path):
     folder = tmp_path / "runs" / "old"
     for step in (4, 8):
         folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.save(folder, {"model": "resnet18"}, step=step, keep=2)
+        save(folder, {"model": "resnet18"}, step=step, keep=2)
     asked = options(tmp_path, resume=str(folder / "checkpoints" / "step-00000004"))
     for _ in range(2):
         chosen = choose_run(asked, "ddp", "word")
         assert (chosen.folder, chosen.resumed_from.name) == (folder, "step-00000004")
-    checkpoint.save(folder, {"model": "resnet18"}, step=8, keep=2)
+    save(folder, {"model": "resnet18"}, step=8, keep=2)
     os.utime(checkpoint.saved(folder)[0], ns=(1, 1))
     chosen = choose_run(asked, "ddp", "word")
     assert (chosen.folder, chosen.resumed_from.name) == (folder, "step-00000008")

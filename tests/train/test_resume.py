@@ -7,11 +7,11 @@ from dataclasses import asdict
 import pytest
 import torch
 
+from muster.config import Options
+from muster.train import checkpoint
+from muster.train.run_directory import differences
+from muster.train.world import World
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained
-from train import checkpoint
-from train.options import Options
-from train.resume import differences
-from train.world import World
 
 pytestmark = pytest.mark.process
 
@@ -77,6 +77,7 @@ def test_stopped_in_the_middle_of_an_epoch(train, common, straight, tmp_path):
     assert_same_bits(straight, tmp_path / "run")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("strategy", "world_size", "options"),
     [

@@ -6,13 +6,10 @@ import sys
 import pytest
 import torch
 
-from train import selftest
-from train.arguments import parse
-from train.combinations import check
-from train.errors import MusterError
-from train.options import STRATEGIES
-from train.pool import run_ranks
-from train.selftest import COMMON, PARTS, STEPS, Case, cases, differences, launch, split
+from muster.config import STRATEGIES, check, parse
+from muster.errors import MusterError
+from muster.train import selftest
+from muster.train.selftest import COMMON, LIMIT, PARTS, STEPS, Case, cases, differences, launch, run_ranks, split
 
 
 def state(value, loss=2.0):
@@ -30,7 +27,7 @@ def test_real_launches_agree(tmp_path):
             launch(Case(name, ranks, split(ranks)), steps, tmp_path) for name, ranks in (("single", 1), ("ddp", 2))
         )
         apart = differences(steps, one, other)
-        assert apart.pop(steps) == 0
+        assert apart.pop(steps) < (LIMIT if steps == "gradients" else 1e-15)
         assert max(apart.values(), default=0) < 1e-15  # losses are added up in double precision, rank by rank
         assert one["progress"]["step"] == {"gradients": 1, "adamw": 3}[steps]
 

@@ -1,5 +1,6 @@
-"""Tar shards: ours, webdataset's, and those that are not what they should be."""
+"""Tar shards: ours, webdataset's, and those that are not what they should be; and the index beside them."""
 
+import io
 import json
 import os
 import pickle
@@ -10,16 +11,17 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from train import data, pack
-from train.data.index import KEPT
-from train.data.loader import open_batches
-from train.data.shards import Descriptors
-from train.errors import MusterError
-from train.options import Options
-from train.world import World
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train import data, pack
+from muster.train.data import shards
+from muster.train.data.loader import open_batches
+from muster.train.data.shards import INDEX, SAMPLE, Descriptors, read_headers
+from muster.train.world import World
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,22 +45,22 @@ def contents(images) -> list[tuple[bytes, int]]:
 
 
 def test_a_packed_folder_has_the_same_images(packed):
-    folder, shards = packed
-    one, other = data.open_source(Options(data=f"imagefolder:{folder}")), data.open_source(options(shards))
+    folder, out = packed
+    one, other = data.open_source(Options(data=f"imagefolder:{folder}")), data.open_source(options(out))
     assert contents(one.train) == contents(other.train)
     assert contents(one.valid) == contents(other.valid)
     assert (other.num_classes, len(other.train), len(other.valid)) == (2, 40, 10)
     labels = other.train.labels.tolist()
     assert labels != sorted(labels)
-    assert json.loads((shards / "classes.json").read_text()) == ["bird", "cat"]
+    assert json.loads((out / "classes.json").read_text()) == ["bird", "cat"]
 
 
 def test_packing_again_gives_the_same_bytes_and_another_seed_another_order(packed, tmp_path):
-    folder, shards = packed
+    folder, out = packed
     for seed, equal in ((3, True), (4, False)):
         again = tmp_path / f"again{seed}"
         pack.pack(folder, again, shard_mb=1, seed=seed)
-        assert ((again / "train/000000.tar").read_bytes() == (shards / "train/000000.tar").read_bytes()) == equal
+        assert ((again / "train/000000.tar").read_bytes() == (out / "train/000000.tar").read_bytes()) == equal
 
 
 def test_shards_stay_below_their_size(tmp_path, make_images):
@@ -72,9 +74,9 @@ def test_shards_stay_below_their_size(tmp_path, make_images):
 
 
 def test_nothing_is_overwritten_and_nothing_half_made_is_left(packed, tmp_path, monkeypatch):
-    folder, shards = packed
+    folder, out = packed
     with pytest.raises(MusterError, match="nothing is overwritten"):
-        pack.pack(folder, shards, shard_mb=1, seed=0)
+        pack.pack(folder, out, shard_mb=1, seed=0)
 
     def fail(path):
         raise OSError(5, "Input/output error", os.fsdecode(path))
@@ -87,13 +89,13 @@ def test_nothing_is_overwritten_and_nothing_half_made_is_left(packed, tmp_path, 
 
 @pytest.mark.process
 def test_the_command(packed, tmp_path, monkeypatch, capsys):
-    folder, shards = packed
+    folder, out = packed
     command = [str(Path(sys.executable).parent / "train"), "pack", str(folder), str(tmp_path / "a b")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "50 images" in done.stdout
-    monkeypatch.setattr(sys, "argv", ["train pack", str(folder), str(shards)])
+    monkeypatch.setattr(sys, "argv", ["train pack", str(folder), str(out)])
     with pytest.raises(SystemExit) as raised:
         pack.main()
     assert raised.value.code == 2
@@ -125,7 +127,7 @@ def test_a_folder_that_may_not_be_written_is_read_all_the_same(packed):
         os.chmod(root, 0o755)
         folder = Path(shutil.copytree(packed[1], Path(root) / "shards"))
         for half in ("train", "val"):
-            (folder / half / KEPT).unlink()
+            (folder / half / INDEX).unlink()
             (folder / half).chmod(0o555)
         if user == 0:
             os.seteuid(65534)  # root may write everywhere
@@ -143,7 +145,7 @@ def test_a_folder_that_may_not_be_written_is_read_all_the_same(packed):
 def test_a_bad_image_is_named_with_its_shard(packed):
     shard = packed[1] / "train/000000.tar"
     source = data.open_source(options(packed[1]))
-    place, length = int(source.train.offset[5]), int(source.train.length[5])
+    _, _, place, length = source.train.samples[5].item()
     with shard.open("r+b") as file:
         file.seek(place)
         file.write(bytes(length))
@@ -184,8 +186,8 @@ def test_webdataset_reads_ours_and_we_read_webdatasets(packed, tmp_path):
     import webdataset
 
     source = data.open_source(options(packed[1]))
-    shards = [str(packed[1] / "train/000000.tar")]
-    theirs = list(webdataset.WebDataset(shards, shardshuffle=False).decode("pil").to_tuple("jpg", "cls"))
+    shard = str(packed[1] / "train/000000.tar")
+    theirs = list(webdataset.WebDataset([shard], shardshuffle=False).decode("pil").to_tuple("jpg", "cls"))
     assert [label for _, label in theirs] == source.train.labels.tolist()
     ours = [source.train.content(number) for number in range(len(source.train))]
     for half in ("train", "val"):
@@ -213,3 +215,184 @@ def test_a_run_on_two_ranks_and_one_goes_on(packed, train, tmp_path, summary_of)
     assert summary_of(tmp_path / "alone")["final_valid_loss"] == pytest.approx(
         results["whole"]["final_valid_loss"], rel=1e-5
     ), alone.out
+
+
+def write(shard: Path, members: dict[str, bytes], format: int = tarfile.USTAR_FORMAT) -> Path:
+    """A tar file with `members`."""
+    with tarfile.open(shard, "w", format=format) as file:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
+    return shard
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_every_format_of_tar_is_read(tmp_path, format):
+    long = "a/" * 60 + "ü" * 40 if format != tarfile.USTAR_FORMAT else "a/" * 60 + "b"
+    members = {f"{long}{number}.{end}": b"%d" % number for number in range(3) for end in ("jpg", "seg.png", "cls")}
+    shard = write(tmp_path / "a.tar", {"__meta__": b"x", ".hidden.jpg": b"x", **members}, format)
+    found = read_headers(shard)
+    assert found["label"].tolist() == [0, 1, 2]
+    with tarfile.open(shard) as file:
+        expected = [(member.offset_data, member.size) for member in file if member.name.endswith("0.jpg")]
+    assert (found["offset"][0], found["length"][0]) == expected[0]
+
+
+@pytest.mark.parametrize(("text", "label"), [('{"label": 3}', 3), ('{"cls": 0, "a": 1}', 0), ("4", 4)])
+def test_classes_in_json(tmp_path, text, label):
+    shard = write(tmp_path / "a.tar", {"a.PNG": b"x", "a.json": text.encode() + b" " * 5000})
+    assert read_headers(shard)["label"].tolist() == [label]
+
+
+PAIR = {"a/1.jpg": b"x" * 700, "a/1.cls": b"0"}
+BROKEN = {
+    "no image": ({**PAIR, "a/2.cls": b"1"}, "no image", "a/2"),
+    "no class": ({"a/1.jpg": b"x", "a/2.jpg": b"x", "a/2.cls": b"1"}, "no class", "a/1"),
+    "a word": ({"a/1.jpg": b"x", "a/1.cls": b"dog"}, "b'dog'", "a/1.cls"),
+    "below zero": ({"a/1.jpg": b"x", "a/1.cls": b"-1"}, "b'-1'", "a/1.cls"),
+    "true": ({"a/1.jpg": b"x", "a/1.json": b'{"label": true}'}, "no number", "a/1.json"),
+    "beyond": ({"a/1.jpg": b"x", "a/1.cls": b"4294967297"}, "no number", "a/1.cls"),
+    "endless": ({"a/1.jpg": b"x", "a/1.cls": b"9" * 5000}, "no number", "a/1.cls"),
+    "twice": ({**PAIR, "a/1.JPG": b"x"}, "one name", "a/1.JPG"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_sample_that_is_none_is_named(tmp_path, case):
+    members, words, name = BROKEN[case]
+    shard = write(tmp_path / "a.tar", members)
+    with pytest.raises(MusterError, match=words) as raised:
+        read_headers(shard)
+    assert f"{shard}, {name}" in raised.value.seen
+    assert raised.value.code == 2
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_shard_cut_off_anywhere_or_overwritten_is_told(tmp_path, format):
+    members = {f"{'long' * 40}{number}.{end}": b"%d" % number for number in range(3) for end in ("jpg", "cls")}
+    whole = write(tmp_path / "a.tar", members, format).read_bytes()
+    with tarfile.open(tmp_path / "a.tar") as file:
+        end = max(member.offset_data for member in file) + 512
+    for length in range(0, end, 256):
+        (tmp_path / "a.tar").write_bytes(whole[:length])
+        with pytest.raises(MusterError, match="damaged"):
+            read_headers(tmp_path / "a.tar")
+    (tmp_path / "a.tar").write_bytes(whole[:512] + b"\xff" * 512 + whole[1024:])
+    with pytest.raises(MusterError):
+        read_headers(tmp_path / "a.tar")
+
+
+def test_folders_that_hold_no_shards(tmp_path):
+    def error(root=tmp_path):
+        with pytest.raises(MusterError) as raised:
+            data.open_source(options(root))
+        return str(raised.value)
+
+    assert "does not exist" in error(tmp_path / "none")
+    assert "no shards" in error()
+    (tmp_path / "a.tar.gz").touch()
+    assert "compressed" in error()
+    write(tmp_path / "a.tar", {})
+    assert "no samples" in error()
+    write(tmp_path / "a.tar", PAIR)
+    assert "one class alone" in error()
+    write(tmp_path / "a.tar", {**PAIR, "2.jpg": b"x", "2.cls": b"3"})
+    assert "2 of 4 classes" in error()
+    (tmp_path / "train").mkdir()
+    assert "no val/" in error()
+
+
+@pytest.fixture
+def labels(tmp_path, monkeypatch):
+    """Opens the index of the folder: the classes in it, and the shards whose headers were read for that."""
+    read: list[str] = []
+
+    def note(shard):
+        read.append(shard.name)
+        return read_headers(shard)
+
+    def open_():
+        read.clear()
+        return shards.open_index(tmp_path, "")[1]["label"].tolist(), list(read)
+
+    monkeypatch.setattr(shards, "read_headers", note)
+    return open_
+
+
+def test_the_index_is_kept_until_shards_change(tmp_path, labels):
+    write(tmp_path / "a.tar", PAIR)
+    assert labels() == ([0], ["a.tar"])
+    assert labels() == ([0], [])
+    write(tmp_path / "b.tar", PAIR)  # another name
+    assert (labels()[0], labels()[1]) == ([0, 0], [])
+    time = os.stat(tmp_path / "a.tar").st_mtime_ns
+    write(tmp_path / "a.tar", {**PAIR, "a/1.cls": b"7"})  # the same size
+    os.utime(tmp_path / "a.tar", ns=(time + 1, time + 1))
+    found, read = labels()
+    assert (found, sorted(read)) == ([7, 0], ["a.tar", "b.tar"])
+    assert labels() == ([7, 0], [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [INDEX, "a.tar", "b.tar"]
+
+
+class Harm:
+    """What a pickle may do when it is read."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("harm"),)
+
+
+def index_with(path: Path, **others: np.ndarray) -> None:
+    """Puts other arrays into the index at `path`."""
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    with path.open("wb") as file:
+        np.savez(file, **arrays | others)
+
+
+def sample(**fields: int) -> dict[str, np.ndarray]:
+    """The samples of an index: one."""
+    usual = {"shard": 0, "label": 3, "offset": 512, "length": 700}
+    return {"samples": np.array([tuple((usual | fields).values())], SAMPLE)}
+
+
+FOREIGN = {
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("no archive"),
+    "half of it": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "a changed byte": lambda path: path.write_bytes(path.read_bytes().replace(b"label", b"lapel")),
+    "an array": lambda path: path.write_bytes(np.arange(3).dumps()),
+    "a pickle": lambda path: index_with(path, samples=np.array([Harm()], dtype=object)),
+    "of a folder with other shards": lambda path: index_with(path, names=np.array(["b.tar"])),
+    "of other columns": lambda path: index_with(path, samples=np.zeros((1, 4), np.int64)),
+    "of a shard that is not there": lambda path: index_with(path, **sample(shard=1)),
+    "beyond the end of its shard": lambda path: index_with(path, **sample(offset=2**40)),
+    "before the start of its shard": lambda path: index_with(path, **sample(offset=-512)),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_an_index_that_does_not_fit_is_not_believed(tmp_path, labels, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.tar", PAIR)
+    labels()
+    index_with(tmp_path / INDEX, **sample())
+    assert labels() == ([3], [])  # one that fits is
+    FOREIGN[kind](tmp_path / INDEX)
+    assert labels() == ([0], ["a.tar"])
+    assert labels() == ([0], [])
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "wrong", "without"),
+    [
+        ([0, 2], [1], "1 of 3 classes", "1"),
+        ([0, 1], [1_700_000_000], "1699999999 of 1700000001 classes", "2, 3, 4, 5, 6 ..."),
+        ([9], [0], "9 of 10 classes", "0, 1, 2, 3, 4 ..."),
+    ],
+)
+def test_classes_without_a_training_sample(train, valid, wrong, without):
+    with pytest.raises(MusterError, match=wrong) as raised:
+        shards.check_classes([np.array(train, np.int32), np.array(valid, np.int32)], "--data=shards:x")
+    assert raised.value.seen.endswith(f"without: {without}")

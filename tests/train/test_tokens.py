@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from train import checkpoint, data, models
-from train.data.loader import open_batches
-from train.errors import MusterError
-from train.models import IGNORED, loss_of
-from train.options import Options
-from train.world import World
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train import checkpoint, data, models
+from muster.train.data.loader import open_batches
+from muster.train.models import IGNORED, loss_of
+from muster.train.world import World
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,7 +78,7 @@ def test_a_folder_of_texts(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        (None, b"", "no tokens at this path"),
+        (None, b"", "can't be read"),
         ("a.bin", b"123", "16 bit"),
         ("a.txt", b"", "can't be read"),
         ("a.txt", b"12345", "not one sequence of 4"),

@@ -2,11 +2,10 @@
 
 import pytest
 
+from muster.config import Options, check, check_tensor_parallel
+from muster.errors import MusterError
+from muster.train import checkpoint
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained
-from train import checkpoint
-from train.combinations import check, check_tensor_parallel
-from train.errors import MusterError
-from train.options import Options
 
 
 @pytest.mark.process

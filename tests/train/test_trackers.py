@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from train import trackers
-from train.errors import MusterError
-from train.options import Options
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train import trackers
 
 pytestmark = pytest.mark.once
 
@@ -123,7 +123,7 @@ def test_a_target_that_breaks_ends_no_training():
 def test_a_target_that_cannot_begin(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://server")
     with pytest.raises(MusterError, match="mlflow can't begin a run") as raised:
-        trackers.open_tracker(Options(track="mlflow"), tmp_path, 0, {}, print)
+        trackers.open_tracker("mlflow", tmp_path, 0, {}, print)
     assert "--track=mlflow" in raised.value.seen
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from train import checkpoint, data, models
-from train.arguments import parse
-from train.data.loader import open_batches
-from train.world import World
+from muster.config import parse
+from muster.train import checkpoint, data, models
+from muster.train.data.loader import open_batches
+from muster.train.world import World
 
 pytestmark = [pytest.mark.process, pytest.mark.once]
 
@@ -71,21 +71,20 @@ def test_each_sample_counts_once(train, summary_of, tmp_path, kind, num_valid, w
 
 
 @pytest.mark.parametrize(
-    ("options", "fix"),
+    "options",
     [
-        (["--num-samples=2", "--batch-size=1"], "at most 2 processes, with --batch-size=1"),
-        (["--num-samples=4", "--batch-size=1", "--accumulate=2"], "--batch-size=1 --accumulate=1 or less"),
-        (["--num-samples=7", "--batch-size=4"], "--batch-size=2 or less"),
+        ["--num-samples=2", "--batch-size=1"],
+        ["--num-samples=4", "--batch-size=1", "--accumulate=2"],
     ],
 )
-def test_fewer_training_samples_than_ranks_have_use_for(train, tmp_path, options, fix):
+def test_fewer_training_samples_than_ranks_have_use_for(train, tmp_path, options):
     sizes = ["--data=fake", "--num-classes=2", "--image-size=32", "--no-bf16", f"--runs-dir={tmp_path}"]
     ended = train(["ddp", *sizes, *options], 3)
     assert [rank.code for rank in ended] == [2, 2, 2]
     said = "".join(rank.err for rank in ended)
     assert len(said.splitlines()) == 3
     assert "training samples don't fill one global batch" in said
-    assert fix in said
+    assert "a smaller --batch-size or --accumulate, fewer processes" in said
     assert not list(tmp_path.iterdir())
 
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
+from muster.train.gradients import go_back
+from muster.train.measure import ranks
+from muster.train.stopwatch import Stopwatch
+from muster.train.world import World
 from tests.train.comparing import TEXT
-from train.measure import ranks
-from train.parallel.gradients import go_back
-from train.stopwatch import Stopwatch
-from train.world import World
 
 SLOW = """
 import os, time
-from train.models import gpt
+from muster.train.models import gpt
 compute = gpt.FeedForward.forward
 def slow(self, x):
     if self.training and os.environ.get("RANK") == "1":
@@ -25,7 +25,7 @@ gpt.FeedForward.forward = slow
 
 LATE = """
 import os, time
-from train.data.loader import Reader
+from muster.train.data.reader import Reader
 read = Reader.__getitems__
 def late(self, draws):
     if os.environ.get("RANK") == "1":
@@ -69,11 +69,10 @@ def test_what_comes_after_the_own_part_of_a_backward_pass_is_counted():
 
 WAYS = {
     "ddp": ("ddp", 2, []),
-    "exact": ("ddp", 2, ["--accumulate=2"]),
+    "exact": ("ddp", 2, ["--accumulate=2", "--deterministic"]),
     "bf16": ("ddp", 2, ["--comm-hook=bf16"]),
     "powersgd": ("ddp", 2, ["--comm-hook=powersgd", "--powersgd-start=2"]),
     "zero1": ("ddp", 2, ["--zero1"]),
-    "local": ("ddp", 2, ["--local-sgd=2"]),
     "pipeline": ("pipeline", 2, ["--microbatches=4"]),
 }
 

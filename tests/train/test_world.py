@@ -1,7 +1,7 @@
 import pytest
 
-from train.errors import MusterError
-from train.world import World, choose_device, device_for, read_environment
+from muster.errors import MusterError
+from muster.train.world import World, choose_device, device_for, read_environment
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,24 @@
-"""The sources of images and of tokens: one module each, with a function `open_source(options, folder) -> Source`.
+"""Data: from the source that `--data` names to batches on the training device.
 
-A module that has to search its folder has a function `scan(options, folder)` besides: one rank calls it, and all ranks'
-`open_source` gets what came of it.
+A source is one module, imported when it is asked for: synthetic, fake, digits, cifar10, imagefolder, shards, tokens. It
+has `open_source(options, folder) -> Source` (source.py). One that has to search its folder also has
+`scan(options, folder)`: rank 0 calls it, and `open_source` gets its result too. Image files are cropped and
+decoded by images.py, or on the GPU by nvjpeg.py. reader.py makes batches in the loader's workers, for which shm.py
+checks the room in /dev/shm; loader.py brings them to the device.
 """
 
 import difflib
-from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
-from train.data.images import Source
-from train.data.sharing import from_main
-from train.data.stage import stage_data
-from train.errors import MusterError
-from train.faults import agree
-from train.options import Options
-from train.world import World
+import torch.distributed as dist
+
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train.data.source import Source
+from muster.train.faults import agree
+from muster.train.world import World
 
 SOURCES = {
     **dict.fromkeys(("synthetic", "fake", "digits"), False),
@@ -27,34 +30,28 @@ OF_TOKENS = ("tokens", "synthetic")
 
 
 def open_source(options: Options) -> Source:
-    """The images or tokens that `--data` names, found by this rank alone.
-
-    Raises:
-        MusterError: there is no such source, it is not for this model, or its folder is not what it should be.
-    """
-    module, folder = module_of(options)
-    return module.open_source(options, folder)
+    """The images or tokens that `--data` names, found by this rank alone; raises as `open_shared`."""
+    return open_shared(options, World())
 
 
 def open_shared(options: Options, world: World) -> Source:
-    """The same on each of the ranks, of which one has searched the folder; of `--stage-to`'s copy, where there is one.
+    """The same on each of the ranks, of which one has searched the folder: a thousand would bring its server down.
 
     Raises:
-        SharedFault: on all ranks, as `open_source`.
+        SharedFault: on all ranks, where there is no such source, it is not for this model, or its folder is not what it
+            should be.
     """
-    agree(world, lambda: module_of(options))
-    options, notes = stage_data(options, world)
-    module, folder = module_of(options)
-    if hasattr(module, "scan"):
-        found = from_main(world, lambda: module.scan(options, folder))
-        source: Source = agree(world, lambda: module.open_source(options, folder, found))
-    else:
-        source = agree(world, lambda: module.open_source(options, folder))
-    return replace(source, notes=(*notes, *source.notes))
+    module, folder = agree(world, lambda: import_source(options))
+    if not hasattr(module, "scan"):
+        return agree(world, lambda: module.open_source(options, folder))
+    found: list[Any] = [agree(world, lambda: module.scan(options, folder) if world.main else None)]
+    if world.backend is not None:
+        dist.broadcast_object_list(found, src=0, device=world.device)
+    return agree(world, lambda: module.open_source(options, folder, found[0]))
 
 
-def module_of(options: Options) -> tuple[ModuleType, str]:
-    """The module that knows the data of `--data`, and their folder.
+def import_source(options: Options) -> tuple[ModuleType, str]:
+    """The module that reads the data of `--data`, and their folder.
 
     Raises:
         MusterError: there is no such source, it is not for this model, or it needs a folder.
@@ -77,4 +74,4 @@ def module_of(options: Options) -> tuple[ModuleType, str]:
     if name == "tokens" and not options.predicts_tokens:
         fix = "--model=gpt-tiny, or another gpt-..."
         raise MusterError(f"{options.model} reads images, no tokens", seen=f"--data={options.data}", fix=fix)
-    return import_module(f"train.data.{name}"), folder
+    return import_module(f"muster.train.data.{name}"), folder

@@ -4,15 +4,16 @@ import torch
 from torchvision.datasets import CIFAR10
 from torchvision.transforms import v2
 
-from train.data.images import InMemory, Source
-from train.errors import MusterError
-from train.options import Options
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train.data.source import InMemory, Source
 
 
 class Augmented(InMemory):
     """Training images, each shifted by up to an eighth and flipped by chance."""
 
     random = True
+    takes_time = True
 
     def __init__(self, images_NCHW: torch.Tensor, labels_N: torch.Tensor) -> None:
         super().__init__(images_NCHW, labels_N)

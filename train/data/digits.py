@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from train.data.images import InMemory, Source, split
-from train.options import Options
+from muster.config import Options
+from muster.train.data.source import InMemory, Source, split
 
 VALID_SHARE = 0.2
 

@@ -4,12 +4,14 @@ import torch
 from torchvision.datasets import FakeData
 from torchvision.transforms import ToTensor
 
-from train.data.images import Images, Source
-from train.options import Options
+from muster.config import Options
+from muster.train.data.source import Samples, Source
 
 
-class Fake(Images):
+class Fake(Samples):
     """`num_samples` random images, the same for the same `offset`."""
+
+    takes_time = True
 
     def __init__(self, num_samples: int, image_size: int, num_classes: int, offset: int) -> None:
         self.data = FakeData(

@@ -1,114 +1,176 @@
-"""What every source of images, or of tokens, offers to the trainer."""
+"""Image files, from their bytes to the pixels for training: decode no more than the crop needs, crop, then resize."""
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from io import BytesIO
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
+from torch.nn.functional import interpolate
+from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.transforms.functional import pil_to_tensor
 
-from train.seeds import generator
+from muster.train.data.source import BadSample, Samples
 
+JPEG = b"\xff\xd8\xff"
+AREA, RATIO = (0.35, 1.0), (3 / 4, 4 / 3)
+"""Of a random crop: its share of the image, and its width by its height."""
 
-class BadSample(Exception):
-    """A sample that can't be read.
-
-    Args:
-        name: the file, or the sample's number.
-        reason: what the reader said.
-    """
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name}: {reason}")
-        self.name = name
-        self.reason = reason
+SCALES = (8, 4, 2)
+"""By how much a JPEG can be smaller when it comes out of its cosines, at next to no cost."""
 
 
-class Images(ABC):
-    """Labelled images, by index; or sequences of tokens, whose labels are the tokens that follow."""
+class Crop(NamedTuple):
+    """The part of an image that is used, in pixels, and whether it is flipped."""
 
-    random = False
-    """Whether reading draws random numbers (augmentation)."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def read(self, index: int) -> tuple[torch.Tensor, int]:
-        """The image (CHW: uint8, or float ready for the model) and its class.
-
-        Raises:
-            BadSample: it can't be read.
-        """
-
-    def read_batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The images (NCHW) and classes (N) of `indices`; None where they are read one by one.
-
-        Raises:
-            BadSample: one can't be read.
-        """
-        return None
+    top: int
+    left: int
+    height: int
+    width: int
+    flip: bool
 
 
-class InMemory(Images):
-    """Images that are one tensor already: a batch is one indexing operation.
+ChooseCrop = Callable[[int, int], Crop]
+"""(height, width) of an image -> the crop."""
+
+
+class EncodedImages(Samples):
+    """Image files of which the bytes can be had by number: decoded when they are read.
 
     Args:
-        images_NCHW: uint8.
-        labels_N: int64.
+        labels_N: the class of each.
+        size: pixels a side of what is read.
+        random: crops and flips by chance; else the middle is taken.
     """
 
-    def __init__(self, images_NCHW: torch.Tensor, labels_N: torch.Tensor) -> None:
-        self.images = images_NCHW
+    takes_time = True
+
+    def __init__(self, labels_N: np.ndarray, size: int, *, random: bool) -> None:
         self.labels = labels_N
+        self.size = size
+        self.random = random
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What to call the file when it is bad."""
+
+    @abstractmethod
+    def content(self, index: int) -> bytes:
+        """The file's bytes."""
+
+    def choose_crop(self, height: int, width: int) -> Crop:
+        """The part of an image that is used."""
+        return (random_crop if self.random else centre_crop)(height, width)
+
     def read(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.images[index], int(self.labels[index])
+        try:
+            picture_CHW = decode_crop(self.content(index), self.size, self.choose_crop)
+        except Exception as error:  # a broken file makes PIL raise nearly anything: OSError, SyntaxError, ValueError
+            raise self.bad_sample(index, error) from error
+        return picture_CHW, int(self.labels[index])
 
-    def read_batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = torch.tensor(indices)
-        return self.images[chosen], self.labels[chosen]
+    def read_encoded(self, index: int) -> tuple[bytes, Crop]:
+        """The file's bytes, and the part of the image that is used.
+
+        Raises:
+            BadSample: it can't be read, or is no image.
+        """
+        try:
+            content = self.content(index)
+            with Image.open(BytesIO(content)) as image:  # reads the header only
+                return content, self.choose_crop(image.height, image.width)
+        except Exception as error:
+            raise self.bad_sample(index, error) from error
+
+    def bad_sample(self, index: int, error: Exception) -> BadSample:
+        """The error about a file that made its reader raise `error`."""
+        if isinstance(error, FileNotFoundError):
+            return BadSample(self.name(index), "the file is gone")
+        reason = error.strerror if isinstance(error, OSError) else None
+        return BadSample(self.name(index), reason or str(error) or type(error).__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Training and validation images of one kind.
+def random_crop(height: int, width: int) -> Crop:
+    """A random part of random shape, flipped by chance, drawn from torch's generator."""
+    flip = bool(torch.rand(()) < 0.5)
+    for area, ratio in zip(between(*AREA), between(*map(math.log, RATIO)), strict=True):
+        crop_width = round(math.sqrt(height * width * area * math.exp(ratio)))
+        crop_height = round(math.sqrt(height * width * area / math.exp(ratio)))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            top, left = (int(torch.randint(room + 1, ())) for room in (height - crop_height, width - crop_width))
+            return Crop(top, left, crop_height, crop_width, flip)
+    # A very long image: its middle, no longer than the ratio allows.
+    crop_height = min(height, max(1, round(width / RATIO[0])))
+    crop_width = min(width, max(1, round(height * RATIO[1])))
+    return Crop((height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width, flip)
 
-    Attributes:
-        num_classes: classes of an image, or different tokens.
-        size: pixels a side, or tokens of a sequence.
-        unit: what is counted: images or tokens.
-        fix_bad: what to do about a sample that can't be read.
-        mean, std: of the channels, on the scale 0 to 1; what uint8 images are normalised by, on the device.
-        on_device: the images are made on the training device, so that no loader is needed.
-        notes: what the user should know of how the data were found.
+
+def between(low: float, high: float) -> list[float]:
+    """Ten random numbers from `low` to `high`."""
+    return torch.empty(10).uniform_(low, high).tolist()
+
+
+def centre_crop(height: int, width: int) -> Crop:
+    """The square in the middle, seven eighths of the shorter side."""
+    side = max(1, min(height, width) * 7 // 8)
+    return Crop((height - side) // 2, (width - side) // 2, side, side, False)
+
+
+def decode_crop(content: bytes, size: int, choose_crop: ChooseCrop) -> torch.Tensor:
+    """The crop of the image in the file `content`, `size` pixels a side (CHW, uint8, RGB)."""
+    if not content.startswith(JPEG):
+        picture_CHW = decode(content)
+        return resize(picture_CHW, choose_crop(*picture_CHW.shape[1:]), size)
+    image = Image.open(BytesIO(content))  # reads the header only
+    width, height = image.size
+    crop = choose_crop(height, width)
+    scale = scale_of(crop, size)
+    if scale == 1:
+        return resize(decode(content), crop, size)
+    image.draft(None, (width // scale, height // scale))
+    right, bottom = crop.left + crop.width, crop.top + crop.height
+    box = crop.left / scale, crop.top / scale, right / scale, bottom / scale
+    colours = image if image.mode == "RGB" else image.convert("RGB")
+    resized = colours.resize((size, size), Image.Resampling.BILINEAR, box)
+    if crop.flip:
+        resized = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return torch.frombuffer(bytearray(resized.tobytes()), dtype=torch.uint8).view(size, size, 3).permute(2, 0, 1)
+
+
+def scale_of(crop: Crop, size: int) -> int:
+    """By how much a JPEG may come out smaller, such that the crop still has `size` pixels a side or more."""
+    return next((scale for scale in SCALES if min(crop.height, crop.width) >= scale * size), 1)
+
+
+def resize(picture_CHW: torch.Tensor, crop: Crop, size: int) -> torch.Tensor:
+    """The crop of `picture_CHW` (uint8), `size` pixels a side."""
+    part_CHW = picture_CHW[:, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+    if part_CHW.is_cuda:
+        part_CHW = part_CHW.float()  # on GPUs antialiasing has no kernel for bytes
+    resized_CHW = interpolate(part_CHW[None], (size, size), mode="bilinear", antialias=True)[0]
+    if resized_CHW.is_floating_point():
+        resized_CHW = resized_CHW.round().clamp(0, 255).byte()
+    return resized_CHW.flip(-1) if crop.flip else resized_CHW
+
+
+def decode(content: bytes) -> torch.Tensor:
+    """The image (CHW, uint8, RGB) in the file `content`.
+
+    torchvision's decoder for JPEG is the fastest here; PIL knows all the rest (CMYK, PNG, WebP ...), and says best what
+    is wrong with a file.
     """
-
-    train: Images
-    valid: Images
-    num_classes: int
-    size: int
-    unit: str = "images"
-    fix_bad: str = "mend or remove the file, or go on without it: --on-bad-sample=skip"
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    on_device: bool = False
-    notes: tuple[str, ...] = ()
-
-    @property
-    def targets_of_sample(self) -> int:
-        """What is predicted of one full sample: its class, or each next token."""
-        return self.size if self.unit == "tokens" else 1
-
-    @property
-    def num_valid_targets(self) -> int:
-        """What all of the validation samples have to predict."""
-        return getattr(self.valid, "num_targets", len(self.valid))
-
-
-def split(num_samples: int, valid_share: float, seed: int) -> tuple[list[int], list[int]]:
-    """The indices that train and those that validate: disjoint, at least one validates, the same on every rank."""
-    order = torch.randperm(num_samples, generator=generator(seed, "split")).tolist()
-    num_valid = max(1, round(num_samples * valid_share))
-    return order[num_valid:], order[:num_valid]
+    if content.startswith(JPEG):
+        with suppress(RuntimeError):
+            # A copy, as torch wants memory that may be written to.
+            picture_CHW = decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8), mode=ImageReadMode.RGB)
+            assert isinstance(picture_CHW, torch.Tensor)  # of one image, not of a list of them
+            return picture_CHW
+    with Image.open(BytesIO(content)) as image:
+        return pil_to_tensor(image.convert("RGB"))

@@ -1,28 +1,70 @@
 """From a source to batches on the training device."""
 
-from collections.abc import Iterator
-from typing import Any
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
 
-from train.data import decoders, shm, workers
-from train.data.images import BadSample, Source
-from train.data.prefetch import SideStream, ahead
-from train.data.reader import Batch, Raw, RawReader, Reader
-from train.errors import FAILED, MusterError
-from train.faults import agree
-from train.models import IGNORED
-from train.options import Options
-from train.order import Draw, TrainOrder, ValidOrder
-from train.seeds import generator
-from train.world import World
+from muster.config import Options
+from muster.errors import ExitCode, MusterError
+from muster.train.data import shm
+from muster.train.data.reader import Batch, Reader, begin_worker
+from muster.train.data.source import BadSample, Source
+from muster.train.faults import agree
+from muster.train.models import IGNORED
+from muster.train.order import Draw, TrainOrder, ValidOrder
+from muster.train.seeds import generator
+from muster.train.world import World
+
+Item = TypeVar("Item")
+Tensors = tuple[torch.Tensor, torch.Tensor]
 
 PROBED = 10
 """Samples that are tried to learn how large one is."""
 
-AHEAD = 2
-"""Batches that each worker makes before they are asked for: DataLoader's own default."""
+MOST_WORKERS = 16
+"""Of a rank, where the user gives no number."""
+
+
+class SideStream:
+    """A second queue of work on a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+
+    def run(self, work: Callable[[Item], Tensors | None], item: Item) -> tuple[Tensors | None, Any]:
+        """What `work` of `item`, queued on this stream, will have computed, and the event that tells when it has."""
+        with torch.cuda.stream(self.stream):
+            return work(item), self.stream.record_event()
+
+    def hand_over(self, tensors: Tensors | None, done: Any) -> Tensors | None:
+        """`tensors`, for which the GPU's main queue waits; the host does not."""
+        if tensors is None:
+            return None
+        main = torch.cuda.current_stream(self.device)
+        main.wait_event(done)
+        for tensor in tensors:
+            # They came from this stream's memory: it must not be given away before the main queue is done with them.
+            tensor.record_stream(main)
+        return tensors
+
+
+def ahead(
+    items: Iterable[Item], prepare: Callable[[Item], Tensors | None], side: SideStream
+) -> Iterator[tuple[Item, Tensors | None]]:
+    """Each of `items`, and what `prepare` makes of it on the side stream while the one before is computed with."""
+    waiting: tuple[Item, Tensors | None, Any] | None = None
+    for item in items:
+        following = (item, *side.run(prepare, item))
+        if waiting is not None:
+            yield waiting[0], side.hand_over(*waiting[1:])
+        waiting = following
+    if waiting is not None:
+        yield waiting[0], side.hand_over(*waiting[1:])
 
 
 class Batches:
@@ -47,12 +89,15 @@ class Batches:
         self.notes: list[str] = []
         self.bad: dict[str, str] = {}
         self.num_bad = 0
-        images = source.train if train else source.valid
+        samples = source.train if train else source.valid
         if source.on_device:
-            images = images.to(world.device)  # type: ignore[attr-defined]
-        kind = Reader if options.decoder == "cpu" else RawReader
-        self.reader = kind(images, seed=options.seed, replace=train and not self.stop)
-        self.decoder = decoders.decoder_for(options, source.size, world.device)
+            samples = samples.to(world.device)  # type: ignore[attr-defined]
+        self.reader, self.decode = Reader(samples, seed=options.seed, replace=train and not self.stop), None
+        if options.decoder == "nvjpeg":
+            from muster.train.data import nvjpeg  # here and not above: most runs need no decoder of JPEGs
+
+            self.reader = nvjpeg.EncodedReader(samples, seed=options.seed, replace=False)
+            self.decode = nvjpeg.Decoder(source.size, world.device)
         self.side = SideStream(world.device) if world.device.type == "cuda" and not source.on_device else None
         self.seed = options.seed
         self.loader: DataLoader[Batch] | None = None
@@ -71,11 +116,11 @@ class Batches:
             num_workers=num_workers,
             collate_fn=identity,
             pin_memory=self.device.type == "cuda",
-            prefetch_factor=AHEAD if num_workers else None,
+            prefetch_factor=shm.AHEAD if num_workers else None,
             persistent_workers=num_workers > 0,
             # Distinct for each rank, and each worker adds its number.
             generator=generator(self.seed, "workers", "train" if self.train else "valid", self.world.rank),
-            worker_init_fn=workers.begin,
+            worker_init_fn=begin_worker,
         )
 
     def __len__(self) -> int:
@@ -110,9 +155,9 @@ class Batches:
 
     def place(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:
         """`batch` on the device; None where nothing of it could be read."""
-        if batch.images is None or batch.labels is None:
+        if batch.inputs is None or batch.labels is None:
             return None
-        return self.prepare(batch.images), batch.labels.to(self.device, non_blocking=True)
+        return self.prepare(batch.inputs), batch.labels.to(self.device, non_blocking=True)
 
     def nothing(self) -> tuple[torch.Tensor, torch.Tensor]:
         """A batch of which no target counts."""
@@ -127,7 +172,7 @@ class Batches:
         """What so many workers put into /dev/shm; None where there are none, or where no sample can be read."""
         if self.loader is None or not num_workers:
             return None
-        for sample in range(min(PROBED, len(self.reader.images))):
+        for sample in range(min(PROBED, len(self.reader.samples))):
             try:
                 sample_bytes = self.reader.num_bytes(Draw(sample, 0))
             except BadSample:
@@ -136,7 +181,6 @@ class Batches:
             return shm.Need(
                 option=f"--{'train' if self.train else 'valid'}-num-workers",
                 num_workers=num_workers,
-                ahead=AHEAD,
                 batch_bytes=shm.bytes_of(self.batch_size * sample_bytes, self.batch_size * targets_bytes),
                 num_batches=len(self),
             )
@@ -152,30 +196,28 @@ class Batches:
         """Counts the bad samples of `batch`, or ends the run over them."""
         name, reason = batch.bad[0]
         if self.stop:
-            raise MusterError(
-                f"a sample can't be read: {reason}",
-                seen=name,
-                fix=self.source.fix_bad,
-            )
-        if self.train and batch.images is None:
+            raise MusterError(f"a sample can't be read: {reason}", seen=name, fix=self.source.fix_bad)
+        if self.train and batch.inputs is None:
             raise MusterError(
                 f"not one training sample can be read: {reason}",
                 seen=name,
                 fix="see that the data are whole and that this user may read them",
-                code=FAILED,
+                code=ExitCode.FAILED,
             )
         self.num_bad += len(batch.bad)
         self.bad.update(batch.bad)
 
-    def prepare(self, images: torch.Tensor | Raw) -> torch.Tensor:
-        """`images` on the device, as the model wants them. Bytes travel as bytes: a quarter of the traffic."""
-        if isinstance(images, Raw):
-            assert self.decoder is not None
-            images_NCHW = self.decoder(images)
-        else:
-            images_NCHW = images
+    def prepare(self, inputs: Any) -> torch.Tensor:
+        """`inputs` of a batch on the device, as the model wants them.
+
+        Bytes travel as bytes: a quarter of the traffic.
+        """
         if self.source.unit == "tokens":
-            return images_NCHW.to(self.device, non_blocking=True)
+            return inputs.to(self.device, non_blocking=True)
+        images_NCHW = inputs
+        if not isinstance(inputs, torch.Tensor):
+            assert self.decode is not None
+            images_NCHW = self.decode(inputs)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         is_raw = images_NCHW.dtype == torch.uint8
         images_NCHW = images_NCHW.to(self.device, non_blocking=True)
@@ -194,7 +236,7 @@ def open_agreed(source: Source, options: Options, world: World) -> tuple[Batches
     Raises:
         SharedFault: on all ranks, as `open_batches`.
     """
-    cores = workers.cores_of(world)
+    cores = count_cores(world)
     return agree(world, lambda: open_batches(source, options, world, cores))
 
 
@@ -208,7 +250,10 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
         MusterError: the training samples don't fill one global batch, `--decoder` does not fit, or /dev/shm does not
             hold the workers' batches.
     """
-    decoders.refuse_unfit(options, source, world.device)
+    if options.decoder == "nvjpeg":
+        from muster.train.data import nvjpeg
+
+        nvjpeg.check(options, source, world.device)
     order = TrainOrder(
         len(source.train),
         batch_size=options.batch_size,
@@ -221,16 +266,26 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
         raise MusterError(
             f"{len(source.train)} training samples don't fill one global batch of {order.global_batch}",
             seen=f"--batch-size={options.batch_size}, {world.world_size} processes, --accumulate={options.accumulate}",
-            fix=fix_batch(len(source.train), options, world),
+            fix="a smaller --batch-size or --accumulate, fewer processes, or more samples",
         )
     valid_order = ValidOrder(
         len(source.valid), batch_size=options.batch_size, rank=world.data_rank, world_size=world.num_shares
     )
     train = Batches(source, order, options, world, train=True)
     valid = Batches(source, valid_order, options, world, train=False)
+    start_workers(train, valid, options, world, cores)
+    return train, valid
+
+
+def start_workers(train: Batches, valid: Batches, options: Options, world: World, cores: int) -> None:
+    """Gives both the workers that the user wants, or else as many as cores and /dev/shm allow.
+
+    Raises:
+        MusterError: /dev/shm does not hold the batches of those that the user wants.
+    """
     ranks, needs = max(1, world.hosts.count(world.host)), list[shm.Need]()
     for batches, given in ((train, options.train_num_workers), (valid, options.valid_num_workers)):
-        wanted = workers.automatic(source, world.device, cores) if given is None else given
+        wanted = choose_workers(batches.source, world.device, cores) if given is None else given
         need = batches.shm_need(wanted)
         if need is not None and given is None:
             fitting = min(wanted, need.workers_for(shm.room(), ranks))
@@ -245,14 +300,20 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
             needs.append(need)
         batches.start_workers(wanted)
     shm.check(needs, ranks=ranks)
-    return train, valid
 
 
-def fix_batch(num_samples: int, options: Options, world: World) -> str:
-    """What makes a global batch that `num_samples` fill."""
-    largest = num_samples // (world.num_shares * options.accumulate)
-    if largest:
-        return f"--batch-size={largest} or less, or more samples, or fewer processes"
-    if num_samples >= world.num_shares:
-        return f"--batch-size=1 --accumulate={num_samples // world.num_shares} or less, or more samples"
-    return f"more samples, or at most {num_samples} processes, with --batch-size=1"
+def count_cores(world: World) -> int:
+    """The cores that this rank may use, less those of ranks bound to the same ones; to be called on all ranks.
+
+    Some launchers bind each rank to cores of its own, others all ranks of a host to the same.
+    """
+    own = sorted(os.sched_getaffinity(0))
+    place = [world.host, hashlib.blake2b(repr(own).encode(), digest_size=8).hexdigest()]
+    return max(1, len(own) // world.gather(place).count(place))
+
+
+def choose_workers(source: Source, device: torch.device, cores: int) -> int:
+    """The number of workers: none where reading is next to nothing, or where they would take the trainer's cores."""
+    if device.type == "cpu" or not source.train.takes_time:
+        return 0
+    return min(MOST_WORKERS, max(1, cores - 1))

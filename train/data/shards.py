@@ -1,23 +1,66 @@
 """Tar files of images, as the webdataset library writes them: few files, which is what file systems of clusters want.
 
-Samples are read at their places, in the order of train/order.py, and not in that of the files.
+Samples are read at their places, in the order of train/order.py, and not in that of the files. Where each lies is read
+from the headers once, and kept in an index beside the shards, which is believed only as long as it fits them.
 """
 
+import itertools
+import json
 import os
+import re
 import resource
+import tarfile
+import tempfile
 from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from train.data.encoded import Encoded, Names
-from train.data.imagefolder import check_there, halves_of, parts_of
-from train.data.images import Images, Source
-from train.data.index import LAYOUT, index_of
-from train.data.sharing import Arrays
-from train.data.tar import BLOCK, name_of
-from train.errors import MusterError
-from train.options import Options
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train.data.imagefolder import check_there, choose_halves, halves_of
+from muster.train.data.images import EncodedImages
+from muster.train.data.source import Source
+
+INDEX = ".muster-index.npz"
+SAMPLE = np.dtype([("shard", np.int32), ("label", np.int32), ("offset", np.int64), ("length", np.int64)])
+"""The number of a shard, a class, and where in the shard the bytes of the image lie."""
+
+IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff", "gif")
+CLASSES = ("cls", "json")
+NUM_THREADS = 16
+WINDOW = 4096
+"""Bytes that are read at once: a small member, and the header of the next, come with the header before."""
+
+LAYOUT = (
+    "tar files FOLDER/*.tar, or FOLDER/train/*.tar and FOLDER/val/*.tar, with NAME.jpg and NAME.cls of each sample; "
+    "'train pack IMAGES FOLDER' makes them"
+)
+READABLE = "see that this user may read the folder, on every node"
+
+# webdataset's rule: a sample's name goes up to the first dot of the file's name.
+NAME_AND_KIND = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The samples in a folder of shards.
+
+    Attributes:
+        shards: paths below the folder.
+        samples_N: an entry of type SAMPLE each.
+        num_train: the first so many train, the others validate; all of them, where the folder has no such halves.
+        notes: what the user should know of how they were found.
+    """
+
+    shards: list[str]
+    samples_N: np.ndarray
+    num_train: int
+    notes: tuple[str, ...]
 
 
 class Descriptors:
@@ -25,9 +68,9 @@ class Descriptors:
 
     def __init__(self) -> None:
         self.most = max(8, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
-        self.open: OrderedDict[bytes, int] = OrderedDict()
+        self.open: OrderedDict[str, int] = OrderedDict()
 
-    def __getitem__(self, path: bytes) -> int:
+    def __getitem__(self, path: str) -> int:
         if path not in self.open:
             if len(self.open) >= self.most:
                 os.close(self.open.popitem(last=False)[1])
@@ -43,68 +86,73 @@ class Descriptors:
             os.close(descriptor)
 
 
-class Shards(Encoded):
+class Shards(EncodedImages):
     """Images in tar files.
 
     Args:
-        index: the places and classes of all samples.
-        chosen_N: which of them are meant.
+        shards: paths of the tar files.
+        samples_N: of type SAMPLE.
     """
 
-    def __init__(self, root: Path, index: Arrays, chosen_N: np.ndarray, size: int, *, random: bool) -> None:
-        super().__init__(index["label"][chosen_N], size, random=random)
-        self.root = os.fsencode(root)
-        self.shards = Names(index["names"])
-        self.shard, self.offset, self.length = (index[name][chosen_N] for name in ("shard", "offset", "length"))
+    def __init__(self, shards: list[str], samples_N: np.ndarray, size: int, *, random: bool) -> None:
+        super().__init__(samples_N["label"], size, random=random)
+        self.shards = shards
+        self.samples = samples_N
         self.files = Descriptors()
 
-    def path(self, index: int) -> bytes:
-        """The shard that holds the sample."""
-        return os.path.join(self.root, self.shards[int(self.shard[index])])
-
     def name(self, index: int) -> str:
-        path, offset = self.path(index), int(self.offset[index])
+        path, offset = self.shards[self.samples["shard"][index]], int(self.samples["offset"][index])
         try:
-            member = name_of(os.pread(self.files[path], BLOCK, offset - BLOCK))
-        except (OSError, IndexError):
+            header = os.pread(self.files[path], tarfile.BLOCKSIZE, offset - tarfile.BLOCKSIZE)
+            member = tarfile.TarInfo.frombuf(header, tarfile.ENCODING, "surrogateescape").name
+        except (OSError, tarfile.TarError):
             member = f"at byte {offset}"
-        return f"{os.fsdecode(path)}, {member}"
+        return f"{path}, {member}"
 
     def content(self, index: int) -> bytes:
-        length = int(self.length[index])
-        content = os.pread(self.files[self.path(index)], length, int(self.offset[index]))
+        shard, _, offset, length = self.samples[index].item()
+        content = os.pread(self.files[self.shards[shard]], length, offset)
         if len(content) < length:
-            raise OSError("the shard is shorter than it was when its headers were read")
+            raise ValueError("the shard is shorter than it was when its headers were read")
         return content
 
 
-def scan(options: Options, folder: str) -> Arrays:
-    """The places and classes of all samples below `folder`, and how many of them train: all, if it has no halves.
+def open_source(options: Options, folder: str, found: Found) -> Source:
+    """The images in the shards below `folder`: its `train/` and `val/`, or a tenth of one folder, chosen by the seed.
+
+    Args:
+        found: what `scan` has found, perhaps on another host.
+    """
+    root, size = Path(os.path.expanduser(folder)), options.pixels
+    check_there(root, options, LAYOUT)
+    shards = [os.path.join(root, shard) for shard in found.shards]
+    train, valid = choose_halves(len(found.samples_N), found.num_train, options.seed)
+    return Source(
+        train=Shards(shards, found.samples_N[train], size, random=True),
+        valid=Shards(shards, found.samples_N[valid], size, random=False),
+        num_classes=int(found.samples_N["label"].max()) + 1,
+        size=size,
+        notes=found.notes,
+    )
+
+
+def scan(options: Options, folder: str) -> Found:
+    """The samples in the shards below `folder`.
 
     Raises:
         MusterError: there are no shards, one is not what it should be, or classes are missing.
     """
     root, seen = Path(os.path.expanduser(folder)), f"--data={options.data}"
     check_there(root, options, LAYOUT)
-    halves = halves_of(root, seen, LAYOUT)
-    found = [index_of(half, seen) for half in halves]
-    indices = [index for index, _ in found]
-    names = [
-        os.path.join(os.fsencode(os.path.relpath(half, root)), name)
-        for half, index in zip(halves, indices, strict=True)
-        for name in Names(index["names"])
-    ]
-    first = len(Names(indices[0]["names"]))
-    check_classes([index["label"] for index in indices], seen)
-    shards = [index["shard"] + number * first for number, index in enumerate(indices)]
-    whole = {name: np.concatenate([index[name] for index in indices]) for name in ("offset", "length", "label")}
-    notes = [note.encode() for _, note in found if note is not None]
-    return whole | {
-        "shard": np.concatenate(shards),
-        "names": np.frombuffer(b"".join(name + b"\0" for name in names), np.uint8),
-        "num_train": np.array(len(shards[0])),
-        "notes": np.frombuffer(b"".join(note + b"\0" for note in notes), np.uint8),
-    }
+    shards, parts, notes = list[str](), list[np.ndarray](), list[str]()
+    for half in halves_of(root, seen, LAYOUT):
+        names, samples_N, note = open_index(half, seen)
+        samples_N["shard"] += len(shards)
+        shards += [os.path.join(os.path.relpath(half, root), name) for name in names]
+        parts.append(samples_N)
+        notes += [note] if note else []
+    check_classes([part["label"] for part in parts], seen)
+    return Found(shards, np.concatenate(parts), num_train=len(parts[0]), notes=tuple(notes))
 
 
 def check_classes(labels: list[np.ndarray], seen: str) -> None:
@@ -130,30 +178,162 @@ def check_classes(labels: list[np.ndarray], seen: str) -> None:
         raise MusterError("one class alone can't be told from others", seen=f"{seen}, class 0", fix=LAYOUT)
 
 
-def open_source(options: Options, folder: str, found: Arrays | None = None) -> Source:
-    """The images in the shards below `folder`: its `train/` and `val/`, or a tenth of one folder, chosen by the seed.
+def open_index(folder: Path, seen: str) -> tuple[list[str], np.ndarray, str | None]:
+    """The names of the shards in `folder`, their samples, and what the user should know of how they were found.
 
-    Args:
-        found: what `scan` has found, perhaps on another host.
+    To read a million headers takes a minute, and more from a file system over the network: they are read once, and
+    again when any shard has another name, size or time.
 
     Raises:
-        MusterError: there are no shards, one is not what it should be, or classes are missing.
+        MusterError: there are no shards, or one is not what it should be.
     """
-    root = Path(os.path.expanduser(folder))
-    if found is None:
-        found = scan(options, folder)
-    else:
-        check_there(root, options, LAYOUT)
-    num_train = int(found["num_train"])
-    chosen = parts_of(len(found["label"]), num_train, options.seed)
-    halves: list[Images] = [
-        Shards(root, found, part, options.pixels, random=random)
-        for part, random in zip(chosen, (True, False), strict=True)
-    ]
-    return Source(
-        train=halves[0],
-        valid=halves[1],
-        num_classes=int(found["label"].max()) + 1,
-        size=options.pixels,
-        notes=tuple(note.decode() for note in Names(found["notes"])),
-    )
+    names = find_shards(folder, seen)
+    shards = [folder / name for name in names]
+    try:
+        states = [os.stat(shard) for shard in shards]
+    except OSError as error:
+        raise MusterError(f"a shard can't be read: {error.strerror}", seen=error.filename, fix=READABLE) from error
+    identity = {
+        "names": np.array(names),
+        "sizes": np.array([state.st_size for state in states]),
+        "times": np.array([state.st_mtime_ns for state in states]),
+    }
+    kept = load_index(folder / INDEX, identity)
+    if kept is not None:
+        return names, kept, None
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        parts = list(pool.map(read_headers, shards))
+    for number, part in enumerate(parts):
+        part["shard"] = number
+    samples_N = np.concatenate(parts)
+    try:
+        # In a folder of its own: other jobs may be at it too, and one wins.
+        with tempfile.TemporaryDirectory(prefix=f"{INDEX}.", dir=folder) as own:
+            np.savez(Path(own, INDEX), samples=samples_N, **identity)  # type: ignore[arg-type]
+            Path(own, INDEX).replace(folder / INDEX)
+    except OSError as error:
+        note = f"the index of the shards can't be kept in {folder}: {error.strerror}; each run makes it anew"
+        return names, samples_N, note
+    return names, samples_N, None
+
+
+def load_index(path: Path, identity: dict[str, np.ndarray]) -> np.ndarray | None:
+    """The samples in the index at `path`; None where it is missing, damaged, or not of the shards of `identity`."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            index = {name: file[name] for name in file.files}
+        samples_N = index.pop("samples")
+    except Exception:  # what is no archive, or a damaged one, makes zipfile and numpy raise nearly anything
+        return None
+    if set(index) != set(identity) or not all(np.array_equal(index[name], identity[name]) for name in identity):
+        return None
+    if samples_N.dtype != SAMPLE or samples_N.ndim != 1:
+        return None
+    shard, label, offset, length = (samples_N[name] for name in SAMPLE.names or ())
+    sizes = identity["sizes"]
+    if not ((shard >= 0) & (shard < len(sizes)) & (label >= 0) & (offset >= 0) & (length >= 0)).all():
+        return None
+    return samples_N if (offset <= sizes[shard] - length).all() else None
+
+
+def find_shards(folder: Path, seen: str) -> list[str]:
+    """The names of the tar files in `folder`, sorted.
+
+    Raises:
+        MusterError: there are none.
+    """
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder))
+    except OSError as error:
+        wrong = f"the data folder can't be read: {error.strerror}"
+        raise MusterError(wrong, seen=str(folder), fix=READABLE) from error
+    shards = [name for name in names if name.endswith(".tar") and not name.startswith(".")]
+    if not shards:
+        pressed = [name for name in names if re.search(r"\.(tgz|tar\.\w+)$", name)]
+        wrong = f"{pressed[0]} is compressed, and samples are read at their places" if pressed else "no tar files"
+        fix = "uncompress the shards; JPEGs don't get smaller" if pressed else LAYOUT
+        raise MusterError(f"{wrong}: the folder holds no shards", seen=f"{seen} ({folder})", fix=fix)
+    return shards
+
+
+def read_headers(shard: Path) -> np.ndarray:
+    """The samples in `shard`, of type SAMPLE, in its order; their shard's number is left at 0.
+
+    Raises:
+        MusterError: it can't be read, it is no whole tar file, or a sample of it has no image or no class.
+    """
+    samples: list[tuple[int, int, int, int]] = []
+    try:
+        with open(shard, "rb", buffering=WINDOW) as file:
+            for name, members in itertools.groupby(find_members(file), key=lambda found: found[0]):
+                parts: dict[str, tarfile.TarInfo] = {}
+                for _, kind, member in members:
+                    if kind in parts:
+                        raise unfit("two files of one sample have one name", shard, member.name)
+                    parts[kind] = member
+                samples.append(read_sample(file, shard, name, parts))
+    except (tarfile.TarError, ValueError, OverflowError) as error:
+        wrong = f"a shard is damaged: {error}"
+        raise MusterError(wrong, seen=str(shard), fix="make or copy the shard anew") from error
+    except OSError as error:
+        raise MusterError(f"a shard can't be read: {error.strerror}", seen=str(shard), fix=READABLE) from error
+    return np.array(samples, SAMPLE)
+
+
+def find_members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+    """Of each file in the tar file: its sample's name, what it is of it ("jpg"), and its header.
+
+    Raises:
+        tarfile.TarError: it is no tar file, it is damaged, or its end is missing.
+    """
+    end = os.fstat(file.fileno()).st_size
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        while (member := tar.next()) is not None:
+            tar.members = []  # type: ignore[attr-defined]  # it would keep the headers of all
+            if not member.isreg() or member.issparse():
+                continue
+            if not 0 <= member.size <= end - member.offset_data:
+                reach = member.offset_data + member.size
+                raise tarfile.ReadError(f"{member.name} should reach to byte {reach}, and the file ends at {end}")
+            match = NAME_AND_KIND.fullmatch(member.name)
+            # Not hidden files, and not what webdataset writes about a shard.
+            if match is not None and not (member.name.startswith("__") and member.name.endswith("__")):
+                yield match[1], match[2].lower(), member
+        # tarfile takes a header that is damaged or missing for the end.
+        file.seek(tar.offset)
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError(f"no header and no mark of the end at byte {tar.offset}: a copy that was cut off?")
+
+
+def read_sample(file: BinaryIO, shard: Path, name: str, parts: dict[str, tarfile.TarInfo]) -> tuple[int, int, int, int]:
+    """The sample that the files `parts`, by the ends of their names, are.
+
+    Raises:
+        MusterError: there is no image, no class, or none that is a number.
+    """
+    image = next((parts[kind] for kind in parts if kind in IMAGES), None)
+    class_ = next((parts[kind] for kind in CLASSES if kind in parts), None)
+    if image is None or class_ is None:
+        wrong = "a sample has no image" if image is None else "a sample has no class"
+        raise unfit(wrong, shard, f"{name}.* ({', '.join(sorted(parts))})")
+    file.seek(class_.offset_data)
+    text = file.read(class_.size)
+    label = parse_label(text, is_json=class_.name.lower().endswith("json"))
+    if label is None:
+        raise unfit(f"a class is no number from 0 on: {text[:40]!r}", shard, class_.name)
+    return 0, label, image.offset_data, image.size
+
+
+def parse_label(text: bytes, *, is_json: bool) -> int | None:
+    """The class in the content of a sample's file; None where there is none."""
+    try:
+        value = json.loads(text) if is_json else int(text)
+    except ValueError:
+        return None
+    if isinstance(value, dict):
+        value = value.get("label", value.get("cls"))
+    return value if type(value) is int and 0 <= value < 2**31 else None
+
+
+def unfit(wrong: str, shard: Path, member: str) -> MusterError:
+    return MusterError(wrong, seen=f"{shard}, {member}", fix=LAYOUT)

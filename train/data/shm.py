@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from train.errors import MusterError
+from muster.errors import MusterError
 
 FOLDER = Path("/dev/shm")
+AHEAD = 2
+"""Batches that each worker makes before they are asked for: DataLoader's own default."""
+
 IN_USE = 2
 """Batches that the trainer holds: one that it trains on, and the next, which it has already taken over."""
 
@@ -26,20 +29,18 @@ class Need:
 
     Attributes:
         option: the option that gives their number.
-        ahead: batches that each worker makes before they are asked for.
         batch_bytes: of one batch.
         num_batches: batches of an epoch.
     """
 
     option: str
     num_workers: int
-    ahead: int
     batch_bytes: int
     num_batches: int
 
     def batches(self) -> int:
         """Batches that are there at once, at most."""
-        return min(self.num_batches, self.num_workers * self.ahead + IN_USE)
+        return min(self.num_batches, self.num_workers * AHEAD + IN_USE)
 
     def needed(self, ranks: int) -> int:
         """Bytes for `ranks` such ranks."""
@@ -48,7 +49,7 @@ class Need:
     def workers_for(self, free: int, ranks: int) -> int:
         """How many workers fit into `free` bytes."""
         batches = int(free / (self.batch_bytes * ranks * MARGIN))
-        return max(0, (batches - IN_USE) // self.ahead)
+        return max(0, (batches - IN_USE) // AHEAD)
 
 
 def bytes_of(*sizes: int) -> int:
@@ -75,37 +76,13 @@ def check(needs: Sequence[Need], ranks: int) -> None:
     Raises:
         MusterError: there is no /dev/shm, or it is too small.
     """
-    if not needs:
-        return
-    if not os.access(FOLDER, os.W_OK | os.X_OK):
-        raise MusterError(
-            f"the data loader's workers need {FOLDER}",
-            seen=f"{FOLDER} {'may not be written to' if FOLDER.exists() else 'does not exist'}",
-            fix=f"mount a tmpfs on {FOLDER} that this user may write to, or {' '.join(f'{n.option}=0' for n in needs)}",
-        )
-    state = os.statvfs(FOLDER)
-    used = (state.f_blocks - state.f_bfree) * state.f_frsize
-    refuse_beyond(room(), used, needs, ranks)
-
-
-def refuse_beyond(free: int, used: int, needs: Sequence[Need], ranks: int) -> None:
-    """Returns where `free` bytes are enough for the greatest of `needs`.
-
-    Raises:
-        MusterError: they are not.
-    """
-    most = max(needs, key=lambda need: need.needed(ranks))
-    needed = most.needed(ranks)
+    free, needed = room(), max((need.needed(ranks) for need in needs), default=0)
     if needed <= free:
         return
-    held = f"{most.option}={most.num_workers} x {most.ahead} ahead, and {IN_USE} in use"
-    if most.batches() == most.num_batches:
-        held = "all of an epoch"
     fewer = " ".join(f"{need.option}={need.workers_for(free, ranks)}" for need in needs if need.needed(ranks) > free)
     raise MusterError(
-        f"{FOLDER} is too small for the data loader's workers",
-        seen=f"{math.floor(free / MIB * 10) / 10} MiB free, {math.ceil(needed / MIB * 10) / 10} MiB needed: "
-        f"{ranks} rank{'s' if ranks > 1 else ''} on this host x {most.batches()} batches ({held}) "
-        f"x {math.ceil(most.batch_bytes / MIB * 10) / 10} MiB, and a tenth more",
-        fix=f"docker run --shm-size={math.ceil((needed + used) / GIB)}g, or docker run --ipc=host, or {fewer}",
+        f"{FOLDER} is too small for the data loader's workers, or this user may not write there",
+        seen=f"{free / MIB:.1f} MiB free, {needed / MIB:.1f} MiB needed by the workers of {ranks} ranks on this host",
+        # A GiB more than fits, for what is there already.
+        fix=f"docker run --shm-size={math.ceil(needed / GIB) + 1}g, or docker run --ipc=host, or {fewer}",
     )

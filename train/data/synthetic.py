@@ -2,10 +2,10 @@
 
 import torch
 
-from train.data.images import InMemory, Source
-from train.models.gpt import shape_of
-from train.options import Options
-from train.seeds import generator
+from muster.config import Options
+from muster.train.data.source import InMemory, Source
+from muster.train.models.gpt import shape_of
+from muster.train.seeds import generator
 
 NUM_PATTERNS = 64
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from train.data.images import BadSample, Images, Source
-from train.errors import MusterError
-from train.models import IGNORED
-from train.models.gpt import shape_of
-from train.options import Options
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train.data.source import BadSample, Samples, Source
+from muster.train.models import IGNORED
+from muster.train.models.gpt import shape_of
 
 VALID_SHARE = 0.1
 TYPES = {".bin": "<u2", ".u16": "<u2", ".uint16": "<u2", ".u32": "<u4", ".uint32": "<u4"}
@@ -22,7 +22,7 @@ RUN_FILES = ("checkpoints", "metrics.jsonl", "summary.json")
 FIX = "give a larger --vocab-size, or see that the file holds what its name says: " + ", ".join([*TYPES, ".npy"])
 
 
-class Tokens(Images):
+class Tokens(Samples):
     """Sequences that lie end to end in one long array, and of each the same one token further on: what to predict.
 
     Args:
@@ -100,15 +100,12 @@ def texts_below(folder: Path) -> list[Path]:
         if path.is_dir():
             if not any((path / name).exists() for name in RUN_FILES):
                 found += texts_below(path)
-        elif path.is_file() and (head := read_head(path)) and b"\0" not in head:
-            found.append(path)
+        elif path.is_file():
+            with path.open("rb") as file:
+                head = file.read(8192)
+            if head and b"\0" not in head:
+                found.append(path)
     return found
-
-
-def read_head(path: Path) -> bytes:
-    """The first bytes of a file."""
-    with path.open("rb") as file:
-        return file.read(8192)
 
 
 def read_folder(folder: Path) -> np.ndarray:
@@ -148,11 +145,8 @@ def open_source(options: Options, folder: str) -> Source:
         raise MusterError("tokens have no bad samples to skip", seen="--on-bad-sample=skip", fix=fix)
     try:
         train, valid = load(path)
-    except FileNotFoundError as error:
-        fix = "--data=tokens:PATH of a file or folder; in a container, see that PATH is bound into it"
-        raise MusterError("there are no tokens at this path", seen=f"{seen} ({path})", fix=fix) from error
     except OSError as error:
-        fix = "see that this user may read it, on every node"
+        fix = "--data=tokens:PATH that this user may read, on every node; in a container, see that it is bound into it"
         raise MusterError(f"the tokens can't be read: {error.strerror}", seen=f"{seen} ({path})", fix=fix) from error
     except ValueError as error:
         raise MusterError(f"the tokens can't be read: {error}", seen=f"{seen} ({path})", fix=FIX) from error

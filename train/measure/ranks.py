@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from train.world import World
+from muster.train.world import World
 
 
 def compare(world: World, owns: list[dict[str, Any]]) -> dict[str, Any]:

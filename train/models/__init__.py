@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from train.models import gpt
-from train.options import Options
+from muster.config import Options
+from muster.train.models import gpt
 
 AUXILIARY_WEIGHT = 0.3
 """Weight of an auxiliary classifier's loss (inception_v3, googlenet), as in the papers that introduced them."""
@@ -26,7 +26,7 @@ def build(options: Options, num_classes: int, size: int) -> nn.Module:
     if options.predicts_tokens:
         return gpt.build(options, num_classes, size)
     # Here and not above: torchvision takes 0.3 s to load, and a transformer needs nothing of it.
-    from train.models import images
+    from muster.train.models import images
 
     return images.build(options, num_classes, size)
 
@@ -64,12 +64,11 @@ def loss_of(
     """The mean cross-entropy over all targets, with the auxiliary classifiers of models that have them.
 
     Args:
-        targets: classes (N), tokens (NT), or probabilities of classes (NC).
+        targets: classes (N) or tokens (NT).
         smoothing: the share of each target that goes to all classes alike.
     """
     if isinstance(outputs, torch.Tensor):
-        flat = targets if targets.is_floating_point() else targets.flatten()
-        return cross_entropy(outputs.flatten(0, -2), flat, ignore_index=IGNORED, label_smoothing=smoothing)
+        return cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
     loss = loss_of(outputs[0], targets, smoothing)
     for logits in outputs[1:]:
         if logits is not None:

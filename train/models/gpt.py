@@ -9,18 +9,23 @@ import difflib
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
-from torch.utils.checkpoint import checkpoint, noop_context_fn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
-from train.errors import MusterError
-from train.models.recompute import save_matrix_products
-from train.options import Options
-from train.seeds import seed_of
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train.seeds import seed_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +78,19 @@ SHAPES = {
         theta=500_000.0,
     ),
 }
+
+aten = torch.ops.aten
+
+COSTLY = {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+"""Matrix products and attention: nearly all of the time, and a small part of the memory."""
 
 
 def shape_of(name: str) -> Shape:
@@ -169,6 +187,16 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.down(silu(self.gate(x_BTD)) * self.up(x_BTD))
+
+
+def choose_recompute(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Keeps the costly results and computes the rest again."""
+    return CheckpointPolicy.MUST_SAVE if operation in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def save_matrix_products() -> Any:
+    """The contexts of a selective checkpoint, for torch.utils.checkpoint."""
+    return create_selective_checkpoint_contexts(choose_recompute)
 
 
 class Layer(nn.Module):

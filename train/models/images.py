@@ -7,8 +7,8 @@ import torchvision.models
 from torch import nn
 from torch.nn.functional import conv2d
 
-from train.errors import MusterError
-from train.options import Options
+from muster.config import Options
+from muster.errors import MusterError
 
 
 def build(options: Options, num_classes: int, image_size: int) -> nn.Module:

@@ -1,7 +1,7 @@
 """How a model is spread over ranks: one module a strategy.
 
 A strategy is a module with some of the functions of `Strategy`: what it leaves out is done as by `single`. A new one is
-a file here, its name in `train.options.STRATEGIES`, and lines for it in `entrypoint.cli.HELP` and `train.combinations`.
+a file here, its name in `muster.config.STRATEGIES`, and lines for it there and in `muster.entrypoint.cli.HELP`.
 """
 
 from contextlib import AbstractContextManager
@@ -12,10 +12,10 @@ from typing import Protocol, cast
 from torch import nn
 from torch.optim import Optimizer
 
-from train.options import IN_ONE_PROCESS, Options
-from train.parallel.gradients import Gradients
-from train.precision import Precision
-from train.world import World
+from muster.config import IN_ONE_PROCESS, Options
+from muster.train.gradients import Gradients
+from muster.train.precision import Precision
+from muster.train.world import World
 
 
 class Strategy(Protocol):
@@ -56,7 +56,7 @@ class Strategy(Protocol):
 
 def load(name: str, world: World) -> Strategy:
     """The strategy called `name`; where it is for several processes and there is one, that trains as `single`."""
-    own, single = (vars(import_module(f"train.strategies.{module}")) for module in (name, "single"))
+    own, single = (vars(import_module(f"muster.train.strategies.{module}")) for module in (name, "single"))
     if world.world_size == 1 and name not in IN_ONE_PROCESS:
         own = {function: own[function] for function in ("check", "notes") if function in own}
     asked = [function for function in vars(Strategy) if not function.startswith("_")]

@@ -6,11 +6,11 @@ Each step copies the model to every GPU and the outputs back to the first, and o
 import torch
 from torch import nn
 
-from train.errors import MusterError
-from train.models import place
-from train.options import Options
-from train.precision import Precision
-from train.world import World
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train.models import place
+from muster.train.precision import Precision
+from muster.train.world import World
 
 
 def check(world: World, options: Options) -> None:

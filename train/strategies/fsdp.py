@@ -1,47 +1,77 @@
 """Fully sharded data parallel: each rank keeps a part of every weight and moment, and gathers what it needs."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from train.models import place, units_of
-from train.options import Options
-from train.parallel import shards
-from train.parallel.gradients import Gradients
-from train.precision import Precision
-from train.world import World, open_mesh
+from muster.config import Options, check_replicas
+from muster.train.gradients import Gradients, are_exact
+from muster.train.models import place, units_of
+from muster.train.precision import Precision
+from muster.train.world import World, open_mesh
 
 
 def check(world: World, options: Options) -> None:
-    """Raises MusterError where these ranks can't do what `options` ask for."""
-    shards.check(world, options)
+    """Raises MusterError where `--replicate` does not divide the world."""
+    check_replicas(options, world.world_size)
 
 
 def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
     """`model`, cut over the ranks layer by layer."""
     mesh = open_mesh(world, replicate=options.replicate, shard=world.world_size // options.replicate)
-    model = shards.prepare(model, world, options)
+    if not next(model.parameters()).is_meta:
+        # In memory already: it is cut in the order of its dimensions, and so must lie in that order.
+        model = place(model, home_of(world, options), torch.contiguous_format, options.seed)
     cut(model, mesh if options.replicate > 1 else mesh["shard"], world, options, precision)
-    # Now that each rank has its part alone to hold, the shapes get memory and weights.
-    return place(model, shards.home_of(world, options), torch.preserve_format, options.seed)
+    # Now that each rank has its part alone to hold, shapes without memory get memory and weights.
+    return place(model, home_of(world, options), torch.preserve_format, options.seed)
+
+
+def home_of(world: World, options: Options) -> torch.device:
+    """Where a rank's part of the weights stays."""
+    return torch.device("cpu") if options.cpu_offload else world.device
 
 
 def cut(model: nn.Module, mesh: DeviceMesh, world: World, options: Options, precision: Precision) -> None:
     """Cuts `model` over the ranks of `mesh`; of two dimensions, the first replicates."""
-    settings = shards.settings(model, world, options, precision)
+    computes_bf16 = precision.bf16 and not has_statistics(model)
+    dtypes = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if computes_bf16 else None,
+        reduce_dtype=torch.float64 if are_exact(world, options) else torch.float32,
+    )
+    offload = CPUOffloadPolicy(pin_memory=world.device.type != "cpu") if options.cpu_offload else OffloadPolicy()
     for unit in [*units_of(model), model]:
-        fully_shard(unit, mesh=mesh, **settings)
+        fully_shard(unit, mesh=mesh, mp_policy=dtypes, offload_policy=offload)
+
+
+def has_statistics(model: nn.Module) -> bool:
+    """True where layers keep running statistics: batch normalisation has no kernel for these beside bf16 weights."""
+    return any(buffer.is_floating_point() for buffer in model.buffers())
 
 
 def gradients(model: nn.Module, world: World, options: Options) -> Gradients:
-    """Averaged by what cuts, while they are computed."""
-    return shards.gradients(model, world, options)
+    """Averaged by what cuts, while they are computed; exact sums are divided once, at the end."""
+    if not are_exact(world, options):
+        return Gradients(options.accumulate)
+    for unit in model.modules():
+        if isinstance(unit, FSDPModule):
+            unit.set_gradient_divide_factor(world.num_shares * options.accumulate)
+    return Gradients(1)
 
 
 def without_sync(model: nn.Module) -> AbstractContextManager[object]:
     """Gradients stay on this rank until the first micro-batch outside of this context."""
     assert isinstance(model, FSDPModule)
-    return shards.no_sync(model)
+    return no_sync(model)
+
+
+@contextmanager
+def no_sync(model: FSDPModule) -> Iterator[None]:
+    """A context in which gradients are not reduced."""
+    model.set_requires_gradient_sync(False)
+    yield
+    model.set_requires_gradient_sync(True)

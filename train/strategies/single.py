@@ -5,12 +5,12 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import nn
 from torch.optim import Optimizer
 
-from train.errors import MusterError
-from train.models import place
-from train.options import Options
-from train.parallel.gradients import ExactGradients, Gradients, are_exact
-from train.precision import Precision
-from train.world import World
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train.gradients import ExactGradients, Gradients, are_exact
+from muster.train.models import place
+from muster.train.precision import Precision
+from muster.train.world import World
 
 
 def check(world: World, options: Options) -> None:
@@ -45,11 +45,7 @@ def divide(optimizer: Optimizer, world: World, options: Options) -> Optimizer:
 
 def gradients(model: nn.Module, world: World, options: Options) -> Gradients:
     """Added up here."""
-    return (
-        ExactGradients(model, options.accumulate)
-        if are_exact(world, options.accumulate)
-        else Gradients(options.accumulate)
-    )
+    return ExactGradients(model, options.accumulate) if are_exact(world, options) else Gradients(options.accumulate)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -19,14 +19,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from train.combinations import check_tensor_parallel, tensor_parallel_of
-from train.models import gpt, place
-from train.options import Options
-from train.parallel.gradients import ExactGradients, Gradients
-from train.parallel.shards import home_of
-from train.precision import Precision
-from train.strategies import fsdp
-from train.world import World, open_mesh
+from muster.config import Options, check_tensor_parallel, tensor_parallel_of
+from muster.train.gradients import ExactGradients, Gradients, are_exact
+from muster.train.models import gpt, place
+from muster.train.precision import Precision
+from muster.train.strategies import fsdp
+from muster.train.world import World, open_mesh
 
 SEQUENCE = Shard(1)
 
@@ -49,7 +47,7 @@ def wrap(model: nn.Module, world: World, options: Options, precision: Precision)
     cut(model, mesh["tensor"])
     if world.num_shares > 1:
         fsdp.cut(model, mesh["data"], world, options, precision)
-    return place(model, home_of(world, options), torch.preserve_format, options.seed)
+    return place(model, fsdp.home_of(world, options), torch.preserve_format, options.seed)
 
 
 def cut(model: nn.Module, group: object) -> None:
@@ -83,7 +81,7 @@ def gradients(model: nn.Module, world: World, options: Options) -> Gradients:
     """Averaged over the groups as by fsdp; of one group, added up there."""
     if world.num_shares > 1:
         return fsdp.gradients(model, world, options)
-    if world.device.type == "cpu":
+    if are_exact(world, options):
         return ExactGroupGradients(model, options.accumulate)
     return GroupGradients(model, options.accumulate)
 
@@ -98,22 +96,22 @@ class GroupGradients(Gradients):
     def finish(self) -> None:
         """Adds up what each rank's part of the sequences has given a weight that all have."""
         for parameter in self.parameters:
-            parameter.grad = whole(parameter.grad, parameter)
+            if parameter.grad is not None:
+                parameter.grad = whole(parameter.grad, parameter)
 
 
 class ExactGroupGradients(ExactGradients):
-    """The same on CPUs, over micro-batches and ranks in double precision."""
+    """The same, added up over micro-batches and ranks in double precision."""
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Puts the mean over all micro-batches into the parameters."""
-        self.hold()
-        for parameter in self.parameters:
-            total = whole(self.held.pop(parameter, None), parameter)
-            parameter.grad = None if total is None else (total / self.num_parts).to(parameter.dtype)
+        for parameter in self.parameters:  # in the same order on all ranks
+            if parameter in self.held:
+                self.held[parameter] = whole(self.held[parameter], parameter)
+        super().finish()
 
 
-def whole(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor | None:
+def whole(gradient: Tensor, parameter: Tensor) -> Tensor:
     """`gradient`, cut over the ranks as `parameter` is, where it was a sum of which each has a part."""
     if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
         return gradient.redistribute(placements=parameter.placements)

@@ -1,1 +1,0 @@
-"""Measures what the ranks say to each other."""

@@ -1,1 +1,0 @@
-"""Looks at all nodes of a job before a training does."""

@@ -1,0 +1,199 @@
+"""LSF: the job's id and nodes; and which task of jsrun or of blaunch this process is.
+
+    LSB_MCPU_HOSTS="host1 4 host2 4"       hosts and slots in turns; always complete
+    LSB_HOSTS="host1 host1 host2 ..."      a name for each slot; left out by LSF where it gets too long
+    LSB_DJOB_RANKFILE=/path                a name a line, in the order of ranks
+
+jsrun is the job step manager on IBM's systems. The first of LSF's hosts is the launch node there, where the job script
+runs and no task does:
+
+    JSM_NAMESPACE_RANK=3 JSM_NAMESPACE_SIZE=4 JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=2
+
+blaunch is LSF's remote start. Without hosts it starts a task for each slot, with `-z` one for each host that is named.
+Which of the two it was is not told, so that only where each host has one slot the task is known:
+
+    LSF_PM_TASKID=2      counted from 1
+
+Source: https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-set-job-execution
+Source: https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=jsm-jsrun
+Source: https://lightning.ai/docs/fabric/stable/_modules/lightning/fabric/plugins/environments/lsf.html
+Source: https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=reference-blaunch
+Source: https://github.com/openpmix/prrte/tree/master/src/mca/ess/lsf (the count from 1)
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+from muster.entrypoint import hostlist, variables
+from muster.entrypoint.allocation import Hosts, Rejected, Task
+from muster.entrypoint.detect import placing
+from muster.entrypoint.environment import Environment
+from muster.errors import MusterError
+
+FIX_JOB = "start from a fresh job: `bsub < SCRIPT`, without setting LSB_ variables by hand"
+FIX_HOSTS = "in the job script: export MUSTER_HOSTS=$(awk '!seen[$1]++ {print $1}' \"$LSB_DJOB_RANKFILE\" | paste -sd,)"
+
+
+def job(env: Environment) -> Hosts | None:
+    """The LSF job in `env`, or None where there is none.
+
+    Raises:
+        MusterError: its variables can't be right.
+    """
+    if not any(name in env for name in ("LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_DJOB_RANKFILE")):
+        return None
+    job_id = str(variables.number(env, "LSB_JOBID", FIX_JOB))
+    index = variables.optional(env, "LSB_JOBINDEX", FIX_JOB)
+    # LSF only says that it is not the first time; our script counts, so that no attempt reads keys of another.
+    counted = variables.optional(env, "MUSTER_ATTEMPT", FIX_JOB)
+    slots: dict[str, int] = {}
+    problem, source = None, "no list of hosts"
+    try:
+        slots, source = _slots(env)
+    except MusterError as reason:
+        problem = reason
+    return Hosts(
+        scheduler="lsf",
+        job_id=f"{job_id}[{index}]" if index else job_id,
+        attempt=counted or int(env.get("LSB_RESTART") == "Y"),
+        hosts=tuple(slots),
+        num_nodes=len(slots) or None,
+        launch=_launch(slots),
+        slots=tuple(slots.values()),
+        problem=problem,
+        sources={
+            "scheduler": f"LSB_JOBID={job_id}",
+            "job_id": variables.seen(env, "LSB_JOBID", "LSB_JOBINDEX"),
+            "attempt": variables.seen(env, "MUSTER_ATTEMPT" if counted else "LSB_RESTART")
+            or "no LSB_RESTART: the first run",
+            "hosts": source,
+            "num_nodes": f"{len(slots)} hosts in {source}",
+        },
+    )
+
+
+def _slots(env: Environment) -> tuple[dict[str, int], str]:
+    """The hosts with the number of slots on each, and the variable that says so."""
+    by_slot = env.get("LSB_HOSTS", "").split()
+    if env.get("LSB_MCPU_HOSTS"):
+        words = env["LSB_MCPU_HOSTS"].split()
+        slots: Counter[str] = Counter()
+        for host, count in zip(words[::2], words[1::2], strict=False):
+            if not (hostlist.is_name(host) and count.isascii() and count.isdigit() and int(count) < 10**6):
+                raise _unreadable(env, "LSB_MCPU_HOSTS")
+            slots[host] += int(count)
+        if len(words) % 2:
+            raise _unreadable(env, "LSB_MCPU_HOSTS")
+        if by_slot and set(by_slot) != set(slots):
+            seen = variables.seen(env, "LSB_MCPU_HOSTS", "LSB_HOSTS")
+            raise MusterError("LSF's two lists of the job's nodes differ", seen=seen, fix=FIX_JOB)
+        return dict(slots), f"LSB_MCPU_HOSTS={env['LSB_MCPU_HOSTS'][:200]}"
+    if by_slot:
+        if not all(map(hostlist.is_name, by_slot)):
+            raise _unreadable(env, "LSB_HOSTS")
+        return dict(Counter(by_slot)), f"LSB_HOSTS={env['LSB_HOSTS'][:200]}"
+    if env.get("LSB_DJOB_RANKFILE"):
+        lines = variables.text_file(env, "LSB_DJOB_RANKFILE", FIX_HOSTS).split()
+        if not lines or not all(map(hostlist.is_name, lines)):
+            raise _unreadable(env, "LSB_DJOB_RANKFILE")
+        return dict(Counter(lines)), f"LSB_DJOB_RANKFILE={env['LSB_DJOB_RANKFILE']}"
+    raise MusterError("LSF's list of the job's nodes is missing", seen=variables.seen(env, "LSB_JOBID"), fix=FIX_JOB)
+
+
+def _unreadable(env: Environment, name: str) -> MusterError:
+    return MusterError(f"{name} is no list of hosts", seen=f"{name}={env[name][:200]}", fix=FIX_JOB)
+
+
+def _has_launch_node(slots: tuple[int, ...]) -> bool:
+    """Whether the first host looks like the node that only runs the job script: one slot, and all others have more."""
+    return len(slots) > 1 and slots[0] == 1 and min(slots[1:]) > 1
+
+
+def _launch(slots: dict[str, int]) -> str:
+    counts = tuple(slots.values())
+    if _has_launch_node(counts):
+        sets = f"--nrs={len(slots) - 1} --rs_per_host=1 --tasks_per_rs=1 --cpu_per_rs=ALL_CPUS --gpu_per_rs=ALL_GPUS"
+        return f"jsrun {sets} {{command}}"
+    if not slots or max(counts) == 1:
+        return "blaunch {command}"
+    # Without -z blaunch starts a task for each slot. Its tasks are counted from 1.
+    hosts = " ".join(slots)
+    return f"blaunch -z '{hosts}' bash -c 'MUSTER_NODE_RANK=$((LSF_PM_TASKID - 1)) exec \"$@\"' bash {{command}}"
+
+
+JSRUN_NAMES = placing.Names(
+    "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"
+)
+FIX_JSRUN = "start the command by jsrun itself: `jsrun --rs_per_host=1 --tasks_per_rs=1 ... train ddp`"
+
+
+def jsrun_task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+    """The task of jsrun that this process is, or None where jsrun started nothing.
+
+    Raises:
+        MusterError: its variables are incomplete or contradict each other.
+    """
+    if not any(name in env for name in JSRUN_NAMES):
+        return None
+    ranks = placing.read(JSRUN_NAMES, env, FIX_JSRUN)
+    _check_slots(ranks, env, job)
+    own = variables.own_index(job.hosts, env, job.sources["hosts"], FIX_JSRUN) if job else None
+    if job and own != 0 and (len(job.hosts) == ranks.num_nodes + 1 or _has_launch_node(job.slots)):
+        source = f"{job.sources['hosts']}, without the launch node {job.hosts[0]}"
+        job = replace(job, hosts=job.hosts[1:], sources={**job.sources, "hosts": source})
+    return placing.by_rank("jsrun", JSRUN_NAMES, env, job, FIX_JSRUN)
+
+
+def _check_slots(ranks: placing.Ranks, env: Environment, job: Hosts | None) -> None:
+    """Returns if this host can run as many tasks as the variables say."""
+    own = variables.own_index(job.hosts, env, job.sources["hosts"], FIX_JSRUN) if job else None
+    if job is None or own is None or own >= len(job.slots):
+        return
+    if ranks.local_size > job.slots[own] or (own == 0 and _has_launch_node(job.slots)):
+        raise MusterError(
+            f"jsrun's variables are here, but LSF gave the job {job.slots[own]} slots on this host: they are left over",
+            seen=f"{variables.seen(env, *JSRUN_NAMES)}, {job.sources['hosts']}",
+            fix=FIX_JSRUN,
+        )
+
+
+FIX_BLAUNCH = "submit with one slot a host: `bsub -n NODES -R 'span[ptile=1]'`, in the job script: `blaunch train ddp`"
+
+
+def blaunch_task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+    """The task of blaunch that this process is, or None where blaunch started nothing.
+
+    Raises:
+        MusterError: the job's hosts are not known, or have several slots, or don't fit.
+    """
+    if "LSF_PM_TASKID" not in env or job is None:
+        return None
+    task = variables.number(env, "LSF_PM_TASKID", FIX_BLAUNCH)
+    if job.problem:
+        raise job.problem
+    seen = f"LSF_PM_TASKID={task}, {job.sources['hosts']}"
+    if max(job.slots, default=1) > 1:
+        raise MusterError(
+            "blaunch may have started a task for each slot or one for each host: which of them this is can't be told",
+            seen=seen,
+            fix=f"{FIX_BLAUNCH}; or {job.launch_line(['train', 'ddp'])}",
+        )
+    own = variables.own_index(job.hosts, env, seen, FIX_BLAUNCH)
+    if not 1 <= task <= len(job.hosts) or own not in (None, task - 1):
+        raise MusterError("blaunch's task does not fit the job's list of hosts", seen=seen, fix=FIX_BLAUNCH)
+    return Task(
+        launcher="blaunch",
+        node_rank=task - 1,
+        local_rank=0,
+        rank=task - 1,
+        tasks_per_node=(1,) * len(job.hosts),
+        hosts=job.hosts,
+        sources={
+            "launcher": f"LSF_PM_TASKID={task}",
+            "num_nodes": job.sources["num_nodes"],
+            "hosts": job.sources["hosts"],
+            "node_rank": f"LSF_PM_TASKID={task}, counted from 1",
+            "local_rank": "one task a host",
+            "tasks_on_node": "one slot a host",
+        },
+    )

@@ -1,0 +1,245 @@
+"""Cray PALS, the mpiexec of HPE Cray EX with PBS: which of its processes this one is.
+
+    PALS_APID=... PALS_RANKID=3 PALS_NODEID=1 PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=2 PALS_APINFO=/var/run/palsd/...
+
+Slurm (mpi/cray_shasta) and Flux (cray-pals) set PALS_ variables for their own tasks, so that Cray MPI finds its way:
+then the launcher is srun or Flux.
+
+The hosts are in the binary file PALS_APINFO. A header in the machine's own layout gives, for each table of records,
+their size, the place of the first and their number. Versions 1 and 5 differ in what follows `nnics` and in the tables
+for networks, not in nodes and processes.
+
+    int version; size_t total_size; size_t comm_profile_size, comm_profile_offset; int ncomm_profiles;
+    size_t cmd_size, cmd_offset; int ncmds; size_t pe_size, pe_offset; int npes;
+    size_t node_size, node_offset; int nnodes; size_t nic_size, nic_offset; int nnics;
+    process: int localidx, cmdidx, nodeidx;      node: int nid; char hostname[64];
+
+Source: https://cpe.ext.hpe.com/docs/latest/mpt/mpich/intro_mpi.html
+Source: https://github.com/SchedMD/slurm/blob/master/src/plugins/mpi/cray_shasta/mpi_cray_shasta.c
+Source: https://github.com/SchedMD/slurm/blob/master/src/plugins/mpi/cray_shasta/apinfo.c (version 1)
+Source: https://github.com/flux-framework/flux-coral2/tree/master/src/common/libapinfo (versions 1 and 5)
+"""
+
+import struct
+from dataclasses import dataclass
+
+from muster.entrypoint import hostlist, variables
+from muster.entrypoint.allocation import Hosts, Rejected, Task
+from muster.entrypoint.detect import pbs
+from muster.entrypoint.environment import Environment
+from muster.errors import MusterError
+
+FIX = "start the command by mpiexec itself, from a shell without another run's PALS_ variables"
+FIX_HOSTS = "set MASTER_ADDR to the first node's name"
+_NAMES = ("PALS_RANKID", "PALS_NODEID", "PALS_LOCAL_RANKID")
+
+
+def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+    """The process of PALS that this one is, or None where PALS started nothing.
+
+    Raises:
+        MusterError: its variables are incomplete, or contradict each other or the file of its nodes.
+    """
+    if not any(name in env for name in ("PALS_APID", *_NAMES)):
+        return None
+    owner = _owner(env)
+    if owner:
+        return Rejected(
+            f"{variables.seen(env, 'PALS_APID', 'PALS_RANKID')} was set by {owner}, for Cray MPI", is_certain=True
+        )
+    if job and job.scheduler not in ("pbs", "manual"):
+        return Rejected(f"{variables.seen(env, 'PALS_APID')}, but this is a job of {job.scheduler}")
+    if pbs.is_task(env):
+        # PALS has daemons of its own, and hands the job script's environment on.
+        return Rejected(f"{variables.seen(env, 'PALS_APID', 'PBS_TASKNUM')}: pbsdsh, not PALS, started this process")
+    rank, node_rank, local_rank = (variables.number(env, name, FIX) for name in _NAMES)
+    seen = variables.seen(env, "PALS_APID", *_NAMES, "PALS_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE")
+    if env.get("PMI_RANK", str(rank)) != str(rank) or not env.get("PALS_APID"):
+        raise MusterError("PALS's variables contradict each other", seen=seen, fix=FIX)
+    notes: list[str] = []
+    data = _file(env, seen)
+    if isinstance(data, bytes):
+        hosts, tasks_per_node, source = _from_file(env, data, rank, node_rank, local_rank, seen)
+    else:
+        hosts, tasks_per_node, source = _from_variables(env, job, rank, node_rank, local_rank, seen)
+        if len(tasks_per_node) > 1 and not hosts:
+            notes.append(f"{data.wrong}; {data.fix}")
+        if len(tasks_per_node) > 1 and tasks_per_node[0] > 1:
+            notes.append(f"each node is taken to run {tasks_per_node[0]} processes, as this one does")
+    return Task(
+        launcher="pals",
+        node_rank=node_rank,
+        local_rank=local_rank,
+        rank=rank,
+        tasks_per_node=tasks_per_node,
+        hosts=hosts,
+        job_id=env["PALS_APID"],
+        notes=tuple(notes),
+        sources={
+            "launcher": f"PALS_RANKID={rank}",
+            "num_nodes": source,
+            "hosts": source,
+            "node_rank": f"PALS_NODEID={node_rank}",
+            "local_rank": f"PALS_LOCAL_RANKID={local_rank}",
+            "rank": f"PALS_RANKID={rank}",
+            "tasks_on_node": source,
+        },
+    )
+
+
+def _owner(env: Environment) -> str | None:
+    """The launcher that set PALS's variables in PALS's stead."""
+    step = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
+    if env.get("PALS_APID") == step and env.get("PALS_RANKID") == env.get("SLURM_PROCID"):
+        return "srun"
+    folder = env.get("FLUX_JOB_TMPDIR")
+    if folder and env.get("PALS_SPOOL_DIR") == folder and env.get("PALS_RANKID") == env.get("FLUX_TASK_RANK"):
+        return "Flux"
+    return None
+
+
+def _file(env: Environment, seen: str) -> bytes | MusterError:
+    """The content of PALS's file of nodes, or why it can't be read."""
+    if not env.get("PALS_APINFO"):
+        return MusterError("PALS_APINFO is not set", seen=seen, fix=FIX_HOSTS)
+    try:
+        return variables.binary_file(env, "PALS_APINFO", FIX_HOSTS)
+    except MusterError as error:
+        return error
+
+
+def _from_file(
+    env: Environment, data: bytes, rank: int, node_rank: int, local_rank: int, seen: str
+) -> tuple[tuple[str, ...], tuple[int, ...], str]:
+    source = f"PALS_APINFO={env['PALS_APINFO']}"
+    try:
+        found = parse_apinfo(data)
+    except ApinfoError as reason:
+        raise MusterError(f"PALS's file of nodes can't be read: {reason}", seen=source, fix=FIX) from None
+    tasks = found.tasks_per_node
+    if (
+        rank >= len(found.processes)
+        or found.processes[rank] != (node_rank, local_rank)
+        or min(tasks) < 1
+        or env.get("PMI_SIZE", str(len(found.processes))) != str(len(found.processes))
+        or env.get("PALS_LOCAL_SIZE", str(tasks[node_rank])) != str(tasks[node_rank])
+    ):
+        raise MusterError("PALS's variables and its file of nodes disagree", seen=f"{seen}, {source}", fix=FIX)
+    if max(tasks) > 1 and found.processes[0][0] != 0:
+        raise MusterError(
+            "rank 0 is not on the first node, where the ranks would meet", seen=f"{seen}, {source}", fix=FIX
+        )
+    return found.hosts, tasks, source
+
+
+def _from_variables(
+    env: Environment, job: Hosts | None, rank: int, node_rank: int, local_rank: int, seen: str
+) -> tuple[tuple[str, ...], tuple[int, ...], str]:
+    """The same without the file: PMI's sizes, and the scheduler's hosts if this one has its place in them."""
+    local_name = "PALS_LOCAL_SIZE" if "PALS_LOCAL_SIZE" in env else "PMI_LOCAL_SIZE"
+    local_size = variables.number(env, local_name, FIX)
+    size = variables.number(env, "PMI_SIZE", FIX)
+    if not (local_rank < local_size <= size and rank < size) or size % local_size or node_rank >= size // local_size:
+        raise MusterError(
+            "PALS's variables contradict each other, or the nodes have different numbers of processes",
+            seen=seen,
+            fix=f"make the file of its nodes visible: apptainer exec --bind {env.get('PALS_APINFO', '/var/run/palsd')}",
+        )
+    num_nodes = size // local_size
+    if rank not in (node_rank * local_size + local_rank, local_rank * num_nodes + node_rank):
+        raise MusterError("PALS's variables contradict each other", seen=seen, fix=FIX)
+    source = variables.seen(env, "PMI_SIZE", local_name)
+    hosts = job.hosts if job else ()
+    if hosts and num_nodes > len(hosts):
+        raise MusterError(
+            "PALS's variables and the scheduler's hosts disagree", seen=f"{seen}, {' '.join(hosts)}", fix=FIX
+        )
+    if num_nodes == 1:
+        own = variables.own_index(hosts, env, source, FIX)
+        host = hosts[own] if own is not None else None if hosts else env.host
+        return (host,) if host else (), (local_size,), source
+    own = variables.own_index(hosts, env, source, FIX) if len(hosts) == num_nodes else None
+    if own not in (None, node_rank):
+        raise MusterError(
+            f"PALS counts this node as {node_rank}, the scheduler's list as {own}",
+            seen=f"{seen}, {' '.join(hosts[:20])}",
+            fix=f"make the file of its nodes visible: apptainer exec --bind {env.get('PALS_APINFO', '/var/run/palsd')}",
+        )
+    return hosts if own is not None else (), (local_size,) * num_nodes, source
+
+
+VERSIONS = (1, 5)
+MAX_RECORDS = 10_000_000
+
+# `i4x` is an int and the gap before the next size_t. All machines with PALS are little-endian.
+_HEADER = struct.Struct("<i4xQ QQi4x QQi4x QQi4x QQi4x QQi4x")
+_PROCESS = struct.Struct("<iii")
+_NODE = struct.Struct("<i64s")
+
+
+class ApinfoError(ValueError):
+    """A file that can't be an apinfo file; the message says why."""
+
+
+@dataclass(frozen=True)
+class Apinfo:
+    """What the file says.
+
+    Attributes:
+        hosts: the name of each node, by PALS_NODEID.
+        processes: for each process, by PALS_RANKID: its node and its place there.
+    """
+
+    hosts: tuple[str, ...]
+    processes: tuple[tuple[int, int], ...]
+
+    @property
+    def tasks_per_node(self) -> tuple[int, ...]:
+        """How many processes each node runs."""
+        counts = [0] * len(self.hosts)
+        for node, _ in self.processes:
+            counts[node] += 1
+        return tuple(counts)
+
+
+def parse_apinfo(data: bytes) -> Apinfo:
+    """The content of an apinfo file.
+
+    Raises:
+        ApinfoError: another version, a table outside of the file, a node or name that can't be.
+    """
+    if len(data) < _HEADER.size:
+        raise ApinfoError(f"{len(data)} bytes are too few for a header")
+    header = _HEADER.unpack_from(data)
+    version, total_size = header[:2]
+    if version not in VERSIONS:
+        raise ApinfoError(f"version {version}, known are 1 and 5")
+    if total_size > len(data):
+        raise ApinfoError(f"{len(data)} of {total_size} bytes are there")
+    pe_size, pe_offset, num_pes, node_size, node_offset, num_nodes = header[8:14]
+    hosts: list[str] = []
+    for record in _records(data, _NODE, node_size, node_offset, num_nodes):
+        name = bytes(record[1]).split(b"\0", 1)[0].decode("ascii", "replace")
+        if not hostlist.is_name(name):
+            raise ApinfoError(f"{name!r} is no host name")
+        hosts.append(name)
+    processes = tuple(
+        (int(node), int(local)) for local, _, node in _records(data, _PROCESS, pe_size, pe_offset, num_pes)
+    )
+    if any(not (0 <= node < len(hosts) and local >= 0) for node, local in processes):
+        raise ApinfoError("a process is on a node that is not there")
+    if len(set(hosts)) != len(hosts) or len(set(processes)) != len(processes):
+        raise ApinfoError("a node or a process comes twice")
+    return Apinfo(tuple(hosts), processes)
+
+
+def _records(data: bytes, layout: struct.Struct, size: int, offset: int, count: int) -> list[tuple[int | bytes, ...]]:
+    """The records of one table; they may be longer than what is known of them."""
+    if (
+        not 1 <= count <= MAX_RECORDS
+        or size < layout.size
+        or offset < _HEADER.size
+        or offset + size * count > len(data)
+    ):
+        raise ApinfoError(f"{count} records of {size} bytes at {offset} do not fit into {len(data)} bytes")
+    return [layout.unpack_from(data, offset + size * index) for index in range(count)]

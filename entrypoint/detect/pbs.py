@@ -1,0 +1,120 @@
+"""PBS Professional and OpenPBS: the job's id and nodes; and on which of the nodes a task of pbsdsh is.
+
+The nodes are in a file, one line for each MPI process.
+
+    PBS_JOBID=7.pbshead                            an array's job: 2[1].pbshead
+    PBS_NODEFILE=/var/spool/pbs/aux/7.pbshead      pbsn1 pbsn1 pbsn2 pbsn2, a line each
+
+The file is not sorted: hosts may come in turns, and several chunks may lie on one host. PBS_NODENUM is no index.
+
+    PBS_TASKNUM=20000001       a task; the job script itself has 1. It is no rank
+
+pbsdsh starts a task for each line of PBS_NODEFILE, pbs_tmrsh one on the host that it is given. The job's first node
+lacks PBS_NODEFILE in such a task.
+
+Source: https://help.altair.com/2022.1.0/PBS%20Professional/PBSUserGuide2022.1.pdf (PBS_NODEFILE, PBS_ENVIRONMENT)
+Source: https://github.com/openpbs/openpbs/blob/master/src/cmds/pbsdsh.c
+"""
+
+import re
+from collections import Counter
+
+from muster.entrypoint import hostlist, variables
+from muster.entrypoint.allocation import Hosts, Rejected, Task
+from muster.entrypoint.detect import placing
+from muster.entrypoint.environment import Environment
+from muster.errors import MusterError
+
+FIX_JOB = "start from a fresh job: `qsub SCRIPT`, without -V and without setting PBS_ variables by hand"
+FIX_HOSTS = "in the job script: export MUSTER_HOSTS=$(awk '!seen[$1]++ {print $1}' \"$PBS_NODEFILE\" | paste -sd,)"
+
+
+def job(env: Environment) -> Hosts | None:
+    """The PBS job in `env`, or None where there is none.
+
+    Raises:
+        MusterError: its variables, or the file of its nodes, can't be right.
+    """
+    if not any(name in env for name in ("PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE")):
+        return None
+    job_id = env.get("PBS_JOBID", "")
+    if not re.fullmatch(r"[0-9]+(\[[0-9]*\])?(\.[A-Za-z0-9_.-]+)?", job_id):
+        raise MusterError("PBS_JOBID is missing or no job id", seen=f"PBS_JOBID={job_id}", fix=FIX_JOB)
+    if env.get("PBS_ENVIRONMENT") not in ("PBS_BATCH", "PBS_INTERACTIVE"):
+        seen = variables.seen(env, "PBS_ENVIRONMENT", "PBS_JOBID")
+        raise MusterError("PBS_ENVIRONMENT is neither PBS_BATCH nor PBS_INTERACTIVE", seen=seen, fix=FIX_JOB)
+    slots: dict[str, int] = {}
+    problem = None
+    try:
+        slots = _node_file(env)
+    except MusterError as reason:
+        problem = reason
+    nodes = f"PBS_NODEFILE={env['PBS_NODEFILE']}" if slots else "no PBS_NODEFILE that can be read"
+    return Hosts(
+        scheduler="pbs",
+        job_id=job_id,
+        attempt=0,
+        hosts=tuple(slots),
+        num_nodes=len(slots) or None,
+        cpus_on_node=variables.optional(env, "NCPUS", FIX_JOB),
+        launch=f"mpiexec -n {len(slots) or 'NODES'} -ppn 1 {{command}}",
+        slots=tuple(slots.values()),
+        problem=problem,
+        sources={
+            "scheduler": f"PBS_JOBID={job_id}",
+            "job_id": f"PBS_JOBID={job_id}",
+            "attempt": "PBS does not count restarts",
+            "hosts": nodes,
+            "num_nodes": f"{len(slots)} hosts in {nodes}" if slots else nodes,
+        },
+    )
+
+
+def _node_file(env: Environment) -> dict[str, int]:
+    """The hosts in the order in which the file names them first, and how often it names each."""
+    if not env.get("PBS_NODEFILE"):
+        # pbsdsh leaves it out on the job's first node.
+        raise MusterError(
+            "PBS_NODEFILE is not set, so the job's nodes are not known", seen="no PBS_NODEFILE", fix=FIX_HOSTS
+        )
+    lines = [line.strip() for line in variables.text_file(env, "PBS_NODEFILE", FIX_HOSTS).splitlines()]
+    names = [line for line in lines if line]
+    wrong = [name for name in names if not hostlist.is_name(name)]
+    if wrong or not names:
+        raise MusterError(
+            f"PBS's list of nodes holds {wrong[0]!r}, which is no host name"
+            if wrong
+            else "PBS's list of nodes is empty",
+            seen=f"PBS_NODEFILE={env['PBS_NODEFILE']}",
+            fix=FIX_JOB,
+        )
+    return dict(Counter(names))
+
+
+def is_task(env: Environment) -> bool:
+    """Whether PBS itself started this process, beside the job script."""
+    return re.fullmatch(r"[0-9A-Fa-f]{8}", env.get("PBS_TASKNUM", "")) is not None
+
+
+def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+    """The task of PBS that this process is, or None for a job script and outside PBS.
+
+    Raises:
+        MusterError: the job's nodes are not known here, or several tasks may be on this one.
+    """
+    if job is None or not is_task(env):
+        return None
+    mark = f"PBS_TASKNUM={env['PBS_TASKNUM']}"
+    fix = (
+        "for each host of the job, the index counted from 0: "
+        "pbs_tmrsh HOST env MUSTER_HOSTS=HOST0,HOST1 MUSTER_NODE_RANK=INDEX train ddp"
+    )
+    if max(job.slots, default=1) > 1:
+        raise MusterError(
+            f"pbsdsh starts {max(job.slots)} tasks on a node of this job, and gives them no ranks",
+            seen=f"{mark}, {job.sources['hosts']}",
+            fix=f"{job.launch_line(['train', 'ddp'])}; or {fix}",
+        )
+    if job.problem:
+        raise MusterError(job.problem.wrong, seen=f"{mark}, {job.problem.seen}", fix=f"{job.problem.fix}; then {fix}")
+    return placing.by_host("pbsdsh", mark, env, job, fix)

@@ -1,0 +1,370 @@
+"""A profile and what the user wants of a job -> a job script, by the template of the profile's scheduler."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from muster import JOBS
+from muster.config import STRATEGIES
+from muster.entrypoint.jobs import quoting
+from muster.entrypoint.sites.schema import Context, Site, holds, value_of
+from muster.errors import MusterError
+
+IMAGE = "muster.sif"
+NAME = "muster"
+COMMAND = ("train", "ddp")
+_CLOCK = re.compile(r"(?:([0-9]{1,3})-)?([0-9]{1,4}):([0-5][0-9]):([0-5][0-9])")
+_UNITS = re.compile(r"(?:([0-9]{1,3})d)?(?:([0-9]{1,4})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,6})s)?")
+_MOST_S = 366 * 24 * 3600
+
+TEMPLATES = JOBS / "templates"
+
+MAX_REQUEUES = 10
+EXTENSIONS: Mapping[str, str] = {"slurm": "sbatch", "pbs": "pbs", "lsf": "lsf", "grid_engine": "sge", "flux": "flux"}
+ENGINES: Mapping[str, str] = {
+    "apptainer": "_apptainer.j2",
+    "singularity": "_apptainer.j2",
+    "podman-hpc": "_podman_hpc.j2",
+}
+NO_SIF = "muster:latest"
+"""What a registry calls the image, for engines that don't take a SIF."""
+
+_STATUS = {
+    "unverified": ": put together of what was found, not tried",
+    "documented": ": as the centre describes it, not tried",
+    "verified": ": seen to work there",
+}
+
+# What a profile's directives ask for.
+_NEVER = re.compile(r"(?!)")
+# A list of other resources may stand around the GPUs, which may have a type: nvme:1,gpu:a100-80:4.
+_GRES = (
+    r"--gres[=\s]\s*(?:(?!(?:gres/)?gpu\b)[^\s,]+,)*(?:gres/)?gpu(?::(?![0-9]+(?![^\s,]))[\w.-]+)?"
+    r"(?::[0-9]+)?(?=(?:,(?!(?:gres/)?gpu\b)[^\s,]+)*(?!\S))"
+)
+# A match has the number of GPUs a node at its end, or none.
+_REWRITABLE: Mapping[str, re.Pattern[str]] = {
+    "slurm": re.compile(rf"(?<!\S)(?:{_GRES}|--gpus-per-node[=\s]\s*(?:[A-Za-z][\w.-]*:)?[0-9]+(?!\S))"),
+    "lsf": re.compile(r"""(?<!\S)-gpu\s+["']?(?:[^"'\s:]+:)*num=[0-9]+(?=[:"']|\s|$)"""),
+    "flux": re.compile(r"(?<!\S)--gpus-per-node[=\s]\s*[0-9]+(?!\S)"),
+}
+_ASKS: Mapping[str, re.Pattern[str]] = {
+    "slurm": re.compile(
+        r"(?<!\S)(?:--(?:gres|tres-per-\w+)[=\s]\s*\S*\bgpu\b|--gpus(?:-per-\w+)?(?![\w-])|-G(?![A-Za-z]))"
+    ),
+    "pbs": re.compile(r"\bn?gpus="),
+    "lsf": re.compile(r"(?<!\S)-gpu(?![\w-])|\bngpus"),
+    "flux": re.compile(r"(?<!\S)(?:--gpus-per-\w+|-g)(?![A-Za-z-])"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A job, as it is asked for.
+
+    Attributes:
+        nodes: how many.
+        time_s: its limit, in seconds.
+        image: the SIF; the job can be given another by MUSTER_IMAGE.
+        account: the project that pays; None leaves it to the submitting command.
+        partition: Slurm's partition, or the queue of the others; None leaves it to the profile.
+        gpus: of each node; None leaves it to the profile.
+        name: the job's.
+        command: what runs on each node, before the arguments that the job is given.
+    """
+
+    nodes: int = 2
+    time_s: int = 3600
+    image: str = IMAGE
+    account: str | None = None
+    partition: str | None = None
+    gpus: int | None = None
+    name: str = NAME
+    command: tuple[str, ...] = COMMAND
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the command is a trainer of ours, which knows --name and --resume."""
+        return len(self.command) > 1 and self.command[0] == "train" and self.command[1] in STRATEGIES
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the command is to go on without nodes that die: `--nnodes MIN:MAX`."""
+        return re.search(r"(^|\0)--nnodes[=\0]\d+:\d+(\0|$)", "\0".join(self.command)) is not None
+
+
+def checked(wanted: Wanted) -> Wanted:
+    """`wanted`, if what the user typed can stand in a script.
+
+    Raises:
+        MusterError: one of its values can't.
+    """
+    for option, value in (("--account", wanted.account), ("--partition", wanted.partition), ("--name", wanted.name)):
+        if value is not None:
+            quoting.plain(value, option)
+    # Some schedulers make a file's name of it, others refuse it.
+    if "/" in wanted.name:
+        fix = f"--name={wanted.name.replace('/', '-')}"
+        raise MusterError("a job's name has no / in it", seen=f"--name={wanted.name}", fix=fix)
+    quoting.text(wanted.image, "--image")
+    for word in wanted.command:
+        quoting.text(word, "COMMAND")
+    if not wanted.image:
+        raise MusterError("an image has a name", seen="--image=", fix="--image muster.sif")
+    return wanted
+
+
+def seconds(text: str) -> int:
+    """The seconds that `text` stands for: 1:30:00, 2-12:00:00 or 1h30m.
+
+    A number alone is minutes to Slurm and seconds to PBS, and 1:30 is minutes to one and hours to another: neither is
+    taken.
+
+    Raises:
+        MusterError: it is none of these, or no time that a job could have.
+    """
+    match = _CLOCK.fullmatch(text.strip()) or _UNITS.fullmatch(text.strip())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if not 60 <= total <= _MOST_S:
+        raise MusterError(
+            "--time is a time limit of a minute or more, with its units",
+            seen=f"--time={text}",
+            fix="--time 1:30:00, --time 2-12:00:00 or --time 90m",
+        )
+    return total
+
+
+def clock(seconds: int) -> str:
+    """HH:MM:SS, the hours as many as there are: for PBS and Grid Engine, and for Slurm too."""
+    return f"{seconds // 3600:02d}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
+
+
+def hours_and_minutes(seconds: int) -> str:
+    """H:MM, rounded up: for LSF."""
+    minutes = -(-seconds // 60)
+    return f"{minutes // 60}:{minutes % 60:02d}"
+
+
+def warning_s(seconds: int) -> int:
+    """How many seconds before the limit a job is warned: a tenth of it, and 5 minutes at most."""
+    return min(300, seconds // 10)
+
+
+def script(name: str, site: Site, wanted: Wanted, file: str) -> str:
+    """The job script for `site`, whose profile is called `name`; its own file is called `file`.
+
+    Raises:
+        MusterError: this site does not run such jobs, or a value can't be written where it belongs.
+    """
+    # Here and not above: no other command needs it.
+    import jinja2
+
+    engine = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+        # A shell's ${#list[@]} would begin a comment.
+        comment_start_string="<#",
+        comment_end_string="#>",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    engine.filters.update(  # pyright: ignore[reportUnknownMemberType]
+        word=quoting.word,
+        words=quoting.words,
+        expanded=quoting.expanded,
+        directive=quoting.directive,
+        comment=quoting.comment,
+        wrapped=quoting.wrapped,
+        clock=clock,
+        hours_and_minutes=hours_and_minutes,
+        mentions=mentions,
+    )
+    template = engine.get_template(f"{site.scheduler.replace('_', '-')}.j2")
+    return template.render(context(name, site, wanted, file))
+
+
+def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
+    """What a template may name.
+
+    Args:
+        name: of the profile, or its file.
+        site: the profile.
+        wanted: the job.
+        file: the script's, as its user will type it.
+
+    Raises:
+        MusterError: this site does not run such jobs, or not by what the templates know.
+    """
+    here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
+
+    command = value_of(site.container.command, here)
+    if command is not None and command.rpartition("/")[2] not in ENGINES:
+        raise MusterError(
+            f"{site.title} starts containers by {command}, and scripts know {', '.join(ENGINES)} only",
+            seen=f"container.command in the profile {name}",
+            fix=f"read {site.documentation}" if site.documentation else "muster job list",
+        )
+    if wanted.gpus is not None and site.scheduler == "grid_engine":
+        raise MusterError(
+            "what Grid Engine calls a GPU is each site's own",
+            seen=f"--gpus={wanted.gpus}",
+            fix="in the profile: [launch] directives, as in -l gpu=4; or to qsub",
+        )
+    template = ENGINES[(command or "apptainer").rpartition("/")[2]]
+    container = {
+        "command": command,
+        "options": value_of(site.container.options, here) or (),
+        "template": template,
+        "takes_sif": template == "_apptainer.j2",
+    }
+    module_words = [line.split() for line in value_of(site.modules, here) or ()]
+    module_words += [["load", module] for module in value_of(site.container.modules, here) or ()]
+    kept_on = [value_of(fact, here) for fact in (site.storage.scratch, site.storage.node_local)]
+    places = [*(value_of(site.container.binds, here) or ()), *kept_on]
+    # Containers have /tmp anyway.
+    binds = [_folder(value) for value in dict.fromkeys(places) if value and value != "/tmp"]
+    if name.startswith("/"):
+        binds.append(_own(name))  # the launch inside reads the profile again
+    partition = wanted.partition or value_of(site.launch.partition, here)
+    gpus = wanted.gpus if wanted.gpus is not None else value_of(site.nodes.gpus, here)
+    lines = with_gpus(site.scheduler, value_of(site.launch.directives, here) or (), wanted.gpus)
+    return {
+        "name": name,
+        "site": site,
+        "wanted": wanted,
+        "image": NO_SIF if wanted.image == IMAGE and not container["takes_sif"] else wanted.image,
+        "title": f"{site.title}, {site.centre}" if site.centre else site.title,
+        "file": file,
+        "profile": name if name.startswith("/") else f"jobs/sites/{name}.toml",
+        "made_by": made_by(name, wanted),
+        "status_note": _STATUS[site.status] if site.centre else "",
+        "launches": f"{wanted.nodes} nodes, one container each" if wanted.nodes > 1 else "one node, one container",
+        "unknown": unknown(site, partition, gpus),
+        "hints": (*_notes(site), *(value_of(site.storage.hints, here) or ())),
+        "gpus": gpus,
+        "cores": value_of(site.nodes.cores, here),
+        "memory_gib": value_of(site.nodes.memory_gib, here),
+        "partition": partition,
+        "needs_account": value_of(site.launch.account, here) or False,
+        "directives": lines,
+        "gpus_are_asked_for": ask_for_gpus(site.scheduler, lines),
+        "flags": value_of(site.launch.flags, here) or (),
+        "launcher": value_of(site.launch.launcher, here),
+        "modules": module_words,
+        "container": container,
+        "binds": binds,
+        "caches": [_folder(fact.value, key) for key, fact in site.caches.items() if holds(fact.when, here)],
+        "warning_s": warning_s(wanted.time_s),
+        "max_requeues": MAX_REQUEUES,
+    }
+
+
+def made_by(name: str, wanted: Wanted) -> str:
+    """The command that makes this script."""
+    plain = Wanted()
+    words: list[object] = ["muster", "job", name]
+    for option, value, otherwise in (
+        ("--nodes", wanted.nodes, plain.nodes),
+        ("--time", clock(wanted.time_s), clock(plain.time_s)),
+        ("--image", wanted.image, IMAGE),
+        ("--account", wanted.account, None),
+        ("--partition", wanted.partition, None),
+        ("--gpus", wanted.gpus, None),
+        ("--name", wanted.name, NAME),
+    ):
+        words += [option, value] if value != otherwise else []
+    words += ["--", *wanted.command] if wanted.command != COMMAND else []
+    return quoting.words(words)
+
+
+def unknown(site: Site, partition: str | None, gpus: int | None) -> list[str]:
+    """What the profile does not tell, in words."""
+    missing = {
+        "GPUs a node": gpus is None,
+        "cores a node": site.nodes.cores is None,
+        "container's command": site.container.command is None,
+        "partition" if site.scheduler == "slurm" else "queue": partition is None,
+        "folder for caches": not site.caches,
+        "network": site.extends is None,
+    }
+    return [what for what, is_missing in missing.items() if is_missing]
+
+
+def _notes(site: Site) -> list[str]:
+    """What is to be known of values in the script's head, after the values."""
+    partition, directives = site.launch.partition, site.launch.directives
+    named = [(partition.value, partition.note)] if partition else []
+    named += [(" ".join(directives.value), directives.note)] if directives else []
+    return [f"{value}: {note}." for value, note in named if note]
+
+
+def _folder(value: str, name: str = "", quote: Callable[[object], str] = quoting.expanded) -> dict[str, Any]:
+    """A folder for the templates.
+
+    Args:
+        value: as a shell reads it.
+        name: of the variable that names it, if any.
+        quote: makes a word of a shell of it.
+    """
+    return {
+        "name": name,
+        "value": value,
+        # The variables in it.
+        "needs": () if quote is quoting.word else quoting.needs(value),
+        # As Apptainer binds it; what is bound; and as docker and podman want it.
+        "bind": quote(value),
+        "source": quote(value.partition(":")[0]),
+        "mount": quote(value if ":" in value else f"{value}:{value}"),
+    }
+
+
+def _own(path: str) -> dict[str, Any]:
+    """The profile's own file, to be bound: its path is no profile's value, and holds what it holds."""
+    if ":" in path or "," in path:
+        raise MusterError(
+            "a container's command takes : and , in a path for the end of it",
+            seen=path,
+            fix="the profile in a folder, and by a name, without them",
+        )
+    return _folder(path, quote=quoting.word)
+
+
+def mentions(directives: Iterable[str], *options: str) -> bool:
+    """Whether one of `directives` has one of `options`, with a value or without."""
+    return any(re.match(rf"{re.escape(option)}(?![\w-])", line) for line in directives for option in options)
+
+
+def ask_for_gpus(scheduler: str, directives: Iterable[str]) -> bool:
+    """Whether one of `directives` asks for GPUs: --gres=gpu:4 does, --gres=nvme:1600 does not."""
+    return any(_ASKS.get(scheduler, _NEVER).search(line) for line in directives)
+
+
+def with_gpus(scheduler: str, directives: Iterable[str], gpus: int | None) -> tuple[str, ...]:
+    """The profile's directives, with the user's number of GPUs in those that ask for them.
+
+    Raises:
+        MusterError: one asks for them such that no number of GPUs a node can be put in.
+    """
+    return tuple(directives if gpus is None else (_with_gpus(scheduler, line, gpus) for line in directives))
+
+
+def _with_gpus(scheduler: str, line: str, gpus: int) -> str:
+    form = _REWRITABLE.get(scheduler, _NEVER)
+    # What is left asks in another form, and would win over the user's number, or add to it.
+    if ask_for_gpus(scheduler, [form.sub("", line)]):
+        raise MusterError(
+            "the profile asks for GPUs in a form that --gpus can't change",
+            seen=f"--gpus={gpus}; launch.directives: {line}",
+            fix="leave --gpus out; or nodes.gpus in the profile, in place of this directive",
+        )
+    return form.sub(lambda match: _numbered(match[0], gpus), line)
+
+
+def _numbered(text: str, gpus: int) -> str:
+    """`text` with another number at its end; --gres=gpu alone has none."""
+    before = re.sub(r"(?<=[:=\s])[0-9]+$", "", text)
+    return f"{before}{gpus}" if before != text else f"{text}:{gpus}"

@@ -1,0 +1,479 @@
+"""How the ranks find each other where nothing lists the hosts: by files in a folder that all of them see.
+
+Each launch has a folder of its own there. Its mode is 0700, so that nobody else can put anything into it:
+
+    .muster-JOB-SIZE/
+        host                {"addresses": ["10.0.0.1"], "port": 40123, "id": "5f...", ...}    written by participant 0
+        5f....1.a41c...     {"participant": {"host": "node02", "node_rank": 1, ...}}          written by participant 1
+
+Participant 0 reserves a port, and writes `host` with a new id. Each of the others finds out which of the addresses
+leads there, and answers by a file whose name begins with that id. When all have answered, participant 0 checks whether
+they fit together, and adds the result to each answer as a second line: go on, or the refusal. The port is then the
+rendezvous'. What an earlier attempt left behind has another id, and is not believed.
+
+Nothing is read from the network: whoever connects to the port can't hold anything up.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn, TypeVar
+
+import msgspec
+import psutil
+
+from muster.entrypoint import network
+from muster.errors import ExitCode, MusterError
+
+POLL_S = 0.1
+# The others look less and less often: a thousand of them share a file system.
+LONGEST_POLL_S = 1.0
+CONNECT_TIMEOUT_S = 3.0
+# Where launches can't be told apart: how long after the last answer another one may still come.
+CONFLICT_S = 1.0
+# After the first refusal: how long the others have to come and read it.
+REFUSED_TIMEOUT_S = 30.0
+# How long participant 0 leaves the result for the others to read.
+READ_TIMEOUT_S = 10.0
+# An answer and its result: each three texts of 900 characters, all of them escaped.
+MAX_BYTES = 40_000
+FIX_BLOCKS = (
+    "start as many on each host, each host's in one block: mpirun --map-by slot (Open MPI), mpiexec -ppn N (Hydra)"
+)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Participant(msgspec.Struct, frozen=True):
+    """What a process of a launch says of itself.
+
+    It knows its own host and its launcher's counts, and takes the rest for granted: ranks in blocks, as many on each
+    host. Alone it can't see that this is wrong.
+
+    Attributes:
+        host: its host's name, for a person.
+        machine: what tells that host from all others, also from those of the same name.
+        node_rank: the number it takes its host to have.
+        local_rank: its number on that host.
+        tasks_on_node: how many it takes to be there.
+        world: what it takes the launch to be, as an error says it: "2 nodes x 2 ranks".
+    """
+
+    host: str
+    machine: str
+    node_rank: int
+    local_rank: int
+    tasks_on_node: int
+    world: str
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The participants of a launch, and which of them this one is.
+
+    Attributes:
+        folder: one that all of them see.
+        job: what tells this launch from others in the same folder, as far as that is known.
+        number: this participant's, from 0.
+        size: how many there are.
+        timeout_s: how long they wait for each other.
+        participant: what this one says of itself; or why it can't take part, which all shall hear.
+        is_told_apart: whether no other launch can have the same `job`.
+    """
+
+    folder: Path
+    job: str
+    number: int
+    size: int
+    timeout_s: float
+    participant: Participant | MusterError
+    is_told_apart: bool = True
+
+    @property
+    def path(self) -> Path:
+        """The launch's own folder."""
+        return self.folder / f".muster-{re.sub(r'[^A-Za-z0-9._-]', '_', self.job)[:120]}-{self.size}"
+
+
+class _Host(msgspec.Struct, frozen=True):
+    """Where participant 0 listens, and the id of its attempt."""
+
+    addresses: list[str]
+    port: int
+    machine: str
+    id: str
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    """A MusterError in a file."""
+
+    wrong: str
+    seen: str
+    fix: str
+    code: int
+
+    @classmethod
+    def of(cls, error: MusterError) -> "_Refusal":
+        """The words of `error`, as long as files take them."""
+        return cls(error.wrong[:900], error.seen[:900], error.fix[:900], error.code)
+
+    @property
+    def error(self) -> MusterError:
+        """The MusterError itself."""
+        return MusterError(self.wrong, seen=self.seen, fix=self.fix, code=self.code)
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """An answer, or its result: to go on where there is no refusal."""
+
+    participant: Participant | None = None
+    refusal: _Refusal | None = None
+
+
+def meet(peers: Peers) -> tuple[str, int]:
+    """The address and port of participant 0, once all are there.
+
+    Raises:
+        MusterError: the folder can't be used or is not this user's alone, some did not come in time, or what they say
+            contradicts each other.
+    """
+    try:
+        with _ended_by_terminate():
+            return _gather(peers) if peers.number == 0 else _join(peers)
+    except OSError as reason:
+        raise MusterError(
+            f"the ranks can't meet by a file in this folder: {reason.strerror or reason}",
+            seen=str(peers.path),
+            fix="--rendezvous-dir FOLDER, one that all hosts share and you may write, or --master-addr HOST",
+        ) from None
+
+
+def machine() -> str:
+    """What tells this host from all others: fresh containers share names, and hosts of one kernel share its id."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()} {boot}"
+
+
+def check(participants: Mapping[int, Participant]) -> None:
+    """Returns if the participants, by number, describe one launch.
+
+    Raises:
+        MusterError: two of them contradict each other; the error names both.
+    """
+
+    def refusal(wrong: str, *numbers: int) -> MusterError:
+        described = [
+            f"number {number} on {one.host}: node {one.node_rank}, local rank {one.local_rank}, {one.world}"
+            for number, one in ((number, participants[number]) for number in numbers)
+        ]
+        return MusterError(wrong, seen="; ".join(described), fix=FIX_BLOCKS)
+
+    of_machine: dict[str, int] = {}
+    of_node: dict[int, int] = {}
+    of_place: dict[tuple[int, int], int] = {}
+    for number, one in sorted(participants.items()):
+        if one.world != participants[0].world:
+            raise refusal("the hosts run different numbers of processes", 0, number)
+        first = of_machine.setdefault(one.machine, number)
+        if participants[first].node_rank != one.node_rank:
+            raise refusal("the ranks of a host don't lie in one block", first, number)
+        first = of_node.setdefault(one.node_rank, number)
+        if participants[first].machine != one.machine:
+            raise refusal("two hosts take themselves for the same node", first, number)
+        first = of_place.setdefault((one.node_rank, one.local_rank), number)
+        if first != number:
+            raise refusal("two processes have the same place", first, number)
+    counts = Counter(one.machine for one in participants.values())
+    for number, one in sorted(participants.items()):
+        if counts[one.machine] != one.tasks_on_node:
+            counted = f"{one.tasks_on_node} processes on {one.host}, and there are {counts[one.machine]}"
+            raise refusal(f"number {number} counts {counted}", number)
+
+
+def _gather(peers: Peers) -> tuple[str, int]:
+    """Participant 0: waits for the others' answers, and tells them the result."""
+    with contextlib.suppress(FileExistsError):
+        peers.path.mkdir(0o700)
+    with _opened(peers.path) as folder, _listener() as listener:
+        host = _Host(_own_addresses(), int(listener.getsockname()[1]), machine(), secrets.token_hex(16))
+        _remove(folder, "host")
+        _write(folder, "host", host)
+        try:
+            check(_participants(folder, peers, host, listener))
+            _tell(folder, host, _Line())
+        except MusterError as refusal:
+            # Where another launch has written over the file, the others go there, and are told there.
+            if _read(folder, "host", _Host) == host:
+                _tell(folder, host, _Line(refusal=_Refusal.of(refusal)))
+            raise
+        finally:
+            is_mine = _read(folder, "host", _Host) == host
+            for name in os.listdir(folder):
+                # What is not of this attempt is another launch's, or left over.
+                if is_mine or name.startswith(host.id):
+                    _remove(folder, name)
+            with contextlib.suppress(OSError):
+                peers.path.rmdir()
+    return host.addresses[0], host.port
+
+
+def _participants(folder: int, peers: Peers, host: _Host, listener: socket.socket) -> dict[int, Participant]:
+    """All participants, by number.
+
+    Raises:
+        MusterError: some did not come in time, one can't take part, or two launches meet here. Before it is raised the
+            others had time to come, so that they can be told too.
+    """
+    said: dict[str, tuple[int, Participant | MusterError]] = {"": (0, peers.participant)}
+    last_came = time.monotonic()
+    deadline = last_came + peers.timeout_s
+    listener.settimeout(POLL_S)
+    while True:
+        now = time.monotonic()
+        for name, number in _answers(folder, host).items():
+            line = None if name in said else _read(folder, name, _Line)
+            if line and (one := line.participant or (line.refusal and line.refusal.error)):
+                said[name], last_came = (number, one), now
+        participants = {number: one for number, one in said.values() if isinstance(one, Participant)}
+        refusals = [one for _, one in said.values() if isinstance(one, MusterError)]
+        numbers = {number for number, _ in said.values()}
+        size = peers.size
+        if len(numbers) < len(said):
+            # Which of two launches each of them belongs to can't be told, so neither starts.
+            size, refusals = 2 * peers.size, [_conflict(peers, "meets by the same file")]
+        if refusals:
+            deadline = min(deadline, now + REFUSED_TIMEOUT_S)
+        if refusals and (len(said) >= size or now >= deadline):
+            raise refusals[0]
+        # Those who came may be another launch's: then this one's are on their way.
+        if len(said) >= size and (peers.is_told_apart or now - last_came >= CONFLICT_S):
+            return participants
+        if len(said) < size and now >= deadline:
+            missing = ", ".join([str(number) for number in range(peers.size) if number not in numbers][:10])
+            raise _too_late(
+                peers, f"{len(said)} of {peers.size} came within {peers.timeout_s:.0f} s; number {missing} did not"
+            )
+        other = _read(folder, "host", _Host)
+        if other not in (host, None):
+            refusal = _conflict(peers, "has written over this launch's file")
+            _write(folder, f"{other.id}.0.{secrets.token_hex(8)}", _Line(refusal=_Refusal.of(refusal)))
+            raise refusal
+        with contextlib.suppress(OSError):
+            # Whoever connects wanted to see whether the address leads here.
+            listener.accept()[0].close()
+
+
+def _tell(folder: int, host: _Host, result: _Line) -> None:
+    """Adds the result to all answers, and gives the others time to read it: they remove theirs then."""
+    told = {name for name, number in _answers(folder, host).items() if number > 0}
+    for name in told:
+        with contextlib.suppress(OSError):
+            _write(folder, name, result, os.O_APPEND)
+    end = time.monotonic() + READ_TIMEOUT_S
+    while time.monotonic() < end and not told.isdisjoint(os.listdir(folder)):
+        time.sleep(POLL_S / 2)
+
+
+def _join(peers: Peers) -> tuple[str, int]:
+    """Every other participant: answers participant 0, and waits for the result."""
+    deadline = time.monotonic() + peers.timeout_s
+    last = "the file did not appear"
+    # A --rendezvous-dir that is not there is a mistake, and not waited for.
+    peers.folder.stat()
+    for _ in _polls(deadline):
+        with contextlib.suppress(FileNotFoundError), _opened(peers.path) as folder:
+            host = _read(folder, "host", _Host)
+            if host is None:
+                continue
+            for address in host.addresses:
+                why_not = _why_not(host, address)
+                last = f"{address}:{host.port}: {why_not or 'it gave no result'}"
+                if not why_not:
+                    if _is_agreed(folder, peers, host, deadline):
+                        return address, host.port
+                    break
+    raise _too_late(
+        peers, f"number {peers.number} of {peers.size} did not find number 0 within {peers.timeout_s:.0f} s: {last}"
+    )
+
+
+def _why_not(host: _Host, address: str) -> str:
+    """Why `address` does not lead to participant 0, or nothing where it does."""
+    if host.machine != machine() and address in _own_addresses():
+        return "this host has the same address"
+    try:
+        socket.create_connection((address, host.port), timeout=CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError, UnicodeError) as reason:
+        return str(reason)
+    return ""
+
+
+def _is_agreed(folder: int, peers: Peers, host: _Host, deadline: float) -> bool:
+    """Answers; whether all are there then. Not so where participant 0 says nothing, or another one takes its place.
+
+    Raises:
+        MusterError: they can't become a world.
+    """
+    one = peers.participant
+    answer = _Line(one) if isinstance(one, Participant) else _Line(refusal=_Refusal.of(one))
+    name = f"{host.id}.{peers.number}.{secrets.token_hex(8)}"
+    try:
+        _write(folder, name, answer)
+        for _ in _polls(deadline):
+            # NFS shows a file that is opened anew as it is now, but new files in a folder only some time later.
+            result = _read(folder, name, _Line, line=1)
+            if result and result.refusal:
+                raise result.refusal.error
+            if result:
+                return True
+            if _read(folder, "host", _Host) != host:
+                return False
+        return False
+    finally:
+        _remove(folder, name)
+
+
+def _conflict(peers: Peers, what: str) -> MusterError:
+    return MusterError(
+        f"another launch of {peers.size} {what}",
+        seen=str(peers.path),
+        fix="--rendezvous-dir FOLDER, an own one for each launch; or end the other one",
+    )
+
+
+def _too_late(peers: Peers, wrong: str) -> MusterError:
+    return MusterError(
+        wrong,
+        seen=f"{peers.path} on {socket.gethostname()}",
+        fix="see that the command started everywhere, in the same folder; a slow start: --rdzv-timeout SECONDS",
+        code=ExitCode.FAILED,
+    )
+
+
+def _polls(deadline: float) -> Iterator[None]:
+    """Yields until the deadline, with pauses that grow."""
+    pause_s = POLL_S / 2
+    while (left_s := deadline - time.monotonic()) > 0:
+        yield
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(pause_s * 1.3, LONGEST_POLL_S)
+
+
+@contextlib.contextmanager
+def _ended_by_terminate() -> Generator[None]:
+    """SIGTERM, which mpirun sends when another rank has failed, ends the meeting as an exception does: files go."""
+
+    def end(number: int, _: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _own_addresses() -> list[str]:
+    """The addresses under which others may reach this host, the one of the default route first."""
+    preferred = network.fabric_interface(())
+    found: list[tuple[bool, str]] = []
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            usable = entry.family in (socket.AF_INET, socket.AF_INET6) and not entry.address.startswith("fe80:")
+            if usable and not network.is_loopback(entry.address):
+                found.append((name != preferred, entry.address))
+    # A machine without any network can still run all participants itself.
+    return [address for _, address in sorted(found)] or ["127.0.0.1"]
+
+
+def _listener() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Generator[int]:
+    """A descriptor of the launch's folder. Nobody else can have put anything into it.
+
+    Raises:
+        MusterError: it is no folder, or others own it, or may write there.
+        FileNotFoundError: there is none yet.
+    """
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except NotADirectoryError:
+        folder = None
+    try:
+        status = path.lstat() if folder is None else os.fstat(folder)
+        if folder is None or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise MusterError(
+                "the ranks meet in a folder that is its user's alone, and this is not: another user could take part",
+                seen=f"{path}: {stat.filemode(status.st_mode)}, of user {status.st_uid}; this is user {os.geteuid()}",
+                fix="--rendezvous-dir FOLDER, one of your own; or remove what is there",
+            )
+        yield folder
+    finally:
+        if folder is not None:
+            os.close(folder)
+
+
+def _answers(folder: int, host: _Host) -> dict[str, int]:
+    """The names of the answers to `host`, each with the participant's number."""
+    matches = (re.fullmatch(rf"{host.id}\.([0-9]{{1,9}})\.[0-9a-f]+", name) for name in os.listdir(folder))
+    return {match[0]: int(match[1]) for match in matches if match}
+
+
+def _read(folder: int, name: str, kind: type[T], line: int = 0) -> T | None:
+    """What a line of a file says; None where it is not there, not whole, or something else."""
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError as reason:
+        # ESTALE: NFS says so of a file that another host has just replaced.
+        if reason.errno in (errno.ENOENT, errno.ESTALE, errno.ELOOP):
+            return None
+        raise
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            return None
+        # What follows the last end of a line is still being written.
+        return msgspec.json.decode(os.read(file, MAX_BYTES).split(b"\n")[:-1][line], type=kind)
+    except (IndexError, msgspec.MsgspecError, RecursionError):
+        return None
+    finally:
+        os.close(file)
+
+
+def _write(folder: int, name: str, content: msgspec.Struct, mode: int = os.O_CREAT | os.O_EXCL) -> None:
+    """Writes a new file, or appends to one: a line, which is whole when it has its end."""
+    file = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | mode, 0o600, dir_fd=folder)
+    try:
+        os.write(file, msgspec.json.encode(content) + b"\n")
+    finally:
+        os.close(file)
+
+
+def _remove(folder: int, name: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=folder)

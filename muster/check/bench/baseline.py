@@ -1,0 +1,343 @@
+"""A baseline: what was measured here before, and how today's figures are held against it.
+
+A baseline keeps several passes of each row. A row is too slow when each of today's passes, of which there are as many,
+took longer than the slowest pass of the baseline by more than the factor between the slowest and the fastest pass
+then: the row's own factor, or the middle one of all rows where that is larger. So what a machine varies by is known
+from the machine itself. Held are the mean call and the middle one: half the bandwidth makes both twice as long; what
+comes now and then, as of a link that loses packets, shows in the mean; and where calls are held up now and then on
+healthy machines too, only the middle one tells.
+"""
+
+import json
+import os
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import torch
+
+from muster.check.bench.sizes import shown
+from muster.check.bench.table import Row
+from muster.check.bench.timing import Timing
+from muster.check.options import BenchOptions
+from muster.errors import ExitCode, MusterError
+from muster.train.faults import agree
+from muster.train.world import World
+
+FORMAT = 1
+
+SITE = "MUSTER_SITE_FOUND"
+"""The variable by which the launch tells whose profile it used."""
+
+FIGURES = ("mean", "p50")
+
+Key = tuple[str, int]
+
+PASSES = 5
+"""How often a row of a baseline is measured, and how often at most one that is held against it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where figures are from; only those of an equal setting can be compared.
+
+    Attributes:
+        site: the site's name; empty where none is known.
+        ranks: of each node, by node.
+        gpus: the different names of the GPUs; none on CPUs.
+    """
+
+    site: str
+    backend: str
+    device: str
+    nodes: int
+    ranks: tuple[int, ...]
+    gpus: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, world: World) -> "Setting":
+        """The setting of all ranks, on all of them."""
+        gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else ""
+        return cls(
+            site=site(os.environ),
+            backend=world.backend or "",
+            device=world.device.type,
+            nodes=len(world.nodes),
+            ranks=tuple(world.hosts.count(host) for host in world.nodes),
+            gpus=tuple(sorted({name for name in world.gather(gpu) if name})),
+        )
+
+    def differences(self, other: "Setting") -> list[str]:
+        """What differs, as `name other's, not own`."""
+        own, theirs = asdict(self), asdict(other)
+        return [f"{name} {_said(theirs[name])}, not {_said(own[name])}" for name in own if own[name] != theirs[name]]
+
+
+def site(environ: Mapping[str, str]) -> str:
+    """The site's name: the launch's word, the user's, or the cluster's own name; empty where nothing tells."""
+    for name in (SITE, "MUSTER_SITE", "SLURM_CLUSTER_NAME"):
+        if environ.get(name, "auto") not in ("auto", "off", ""):
+            return environ[name]
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """What is kept in a file.
+
+    Attributes:
+        passes: the timing of each pass, by collective and size.
+        about: versions, network and date: for people, not for comparing.
+    """
+
+    setting: Setting
+    passes: Mapping[Key, tuple[Timing, ...]]
+    about: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A row that is slower than it may be.
+
+    Attributes:
+        figure: which of its times.
+        now_s: that of its fastest pass.
+        slowest_s: that of the slowest pass of the baseline.
+        factor: so many times as long it may have taken.
+    """
+
+    row: Row
+    figure: str
+    now_s: float
+    slowest_s: float
+    factor: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long it takes as the slowest pass before."""
+        return self.now_s / self.slowest_s
+
+
+def find_slow(rows: Sequence[Row], baseline: Baseline) -> list[Slow]:
+    """The rows that are too slow, each once; those that the baseline does not have can't be."""
+    found: dict[Key, Slow] = {}
+    for figure in FIGURES:
+        times = {key: [_time(one, figure) for one in passes] for key, passes in baseline.passes.items()}
+        factors = _factors(times)
+        for row in rows:
+            key = (row.collective, row.size)
+            if key not in times or not row.passes:
+                continue
+            now_s, slowest_s = min(_time(one, figure) for one in row.passes), max(times[key])
+            if now_s > slowest_s * factors[key]:
+                found.setdefault(key, Slow(row, figure, now_s, slowest_s, factors[key]))
+    return list(found.values())
+
+
+def _factors(times: Mapping[Key, Sequence[float]]) -> dict[Key, float]:
+    """So many times as long as the slowest of its `times` each row may take."""
+    own = {key: max(each) / min(each) for key, each in times.items()}
+    common = statistics.median(own.values()) if own else 1.0
+    return {key: max(factor, common) for key, factor in own.items()}
+
+
+def least_found(baseline: Baseline) -> float:
+    """How many times as long as usual half of the rows must take to be found: what a PASS is worth."""
+    times = {key: [one.p50_s for one in passes] for key, passes in baseline.passes.items()}
+    factors = _factors(times)
+    return statistics.median(max(each) * factors[key] / statistics.median(each) for key, each in times.items())
+
+
+def check_held(keys: Collection[Key], baseline: Baseline, path: str) -> None:
+    """Returns if the baseline from the file `path` has any of what is, or is to be, measured.
+
+    Raises:
+        MusterError: it has none.
+    """
+    if not any(key in baseline.passes for key in keys):
+        raise MusterError(
+            "the baseline has none of the collectives and sizes that are measured",
+            seen=f"--baseline={path}",
+            fix="give the same --collectives, --min-size, --max-size and --factor as for --save-baseline",
+        )
+
+
+def errors(slow: Sequence[Slow], path: str) -> list[MusterError]:
+    """What to say of the rows that are too slow: one for each collective, with its worst size."""
+    found: list[MusterError] = []
+    for name in dict.fromkeys(one.row.collective for one in slow):
+        own = [one for one in slow if one.row.collective == name]
+        found.append(_error(max(own, key=lambda one: one.ratio), len(own), path))
+    return found
+
+
+def _error(one: Slow, num_sizes: int, path: str) -> MusterError:
+    size = f" of {shown(one.row.size)}" if one.row.size else ""
+    more = f", and too slow at {num_sizes - 1} more sizes" if num_sizes > 1 else ""
+    return MusterError(
+        f"{one.row.collective}{size} takes {one.ratio:.2f} times as long as the slowest pass of the baseline{more}",
+        seen=f"{one.figure} {one.now_s * 1e6:.1f} us in the fastest of {len(one.row.passes)} passes; in {path} "
+        f"{one.slowest_s * 1e6:.1f} us in the slowest, and passes differ by a factor of {one.factor:.2f}",
+        fix="muster bench --pairwise names the slow link or node; where this is how it is from now on: --save-baseline",
+        code=ExitCode.FAILED,
+    )
+
+
+def load(world: World, options: BenchOptions, setting: Setting, keys: Collection[Key]) -> Baseline | None:
+    """The baseline to hold the figures against, on all ranks; None without one.
+
+    Rank 0 reads the files: other nodes need not see them. That all that is wanted can be written is checked here too,
+    before much time is spent on measuring.
+
+    Args:
+        keys: what is to be measured.
+
+    Raises:
+        MusterError: on rank 0: a file can't be read or written, or is of another setting.
+    """
+    text = agree(world, lambda: _read_files(options, setting, keys) if world.main else None)
+    text = world.gather(text)[0]
+    return None if text is None else from_json(text, options.baseline or "", "--baseline")
+
+
+def _read_files(options: BenchOptions, setting: Setting, keys: Collection[Key]) -> str | None:
+    """What the baseline's file says, after all files that the options name were checked."""
+    if options.pairwise and (options.baseline or options.save_baseline):
+        raise MusterError(
+            "pairs of nodes are held against each other, not against a baseline",
+            seen="--pairwise with --baseline or --save-baseline",
+            fix="leave one of them out",
+        )
+    if options.output is not None:
+        check_writable(Path(options.output, "bench.json"), "--output", "the results")
+    if options.save_baseline is not None:
+        old = Path(options.save_baseline)
+        check_writable(old, "--save-baseline", "the baseline")
+        if os.path.exists(old):
+            replaced = from_json(read(old, "--save-baseline"), str(old), "--save-baseline")
+            check_equal(replaced, setting, str(old), "--save-baseline")
+    if options.baseline is None:
+        return None
+    text = read(Path(options.baseline), "--baseline")
+    known = from_json(text, options.baseline, "--baseline")
+    check_equal(known, setting, options.baseline, "--baseline")
+    check_held(keys, known, options.baseline)
+    return text
+
+
+class _Kept(msgspec.Struct):
+    """A row in a file."""
+
+    collective: str
+    size: int
+    passes: tuple[Timing, ...]
+
+
+class _File(msgspec.Struct):
+    muster_bench: int
+    setting: Setting
+    about: dict[str, Any]
+    rows: list[_Kept]
+
+
+def write(path: Path, setting: Setting, rows: Sequence[Row], about: Mapping[str, Any]) -> None:
+    """Writes the baseline of `rows`, in place of one that is there.
+
+    Raises:
+        MusterError: it can't be written.
+    """
+    kept = [_Kept(row.collective, row.size, row.passes) for row in rows if row.passes]
+    text = json.dumps(msgspec.to_builtins(_File(FORMAT, setting, dict(about), kept)), indent=1)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text + "\n", encoding="utf-8")
+        aside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            aside.unlink()
+        raise MusterError(
+            "the baseline can't be written", seen=str(error), fix="--save-baseline with a path in a folder of yours"
+        ) from None
+
+
+def read(path: Path, option: str) -> str:
+    """What the file `path`, which `option` names, says.
+
+    Raises:
+        MusterError: it can't be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fix = f"{option}=FILE that `muster bench --save-baseline FILE` wrote"
+        raise MusterError("the baseline can't be read", seen=f"{path}: {error}", fix=fix) from None
+
+
+def from_json(text: str, path: str, option: str) -> Baseline:
+    """The baseline that `text`, from the file `path`, is.
+
+    Raises:
+        MusterError: it is none.
+    """
+    try:
+        content = msgspec.json.decode(text, type=_File)
+        passes = {(row.collective, row.size): row.passes for row in content.rows}
+        if content.muster_bench != FORMAT:
+            raise ValueError(f"format {content.muster_bench}, not {FORMAT}")
+        if not passes or not all(passes.values()):
+            raise ValueError("a row has no times")
+        if not all(_time(each, figure) > 0 for row in passes.values() for each in row for figure in FIGURES):
+            raise ValueError("a time is not above 0")
+        return Baseline(setting=content.setting, passes=passes, about=content.about)
+    except (ValueError, RecursionError) as error:
+        seen = f"{path}: {error}"
+        fix = f"{option}=FILE that `muster bench --save-baseline FILE` wrote, or another name"
+        raise MusterError("the file is no baseline", seen=seen, fix=fix) from None
+
+
+def check_writable(path: Path, option: str, what: str) -> None:
+    """Returns if a file can be written at `path`: to be told before much time of measuring, not after.
+
+    Raises:
+        MusterError: it can't, so that `what` can't go where `option` says.
+    """
+    folder = path.absolute().parent
+    # By os.path: the methods of Path raise PermissionError below a folder that may not be entered.
+    while not os.path.exists(folder):
+        folder = folder.parent
+    seen = ""
+    if os.path.isdir(path):
+        seen = f"{path} is a folder"
+    elif not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        seen = f"{folder} is no folder that this user may write to"
+    if seen:
+        raise MusterError(f"{what} can't be written", seen=seen, fix=f"{option} with a path in a folder of yours")
+
+
+def _time(timing: Timing, figure: str) -> float:
+    return timing.mean_s if figure == "mean" else timing.p50_s
+
+
+def check_equal(found: Baseline, setting: Setting, path: str, option: str) -> None:
+    """Returns if the baseline `found` in `path` is of this `setting`.
+
+    Raises:
+        MusterError: it is of another one; the message says what differs.
+    """
+    differences = setting.differences(found.setting)
+    if differences:
+        raise MusterError(
+            f"the baseline is not of what runs here: it has {differences[0]}",
+            seen=f"{path} has {'; '.join(differences)}",
+            fix=f"{option} with another file: one for each site, shape, backend and kind of device",
+        )
+
+
+def _said(value: Any) -> str:
+    words = map(str, cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else [str(value)]
+    return " ".join(words) or "none"

@@ -1,0 +1,207 @@
+"""One rank of a measurement, from the meeting of the ranks to the exit code that all of them have."""
+
+import os
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from muster.check import ranks
+from muster.check.bench import baseline, collectives, pairwise, sizes, transport
+from muster.check.bench.baseline import PASSES, Baseline, Setting
+from muster.check.bench.report import Report
+from muster.check.bench.sweep import Sweep
+from muster.check.bench.timing import Broken
+from muster.check.options import BenchOptions
+from muster.errors import ExitCode, MusterError
+from muster.train import console, faults
+from muster.train.backends import backend_for, open_group, places
+from muster.train.faults import Watch, agree
+from muster.train.world import World, close_group, device_for
+
+STRATEGY = "ddp"
+"""A strategy that any backend will do for: what a backend lacks is found by asking it."""
+
+WAIT_S = 10
+"""For so long ranks that can't go on wait for each other: who does not come is the one to be named."""
+
+
+def run(options: BenchOptions) -> None:
+    """Measures, says the verdict on rank 0, and ends the process."""
+    bench, code = Bench(options), int(ExitCode.FAILED)
+    try:
+        code = bench.run()
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    except Exception as error:
+        if os.environ.get("MUSTER_DEBUG"):
+            traceback.print_exc()
+        code = tell(bench.world, error, bench.doing)
+    ranks.leave(bench.world, code, failed=code != 0)
+
+
+@dataclass
+class Bench:
+    """A measurement, as far as it has got.
+
+    Attributes:
+        world: this rank among all; None before they have met.
+        sweep: the run through collectives and sizes, once it has begun.
+    """
+
+    options: BenchOptions
+    world: World | None = None
+    sweep: Sweep | None = None
+
+    @property
+    def doing(self) -> str:
+        """What the ranks are at."""
+        return self.sweep.doing if self.sweep else "the start"
+
+    def run(self) -> int:
+        """The exit code of all ranks.
+
+        Raises:
+            MusterError: an option, a node or a rank is in the way.
+            Broken: this rank lost the others.
+        """
+        options = self.options
+        self.world = join(options.timeout_s)
+        watch = Watch(self.world)
+        self.world = world = with_device(self.world, options)
+        names = agree(world, lambda: collectives.chosen(options.collectives))
+        lengths = agree(
+            world, lambda: sizes.sweep(options.min_size, options.max_size, options.factor, world.backend or "")
+        )
+        setting = Setting.of(world)
+        known = baseline.load(world, options, setting, collectives.keys(world, names, lengths))
+        transport.prepare(options)
+        agree(world, lambda: open_group(world))
+        report = Report(options, world, setting)
+        if options.pairwise:
+            pairs = pairwise.run(world, options)
+            code = report.of_pairs(pairs) if world.main else 0
+        else:
+            self.sweep = Sweep(world, options, lengths, names)
+            code = self.measure(self.sweep, report, known)
+        code = world.gather(code)[0]
+        close_group()
+        watch.close()
+        return code
+
+    def measure(self, sweep: Sweep, report: Report, known: Baseline | None) -> int:
+        """The exit code of rank 0, which says and writes what was measured; on other ranks any."""
+        options, world = self.options, sweep.world
+        rows = sweep.rows()
+        used = transport.used(world, options)
+        if options.save_baseline is not None:
+            for _ in range(PASSES - 1):
+                rows = [sweep.again(row) if row.passes else row for row in rows]
+        for _ in range(PASSES):
+            slow = baseline.find_slow(rows, known) if known else []
+            doubted = {id(one.row) for one in slow if len(one.row.passes) < PASSES}
+            # Only what is slow is measured again: it may have been something passing.
+            rows = [sweep.again(row) if id(row) in doubted else row for row in rows]
+        if not world.main:
+            return 0
+        return report.of_sweep(rows, sweep, used, known)
+
+
+def join(timeout_s: int) -> World:
+    """This rank among all; a rank alone has a store too.
+
+    Raises:
+        Absent: a rank did not come.
+        MusterError: rank 0 can't be reached.
+    """
+    world = ranks.join(timeout_s)
+    return world if world.store is not None else replace(world, store=dist.HashStore())  # pyright: ignore[reportPrivateImportUsage]
+
+
+def with_device(world: World, options: BenchOptions) -> World:
+    """`world` with its device and backend.
+
+    Raises:
+        MusterError: on all ranks alike: a GPU is missing, or is another rank's too, or the backend is.
+    """
+    device = agree(world, lambda: device_for(world, options.device))
+    if options.backend == "gloo" and options.device == "auto":
+        device = torch.device("cpu")
+    backend = agree(world, lambda: backend_for(options.backend, device, STRATEGY))
+    world = replace(world, device=device, backend=backend)
+    places(world)
+    return world
+
+
+def tell(world: World | None, error: Exception, doing: str) -> int:
+    """Says what happened, once for all ranks; returns the exit code.
+
+    Args:
+        world: None where the ranks have not met.
+        error: what ended this rank's part.
+        doing: what the ranks were at.
+    """
+    if isinstance(error, ranks.Absent):
+        if error.world.main:
+            console.tell(str(error))
+        return error.code
+    if isinstance(error, faults.SharedFault) and world is not None:
+        if world.main:
+            console.tell(str(error))
+        return error.code
+    if world is None:
+        console.tell(str(error) if isinstance(error, MusterError) else "".join(traceback.format_exception(error)))
+        return error.code if isinstance(error, MusterError) else ExitCode.FAILED
+    found = explain(world, error, doing)
+    if found is None:
+        return ExitCode.FAILED
+    fault = faults.Fault(world.rank, world.host, found.code, found.wrong)
+    if faults.publish(world, fault, world.store).rank == world.rank:
+        console.tell(str(found))
+    return found.code
+
+
+def explain(world: World, error: Exception, doing: str) -> MusterError | None:
+    """What this rank has to say of its `error`; None where another rank says it."""
+    is_of_others = isinstance(error, Broken) or (isinstance(error, MusterError) and "did not come" in error.wrong)
+    if isinstance(error, MusterError) and not is_of_others:
+        return error
+    said = error.seen if isinstance(error, MusterError) else (str(error).strip().splitlines() or ["no message"])[0]
+    said = "; NCCL says: ".join(filter(None, [said, transport.complaints()]))
+    if not is_of_others:
+        return MusterError(
+            f"rank {world.rank} on {world.host} failed at {doing}: {type(error).__name__}",
+            seen=said,
+            fix="muster bench --debug shows the traceback; a smaller --max-size needs less memory",
+            code=ExitCode.FAILED,
+        )
+    alive = ranks_alive(world)
+    if alive is not None and world.rank != min(alive):
+        return None
+    fix = "muster doctor looks at the nodes and the network between them; more time: --timeout-s"
+    if alive is None:
+        wrong = f"rank {world.rank} on {world.host} lost the others at {doing}"
+    elif len(alive) == world.world_size:
+        wrong = f"the ranks are all there, but {doing} failed"
+    else:
+        missing = [rank for rank in range(world.world_size) if rank not in alive]
+        hosts = ranks.listed(list(dict.fromkeys(world.hosts[rank] for rank in missing)))
+        numbers = ranks.listed([str(rank) for rank in missing], 8)
+        wrong = f"{'rank' if len(missing) == 1 else 'ranks'} {numbers} on {hosts} did not come back from {doing}"
+    return MusterError(wrong, seen=f"rank {world.rank} on {world.host}: {said}", fix=fix, code=ExitCode.FAILED)
+
+
+def ranks_alive(world: World) -> list[int] | None:
+    """The ranks that can't go on either, and so are alive; None where the store is gone."""
+    assert world.store is not None
+    keys = [f"broken/{rank}" for rank in range(world.world_size)]
+    try:
+        world.store.set(keys[world.rank], "")
+        with suppress(dist.DistStoreError):
+            world.store.wait(keys, timedelta(seconds=WAIT_S))
+        return [rank for rank, key in enumerate(keys) if world.store.check([key])]
+    except dist.DistError:
+        return None

@@ -1,0 +1,191 @@
+"""The GPUs: what the NVIDIA driver tells of them, without using one, and what is wrong with those of the job.
+
+Source: https://docs.nvidia.com/deploy/nvml-api/
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from muster.check.doctor.facts import Facts, Gpu, Node, Rank
+from muster.check.doctor.findings import Finding, Part, differences
+
+SLOWED = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
+"""Reasons for which a clock is lowered, and that a healthy idle GPU does not have: not idleness, not a power limit."""
+
+MOST_LINKS = 36
+"""More than any GPU has NVLinks."""
+
+
+CONTEXT = 256 * 2**20
+"""Less than any process holds that uses a GPU: CUDA's context alone takes more."""
+
+TELL_SITE = "tell the site, and keep the job off that node meanwhile (Slurm: --exclude=NODE)"
+
+
+def gather(nvml: Any = None) -> tuple[list[Gpu] | None, str | None]:
+    """The GPUs, None without a driver; and the driver's version.
+
+    Args:
+        nvml: in place of pynvml.
+    """
+    if nvml is None:
+        nvml = import_module("pynvml")  # only here: it takes time to load
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None, None
+    try:
+        number = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
+        handles = [(index, _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)) for index in range(number)]
+        gpus = [_gpu(nvml, index, handle) for index, handle in handles if handle is not None]
+        return gpus, _text(_ask(nvml, nvml.nvmlSystemGetDriverVersion))
+    finally:
+        _ask(nvml, nvml.nvmlShutdown)
+
+
+def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the driver answers; None for what this GPU does not have or this user may not know."""
+    try:
+        return function(*arguments)
+    except (nvml.NVMLError, AttributeError, TypeError):
+        return None
+
+
+def _text(answer: Any) -> str | None:
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+
+
+def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
+    def ask(name: str, *arguments: Any) -> Any:
+        # An older driver, or an older pynvml, has not all of them.
+        function = getattr(nvml, name, None)
+        return None if function is None else _ask(nvml, function, handle, *arguments)
+
+    # Of the second kind: the first counts what the driver keeps for itself as used.
+    memory = ask("nvmlDeviceGetMemoryInfo", getattr(nvml, "nvmlMemory_v2", None)) or ask("nvmlDeviceGetMemoryInfo")
+    mig, rows = ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetRemappedRows")
+    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons") or ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+    links = [ask("nvmlDeviceGetNvLinkState", link) for link in range(MOST_LINKS)]
+    return Gpu(
+        index=index,
+        uuid=_text(ask("nvmlDeviceGetUUID")),
+        name=_text(ask("nvmlDeviceGetName")),
+        used=None if memory is None else memory.used,
+        uncorrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC),
+        remapping=None if rows is None else "failed" if rows[3] else "pending" if rows[2] else None,
+        clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        max_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+        slowed_by=tuple(word for bit, word in SLOWED.items() if reasons & bit),
+        mig=None if mig is None else bool(mig[0]),
+        links=None if all(link is None for link in links) else sum(link == 1 for link in links),
+    )
+
+
+def findings(facts: Facts) -> Part:
+    """What is wrong with the GPUs, the same on each node."""
+    given = {host: number_given(facts.on(host)) for host in facts.hosts}
+    if facts.device == "cpu" or not (facts.on_gpus or any(given.values()) or any(node.gpus for node in facts.nodes)):
+        return Part("GPUs", "none: on CPUs")
+    found: list[Finding] = []
+    fix = "ask for the same GPUs on all nodes, and look by nvidia-smi whether one has fallen off its bus"
+    found += differences(given, "fault", "gpus", "number of GPUs", fix)
+    for host in facts.hosts:
+        found += _for_ranks(host, facts.on(host))
+    names = {node.host: _names(node, facts) or None for node in facts.nodes}
+    found += differences(names, "fault", "gpus", "kind of GPU", "ask the scheduler for nodes of one kind")
+    usual = Counter(gpu.links for node in facts.nodes for gpu in _given(node, facts) if gpu.links is not None)
+    most = max(usual, default=0)
+    for node in facts.nodes:
+        for gpu in _given(node, facts):
+            found += _of(node.host, gpu, most)
+    number = Counter(given.values()).most_common(1)[0][0]
+    kind = next((name for name in names.values() if name), "GPUs")
+    return Part("GPUs", f"{number} x {kind} a node", found)
+
+
+def devices(visible: str) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES names, by CUDA's own rule: up to the first entry that is no device."""
+    found: list[str] = []
+    for entry in visible.split(","):
+        if not re.fullmatch(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+", entry.strip()):
+            break
+        found.append(entry.strip())
+    return found
+
+
+def number_given(ranks: list[Rank]) -> int:
+    """How many GPUs the ranks of a node were given: those that they see, or that the scheduler names."""
+    named = {device for rank in ranks if rank.visible is not None for device in devices(rank.visible)}
+    seen = max((rank.num_gpus for rank in ranks), default=0)
+    return len(named) if named else seen
+
+
+def _given(node: Node, facts: Facts) -> list[Gpu]:
+    """The GPUs of a node that this job was given, as far as its ranks can tell; else all."""
+    ranks = facts.on(node.host)
+    named = {device for rank in ranks if rank.visible is not None for device in devices(rank.visible)}
+    cards = list(node.gpus or ())
+    chosen = [gpu for gpu in cards if str(gpu.index) in named or (gpu.uuid and gpu.uuid in named)]
+    return chosen or cards
+
+
+def _names(node: Node, facts: Facts) -> str:
+    return ", ".join(sorted({gpu.name for gpu in _given(node, facts) if gpu.name}))
+
+
+def _for_ranks(host: str, ranks: list[Rank]) -> list[Finding]:
+    """Whether each rank of a node has a GPU, and none the same."""
+    fix = f"start as many ranks as there are GPUs (--nproc-per-node), or ask for {len(ranks)} GPUs a node"
+    wanted = [rank for rank in ranks if rank.visible and devices(rank.visible)]
+    blind = [rank for rank in wanted if rank.num_gpus == 0]
+    promised = number_given(ranks)
+    if promised and promised < len(ranks):
+        wrong = f"{len(ranks)} ranks, but {promised} GPU{'s' if promised > 1 else ''}"
+        return [Finding("fault", "gpus", host, wrong, f"CUDA_VISIBLE_DEVICES={ranks[0].visible or '(unset)'}", fix)]
+    if blind and any(rank.num_gpus for rank in ranks):
+        wrong = f"rank {blind[0].rank} sees no GPU, others of its node do"
+        return [Finding("fault", "gpus", host, wrong, f"CUDA_VISIBLE_DEVICES={blind[0].visible}", fix)]
+    if blind:
+        wrong = "GPUs were given, and torch sees none: a training would use the CPU"
+        seen = f"CUDA_VISIBLE_DEVICES={blind[0].visible}"
+        fix = "in a container: apptainer exec --nv, docker run --gpus all; `muster version` tells of the driver"
+        return [Finding("warning", "gpus", host, wrong, seen, fix)]
+    own = Counter(rank.visible for rank in ranks if rank.num_gpus == 1)
+    shared = next((visible for visible, number in own.items() if number > 1), None)
+    if shared is not None or (own.get(None, 0) > 1):
+        fix = "show each rank its own (srun --gpus-per-task=1), or all ranks all GPUs"
+        return [Finding("fault", "gpus", host, "ranks share one GPU", f"CUDA_VISIBLE_DEVICES={shared}", fix)]
+    return []
+
+
+def _of(host: str, gpu: Gpu, links: int) -> list[Finding]:
+    """What is wrong with one GPU."""
+    name = f"GPU {gpu.index}"
+    found: list[Finding] = []
+    if gpu.uncorrected:
+        wrong = f"{name} has had memory errors that ECC could not correct"
+        seen = f"{gpu.uncorrected} since the driver was loaded"
+        found.append(Finding("fault", "ecc", host, wrong, seen, TELL_SITE))
+    if gpu.remapping:
+        wrong = f"{name} has broken memory: replacing its rows {'has failed' if gpu.remapping == 'failed' else 'waits'}"
+        seen = f"nvidia-smi -q -d ROW_REMAPPER: {gpu.remapping}"
+        fix = TELL_SITE if gpu.remapping == "failed" else "the site has to reset that GPU: nvidia-smi --gpu-reset"
+        found.append(Finding("fault" if gpu.remapping == "failed" else "warning", "ecc", host, wrong, seen, fix))
+    if gpu.used is not None and gpu.used > CONTEXT:
+        wrong = f"memory of {name} is taken by another process"
+        seen = f"{gpu.used / 2**30:.1f} GiB used before any rank uses it"
+        found.append(Finding("warning", "gpu memory", host, wrong, seen, "look whose it is: nvidia-smi on that node"))
+    if gpu.slowed_by:
+        seen = f"{', '.join(gpu.slowed_by)}; {gpu.clock_mhz} of {gpu.max_clock_mhz} MHz"
+        found.append(Finding("warning", "clock", host, f"the clock of {name} is held down", seen, TELL_SITE))
+    if gpu.mig:
+        wrong = f"{name} is cut into parts (MIG): NCCL does not join them"
+        found.append(Finding("warning", "mig", host, wrong, "MIG mode: enabled", "ask for whole GPUs"))
+    if gpu.links is not None and gpu.links < links:
+        wrong = f"NVLinks of {name} are down"
+        seen = f"{gpu.links} up, {links} on other GPUs"
+        found.append(Finding("warning", "nvlink", host, wrong, seen, TELL_SITE))
+    return found

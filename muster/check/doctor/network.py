@@ -1,0 +1,136 @@
+"""The network that was chosen: interfaces, the fabric's devices and ports, and by which address nodes are found."""
+
+import glob
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from muster.check.doctor.facts import Facts, attempt
+from muster.check.doctor.findings import Finding, Part, differences, distinct
+from muster.check.fabric import DEVICES
+from muster.check.options import DoctorOptions
+from muster.check.ranks import ALL_PAIRS_UP_TO, partners
+
+QUICK_ALL_PAIRS_UP_TO = 8
+"""Up to so many nodes every one is tried by every other with `--quick`; without it: ALL_PAIRS_UP_TO."""
+
+
+def gather() -> dict[str, Any]:
+    """The fields of a Node that tell of its network."""
+    devices = tuple(sorted(path for pattern in DEVICES for path in glob.glob(pattern)))
+    return {
+        "interfaces": tuple(sorted(name for name in attempt(own_addresses) or () if name != "lo")),
+        "fabric": os.environ.get("MUSTER_FABRIC_FOUND"),
+        "active_ports": attempt(active_ports),
+        "devices": devices,
+        "closed": tuple(path for path in devices if not os.access(path, os.R_OK | os.W_OK)),
+    }
+
+
+def active_ports() -> int | None:
+    """How many InfiniBand and RoCE ports are up; None where there are none."""
+    # "4: ACTIVE"
+    states = [Path(path).read_text() for path in glob.glob("/sys/class/infiniband/*/ports/*/state")]
+    return sum(state.strip().endswith(": ACTIVE") for state in states) if states else None
+
+
+def own_addresses() -> dict[str, list[str]]:
+    """The IPv4 and IPv6 addresses of this host's interfaces, by name; IPv4 first, none that only one link knows."""
+    found: dict[str, list[str]] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        addresses = [
+            entry.address.partition("%")[0]
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for entry in entries
+            if entry.family == family and not entry.address.startswith("fe80:")
+        ]
+        if addresses:
+            found[name] = addresses
+    return found
+
+
+def own_address() -> tuple[str, str]:
+    """(interface, address) by which the other ranks find this node. See `choose`."""
+    return choose(os.environ, own_addresses())
+
+
+def choose(environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]) -> tuple[str, str]:
+    """(interface, address) by which the other ranks find this node; empty where there is none.
+
+    It is the one that gloo or NCCL is told to take, or else the one towards MASTER_ADDR.
+
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    """
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        for interface in matching(environ.get(name, ""), interfaces):
+            return interface, interfaces[interface][0]
+    address = towards(environ.get("MASTER_ADDR", ""))
+    return interface_of(address, interfaces) or "", address
+
+
+def matching(wanted: str, interfaces: Mapping[str, Sequence[str]]) -> list[str]:
+    """The interfaces that NCCL_SOCKET_IFNAME=`wanted` stands for, in its order: names, prefixes, `=NAME`, `^NOT`."""
+    if not wanted:
+        return []
+    if wanted.startswith("^"):
+        unwanted = tuple(wanted[1:].lstrip("=").split(","))
+        return [name for name in interfaces if not name.startswith(unwanted) and name != "lo"]
+    is_exact, words = wanted.startswith("="), wanted.lstrip("=").split(",")
+    found = [word for word in words if word in interfaces]
+    if not is_exact:
+        found += [name for word in words for name in interfaces if word and name.startswith(word)]
+    return list(dict.fromkeys(found))
+
+
+def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
+    """The one of these `interfaces` that has `address`."""
+    return next((name for name, own in interfaces.items() if address in own), None)
+
+
+def towards(host: str) -> str:
+    """The address that this host would use as its own towards `host`, without sending anything; empty without one."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0]).partition("%")[0]
+    except (OSError, UnicodeError):
+        return ""
+
+
+def targets(node: int, num_nodes: int, options: DoctorOptions) -> list[int]:
+    """The nodes that `node` tries to reach, and whose names it looks up."""
+    return partners(node, num_nodes, QUICK_ALL_PAIRS_UP_TO if options.quick else ALL_PAIRS_UP_TO)
+
+
+def findings(facts: Facts) -> Part:
+    """The interface that gloo is told, the way to rank 0, the fabric, its devices and ports."""
+    found: list[Finding] = []
+    for node in facts.nodes:
+        # NCCL also takes prefixes, and what is to be left out: only gloo's plain names are held against what is there.
+        wanted = node.variables.get("GLOO_SOCKET_IFNAME", "")
+        if [each for each in wanted.removeprefix("=").split(",") if each not in (*node.interfaces, "lo", "")]:
+            seen = f"GLOO_SOCKET_IFNAME={wanted}; here: {', '.join(node.interfaces) or 'none'}"
+            fix = "unset GLOO_SOCKET_IFNAME, or --interface with the name of an interface that all nodes have"
+            found.append(Finding("fault", "interface", node.host, "the interface does not exist", seen, fix))
+        if node.closed:
+            wrong = "this user may not open the fabric's devices"
+            fix = "docker run --device /dev/infiniband; on a node: the devices' permissions"
+            found.append(Finding("warning", "fabric", node.host, wrong, ", ".join(node.closed), fix))
+    for host in facts.hosts[1:]:
+        address = next((rank.address or "" for rank in facts.on(host) if (rank.address or "").startswith("127.")), "")
+        if address:
+            wrong, seen = "its way to rank 0 is the loopback: it would meet itself", f"own address there: {address}"
+            fix = "--master-addr with an address that others reach"
+            found.append(Finding("fault", "address", host, wrong, seen, fix))
+    fix = "look at what `muster fabric find` says on that node, and whether the host's libraries are bound there too"
+    found += differences(facts.by_host(lambda node: node.fabric), "fault", "fabric", "fabric", fix)
+    up = facts.by_host(lambda node: node.active_ports)
+    fix = "tell the site: a link of that node is down (ibstat)"
+    found += differences(up, "warning", "ports", "number of active InfiniBand ports", fix)
+    chosen = distinct([rank.interface for rank in facts.ranks]) or "-"
+    return Part("network", f"{distinct([node.fabric for node in facts.nodes]) or 'tcp'} by {chosen}", found)

@@ -1,0 +1,124 @@
+"""One rank of the whole check: facts of the nodes, then what ranks check together; rank 0 prints what was found."""
+
+import os
+import sys
+import time
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from muster.check import ranks
+from muster.check.doctor import clock, collectives, gpus, names, network, ports, report, resources, software, storage
+from muster.check.doctor.facts import Facts, Node, Rank, attempt
+from muster.check.doctor.findings import FAULTY, Finding, Part
+from muster.check.doctor.report import Report
+from muster.check.options import DoctorOptions
+from muster.errors import MusterError
+from muster.train.world import World
+
+HARMLESS = {"shm", "checkpoints", "open files", "memlock", "clock"}
+"""What may be wrong while ranks can still speak to each other: the collectives need not wait for it to be mended."""
+
+
+def run(options: DoctorOptions) -> None:
+    """Checks, prints, and ends this process: all ranks with the same code."""
+    found, world, is_cut_off = Report(), None, False
+    try:
+        world = ranks.join(options.timeout_s)
+        started = time.monotonic()
+        check(world, options, found)
+        code = ranks.gather(world, found.code)[0]
+        found.seconds = time.monotonic() - started
+    except ranks.Absent as absent:
+        world, code = absent.world, FAULTY
+        found.why += absent_ranks(absent)
+    except MusterError as error:
+        code, is_cut_off = FAULTY, world is None
+        found.why.append(Finding("fault", "launch", "", error.wrong, error.seen, error.fix))
+    except dist.DistError as error:
+        code, is_cut_off = FAULTY, True
+        found.why.append(_lost(world, error))
+    if os.environ.get("RANK", "0") == "0":
+        report.show(found, world, options)
+    elif is_cut_off:
+        # Nobody else knows of it.
+        print(*map(report.plain, found.why), sep="\n", file=sys.stderr, flush=True)
+    ranks.leave(world, code, failed=code == FAULTY)
+
+
+def check(world: World, options: DoctorOptions, found: Report) -> None:
+    """Adds to `found` all that is found; to be called on all ranks."""
+    of_ranks = ranks.gather(world, msgspec.to_builtins(gather(world, options)), to_all=False)
+    if world.main:
+        found.facts = facts = Facts(msgspec.convert(of_ranks, list[Rank]), options.device)
+        found.parts += findings(facts)
+    found.parts += [subject.check(world, options) for subject in (names, ports, clock)]
+    if options.quick:
+        return
+    in_the_way = [finding for finding in found.findings if finding.level == "fault" and finding.about not in HARMLESS]
+    if ranks.gather(world, bool(in_the_way))[0]:
+        found.parts.append(Part("collectives", "not tried: mend the faults first", is_seen=False))
+    else:
+        found.parts.append(collectives.check(world, options))
+
+
+def gather(world: World, options: DoctorOptions) -> Rank:
+    """The facts of this rank; of its node too, where it is the first of its host."""
+    address = attempt(lambda: network.towards(os.environ.get("MASTER_ADDR", ""))) or ""
+    return Rank(
+        rank=world.rank,
+        host=world.host,
+        local_rank=world.local_rank,
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        num_gpus=0 if options.device == "cpu" else attempt(torch.cuda.device_count) or 0,
+        cores=tuple(sorted(attempt(lambda: os.sched_getaffinity(0)) or ())),
+        address=address or None,
+        interface=attempt(lambda: network.interface_of(address, network.own_addresses())),
+        node=_node(world.host, options) if world.hosts.index(world.host) == world.rank else None,
+    )
+
+
+def _node(host: str, options: DoctorOptions) -> Node:
+    cards, driver = attempt(gpus.gather) or (None, None)
+    fields: dict[str, Any] = {**resources.gather(), **network.gather()}
+    return Node(
+        host=host,
+        software=software.gather(driver),
+        gpus=None if cards is None else tuple(cards),
+        shm=storage.gather("/dev/shm"),
+        checkpoints=storage.gather(options.checkpoint_dir),
+        variables=software.variables(),
+        **fields,
+    )
+
+
+def findings(facts: Facts) -> list[Part]:
+    """What the facts of all ranks tell, by subject."""
+    return [
+        software.findings(facts),
+        gpus.findings(facts),
+        resources.cores(facts),
+        resources.shared_memory(facts),
+        storage.findings(facts),
+        resources.limits(facts),
+        software.settings(facts),
+        network.findings(facts),
+    ]
+
+
+def absent_ranks(absent: ranks.Absent) -> list[Finding]:
+    """What is said of ranks that did not come, by the host that each should be on, where that is known."""
+    by_host: dict[str, list[int]] = {}
+    for rank in absent.ranks:
+        by_host.setdefault(ranks.host_of(rank, absent.world), []).append(rank)
+    each = {host: ranks.Absent(absent.world, own) for host, own in by_host.items()}
+    return [Finding("fault", "absent", host, error.wrong, error.seen, error.fix) for host, error in each.items()]
+
+
+def _lost(world: World | None, error: Exception) -> Finding:
+    """Of a rank whose connection to the others broke."""
+    wrong = f"rank {os.environ.get('RANK', '0')} lost the others: rank 0 or its agent is gone, or the network between"
+    seen, fix = str(error).strip().partition("\n")[0], "look what the other nodes said, then try again"
+    return Finding("fault", "absent", "" if world is None else world.host, wrong, seen, fix)

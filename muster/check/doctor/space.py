@@ -1,0 +1,53 @@
+"""Prints as JSON how much room a folder has, and whether a file can be written there: `python -I -S space.py FOLDER`.
+
+A process of its own: a file system that is gone answers no call, and what waits for it can't be ended.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+BYTES = 64 * 1024
+"""As much is written: more than a file system hides in an entry of a folder."""
+
+
+def measure(folder: str) -> dict[str, Any]:
+    """The nearest `path` of `folder` that exists, its bytes and files, and the `trouble` of writing there."""
+    path = os.path.abspath(folder)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    found: dict[str, Any] = {"path": path}
+    try:
+        state = os.statvfs(path)
+        # A file system that counts no blocks, or no files, has no limit of them, or does not tell.
+        if state.f_blocks:
+            found |= {"size": state.f_blocks * state.f_frsize, "free": state.f_bavail * state.f_frsize}
+        if state.f_files:
+            found["files_free"] = state.f_favail
+        write(path)
+    except OSError as error:
+        found["trouble"] = error.strerror or str(error)
+    return found
+
+
+def write(folder: str) -> None:
+    """Writes a file in `folder`, as far as its disk, and removes it.
+
+    Raises:
+        OSError: it can't be.
+    """
+    path = os.path.join(folder, f".muster-doctor-{os.uname().nodename}-{os.getpid()}")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        rest = memoryview(bytes(BYTES))
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+        os.unlink(path)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1])))

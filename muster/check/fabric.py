@@ -1,0 +1,205 @@
+"""Says what NCCL will find here: `python -P fabric.py [--json]`; ends with 1 where something is not as it has to be.
+
+NCCL itself falls back to TCP with a line that only NCCL_DEBUG=INFO shows. So its plugin is opened as NCCL opens it,
+libfabric is asked for its providers and libibverbs for its devices, in the environment that a run gets.
+"""
+
+import ctypes
+import glob
+import json
+import os
+import resource
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# The versions of the plugin's table that NCCL may look for, the newest first.
+# Source: https://github.com/NVIDIA/nccl/tree/master/plugins/net
+TABLES = [f"ncclNetPlugin_v{number}" for number in range(14, 2, -1)]
+DEFAULT_PLUGIN = "libnccl-net.so"
+
+# NCCL's own networks.
+BUILT_IN = ("ib", "socket")
+
+DEVICES = ("/dev/infiniband/uverbs*", "/dev/cxi*")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was asked, and the answer.
+
+    Attributes:
+        about: plugin, libfabric, verbs, devices, memory or nccl.
+        is_good: False where a run would fail, or fall back to TCP; None where it need not matter.
+        says: the answer, or the loader's own words.
+        values: what the answer names: providers, devices, the library's path.
+    """
+
+    about: str
+    is_good: bool | None
+    says: str
+    values: tuple[str, ...] = ()
+
+
+class _Symbol(ctypes.Structure):
+    """Dl_info. Source: https://man7.org/linux/man-pages/man3/dladdr.3.html"""
+
+    _fields_ = [
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    ]
+
+
+def file_of(function: Any) -> str:
+    """The path of the library that `function` is from, after all links; empty where the loader does not tell."""
+    symbol = _Symbol()
+    address = ctypes.cast(function, ctypes.c_void_p)
+    found = ctypes.CDLL(None).dladdr(address, ctypes.byref(symbol))
+    return os.path.realpath(os.fsdecode(symbol.file)) if found and symbol.file else ""
+
+
+class _Attributes(ctypes.Structure):
+    """fi_fabric_attr. Source: https://ofiwg.github.io/libfabric/main/man/fi_fabric.3.html"""
+
+    _fields_ = [("fabric", ctypes.c_void_p), ("name", ctypes.c_char_p), ("prov_name", ctypes.c_char_p)]
+
+
+class _Info(ctypes.Structure):
+    """fi_info. Source: https://ofiwg.github.io/libfabric/main/man/fi_getinfo.3.html"""
+
+
+_Info._fields_ = [
+    ("next", ctypes.POINTER(_Info)),
+    ("caps", ctypes.c_uint64),
+    ("mode", ctypes.c_uint64),
+    ("addr_format", ctypes.c_uint32),
+    ("src_addrlen", ctypes.c_size_t),
+    ("dest_addrlen", ctypes.c_size_t),
+    ("src_addr", ctypes.c_void_p),
+    ("dest_addr", ctypes.c_void_p),
+    ("handle", ctypes.c_void_p),
+    ("tx_attr", ctypes.c_void_p),
+    ("rx_attr", ctypes.c_void_p),
+    ("ep_attr", ctypes.c_void_p),
+    ("domain_attr", ctypes.c_void_p),
+    ("fabric_attr", ctypes.POINTER(_Attributes)),
+]
+
+
+def plugin() -> Row:
+    """Whether NCCL's network plugin opens, and whether it is the network that NCCL_NET asks for."""
+    name, wanted = os.environ.get("NCCL_NET_PLUGIN", ""), os.environ.get("NCCL_NET", "")
+    try:
+        library = ctypes.CDLL(name or DEFAULT_PLUGIN, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as reason:
+        is_missed = bool(name) or wanted.lower() not in ("", *BUILT_IN)
+        return Row("plugin", False if is_missed else None, str(reason))
+    for table in TABLES:
+        try:
+            net = (ctypes.c_char_p.in_dll(library, table).value or b"").decode(errors="replace")
+        except ValueError:
+            continue
+        path = file_of(getattr(library, table)) or name or DEFAULT_PLUGIN
+        says = f"{path} is {net} ({table})"
+        if wanted and wanted.lower() not in (net.lower(), *BUILT_IN):
+            return Row("plugin", False, f"{says}, but NCCL_NET={wanted}", (net, path))
+        return Row("plugin", True, says, (net, path))
+    return Row("plugin", False, f"{name or DEFAULT_PLUGIN} opens, but has none of {TABLES[-1]} to {TABLES[0]}")
+
+
+def providers() -> Row:
+    """What libfabric can send by."""
+    try:
+        library = ctypes.CDLL("libfabric.so.1", mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        version = library.fi_version() & 0xFFFFFFFF
+        first = ctypes.POINTER(_Info)()
+        library.fi_getinfo.argtypes = [ctypes.c_uint32, *[ctypes.c_void_p] * 2, ctypes.c_uint64, *[ctypes.c_void_p] * 2]
+        code = library.fi_getinfo(version, None, None, 0, None, ctypes.byref(first))
+    except (OSError, AttributeError) as reason:
+        return Row("libfabric", None, str(reason))
+    about = f"{file_of(library.fi_version)}, version {version >> 16}.{version & 0xFFFF}"
+    if code:
+        return Row("libfabric", None, f"{about}: no providers ({os.strerror(abs(code)) if abs(code) < 200 else code})")
+    names: dict[str, None] = {}
+    each = first
+    while each:
+        attributes = each.contents.fabric_attr
+        if attributes and attributes.contents.prov_name:
+            names[attributes.contents.prov_name.decode(errors="replace")] = None
+        each = each.contents.next
+    return Row("libfabric", True, f"{about}: {', '.join(names)}", tuple(names))
+
+
+def verbs() -> Row:
+    """The devices that libibverbs has a provider for."""
+    try:
+        library = ctypes.CDLL("libibverbs.so.1", mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        get, name_of = library.ibv_get_device_list, library.ibv_get_device_name
+    except (OSError, AttributeError) as reason:
+        return Row("verbs", None, str(reason))
+    get.restype, name_of.restype = ctypes.POINTER(ctypes.c_void_p), ctypes.c_char_p
+    get.argtypes, name_of.argtypes = [ctypes.POINTER(ctypes.c_int)], [ctypes.c_void_p]
+    count = ctypes.c_int(0)
+    found = get(ctypes.byref(count))
+    names = [(name_of(found[index]) or b"").decode(errors="replace") for index in range(count.value)] if found else []
+    about = file_of(get)
+    kernels = sorted(os.path.basename(path) for path in glob.glob("/sys/class/infiniband/*"))
+    if names:
+        return Row("verbs", True, f"{about}: {', '.join(names)}", tuple(names))
+    if kernels:
+        return Row("verbs", False, f"{about} has no provider for {', '.join(kernels)}, or may not open it")
+    return Row("verbs", None, f"{about}: no devices")
+
+
+def devices() -> Row:
+    """Whether the fabric's device files are here, and this user may open them."""
+    paths = sorted(path for pattern in DEVICES for path in glob.glob(pattern))
+    closed = [path for path in paths if not os.access(path, os.R_OK | os.W_OK)]
+    if closed:
+        return Row("devices", False, f"this user may not open {', '.join(closed)}", tuple(paths))
+    if not paths and glob.glob("/sys/class/infiniband/*"):
+        return Row("devices", False, "none in /dev/infiniband: in docker and podman, --device /dev/infiniband")
+    return Row("devices", True if paths else None, ", ".join(paths) or "none in /dev", tuple(paths))
+
+
+def memory() -> Row:
+    """How much memory this user may lock: RDMA registers it."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if limit == resource.RLIM_INFINITY:
+        return Row("memory", True, "any amount may be locked")
+    needed = any(glob.glob(pattern) for pattern in DEVICES)
+    says = f"{limit // 1024} KiB may be locked: in docker and podman, --ulimit memlock=-1"
+    return Row("memory", False if needed else None, says)
+
+
+def nccl() -> Row:
+    """Which NCCL torch loads, from where."""
+    # Here and not above: loading torch takes seconds.
+    from muster.check import versions
+
+    found = versions.nccl()
+    if found is None:
+        return Row("nccl", None, "this torch has none")
+    return Row("nccl", True, f"{found['version']}, {found['path']}", (found["version"], found["path"]))
+
+
+ALL = (plugin, providers, verbs, devices, memory, nccl)
+
+
+def main(argv: list[str]) -> int:
+    """Prints the answers as they come, so that the last one tells what ended this process; 1 where one is bad."""
+    rows: list[Row] = []
+    for ask in ALL:
+        row = ask()
+        rows.append(row)
+        if "--json" not in argv:
+            print(f"{row.about:<10}{ {True: 'ok', False: 'BAD', None: '-'}[row.is_good]:<5}{row.says}", flush=True)
+    if "--json" in argv:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    return 1 if any(row.is_good is False for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""The options of `muster doctor` and `muster bench`, without torch."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from muster.arguments import option
+
+WHAT, ANSWER = "What", "The answer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """What `muster doctor` looks at, and how it answers."""
+
+    quick: Annotated[
+        bool, option("--quick", help="Only what takes seconds: what `train --preflight` looks at.", panel=WHAT)
+    ] = False
+    checkpoint_dir: Annotated[
+        str, option("--checkpoint-dir", help="The folder that checkpoints will go to.", panel=WHAT)
+    ] = "runs"
+    device: Annotated[Literal["auto", "cuda", "cpu"], option(help="What trainings will run on.", panel=WHAT)] = "auto"
+    timeout_s: Annotated[int, option(help="Seconds that ranks wait for each other.", panel=WHAT, min=1)] = 60
+    json: Annotated[bool, option("--json", help="Print an object for programs.", panel=ANSWER)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What `muster bench` measures, and what it holds the figures against."""
+
+    collectives: Annotated[
+        str,
+        option(
+            help="Some of all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, send_recv, barrier, "
+            "by commas; or all.",
+            panel=WHAT,
+        ),
+    ] = "all"
+    backend: Annotated[
+        Literal["auto", "nccl", "gloo"], option(help="Default: nccl on GPUs, gloo on CPUs.", panel=WHAT)
+    ] = "auto"
+    device: Annotated[Literal["auto", "cuda", "cpu"], option(help="Where the buffers are.", panel=WHAT)] = "auto"
+    min_size: Annotated[str, option(help="The smallest message: 1K, 4M, 1G (powers of 1024).", panel=WHAT)] = "1K"
+    max_size: Annotated[str | None, option(help="The largest. Default: 64M by gloo, 1G by nccl.", panel=WHAT)] = None
+    factor: Annotated[int, option(help="From one size to the next.", panel=WHAT, min=2)] = 4
+    iters: Annotated[int, option(help="Timed calls of each size.", panel=WHAT, min=1)] = 20
+    warmup: Annotated[int, option(help="Calls before them.", panel=WHAT, min=0)] = 5
+    pairwise: Annotated[
+        bool, option("--pairwise", help="Every pair of nodes by itself: names the slow link or node.", panel=WHAT)
+    ] = False
+    allow_tcp: Annotated[
+        bool, option("--allow-tcp", help="TCP is no failure where RDMA was to be expected.", panel=WHAT)
+    ] = False
+    timeout_s: Annotated[int, option(help="Seconds that ranks wait for each other.", panel=WHAT, min=1)] = 300
+    baseline: Annotated[
+        str | None,
+        option(
+            help="A file of --save-baseline, of the same site and shape. A row fails if each of 5 passes is slower "
+            "than the slowest pass in the file by more than the factor between slowest and fastest there.",
+            panel=ANSWER,
+        ),
+    ] = None
+    save_baseline: Annotated[
+        str | None,
+        option("--save-baseline", help="Measure all in 5 passes, and write them there for later.", panel=ANSWER),
+    ] = None
+    output: Annotated[str | None, option(help="A folder for bench.json, the object of --json.", panel=ANSWER)] = None
+    json: Annotated[bool, option("--json", help="Print an object for programs.", panel=ANSWER)] = False

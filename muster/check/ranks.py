@@ -1,0 +1,171 @@
+"""How the ranks of doctor and bench meet, exchange answers, and end with one exit code."""
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from muster.errors import ExitCode, MusterError
+from muster.train import console, faults
+from muster.train.world import World, read_environment
+
+MOST_LISTED = 4
+"""So many names are listed before the rest is counted."""
+
+ALL_PAIRS_UP_TO = 32
+"""Up to so many nodes each one is paired with each other one."""
+
+
+class Absent(MusterError):
+    """Some ranks did not come; all that came know of it.
+
+    Attributes:
+        world: of the rank that tells it.
+        ranks: those that did not come.
+    """
+
+    def __init__(self, world: World, ranks: Sequence[int]) -> None:
+        super().__init__(
+            f"{'rank' if len(ranks) == 1 else 'ranks'} {listed([str(rank) for rank in ranks])} did not come",
+            seen=f"waited {world.timeout_s} s on rank {world.rank} of {world.world_size} ({world.host})",
+            fix="look at that node: does it answer, did the command start there? A slow start: --timeout-s",
+            code=ExitCode.FAILED,
+        )
+        self.world, self.ranks = world, ranks
+
+
+def join(timeout_s: int) -> World:
+    """This rank, connected to the store of all ranks, with the hosts of all of them.
+
+    Raises:
+        Absent: not all came within `timeout_s`.
+        MusterError: rank 0 can't be reached.
+    """
+    world = read_environment(os.environ, timeout_s)
+    if world.world_size > 1:
+        world = replace(world, store=PrefixStore("muster", _connect(world)))
+    world = replace(world, hosts=tuple(gather(world, world.host)))
+    local_rank = world.local_rank if "LOCAL_RANK" in os.environ else world.hosts[: world.rank].count(world.host)
+    local_world_size = world.local_world_size or world.hosts.count(world.host)
+    return replace(world, local_rank=local_rank, local_world_size=local_world_size)
+
+
+def _connect(world: World) -> Store:
+    """The store of all ranks, up as soon as rank 0 is: so it can tell later who has not come.
+
+    Raises:
+        MusterError: rank 0 can't be reached, or its port is taken.
+    """
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    # torchrun's agent has one already.
+    is_host = world.main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    limit = timedelta(seconds=world.timeout_s)
+    try:
+        store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+        return store(address, int(port), world.world_size, is_host, limit, wait_for_workers=False)
+    except (dist.DistError, ValueError) as error:
+        raise MusterError(
+            f"rank {world.rank} can't {'be met' if is_host else 'meet rank 0'} at {address}:{port}",
+            seen=f"{str(error).splitlines()[0]}, rank {world.rank} of {world.world_size} on {world.host}",
+            fix="see that rank 0 runs on that host, that the port is free there and no firewall is between",
+        ) from error
+
+
+def gather(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
+    """`value` of each rank, by rank. Unlike `world.gather`, those that came end at once where others did not.
+
+    Args:
+        to_all: False for what rank 0 alone has to know: others get nothing.
+
+    Raises:
+        Absent: on all ranks that came.
+    """
+    if world.store is None:
+        return [value]
+    turn = f"check/{next(world.turns)}"
+    world.store.set(f"{turn}/{world.rank}", json.dumps(value))
+    if world.main:
+        answer = _collect(world, turn)
+        world.store.set(f"{turn}/all", json.dumps(answer if to_all or "absent" in answer else {"values": []}))
+    else:
+        world.wait([f"{turn}/all"])
+        answer = json.loads(world.store.get(f"{turn}/all"))
+    if "absent" in answer:
+        raise Absent(world, answer["absent"])
+    return answer["values"]
+
+
+def _collect(world: World, turn: str) -> dict[str, Any]:
+    assert world.store is not None
+    keys = [f"{turn}/{rank}" for rank in range(world.world_size)]
+    try:
+        world.store.wait(keys, timedelta(seconds=world.timeout_s))
+    except dist.DistError:
+        absent = [rank for rank, key in enumerate(keys) if not world.store.check([key])]
+        if absent:
+            return {"absent": absent}
+    return {"values": [json.loads(text) for text in world.store.multi_get(keys)]}
+
+
+def gather_nodes(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
+    """`value` of the first rank of each node, by rank; the other ranks' counts for nothing. See `gather`."""
+    values = gather(world, value if world.local_rank == 0 else None, to_all=to_all)
+    return [one for one in values if one is not None]
+
+
+def partners(node: int, num_nodes: int, all_pairs_up_to: int = ALL_PAIRS_UP_TO) -> list[int]:
+    """The nodes that `node` is paired with: all others, or of many nodes those 1, 2, 4, 8... places away, both ways.
+
+    So each node is connected to each other one by no more than log2 n of them.
+    """
+    if num_nodes <= all_pairs_up_to:
+        return [other for other in range(num_nodes) if other != node]
+    steps = [1 << power for power in range((num_nodes // 2).bit_length())]
+    return sorted({(node + way * step) % num_nodes for step in steps for way in (1, -1)} - {node})
+
+
+def listed(names: Sequence[str], most: int = MOST_LISTED) -> str:
+    """`names` in a few words: "a, b, c, d and 5 more"."""
+    # One too many is shown as it is: to say "and 1 more" takes as much room.
+    if len(names) <= most + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"
+
+
+def listed_nodes() -> list[str]:
+    """The job's nodes by node_rank, as the launch told them; none where it did not."""
+    return [name for name in os.environ.get("MUSTER_NODES", "").split(",") if name]
+
+
+def host_of(rank: int, world: World) -> str:
+    """The node that `rank` should be on; empty where the launch did not tell the nodes."""
+    nodes = listed_nodes()
+    a_node = world.local_world_size or 1
+    # Where nodes have different numbers of ranks, nobody here knows whose is which.
+    return nodes[rank // a_node] if nodes and len(nodes) * a_node == world.world_size else ""
+
+
+def leave(world: World | None, code: int, *, failed: bool) -> None:
+    """Ends this process with `code`, once all that came may do without its store.
+
+    It ends without destructors: those of a process group that broke can hang, or abort the process.
+
+    Args:
+        world: None before the ranks have met.
+        failed: whether some of the others may never come to their end.
+    """
+    if code:
+        console.leave_word(console.TOLD)
+    # The agent stops the other ranks of a node as soon as one has ended with a code: they are about to, with the same.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faults.end_soon(code, 4 * faults.GRACE_S)
+    if world is not None:
+        faults.leave(world, world.store, failed=failed, main=world.main)
+    console.flush()
+    os._exit(code)

@@ -1,0 +1,97 @@
+"""Prints as JSON what is loaded when torch is: `python -P versions.py`.
+
+What a wheel's file name or a constant in torch says need not be what runs: LD_PRELOAD, or a file bound over it,
+replaces NCCL. So the loaded library is asked.
+"""
+
+import ctypes
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from muster.check.fabric import file_of
+
+
+def versions() -> dict[str, Any]:
+    """The versions of what this process has loaded, by name; None for what torch was built without."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "torchvision": _installed("torchvision"),
+        "cuda": torch.version.cuda,
+        "nccl": nccl(),
+        "cudnn": _cudnn(),
+        "glibc": _glibc(),
+        "machine": platform.machine(),
+    }
+
+
+def nccl() -> dict[str, str] | None:
+    """The `version` and the `path` of the NCCL that torch's calls go to; None for a torch without it."""
+    function = _nccl_function()
+    if function is None:
+        return None
+    number = ctypes.c_int()
+    if function(ctypes.byref(number)) != 0:
+        return None
+    return {"version": nccl_version(number.value), "path": file_of(function)}
+
+
+def _nccl_function() -> Any:
+    # As the loader resolves torch's own calls: what is visible to all comes first, and so does what LD_PRELOAD names;
+    # then what libtorch_cuda.so brings with it.
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
+    if not library.exists():
+        return None
+    for scope in (None, str(library)):
+        try:
+            return ctypes.CDLL(scope).ncclGetVersion
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def nccl_version(number: int) -> str:
+    """2.30.7 for 23007; up to 2.8 it was 2804 for 2.8.4.
+
+    Source: https://github.com/NVIDIA/nccl/blob/master/src/nccl.h.in (NCCL_VERSION)
+    """
+    return _dotted(number, 10000 if number >= 10000 else 1000)
+
+
+def _dotted(number: int, unit: int) -> str:
+    return f"{number // unit}.{number % unit // 100}.{number % 100}"
+
+
+def _cudnn() -> str | None:
+    try:
+        number = torch.backends.cudnn.version() if torch.version.cuda else None
+    except RuntimeError:
+        # An older one is loaded than torch was built with: torch refuses to use it.
+        return None
+    # 92600 is 9.26.0; up to cuDNN 8 it was 8907 for 8.9.7.
+    return None if number is None else _dotted(number, 10000 if number >= 90000 else 1000)
+
+
+def _glibc() -> str | None:
+    # "glibc 2.36"
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")[2] or None
+    except (ValueError, OSError):
+        return None
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    print(json.dumps(versions()))

@@ -1,0 +1,542 @@
+"""Options of a training, and what is refused: defined once, for the launcher and for the trainers. Without torch.
+
+The command line shows the fields of `Options`, the launcher passes on what the user gave, and the trainer reads the
+same arguments back: `parse([strategy, *to_argv(options)]) == (strategy, options)`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import typer
+
+from muster.arguments import command, normalise, option, to_argv
+from muster.errors import MusterError
+
+STRATEGIES = ("single", "dp", "ddp", "fsdp", "tp", "pipeline")
+
+IN_ONE_PROCESS = ("single", "dp")
+"""Strategies that are started as one process, whatever there is."""
+
+MODEL, DATA, TRAINING, SPEED, RUN = "Model", "Data", "Training", "Speed", "Run"
+STRATEGY = "Strategy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to train, on what, how long; the same for every strategy."""
+
+    model: Annotated[
+        str,
+        option(
+            help="Any classification model of torchvision (resnet18, resnet50, vit_b_16 ...), or a transformer that "
+            "predicts the next token: gpt-tiny, gpt-small, gpt-124m, gpt-1b, gpt-8b.",
+            panel=MODEL,
+        ),
+    ] = "resnet18"
+    activation_checkpoint: Annotated[
+        Literal["none", "selective", "full"],
+        option(
+            help="What a transformer's layers compute again in the backward pass, to save memory: nothing, all but "
+            "matrix products and attention, or all.",
+            panel=MODEL,
+        ),
+    ] = "none"
+    data: Annotated[
+        str,
+        option(
+            help="Images: synthetic, fake, digits, cifar10:FOLDER, imagefolder:FOLDER or shards:FOLDER (tar files as "
+            "webdataset's, made by 'train pack'). Tokens: synthetic, or tokens:PATH of a text, of a folder with texts "
+            "(both as bytes), or of a .bin, .u16, .u32 or .npy file.",
+            panel=DATA,
+        ),
+    ] = "digits"
+    image_size: Annotated[
+        int | None, option(help="Pixels a side. Default: 32 for digits and cifar10, else 224.", panel=DATA, min=8)
+    ] = None
+    seq_len: Annotated[
+        int | None, option(help="Tokens of a sequence. Default: the model's context.", panel=DATA, min=2)
+    ] = None
+    vocab_size: Annotated[
+        int | None,
+        option(help="Different tokens. Default: 256 of bytes, else as many as the file shows.", panel=DATA, min=2),
+    ] = None
+    num_classes: Annotated[int, option(help="Classes of the synthetic and fake data.", panel=DATA, min=2)] = 1000
+    num_samples: Annotated[
+        int, option(help="Training samples of the synthetic and fake data; a tenth more validates.", panel=DATA, min=1)
+    ] = 1280
+    train_num_workers: Annotated[
+        int | None,
+        option(
+            help="Processes that load training data, for each rank; 0 loads in the trainer. Default: none on CPUs and "
+            "for data in memory, else its share of the cores, up to 16.",
+            panel=DATA,
+            min=0,
+        ),
+    ] = None
+    valid_num_workers: Annotated[
+        int | None,
+        option(help="Processes that load validation data, for each rank. Default: as for training.", panel=DATA, min=0),
+    ] = None
+    decoder: Annotated[
+        Literal["cpu", "nvjpeg"],
+        option(help="What decodes image files: the loader's workers, or the GPU by nvJPEG (JPEGs only).", panel=DATA),
+    ] = "cpu"
+    on_bad_sample: Annotated[
+        Literal["stop", "skip"], option(help="What a sample that can't be read does to the run.", panel=DATA)
+    ] = "stop"
+    epochs: Annotated[int, option(help="Passes over the training data.", panel=TRAINING, min=1)] = 10
+    batch_size: Annotated[int, option(help="Samples of one rank in one micro-batch.", panel=TRAINING, min=1)] = 32
+    accumulate: Annotated[
+        int, option(help="Micro-batches that each rank adds up before one step.", panel=TRAINING, min=1)
+    ] = 1
+    max_steps: Annotated[int | None, option(help="Stop after this many steps in all.", panel=TRAINING, min=1)] = None
+    optimizer: Annotated[
+        Literal["sgd", "adamw"] | None,
+        option(
+            help="The optimizer. Default: sgd, and adamw for transformers.",
+            panel=TRAINING,
+        ),
+    ] = None
+    lr: Annotated[
+        float | None,
+        option(
+            help="Learning rate of one rank. Default: 0.01 with sgd, 0.001 with adamw.",
+            panel=TRAINING,
+            min=0.0,
+        ),
+    ] = None
+    lr_scale: Annotated[
+        Literal["none", "linear", "sqrt"],
+        option(help="How the learning rate grows with the number of micro-batches in a step.", panel=TRAINING),
+    ] = "none"
+    warmup_steps: Annotated[
+        int, option(help="Steps over which the learning rate rises from nearly 0.", panel=TRAINING, min=0)
+    ] = 20
+    lr_schedule: Annotated[
+        Literal["constant", "cosine"],
+        option(
+            help="The learning rate after its rise: as it is, or down to --lr-end in half a cosine.", panel=TRAINING
+        ),
+    ] = "constant"
+    lr_steps: Annotated[
+        int | None,
+        option(
+            help="The step at which the cosine ends. Default: the last by --epochs or --max-steps.",
+            panel=TRAINING,
+            min=1,
+        ),
+    ] = None
+    lr_end: Annotated[
+        float, option(help="Where the cosine ends, as a share of the learning rate.", panel=TRAINING, min=0.0, max=1.0)
+    ] = 0.0
+    momentum: Annotated[float, option(help="Momentum of sgd.", panel=TRAINING, min=0.0, max=1.0)] = 0.9
+    weight_decay: Annotated[float, option(help="Weight decay.", panel=TRAINING, min=0.0)] = 1e-4
+    decay_norms: Annotated[
+        bool,
+        option("--decay-norms/--no-decay-norms", help="Weight decay on norms and biases too.", panel=TRAINING),
+    ] = False
+    label_smoothing: Annotated[
+        float,
+        option(help="The share of each target that goes to all classes alike.", panel=TRAINING, min=0.0, max=1.0),
+    ] = 0.0
+    clip_norm: Annotated[
+        float | None,
+        option(help="The largest norm of all gradients together; longer ones are cut to it.", panel=TRAINING, min=0.0),
+    ] = None
+    seed: Annotated[int, option(help="One seed for all ranks: split, weights, order.", panel=TRAINING, min=0)] = 0
+    replicate: Annotated[
+        int, option(help="fsdp: groups of ranks, each with a whole model cut over its ranks.", panel=STRATEGY, min=1)
+    ] = 1
+    cpu_offload: Annotated[
+        bool,
+        option("--cpu-offload", help="fsdp: weights and moments stay in the host's memory.", panel=STRATEGY),
+    ] = False
+    comm_hook: Annotated[
+        Literal["none", "bf16", "fp16", "powersgd"],
+        option(help="ddp: what gradients become on their way between ranks.", panel=STRATEGY),
+    ] = "none"
+    powersgd_rank: Annotated[
+        int, option(help="ddp: columns of PowerSGD's matrices; fewer send less, and learn less.", panel=STRATEGY, min=1)
+    ] = 4
+    powersgd_start: Annotated[
+        int | None,
+        option(help="ddp: steps before PowerSGD, by plain averages. Default: --warmup-steps.", panel=STRATEGY, min=0),
+    ] = None
+    zero1: Annotated[
+        bool, option("--zero1", help="ddp: the optimizer's moments are dealt out to the ranks.", panel=STRATEGY)
+    ] = False
+    static_graph: Annotated[
+        bool, option("--static-graph", help="ddp: every step uses the same weights in the same order.", panel=STRATEGY)
+    ] = False
+    bucket_view: Annotated[
+        bool,
+        option("--bucket-view/--no-bucket-view", help="ddp: gradients lie where they are sent from.", panel=STRATEGY),
+    ] = True
+    bucket_mb: Annotated[
+        int | None,
+        option(
+            help="ddp: MiB of gradients that are sent at a time. Default: 25, but 1 at first.", panel=STRATEGY, min=1
+        ),
+    ] = None
+    sync_bn: Annotated[
+        bool, option("--sync-bn", help="ddp: normalise over the batches of all ranks, on GPUs.", panel=STRATEGY)
+    ] = False
+    tensor_parallel: Annotated[
+        int | None,
+        option(help="tp: neighbouring ranks that cut each layer between them. Default: all.", panel=STRATEGY, min=1),
+    ] = None
+    pipeline_parallel: Annotated[
+        int | None, option(help="pipeline: neighbouring ranks in a line. Default: all.", panel=STRATEGY, min=2)
+    ] = None
+    microbatches: Annotated[
+        int | None,
+        option(help="pipeline: parts of a batch that follow each other. Default: 2 a rank.", panel=STRATEGY, min=1),
+    ] = None
+    schedule: Annotated[
+        Literal["gpipe", "1f1b", "interleaved", "zero-bubble"],
+        option(help="pipeline: in which order they go there and back.", panel=STRATEGY),
+    ] = "1f1b"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], option(help="auto takes a GPU where there is one.", panel=SPEED)
+    ] = "auto"
+    backend: Annotated[
+        Literal["auto", "gloo", "nccl", "mpi"],
+        option(help="What the ranks speak through. auto: nccl between GPUs, gloo between CPUs.", panel=SPEED),
+    ] = "auto"
+    bf16: Annotated[
+        bool | None,
+        option("--bf16/--no-bf16", help="bfloat16 autocast. Default: on where the hardware has it.", panel=SPEED),
+    ] = None
+    channels_last: Annotated[
+        bool, option("--channels-last/--no-channels-last", help="Images as NHWC in memory.", panel=SPEED)
+    ] = True
+    compile: Annotated[
+        Literal["off", "default", "max-autotune"],
+        option(
+            help="Compile the model at its first step: default fuses kernels, max-autotune also tries which are the "
+            "fastest, and records them as CUDA graphs.",
+            panel=SPEED,
+        ),
+    ] = "off"
+    fused: Annotated[bool, option("--fused/--no-fused", help="The fused optimizer kernels.", panel=SPEED)] = True
+    deterministic: Annotated[
+        bool,
+        option(
+            "--deterministic",
+            help="Only kernels that give the same bits at each run, on GPUs too; on CPUs gradients are added up, and "
+            "transformers compute, in double precision, so that the bits are those of every strategy and world size.",
+            panel=SPEED,
+        ),
+    ] = False
+    name: Annotated[
+        str | None, option(help="The run's folder below --runs-dir. Default: made of model, data, strategy.", panel=RUN)
+    ] = None
+    runs_dir: Annotated[str, option(help="Where runs leave their files.", panel=RUN)] = "runs"
+    resume: Annotated[
+        str | None,
+        option(
+            help="Continue: 'auto' (or nothing after it) takes the run's latest checkpoint, else a run's folder or a "
+            "checkpoint.",
+            panel=RUN,
+        ),
+    ] = None
+    track: Annotated[
+        Literal["none", "tensorboard", "wandb", "mlflow"],
+        option(help="Where the run's numbers go besides metrics.jsonl: one run a job, without network.", panel=RUN),
+    ] = "none"
+    console: Annotated[
+        Literal["rank0", "all"],
+        option(
+            help="Whose lines the console shows; with all, the host and the rank stand before each. The run's logs/ "
+            "has a file of every rank.",
+            panel=RUN,
+        ),
+    ] = "rank0"
+    keep_checkpoints: Annotated[
+        int, option(help="How many checkpoints stay; the older ones are removed.", panel=RUN, min=1)
+    ] = 2
+    blocking_save: Annotated[
+        bool, option("--blocking-save", help="Write checkpoints while training waits, not behind it.", panel=RUN)
+    ] = False
+    save_every: Annotated[
+        float,
+        option(
+            help="Minutes from one checkpoint to the next within an epoch; 0: only after each epoch.",
+            panel=RUN,
+            min=0.0,
+        ),
+    ] = 30.0
+    save_before: Annotated[
+        float | None,
+        option(
+            help="Stop so many minutes before the job's time limit, with a checkpoint and exit code 75. Default: 5, or "
+            "a tenth of the limit, in the scripts of `muster job`; 0: never.",
+            panel=RUN,
+            min=0.0,
+        ),
+    ] = None
+    profile: Annotated[
+        bool,
+        option(
+            "--profile",
+            help="Trace some steps of rank 0 into the run's folder, for ui.perfetto.dev; they are not timed.",
+            panel=RUN,
+        ),
+    ] = False
+    timeout_s: Annotated[
+        int, option(help="Seconds that a collective operation may take before the run is ended.", panel=RUN, min=1)
+    ] = 600
+    preflight: Annotated[
+        bool,
+        option(
+            "--preflight",
+            help="Look at all nodes first, as `muster doctor --quick` does: faults end the run, warnings are said.",
+            panel=RUN,
+        ),
+    ] = False
+    hang_timeout: Annotated[
+        int | None,
+        option(
+            help="Seconds in which a rank may stand still; then all write their stacks, and the run ends. 0: for ever. "
+            "Default: 4/5 of --timeout-s, and 60 at least.",
+            panel=RUN,
+            min=0,
+        ),
+    ] = None
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """True for a transformer of train/models/gpt.py, misspelt ones too; False for a classifier of images."""
+        return self.model.lower().startswith("gpt")
+
+    @property
+    def pixels(self) -> int:
+        """Pixels a side of the images."""
+        return self.image_size or (32 if self.data.partition(":")[0] in ("digits", "cifar10") else 224)
+
+    @property
+    def hang_s(self) -> int:
+        """Seconds in which a rank may stand still; 0: for ever. By default a hang is told before the time-out of the
+        collective in which the other ranks wait."""
+        return max(60, self.timeout_s * 4 // 5) if self.hang_timeout is None else self.hang_timeout
+
+    def settled(self) -> "Options":
+        """These options, with the defaults that depend on others filled in."""
+        optimizer = self.optimizer or ("adamw" if self.predicts_tokens else "sgd")
+        lr = {"sgd": 0.01, "adamw": 0.001}[optimizer] if self.lr is None else self.lr
+        return replace(self, optimizer=optimizer, lr=lr)
+
+
+def parse(argv: Sequence[str]) -> tuple[str, Options]:
+    """The strategy and the options that `argv` (`["ddp", "--epochs=3"]`) stands for.
+
+    Raises:
+        typer.TyperException: a strategy, option or value that does not exist.
+        SystemExit: with code 0, after --help.
+    """
+    parsed: list[tuple[str, Options]] = []
+    app = typer.Typer(add_completion=False)
+    for strategy in STRATEGIES:
+
+        def chosen(options: Options, strategy: str = strategy) -> None:
+            parsed.append((strategy, options))
+
+        app.command(strategy)(command(chosen, Options))
+    typer.main.get_command(app).main(args=normalise(argv), prog_name="train", standalone_mode=False)
+    if not parsed:
+        raise SystemExit(0)  # --help has said what it had to say
+    return parsed[0]
+
+
+ONLY = {
+    "ddp": (
+        *("comm_hook", "powersgd_rank", "powersgd_start", "zero1"),
+        *("static_graph", "bucket_view", "bucket_mb", "sync_bn"),
+    ),
+    "fsdp": ("replicate", "cpu_offload"),
+    "tp": ("tensor_parallel",),
+    "pipeline": ("pipeline_parallel", "microbatches", "schedule"),
+}
+"""Options that mean something to one strategy only."""
+
+WHICH = """\
+Which one?  nodes  GPUs a node  when
+single      1      1            what you measure the others against
+dp          1      some         only to compare
+ddp         any    any          it fits on one GPU: the first choice
+fsdp        any    any          it does not; see --replicate on many nodes
+tp          any    2 to 8       gpt-...: its layers are too large for fsdp
+pipeline    any    any          gpt-...: slow network between many nodes
+"""
+"""Which strategy is for what, for the help text."""
+
+
+def check(strategy: str, options: Options) -> None:
+    """Raises MusterError where `options` contradict each other or the strategy, whatever the world."""
+    for other, names in ONLY.items():
+        flags = typed(options, *names)
+        if flags and strategy != other:
+            raise MusterError(
+                f"the strategy {strategy} knows nothing of {flags.partition('=')[0]}",
+                seen=f"train {strategy} {flags}",
+                fix=f"'train {other} {flags}', or leave it out",
+            )
+    check_replication(options)
+    if strategy in ("tp", "pipeline") and not options.predicts_tokens:
+        raise MusterError(
+            f"the strategy {strategy} cuts transformers, not {options.model}",
+            seen=f"train {strategy} --model={options.model}",
+            fix=f"'train fsdp --model={options.model}', or a transformer: --model=gpt-tiny",
+        )
+    if options.lr_schedule != "cosine" and (options.lr_steps is not None or options.lr_end):
+        name, value = ("lr-steps", options.lr_steps) if options.lr_steps is not None else ("lr-end", options.lr_end)
+        raise MusterError(
+            "a constant learning rate has no end to go to",
+            seen=f"--lr-schedule={options.lr_schedule} --{name}={value}",
+            fix="--lr-schedule=cosine",
+        )
+    if strategy == "dp" and options.compile != "off":
+        raise MusterError(
+            "the strategy dp copies the model at each step, and copies can't be compiled",
+            seen=f"train dp {typed(options, 'compile')}",
+            fix=f"'train ddp {typed(options, 'compile')}', which is faster in any case",
+        )
+    whole = typed(options, "activation_checkpoint", "compile")
+    if options.schedule == "zero-bubble" and whole:
+        raise MusterError(
+            "the zero-bubble schedule parts the backward pass: what is compiled or computed again can't be parted",
+            seen=f"--schedule=zero-bubble {whole}",
+            fix=f"--schedule=interleaved, or leave out {whole}",
+        )
+    if options.activation_checkpoint != "none" and not options.predicts_tokens:
+        raise MusterError(
+            f"{options.model} can't compute its activations again",
+            seen=f"--activation-checkpoint={options.activation_checkpoint}",
+            fix="leave it out, or train a transformer: --model=gpt-tiny",
+        )
+
+
+def typed(options: Options, *names: str) -> str:
+    """What a user types for those of `names` that are not at their default."""
+    return " ".join(to_argv(Options(**{name: getattr(options, name) for name in names})))
+
+
+def check_replication(options: Options) -> None:
+    """Raises MusterError where the options of ddp contradict each other."""
+    of_power = ("comm_hook", "powersgd_rank", "powersgd_start")
+    if options.comm_hook != "powersgd" and typed(options, *of_power[1:]):
+        raise MusterError(
+            "--powersgd-rank and --powersgd-start are for gradients that travel by PowerSGD",
+            seen=typed(options, *of_power),
+            fix="--comm-hook=powersgd, or leave them out",
+        )
+    if options.sync_bn and options.predicts_tokens:
+        raise MusterError(
+            f"{options.model} has no batch normalisation",
+            seen=typed(options, "sync_bn", "model"),
+            fix="leave out --sync-bn",
+        )
+    if options.static_graph and options.accumulate > 1:
+        raise MusterError(
+            "of a graph that is static torch sends the gradients of each micro-batch: none can be held back",
+            seen=typed(options, "static_graph", "accumulate"),
+            fix=f"leave out --static-graph, or --batch-size={options.accumulate * options.batch_size} --accumulate=1",
+        )
+
+
+def tensor_parallel_of(options: Options, world_size: int) -> int:
+    """How many ranks cut a layer between them."""
+    return options.tensor_parallel or world_size
+
+
+def check_tensor_parallel(options: Options, world_size: int, num_kv_heads: int, seq_len: int) -> None:
+    """Raises MusterError where the groups don't divide the world, or their ranks a layer or a sequence."""
+    size = tensor_parallel_of(options, world_size)
+    numbers = {"processes": world_size, "heads of keys": num_kv_heads, "tokens of a sequence": seq_len}
+    for name, number in numbers.items():
+        if number % size:
+            raise MusterError(
+                f"{number} {name} can't be divided by {size} ranks",
+                seen=f"--tensor-parallel={size}, {world_size} processes, --model={options.model}",
+                fix=f"--tensor-parallel={math.gcd(*numbers.values())}, or a divisor of that",
+            )
+
+
+def check_replicas(options: Options, world_size: int) -> None:
+    """Raises MusterError where the world can't be divided into `--replicate` groups of more than one rank."""
+    if world_size % options.replicate or options.replicate == world_size > 1:
+        raise MusterError(
+            f"{world_size} processes can't be divided into {options.replicate} groups of two or more",
+            seen=f"--replicate={options.replicate}, {world_size} processes",
+            fix="--replicate=1, or fewer groups whose number divides the processes; 'train ddp' for whole models",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipelines:
+    """How the ranks stand in lines.
+
+    Attributes:
+        size: ranks in a line.
+        stages_each: groups of layers that a rank has; stage s is on the rank at place s modulo size.
+        num_parts: micro-batches in which a rank's batch passes.
+    """
+
+    size: int
+    stages_each: int
+    num_parts: int
+
+    @classmethod
+    def of(cls, options: Options, world_size: int) -> "Pipelines":
+        """The lines that `options` make of `world_size` ranks."""
+        size = options.pipeline_parallel or world_size
+        stages_each = 2 if options.schedule in ("interleaved", "zero-bubble") else 1
+        return cls(size=size, stages_each=stages_each, num_parts=options.microbatches or 2 * size)
+
+    @property
+    def num_stages(self) -> int:
+        """Groups of layers, over all ranks of a line."""
+        return self.size * self.stages_each
+
+    @property
+    def bubble(self) -> float:
+        """The share of a step in which a rank waits for others, where every stage takes as long (arXiv 2104.04473)."""
+        return (self.size - 1) / (self.stages_each * self.num_parts + self.size - 1)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages of `rank`."""
+        return list(range(rank % self.size, self.num_stages, self.size))
+
+
+def check_pipeline(options: Options, world_size: int, num_layers: int) -> None:
+    """Raises MusterError where the lines don't divide the world, the layers or the batch."""
+    if world_size == 1:
+        return
+    plan = Pipelines.of(options, world_size)
+    size, parts = plan.size, plan.num_parts
+    seen = f"{world_size} processes, --model={options.model} --pipeline-parallel={size} --schedule={options.schedule}"
+    if world_size % size:
+        raise MusterError(
+            f"{world_size} processes can't stand in lines of {size}",
+            seen=seen,
+            fix="--pipeline-parallel=N, where N divides the processes",
+        )
+    if plan.num_stages > num_layers:
+        raise MusterError(
+            f"{num_layers} layers are too few for {plan.num_stages} stages",
+            seen=seen,
+            fix="a smaller --pipeline-parallel, --schedule=1f1b, fewer processes, or a larger model",
+        )
+    fits = options.batch_size % parts == 0
+    if options.schedule == "1f1b":
+        fits = fits and (parts == 1 or parts >= size)
+    if plan.stages_each > 1:
+        fits = fits and parts % max(1, parts // size) == 0
+    if not fits:
+        raise MusterError(
+            f"a batch of {options.batch_size} can't pass in {parts} parts by the schedule {options.schedule}",
+            seen=f"--batch-size={options.batch_size} --microbatches={parts}, lines of {size} ranks",
+            fix=f"--batch-size={2 * size} or a multiple of it, without --microbatches",
+        )

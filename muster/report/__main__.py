@@ -1,0 +1,45 @@
+"""`python -m muster.report RUN...`: tables on the terminal, and a page with charts."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from muster.errors import MusterError, one_line
+from muster.report import charts, page, runs, scaling, tables
+
+
+def report(given: list[str], output: Path | None) -> Path:
+    """The page's file, after printing the tables and writing the page.
+
+    Raises:
+        MusterError: there is no run, it can't be read, or the folder is taken or can't be written.
+    """
+    found, notes = runs.read_all(given)
+    folder = page.choose_folder(given, found, output)
+    facts = tables.facts(found)
+    scalings, left_out = scaling.find(found)
+    notes += left_out
+    # Here and not above: what can't be read must not wait for rich.
+    from muster.report import terminal
+
+    terminal.show(found, facts, scalings, notes)
+    html = page.render(found, facts, scalings, charts.of_scalings(scalings), charts.of_runs(found), notes)
+    return page.write(folder, html)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="muster report")
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--output", type=Path)
+    asked = parser.parse_args()
+    try:
+        made = report(asked.runs, asked.output)
+    except MusterError as error:
+        sys.stdout.flush()
+        print(error, file=sys.stderr)
+        sys.exit(error.code)
+    print(f"page     {one_line(str(made))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The charts of runs and of their scaling, drawn by matplotlib, which is loaded only where there is what to draw."""
+
+import math
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from muster import plotting
+from muster.report import tables
+from muster.report.runs import Run
+from muster.report.scaling import Scaling
+
+WIDTH_INCHES, HEIGHT_INCHES = 5.6, 3.5
+
+MOST_POINTS, MOST_TICKS, MOST_BARS = 400, 12, 16
+
+SHARES = ("compute", "communication", "data")
+
+LEARNING = (
+    "Full lines: training, the mean of the epoch so far, with the weights as they were. Broken lines: validation, "
+    "after each epoch."
+)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart.
+
+    Attributes:
+        note: how to read it.
+        svg: the file that matplotlib has made.
+    """
+
+    title: str
+    note: str
+    svg: bytes
+
+    @property
+    def base64(self) -> str:
+        """The file as a page holds it."""
+        return b64encode(self.svg).decode()
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart.
+
+    Attributes:
+        index: of its run or its group: it gives the colour and the marker.
+        points: y by x, x ascending.
+        style: as matplotlib names it.
+        is_named: whether the legend names it.
+    """
+
+    label: str
+    index: int
+    points: Mapping[float, float]
+    style: str = "-"
+    is_named: bool = True
+
+
+def of_runs(runs: Sequence[Run]) -> list[Chart]:
+    """The charts of `runs`; those that would show nothing, or one point, are left out."""
+    rates = [(f"{unit}_per_second", f"{unit} a second") for unit in sorted({run.unit for run in runs})]
+    with plotting.style():
+        charts = [
+            _over_steps("Loss", "cross-entropy loss", _learning(runs, "loss"), LEARNING, of="loss"),
+            _over_steps("Accuracy", "share of right answers", _learning(runs, "accuracy"), LEARNING, of="share"),
+            *(
+                _over_steps("Throughput over steps", label, _curves(runs, name), "All ranks together.")
+                for name, label in rates
+            ),
+            _shares(runs),
+            _over_steps("Memory over steps", "GiB, rank 0", _curves(runs, "memory_gib")),
+        ]
+    return [chart for chart in charts if chart is not None]
+
+
+def of_scalings(scalings: Sequence[Scaling]) -> list[Chart]:
+    """Throughput and efficiency over the ranks; one line for each group of runs that do the same work."""
+    charts: list[Chart] = []
+    with plotting.style():
+        for kind, unit in dict.fromkeys((found.kind, found.unit) for found in scalings):
+            group = [found for found in scalings if (found.kind, found.unit) == (kind, unit)]
+            title = f"{kind.capitalize()} scaling"
+            charts += [
+                _over_ranks(f"{title}: throughput", f"{unit} a second", group, "rate"),
+                _over_ranks(f"{title}: efficiency", "share of the ideal rate", group, "efficiency"),
+            ]
+    return charts
+
+
+def _learning(runs: Sequence[Run], name: str) -> list[Line]:
+    """Training and validation of `name` over the steps."""
+    lines: list[Line] = []
+    several = len(runs) > 1
+    for index, run in enumerate(runs):
+        train, valid = _points(run, f"train_{name}"), _points(run, f"valid_{name}")
+        if train:
+            lines.append(Line(run.label if several else "training", index, train))
+        if valid:
+            label = f"{run.label}, validation" if several else "validation"
+            # Of several runs colour and marker tell whose it is.
+            lines.append(Line(label, index if several else 1, valid, "--", is_named=not (several and train)))
+    return lines
+
+
+def _curves(runs: Sequence[Run], name: str) -> list[Line]:
+    """The curve of `name` of each run that has one."""
+    return [Line(run.label, index, points) for index, run in enumerate(runs) if (points := _points(run, name))]
+
+
+def _points(run: Run, name: str) -> dict[float, float]:
+    """The run's curve, thinned out to what a page can show."""
+    return dict(_some(list(run.curve(name).items()), MOST_POINTS))
+
+
+def _some(items: Sequence[Any], most: int) -> list[Any]:
+    """At most `most` of `items`, evenly, with the last."""
+    stride = max(1, math.ceil(len(items) / most))
+    return list(items[::-1][::stride][::-1])
+
+
+def _over_steps(
+    title: str, y_label: str, lines: Sequence[Line], note: str = "", of: Literal["loss", "share", "amount"] = "amount"
+) -> Chart | None:
+    """Lines over the steps; None where they are points at best.
+
+    Args:
+        of: what the y axis is of: it says where the axis begins and how its numbers are written.
+    """
+    if max((len(line.points) for line in lines), default=0) < 2:
+        return None
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = _axes(title, "step", y_label)
+    _plot(axes, lines)
+    # A step is a whole number.
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(_tick)
+    values = [value for line in lines for value in line.points.values()]
+    axes.yaxis.set_major_formatter(_percent_tick if of == "share" else _tick)
+    if of == "loss" and 0 < min(values) < max(values) / 20:
+        # A first loss that is far off would press all others against the axis.
+        _log_scale(axes, "y", min(values), max(values))
+    elif of != "loss" and min(values) >= 0:
+        axes.set_ylim(bottom=0)
+    return Chart(title, note, _svg(figure, axes))
+
+
+def _over_ranks(title: str, y_label: str, group: Sequence[Scaling], name: str) -> Chart:
+    """One attribute of the scalings' points over the number of ranks, and what would be ideal."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    measured: list[Line] = []
+    ideal: list[Line] = []
+    for index, found in enumerate(group):
+        first = found.points[0]
+        start = getattr(first, name)
+        points = {float(point.world): getattr(point, name) for point in found.points}
+        best = {world: start if name == "efficiency" else start * world / first.world for world in points}
+        measured.append(Line(found.title.partition(": ")[2] if len(group) > 1 else "measured", index, points))
+        ideal.append(Line("ideal", index, best, ":", is_named=not ideal))
+    figure, axes = _axes(title, "ranks", y_label)
+    _plot(axes, [*measured, *ideal])
+    worlds = sorted({world for line in measured for world in line.points})
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(_some(worlds, MOST_TICKS)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(_tick)
+    if name == "efficiency":
+        axes.yaxis.set_major_formatter(_percent_tick)
+        axes.set_ylim(bottom=0)
+    else:
+        values = [value for line in (*measured, *ideal) for value in line.points.values()]
+        _log_scale(axes, "y", min(values), max(values))
+    return Chart(title, "", _svg(figure, axes))
+
+
+def _shares(runs: Sequence[Run]) -> Chart | None:
+    """What the time of a step went to, a bar a run."""
+    known = [run for run in runs if any(run.number("shares", part) for part in SHARES)][:MOST_BARS]
+    if not known:
+        return None
+    figure, axes = _axes("Where the time goes", "share of a step", "")
+    starts = [0.0] * len(known)
+    for part, color in zip(SHARES, plotting.COLORS, strict=False):
+        shares = [run.number("shares", part) or 0.0 for run in known]
+        bars = axes.barh(range(len(known)), shares, 0.6, left=starts, color=color, edgecolor="white", label=part)
+        # Where there is room for it.
+        written = [tables.percent(share) if share > 0.08 else "" for share in shares]
+        axes.bar_label(bars, written, label_type="center", color="white", fontsize=9)
+        starts = [start + share for start, share in zip(starts, shares, strict=True)]
+    axes.set_yticks(range(len(known)), [_label(run.label, 32) for run in known])
+    axes.set_ylim(max(len(known), 3) - 0.4, -0.6)
+    axes.set_xlim(0, 1)
+    axes.grid(visible=False)
+    axes.xaxis.set_major_formatter(_percent_tick)
+    note = "The mean step of all ranks. Communication: what of it is not hidden behind compute."
+    return Chart("Where the time goes", note, _svg(figure, axes))
+
+
+def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
+    figure, axes = plotting.subplots(WIDTH_INCHES, HEIGHT_INCHES)
+    axes.set_title(title)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    return figure, axes
+
+
+def _plot(axes: Any, lines: Sequence[Line]) -> None:
+    """Draws the lines, told apart by colour and by marker."""
+    for line in lines:
+        is_ideal = line.style == ":"
+        axes.plot(
+            list(line.points),
+            list(line.points.values()),
+            linestyle=line.style,
+            color=plotting.MUTED if is_ideal else plotting.COLORS[line.index % len(plotting.COLORS)],
+            marker="" if is_ideal else plotting.MARKERS[line.index % len(plotting.MARKERS)],
+            markevery=max(1, len(line.points) // 8) if line.style == "-" else 1,
+            label=_label(line.label) if line.is_named else None,
+        )
+
+
+def _log_scale(axes: Any, name: str, low: float, high: float) -> None:
+    """Makes the axis `name` logarithmic, with some five round numbers on it, however much it spans."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    axes.set(**{f"{name}scale": "log"})
+    axis = axes.xaxis if name == "x" else axes.yaxis
+    many = LogLocator(subs=(1, 2, 5) if high / 1e3 < low else (1,))
+    axis.set_major_locator(many if high / 4 > low else MaxNLocator(6))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(_tick)
+
+
+def _tick(value: float, _: int | None = None) -> str:
+    return tables.quantity(value)
+
+
+def _percent_tick(value: float, _: int | None = None) -> str:
+    return f"{value * 100:.4g} %"
+
+
+def _label(text: str, most: int = 64) -> str:
+    """`text` as a legend takes it: not wider than the chart, and shown even if it begins with an underscore."""
+    short = text if len(text) <= most else f"{text[: most - 20]} ... {text[-15:]}"
+    return f"\u200b{short}" if short.startswith("_") else short
+
+
+def _svg(figure: Any, axes: Any) -> bytes:
+    """The figure's file, with a legend below where there is more than one name."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        columns = max(1, min(4, 80 // (max(map(len, labels)) + 8)))
+        figure.set_figheight(HEIGHT_INCHES + 0.22 * math.ceil(len(labels) / columns))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    return plotting.svg(figure)

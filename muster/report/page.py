@@ -1,0 +1,143 @@
+"""The page: one HTML file that needs nothing else."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from muster import plotting
+from muster.errors import MusterError, one_line
+from muster.report import scaling, tables
+from muster.report.charts import Chart
+from muster.report.runs import Run, record
+from muster.report.scaling import Scaling
+from muster.report.tables import NONE, Facts
+
+PAGE = "index.html"
+
+MARK = '<meta name="generator" content="muster report">'
+"""Tells a report from other pages: only a report is written over."""
+
+FIRST = (
+    *("images a second", "tokens a second", "step, median", "MFU", "peak memory, a GPU", "peak memory, a process"),
+    *("valid. accuracy", "validation loss", "time of this run"),
+)
+"""Facts of a run that stand above the others."""
+
+
+def choose_folder(given: Sequence[str], runs: Sequence[Run], output: Path | None) -> Path:
+    """Where the report goes: `output`, else report/ in the one folder that was given, else here.
+
+    Raises:
+        MusterError: what is there is no report.
+    """
+    if output is None:
+        inside = runs[0].folder if len(runs) == 1 else Path(given[0])
+        output = (inside if len(given) == 1 else Path()) / "report"
+    page = output / PAGE
+    try:
+        is_taken = os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir()))
+        is_report = is_taken and page.is_file() and MARK in page.read_text(encoding="utf-8", errors="replace")[:1000]
+    except OSError as error:
+        raise _unwritable(output, error) from None
+    if is_taken and not is_report:
+        raise MusterError(
+            "there is something here already that is no report, and it is not written over",
+            seen=str(output),
+            fix="--output FOLDER: a new one, or that of an earlier report",
+        )
+    return output
+
+
+def write(folder: Path, html: str) -> Path:
+    """The page's path, after writing it.
+
+    Raises:
+        MusterError: the folder can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PAGE).write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    return folder / PAGE
+
+
+def _unwritable(folder: Path, error: OSError) -> MusterError:
+    return MusterError(
+        f"the report can't be written: {error.strerror}",
+        seen=str(folder),
+        fix="--output FOLDER that this user may write",
+    )
+
+
+def render(
+    runs: Sequence[Run],
+    facts: Mapping[str, Facts],
+    scalings: Sequence[Scaling],
+    of_scalings: Sequence[Chart],
+    of_runs: Sequence[Chart],
+    notes: Sequence[str],
+) -> str:
+    """The whole file, by page.html. The same input gives the same bytes."""
+    import jinja2
+    from markupsafe import Markup
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        # A macro of the template has made it: it is escaped already.
+        if isinstance(value, Markup):
+            return value
+        return NONE if value is None else one_line(str(value))
+
+    # All that is filled in is escaped, and shown without control characters.
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=shown,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
+        title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
+        lead="; ".join(dict.fromkeys(run.work for run in runs if run.summary)),
+        cards=cards(runs, facts, scalings),
+        colors=plotting.COLORS,
+        notes=notes,
+        runs=runs,
+        facts=facts,
+        scalings=[(found, *tables.of_scaling(found)) for found in scalings],
+        definition=scaling.DEFINITION,
+        of_scalings=of_scalings,
+        of_runs=of_runs,
+        details=[_details(run) for run in runs],
+        most_ranks=tables.MOST_RANKS,
+    )
+
+
+def cards(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Scaling]) -> list[tuple[str, str]]:
+    """The few numbers that one looks for first, with their names."""
+    found = [
+        (f"{scaling.kind} scaling, efficiency on {scaling.points[-1].world} ranks",
+         tables.percent(scaling.points[-1].efficiency))
+        for scaling in scalings
+    ]  # fmt: skip
+    if len(runs) == 1:
+        found += [(label, row[0]) for rows in facts.values() for label, row in rows.items() if label in FIRST]
+    return found
+
+
+def _details(run: Run) -> dict[str, Any]:
+    """The command, the software, the options and the ranks of a run."""
+    known = {"folder": str(run.folder), "resumed from": run.text("resumed_from"), "trace": run.text("profile")}
+    software = {name: value for name, value in record(run.summary.get("versions")).items() if value is not None}
+    return {
+        "label": run.label,
+        "command": run.text("command"),
+        "notes": run.notes,
+        "software": {**{name: value for name, value in known.items() if value}, **software},
+        "options": record(run.summary.get("options")),
+        "ranks": tables.of_ranks(run),
+    }

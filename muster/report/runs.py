@@ -1,0 +1,261 @@
+"""A run, as its files tell it: whole, under way, killed while it wrote, or of an older version."""
+
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from muster.errors import MusterError, one_line
+
+SUMMARY, METRICS = "summary.json", "metrics.jsonl"
+
+LARGEST = 1e300
+"""No number beyond it can be drawn: charts need room above it."""
+
+USAGE = "muster report RUN...: a run's folder, or a folder with runs in it"
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run left.
+
+    Attributes:
+        label: its folder's name, with as much of the path before it as tells it from the others.
+        summary: summary.json; empty where the run has not come to its end.
+        lines: the records of metrics.jsonl, in order.
+        notes: what could not be read.
+    """
+
+    folder: Path
+    label: str
+    summary: Record
+    lines: tuple[Record, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_finished(self) -> bool:
+        """True where there is a summary, and no step was logged after it."""
+        end = self.number("step")
+        return bool(self.summary) and (end is None or self.last_step <= end)
+
+    @property
+    def last_step(self) -> int:
+        """The last step that anything is known of."""
+        steps = [number(line.get("step")) or 0.0 for line in self.lines]
+        return int(max([*steps, self.number("step") or 0.0]))
+
+    @property
+    def work(self) -> str:
+        """Model, data and strategy."""
+        return f"{self.text('model')} on {self.text('data')}, {self.text('strategy')}"
+
+    @property
+    def unit(self) -> str:
+        """What is counted a second: images or tokens."""
+        known = {key for record in (self.summary, *self.lines) for key in record}
+        return "tokens" if "tokens_per_second" in known else "images"
+
+    @property
+    def rate(self) -> float | None:
+        """Images or tokens a second, of all ranks together."""
+        return self.number(f"{self.unit}_per_second")
+
+    @property
+    def rate_per_rank(self) -> float | None:
+        """Images or tokens a second, of one rank."""
+        if self.rate is not None and self.world_size:
+            return self.rate / self.world_size
+        return self.number(f"{self.unit}_per_second_per_rank")
+
+    @property
+    def world_size(self) -> int | None:
+        """The number of ranks."""
+        world = self.number("world_size")
+        return int(world) if world and world >= 1 else None
+
+    def number(self, *path: str) -> float | None:
+        """The number at `path` in the summary; None where there is none."""
+        return number(self._value(path))
+
+    def text(self, *path: str) -> str | None:
+        """The text at `path` in the summary, on one line; None where there is none."""
+        value = self._value(path)
+        return one_line(value) if isinstance(value, str) and value else None
+
+    def curve(self, name: str) -> dict[float, float]:
+        """The values of `name` in metrics.jsonl by their steps, ascending; of two at one step the later."""
+        pairs = [(number(line.get("step")), number(line.get(name))) for line in self.lines]
+        return dict(sorted({step: value for step, value in pairs if step is not None and value is not None}.items()))
+
+    def _value(self, path: Sequence[str]) -> Any:
+        value: Any = self.summary
+        for name in path:
+            value = record(value).get(name)
+        return value
+
+
+def number(value: Any) -> float | None:
+    """`value` where it is a number that can be drawn, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= LARGEST else None
+
+
+def record(value: Any) -> Record:
+    """`value` where it is an object, else an empty one."""
+    return cast("Record", value) if isinstance(value, dict) else {}
+
+
+def records(value: Any) -> list[Record]:
+    """The objects in the list `value`."""
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    return [record(item) for item in items if isinstance(item, dict)]
+
+
+def read_all(given: Sequence[str]) -> tuple[list[Run], list[str]]:
+    """The runs that the paths `given` stand for, each once, with labels that differ; and notes on what is left out.
+
+    Raises:
+        MusterError: a path holds no run, or what it holds can't be read.
+    """
+    runs: dict[Path, Run] = {}
+    notes: list[str] = []
+    for text in given:
+        for run in _read(Path(text), notes):
+            runs.setdefault(run.folder.resolve(), run)
+    labels = _labels(list(runs))
+    return [replace(run, label=label) for run, label in zip(runs.values(), labels, strict=True)], notes
+
+
+def _read(path: Path, notes: list[str]) -> list[Run]:
+    """The run at `path`, or those in the folder `path`; `notes` gets those that can't be read."""
+    folder = path.parent if path.name in (SUMMARY, METRICS) and not os.path.isdir(path) else path
+    if _holds_run(folder):
+        return [_open(folder)]
+    if not os.path.isdir(folder):
+        raise MusterError("there is no run", seen=str(path), fix=USAGE)
+    try:
+        inside = sorted(folder.iterdir(), key=_natural)
+    except OSError as error:
+        raise _closed(folder, error) from None
+    found: list[Run] = []
+    damaged: MusterError | None = None
+    for one in inside:
+        try:
+            if _holds_run(one):
+                found.append(_open(one))
+        except MusterError as error:
+            # One that can't be read must not hide the others.
+            damaged = damaged or error
+            notes.append(f"left out: {one_line(error.seen)}: {one_line(error.wrong)}")
+    if not found:
+        raise damaged or MusterError(
+            "there is no run in this folder",
+            seen=f"{path}, without {SUMMARY} or {METRICS} in it or in its folders",
+            fix=USAGE,
+        )
+    return found
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether `folder` holds a run's files.
+
+    Raises:
+        MusterError: the folder may not be searched.
+    """
+    for name in (SUMMARY, METRICS):
+        try:
+            if stat.S_ISREG(os.stat(folder / name).st_mode):
+                return True
+        except PermissionError as error:
+            raise _closed(folder, error) from None
+        except OSError:
+            continue
+    return False
+
+
+def _closed(folder: Path, error: OSError) -> MusterError:
+    return MusterError(
+        f"the folder can't be read: {error.strerror}",
+        seen=str(folder),
+        fix="its owner may open it: chmod -R u+rwX,go+rX FOLDER; or leave it out",
+    )
+
+
+def _natural(path: Path) -> list[tuple[bool, int, str]]:
+    """A key to sort by as people do: w2 before w16."""
+    words = re.findall(r"[0-9]+|[^0-9]+", path.name)
+    return [(word.isdecimal(), int(word) if word.isdecimal() else 0, word) for word in words]
+
+
+def _open(folder: Path) -> Run:
+    """The run in `folder`.
+
+    Raises:
+        MusterError: its summary is damaged, or it holds no result yet.
+    """
+    summary = _summary(folder / SUMMARY)
+    lines, num_damaged = _lines(folder / METRICS)
+    if not summary and not lines:
+        raise MusterError(
+            "the run has left no results yet",
+            seen=f"{folder / METRICS}: no line that can be read",
+            fix="try again when it has trained some steps; or leave this run out",
+        )
+    notes = (f"{num_damaged} lines of {METRICS} could not be read",) if num_damaged else ()
+    return Run(folder, folder.name, summary, tuple(lines), notes)
+
+
+def _summary(path: Path) -> Record:
+    fix = "leave this run out; or remove the file: metrics.jsonl is then read alone"
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise MusterError("a file of the run can't be read", seen=f"{path}: {error}", fix=fix) from None
+    if not isinstance(found, dict) or not found:
+        raise MusterError("a file of the run is damaged", seen=f"{path}: it holds no object", fix=fix)
+    return cast("Record", found)
+
+
+def _lines(path: Path) -> tuple[list[Record], int]:
+    """The records at `path`, and how many lines are none. The last may have been cut off by a kill: it counts not."""
+    try:
+        text = path.read_bytes().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        fix = "leave this run out"
+        raise MusterError("a file of the run can't be read", seen=f"{path}: {error}", fix=fix) from None
+    kept: list[Record] = []
+    num_damaged = 0
+    lines = text.split("\n")
+    for index, line in enumerate(lines):
+        try:
+            found: Any = json.loads(line) if line.strip() else {}
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict):
+            kept += [cast("Record", found)] if found else []
+        elif index + 1 < len(lines):
+            num_damaged += 1
+    return kept, num_damaged
+
+
+def _labels(folders: Sequence[Path]) -> list[str]:
+    """For each of `folders` (resolved) its name, with as much of the path before it as tells it from the others."""
+    labels = [folder.name or str(folder) for folder in folders]
+    doubled = [folder for folder, label in zip(folders, labels, strict=True) if labels.count(label) > 1]
+    common = os.path.commonpath([folder.parent for folder in doubled]) if doubled else ""
+    named = (
+        os.path.relpath(folder, common) if folder in doubled else label
+        for folder, label in zip(folders, labels, strict=True)
+    )
+    return [one_line(label) for label in named]

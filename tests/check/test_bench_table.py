@@ -1,0 +1,74 @@
+"""The figures of bench: what is timed, and what becomes of it."""
+
+import pytest
+
+from muster.check.bench import timing
+from muster.check.bench.collectives import ALL, BARRIER
+from muster.check.bench.table import Row
+from muster.check.bench.timing import Timing
+
+SECOND = Timing(1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("collective", "num_ranks", "busbw"),
+    # Bus bandwidths of 10^9 bytes in a second, by the formulas that nccl-tests' PERFORMANCE.md writes out.
+    [
+        ("all_reduce", 2, 1.0),  # 2 (n - 1) / n
+        ("all_reduce", 4, 1.5),
+        ("all_reduce", 8, 1.75),
+        ("all_gather", 2, 0.5),  # (n - 1) / n
+        ("all_gather", 8, 0.875),
+        ("reduce_scatter", 4, 0.75),
+        ("all_to_all", 4, 0.75),
+        ("all_to_all", 16, 0.9375),
+        ("broadcast", 8, 1.0),  # 1
+        ("reduce", 8, 1.0),
+        ("send_recv", 8, 1.0),
+    ],
+)
+def test_bandwidths_are_those_of_nccl_tests(collective, num_ranks, busbw):
+    row = Row(collective, 10**9, num_ranks, (SECOND,), 1)
+    assert row.algbw == pytest.approx(1.0)
+    assert row.busbw == pytest.approx(busbw)
+    assert Row(collective, 10**9, num_ranks, (Timing(0.25, 1.0, 1.0),), 1).busbw == pytest.approx(4 * busbw)
+
+
+@pytest.mark.parametrize("collective", [one.name for one in ALL])
+def test_one_rank_has_no_bus_bandwidth(collective):
+    row = Row(collective, 4096, 1, (SECOND,), 1)
+    assert row.busbw is None
+    assert row.figures()["busbw"] is None
+    assert row.cells()[3] == "N/A"
+
+
+def test_a_barrier_has_a_time_and_no_bandwidth():
+    row = Row(BARRIER, 0, 4, (SECOND,), 1)
+    assert (row.algbw, row.busbw, row.time_s) == (None, None, 1.0)
+    assert row.cells()[1:5] == ["-", "N/A", "N/A", "1000000.0"]
+
+
+def test_the_time_is_the_mean_of_the_slowest_rank_and_percentiles_are_of_the_slowest_in_each_call():
+    found = timing.of_ranks([[1.0, 1.0, 4.0, 1.0], [2.0, 2.0, 2.0, 2.0], [3.0, 1.0, 1.0, 1.0]])
+    # By call the slowest are 3, 2, 4, 2; by rank the means are 1.75, 2, 1.5.
+    assert found == Timing(mean_s=2.0, p50_s=2.0, p99_s=4.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "figure"),
+    [(50, 10), (99, 20), (95, 19), (1, 1)],
+)
+def test_a_percentile_is_one_of_the_figures(share, figure):
+    assert timing.percentile(list(range(1, 21)), share) == figure
+
+
+def test_the_middle_pass_stands_for_a_row():
+    row = Row("reduce", 4, 2, tuple(Timing(each, each, each) for each in (5.0, 1.0, 2.0)), 1)
+    assert row.time_s == 2.0
+    assert row.figures()["passes_us"] == [5e6, 1e6, 2e6]
+
+
+def test_what_a_backend_lacks_is_no_failure_in_the_table():
+    cells = Row("all_to_all", 0, 2, note="not by gloo").cells()
+    assert (cells[0], cells[-1]) == ("all_to_all", "not by gloo")
+    assert Row("reduce", 8, 2, (SECOND,), 0, 1).cells()[-1] == "WRONG"

@@ -1,0 +1,174 @@
+"""A call of each collective, with values that are known: who has spoilt them, and who did not come."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Collection
+
+import pytest
+
+from muster.check.bench.collectives import BARRIER
+from muster.check.doctor.collectives import NOT_OVER, START, Progress, findings, wrong_sum
+from tests.train.conftest import environment, free_port
+
+HOSTS = ["a", "b", "c", "d"]
+
+
+def progress(rank: int, *, at: str | None = "", stuck: str = "", why: str = "", **wrong: int | None) -> Progress:
+    """What a rank tells; of each collective with wrong values, the rank that they are from."""
+    return Progress(rank, at, {name: (source, "5 in place of 4") for name, source in wrong.items()}, [], stuck, why)
+
+
+def found(
+    *ranks: Progress, pairs: Collection[tuple[int, int]] = (), places: tuple[str, ...] = ()
+) -> list[tuple[str, str]]:
+    where = places or tuple(BARRIER for _ in ranks)
+    return [(one.host, one.wrong) for one in findings(ranks, where, pairs, HOSTS, 30)]
+
+
+def test_nothing_is_wrong():
+    assert found(progress(0), progress(1)) == []
+
+
+def test_a_share_that_is_wrong_at_all_is_its_givers():
+    ranks = [progress(rank, all_gather=2) for rank in range(4)]
+    assert found(*ranks) == [("c", "all_gather gives wrong values: by rank 2 on c")]
+
+
+def test_shares_of_several_that_are_wrong_at_one_rank_are_its_own():
+    ranks = [progress(0), progress(1, all_gather=None, reduce_scatter=None), progress(2)]
+    assert found(*ranks) == [("b", "all_gather, reduce_scatter give wrong values: by rank 1 on b")]
+
+
+def test_one_share_that_is_wrong_at_one_other_rank_is_the_pairs():
+    assert found(progress(0), progress(1), progress(2, send_recv=1))[0][0] == "b -> c"
+
+
+def test_a_sum_that_is_wrong_at_all_needs_pairs():
+    ranks = [progress(rank, reduce_scatter=None) for rank in range(4)]
+    assert wrong_sum(ranks) == "reduce_scatter"
+    assert found(*ranks, pairs=((1, 2), (2, 3)))[0][0] == "c"
+    assert found(*ranks) == [("", "reduce_scatter gives wrong values: it can't be told by which rank")]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [
+        ([progress(0), progress(1)], ""),
+        ([progress(0), progress(1, all_reduce=None)], ""),
+        ([progress(0, reduce=None), progress(1)], "reduce"),
+        ([progress(0, all_gather=1), progress(1, all_gather=1)], ""),
+        ([progress(0, reduce=None), progress(1, stuck="barrier")], ""),
+    ],
+)
+def test_when_pairs_can_tell_more(ranks, name):
+    assert wrong_sum(ranks) == name
+
+
+def test_who_did_not_come_back_is_named():
+    waiting = [progress(rank, stuck="broadcast", why="Timed out", at="broadcast") for rank in (0, 1)]
+    ranks = [*waiting, progress(2, stuck="all_gather", why=NOT_OVER, at="all_gather")]
+    # The collective that the others are in may have ended for them, never for who was left in it.
+    ((host, wrong),) = found(*ranks, places=("broadcast", "broadcast", "all_gather"))
+    assert (host, wrong) == ("c", "all_gather did not end: rank 2 on c did not come back")
+
+
+def test_a_rank_that_is_behind_did_not_come():
+    waiting = [progress(rank, stuck="broadcast", why="Timed out", at="broadcast") for rank in (0, 1)]
+    ((host, wrong),) = found(*waiting, progress(2, at=None), places=("broadcast", "broadcast", "all_gather"))
+    assert (host, wrong) == ("c", "broadcast did not end: rank 2 on c did not come")
+
+
+def test_a_rank_that_has_died_in_it_says_nothing_any_more():
+    waiting = [progress(rank, stuck="reduce", why="Connection reset", at="reduce") for rank in (0, 1)]
+    ((host, wrong),) = found(*waiting, progress(2, at=None), places=("reduce", "reduce", "reduce"))
+    assert (host, wrong) == ("c", "reduce did not end: rank 2 on c said nothing any more")
+
+
+def test_a_group_that_does_not_start():
+    ranks = [progress(rank, stuck=START, why="no route", at=START) for rank in range(3)]
+    ((host, wrong),) = found(*ranks, places=(START, START, START))
+    assert (host, wrong) == ("", f"{START} did not end, though all ranks came to it")
+
+
+# Three ranks for each of the scenarios, all forked by one process: torch takes its time to load. They go through this
+# part of a look only. What is planted stands in the place of torch's own function on one of them.
+RANKS = """
+import json, os, sys, time
+from dataclasses import replace
+from pathlib import Path
+import torch.distributed as dist
+from muster.check.doctor import collectives
+from muster.check.options import DoctorOptions
+from muster.train.world import connect, read_environment
+
+def plant(what, deed):
+    real = getattr(dist, what)
+    def planted(*args, **kwargs):
+        if deed == "hang":
+            time.sleep(600)
+        if deed == "in":
+            args[0][0] += 1
+        answer = real(*args, **kwargs)
+        if deed == "out":
+            args[0].add_(1)
+        return answer
+    setattr(dist, what, planted)
+
+def run(rank, folder, port, planted, timeout_s):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "3", "MASTER_PORT": str(port)}
+    for what, where, deed in planted:
+        if where == rank:
+            plant(what, deed)
+    collectives.SLACK_S = 5.0
+    world = read_environment(os.environ, 90)
+    world = replace(world, store=connect(world), hosts=("a", "b", "c"))
+    part = collectives.check(world, DoctorOptions(device="cpu", timeout_s=timeout_s))
+    if world.main:
+        lines = [" ".join([finding.about, finding.host, finding.wrong]) for finding in part.findings]
+        Path(folder, "findings").write_text(json.dumps(lines))
+    world.gather("bye")
+
+for scenario in json.loads(sys.argv[1]):
+    for rank in range(3):
+        if not os.fork():
+            try:
+                run(rank, *scenario)
+            finally:
+                sys.stderr.flush()
+                os._exit(0)
+for _ in range(3 * len(json.loads(sys.argv[1]))):
+    os.wait()
+"""
+
+Spoilt = list[tuple[str, int, str]]
+SPOILT: Spoilt = [("all_reduce", 1, "in"), ("all_to_all_single", 2, "out")]
+HANGS: Spoilt = [("reduce", 1, "hang")]
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """The findings where collectives are spoilt, and where one hangs."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("spoilt", "hangs")]
+    scenarios = [
+        [str(folder), free_port(), planted, timeout_s]
+        for folder, planted, timeout_s in zip(folders, (SPOILT, HANGS), (60, 10), strict=True)
+    ]
+    env = environment({"MASTER_ADDR": "127.0.0.1", "TORCH_CPP_LOG_LEVEL": "ERROR"})
+    command = [sys.executable, "-c", RANKS, json.dumps(scenarios)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    assert all((folder / "findings").exists() for folder in folders), done.stderr
+    return [json.loads((folder / "findings").read_text()) for folder in folders]
+
+
+@pytest.mark.process
+def test_collectives_that_are_spoilt_on_one_rank(trials: list[list[str]]) -> None:
+    assert trials[0] == [
+        "collective b all_reduce gives wrong values: by rank 1 on b",
+        "collective c all_to_all gives wrong values: by rank 2 on c",
+    ]
+
+
+@pytest.mark.process
+def test_a_rank_that_does_not_come_back_is_named_in_time(trials: list[list[str]]) -> None:
+    assert trials[1] == ["collective b reduce did not end: rank 1 on b did not come back"]

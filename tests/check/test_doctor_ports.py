@@ -1,0 +1,289 @@
+"""Who knocks at whom, what answers, and whom failed knocks point to."""
+
+import random
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, permutations
+
+import pytest
+from torch.distributed import HashStore
+
+from muster.check.doctor import clock, names, ports
+from muster.check.doctor.findings import Part
+from muster.check.doctor.network import choose, matching
+from muster.check.doctor.ports import (
+    EPHEMERAL,
+    MEETING,
+    REFUSED,
+    STALLED,
+    STRANGER,
+    TIMED_OUT,
+    Listener,
+    Node,
+    Probe,
+    findings,
+    listen_in_range,
+    probe,
+)
+from muster.check.options import DoctorOptions
+from muster.check.ranks import partners
+from muster.entrypoint import rendezvous
+from muster.train.world import World
+
+SIZES = [2, 3, 7, 32, 33, 64, 65, 100, 300]
+
+
+def reached(start: int, size: int) -> set[int]:
+    """The nodes that `start` is connected to, by any number of steps."""
+    seen, new = {start}, [start]
+    while new:
+        new = [other for node in new for other in partners(node, size) if other not in seen]
+        seen |= set(new)
+    return seen
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_node_is_connected_to_all_by_a_bounded_number_of_pairs(size):
+    looks = [partners(node, size) for node in range(size)]
+    assert all(node not in own and len(set(own)) == len(own) for node, own in enumerate(looks))
+    # Both directions of each pair.
+    assert all(node in looks[other] for node, own in enumerate(looks) for other in own)
+    assert len(reached(0, size)) == size
+    if size > 32:
+        assert max(map(len, looks)) <= 2 * (size - 1).bit_length()
+    else:
+        assert all(len(own) == size - 1 for own in looks)
+
+
+def test_alone_there_is_nobody_to_knock_at():
+    assert partners(0, 1) == []
+
+
+def test_the_range_is_the_launchers():
+    assert (ports.FIRST_PORT, ports.NUM_PORTS) == (rendezvous.FIRST_PORT, rendezvous.NUM_PORTS)
+
+
+@pytest.fixture
+def listener():
+    opened = Listener("127.0.0.1", 0, "known")
+    yield opened
+    opened.close()
+
+
+def test_a_listener_answers_who_knows_its_secret(listener):
+    assert probe("127.0.0.1", listener.port, "known")[0] == ""
+    assert probe("127.0.0.1", listener.port, "another")[0] == STRANGER
+
+
+def test_a_listener_in_the_launchers_range():
+    listener = listen_in_range("127.0.0.1", "known")
+    try:
+        assert ports.FIRST_PORT <= listener.port < ports.FIRST_PORT + ports.NUM_PORTS
+        assert probe("127.0.0.1", listener.port, "known")[0] == ""
+    finally:
+        listener.close()
+
+
+def test_a_closed_listener_refuses(listener):
+    listener.close()
+    assert probe("127.0.0.1", listener.port, "known")[0] == REFUSED
+
+
+def test_another_program_at_the_port_is_not_taken_for_the_node():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"220 mail.example.org ESMTP, speak: we have all the time in the world\r\n")
+                connection.recv(99)
+
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        assert probe("127.0.0.1", server.getsockname()[1], "known")[0] == STRANGER
+        thread.join(10)
+
+
+def test_what_swallows_large_messages_is_called_so(monkeypatch):
+    """In place of a link with another MTU: a program that reads no more than the first words."""
+    monkeypatch.setattr(ports, "ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ended = threading.Event()
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(ports.sign("known", connection.recv(16)))
+                ended.wait(30)
+
+        threading.Thread(target=answer, daemon=True).start()
+        assert probe("127.0.0.1", server.getsockname()[1], "known")[0] == STALLED
+        ended.set()
+
+
+def test_a_port_that_drops_is_tried_twice(monkeypatch):
+    """In place of a firewall: what connects says that time is up."""
+    tries = count()
+
+    def late(*args: object, **kwargs: object) -> None:
+        next(tries)
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", late)
+    assert probe("127.0.0.1", 1, "known")[0] == TIMED_OUT
+    assert next(tries) == 2
+
+
+NODES = [Node(f"n{number}", "eth0", f"10.0.0.{number}") for number in range(5)]
+
+
+def probes(*failed: tuple[int, int], size: int = 5, kinds: tuple[str, ...] = (EPHEMERAL, MEETING), wrong=TIMED_OUT):
+    """What all of `size` nodes see of each other where `failed` ways are closed for `kinds` of ports."""
+    return [
+        Probe(source, target, kind, 40000, wrong if (source, target) in failed and kind in kinds else "", 0.1)
+        for source, target in permutations(range(size), 2)
+        for kind in (EPHEMERAL, MEETING)
+    ]
+
+
+def found(*failed, size=5, **more):
+    return [
+        (finding.level, finding.about, finding.host, finding.wrong)
+        for finding in findings(NODES[:size], probes(*failed, size=size, **more), "32768-60999")
+    ]
+
+
+def test_nothing_is_wrong_where_all_answer():
+    assert found() == []
+
+
+def test_one_way_that_is_closed():
+    assert found((1, 2)) == [("fault", "port", "n1 -> n2", "n1 does not reach n2")]
+
+
+def test_a_pair_that_is_closed_both_ways_is_one_finding():
+    assert found((1, 2), (2, 1)) == [("fault", "port", "n1 <-> n2", "n1 and n2 do not reach each other")]
+    assert found((0, 1), (1, 0), size=2) == [("fault", "port", "n0 <-> n1", "n0 and n1 do not reach each other")]
+
+
+def test_two_pairs_without_a_node_in_common():
+    assert [host for _, _, host, _ in found((0, 1), (2, 3))] == ["n0 -> n1", "n2 -> n3"]
+
+
+def test_a_node_that_nobody_reaches_is_named_alone():
+    into = [(other, 3) for other in (0, 1, 2, 4)]
+    out = [(3, other) for other in (0, 1, 2, 4)]
+    assert found(*into) == [("fault", "port", "n3", "n3 can't be reached from n0, n1, n2, n4")]
+    assert found(*out) == [("fault", "port", "n3", "n3 does not reach n0, n1, n2, n4")]
+    assert found(*into, *out) == [("fault", "port", "n3", "n3 and n0, n1, n2, n4 do not reach each other")]
+    assert found((0, 2), (1, 2), size=3)[0][2] == "n2"
+
+
+@pytest.mark.parametrize(("size", "cut_off"), [(4, (2, 3)), (8, (2, 3)), (32, (0, 9)), (32, (5, 6, 7))])
+def test_nodes_that_are_cut_off_are_named_and_not_their_pairs(size, cut_off):
+    nodes = [Node(f"n{number}", "eth0", "") for number in range(size)]
+    failed = [way for way in permutations(range(size), 2) if set(way).intersection(cut_off)]
+    each = findings(nodes, probes(*failed, size=size), "")
+    assert [finding.host for finding in each] == [f"n{number}" for number in cut_off]
+    assert all(finding.wrong.endswith(" do not reach each other") for finding in each)
+
+
+def test_nodes_of_which_none_is_the_odd_one_are_pairs():
+    triangle = [host for _, _, host, _ in found(*permutations((0, 1, 2), 2), size=5)]
+    assert triangle == ["n0 <-> n1", "n0 <-> n2", "n1 <-> n2"]
+    halves = [way for way in permutations(range(4), 2) if (way[0] < 2) != (way[1] < 2)]
+    assert len(found(*halves, size=4)) == 4
+
+
+def test_a_node_that_some_do_not_reach_and_a_pair_beside_it():
+    wrong = [wrong for *_, wrong in found((0, 3), (1, 3), (4, 3), (1, 2))]
+    assert wrong == ["n3 can't be reached from n0, n1, n4", "n1 does not reach n2"]
+
+
+def test_a_range_that_is_closed_between_all_is_one_finding():
+    everywhere = list(permutations(range(5), 2))
+    ((level, about, host, wrong),) = found(*everywhere, kinds=(EPHEMERAL,))
+    assert (level, about, host) == ("fault", "port", "")
+    assert wrong == "no node reaches any other on ports 32768-60999, on which gloo and NCCL listen"
+    assert [wrong for *_, wrong in found(*everywhere)] == ["no node reaches any other"]
+
+
+def test_where_ranks_meet_only_the_first_node_has_to_be_reached():
+    assert found((1, 2), kinds=(MEETING,))[0][0] == "warning"
+    assert found((1, 0), kinds=(MEETING,))[0][0] == "fault"
+
+
+def test_what_stalls_is_told_apart_from_what_is_closed():
+    ((level, about, host, wrong),) = found((1, 2), wrong=STALLED)
+    assert (level, about, host) == ("fault", "mtu", "n1 -> n2")
+    assert "small messages" in wrong
+
+
+def test_many_nodes_of_which_one_is_cut_off():
+    nodes = [Node(f"n{number}", "eth0", "") for number in range(100)]
+    odd = random.Random(5).randrange(100)
+    seen = [
+        Probe(node, other, EPHEMERAL, 1, TIMED_OUT if odd in (node, other) else "", 0.1)
+        for node in range(100)
+        for other in partners(node, 100)
+    ]
+    assert [finding.host for finding in findings(nodes, seen, "32768-60999")] == [f"n{odd}"]
+
+
+INTERFACES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.1.0.5", "fd00::5"], "ib1": ["10.2.0.5"]}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "interfaces"),
+    [
+        ("", []),
+        ("ib0", ["ib0"]),
+        ("ib", ["ib0", "ib1"]),
+        ("=ib", []),
+        ("=ib1", ["ib1"]),
+        ("ib1,eth", ["ib1", "eth0"]),
+        ("^ib", ["eth0"]),
+        ("^=eth0", ["ib0", "ib1"]),
+    ],
+)
+def test_the_words_for_interfaces_are_nccls(wanted, interfaces):
+    assert matching(wanted, INTERFACES) == interfaces
+
+
+def test_the_chosen_interface_and_without_one_the_way_to_the_master():
+    assert choose({"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "eth0"}, INTERFACES) == ("ib0", "10.1.0.5")
+    assert choose({"NCCL_SOCKET_IFNAME": "ib"}, INTERFACES) == ("ib0", "10.1.0.5")
+    assert choose({"MASTER_ADDR": "127.0.0.1"}, INTERFACES) == ("lo", "127.0.0.1")
+    assert choose({}, {}) == ("", "")
+
+
+def test_more_nodes_than_may_all_look_at_each_other(monkeypatch):
+    """In place of nodes: threads of this process, and a store in its memory."""
+    size, ranks_a_node = 36, 2
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(ports.FIRST_PORT))
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    store = HashStore()
+
+    def rank(number: int) -> list[Part]:
+        node, local_rank = divmod(number, ranks_a_node)
+        world = World(
+            rank=number,
+            local_rank=local_rank,
+            world_size=size * ranks_a_node,
+            store=store,
+            host=f"n{node}",
+            timeout_s=90,
+        )
+        return [part.check(world, DoctorOptions()) for part in (names, ports, clock)]
+
+    with ThreadPoolExecutor(size * ranks_a_node) as threads:
+        first, *others = threads.map(rank, range(size * ranks_a_node))
+    assert [finding for part in first for finding in part.findings] == []
+    ways = sum(len(partners(node, size)) for node in range(size))
+    assert first[1].says.startswith(f"{ways} ways between {size} nodes are open")
+    assert len(first[1].values["rows"]) == 2 * ways
+    assert first[2].says.startswith(f"the clocks of {size} nodes agree to")
+    assert all(not part.findings for parts in others for part in parts)

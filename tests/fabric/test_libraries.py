@@ -1,0 +1,197 @@
+"""What is read of shared objects and of the loader's cache: of whole ones, and of damaged ones."""
+
+import os
+import platform
+import struct
+import sysconfig
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from muster.entrypoint.fabric import libraries
+from muster.entrypoint.fabric.host import HostRoot
+from muster.entrypoint.fabric.libraries import CACHE, HostLibraries, NetPlugin
+from muster.entrypoint.fabric.stage import NCCL_PLUGINS
+from tests.fabric import trees
+from tests.fabric.trees import CACHE_FLAGS, Tree, cache_bytes
+
+
+def test_what_a_library_says(host: Tree) -> None:
+    path = host.library(
+        "/libfab.so.1.2",
+        "libfab.so.1",
+        ["FAB_1.0", "FAB_1.1"],
+        {"libnl.so.3": ["NL_3", "NL_4"], "libplain.so": []},
+        ["-rpath", "$ORIGIN/../lib:/opt/x"],
+    )
+    read = libraries.read(path)
+    assert read is not None
+    assert (read.soname, read.needed) == ("libfab.so.1", ("libnl.so.3", "libplain.so"))
+    # Its own name is a version too: who needs all of it asks for that.
+    assert read.versions == {"libfab.so.1", "FAB_1.0", "FAB_1.1"}
+    assert read.search == ("$ORIGIN/../lib", "/opt/x")
+    assert read.has_runpath
+
+
+def test_a_library_without_a_name_has_its_files(host: Tree) -> None:
+    read = libraries.read(host.library("/plain.so"))
+    assert read is not None
+    assert (read.soname, read.versions) == ("plain.so", frozenset())
+
+
+@pytest.mark.parametrize("soname", ["../evil.so", "/etc/evil.so", "a:b", "..", "new\nline.so"])
+def test_a_soname_that_is_no_name_is_not_taken(host: Tree, soname: str) -> None:
+    read = libraries.read(host.library("/libgood.so", soname))
+    assert read is not None
+    assert read.soname == "libgood.so"
+
+
+def test_what_is_no_library_is_none(host: Tree) -> None:
+    files = {
+        "/script.so": "/* GNU ld script */\nINPUT ( /usr/lib64/libfab.so.1 AS_NEEDED ( -lnl ) )\n",
+        "/empty.so": "",
+        "/short.so": b"\x7fELF",
+        "/archive.so": b"!<arch>\n",
+    }
+    for path, content in files.items():
+        assert libraries.read(host.file(path, content)) is None
+        assert libraries.net_plugin(host.at(path)) is None
+    os.mkfifo(host.at("/pipe.so"))
+    for path in ("/pipe.so", "/none.so", "/"):
+        assert libraries.read(host.at(path)) is None
+
+
+@pytest.fixture(scope="module")
+def plugin_bytes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    tree = Tree(tmp_path_factory.mktemp("elf") / "host")
+    needs = {"libfab.so.1": ["FAB_1.0", "FAB_1.1"], "libc.so.6": ["GLIBC_2.36"]}
+    return tree.at("/damaged.so"), tree.plugin("/net.so", [8, 10], "Libfabric", needs).read_bytes()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_damaged_bytes_are_no_library_or_another(plugin_bytes: tuple[Path, bytes], data: st.DataObject) -> None:
+    path, valid = plugin_bytes
+    damaged = bytearray(valid)
+    for _ in range(data.draw(st.integers(0, 4))):
+        # What tells sizes and places is in the head, and in the tables at the end.
+        place = data.draw(st.one_of(st.integers(0, 600), st.integers(len(valid) - 1500, len(valid) - 1)))
+        damaged[place] = data.draw(st.integers(0, 255))
+    path.write_bytes(damaged[: data.draw(st.integers(0, len(valid)) | st.just(len(valid)))])
+    read = libraries.read(path)
+    assert read is None or libraries.is_name(read.soname)
+    plugin = libraries.net_plugin(path)
+    assert plugin is None or all(isinstance(version, int) for version in plugin.versions)
+
+
+def test_a_plugin_tells_its_name_and_versions(host: Tree) -> None:
+    assert libraries.net_plugin(host.plugin("/a.so", [6, 8, 10], "Libfabric")) == NetPlugin("Libfabric", (6, 8, 10))
+    assert libraries.net_plugin(host.plugin("/b.so", [5], "AWS Libfabric")) == NetPlugin("AWS Libfabric", (5,))
+    assert libraries.net_plugin(host.library("/c.so")) == NetPlugin(None, ())
+
+
+def test_the_plugins_that_an_nccl_opens(host: Tree) -> None:
+    names = "".join(f'.asciz "ncclNetPlugin_v{version}"\n' for version in (9, 8, 10))
+    source = f'.section .rodata\n.asciz "x"\n{names}.asciz "ncclNetPlugin_v77 is none"\n'
+    assert libraries.opened_plugins(host.library("/libnccl.so.2", source=source)) == (8, 9, 10)
+    assert libraries.opened_plugins(host.library("/libother.so")) == ()
+    assert libraries.opened_plugins(host.file("/no", "no")) == ()
+
+
+def test_the_installed_nccl_opens_those_that_are_taken_for_granted() -> None:
+    path = Path(sysconfig.get_path("platlib"), "nvidia/nccl/lib/libnccl.so.2")
+    if not path.exists():
+        pytest.skip("needs a torch with NCCL")
+    assert libraries.opened_plugins(path)[0] == NCCL_PLUGINS[0]
+    # An older torch's NCCL opens fewer.
+    assert set(libraries.opened_plugins(path)) <= set(NCCL_PLUGINS)
+
+
+def test_a_plugin_that_is_relocated_in_the_compact_way(host: Tree) -> None:
+    """-z pack-relative-relocs, by which the pointer's value stands in its place."""
+    path = host.plugin("/a.so", range(1, 9), "Libfabric", options=["-z", "pack-relative-relocs"])
+    with path.open("rb") as file:
+        kinds = {section["sh_type"] for section in ELFFile(file).iter_sections()}
+    assert "SHT_RELR" in kinds
+    assert libraries.net_plugin(path) == NetPlugin("Libfabric", tuple(range(1, 9)))
+
+
+def test_a_plugin_whose_name_is_a_symbol(host: Tree) -> None:
+    source = """
+.section .rodata
+.globl plugin_name
+.type plugin_name, %object
+plugin_name: .asciz "AWS Libfabric"
+.size plugin_name, 14
+.data
+.globl ncclNetPlugin_v8
+.type ncclNetPlugin_v8, %object
+ncclNetPlugin_v8: .quad plugin_name
+.size ncclNetPlugin_v8, 8
+"""
+    assert libraries.net_plugin(host.library("/a.so", source=source)) == NetPlugin("AWS Libfabric", (8,))
+
+
+def test_a_plugin_that_makes_its_name_up_as_it_is_loaded(host: Tree) -> None:
+    source = """
+.bss
+.globl ncclNetPlugin_v8
+.type ncclNetPlugin_v8, %object
+ncclNetPlugin_v8: .skip 168
+.size ncclNetPlugin_v8, 168
+"""
+    assert libraries.net_plugin(host.library("/a.so", source=source)) == NetPlugin(None, (8,))
+
+
+def test_a_plugin_for_aarch64(host: Tree) -> None:
+    """There is no other assembler here: the architecture and the kind of relocation are put into a file of this one."""
+    path = host.plugin("/a.so", [8], "Libfabric")
+    with path.open("rb") as file:
+        parsed = ELFFile(file)
+        if parsed.header["e_machine"] != "EM_X86_64":
+            pytest.skip("this is aarch64: the other tests are this one")
+        table = next(section for section in parsed.iter_sections("SHT_RELA"))
+        kinds = [table["sh_offset"] + 24 * index + 8 for index in range(table.num_relocations())]
+    data = bytearray(path.read_bytes())
+    for place in kinds:
+        assert struct.unpack_from("<I", data, place)[0] == 8
+        # R_AARCH64_RELATIVE in place of R_X86_64_RELATIVE.
+        struct.pack_into("<I", data, place, 1027)
+    path.write_bytes(data)
+    assert libraries.net_plugin(trees.as_machine(path, 183)) == NetPlugin("Libfabric", (8,))
+
+
+OWN = CACHE_FLAGS[platform.machine()]
+ENTRIES = [
+    ("libfab.so.1", "/opt/fab/lib/libfab.so.1", OWN, 0),
+    ("libfab.so.1", "/usr/lib64/libfab.so.1", OWN, 0),
+    ("libfast.so.1", "/usr/lib64/glibc-hwcaps/x86-64-v3/libfast.so.1", OWN, 1 << 62),
+    ("libfast.so.1", "/usr/lib64/libfast.so.1", OWN, 0),
+]
+VALID = cache_bytes(ENTRIES)
+
+
+@pytest.mark.parametrize("in_old", [False, True])
+def test_the_hosts_cache_without_what_is_for_certain_processors(host: Tree, in_old: bool) -> None:
+    host.file(CACHE, cache_bytes(ENTRIES, in_old=in_old))
+    found = HostLibraries(HostRoot(host.root))
+    assert found.cached == {
+        "libfab.so.1": ["/opt/fab/lib/libfab.so.1", "/usr/lib64/libfab.so.1"],
+        "libfast.so.1": ["/usr/lib64/libfast.so.1"],
+    }
+    assert found.root.notes == []
+
+
+@pytest.mark.parametrize("data", [b"", b"no cache", b"ld.so-1.7.0", VALID[:47], None])
+def test_a_cache_that_is_damaged_or_missing_is_empty_with_a_note(host: Tree, data: bytes | None) -> None:
+    if data is not None:
+        host.file(CACHE, data)
+    host.library("/usr/lib64/libfab.so.1", "libfab.so.1")
+    found = HostLibraries(HostRoot(host.root))
+    assert found.cached == {}
+    assert len(found.root.notes) == 1
+    assert "only its loader's own folders" in found.root.notes[0]
+    assert found.find("libfab.so.1") is not None

@@ -1,0 +1,132 @@
+"""What a person sees of a run."""
+
+import io
+
+import pytest
+
+from muster.train.display import Display, amount, duration, shortened
+
+SUMMARY = {
+    "model": "resnet50",
+    "data": "imagefolder:/scratch/project_with_a_long_name/datasets/imagenet-1k",
+    "strategy": "ddp",
+    "device": "cuda",
+    "world_size": 1024,
+    "images_per_second": 2_345_678.9,
+    "images_per_second_per_rank": 2290.7,
+    "step_time_s": {"p50": 0.1116, "p95": 0.1251, "p99": 1.2},
+    "first_step_s": 12.3456,
+    "data_wait_share": 0.012,
+    "shares": {"data": 0.012, "compute": 0.888, "communication": 0.1},
+    "slowest_rank": {"rank": 17, "host": "node03", "seconds": 0.1, "median_s": 0.08, "ratio": 1.25},
+    "flops_per_second_per_rank": 4.1e14,
+    "peak_flops_per_second": 9.89e14,
+    "mfu": 0.4146,
+    "energy_j": 7_654_321.0,
+    "energy_j_per_image": 0.31,
+    "profile": None,
+    "peak_memory_gib": 61.4,
+    "final_accuracy": 0.7613,
+    "best_accuracy": 0.7645,
+    "final_train_loss": 1.0234,
+    "final_valid_loss": 0.9876,
+    "step": 112_590,
+    "seconds": 1234.5,
+    "bad_samples": [{"name": "x", "reason": "y"}],
+    "folder": "/scratch/project_with_a_long_name/users/somebody/runs/resnet50-imagefolder-imagenet-1k-ddp-12",
+}
+
+
+def shown(monkeypatch, enabled=True, **facts):
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    display = Display(enabled=enabled, epochs=90, global_batch=64)
+    display.header({"world": "2 processes", "run": "runs/[odd] name"})
+    display.start_epoch(0, 10)
+    record = {
+        "epoch": 1,
+        "step": 10,
+        "train_loss": 1.5,
+        "train_accuracy": 0.5,
+        "valid_loss": 133.2,
+        "valid_accuracy": 1.0,
+    }
+    display.epoch({**record, "seconds": 1234.5})
+    display.note("[red]careful[/red]")
+    display.summary(SUMMARY | facts)
+    return out.getvalue()
+
+
+def test_a_log_file_gets_plain_text_of_80_columns(monkeypatch):
+    text = shown(monkeypatch)
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    for words in ("[odd]", "[red]careful[/red]", "100.00%", "76.13%", "2,345,678.9", "111.6 ms", "1.20 s", "112,590"):
+        assert words in text
+    for words in ("89% computing, 10% waiting for ranks, 1.2% for data", "17 on node03", "410 TFLOP/s", "41.5%"):
+        assert words in text
+    for words in ("989 TFLOP/s (MFU)", "7.65 MJ, 310 mJ an image", "20 min 34 s"):
+        assert words in text
+
+
+def test_other_ranks_show_nothing(monkeypatch):
+    assert shown(monkeypatch, enabled=False) == ""
+
+
+def test_what_is_not_known_is_not_shown(monkeypatch):
+    unknown = {name: None for name in ("shares", "slowest_rank", "mfu", "peak_flops_per_second", "energy_j")}
+    text = shown(monkeypatch, **unknown)
+    assert "410 TFLOP/s a GPU; MFU: unknown card" in text
+    for words in ("slowest rank", "computing", "energy", "None"):
+        assert words not in text
+    older = shown(monkeypatch, **unknown, flops_per_second_per_rank=None)
+    assert "operations" not in older
+    parts = {"data": 0.003, "compute": 0.997, "communication": None}
+    assert "100% computing and communicating, 0.3% for data" in shown(monkeypatch, shares=parts)
+
+
+def test_a_rank_that_is_hardly_slower_is_not_named(monkeypatch):
+    assert "slowest rank" not in shown(monkeypatch, slowest_rank=SUMMARY["slowest_rank"] | {"ratio": 1.04})
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(0.31, "310 m"), (1234.0, "1.23 k"), (9.89e14, "989 T"), (2.25e15, "2.25 P"), (4e-5, "40 µ")]
+)
+def test_amounts(value, words):
+    assert amount(value) == words
+
+
+def test_durations():
+    assert [duration(value) for value in (9.84, 61, 3599.9, 7325)] == [
+        "9.8 s",
+        "1 min 01 s",
+        "1 h 00 min",
+        "2 h 02 min",
+    ]
+
+
+def test_the_end_of_a_long_name_stays():
+    name = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+    assert shortened(name, 43) == "aten::_scaled_dot_product_…for_cpu_backward"
+    assert shortened("aten::mm", 43) == "aten::mm"
+
+
+def test_what_a_trace_says_is_told(monkeypatch):
+    facts = {
+        "profile": "profile/rank-0.json.gz",
+        "profile_steps": 5,
+        "profile_shares": {"compute": 0.6, "communication": 0.2, "hidden": 0.1, "other": 0.2},
+        "profile_operations": [{"name": "aten::mm", "calls": 50, "seconds": 0.25}],
+    }
+    text = shown(monkeypatch, **facts)
+    for words in (
+        "profile/rank-0.json.gz",
+        "5 steps of rank 0",
+        "60% computing, 20% communicating",
+        "50.0 ms  aten::mm",
+    ):
+        assert words in text
+    assert max(map(len, text.splitlines())) <= 80
+    alone = {"compute": 0.9, "communication": 0.0, "hidden": 0.0, "other": 0.1}
+    assert "communicating" not in shown(monkeypatch, **facts | {"profile_shares": alone})
+    assert "ui.perfetto.dev" in shown(monkeypatch, **facts | {"profile_shares": None, "profile_operations": []})

@@ -1,0 +1,218 @@
+"""A rank that is dead, stopped or stands still is named, and ends all; a job that is stopped as a whole goes on."""
+
+import json
+import re
+
+import pytest
+
+from muster.train.heartbeat import Beat, Ear, named
+from muster.train.world import COMPUTING, DATA, LEFT, Vitals
+
+DEADLINE_S = 120
+
+FAST = "from muster.train import heartbeat\nheartbeat.BEAT_S, heartbeat.DUMP_S = 0.5, 10.0\n"
+"""Death is called after 7.5 s instead of 45."""
+
+PLANTED = """
+import os, signal, time
+from pathlib import Path
+from muster.train.loop import Loop
+{fast}
+folder, deed = Path("{folder}"), "{deed}"
+(folder / ("pid" + os.environ["RANK"])).write_text(str(os.getpid()))
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+def suspend(pids):
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            os.kill(pid, number)
+        time.sleep(9 if number == signal.SIGSTOP else 0)
+    (folder / "suspended").touch()
+
+def do():
+    own = os.getpid()
+    pids = [int(path.read_text()) for path in folder.glob("pid*")]
+    if deed == "kill":
+        os.kill(own, signal.SIGKILL)
+    elif not os.fork():
+        if deed == "suspend":
+            suspend(pids)
+        else:
+            while any(is_alive(pid) for pid in pids if pid != own):
+                time.sleep(0.1)
+            os.kill(own, signal.SIGKILL)
+        os._exit(0)
+    elif deed == "stop":
+        os.kill(own, signal.SIGSTOP)
+
+step = Loop.step
+def planted(self, batches, sums):
+    if self.progress.step == 5 and os.environ["RANK"] == "{rank}":
+        do()
+    step(self, batches, sums)
+Loop.step = planted
+"""
+
+ALONE = """
+import os, sys
+exec(os.environ["BEFORE"])
+from muster.train.__main__ import main
+main()
+"""
+
+STUCK = """
+import os, time
+{fast}
+def quite_stuck():
+    time.sleep(1000)
+from muster.train.data.reader import Reader
+read = Reader.__getitems__
+calls = [0]
+def broken(self, draws):
+    calls[0] += 1
+    if calls[0] == 3 and os.environ.get("RANK", "0") == "{rank}":
+        quite_stuck()
+    return read(self, draws)
+Reader.__getitems__ = broken
+"""
+
+
+def beat(number, ticks=0, *, place=COMPUTING, is_patient=False, doubts=False):
+    return Beat(number, ticks, 0, place, is_patient, doubts, False, "here")
+
+
+def heard(*turns):
+    ear = Ear()
+    for turn in turns:
+        ear.hear(dict(enumerate(turn)))
+    return ear
+
+
+def test_a_beat_is_read_as_it_was_written():
+    told = beat(3, 7, place="set-up")
+    assert Beat.read(json.dumps(told).encode()) == told
+    assert Beat.read(b"") is None
+
+
+def test_a_rank_that_has_not_come_is_not_dead():
+    ear = heard(*([(beat(number), None) for number in range(9)]))
+    assert ear.dead(3) == []
+    assert not ear.is_hung(99)
+
+
+def test_the_dead_are_those_whose_beat_stays_the_same():
+    turns = [(beat(number), beat(min(number, 2)), beat(min(number, 3))) for number in range(6)]
+    assert heard(*turns[:5]).dead(3) == []
+    assert heard(*turns).dead(3) == [1, 2]  # a host's ranks did not all beat at the same moment
+    assert heard(*turns).dead(4) == []
+
+
+def test_who_has_left_is_neither_dead_nor_hung():
+    ear = heard(*[(beat(number, number), beat(0, place=LEFT)) for number in range(9)])
+    assert ear.dead(3) == []
+    assert not ear.is_hung(3)
+
+
+def test_a_turn_missed_by_the_listener_counts_for_nobody():
+    ear = heard((beat(1), beat(1)), (beat(1), beat(1)), (beat(2), beat(2)), (beat(2), beat(2)))
+    assert ear.dead(2) == []
+
+
+@pytest.mark.parametrize(("patient", "turns", "expected"), [(False, 5, True), (True, 5, False), (True, 21, True)])
+def test_a_rank_stands_still_when_its_ticks_do(patient, turns, expected):
+    ear = heard(*[(beat(number, 3, is_patient=patient), beat(number, 3)) for number in range(turns)])
+    assert ear.is_hung(4) is expected
+    assert not heard(*[(beat(number, number),) for number in range(99)]).is_hung(4)
+
+
+def test_the_lagging_rank_has_the_fewest_ticks_and_then_the_fewest_collectives():
+    assert heard((beat(1, 6), beat(1, 5), beat(1, 6))).lagging({}) == [1]
+    same = heard((beat(1, 6), beat(1, 6), beat(1, 6)))
+    assert same.lagging({0: 9, 1: 9, 2: 8}) == [2]
+    assert same.lagging({0: 9, 2: 8}) == [0, 1, 2]
+
+
+def test_vitals_count_alike_wherever_data_come_from():
+    vitals = Vitals()
+    places = []
+    for _ in vitals.over([1, 2], DATA, COMPUTING):
+        places.append((vitals.place, vitals.ticks))
+        vitals.stepped(len(places))
+    assert places == [(COMPUTING, 2), (COMPUTING, 5)]
+    assert (vitals.step, vitals.place, vitals.has_stepped) == (2, DATA, True)
+
+
+def test_ranks_are_named_in_few_words():
+    hosts = {rank: f"node{rank // 8}" for rank in range(100)}
+    assert named([3], hosts) == "rank 3 on node0"
+    assert named(list(range(8, 16)), hosts) == "ranks 8, 9, 10, 11, 12, 13, 14, 15 on node1"
+    assert named([1, 9], hosts) == "ranks 1, 9 on node0, node1"
+    assert len(named(list(range(0, 100, 2)), hosts)) < 80
+
+
+def errors(text):
+    return [line for line in text.splitlines() if line.startswith("error: ")]
+
+
+def planted(folder, rank, deed, fast=FAST):
+    """Code by which `rank`, in its sixth step, does `deed`."""
+    return PLANTED.format(fast=fast, folder=str(folder), rank=rank, deed=deed)
+
+
+@pytest.mark.smoke
+@pytest.mark.process
+@pytest.mark.parametrize("deed", ["kill", "stop"])
+def test_a_rank_that_is_killed_or_stopped_is_named(train, small, tmp_path, deed):
+    ended = train(["ddp", *small, f"--runs-dir={tmp_path / 'runs'}"], 3, before=planted(tmp_path, 1, deed))
+    assert [rank.code for rank in ended] == [1, -9, 1]
+    [line] = errors(ended[0].err + ended[2].err)
+    assert "rank 1 on" in line
+    assert "no sign of life" in line
+    assert re.search(r"last heard of in step \d", ended[0].err)
+    assert "Traceback" not in ended[0].err + ended[2].err
+    assert not ended[2].err or "rank 1 on" in ended[2].err
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("deed", ["kill", "stop"])
+def test_without_rank_0_and_its_store_all_end(train, small, tmp_path, deed):
+    ended = train(["ddp", *small, f"--runs-dir={tmp_path / 'runs'}"], 3, before=planted(tmp_path, 0, deed))
+    assert [rank.code for rank in ended] == [-9, 1, 1]
+    for rank in ended[1:]:
+        assert "the store at 127.0.0.1:" in rank.err
+        assert "Traceback" not in rank.err
+
+
+@pytest.mark.once
+@pytest.mark.process
+def test_a_job_that_is_suspended_as_a_whole_goes_on(train, small, tmp_path):
+    # For twice as long as makes a death, or a hang.
+    argv = ["ddp", *small, "--max-steps=12", "--hang-timeout=4", f"--runs-dir={tmp_path / 'runs'}"]
+    fast = "from muster.train import heartbeat\nheartbeat.BEAT_S = 0.3\n"
+    train(argv, 3, before=planted(tmp_path, 2, "suspend", fast), ok=True)
+    assert (tmp_path / "suspended").exists()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_rank_that_stands_still_is_named_with_its_place_and_stacks(train, small, tmp_path, world_size):
+    rank = world_size - 1
+    strategy = "ddp" if world_size > 1 else "single"
+    argv = [strategy, *small, "--data=fake", "--num-samples=800", "--hang-timeout=3", "--name=run"]
+    argv += [f"--runs-dir={tmp_path}", "--train-num-workers=0"]
+    ended = train(argv, world_size, before=STUCK.format(fast=FAST, rank=rank))
+    assert [process.code for process in ended] == [1] * world_size, ended[0].err
+    [line] = errors("\n".join(process.err for process in ended))
+    assert f"rank {rank} on" in line
+    assert DATA in line
+    assert "in step 3" in line
+    [folder] = [path for path in (tmp_path / "run" / "logs" / "0").iterdir() if path.name != "flight"]
+    stacks = [(folder / f"rank-{number}.stacks.txt").read_text() for number in range(world_size)]
+    assert ["quite_stuck" in text for text in stacks] == [number == rank for number in range(world_size)]
+    assert "quite_stuck" in ended[0].err

@@ -1,0 +1,99 @@
+import pytest
+
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train import checkpoint
+from muster.train.run_directory import choose_run, default_name
+from tests.train.comparing import save
+
+
+def options(tmp_path, **more):
+    return Options(runs_dir=str(tmp_path / "runs"), **more)
+
+
+def with_checkpoint(folder, step=1):
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder, {"model": "resnet18"}, step=step, keep=2)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ("digits", "resnet18-digits-ddp"),
+        ("imagefolder:/a b/c", "resnet18-imagefolder-c-ddp"),
+        ("imagefolder:/data/my birds (2)/", "resnet18-imagefolder-my-birds-2-ddp"),
+        ("imagefolder:..", "resnet18-imagefolder-ddp"),
+        ("cifar10:/x/$HOME;ls", "resnet18-cifar10-HOME-ls-ddp"),
+    ],
+)
+def test_default_names_are_safe(data, name):
+    assert default_name(Options(data=data), "ddp") == name
+
+
+def test_without_a_name_each_run_gets_its_own_folder(tmp_path):
+    runs = [choose_run(options(tmp_path), "ddp").folder.name for _ in range(3)]
+    assert runs == ["resnet18-digits-ddp", "resnet18-digits-ddp-2", "resnet18-digits-ddp-3"]
+
+
+def test_an_explicit_name_is_never_overwritten(tmp_path):
+    folder = choose_run(options(tmp_path, name="mine"), "ddp").folder
+    assert choose_run(options(tmp_path, name="mine"), "ddp").folder == folder  # empty as yet
+    (folder / "metrics.jsonl").touch()
+    with pytest.raises(MusterError, match="never overwritten") as raised:
+        choose_run(options(tmp_path, name="mine"), "ddp")
+    assert str(folder) in raised.value.seen
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ""])
+def test_a_name_is_one_folder(tmp_path, name):
+    with pytest.raises(MusterError, match="one folder name"):
+        choose_run(options(tmp_path, name=name), "ddp")
+
+
+def test_resume_takes_the_newest_that_has_a_checkpoint(tmp_path):
+    first, second, _third = (choose_run(options(tmp_path), "ddp").folder for _ in range(3))
+    with_checkpoint(second)
+    assert choose_run(options(tmp_path, resume="auto"), "ddp").folder == second
+    with_checkpoint(first)
+    assert choose_run(options(tmp_path, resume="auto"), "ddp").folder == first
+    chosen = choose_run(options(tmp_path, resume="auto", name="resnet18-digits-ddp-2"), "ddp")
+    assert (chosen.folder, chosen.resumed_from) == (second, checkpoint.saved(second)[0])
+
+
+def test_resume_with_nothing_there_starts_and_says_so(tmp_path):
+    # The job script of a run that is requeued always says --resume.
+    for name in (None, "mine"):
+        chosen = choose_run(options(tmp_path, resume="auto", name=name), "ddp")
+        assert chosen.folder.is_dir()
+        assert chosen.resumed_from is None
+        assert "starts from the beginning" in chosen.notes[0]
+
+
+def test_resume_a_folder_a_file_a_name(tmp_path):
+    folder = with_checkpoint(tmp_path / "runs" / "old", step=4)
+    with_checkpoint(folder, step=8)
+    first = folder / "checkpoints" / "step-00000004"
+    for given, path in [(str(folder), "8"), ("old", "8"), (str(folder / "checkpoints"), "8"), (str(first), "4")]:
+        chosen = choose_run(options(tmp_path, resume=given), "ddp")
+        assert chosen.folder.resolve() == folder
+        assert chosen.resumed_from.name == f"step-0000000{path}"
+    branch = choose_run(options(tmp_path, resume=str(first), name="branch"), "ddp")
+    assert (branch.folder.name, branch.resumed_from) == ("branch", first)
+    with pytest.raises(MusterError, match="nothing of this name"):
+        choose_run(options(tmp_path, resume="older"), "ddp")
+
+
+def test_a_folder_that_can_not_be_made(tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(MusterError, match="can't be made"):
+        choose_run(options(tmp_path), "ddp")
+
+
+@pytest.mark.parametrize("resume", ["auto", "mine"])
+def test_a_checkpoint_whose_successor_was_killed_is_the_newest(tmp_path, resume):
+    folder = with_checkpoint(choose_run(options(tmp_path, name="mine"), "ddp").folder)
+    (path,) = checkpoint.saved(folder)
+    path.rename(path.with_name(f".{path.name}.old.partial"))
+    name = "mine" if resume == "auto" else None
+    assert choose_run(options(tmp_path, resume=resume, name=name), "ddp").resumed_from == path

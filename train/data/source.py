@@ -1,0 +1,117 @@
+"""Samples and their labels, as every source of images or of tokens offers them to the loader."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from muster.train.seeds import generator
+
+
+class BadSample(Exception):
+    """A sample that can't be read.
+
+    Args:
+        name: the file, or the sample's number.
+        reason: what the reader said.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name = name
+        self.reason = reason
+
+
+class Samples(ABC):
+    """Labelled images, by index; or sequences of tokens, whose labels are the tokens that follow."""
+
+    random = False
+    """Whether reading draws random numbers (augmentation)."""
+
+    takes_time = False
+    """Whether reading takes long enough to be worth a process of its own."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, index: int) -> tuple[torch.Tensor, int]:
+        """The image (CHW: uint8, or float ready for the model) and its class.
+
+        Raises:
+            BadSample: it can't be read.
+        """
+
+    def read_batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The images (NCHW) and classes (N) of `indices`; None where they are read one by one.
+
+        Raises:
+            BadSample: one can't be read.
+        """
+        return None
+
+
+class InMemory(Samples):
+    """Images that are one tensor already: a batch is one indexing operation.
+
+    Args:
+        images_NCHW: uint8.
+        labels_N: int64.
+    """
+
+    def __init__(self, images_NCHW: torch.Tensor, labels_N: torch.Tensor) -> None:
+        self.images = images_NCHW
+        self.labels = labels_N
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.images[index], int(self.labels[index])
+
+    def read_batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.tensor(indices)
+        return self.images[chosen], self.labels[chosen]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Training and validation samples of one kind.
+
+    Attributes:
+        num_classes: classes of an image, or different tokens.
+        size: pixels a side, or tokens of a sequence.
+        unit: what is counted: images or tokens.
+        fix_bad: what to do about a sample that can't be read.
+        mean, std: of the channels, on the scale 0 to 1; what uint8 images are normalised by, on the device.
+        on_device: the images are made on the training device, so that no loader is needed.
+        notes: what the user should know of how the data were found.
+    """
+
+    train: Samples
+    valid: Samples
+    num_classes: int
+    size: int
+    unit: str = "images"
+    fix_bad: str = "mend or remove the file, or go on without it: --on-bad-sample=skip"
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    on_device: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def targets_of_sample(self) -> int:
+        """What is predicted of one full sample: its class, or each next token."""
+        return self.size if self.unit == "tokens" else 1
+
+    @property
+    def num_valid_targets(self) -> int:
+        """What all of the validation samples have to predict."""
+        return getattr(self.valid, "num_targets", len(self.valid))
+
+
+def split(num_samples: int, valid_share: float, seed: int) -> tuple[list[int], list[int]]:
+    """The indices that train and those that validate: disjoint, at least one validates, the same on every rank."""
+    order = torch.randperm(num_samples, generator=generator(seed, "split")).tolist()
+    num_valid = max(1, round(num_samples * valid_share))
+    return order[num_valid:], order[:num_valid]

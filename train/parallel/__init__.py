@@ -1,1 +1,0 @@
-"""What strategies are made of: how gradients are added up, and how replicas, shards and stages do their parts."""

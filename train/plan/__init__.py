@@ -1,1 +1,0 @@
-"""What each strategy would hold on a GPU, and the simplest that fits: `train plan`."""

@@ -1,0 +1,222 @@
+"""Where a run's numbers go besides its own files: `--track`. Each kind is a class over an optional package.
+
+One rank of a job writes, so that a job is one run there; a run that is resumed goes on in the same. What goes wrong
+there while the run trains is said once, and training goes on: the run's own files have all of it.
+"""
+
+import importlib.util
+import json
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from muster.config import Options
+from muster.errors import MusterError
+
+MAX_PARAMS = 100
+"""As many parameters as MLflow takes at a time."""
+
+
+class Target(Protocol):
+    """A run in a tracker's own form."""
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Adds `values` at `step` of the optimizer."""
+        ...
+
+    def close(self, *, failed: bool) -> None:
+        """Ends the run there."""
+        ...
+
+
+class TensorBoard:
+    """Event files in the run's folder. `tensorboard --logdir runs` shows all runs.
+
+    Args:
+        step: where the run goes on; what was written of later steps is taken out of the curves.
+        settings: what the run is made with.
+    """
+
+    def __init__(self, folder: Path, step: int, settings: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+        if not step:
+            self.writer.add_text("settings", f"```json\n{json.dumps(settings, indent=2)}\n```")
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self, *, failed: bool) -> None:
+        self.writer.close()
+
+
+class WandB:
+    """Weights & Biases, offline by default: `wandb sync runs/NAME/wandb/offline-*` sends the run later.
+
+    WANDB_MODE, WANDB_PROJECT and its other variables mean what they do elsewhere. Neither the code nor what git knows
+    of it is taken along.
+    """
+
+    def __init__(self, folder: Path, step: int, settings: Mapping[str, Any]) -> None:
+        import wandb
+
+        known = folder / "wandb.id"
+        if not known.exists():
+            known.write_text(uuid.uuid4().hex[:8])
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "muster"),
+            name=folder.name,
+            id=known.read_text().strip(),  # a run that is resumed is the same one
+            dir=str(folder),
+            config=dict(settings),
+            mode=os.environ.get("WANDB_MODE", "offline"),  # type: ignore[arg-type]
+            resume="allow",
+            settings=wandb.Settings(console="off", silent=True, disable_code=True, disable_git=True),
+        )
+        # By the step of the optimizer, which may go back where a run is resumed; wandb's own count may not.
+        self.run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self.run.log({"step": step, **values})
+
+    def close(self, *, failed: bool) -> None:
+        self.run.finish(exit_code=int(failed))
+
+
+class MLflow:
+    """Files in `mlruns/` beside the runs, or the server that MLFLOW_TRACKING_URI names.
+
+    `mlflow ui --backend-store-uri runs/mlruns` shows them.
+    """
+
+    def __init__(self, folder: Path, step: int, settings: Mapping[str, Any]) -> None:
+        # MLflow 3 wants to be told that files are meant; a database is no good on the file systems of clusters.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        store = os.environ.get("MLFLOW_TRACKING_URI") or (folder.parent / "mlruns").resolve().as_uri()
+        self.client = MlflowClient(tracking_uri=store)
+        known = folder / "mlflow.id"
+        if known.exists():
+            self.run_id = known.read_text().strip()
+            self.client.update_run(self.run_id, status="RUNNING")
+            return
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "muster")
+        experiment = self.client.get_experiment_by_name(name)
+        experiment_id = self.client.create_experiment(name) if experiment is None else experiment.experiment_id
+        self.run_id = self.client.create_run(experiment_id, run_name=folder.name).info.run_id
+        params = [Param(key, str(value)) for key, value in settings.items()]
+        for start in range(0, len(params), MAX_PARAMS):
+            self.client.log_batch(self.run_id, params=params[start : start + MAX_PARAMS])
+        known.write_text(self.run_id)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        metrics = [Metric(name, value, now_ms, step) for name, value in values.items()]
+        self.client.log_batch(self.run_id, metrics=metrics)
+
+    def close(self, *, failed: bool) -> None:
+        self.client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
+
+
+TRACKERS: dict[str, tuple[Callable[[Path, int, Mapping[str, Any]], Target], str]] = {
+    "tensorboard": (TensorBoard, "tensorboard"),
+    "wandb": (WandB, "wandb"),
+    "mlflow": (MLflow, "mlflow-skinny"),
+}
+"""By `--track`, which is also the module's name: the class, and the package to install."""
+
+
+def check(options: Options) -> None:
+    """Raises MusterError where the tracker's package is not installed."""
+    if options.track == "none" or importlib.util.find_spec(options.track) is not None:
+        return
+    raise MusterError(
+        f"{options.track} is not installed",
+        seen=f"--track={options.track}",
+        fix=f"pip install {TRACKERS[options.track][1]}, or leave out --track: metrics.jsonl has the same numbers",
+    )
+
+
+def open_tracker(
+    kind: str, folder: Path, step: int, settings: Mapping[str, Any], note: Callable[[str], None]
+) -> "Tracker":
+    """The tracker of the run in `folder`, which goes on at `step`; to be called on one rank.
+
+    Args:
+        kind: as `--track` has it; none on the other ranks.
+        settings: what the run is made with, as its summary says it.
+        note: tells the user a line.
+
+    Raises:
+        MusterError: it can't be opened.
+    """
+    if kind == "none":
+        return Tracker(None, note)
+    try:
+        target = TRACKERS[kind][0](folder, step, settings)
+    except Exception as error:  # each of the packages raises what it likes
+        raise MusterError(
+            f"{kind} can't begin a run: {one_line(error)}",
+            seen=f"--track={kind}, {folder}",
+            fix="see its own settings in the environment, or leave out --track",
+        ) from error
+    return Tracker(target, note)
+
+
+class Tracker:
+    """Writes records of a run to a target, if there is one; a context that ends the run there too."""
+
+    def __init__(self, target: Target | None, note: Callable[[str], None]) -> None:
+        self.target = target
+        self.note = note
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Adds a line of metrics.jsonl."""
+        if self.target is not None:
+            values = numbers_of(record, f"{record['kind']}/")
+            self.attempt(lambda target: target.write(record["step"], values))
+
+    def attempt(self, action: Callable[[Target], None]) -> None:
+        """Does `action`, unless there is no target any more."""
+        if self.target is None:
+            return
+        try:
+            action(self.target)
+        except Exception as error:  # a full disk, a server that is gone: no reason to stop training
+            self.target = None
+            self.note(f"nothing more is tracked: {one_line(error)}")
+
+    def __enter__(self) -> "Tracker":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.attempt(lambda target: target.close(failed=kind is not None))
+
+
+def numbers_of(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The finite numbers in `record` and in what it holds, by their names; without its step."""
+    numbers: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            numbers |= numbers_of(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and name != "step" and math.isfinite(value):
+            numbers[prefix + name] = float(value)
+    return numbers
+
+
+def one_line(error: Exception) -> str:
+    """What `error` says, in one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
