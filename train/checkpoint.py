@@ -162,13 +162,15 @@ class CheckpointManager:
     def _end(self, begun: Future[Any], ended: Future[Any], seconds: float) -> None:
         """Tells of what was begun, before anybody who waits for it goes on."""
         error = begun.exception()
-        if error is not None:
-            ended.set_exception(error)
-            return
-        try:
-            self.on_saved(self.step, seconds)
-        finally:
+        if error is None:
+            try:
+                self.on_saved(self.step, seconds)
+            except Exception as raised:  # who waits is told; raised here, it would end as a traceback of the executor's
+                error = raised
+        if error is None:
             ended.set_result(None)
+        else:
+            ended.set_exception(error)
 
     def wait(self, limit_s: float | None = None) -> None:
         """Returns when what was begun is complete.

@@ -101,7 +101,7 @@ def test_exit_codes_survive(slurm2: SlurmCluster, code: int, ranks: str, mode: s
 
 
 def test_spawn_on_one_node(slurm2: SlurmCluster) -> None:
-    done = slurm2.srun("-N1", "-n1", *hello(slurm2.shared, "--spawn=2"), timeout=60)
+    done = slurm2.srun("-N1", "-n1", "-w", "node01", *hello(slurm2.shared, "--spawn=2"), timeout=60)
     assert done.returncode == 0, done.stderr
     assert said(done.stdout) == ["sum 2.0 node01 0/0 lo", "sum 2.0 node01 1/1 lo"]
 

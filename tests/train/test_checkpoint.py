@@ -11,6 +11,7 @@ import torch
 
 from muster.errors import MusterError
 from muster.train import checkpoint
+from muster.train.world import World
 from tests.train.comparing import save
 
 
@@ -221,6 +222,7 @@ import subprocess, sys
 from pathlib import Path
 import torch
 from muster.train import checkpoint
+from muster.train.world import World
 from tests.train.comparing import save
 from muster.errors import MusterError
 run = Path(sys.argv[1])
@@ -245,3 +247,17 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path):
     wrong, *_, listing = ended.stdout.splitlines()
     assert "No space left on device" in wrong
     assert listing == "['latest', 'step-00000010']"
+
+
+def test_what_could_not_be_told_of_a_checkpoint_ends_the_run_and_not_the_executor(tmp_path, caplog):
+    """As where the run's file system goes between a checkpoint's last file and its line in metrics.jsonl."""
+    manager = checkpoint.CheckpointManager(tmp_path, World(), keep=2, in_background=True)
+
+    def refuse(step, seconds):
+        raise MusterError("metrics.jsonl could not be written", seen="a test", fix="none")
+
+    manager.on_saved = refuse
+    manager.save(state(1), step=10)
+    with pytest.raises(MusterError, match=r"metrics\.jsonl"):
+        manager.wait(60)
+    assert not [record for record in caplog.records if record.name == "concurrent.futures"]
