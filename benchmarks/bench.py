@@ -18,12 +18,10 @@ import torch
 import torch.distributed as dist
 from results import middle, parser, publish, ratios, spread, table
 
-from muster.check.bench.main import join, with_device
-from muster.check.bench.sizes import shown
-from muster.check.bench.sweep import Sweep
-from muster.check.bench.table import Row
+from muster.check.bench.main import with_device
+from muster.check.bench.sweep import Row, Sweep, shown
 from muster.check.options import BenchOptions
-from muster.check.ranks import leave
+from muster.check.ranks import join, leave
 from muster.train.backends import open_group
 from muster.train.world import World, close_group
 

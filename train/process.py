@@ -111,7 +111,7 @@ def meet(world: World, strategy: str, options: Options) -> World:
     """`world` with its devices and hosts, its process group started."""
     world = replace(world, hosts=tuple(world.gather(world.host)))
     if options.preflight:
-        from muster.check.doctor.quick import preflight  # here and not above: most runs do without
+        from muster.check.doctor.run import preflight  # here and not above: most runs do without
 
         preflight(world, options.device, options.runs_dir)
     device = agree(world, lambda: device_for(world, options.device))

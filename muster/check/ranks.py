@@ -41,19 +41,17 @@ class Absent(MusterError):
 
 
 def join(timeout_s: int) -> World:
-    """This rank, connected to the store of all ranks, with the hosts of all of them.
+    """This rank, connected to the store of all ranks, with the hosts of all of them. A rank alone has a store too.
 
     Raises:
         Absent: not all came within `timeout_s`.
         MusterError: rank 0 can't be reached.
     """
     world = read_environment(os.environ, timeout_s)
-    if world.world_size > 1:
-        world = replace(world, store=PrefixStore("muster", _connect(world)))
-    world = replace(world, hosts=tuple(gather(world, world.host)))
-    local_rank = world.local_rank if "LOCAL_RANK" in os.environ else world.hosts[: world.rank].count(world.host)
-    local_world_size = world.local_world_size or world.hosts.count(world.host)
-    return replace(world, local_rank=local_rank, local_world_size=local_world_size)
+    alone: Any = dist.HashStore  # pyright: ignore[reportPrivateImportUsage]
+    store = PrefixStore("muster", _connect(world)) if world.world_size > 1 else alone()
+    world = replace(world, store=store)
+    return replace(world, hosts=tuple(gather(world, world.host)))
 
 
 def _connect(world: World) -> Store:
@@ -91,26 +89,19 @@ def gather(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
     turn = f"check/{next(world.turns)}"
     world.store.set(f"{turn}/{world.rank}", json.dumps(value))
     if world.main:
-        answer = _collect(world, turn)
-        world.store.set(f"{turn}/all", json.dumps(answer if to_all or "absent" in answer else {"values": []}))
+        keys, absent = [f"{turn}/{rank}" for rank in range(world.world_size)], list[int]()
+        try:
+            world.store.wait(keys, timedelta(seconds=world.timeout_s))
+        except dist.DistError:
+            absent = [rank for rank, key in enumerate(keys) if not world.store.check([key])]
+        values = [] if absent else [json.loads(text) for text in world.store.multi_get(keys)]
+        world.store.set(f"{turn}/all", json.dumps([absent, values if to_all else []]))
     else:
         world.wait([f"{turn}/all"])
-        answer = json.loads(world.store.get(f"{turn}/all"))
-    if "absent" in answer:
-        raise Absent(world, answer["absent"])
-    return answer["values"]
-
-
-def _collect(world: World, turn: str) -> dict[str, Any]:
-    assert world.store is not None
-    keys = [f"{turn}/{rank}" for rank in range(world.world_size)]
-    try:
-        world.store.wait(keys, timedelta(seconds=world.timeout_s))
-    except dist.DistError:
-        absent = [rank for rank, key in enumerate(keys) if not world.store.check([key])]
-        if absent:
-            return {"absent": absent}
-    return {"values": [json.loads(text) for text in world.store.multi_get(keys)]}
+        absent, values = json.loads(world.store.get(f"{turn}/all"))
+    if absent:
+        raise Absent(world, absent)
+    return values
 
 
 def gather_nodes(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
@@ -138,14 +129,14 @@ def listed(names: Sequence[str], most: int = MOST_LISTED) -> str:
     return f"{', '.join(names[:most])} and {len(names) - most} more"
 
 
-def listed_nodes() -> list[str]:
-    """The job's nodes by node_rank, as the launch told them; none where it did not."""
-    return [name for name in os.environ.get("MUSTER_NODES", "").split(",") if name]
+def plural(number: int, word: str) -> str:
+    """ "1 node", "2 nodes"."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def host_of(rank: int, world: World) -> str:
     """The node that `rank` should be on; empty where the launch did not tell the nodes."""
-    nodes = listed_nodes()
+    nodes = [name for name in os.environ.get("MUSTER_NODES", "").split(",") if name]  # by node_rank
     a_node = world.local_world_size or 1
     # Where nodes have different numbers of ranks, nobody here knows whose is which.
     return nodes[rank // a_node] if nodes and len(nodes) * a_node == world.world_size else ""

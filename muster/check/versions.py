@@ -6,7 +6,6 @@ replaces NCCL. So the loaded library is asked.
 
 import ctypes
 import json
-import os
 import platform
 from importlib import metadata
 from pathlib import Path
@@ -26,7 +25,7 @@ def versions() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "nccl": nccl(),
         "cudnn": _cudnn(),
-        "glibc": _glibc(),
+        "glibc": platform.libc_ver()[1] or None,
         "machine": platform.machine(),
     }
 
@@ -76,14 +75,6 @@ def _cudnn() -> str | None:
         return None
     # 92600 is 9.26.0; up to cuDNN 8 it was 8907 for 8.9.7.
     return None if number is None else _dotted(number, 10000 if number >= 90000 else 1000)
-
-
-def _glibc() -> str | None:
-    # "glibc 2.36"
-    try:
-        return (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")[2] or None
-    except (ValueError, OSError):
-        return None
 
 
 def _installed(name: str) -> str | None:

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from muster.check.doctor.facts import UNLIMITED, Facts, Gpu, Node, Rank, Software, Space
-from muster.check.doctor.findings import Finding
+from muster.check.doctor.facts import UNLIMITED, Facts, Finding, Gpu, Node, Rank, Software, Space
 from muster.check.doctor.run import findings
 
 GIB = 2**30

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from muster.check.bench import collectives
-from muster.check.bench.collectives import ALL, Collective, Message, Wrong
+from muster.check.bench.collectives import ALL, ELEMENT, Collective, Message, Wrong
 from muster.check.bench.pairwise import Pairs
 from muster.check.bench.report import verdict_of_pairs, wrong_values
-from muster.check.bench.sizes import ELEMENT
 from muster.check.bench.sweep import Fault
 from muster.errors import MusterError
 from muster.train.world import World
@@ -59,11 +58,12 @@ def test_what_is_expected_is_what_the_definition_gives(name, num_ranks):
 @pytest.mark.parametrize("num_ranks", [2, 3, 1000, 12_000])
 def test_sums_are_exact_in_float32(num_ranks):
     """The largest sum is an integer that float32 holds, so every order of adding gives it."""
-    pattern = collectives.total(num_ranks, 0)
+    worlds = [World(rank=rank, world_size=num_ranks) for rank in range(num_ranks)]
+    pattern = collectives.total(worlds[0], 1, 0)
     largest = collectives.modulus(max(3, collectives.EXACT // num_ranks - collectives.WEIGHTS)) - 1
     total = int(pattern(torch.tensor([largest])))
     assert total < collectives.EXACT
-    terms = sum(int(collectives.addend(rank, num_ranks, 0)(torch.tensor([largest]))) for rank in range(num_ranks))
+    terms = sum(int(collectives.addend(world, 1, 0)(torch.tensor([largest]))) for world in worlds)
     assert terms == total
 
 

@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from muster.arguments import to_argv
-from muster.check.bench import baseline, collectives, sizes
-from muster.check.options import BenchOptions
-from muster.check.parsing import parse
+from muster.check.bench import baseline, collectives
+from muster.check.bench.sweep import chosen_sizes, parse_size
+from muster.check.bench.sweep import shown as size_shown
+from muster.check.options import BenchOptions, parse
 from muster.errors import MusterError
 from tests.train.conftest import environment
 
@@ -20,31 +21,31 @@ GIBI = 1 << 30
     [("4", 4), ("1K", 1024), ("1k", 1024), ("4M", 4 << 20), ("1G", GIBI), ("2MiB", 2 << 20), ("3MB", 3 << 20)],
 )
 def test_sizes_are_read(text, size):
-    assert sizes.parse(text, "--max-size") == size
+    assert parse_size(text, "--max-size") == size
 
 
 @pytest.mark.parametrize("text", ["", "K", "1T", "-1K", "1.5M", "3", "0", "4 M x", "١K", "9" * 40])
 def test_what_is_no_size_is_told(text):
     with pytest.raises(MusterError) as raised:
-        sizes.parse(text, "--max-size")
+        parse_size(text, "--max-size")
     assert (raised.value.code, raised.value.seen) == (2, f"--max-size={text}")
 
 
 @pytest.mark.parametrize("size", [4, 1000, 1024, 1536, 4096, 1 << 20, 3 << 20, GIBI, 1_048_572])
 def test_a_size_is_shown_shorter_than_it_is(size):
-    shown = sizes.shown(size)
+    shown = size_shown(size)
     assert len(shown) <= 6
     if size % 1024 == 0:
-        assert "." in shown or sizes.parse(shown, "") == size
+        assert "." in shown or parse_size(shown, "") == size
 
 
 def test_the_sweep_goes_by_the_factor_and_to_the_backends_largest():
-    assert sizes.sweep("1K", "1M", 4, "gloo") == tuple(1024 * 4**power for power in range(6))
-    assert sizes.sweep("3K", "10K", 2, "gloo") == (3072, 6144)
-    assert sizes.sweep("1K", None, 2, "gloo")[-1] == 64 << 20
-    assert sizes.sweep("1K", None, 2, "nccl")[-1] == GIBI
+    assert chosen_sizes(BenchOptions(max_size="1M"), "gloo") == tuple(1024 * 4**power for power in range(6))
+    assert chosen_sizes(BenchOptions(min_size="3K", max_size="10K", factor=2), "gloo") == (3072, 6144)
+    assert chosen_sizes(BenchOptions(), "gloo")[-1] == 64 << 20
+    assert chosen_sizes(BenchOptions(), "nccl")[-1] == GIBI
     with pytest.raises(MusterError, match="larger than the largest") as raised:
-        sizes.sweep("4M", "1M", 2, "gloo")
+        chosen_sizes(BenchOptions(min_size="4M", max_size="1M"), "gloo")
     assert raised.value.seen == "--min-size=4M --max-size=1M"
 
 

@@ -173,7 +173,7 @@ def test_the_local_rank_that_is_always_the_slowest_is_named() -> None:
 
 def test_the_matrix_has_who_sends_in_its_rows() -> None:
     rows = [replace(row, median_s=GB / (row.source + row.target / 10)) for row in healthy(3)]
-    assert pairwise.shown(rows, HOSTS[:3]).splitlines() == [
+    assert pairwise.matrix(rows, HOSTS[:3]).splitlines() == [
         r"GB/s, from \ to  node01  node02  node03",
         "node01                -     0.1     0.2",
         "node02                1       -     1.2",
@@ -182,7 +182,7 @@ def test_the_matrix_has_who_sends_in_its_rows() -> None:
 
 
 def test_of_many_nodes_the_slowest_links_are_shown() -> None:
-    lines = pairwise.shown(slowed(healthy(20), (4, 7)), HOSTS).splitlines()
+    lines = pairwise.matrix(slowed(healthy(20), (4, 7)), HOSTS).splitlines()
     assert lines[0] == "the slowest 10 of 380 directions"
     assert lines[1].startswith("node05 -> node08  0.0")
     assert len(lines) == 11

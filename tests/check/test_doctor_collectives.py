@@ -7,23 +7,19 @@ from collections.abc import Collection
 
 import pytest
 
-from muster.check.bench.collectives import BARRIER
 from muster.check.doctor.collectives import NOT_OVER, START, Progress, findings, wrong_sum
 from tests.train.conftest import environment, free_port
 
 HOSTS = ["a", "b", "c", "d"]
 
 
-def progress(rank: int, *, at: str | None = "", stuck: str = "", why: str = "", **wrong: int | None) -> Progress:
+def progress(rank: int, *, at: str = "", why: str = "", **wrong: int | None) -> Progress:
     """What a rank tells; of each collective with wrong values, the rank that they are from."""
-    return Progress(rank, at, {name: (source, "5 in place of 4") for name, source in wrong.items()}, [], stuck, why)
+    return Progress(rank, at, why, {name: (source, "5 in place of 4") for name, source in wrong.items()})
 
 
-def found(
-    *ranks: Progress, pairs: Collection[tuple[int, int]] = (), places: tuple[str, ...] = ()
-) -> list[tuple[str, str]]:
-    where = places or tuple(BARRIER for _ in ranks)
-    return [(one.host, one.wrong) for one in findings(ranks, where, pairs, HOSTS, 30)]
+def found(*ranks: Progress, pairs: Collection[tuple[int, int]] = ()) -> list[tuple[str, str]]:
+    return [(one.host, one.wrong) for one in findings(ranks, pairs, HOSTS, 30)]
 
 
 def test_nothing_is_wrong():
@@ -58,7 +54,7 @@ def test_a_sum_that_is_wrong_at_all_needs_pairs():
         ([progress(0), progress(1, all_reduce=None)], ""),
         ([progress(0, reduce=None), progress(1)], "reduce"),
         ([progress(0, all_gather=1), progress(1, all_gather=1)], ""),
-        ([progress(0, reduce=None), progress(1, stuck="barrier")], ""),
+        ([progress(0, reduce=None), progress(1, at="barrier", why="Timed out")], ""),
     ],
 )
 def test_when_pairs_can_tell_more(ranks, name):
@@ -66,28 +62,14 @@ def test_when_pairs_can_tell_more(ranks, name):
 
 
 def test_who_did_not_come_back_is_named():
-    waiting = [progress(rank, stuck="broadcast", why="Timed out", at="broadcast") for rank in (0, 1)]
-    ranks = [*waiting, progress(2, stuck="all_gather", why=NOT_OVER, at="all_gather")]
+    waiting = [progress(rank, why="Timed out", at="broadcast") for rank in (0, 1)]
     # The collective that the others are in may have ended for them, never for who was left in it.
-    ((host, wrong),) = found(*ranks, places=("broadcast", "broadcast", "all_gather"))
+    ((host, wrong),) = found(*waiting, progress(2, why=NOT_OVER, at="all_gather"))
     assert (host, wrong) == ("c", "all_gather did not end: rank 2 on c did not come back")
 
 
-def test_a_rank_that_is_behind_did_not_come():
-    waiting = [progress(rank, stuck="broadcast", why="Timed out", at="broadcast") for rank in (0, 1)]
-    ((host, wrong),) = found(*waiting, progress(2, at=None), places=("broadcast", "broadcast", "all_gather"))
-    assert (host, wrong) == ("c", "broadcast did not end: rank 2 on c did not come")
-
-
-def test_a_rank_that_has_died_in_it_says_nothing_any_more():
-    waiting = [progress(rank, stuck="reduce", why="Connection reset", at="reduce") for rank in (0, 1)]
-    ((host, wrong),) = found(*waiting, progress(2, at=None), places=("reduce", "reduce", "reduce"))
-    assert (host, wrong) == ("c", "reduce did not end: rank 2 on c said nothing any more")
-
-
 def test_a_group_that_does_not_start():
-    ranks = [progress(rank, stuck=START, why="no route", at=START) for rank in range(3)]
-    ((host, wrong),) = found(*ranks, places=(START, START, START))
+    ((host, wrong),) = found(*(progress(rank, why="no route", at=START) for rank in range(3)))
     assert (host, wrong) == ("", f"{START} did not end, though all ranks came to it")
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from muster import ROOT
-from muster.check.doctor import gpus, network, run, software, space, storage
+from muster.check.doctor import gpus, network, resources, run, software, space
 from muster.check.doctor.facts import Rank
 from muster.check.options import DoctorOptions
 from muster.train.world import World
@@ -96,11 +96,11 @@ def test_the_room_in_a_folder(tmp_path: Path) -> None:
     assert "trouble" not in found
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    assert storage.gather(str(tmp_path / "file" / "runs")).trouble == "Not a directory"
+    assert resources.gather_space(str(tmp_path / "file" / "runs")).trouble == "Not a directory"
 
 
 def test_a_file_system_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
-    assert storage.gather(str(tmp_path), limit_s=0).trouble == "the file system did not answer within 0 s"
+    assert resources.gather_space(str(tmp_path), limit_s=0).trouble == "the file system did not answer within 0 s"
 
 
 class NvmlError(Exception):

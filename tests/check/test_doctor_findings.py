@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from muster.check.doctor.facts import Facts, Rank, Space
-from muster.check.doctor.findings import outliers
+from muster.check.doctor.facts import Facts, Rank, Space, outliers
 from muster.check.doctor.run import findings
 from muster.check.ranks import listed
 from tests.check.healthy import found, healthy, node, only, with_gpu, with_node, with_ranks

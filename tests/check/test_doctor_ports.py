@@ -9,9 +9,9 @@ from itertools import count, permutations
 import pytest
 from torch.distributed import HashStore
 
-from muster.check.doctor import clock, names, ports
-from muster.check.doctor.findings import Part
-from muster.check.doctor.network import choose, matching
+from muster.check.doctor import clock, names, network, ports
+from muster.check.doctor.facts import Part
+from muster.check.doctor.network import Place, choose, matching
 from muster.check.doctor.ports import (
     EPHEMERAL,
     MEETING,
@@ -20,7 +20,6 @@ from muster.check.doctor.ports import (
     STRANGER,
     TIMED_OUT,
     Listener,
-    Node,
     Probe,
     findings,
     listen_in_range,
@@ -135,7 +134,8 @@ def test_a_port_that_drops_is_tried_twice(monkeypatch):
     assert next(tries) == 2
 
 
-NODES = [Node(f"n{number}", "eth0", f"10.0.0.{number}") for number in range(5)]
+def places(size):
+    return [Place(number, f"n{number}", (), "eth0", f"10.0.0.{number}") for number in range(size)]
 
 
 def probes(*failed: tuple[int, int], size: int = 5, kinds: tuple[str, ...] = (EPHEMERAL, MEETING), wrong=TIMED_OUT):
@@ -150,7 +150,7 @@ def probes(*failed: tuple[int, int], size: int = 5, kinds: tuple[str, ...] = (EP
 def found(*failed, size=5, **more):
     return [
         (finding.level, finding.about, finding.host, finding.wrong)
-        for finding in findings(NODES[:size], probes(*failed, size=size, **more), "32768-60999")
+        for finding in findings(places(size), probes(*failed, size=size, **more), "32768-60999")
     ]
 
 
@@ -182,9 +182,8 @@ def test_a_node_that_nobody_reaches_is_named_alone():
 
 @pytest.mark.parametrize(("size", "cut_off"), [(4, (2, 3)), (8, (2, 3)), (32, (0, 9)), (32, (5, 6, 7))])
 def test_nodes_that_are_cut_off_are_named_and_not_their_pairs(size, cut_off):
-    nodes = [Node(f"n{number}", "eth0", "") for number in range(size)]
     failed = [way for way in permutations(range(size), 2) if set(way).intersection(cut_off)]
-    each = findings(nodes, probes(*failed, size=size), "")
+    each = findings(places(size), probes(*failed, size=size), "")
     assert [finding.host for finding in each] == [f"n{number}" for number in cut_off]
     assert all(finding.wrong.endswith(" do not reach each other") for finding in each)
 
@@ -221,14 +220,13 @@ def test_what_stalls_is_told_apart_from_what_is_closed():
 
 
 def test_many_nodes_of_which_one_is_cut_off():
-    nodes = [Node(f"n{number}", "eth0", "") for number in range(100)]
     odd = random.Random(5).randrange(100)
     seen = [
         Probe(node, other, EPHEMERAL, 1, TIMED_OUT if odd in (node, other) else "", 0.1)
         for node in range(100)
         for other in partners(node, 100)
     ]
-    assert [finding.host for finding in findings(nodes, seen, "32768-60999")] == [f"n{odd}"]
+    assert [finding.host for finding in findings(places(100), seen, "32768-60999")] == [f"n{odd}"]
 
 
 INTERFACES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.1.0.5", "fd00::5"], "ib1": ["10.2.0.5"]}
@@ -277,7 +275,8 @@ def test_more_nodes_than_may_all_look_at_each_other(monkeypatch):
             host=f"n{node}",
             timeout_s=90,
         )
-        return [part.check(world, DoctorOptions()) for part in (names, ports, clock)]
+        options, found = DoctorOptions(), network.gather_places(world)
+        return [names.check(world, found, options), ports.check(world, found, options), clock.check(world)]
 
     with ThreadPoolExecutor(size * ranks_a_node) as threads:
         first, *others = threads.map(rank, range(size * ranks_a_node))

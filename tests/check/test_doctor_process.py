@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.check.doctor.findings import code_of
+from muster.check.doctor.facts import code_of
 from tests.check.healthy import found_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]

@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from muster.check.doctor import report
-from muster.check.doctor.facts import Facts
-from muster.check.doctor.findings import Finding, Part
+from muster.check.doctor.facts import Facts, Finding, Part
 from muster.check.doctor.report import Report
 from muster.check.doctor.run import findings
 from muster.train.world import World

@@ -2,8 +2,7 @@
 
 import sys
 
-from muster.check.options import BenchOptions
-from muster.check.parsing import parse, silence_torch
+from muster.check.options import BenchOptions, parse, silence_torch
 
 
 def main() -> None:

@@ -8,21 +8,18 @@ comes now and then, as of a link that loses packets, shows in the mean; and wher
 healthy machines too, only the middle one tells.
 """
 
-import json
 import os
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import torch
 
-from muster.check.bench.sizes import shown
-from muster.check.bench.table import Row
-from muster.check.bench.timing import Timing
+from muster.check.bench.sweep import Row, Timing, shown
 from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError
 from muster.train.faults import agree
@@ -71,11 +68,6 @@ class Setting:
             gpus=tuple(sorted({name for name in world.gather(gpu) if name})),
         )
 
-    def differences(self, other: "Setting") -> list[str]:
-        """What differs, as `name other's, not own`."""
-        own, theirs = asdict(self), asdict(other)
-        return [f"{name} {_said(theirs[name])}, not {_said(own[name])}" for name in own if own[name] != theirs[name]]
-
 
 def site(environ: Mapping[str, str]) -> str:
     """The site's name: the launch's word, the user's, or the cluster's own name; empty where nothing tells."""
@@ -85,18 +77,31 @@ def site(environ: Mapping[str, str]) -> str:
     return ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Baseline:
-    """What is kept in a file.
+class Kept(msgspec.Struct, frozen=True):
+    """A row as a baseline keeps it: the timing of each pass."""
+
+    collective: str
+    size: int
+    passes: tuple[Timing, ...]
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file holds.
 
     Attributes:
-        passes: the timing of each pass, by collective and size.
+        muster_bench: the version of this form.
         about: versions, network and date: for people, not for comparing.
     """
 
+    muster_bench: int = FORMAT
     setting: Setting
-    passes: Mapping[Key, tuple[Timing, ...]]
-    about: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    about: dict[str, Any] = {}
+    rows: tuple[Kept, ...]
+
+    @property
+    def passes(self) -> dict[Key, tuple[Timing, ...]]:
+        """The timing of each pass, by collective and size."""
+        return {(row.collective, row.size): row.passes for row in self.rows}
 
 
 @dataclass(frozen=True)
@@ -152,15 +157,15 @@ def least_found(baseline: Baseline) -> float:
     return statistics.median(max(each) * factors[key] / statistics.median(each) for key, each in times.items())
 
 
-def check_held(keys: Collection[Key], baseline: Baseline, path: str) -> None:
-    """Returns if the baseline from the file `path` has any of what is, or is to be, measured.
+def check_held(rows: Sequence[Row], baseline: Baseline, path: str) -> None:
+    """Returns if the baseline from the file `path` has any of the `rows` that were measured.
 
     Raises:
         MusterError: it has none.
     """
-    if not any(key in baseline.passes for key in keys):
+    if not any((row.collective, row.size) in baseline.passes for row in rows):
         raise MusterError(
-            "the baseline has none of the collectives and sizes that are measured",
+            "the baseline has none of the collectives and sizes that were measured",
             seen=f"--baseline={path}",
             fix="give the same --collectives, --min-size, --max-size and --factor as for --save-baseline",
         )
@@ -171,40 +176,34 @@ def errors(slow: Sequence[Slow], path: str) -> list[MusterError]:
     found: list[MusterError] = []
     for name in dict.fromkeys(one.row.collective for one in slow):
         own = [one for one in slow if one.row.collective == name]
-        found.append(_error(max(own, key=lambda one: one.ratio), len(own), path))
+        worst = max(own, key=lambda one: one.ratio)
+        size = f" of {shown(worst.row.size)}" if worst.row.size else ""
+        more = f", and too slow at {len(own) - 1} more sizes" if len(own) > 1 else ""
+        wrong = f"{name}{size} takes {worst.ratio:.2f} times as long as the slowest pass of the baseline{more}"
+        seen = (
+            f"{worst.figure} {worst.now_s * 1e6:.1f} us in the fastest of {len(worst.row.passes)} passes; in {path} "
+            f"{worst.slowest_s * 1e6:.1f} us in the slowest, and passes differ by a factor of {worst.factor:.2f}"
+        )
+        fix = "muster bench --pairwise names the slow link or node; where it is to be so from now on: --save-baseline"
+        found.append(MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED))
     return found
 
 
-def _error(one: Slow, num_sizes: int, path: str) -> MusterError:
-    size = f" of {shown(one.row.size)}" if one.row.size else ""
-    more = f", and too slow at {num_sizes - 1} more sizes" if num_sizes > 1 else ""
-    return MusterError(
-        f"{one.row.collective}{size} takes {one.ratio:.2f} times as long as the slowest pass of the baseline{more}",
-        seen=f"{one.figure} {one.now_s * 1e6:.1f} us in the fastest of {len(one.row.passes)} passes; in {path} "
-        f"{one.slowest_s * 1e6:.1f} us in the slowest, and passes differ by a factor of {one.factor:.2f}",
-        fix="muster bench --pairwise names the slow link or node; where this is how it is from now on: --save-baseline",
-        code=ExitCode.FAILED,
-    )
-
-
-def load(world: World, options: BenchOptions, setting: Setting, keys: Collection[Key]) -> Baseline | None:
+def load(world: World, options: BenchOptions, setting: Setting) -> Baseline | None:
     """The baseline to hold the figures against, on all ranks; None without one.
 
-    Rank 0 reads the files: other nodes need not see them. That all that is wanted can be written is checked here too,
-    before much time is spent on measuring.
-
-    Args:
-        keys: what is to be measured.
+    Rank 0 reads the files: other nodes need not see them. One that is to be replaced is looked at here too, before
+    much time is spent on measuring.
 
     Raises:
-        MusterError: on rank 0: a file can't be read or written, or is of another setting.
+        MusterError: on rank 0: a file can't be read, or is of another setting.
     """
-    text = agree(world, lambda: _read_files(options, setting, keys) if world.main else None)
+    text = agree(world, lambda: _read_files(options, setting) if world.main else None)
     text = world.gather(text)[0]
     return None if text is None else from_json(text, options.baseline or "", "--baseline")
 
 
-def _read_files(options: BenchOptions, setting: Setting, keys: Collection[Key]) -> str | None:
+def _read_files(options: BenchOptions, setting: Setting) -> str | None:
     """What the baseline's file says, after all files that the options name were checked."""
     if options.pairwise and (options.baseline or options.save_baseline):
         raise MusterError(
@@ -212,50 +211,26 @@ def _read_files(options: BenchOptions, setting: Setting, keys: Collection[Key]) 
             seen="--pairwise with --baseline or --save-baseline",
             fix="leave one of them out",
         )
-    if options.output is not None:
-        check_writable(Path(options.output, "bench.json"), "--output", "the results")
-    if options.save_baseline is not None:
-        old = Path(options.save_baseline)
-        check_writable(old, "--save-baseline", "the baseline")
-        if os.path.exists(old):
-            replaced = from_json(read(old, "--save-baseline"), str(old), "--save-baseline")
-            check_equal(replaced, setting, str(old), "--save-baseline")
-    if options.baseline is None:
-        return None
-    text = read(Path(options.baseline), "--baseline")
-    known = from_json(text, options.baseline, "--baseline")
-    check_equal(known, setting, options.baseline, "--baseline")
-    check_held(keys, known, options.baseline)
-    return text
+    text = None
+    for path, option in ((options.save_baseline, "--save-baseline"), (options.baseline, "--baseline")):
+        if path is not None and (option == "--baseline" or os.path.exists(path)):
+            text = read(Path(path), option)
+            check_equal(from_json(text, path, option), setting, path, option)
+    return text if options.baseline else None
 
 
-class _Kept(msgspec.Struct):
-    """A row in a file."""
-
-    collective: str
-    size: int
-    passes: tuple[Timing, ...]
-
-
-class _File(msgspec.Struct):
-    muster_bench: int
-    setting: Setting
-    about: dict[str, Any]
-    rows: list[_Kept]
-
-
-def write(path: Path, setting: Setting, rows: Sequence[Row], about: Mapping[str, Any]) -> None:
+def write(path: Path, setting: Setting, rows: Sequence[Row], about: dict[str, Any]) -> None:
     """Writes the baseline of `rows`, in place of one that is there.
 
     Raises:
         MusterError: it can't be written.
     """
-    kept = [_Kept(row.collective, row.size, row.passes) for row in rows if row.passes]
-    text = json.dumps(msgspec.to_builtins(_File(FORMAT, setting, dict(about), kept)), indent=1)
+    kept = tuple(Kept(row.collective, row.size, row.passes) for row in rows if row.passes)
+    baseline = Baseline(setting=setting, about=about, rows=kept)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text + "\n", encoding="utf-8")
+        aside.write_bytes(msgspec.json.format(msgspec.json.encode(baseline), indent=1) + b"\n")
         aside.replace(path)
     except OSError as error:
         with suppress(OSError):
@@ -285,38 +260,18 @@ def from_json(text: str, path: str, option: str) -> Baseline:
         MusterError: it is none.
     """
     try:
-        content = msgspec.json.decode(text, type=_File)
-        passes = {(row.collective, row.size): row.passes for row in content.rows}
-        if content.muster_bench != FORMAT:
-            raise ValueError(f"format {content.muster_bench}, not {FORMAT}")
-        if not passes or not all(passes.values()):
+        baseline = msgspec.json.decode(text, type=Baseline)
+        if baseline.muster_bench != FORMAT:
+            raise ValueError(f"format {baseline.muster_bench}, not {FORMAT}")
+        if not baseline.rows or not all(row.passes for row in baseline.rows):
             raise ValueError("a row has no times")
-        if not all(_time(each, figure) > 0 for row in passes.values() for each in row for figure in FIGURES):
+        if not all(_time(each, figure) > 0 for row in baseline.rows for each in row.passes for figure in FIGURES):
             raise ValueError("a time is not above 0")
-        return Baseline(setting=content.setting, passes=passes, about=content.about)
+        return baseline
     except (ValueError, RecursionError) as error:
         seen = f"{path}: {error}"
         fix = f"{option}=FILE that `muster bench --save-baseline FILE` wrote, or another name"
         raise MusterError("the file is no baseline", seen=seen, fix=fix) from None
-
-
-def check_writable(path: Path, option: str, what: str) -> None:
-    """Returns if a file can be written at `path`: to be told before much time of measuring, not after.
-
-    Raises:
-        MusterError: it can't, so that `what` can't go where `option` says.
-    """
-    folder = path.absolute().parent
-    # By os.path: the methods of Path raise PermissionError below a folder that may not be entered.
-    while not os.path.exists(folder):
-        folder = folder.parent
-    seen = ""
-    if os.path.isdir(path):
-        seen = f"{path} is a folder"
-    elif not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-        seen = f"{folder} is no folder that this user may write to"
-    if seen:
-        raise MusterError(f"{what} can't be written", seen=seen, fix=f"{option} with a path in a folder of yours")
 
 
 def _time(timing: Timing, figure: str) -> float:
@@ -329,7 +284,8 @@ def check_equal(found: Baseline, setting: Setting, path: str, option: str) -> No
     Raises:
         MusterError: it is of another one; the message says what differs.
     """
-    differences = setting.differences(found.setting)
+    own, theirs = asdict(setting), asdict(found.setting)
+    differences = [f"{name} {_said(theirs[name])}, not {_said(own[name])}" for name in own if own[name] != theirs[name]]
     if differences:
         raise MusterError(
             f"the baseline is not of what runs here: it has {differences[0]}",

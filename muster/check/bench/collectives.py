@@ -9,7 +9,7 @@ shifted, or from another rank or an earlier call is found by its values.
 Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md, and sendrecv.cu there for send_recv
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,11 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster.check.bench.sizes import ELEMENT, counts_of
 from muster.errors import MusterError
 from muster.train.world import World
 
 ROOT = 0
+
+ELEMENT = 4
+"""Bytes of a float32, of which all messages consist."""
 
 EXACT = 1 << 24
 """Up to here float32 holds each integer. Source: IEEE 754, binary32 has 24 significant bits."""
@@ -66,20 +68,20 @@ def sent_by(rank: int, salt: int) -> Pattern:
     return lambda index: (index + (rank * STRIDE + salt)).remainder_(period)
 
 
-def addend(rank: int, world_size: int, salt: int) -> Pattern:
-    """The values of `rank` where those of all ranks are added up."""
-    period, weight = _period(world_size), rank % WEIGHTS
+def addend(world: World, part: int, salt: int) -> Pattern:
+    """The values of this rank where those of all ranks are added up."""
+    period, weight = _period(world), world.rank % WEIGHTS
     return lambda index: (index + salt).remainder_(period).add_(weight)
 
 
-def total(world_size: int, salt: int) -> Pattern:
+def total(world: World, part: int, salt: int) -> Pattern:
     """The sum of what all ranks have by `addend`; each partial sum is exact too, in whatever order."""
-    period, weights = _period(world_size), sum(rank % WEIGHTS for rank in range(world_size))
-    return lambda index: (index + salt).remainder_(period).mul_(world_size).add_(weights)
+    period, weights = _period(world), sum(rank % WEIGHTS for rank in range(world.world_size))
+    return lambda index: (index + salt).remainder_(period).mul_(world.world_size).add_(weights)
 
 
-def _period(world_size: int) -> int:
-    return modulus(max(3, EXACT // world_size - WEIGHTS))
+def _period(world: World) -> int:
+    return modulus(max(3, EXACT // world.world_size - WEIGHTS))
 
 
 def fill(message: torch.Tensor, pattern: Pattern) -> None:
@@ -106,6 +108,11 @@ def compare(message: torch.Tensor, pattern: Pattern) -> Wrong | None:
     return None if first is None else Wrong(*first, count)
 
 
+def counts_of(size: int, num_parts: int) -> int:
+    """How many elements each of `num_parts` equal parts of a message of about `size` bytes has; one at least."""
+    return max(1, size // ELEMENT // num_parts)
+
+
 @dataclass(frozen=True)
 class Message:
     """The buffers of a rank: what it sends, and where it receives. Where a collective works in place they are one."""
@@ -119,7 +126,7 @@ class Collective:
     """One of them.
 
     Attributes:
-        bus: the factor from algorithm to bus bandwidth, of the number of ranks.
+        passes: how often a rank's link carries the share of all other ranks; 0 where it carries the message once.
         call: does it once, among the ranks of a group; None is that of all.
         sends: what a rank sends, of the world, the elements of a part, and the salt.
         gets: what it has to receive, of the same; None where it receives nothing that counts.
@@ -129,7 +136,7 @@ class Collective:
     """
 
     name: str
-    bus: Callable[[int], float]
+    passes: int
     call: Callable[[World, Message, Any], None]
     sends: Callable[[World, int, int], Pattern]
     gets: Callable[[World, int, int], Pattern | None]
@@ -137,6 +144,10 @@ class Collective:
     sends_all: bool = True
     gets_all: bool = True
     is_in_place: bool = False
+
+    def bus_factor(self, num_ranks: int) -> float:
+        """The bus bandwidth by the algorithm bandwidth."""
+        return self.passes * (num_ranks - 1) / num_ranks if self.passes else 1.0
 
     def size(self, world: World, size: int) -> int:
         """The bytes of its message that comes next to `size`: one of parts has equal ones."""
@@ -202,20 +213,12 @@ def _send_recv(world: World, message: Message, group: Any) -> None:
         work.wait()
 
 
-def _addend(world: World, part: int, salt: int) -> Pattern:
-    return addend(world.rank, world.world_size, salt)
+def _total_at_root(world: World, part: int, salt: int) -> Pattern | None:
+    return total(world, part, salt) if world.rank == ROOT else None
 
 
-def _sum(world: World, part: int, salt: int) -> Pattern:
-    return total(world.world_size, salt)
-
-
-def _sum_at_root(world: World, part: int, salt: int) -> Pattern | None:
-    return _sum(world, part, salt) if world.rank == ROOT else None
-
-
-def _own_part_of_sum(world: World, part: int, salt: int) -> Pattern:
-    whole = total(world.world_size, salt)
+def _own_part_of_total(world: World, part: int, salt: int) -> Pattern:
+    whole = total(world, part, salt)
     return lambda index: whole(index + world.rank * part)
 
 
@@ -248,26 +251,14 @@ def _a_part_of_all(world: World, part: int, salt: int) -> Pattern:
     return lambda index: first(index % part + (world.rank * part) + index // part * STRIDE)
 
 
-def _one(num_ranks: int) -> float:
-    return 1.0
-
-
-def _others(num_ranks: int) -> float:
-    return (num_ranks - 1) / num_ranks
-
-
-def _there_and_back(num_ranks: int) -> float:
-    return 2 * (num_ranks - 1) / num_ranks
-
-
 ALL = (
-    Collective("all_reduce", _there_and_back, _all_reduce, _addend, _sum, is_in_place=True),
-    Collective("all_gather", _others, _all_gather, _own, _of_all, is_split=True, sends_all=False),
-    Collective("reduce_scatter", _others, _reduce_scatter, _addend, _own_part_of_sum, is_split=True, gets_all=False),
-    Collective("broadcast", _one, _broadcast, _own_at_root, _roots, is_in_place=True),
-    Collective("reduce", _one, _reduce, _addend, _sum_at_root, is_in_place=True),
-    Collective("all_to_all", _others, _all_to_all, _own, _a_part_of_all, is_split=True),
-    Collective("send_recv", _one, _send_recv, _own, _of_the_one_before),
+    Collective("all_reduce", 2, _all_reduce, addend, total, is_in_place=True),
+    Collective("all_gather", 1, _all_gather, _own, _of_all, is_split=True, sends_all=False),
+    Collective("reduce_scatter", 1, _reduce_scatter, addend, _own_part_of_total, is_split=True, gets_all=False),
+    Collective("broadcast", 0, _broadcast, _own_at_root, _roots, is_in_place=True),
+    Collective("reduce", 0, _reduce, addend, _total_at_root, is_in_place=True),
+    Collective("all_to_all", 1, _all_to_all, _own, _a_part_of_all, is_split=True),
+    Collective("send_recv", 0, _send_recv, _own, _of_the_one_before),
 )
 
 BARRIER = "barrier"
@@ -276,9 +267,9 @@ BARRIER = "barrier"
 NAMES = (*(one.name for one in ALL), BARRIER)
 
 
-def is_lacking(error: str) -> bool:
-    """Whether a backend says by `error` that it does not have a collective."""
-    return "support" in error or "implement" in error
+def named(name: str) -> Collective:
+    """The collective of this name."""
+    return next(one for one in ALL if one.name == name)
 
 
 def chosen(text: str) -> tuple[str, ...]:
@@ -296,9 +287,3 @@ def chosen(text: str) -> tuple[str, ...]:
             fix=f"--collectives with some of {', '.join(NAMES)}, by commas; or all",
         )
     return NAMES if "all" in words else tuple(name for name in NAMES if name in words)
-
-
-def keys(world: World, names: Collection[str], sizes: Sequence[int]) -> list[tuple[str, int]]:
-    """The collectives of these `names` with the sizes at which they are measured; the barrier has none."""
-    found = [(one.name, one.size(world, size)) for one in ALL if one.name in names for size in sizes]
-    return [*found, *([(BARRIER, 0)] if BARRIER in names else [])]

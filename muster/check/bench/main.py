@@ -10,20 +10,16 @@ import torch
 import torch.distributed as dist
 
 from muster.check import ranks
-from muster.check.bench import baseline, collectives, pairwise, sizes, transport
+from muster.check.bench import baseline, collectives, pairwise, transport
 from muster.check.bench.baseline import PASSES, Baseline, Setting
 from muster.check.bench.report import Report
-from muster.check.bench.sweep import Sweep
-from muster.check.bench.timing import Broken
+from muster.check.bench.sweep import Broken, Sweep, chosen_sizes
 from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError
 from muster.train import console, faults
 from muster.train.backends import backend_for, open_group, places
 from muster.train.faults import Watch, agree
 from muster.train.world import World, close_group, device_for
-
-STRATEGY = "ddp"
-"""A strategy that any backend will do for: what a backend lacks is found by asking it."""
 
 WAIT_S = 10
 """For so long ranks that can't go on wait for each other: who does not come is the one to be named."""
@@ -69,15 +65,13 @@ class Bench:
             Broken: this rank lost the others.
         """
         options = self.options
-        self.world = join(options.timeout_s)
+        self.world = ranks.join(options.timeout_s)
         watch = Watch(self.world)
         self.world = world = with_device(self.world, options)
         names = agree(world, lambda: collectives.chosen(options.collectives))
-        lengths = agree(
-            world, lambda: sizes.sweep(options.min_size, options.max_size, options.factor, world.backend or "")
-        )
+        sizes = agree(world, lambda: chosen_sizes(options, world.backend or ""))
         setting = Setting.of(world)
-        known = baseline.load(world, options, setting, collectives.keys(world, names, lengths))
+        known = baseline.load(world, options, setting)
         transport.prepare(options)
         agree(world, lambda: open_group(world))
         report = Report(options, world, setting)
@@ -85,7 +79,7 @@ class Bench:
             pairs = pairwise.run(world, options)
             code = report.of_pairs(pairs) if world.main else 0
         else:
-            self.sweep = Sweep(world, options, lengths, names)
+            self.sweep = Sweep(world, options, sizes, names)
             code = self.measure(self.sweep, report, known)
         code = world.gather(code)[0]
         close_group()
@@ -110,17 +104,6 @@ class Bench:
         return report.of_sweep(rows, sweep, used, known)
 
 
-def join(timeout_s: int) -> World:
-    """This rank among all; a rank alone has a store too.
-
-    Raises:
-        Absent: a rank did not come.
-        MusterError: rank 0 can't be reached.
-    """
-    world = ranks.join(timeout_s)
-    return world if world.store is not None else replace(world, store=dist.HashStore())  # pyright: ignore[reportPrivateImportUsage]
-
-
 def with_device(world: World, options: BenchOptions) -> World:
     """`world` with its device and backend.
 
@@ -130,7 +113,7 @@ def with_device(world: World, options: BenchOptions) -> World:
     device = agree(world, lambda: device_for(world, options.device))
     if options.backend == "gloo" and options.device == "auto":
         device = torch.device("cpu")
-    backend = agree(world, lambda: backend_for(options.backend, device, STRATEGY))
+    backend = agree(world, lambda: backend_for(options.backend, device, "ddp"))
     world = replace(world, device=device, backend=backend)
     places(world)
     return world
@@ -144,12 +127,9 @@ def tell(world: World | None, error: Exception, doing: str) -> int:
         error: what ended this rank's part.
         doing: what the ranks were at.
     """
-    if isinstance(error, ranks.Absent):
-        if error.world.main:
-            console.tell(str(error))
-        return error.code
-    if isinstance(error, faults.SharedFault) and world is not None:
-        if world.main:
+    told_by = error.world if isinstance(error, ranks.Absent) else world
+    if isinstance(error, ranks.Absent | faults.SharedFault) and told_by is not None:
+        if told_by.main:
             console.tell(str(error))
         return error.code
     if world is None:

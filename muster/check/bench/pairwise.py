@@ -6,17 +6,17 @@ links differ much, all is measured again.
 """
 
 import time
-from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from statistics import median, median_low
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from muster.check.bench import sizes, transport
-from muster.check.bench.timing import Broken, wait_for_device
+from muster.check.bench import transport
+from muster.check.bench.sweep import Broken, parse_size, shown, wait_for_device
 from muster.check.options import BenchOptions
 from muster.check.ranks import ALL_PAIRS_UP_TO, partners
 from muster.errors import ExitCode, MusterError
@@ -30,9 +30,6 @@ LEAST = 1 << 16
 
 BUDGET_S = 0.5
 """For about so long each direction of a pair is measured."""
-
-SPIN_S = 0.05
-"""So long a rank asks its GPU without a pause whether it is done."""
 
 TRIES, FEWEST = 3, 3
 """Messages of each size on the way to the largest; messages that are counted, however slow they are."""
@@ -130,11 +127,12 @@ def run(world: World, options: BenchOptions) -> Pairs:
         MusterError: two nodes can't reach each other.
         Broken: this rank lost the others.
     """
-    hosts, nodes = _nodes(world)
+    hosts = world.nodes
+    nodes = [[rank for rank, host in enumerate(world.hosts) if host == each] for each in hosts]
     if len(hosts) < 2:
         return Pairs(text="one node: there is no pair to measure")
     backend = world.backend or "gloo"
-    size = sizes.parse(options.max_size or SIZES[backend], "--max-size")
+    size = parse_size(options.max_size or SIZES[backend], "--max-size")
     device = torch.device("cpu") if backend == "gloo" else world.device
     link = Link(world, torch.zeros(max(size, LEAST), dtype=torch.uint8, device=device), size, options.iters)
     rows = _measure(link, nodes, hosts)
@@ -150,25 +148,19 @@ def run(world: World, options: BenchOptions) -> Pairs:
 def rounds(num_nodes: int) -> list[list[Pair]]:
     """All pairs that are measured, as rounds: in each, no node is in two pairs.
 
-    Where all meet all it is the round-robin tournament by the circle method: one node stays, the others go round; where
-    their number is odd, the one that meets nobody rests. Of more nodes each meets about 2 log n different others.
+    Where all meet all it is a round-robin tournament; where their number is odd, one rests in each round. Of more nodes
+    each meets about 2 log n different others.
     """
     if num_nodes > ALL_PAIRS_UP_TO:
-        pairs = dict.fromkeys(_pair(node, other) for node in range(num_nodes) for other in partners(node, num_nodes))
-        return _in_rounds(list(pairs))
-    places = num_nodes + num_nodes % 2
-    ring = list(range(1, places))
-    result: list[list[Pair]] = []
-    for _ in range(places - 1 if num_nodes > 1 else 0):
-        circle = [0, *ring]
-        met = [_pair(circle[place], circle[-1 - place]) for place in range(places // 2)]
-        result.append([pair for pair in met if pair[1] < num_nodes])
-        ring = [ring[-1], *ring[:-1]]
+        return _in_rounds(
+            [(node, other) for node in range(num_nodes) for other in partners(node, num_nodes) if node < other]
+        )
+    places = num_nodes - 1 + num_nodes % 2
+    result: list[list[Pair]] = [[] for _ in range(places if num_nodes > 1 else 0)]
+    for one, other in combinations(range(num_nodes), 2):
+        # Nodes whose numbers have the same sum; the last of an even number meets whom that would pair with itself.
+        result[(2 * one if other == places else one + other) % places].append((one, other))
     return result
-
-
-def _pair(one: int, other: int) -> Pair:
-    return (one, other) if one < other else (other, one)
 
 
 def _in_rounds(pairs: Sequence[Pair]) -> list[list[Pair]]:
@@ -185,14 +177,6 @@ def _in_rounds(pairs: Sequence[Pair]) -> list[list[Pair]]:
     return result
 
 
-def _nodes(world: World) -> tuple[tuple[str, ...], list[list[int]]]:
-    """The hosts, and the ranks of each by local rank."""
-    places = world.gather([world.host, world.local_rank])
-    hosts = tuple(dict.fromkeys(host for host, _ in places))
-    ranks = [sorted((place[1], rank) for rank, place in enumerate(places) if place[0] == host) for host in hosts]
-    return hosts, [[rank for _, rank in each] for each in ranks]
-
-
 def _measure(link: "Link", nodes: Sequence[Sequence[int]], hosts: Sequence[str]) -> list[Row]:
     """A row for each direction of all pairs, on all ranks the same."""
     world = link.world
@@ -205,34 +189,27 @@ def _measure(link: "Link", nodes: Sequence[Sequence[int]], hosts: Sequence[str])
         if pair is None or place >= side_by_side:
             continue
         other = pair[1 - pair.index(node)]
-        with _with_names(hosts[node], hosts[other]):
+        try:
             for source in pair:
                 if source != node:
                     link.receive(nodes[other][place])
                     continue
                 best_s, median_s, latency_s, size = link.send(nodes[other][place])
                 own.append(Row(node, other, best_s, median_s, latency_s, place, side_by_side, size))
+        except (RuntimeError, Broken) as error:
+            said = (str(error).strip().splitlines() or ["no message"])[0]
+            raise MusterError(
+                f"{hosts[node]} and {hosts[other]} don't get a message through to each other",
+                seen="; NCCL says: ".join(filter(None, [said, transport.complaints()])),
+                fix="muster doctor looks at the nodes and the network between them",
+                code=ExitCode.FAILED,
+            ) from error
     link.barrier()
     of_ranks: list[list[dict[str, Any]]] = world.gather([asdict(row) for row in own])
     by_direction: dict[Pair, list[Row]] = {}
     for row in (Row(**row) for rows in of_ranks for row in rows):
         by_direction.setdefault(row.direction, []).append(row)
     return [max(by_direction[each], key=lambda row: row.best_s) for each in sorted(by_direction)]
-
-
-@contextmanager
-def _with_names(one: str, other: str) -> Generator[None]:
-    """What a backend says of a pair that does not get through, with the names of both."""
-    try:
-        yield
-    except (RuntimeError, Broken) as error:
-        said = (str(error).strip().splitlines() or ["no message"])[0]
-        raise MusterError(
-            f"{one} and {other} don't get a message through to each other",
-            seen="; NCCL says: ".join(filter(None, [said, transport.complaints()])),
-            fix="muster doctor looks at the nodes and the network between them",
-            code=ExitCode.FAILED,
-        ) from error
 
 
 @dataclass
@@ -307,16 +284,7 @@ class Link:
         # By the communicator of all ranks: single calls would have NCCL make one for each pair.
         for work in dist.batch_isend_irecv([dist.P2POp(how, tensor, peer)]):
             work.wait()
-        if tensor.device.type == "cuda":
-            self._spin()
-
-    def _spin(self) -> None:
-        """Returns when the GPU is done: the usual wait would sleep longer than a short message takes."""
-        event, ends = torch.cuda.Event(), time.perf_counter() + SPIN_S
-        event.record()
-        while not event.query():
-            if time.perf_counter() > ends:
-                wait_for_device(self.world)
+        wait_for_device(self.world)
 
 
 def errors(rows: Sequence[Row], hosts: Sequence[str]) -> list[MusterError]:
@@ -445,15 +413,12 @@ def _lines(rows: Sequence[Row], hosts: Sequence[str], nodes: Sequence[Sequence[i
     latencies = sorted(row.latency_s * 1e6 for row in rows)
     most = max(map(len, nodes))
     ranks = f"; of {most} ranks side by side the slowest" if most > 1 else ""
-    size = sizes.shown(max(row.size for row in rows))
+    size = shown(max(row.size for row in rows))
     about = f"latency {latencies[0]:.0f} to {latencies[-1]:.0f} us, messages of {size}{ranks}"
-    lines = [shown(rows, hosts), "", about]
-    if len(hosts) == 2:
-        lines.append("two nodes: there is nothing to hold their link against but its own two directions")
-    return lines
+    return [matrix(rows, hosts), "", about]
 
 
-def shown(rows: Sequence[Row], hosts: Sequence[str]) -> str:
+def matrix(rows: Sequence[Row], hosts: Sequence[str]) -> str:
     """The figures as a matrix; of many nodes the slowest links."""
     if len(hosts) > MATRIX:
         slowest = sorted(rows, key=lambda row: row.best_s, reverse=True)[:LISTED]

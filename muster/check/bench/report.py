@@ -1,8 +1,8 @@
-"""What rank 0 says and writes: the table or the object, the files, the baseline; and the verdict, last."""
+"""What rank 0 says and writes: the table or the object, the baseline; and the verdict, last."""
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from importlib import metadata
@@ -11,23 +11,27 @@ from typing import Any, Literal
 
 import torch
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from muster.check import versions
-from muster.check.bench import baseline, table
+from muster.check.bench import baseline
 from muster.check.bench.baseline import Baseline, Setting, Slow
 from muster.check.bench.pairwise import TIMES, Pairs
-from muster.check.bench.sizes import shown
-from muster.check.bench.sweep import Fault, Sweep
-from muster.check.bench.table import Row
+from muster.check.bench.sweep import Fault, Row, Sweep, shown
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
+from muster.check.ranks import plural
 from muster.errors import ExitCode, MusterError
 from muster.train import console
 from muster.train.world import World
 
 Word = Literal["PASS", "FAIL", "NO BASELINE"]
 COLOURS: dict[Word, str] = {"PASS": "green", "FAIL": "red", "NO BASELINE": "yellow"}
+
+NONE = "N/A"
+COLUMNS = ("collective", "size", "algbw", "busbw", "time", "p50", "p99", "values")
+UNITS = "algbw and busbw in 10^9 bytes/s, as by nccl-tests; times in us"
 
 
 @dataclass(frozen=True)
@@ -89,13 +93,6 @@ def wrong_values(faults: Sequence[Fault]) -> list[MusterError]:
 
 def _wrong_values_of_rank(several: Sequence[Fault]) -> MusterError:
     first = several[0]
-    if first.size == 0:
-        return MusterError(
-            f"{first.collective} let rank {first.rank} on {first.host} go on before all had come",
-            seen=f"{first.found} of {first.expected:.0f} ranks had come",
-            fix="another version of the backend; muster doctor shows which one is loaded",
-            code=ExitCode.FAILED,
-        )
     sizes = ", ".join(dict.fromkeys(shown(fault.size) for fault in several))
     return MusterError(
         f"{first.collective} gave wrong values to rank {first.rank} on {first.host}, at {sizes}",
@@ -122,13 +119,10 @@ class Report:
     world: World
     setting: Setting
     started: str = field(default_factory=lambda: datetime.now().astimezone().isoformat(timespec="seconds"))
+    screen: Console = field(default_factory=lambda: Console(highlight=False))
 
     def of_sweep(self, rows: Sequence[Row], sweep: Sweep, used: Transport, known: Baseline | None) -> int:
-        """Says and writes what was measured; returns the exit code.
-
-        Raises:
-            MusterError: all was said, but a file can't be written, or the baseline has none of these rows.
-        """
+        """Says and writes what was measured; returns the exit code."""
         slow = baseline.find_slow(rows, known) if known else []
         against = wrong_values(sweep.faults)
         if used.error is not None:
@@ -144,68 +138,48 @@ class Report:
             "checks": sweep.num_checks,
             "slow": [_of_slow(one) for one in slow],
         }
-
-        def show(screen: Console) -> None:
-            _say(screen, [self.headline(), f"network: {used.says}", *used.notes, ""])
-            table.print_rows(screen, rows)
-
-        keys = [(row.collective, row.size) for row in rows if row.passes]
-        return self._end(
-            verdict,
-            value,
-            show,
-            [
-                lambda: self.save_baseline(rows, verdict, used),
-                lambda: self.write(value),
-                # It was asked before; but what the backend has not is known only now.
-                lambda: baseline.check_held(keys, known, self.options.baseline or "") if known else None,
-            ],
-        )
+        self._show(value, [self.headline(), f"network: {used.says}", *used.notes, ""], rows)
+        code = verdict.code
+        try:
+            self.save_baseline(rows, verdict, used)
+            if known is not None:
+                baseline.check_held(rows, known, self.options.baseline or "")
+        except MusterError as error:
+            console.tell(str(error))
+            code = code or error.code
+        self._conclude(verdict)
+        return code
 
     def of_pairs(self, pairs: Pairs) -> int:
         """The same for pairs of nodes."""
         verdict = verdict_of_pairs(pairs, len(self.world.nodes))
-        value = self.value(verdict) | {"pairs": list(pairs.rows)}
-        lines = [self.headline(), "", pairs.text]
-        return self._end(verdict, value, lambda screen: _say(screen, lines), [lambda: self.write(value)])
+        self._show(self.value(verdict) | {"pairs": list(pairs.rows)}, [self.headline(), "", pairs.text])
+        self._conclude(verdict)
+        return verdict.code
 
-    def _end(
-        self,
-        verdict: Verdict,
-        value: dict[str, Any],
-        show: Callable[[Console], None],
-        writers: Sequence[Callable[[], None]],
-    ) -> int:
-        """Says what was measured, calls the `writers`, and says the verdict; returns the exit code.
-
-        Raises:
-            MusterError: of the last of the `writers` that failed, unless the verdict is worse; others are told.
-        """
-        screen = Console(highlight=False)
+    def _show(self, value: Mapping[str, Any], lines: Sequence[str], rows: Sequence[Row] = ()) -> None:
         if self.options.json:
             print(json.dumps(value), flush=True)
-        else:
-            show(screen)
-        problems: list[MusterError] = []
-        for write in writers:
-            try:
-                write()
-            except MusterError as error:
-                problems.append(error)
+            return
+        self._say(lines)
+        if rows:
+            print_rows(self.screen, rows)
+
+    def _conclude(self, verdict: Verdict) -> None:
+        self._say(["", *map(str, verdict.against)])
         if not self.options.json:
-            _say(screen, ["", *map(str, verdict.against)])
-            screen.print(Text(str(verdict), style=f"bold {COLOURS[verdict.word]}"), soft_wrap=True)
-        for each in problems if verdict.code else problems[:-1]:
-            console.tell(str(each))
-        if problems and not verdict.code:
-            raise problems[-1]
-        return verdict.code
+            self.screen.print(Text(str(verdict), style=f"bold {COLOURS[verdict.word]}"), soft_wrap=True)
+
+    def _say(self, lines: Sequence[str]) -> None:
+        """Prints the lines, but where an object for programs has it all."""
+        for line in () if self.options.json else lines:
+            self.screen.print(Text(line), soft_wrap=True)
 
     def headline(self) -> str:
         """How many ranks are where, on which devices, by which backend."""
         setting, each = self.setting, set(self.setting.ranks)
         a_node = f"{each.pop()} each" if len(each) == 1 else " + ".join(map(str, setting.ranks))
-        places = f"{_number(self.world.world_size, 'rank')} on {_number(setting.nodes, 'node')} ({a_node})"
+        places = f"{plural(self.world.world_size, 'rank')} on {plural(setting.nodes, 'node')} ({a_node})"
         devices = ", ".join(setting.gpus) or setting.device
         site = f", {setting.site}" if setting.site else ""
         return f"{places}, {setting.backend} on {devices}, torch {torch.__version__}{site}"
@@ -253,29 +227,35 @@ class Report:
         else:
             about = self.about() | {"network": used.network, "gpudirect": used.gpudirect, "nodes": self.world.nodes}
             baseline.write(path, self.setting, rows, about)
-        if not self.options.json:
-            _say(Console(highlight=False), ["", said])
-
-    def write(self, value: dict[str, Any]) -> None:
-        """Writes bench.json where --output wants it.
-
-        Raises:
-            MusterError: it can't.
-        """
-        if self.options.output is None:
-            return
-        folder = Path(self.options.output)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "bench.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            fix = "--output with a folder of yours"
-            raise MusterError("the results can't be written", seen=str(error), fix=fix) from None
+        self._say(["", said])
 
 
-def _say(screen: Console, lines: Sequence[str]) -> None:
-    for line in lines:
-        screen.print(Text(line), soft_wrap=True)
+def print_rows(console: Console, rows: Sequence[Row]) -> None:
+    """Prints a line for each row, with a gap between collectives."""
+    console.print(Text(UNITS), soft_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name in ("collective", "values") else "right", no_wrap=True)
+    for number, row in enumerate(rows):
+        if number and row.collective != rows[number - 1].collective:
+            table.add_row()
+        table.add_row(*cells(row))
+    console.print(table)
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table, by COLUMNS."""
+    middle = row.middle
+    if middle is None:
+        return [row.collective, *["-"] * (len(COLUMNS) - 2), row.note]
+    times = [f"{each * 1e6:.1f}" for each in (middle.mean_s, middle.p50_s, middle.p99_s)]
+    values = {True: "ok", False: "WRONG", None: NONE}[row.is_right]
+    size = shown(row.size) if row.size else "-"
+    return [row.collective, size, _bandwidth(row.algbw), _bandwidth(row.busbw), *times, values]
+
+
+def _bandwidth(value: float | None) -> str:
+    return NONE if value is None else f"{value:.4g}" if value < 1000 else f"{value:.0f}"
 
 
 def _of_slow(one: Slow) -> dict[str, Any]:
@@ -287,7 +267,3 @@ def _of_slow(one: Slow) -> dict[str, Any]:
         "slowest_us": one.slowest_s * 1e6,
         "factor": one.factor,
     }
-
-
-def _number(number: int, word: str) -> str:
-    return f"{number} {word}{'s' if number > 1 else ''}"

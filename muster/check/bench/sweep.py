@@ -1,26 +1,171 @@
-"""Goes through the collectives and sizes: checks values, takes the time, and puts the ranks' answers together."""
+"""Goes through the collectives and sizes: checks values, takes the time, and puts the ranks' answers together.
 
+Ranks meet in a barrier, then call without a pause. A call of a rank lasts from the end of the one before it to its
+own end: on GPUs by events on the stream, on CPUs by the clock. From this, over ranks:
+
+- the time of a size is the mean call of the slowest rank: what nccl-tests reports with `-a 3`;
+- p50 and p99 are of the slowest rank in each call.
+
+Source: https://github.com/NVIDIA/nccl-tests (README: -n, -w, -a)
+"""
+
+import math
+import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import count
+from functools import partial
+from itertools import count, pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from muster.check.bench import collectives, timing
-from muster.check.bench.collectives import ALL, BARRIER, Collective
-from muster.check.bench.sizes import ELEMENT, MEBI, shown
-from muster.check.bench.table import Row
-from muster.check.bench.timing import Broken
+from muster.check.bench import collectives
+from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, Collective
 from muster.check.options import BenchOptions
+from muster.errors import MusterError
 from muster.train.world import World
 
+LARGEST = {"gloo": "64M", "nccl": "1G"}
+"""Where `--max-size` is not given: on CPUs larger messages take long and tell nothing new."""
+
+MEBI = 1 << 20
 AROUND = tuple(MEBI + ELEMENT * more for more in (-1021, -3, -1, 1, 3, 127, 1021, 4099))
 """Bytes at which values are checked once more: near 1 MiB algorithms switch, and no number of ranks divides all."""
 
-NO_PEER = "needs two ranks"
+GIGA = 1e9
+"""Bandwidths are in 10^9 bytes a second, as nccl-tests' are."""
+
+SPIN_S = 0.05
+"""For so long a GPU is asked without a pause whether it is done: a pause takes longer than a short message."""
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+Call = Callable[[], object]
+
+
+class Broken(Exception):
+    """This rank can't go on, because of another rank or its GPU: what the backend said."""
+
+
+def parse_size(text: str, name: str) -> int:
+    """The bytes that `text` (`1K`, `4M`, `4MiB`, `1048576`) stands for; `name` is the option that it is from.
+
+    Raises:
+        MusterError: it stands for none, or for less than one element.
+    """
+    found = re.fullmatch(r"(\d{1,15})([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
+    size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
+    if size < ELEMENT:
+        raise MusterError(
+            f"{name} is not a size" if not found else f"{name} is less than one number of {ELEMENT} bytes",
+            seen=f"{name}={text}",
+            fix=f"{name}=1M; K, M and G are powers of 1024, a plain number is bytes",
+        )
+    return size
+
+
+def chosen_sizes(options: BenchOptions, backend: str) -> tuple[int, ...]:
+    """The sizes in bytes from `--min-size` to `--max-size`, each `--factor` times the one before.
+
+    Raises:
+        MusterError: one of them is no size, or the smallest is more than the largest.
+    """
+    least, most = options.min_size, options.max_size or LARGEST[backend]
+    size, end = parse_size(least, "--min-size"), parse_size(most, "--max-size")
+    if size > end:
+        raise MusterError(
+            "the smallest message is larger than the largest",
+            seen=f"--min-size={least} --max-size={most}",
+            fix=f"--min-size={most}, or less",
+        )
+    sizes: list[int] = []
+    while size <= end:
+        sizes.append(size)
+        size *= options.factor
+    return tuple(sizes)
+
+
+def shown(size: int) -> str:
+    """`size` bytes, in the largest unit that fits: 4K, 1.5M, 20."""
+    for unit, factor in reversed(_UNITS.items()):
+        if size >= factor:
+            return f"{size / factor:.4g}{unit}"
+    return "0"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long a call takes, over all ranks, in seconds.
+
+    Attributes:
+        mean_s: the mean call of the slowest rank.
+        p50_s, p99_s: of the slowest rank in each call.
+    """
+
+    mean_s: float
+    p50_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A collective at a size.
+
+    Attributes:
+        size: bytes of the message; 0 where there is none.
+        passes: the timing of each time it was measured; empty where it was not.
+        is_right: whether all values were, on all ranks; None where none were checked.
+        note: why it was not measured.
+    """
+
+    collective: str
+    size: int
+    num_ranks: int
+    passes: tuple[Timing, ...] = ()
+    is_right: bool | None = None
+    note: str = ""
+
+    @property
+    def middle(self) -> Timing | None:
+        """The timing of the pass that stands for the row: the middle one, by its mean."""
+        ordered = sorted(self.passes, key=lambda one: one.mean_s)
+        return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+    @property
+    def algbw(self) -> float | None:
+        """The algorithm bandwidth: size by time."""
+        return self.size / self.middle.mean_s / GIGA if self.size and self.middle else None
+
+    @property
+    def busbw(self) -> float | None:
+        """The bus bandwidth; None where one rank has no others to speak to."""
+        if self.algbw is None or self.num_ranks == 1:
+            return None
+        return self.algbw * collectives.named(self.collective).bus_factor(self.num_ranks)
+
+    def figures(self) -> dict[str, Any]:
+        """The row as JSON has it; what does not apply is None."""
+        middle = self.middle
+        return {
+            "collective": self.collective,
+            "size": self.size,
+            "ranks": self.num_ranks,
+            "time_us": middle and _micro(middle.mean_s),
+            "p50_us": middle and _micro(middle.p50_s),
+            "p99_us": middle and _micro(middle.p99_s),
+            "algbw": self.algbw and float(f"{self.algbw:.6g}"),
+            "busbw": self.busbw and float(f"{self.busbw:.6g}"),
+            "values_ok": self.is_right,
+            "passes_us": [_micro(one.mean_s) for one in self.passes],
+            "note": self.note,
+        }
+
+
+def _micro(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
 
 
 @dataclass(frozen=True)
@@ -69,15 +214,13 @@ class Sweep:
             if collective.name in self.names:
                 found += self.of(collective)
         if BARRIER in self.names:
-            found.append(self.barrier())
+            found.append(self.again(Row(BARRIER, 0, self.world.world_size)))
         return found
 
     def of(self, collective: Collective) -> list[Row]:
         """The rows of one collective, after its values around 1 MiB were checked."""
-        whole = Row(collective.name, 0, self.world.world_size)
-        note = self.lacks(collective)
-        if note:
-            return [replace(whole, note=note)]
+        if collective.name == "send_recv" and self.world.world_size == 1:
+            return [Row(collective.name, 0, 1, note="needs two ranks")]
         sizes = dict.fromkeys(collective.size(self.world, size) for size in self.sizes)
         rows = [self.row(collective, size) for size in sizes]
         self.doing = f"{collective.name} around 1M"
@@ -89,34 +232,28 @@ class Sweep:
         self.doing = f"{collective.name} of {shown(size)}"
         if self.world.main and sys.stderr.isatty():
             print(f"\r{self.doing:<40}", end="\r", file=sys.stderr, flush=True)
-        row = Row(collective.name, size, self.world.world_size)
-        num_wrong = self.check(collective, [size])
-        return replace(row, num_checks=1 - num_wrong, num_wrong=num_wrong, passes=(self.time(row),))
+        is_right = self.check(collective, [size])
+        return self.again(Row(collective.name, size, self.world.world_size, is_right=is_right))
 
     def again(self, row: Row) -> Row:
         """`row` with another pass."""
         return replace(row, passes=(*row.passes, self.time(row)))
 
-    def time(self, row: Row) -> timing.Timing:
-        """How long the collective of `row` takes at its size, over all ranks."""
-        self.doing = f"{row.collective} of {shown(row.size)}"
-        call = self.call_of(row)
-        seconds = self.safe(lambda: timing.measure(self.world, call, self.options.iters, self.options.warmup))
-        return timing.of_ranks(self.world.gather(seconds))
+    def time(self, row: Row) -> Timing:
+        """How long the collective of `row` takes at its size, over all ranks; always with the same buffers."""
+        self.doing = f"{row.collective} of {shown(row.size)}" if row.size else row.collective
+        call: Call = dist.barrier
+        if row.size:
+            collective = collectives.named(row.collective)
+            message = collective.message(self.world, row.size)
+            # Zeros stay as they are, however often they are added up.
+            message.sent.zero_()
+            message.got.zero_()
+            call = partial(collective.call, self.world, message, None)
+        return of_ranks(self.world.gather(self.safe(lambda: measure(self.world, call, self.options))))
 
-    def call_of(self, row: Row) -> timing.Call:
-        """One call of the collective of `row`, always with the same buffers."""
-        if not row.size:
-            return lambda: dist.barrier() and None
-        collective = next(one for one in ALL if one.name == row.collective)
-        message = collective.message(self.world, row.size)
-        # Zeros stay as they are, however often they are added up.
-        message.sent.zero_()
-        message.got.zero_()
-        return lambda: collective.call(self.world, message, None)
-
-    def check(self, collective: Collective, sizes: Sequence[int]) -> int:
-        """At how many of `sizes` a rank has wrong values; each is kept in `faults`."""
+    def check(self, collective: Collective, sizes: Sequence[int]) -> bool:
+        """Whether all ranks have right values at all `sizes`; the others are kept in `faults`."""
         salt = next(self.salts)
         self.num_checks += len(sizes)
         own: list[dict[str, Any]] = []
@@ -128,39 +265,7 @@ class Sweep:
                 own.append(asdict(Fault(*place, wrong.index, wrong.expected, wrong.found, wrong.count)))
         faults = [Fault(**each) for of_rank in self.world.gather(own) for each in of_rank]
         self.faults += faults
-        return len({fault.size for fault in faults})
-
-    def barrier(self) -> Row:
-        """The row of the barrier: none may leave it before all have come."""
-        world, row = self.world, Row(BARRIER, 0, self.world.world_size)
-        self.doing = BARRIER
-        assert world.store is not None
-        self.num_checks += 1
-        world.store.add("bench/barrier", 1)
-        self.safe(lambda: (dist.barrier(), timing.wait_for_device(world)))
-        there = world.store.add("bench/barrier", 0)
-        own = [] if there == world.world_size else [(world.rank, world.host, there)]
-        for rank, host, found in (each for of_rank in world.gather(own) for each in of_rank):
-            self.faults.append(Fault(BARRIER, 0, rank, host, 0, world.world_size, str(found), 1))
-            row = replace(row, num_wrong=1)
-        return replace(row, num_checks=1 - row.num_wrong, passes=(self.time(row),))
-
-    def lacks(self, collective: Collective) -> str:
-        """Why the backend does not have it; empty where it does. All ranks ask together."""
-        if collective.name == "send_recv" and self.world.world_size == 1:
-            return NO_PEER
-        try:
-            collective.call(self.world, collective.message(self.world, ELEMENT), None)
-            timing.wait_for_device(self.world)
-            own = ""
-        except (NotImplementedError, RuntimeError) as error:
-            own = str(error).strip().partition("\n")[0] or type(error).__name__
-        errors = [each for each in self.world.gather(own) if each]
-        if len(errors) == self.world.world_size and all(map(collectives.is_lacking, errors)):
-            return f"not by {self.world.backend}"
-        if errors:
-            raise Broken(errors[0])
-        return ""
+        return not faults
 
     def safe(self, function: Callable[[], Any]) -> Any:
         """What `function`, which speaks to the other ranks, returns.
@@ -174,3 +279,63 @@ class Sweep:
             raise
         except RuntimeError as error:
             raise Broken(str(error)) from error
+
+
+def of_ranks(calls_of_ranks: Sequence[Sequence[float]]) -> Timing:
+    """The timing of the seconds of each call, by rank."""
+    slowest = sorted(max(calls) for calls in zip(*calls_of_ranks, strict=True))
+    mean_s = max(sum(calls) / len(calls) for calls in calls_of_ranks)
+    return Timing(mean_s, percentile(slowest, 50), percentile(slowest, 99))
+
+
+def percentile(figures: Sequence[float], share: float) -> float:
+    """The least of the sorted `figures` that so many per cent of them don't exceed (nearest rank)."""
+    return figures[max(1, math.ceil(len(figures) * share / 100)) - 1]
+
+
+def measure(world: World, call: Call, options: BenchOptions) -> list[float]:
+    """The seconds of each of `--iters` calls on this rank, after `--warmup` calls that are not counted.
+
+    Raises:
+        Broken: a GPU took longer than the ranks wait for each other.
+    """
+    for _ in range(options.warmup):
+        call()
+    dist.barrier()
+    if world.device.type == "cuda":
+        return _by_events(world, call, options.iters)
+    stamps = [time.perf_counter()]
+    for _ in range(options.iters):
+        call()
+        stamps.append(time.perf_counter())
+    return [after - before for before, after in pairwise(stamps)]
+
+
+def _by_events(world: World, call: Call, iters: int) -> list[float]:
+    """By a GPU's own clock: the host only launches the calls, and must not wait between them."""
+    wait_for_device(world)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(iters + 1)]
+    events[0].record()
+    for event in events[1:]:
+        call()
+        event.record()
+    wait_for_device(world)
+    return [before.elapsed_time(after) / 1000 for before, after in pairwise(events)]
+
+
+def wait_for_device(world: World) -> None:
+    """Returns when the device has done what it was given; at once on a CPU.
+
+    Raises:
+        Broken: it has not, nearly as long as the ranks wait for each other; then the backend would end the process.
+    """
+    if world.device.type != "cuda":
+        return
+    event, started = torch.cuda.Event(), time.monotonic()
+    event.record()
+    while not event.query():
+        waited_s = time.monotonic() - started
+        if waited_s > 0.9 * world.timeout_s:
+            raise Broken(f"the GPU was not done after {0.9 * world.timeout_s:.0f} s")
+        if waited_s > SPIN_S:
+            time.sleep(0.0002)

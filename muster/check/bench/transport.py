@@ -20,7 +20,6 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import msgspec
-import psutil
 import torch
 
 from muster.check.options import BenchOptions
@@ -91,7 +90,7 @@ class RankTransport:
         found: what the launch found: see `FOUND`; empty where it says nothing.
         devices: files of RDMA devices in this container, of which one at least has a link.
         said: what NCCL said.
-        interface: gloo's.
+        interface: which gloo is told; empty where it goes by the host's name.
     """
 
     host: str
@@ -160,7 +159,7 @@ def used(world: World, options: BenchOptions) -> Transport:
     text = "" if is_gloo else log_text()
     if SHOWN:
         print(text, end="", file=sys.stderr, flush=True)
-    interface = gloo_interface() if is_gloo else ""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
     own = RankTransport(world.host, os.environ.get(FOUND, ""), rdma_devices(), parse_log(text), interface)
     ranks = msgspec.convert(world.gather(asdict(own)), list[RankTransport])
     return of_gloo(ranks) if is_gloo else of_nccl(ranks, allow_tcp=options.allow_tcp)
@@ -262,21 +261,6 @@ def rdma_devices(root: str = "/") -> tuple[str, ...]:
     if states and not any("ACTIVE" in state for state in states):
         verbs = []
     return (*verbs, *sorted(glob.glob(f"{root}dev/cxi[0-9]*")))
-
-
-def gloo_interface() -> str:
-    """The interface that gloo uses: the one that it is told, or that has the address of this host's name."""
-    named = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    if named:
-        return named
-    try:
-        addresses = {entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)}
-    except OSError:
-        return ""
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address in addresses for entry in entries):
-            return name
-    return ""
 
 
 def _read(path: str) -> str:

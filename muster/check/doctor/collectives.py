@@ -1,23 +1,21 @@
 """A call of each collective of bench, with its values checked: who spoils them, and who does not come back."""
 
-import json
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import timedelta
 from threading import Thread
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
-from muster.check.bench.collectives import ALL, BARRIER, Collective, is_lacking
-from muster.check.bench.sizes import ELEMENT
-from muster.check.doctor.findings import Finding, Part
+from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, Collective, named
+from muster.check.doctor.facts import Finding, Part
 from muster.check.options import DoctorOptions
-from muster.check.ranks import listed
-from muster.errors import MusterError
+from muster.check.ranks import gather, listed
 from muster.train.backends import backend_for, open_group
+from muster.train.faults import agree
 from muster.train.world import World, close_group, device_for, silent_stdout
 
 SIZE = 64 << 10
@@ -30,13 +28,13 @@ MOST_S, SLACK_S = 30.0, 10.0
 """Seconds for one collective; seconds by which a rank may be later than another."""
 
 PAIRS_UP_TO = 64
-"""Up to so many ranks a wrong sum is tried again between pairs."""
+"""Up to so many ranks a wrong sum is looked for between pairs."""
 
 START = "the start of the process group"
 NOT_OVER = "not over"
 """What a rank says that had to be left where it was."""
 
-ORDER = ("", START, *(one.name for one in ALL), BARRIER)
+ORDER = (START, *(one.name for one in ALL), BARRIER)
 
 MOST = 4
 
@@ -46,63 +44,72 @@ class Progress:
     """How far a rank has come.
 
     Attributes:
-        at: what it came to last; empty when all was over; None where the rank has said nothing.
+        at: what it came to last; empty when all was over.
+        why: why it came no further; empty where nothing stopped it.
         wrong: (the rank that the values came from, None for several; what was seen), by collective.
-        missing: the collectives that its backend does not have.
-        stuck: what did not come back.
-        why: what was said then.
         pairs: those between which a sum was wrong.
     """
 
     rank: int
-    at: str | None = None
-    wrong: dict[str, tuple[int | None, str]] = field(default_factory=dict[str, tuple[int | None, str]])
-    missing: list[str] = field(default_factory=list[str])
-    stuck: str = ""
+    at: str = START
     why: str = ""
-    pairs: list[list[int]] = field(default_factory=list[list[int]])
+    wrong: dict[str, tuple[int | None, str]] = field(default_factory=dict[str, tuple[int | None, str]])
+    pairs: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
 
 def check(world: World, options: DoctorOptions) -> Part:
     """What comes of one call of each collective. Opens the process group, and closes it.
 
     Ports that are closed between nodes stop it too: where `ports` has found a fault there is nothing to be learnt here.
+
+    Raises:
+        MusterError: on all ranks: one has no device, or has died in it.
     """
-    if world.store is None:
+    if world.world_size == 1:
         return Part("collectives", "one rank: nothing to say to others")
-    world, unlike = _with_device(world, options)
-    if unlike:
-        return Part("collectives", "not tried", [unlike] if world.main else [])
+    device = agree(world, lambda: device_for(world, options.device))
+    kinds = world.gather([world.host, device.type])
+    if len({kind for _, kind in kinds}) > 1:
+        return Part("collectives", "not tried", [_unlike(kinds)] if world.main else [])
+    world = replace(world, device=device, backend=backend_for("auto", device, "ddp"))
     started = time.monotonic()
     trial = Trial(world, max(5.0, min(MOST_S, options.timeout_s / 2)))
-    part = trial.run()
-    values = {**part.values, "seconds": round(time.monotonic() - started, 2), "backend": world.backend}
-    return replace(part, values=values)
+    trial.run(trial.call_all)
+    ranks = _gather(trial)
+    # What a rank has told only rank 0 knows: it chooses for all.
+    name = gather(world, wrong_sum(ranks) if world.main and 2 < world.world_size <= PAIRS_UP_TO else "")[0]
+    pairs: set[tuple[int, int]] = set()
+    if name:
+        trial.run(lambda: trial.call_pairs(name))
+        pairs = {pair for rank in _gather(trial) for pair in rank.pairs}
+    trial.close()
+    if not world.main:
+        return Part("collectives")
+    says = f"{len(ALL) + 1} kinds between {len(ranks)} ranks, all values right"
+    values = {"seconds": round(time.monotonic() - started, 2), "backend": world.backend}
+    return Part("collectives", says, findings(ranks, pairs, world.hosts, trial.limit_s), values)
 
 
-def _with_device(world: World, options: DoctorOptions) -> tuple[World, Finding | None]:
-    """`world` with its device and backend, or why the ranks can't communicate at all."""
-    try:
-        device, wrong = device_for(world, options.device), ""
-        world = replace(world, device=device, backend=backend_for("auto", device, "ddp"))
-    except MusterError as error:
-        wrong = f"{error.wrong} ({error.seen})"
-    kinds = world.gather([world.host, wrong or world.device.type, bool(wrong)])
-    if not any(is_wrong for *_, is_wrong in kinds) and len({kind for _, kind, _ in kinds}) == 1:
-        return world, None
-    return world, Finding(
+def _gather(trial: "Trial") -> list[Progress]:
+    """How far all ranks have come, on rank 0."""
+    return msgspec.convert(gather(trial.world, asdict(trial.own), to_all=False), list[Progress])
+
+
+def _unlike(kinds: Sequence[tuple[str, str]]) -> Finding:
+    """What to say of ranks (host, kind of device) that can't form a group."""
+    return Finding(
         "fault",
         "device",
-        ", ".join(dict.fromkeys(host for host, kind, is_wrong in kinds if is_wrong or kind == "cpu")),
+        ", ".join(dict.fromkeys(host for host, kind in kinds if kind == "cpu")),
         "the ranks do not all have the same kind of device",
-        "; ".join(dict.fromkeys(f"{host}: {kind}" for host, kind, _ in kinds)),
+        "; ".join(dict.fromkeys(f"{host}: {kind}" for host, kind in kinds)),
         "ask for as many GPUs on each node as it has ranks, or give --device=cpu",
     )
 
 
 @dataclass
 class Trial:
-    """The calls of all collectives, which may hang: they are made in a thread, and what a rank knows is in the store.
+    """The calls of all collectives, which may hang: they are made in a thread, and what came of them is in `own`.
 
     Attributes:
         limit_s: seconds that a collective is given.
@@ -112,38 +119,35 @@ class Trial:
     limit_s: float
 
     def __post_init__(self) -> None:
-        assert self.world.store is not None
-        self.store = self.world.store
-        self.turn = f"collectives/{next(self.world.turns)}"
         self.own = Progress(self.world.rank)
         self.since = time.monotonic()
 
-    def run(self) -> Part:
-        """The answer, on rank 0; the others do what it asks for."""
-        self._within_limit(self._all)
-        self._tell("first")
-        if self.world.main:
-            part = self._conclude()
-        else:
-            part = Part("collectives")
-            self._second_round()
-        self._close()
-        return part
+    def run(self, calls: Callable[[], None]) -> None:
+        """Returns when `calls` are over, or have been at one of them for too long; `own` tells it then."""
+        raised: list[str] = []
 
-    def _all(self) -> None:
+        def call() -> None:
+            try:
+                calls()
+            except Exception as error:
+                raised.append(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+
+        self.since = time.monotonic()
+        thread = Thread(target=call, daemon=True)
+        thread.start()
+        while thread.is_alive() and time.monotonic() < self.since + self.limit_s + SLACK_S:
+            thread.join(0.2)
+        if thread.is_alive() or raised:
+            self.own.why = raised[0] if raised else f"{NOT_OVER} after {time.monotonic() - self.since:.0f} s"
+
+    def call_all(self) -> None:
         """Opens the group and calls each collective once; stops at the first that does not come back."""
-        # gloo gives up after the time of its group. NCCL would end the process: that is left to `_within_limit`.
+        # gloo gives up after the time of its group. NCCL would end the process: that is left to `run`.
         group_s = int(self.limit_s) if self.world.backend == "gloo" else 10 * int(self.limit_s)
-        self._enter(START)
         open_group(replace(self.world, timeout_s=group_s))
         for collective in ALL:
             self._enter(collective.name)
-            try:
-                self._check(collective)
-            except (RuntimeError, NotImplementedError) as error:
-                if not is_lacking(str(error)):
-                    raise
-                self.own.missing.append(collective.name)
+            self._check(collective)
         self._enter(BARRIER)
         dist.barrier()
         self.own.at = ""
@@ -164,12 +168,12 @@ class Trial:
         seen = f"{wrong.found} in place of {wrong.expected:g}, {wrong.count} of {size // ELEMENT} numbers"
         self.own.wrong[collective.name] = (source, seen)
 
-    def _pairs(self, name: str) -> None:
+    def call_pairs(self, name: str) -> None:
         """The collective once more between each rank and the next: a rank whose share is wrong spoils two of these."""
         world = self.world
         if world.device.type == "cuda":
             torch.cuda.set_device(world.device)  # each thread has one of its own
-        collective = next(one for one in ALL if one.name == name)
+        collective = named(name)
         for rank in range(world.world_size):
             pair = sorted((rank, (rank + 1) % world.world_size))
             self._enter(name)
@@ -178,82 +182,14 @@ class Trial:
             if world.rank in pair:
                 of_two = replace(world, rank=pair.index(world.rank), world_size=2)
                 if collective.check(of_two, SIZE, 2, group) is not None:
-                    self.own.pairs.append(pair)
+                    self.own.pairs.append((pair[0], pair[1]))
 
     def _enter(self, name: str) -> None:
         self.own.at, self.since = name, time.monotonic()
-        self.store.set(f"{self.turn}/at/{self.world.rank}", name)
 
-    def _within_limit(self, body: Callable[[], None]) -> None:
-        """Runs `body` until it is over, or has been at one thing for too long; says so in `own`."""
-        raised: list[str] = []
-
-        def run() -> None:
-            try:
-                body()
-            except Exception as error:
-                raised.append(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-
-        self.since = time.monotonic()
-        thread = Thread(target=run, daemon=True)
-        thread.start()
-        while thread.is_alive() and time.monotonic() < self.since + self.limit_s + SLACK_S:
-            thread.join(0.2)
-        if thread.is_alive() or raised:
-            self.own.stuck = self.own.at or START
-            self.own.why = raised[0] if raised else f"{NOT_OVER} after {time.monotonic() - self.since:.0f} s"
-
-    def _conclude(self) -> Part:
-        """Rank 0's part: hears all, and asks for a second round where that can tell more."""
-        ranks = self._hear("first")
-        places = [self._get(f"{self.turn}/at/{rank}") for rank in range(self.world.world_size)]
-        name = wrong_sum(ranks) if 2 < self.world.world_size <= PAIRS_UP_TO else ""
-        self.store.set(f"{self.turn}/again", name)
-        pairs: set[tuple[int, int]] = set()
-        if name:
-            self._within_limit(lambda: self._pairs(name))
-            self._tell("second")
-            pairs = {(pair[0], pair[1]) for rank in self._hear("second") for pair in rank.pairs}
-        hosts = self.world.hosts or [f"rank {rank}" for rank in range(self.world.world_size)]
-        missing = sorted({name for rank in ranks for name in rank.missing})
-        says = f"{len(ALL) + 1 - len(missing)} kinds between {len(ranks)} ranks, all values right"
-        if missing:
-            says += f"; this torch has no {', '.join(missing)} here"
-        found = findings(ranks, places, pairs, hosts, self.limit_s)
-        return Part("collectives", says, found, {"missing": missing})
-
-    def _second_round(self) -> None:
-        """What the other ranks do when they have told: what rank 0 asks for."""
-        try:
-            self.store.wait([f"{self.turn}/again"], timedelta(seconds=2 * self.limit_s + 4 * SLACK_S))
-            name = self._get(f"{self.turn}/again")
-        except dist.DistError:
-            return
-        if name:
-            self._within_limit(lambda: self._pairs(name))
-            self._tell("second")
-
-    def _tell(self, round_: str) -> None:
-        self.store.set(f"{self.turn}/{round_}/{self.world.rank}", json.dumps(asdict(self.own)))
-
-    def _hear(self, round_: str) -> list[Progress]:
-        """What each rank has told; nothing but its number of those that have not in time."""
-        end = time.monotonic() + self.limit_s + 2 * SLACK_S
-        ranks: list[Progress] = []
-        for rank in range(self.world.world_size):
-            key = f"{self.turn}/{round_}/{rank}"
-            while not self._get(key) and time.monotonic() < end:
-                time.sleep(0.05)
-            text = self._get(key)
-            ranks.append(Progress(**json.loads(text)) if text else Progress(rank))
-        return ranks
-
-    def _get(self, key: str) -> str:
-        return self.store.get(key).decode() if self.store.check([key]) else ""
-
-    def _close(self) -> None:
+    def close(self) -> None:
         """Ends the group; one that is stuck is given up."""
-        if not self.own.stuck:
+        if not self.own.why:
             close_group()
             return
         abort: Any = getattr(dist.distributed_c10d, "_abort_process_group", None)
@@ -265,7 +201,7 @@ class Trial:
 
 def wrong_sum(ranks: Sequence[Progress]) -> str:
     """The sum that is wrong on several ranks, so that only pairs tell whose share it was; empty if none is."""
-    if any(one.stuck or one.at is None for one in ranks):
+    if any(one.why for one in ranks):
         return ""
     for name in SUMS:
         num_wrong = sum(name in one.wrong for one in ranks)
@@ -276,21 +212,16 @@ def wrong_sum(ranks: Sequence[Progress]) -> str:
 
 
 def findings(
-    ranks: Sequence[Progress],
-    places: Sequence[str],
-    pairs: Collection[tuple[int, int]],
-    hosts: Sequence[str],
-    limit_s: float,
+    ranks: Sequence[Progress], pairs: Collection[tuple[int, int]], hosts: Sequence[str], limit_s: float
 ) -> list[Finding]:
     """What is wrong with the collectives.
 
     Args:
-        places: what each rank came to last, by its own word at that time.
         pairs: those between which a sum was wrong.
         hosts: by rank.
         limit_s: seconds that a collective was given.
     """
-    found = [_stuck(ranks, places, hosts, limit_s)] if any(one.stuck or one.at is None for one in ranks) else []
+    found = [_stuck(ranks, hosts, limit_s)] if any(one.why for one in ranks) else []
     by_culprits: dict[tuple[int, ...], list[str]] = {}
     for name in ORDER:
         if any(name in one.wrong for one in ranks):
@@ -333,26 +264,21 @@ def _spoilt(culprits: Sequence[int], names: Sequence[str], ranks: Sequence[Progr
     )
 
 
-def _stuck(ranks: Sequence[Progress], places: Sequence[str], hosts: Sequence[str], limit_s: float) -> Finding:
-    """What did not come back, and who did not come to it, or was lost in it."""
-    began = [one.stuck for one in ranks if one.stuck] or [places[one.rank] for one in ranks if one.at is None]
-    first = min(began, key=ORDER.index) or START
-    late = [rank for rank, place in enumerate(places) if ORDER.index(place) < ORDER.index(first)]
-    silent = [one.rank for one in ranks if one.at is None]
+def _stuck(ranks: Sequence[Progress], hosts: Sequence[str], limit_s: float) -> Finding:
+    """The first that did not end, and who did not come back from it."""
+    stopped = [one for one in ranks if one.why]
+    first = min((one.at for one in stopped), key=ORDER.index)
+    at_first = [one for one in stopped if one.at == first]
     # gloo gives up by itself: who is held by something else does not.
-    held = [one.rank for one in ranks if one.stuck == first and one.why.startswith(NOT_OVER)]
-    kinds = ((late, "did not come"), (silent, "said nothing any more"), (held, "did not come back"))
-    telling = [(blamed, what) for blamed, what in kinds if 0 < len(blamed) < len(ranks)]
-    blamed, what = telling[0] if telling else (held[:0], "")
+    held = [one.rank for one in at_first if one.why.startswith(NOT_OVER)]
+    blamed = held if len(held) < len(ranks) else []
     names = listed([f"rank {rank} on {hosts[rank]}" for rank in blamed], MOST)
-    whys = [f"rank {one.rank} ({hosts[one.rank]}): {one.why}" for one in ranks if one.stuck == first]
-    last = [f"rank {rank} came last to {places[rank] or 'nothing'}" for rank in blamed[:MOST]]
     return Finding(
         "fault",
         "collective",
         ", ".join(dict.fromkeys(hosts[rank] for rank in blamed)),
-        f"{first} did not end" + (f": {names} {what}" if blamed else ", though all ranks came to it"),
-        f"{limit_s:.0f} s were allowed; " + "; ".join([*whys[:1], *last]),
+        f"{first} did not end" + (f": {names} did not come back" if blamed else ", though all ranks came to it"),
+        f"{limit_s:.0f} s were allowed; rank {at_first[0].rank} ({hosts[at_first[0].rank]}): {at_first[0].why}",
         "look what those ranks wrote, and start without their host"
         if blamed
         else "export TORCH_DISTRIBUTED_DEBUG=DETAIL, and on GPUs NCCL_DEBUG=INFO, and start again",

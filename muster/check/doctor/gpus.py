@@ -9,8 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from muster.check.doctor.facts import Facts, Gpu, Node, Rank
-from muster.check.doctor.findings import Finding, Part, differences
+from muster.check.doctor.facts import Facts, Finding, Gpu, Node, Part, Rank, differences
 
 SLOWED = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
 """Reasons for which a clock is lowered, and that a healthy idle GPU does not have: not idleness, not a power limit."""
@@ -116,18 +115,18 @@ def devices(visible: str) -> list[str]:
     return found
 
 
+def _named(ranks: list[Rank]) -> set[str]:
+    return {device for rank in ranks if rank.visible is not None for device in devices(rank.visible)}
+
+
 def number_given(ranks: list[Rank]) -> int:
     """How many GPUs the ranks of a node were given: those that they see, or that the scheduler names."""
-    named = {device for rank in ranks if rank.visible is not None for device in devices(rank.visible)}
-    seen = max((rank.num_gpus for rank in ranks), default=0)
-    return len(named) if named else seen
+    return len(_named(ranks)) or max((rank.num_gpus for rank in ranks), default=0)
 
 
 def _given(node: Node, facts: Facts) -> list[Gpu]:
     """The GPUs of a node that this job was given, as far as its ranks can tell; else all."""
-    ranks = facts.on(node.host)
-    named = {device for rank in ranks if rank.visible is not None for device in devices(rank.visible)}
-    cards = list(node.gpus or ())
+    named, cards = _named(facts.on(node.host)), list(node.gpus or ())
     chosen = [gpu for gpu in cards if str(gpu.index) in named or (gpu.uuid and gpu.uuid in named)]
     return chosen or cards
 

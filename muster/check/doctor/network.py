@@ -4,19 +4,63 @@ import glob
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
-from muster.check.doctor.facts import Facts, attempt
-from muster.check.doctor.findings import Finding, Part, differences, distinct
+from muster.check.doctor.facts import Facts, Finding, Part, attempt, differences, distinct
 from muster.check.fabric import DEVICES
 from muster.check.options import DoctorOptions
-from muster.check.ranks import ALL_PAIRS_UP_TO, partners
+from muster.check.ranks import ALL_PAIRS_UP_TO, gather_nodes, partners
+from muster.train.world import World
 
 QUICK_ALL_PAIRS_UP_TO = 8
 """Up to so many nodes every one is tried by every other with `--quick`; without it: ALL_PAIRS_UP_TO."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node is found.
+
+    Attributes:
+        rank: of its first process.
+        host: the name that it has for itself.
+        addresses: of its interfaces, without loopback.
+        interface, address: by which the other ranks find it; empty where there is none.
+    """
+
+    rank: int
+    host: str
+    addresses: tuple[str, ...]
+    interface: str
+    address: str
+
+
+def gather_places(world: World) -> list[Place]:
+    """The places of all nodes."""
+    interfaces = own_addresses()
+    addresses = tuple(one for of_one in interfaces.values() for one in of_one if not is_loopback(one))
+    own = Place(world.rank, world.host, addresses, *choose(os.environ, interfaces))
+    return msgspec.convert(gather_nodes(world, asdict(own)), list[Place])
+
+
+def targets(world: World, places: Sequence[Place], options: DoctorOptions) -> list[int]:
+    """The nodes, by number, that this rank tries to reach, and whose names it looks up: none but for a node's first."""
+    own = next((number for number, place in enumerate(places) if place.rank == world.rank), None)
+    most = QUICK_ALL_PAIRS_UP_TO if options.quick else ALL_PAIRS_UP_TO
+    return [] if own is None else partners(own, len(places), most)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether this is an address that never leaves its host; False for names."""
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def gather() -> dict[str, Any]:
@@ -51,11 +95,6 @@ def own_addresses() -> dict[str, list[str]]:
         if addresses:
             found[name] = addresses
     return found
-
-
-def own_address() -> tuple[str, str]:
-    """(interface, address) by which the other ranks find this node. See `choose`."""
-    return choose(os.environ, own_addresses())
 
 
 def choose(environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]) -> tuple[str, str]:
@@ -100,11 +139,6 @@ def towards(host: str) -> str:
             return str(probe.getsockname()[0]).partition("%")[0]
     except (OSError, UnicodeError):
         return ""
-
-
-def targets(node: int, num_nodes: int, options: DoctorOptions) -> list[int]:
-    """The nodes that `node` tries to reach, and whose names it looks up."""
-    return partners(node, num_nodes, QUICK_ALL_PAIRS_UP_TO if options.quick else ALL_PAIRS_UP_TO)
 
 
 def findings(facts: Facts) -> Part:

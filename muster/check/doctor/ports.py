@@ -11,8 +11,9 @@ import os
 import random
 import secrets
 import socket
+import socketserver
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,8 +22,8 @@ from typing import Any
 
 import msgspec
 
-from muster.check.doctor.findings import Finding, Part
-from muster.check.doctor.network import own_address, targets
+from muster.check.doctor.facts import Finding, Part
+from muster.check.doctor.network import Place, targets
 from muster.check.options import DoctorOptions
 from muster.check.ranks import gather_nodes, listed
 from muster.train.world import World
@@ -50,19 +51,14 @@ _NONCE, _DIGEST, _MUCH = 16, 32, 1 << 16
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node, and where it listens.
+class Listening:
+    """Where a node listens.
 
     Attributes:
-        rank: of its first process.
         ports: by their kind.
         wrong: why it can't listen.
     """
 
-    host: str
-    interface: str
-    address: str
-    rank: int = 0
     secret: str = ""
     ports: dict[str, int] = field(default_factory=dict[str, int])
     wrong: str = ""
@@ -89,22 +85,32 @@ class Probe:
         return min(self.source, self.target), max(self.source, self.target)
 
 
-def check(world: World, options: DoctorOptions) -> Part:
+def check(world: World, places: Sequence[Place], options: DoctorOptions) -> Part:
     """Which nodes reach which."""
+    if len(places) < 2:
+        return Part("ports", "one node: nothing to reach")
     listeners: list[Listener] = []
-    own = _listen(world, listeners) if world.local_rank == 0 else None
+    own = next((number for number, place in enumerate(places) if place.rank == world.rank), None)
+    told = None if own is None else asdict(_listen(places[own], listeners))
     try:
-        nodes = msgspec.convert(gather_nodes(world, None if own is None else asdict(own)), list[Node])
-        if len(nodes) < 2:
-            return Part("ports", "one node: nothing to reach")
-        probes = [] if own is None else _probe_others(nodes, world.rank, options)
+        nodes = msgspec.convert(gather_nodes(world, told), list[Listening])
+
+        def ask(place: tuple[int, str, int]) -> list[Any]:
+            other, kind, port = place
+            wrong, ms = probe(places[other].address, port, nodes[other].secret)
+            return [own, other, kind, port, wrong, round(ms, 3)]
+
+        others = targets(world, places, options)
+        with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
+            asked = [(other, kind, port) for other in others for kind, port in nodes[other].ports.items()]
+            probes = list(threads.map(ask, asked))
         of_nodes = gather_nodes(world, probes, to_all=False)
     finally:
         for listener in listeners:
             listener.close()
     if not world.main:
         return Part("ports")
-    return _part(nodes, [Probe(*one) for of_one in of_nodes for one in of_one])
+    return _part(places, nodes, [Probe(*one) for of_one in of_nodes for one in of_one])
 
 
 def ephemeral_range() -> str:
@@ -115,41 +121,26 @@ def ephemeral_range() -> str:
         return "32768-60999"
 
 
-def _listen(world: World, listeners: list["Listener"]) -> Node:
+def _listen(own: Place, listeners: list["Listener"]) -> Listening:
     """What the others have to know to connect to this node, whose listeners are added to `listeners`."""
-    interface, address = own_address()
     secret = secrets.token_hex(16)
     port = os.environ.get("MASTER_PORT", "")
     ports: dict[str, int] = {}
-    wrong = "" if address else "no interface leads to the other nodes"
+    if not own.address:
+        return Listening(wrong="no interface leads to the other nodes")
     try:
-        if address:
-            listeners.append(Listener(address, 0, secret))
-            ports[EPHEMERAL] = listeners[-1].port
+        listeners.append(Listener(own.address, 0, secret))
+        ports[EPHEMERAL] = listeners[-1].port
         # Who has ranks meet elsewhere need not have opened these.
-        if address and port.isdecimal() and FIRST_PORT <= int(port) < FIRST_PORT + NUM_PORTS:
-            listeners.append(listen_in_range(address, secret))
+        if port.isdecimal() and FIRST_PORT <= int(port) < FIRST_PORT + NUM_PORTS:
+            listeners.append(listen_in_range(own.address, secret))
             ports[MEETING] = listeners[-1].port
     except OSError as error:
-        wrong = f"can't listen at {address}: {error}"
-    return Node(world.host, interface, address, world.rank, secret, ports, wrong)
+        return Listening(secret, ports, f"can't listen at {own.address}: {error}")
+    return Listening(secret, ports)
 
 
-def _probe_others(nodes: Sequence[Node], rank: int, options: DoctorOptions) -> list[list[Any]]:
-    own = next(index for index, node in enumerate(nodes) if node.rank == rank)
-    others = targets(own, len(nodes), options)
-    places = [(other, kind, port) for other in others for kind, port in nodes[other].ports.items()]
-
-    def ask(place: tuple[int, str, int]) -> list[Any]:
-        other, kind, port = place
-        wrong, ms = probe(nodes[other].address, port, nodes[other].secret)
-        return [own, other, kind, port, wrong, round(ms, 3)]
-
-    with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
-        return list(threads.map(ask, places))
-
-
-class Listener:
+class Listener(socketserver.ThreadingTCPServer):
     """A port of this host that answers to those who know its secret, until it is closed.
 
     Args:
@@ -160,32 +151,33 @@ class Listener:
         OSError: it can't listen there.
     """
 
+    allow_reuse_address = daemon_threads = True
+    block_on_close = False
+    request_queue_size = 256
+
     def __init__(self, address: str, port: int, secret: str) -> None:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._secret = secret
-        self._socket = socket.create_server((address, port), family=family, backlog=256)
-        self.port = int(self._socket.getsockname()[1])
-        Thread(target=self._serve, daemon=True).start()
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.secret = secret
+        super().__init__((address, port), Answer)
+        self.port = int(self.socket.getsockname()[1])
+        Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
         """Ends it."""
-        # Without this the thread that accepts would keep the port open.
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self.shutdown()
+        self.server_close()
 
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._socket.accept()
-                Thread(target=self._answer, args=(connection,), daemon=True).start()
 
-    def _answer(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
+class Answer(socketserver.BaseRequestHandler):
+    """The signatures of what one connection sends."""
+
+    def handle(self) -> None:
+        assert isinstance(self.server, Listener)
+        with contextlib.suppress(OSError):
             # Longer than who connects: that one tells what became of it, and would only see that this one hung up.
-            connection.settimeout(3 * ANSWER_S)
+            self.request.settimeout(3 * ANSWER_S)
             for length in (_NONCE, _MUCH):
-                connection.sendall(sign(self._secret, _read(connection, length)))
+                self.request.sendall(sign(self.server.secret, _read(self.request, length)))
 
 
 def listen_in_range(address: str, secret: str) -> Listener:
@@ -194,10 +186,10 @@ def listen_in_range(address: str, secret: str) -> Listener:
     Raises:
         OSError: it can't listen on any of some that were tried.
     """
-    for port in random.sample(range(FIRST_PORT, FIRST_PORT + NUM_PORTS), 19):
+    for port in random.sample(range(FIRST_PORT, FIRST_PORT + NUM_PORTS), 20):
         with contextlib.suppress(OSError):
             return Listener(address, port, secret)
-    return Listener(address, FIRST_PORT + random.randrange(NUM_PORTS), secret)
+    raise OSError(f"20 ports from {FIRST_PORT} up are taken, or may not be used")
 
 
 def probe(address: str, port: int, secret: str) -> tuple[str, float]:
@@ -253,36 +245,35 @@ def _read(connection: socket.socket, length: int) -> bytes:
     return got
 
 
-def _part(nodes: Sequence[Node], probes: Sequence[Probe]) -> Part:
+def _part(places: Sequence[Place], nodes: Sequence[Listening], probes: Sequence[Probe]) -> Part:
     fine = [probe for probe in probes if not probe.wrong]
     pairs = len({(probe.source, probe.target) for probe in probes})
     says = f"{pairs} ways between {len(nodes)} nodes are open"
     if fine:
         slowest = max(fine, key=lambda probe: probe.ms)
-        way = f"{nodes[slowest.source].host} -> {nodes[slowest.target].host}"
+        way = f"{places[slowest.source].host} -> {places[slowest.target].host}"
         says += f", the slowest answer took {slowest.ms:.1f} ms ({way})"
     rows = [
-        [nodes[probe.source].host, nodes[probe.target].host, probe.kind, probe.port, probe.wrong, probe.ms]
+        [places[probe.source].host, places[probe.target].host, probe.kind, probe.port, probe.wrong, probe.ms]
         for probe in probes
     ]
     # What is wrong, then the slowest: of a thousand nodes nobody reads all.
     rows = sorted(rows, key=lambda row: (not row[4], -float(row[5])))[:MOST_ROWS]
     values = {"columns": ["from", "to", "kind", "port", "wrong", "ms"], "rows": rows}
-    deaf = [_deaf(node) for node in nodes if node.wrong]
-    return Part("ports", says, [*deaf, *findings(nodes, probes, ephemeral_range())], values)
+    found: list[Finding] = []
+    for place, node in zip(places, nodes, strict=True):
+        if node.wrong:
+            wrong = f"{place.host} has no port at which the others could reach it"
+            seen = f"{node.wrong}; interface {place.interface or '(none)'}"
+            fix = (
+                "--interface NAME, with an interface that all nodes have (`ip -brief address`), or unset "
+                "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+            )
+            found.append(Finding("fault", "port", place.host, wrong, seen, fix))
+    return Part("ports", says, [*found, *findings(places, probes, ephemeral_range())], values)
 
 
-def _deaf(node: Node) -> Finding:
-    wrong = f"{node.host} has no port at which the others could reach it"
-    seen = f"{node.wrong}; interface {node.interface or '(none)'}"
-    fix = (
-        "--interface NAME, with an interface that all nodes have (`ip -brief address`), or unset GLOO_SOCKET_IFNAME "
-        "and NCCL_SOCKET_IFNAME"
-    )
-    return Finding("fault", "port", node.host, wrong, seen, fix)
-
-
-def findings(nodes: Sequence[Node], probes: Sequence[Probe], ephemeral: str) -> list[Finding]:
+def findings(nodes: Sequence[Place], probes: Sequence[Probe], ephemeral: str) -> list[Finding]:
     """What the failed probes come from: all nodes, single nodes, single pairs.
 
     Args:
@@ -290,21 +281,28 @@ def findings(nodes: Sequence[Node], probes: Sequence[Probe], ephemeral: str) -> 
         probes: failed ones and others.
         ephemeral: the range of the ports that the kernel gives out.
     """
+    ranges = {
+        EPHEMERAL: f"ports {ephemeral}, on which gloo and NCCL listen",
+        MEETING: f"ports {FIRST_PORT}-{FIRST_PORT + NUM_PORTS - 1}, at which ranks meet",
+    }
     found: list[Finding] = []
-    words = _Words(nodes, probes, ephemeral)
     for stalled in (False, True):
         bad = [probe for probe in probes if probe.wrong and (probe.wrong == STALLED) == stalled]
-        everywhere = [kind for kind in (EPHEMERAL, MEETING) if _is_everywhere(kind, probes, bad, len(nodes))]
+        everywhere = [kind for kind in ranges if _is_everywhere(kind, probes, bad, len(nodes))]
         if everywhere:
             of_all = [probe for probe in bad if probe.kind in everywhere]
-            found.append(words.finding("", "no node reaches any other", of_all))
+            found.append(_finding(nodes, "", "no node reaches any other", of_all, ranges))
             bad = [probe for probe in bad if probe not in of_all]
         while (node := _outlier(probes, bad)) is not None:
             of_node = [probe for probe in bad if node in probe.pair]
-            found.append(words.of_node(node, of_node))
+            found.append(_finding(nodes, nodes[node].host, _wrong_with(nodes, node, of_node), of_node, ranges))
             bad = [probe for probe in bad if probe not in of_node]
         for pair in sorted({probe.pair for probe in bad}):
-            found.append(words.of_pair([probe for probe in bad if probe.pair == pair]))
+            of_pair = [probe for probe in bad if probe.pair == pair]
+            ways = sorted({(probe.source, probe.target) for probe in of_pair})
+            source, target = ways[0]
+            host = f"{nodes[source].host} {'->' if len(ways) == 1 else '<->'} {nodes[target].host}"
+            found.append(_finding(nodes, host, _wrong_with(nodes, source, of_pair), of_pair, ranges))
     return found
 
 
@@ -334,72 +332,43 @@ def _others(probes: Sequence[Probe]) -> dict[int, set[int]]:
     return found
 
 
-@dataclass(frozen=True)
-class _Words:
-    """Words for failed probes."""
+def _wrong_with(nodes: Sequence[Place], node: int, bad: Sequence[Probe]) -> str:
+    """What is wrong with a node, from or to which all probes of `bad` went."""
+    host = nodes[node].host
+    incoming = {probe.source for probe in bad if probe.target == node}
+    outgoing = {probe.target for probe in bad if probe.source == node}
+    others = listed([nodes[other].host for other in sorted(incoming | outgoing)])
+    if incoming and outgoing:
+        return f"{host} and {others} do not reach each other"
+    return f"{host} can't be reached from {others}" if incoming else f"{host} does not reach {others}"
 
-    nodes: Sequence[Node]
-    probes: Sequence[Probe]
-    ephemeral: str
 
-    def of_node(self, node: int, bad: Sequence[Probe]) -> Finding:
-        """What is wrong with a node."""
-        host = self.nodes[node].host
-        incoming = {probe.source for probe in bad if probe.target == node}
-        outgoing = {probe.target for probe in bad if probe.source == node}
-        others = listed([self.nodes[other].host for other in sorted(incoming | outgoing)])
-        if incoming and outgoing:
-            wrong = f"{host} and {others} do not reach each other"
-        elif incoming:
-            wrong = f"{host} can't be reached from {others}"
-        else:
-            wrong = f"{host} does not reach {others}"
-        return self.finding(host, wrong, bad)
-
-    def of_pair(self, bad: Sequence[Probe]) -> Finding:
-        """What is wrong between two nodes."""
-        ways = sorted({(probe.source, probe.target) for probe in bad})
-        source, target = (self.nodes[node].host for node in ways[0])
-        if len(ways) > 1:
-            return self.finding(f"{source} <-> {target}", f"{source} and {target} do not reach each other", bad)
-        return self.finding(f"{source} -> {target}", f"{source} does not reach {target}", bad)
-
-    def finding(self, host: str, wrong: str, bad: Sequence[Probe]) -> Finding:
-        """The finding of probes that failed for one reason: all of them stalled, or none."""
-        kinds = {probe.kind for probe in bad}
-        where = " and ".join(self._range(kind) for kind in sorted(kinds))
-        lines = [self._line(probe) for probe in bad[:MOST_LINES]]
-        more = [f"and {len(bad) - MOST_LINES} more"] if len(bad) > MOST_LINES else []
-        # Only node 0 listens on a port of the range at which ranks meet; the next job may have another node there.
-        is_fatal = EPHEMERAL in kinds or any(probe.target == 0 for probe in bad)
-        about = "port"
-        if bad[0].wrong == STALLED:
-            wrong, about = f"{wrong} with more than small messages", "mtu"
-        elif len(kinds) < len({probe.kind for probe in self.probes}):
-            wrong += f" on {where}"
-        level = "fault" if is_fatal else "warning"
-        return Finding(level, about, host, wrong, "; ".join([*lines, *more]), self._fix(bad, where))
-
-    def _range(self, kind: str) -> str:
-        if kind == EPHEMERAL:
-            return f"ports {self.ephemeral}, on which gloo and NCCL listen"
-        return f"ports {FIRST_PORT}-{FIRST_PORT + NUM_PORTS - 1}, at which ranks meet"
-
-    def _line(self, probe: Probe) -> str:
-        source, target = self.nodes[probe.source], self.nodes[probe.target]
-        return f"{source.host} -> {target.host} {target.address} port {probe.port} ({probe.kind}): {probe.wrong}"
-
-    def _fix(self, bad: Sequence[Probe], where: str) -> str:
-        source, target = self.nodes[bad[0].source], self.nodes[bad[0].target]
-        wrong = {probe.wrong for probe in bad}
-        if STALLED in wrong:
-            return (
-                f"`ip link show {source.interface}` on both: the MTU has to be the same on all nodes and switches; "
-                f"`ping -M do -s 8972 {target.address}` on {source.host} shows what gets through"
-            )
-        if wrong <= {TIMED_OUT, REFUSED}:
-            return f"let TCP through between the nodes of a job on {where} (`nft list ruleset`, `iptables -S` on both)"
-        return (
+def _finding(nodes: Sequence[Place], host: str, wrong: str, bad: Sequence[Probe], ranges: Mapping[str, str]) -> Finding:
+    """The finding of probes that failed for one reason: all of them stalled, or none."""
+    kinds = sorted({probe.kind for probe in bad})
+    # Only node 0 listens on a port of the range at which ranks meet; the next job may have another node there.
+    is_fatal = EPHEMERAL in kinds or any(probe.target == 0 for probe in bad)
+    lines: list[str] = []
+    for probe in bad[:MOST_LINES]:
+        way = f"{nodes[probe.source].host} -> {nodes[probe.target].host} {nodes[probe.target].address}"
+        lines.append(f"{way} port {probe.port} ({probe.kind}): {probe.wrong}")
+    more = [f"and {len(bad) - MOST_LINES} more"] if len(bad) > MOST_LINES else []
+    source, target = nodes[bad[0].source], nodes[bad[0].target]
+    about, reasons = "port", {probe.wrong for probe in bad}
+    if STALLED in reasons:
+        wrong, about = f"{wrong} with more than small messages", "mtu"
+        fix = (
+            f"`ip link show {source.interface}` on both: the MTU has to be the same on all nodes and switches; "
+            f"`ping -M do -s 8972 {target.address}` on {source.host} shows what gets through"
+        )
+    elif reasons <= {TIMED_OUT, REFUSED}:
+        where = " and ".join(ranges[kind] for kind in kinds)
+        fix = f"let TCP through between the nodes of a job on {where} (`nft list ruleset`, `iptables -S` on both)"
+    else:
+        fix = (
             f"`ip route get {target.address}` on {source.host}: is there a way, and no proxy or second host with that "
             "address? Or another network for all: --interface NAME"
         )
+    if about == "port" and len(kinds) == 1:
+        wrong += f" on {ranges[kinds[0]]}"
+    return Finding("fault" if is_fatal else "warning", about, host, wrong, "; ".join([*lines, *more]), fix)

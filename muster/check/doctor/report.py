@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from muster.check.doctor.facts import Facts
-from muster.check.doctor.findings import Finding, Part, code_of, size
+from muster.check.doctor.facts import Facts, Finding, Part, code_of, size
 from muster.check.doctor.gpus import number_given
 from muster.check.options import DoctorOptions
-from muster.check.ranks import listed
+from muster.check.ranks import listed, plural
 from muster.errors import one_line
 from muster.train.world import World
 
@@ -154,18 +153,9 @@ def _nodes_table(facts: Facts, findings: Sequence[Finding]) -> Table:
 
 
 def _entry(finding: Finding) -> Text:
-    """A finding in three lines, as `plain` has it, with colours."""
-    word, style = MARKS[finding.level]
-    where = f"{one_line(finding.host)}: " if finding.host else ""
-    return Text.assemble(
-        (f"{word}  ", style),
-        (where, "bold"),
-        one_line(finding.wrong),
-        ("\n  seen: ", "dim"),
-        one_line(finding.seen),
-        ("\n   fix: ", "dim"),
-        one_line(finding.fix),
-    )
+    """A finding in three lines, as `plain` has it, with the level in colour."""
+    _, _, rest = plain(finding).partition(":")
+    return Text.assemble(MARKS[finding.level], " ", rest)
 
 
 def plain(finding: Finding) -> str:
@@ -183,8 +173,3 @@ def verdict(findings: Sequence[Finding]) -> str:
         return "healthy: nothing was found that would stop, slow or falsify a training"
     counts = [plural(number, word) for number, word in ((faults, "fault"), (warnings, "warning")) if number]
     return ", ".join(counts) + (": a training may run, look first" if not faults else "")
-
-
-def plural(number: int, word: str) -> str:
-    """ "1 node", "2 nodes"."""
-    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -1,21 +1,25 @@
-"""One rank of the whole check: facts of the nodes, then what ranks check together; rank 0 prints what was found."""
+"""One rank of the whole check: facts of the nodes, then what ranks check together; rank 0 prints what was found.
+
+`train --preflight` takes the quick part of it, before the ranks of a training open their process group.
+"""
 
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
 import torch.distributed as dist
 
 from muster.check import ranks
-from muster.check.doctor import clock, collectives, gpus, names, network, ports, report, resources, software, storage
-from muster.check.doctor.facts import Facts, Node, Rank, attempt
-from muster.check.doctor.findings import FAULTY, Finding, Part
+from muster.check.doctor import clock, collectives, gpus, names, network, ports, report, resources, software
+from muster.check.doctor.facts import FAULTY, Facts, Finding, Node, Part, Rank, attempt
 from muster.check.doctor.report import Report
 from muster.check.options import DoctorOptions
-from muster.errors import MusterError
+from muster.errors import ExitCode, MusterError
+from muster.train import console
+from muster.train.faults import SharedFault
 from muster.train.world import World
 
 HARMLESS = {"shm", "checkpoints", "open files", "memlock", "clock"}
@@ -48,13 +52,43 @@ def run(options: DoctorOptions) -> None:
     ranks.leave(world, code, failed=code == FAULTY)
 
 
+def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_dir: str) -> None:
+    """Returns where a training may start; rank 0 says what it found.
+
+    Args:
+        world: with its hosts.
+
+    Raises:
+        SharedFault: on all ranks, where it would fail or be wrong, or where some ranks did not come.
+    """
+    options = DoctorOptions(quick=True, device=device, checkpoint_dir=checkpoint_dir, timeout_s=world.timeout_s)
+    found = Report()
+    try:
+        check(world, options, found)
+        code, verdict = ranks.gather(world, [found.code, report.verdict(found.findings)])[0]
+    except ranks.Absent as absent:
+        first = absent_ranks(absent)[0]
+        where = f" ({first.host})" if first.host else ""
+        raise SharedFault(first.wrong + where, seen=first.seen, fix=first.fix, code=ExitCode.FAILED) from None
+    if world.main:
+        for finding in found.findings:
+            console.tell(report.plain(finding))
+    if code == FAULTY:
+        fix = (
+            "mend what is named above; `muster doctor` in place of `train` checks more; without --preflight the "
+            "training starts nonetheless"
+        )
+        raise SharedFault("the nodes are not fit to train on", seen=verdict, fix=fix, code=ExitCode.USER_MUST_CHANGE)
+
+
 def check(world: World, options: DoctorOptions, found: Report) -> None:
     """Adds to `found` all that is found; to be called on all ranks."""
     of_ranks = ranks.gather(world, msgspec.to_builtins(gather(world, options)), to_all=False)
     if world.main:
         found.facts = facts = Facts(msgspec.convert(of_ranks, list[Rank]), options.device)
         found.parts += findings(facts)
-    found.parts += [subject.check(world, options) for subject in (names, ports, clock)]
+    places = network.gather_places(world)
+    found.parts += [names.check(world, places, options), ports.check(world, places, options), clock.check(world)]
     if options.quick:
         return
     in_the_way = [finding for finding in found.findings if finding.level == "fault" and finding.about not in HARMLESS]
@@ -87,8 +121,8 @@ def _node(host: str, options: DoctorOptions) -> Node:
         host=host,
         software=software.gather(driver),
         gpus=None if cards is None else tuple(cards),
-        shm=storage.gather("/dev/shm"),
-        checkpoints=storage.gather(options.checkpoint_dir),
+        shm=resources.gather_space("/dev/shm"),
+        checkpoints=resources.gather_space(options.checkpoint_dir),
         variables=software.variables(),
         **fields,
     )
@@ -101,7 +135,7 @@ def findings(facts: Facts) -> list[Part]:
         gpus.findings(facts),
         resources.cores(facts),
         resources.shared_memory(facts),
-        storage.findings(facts),
+        resources.checkpoints(facts),
         resources.limits(facts),
         software.settings(facts),
         network.findings(facts),

@@ -13,8 +13,7 @@ import torch
 
 from muster import ROOT
 from muster.check import versions
-from muster.check.doctor.facts import Facts, Node, Software, attempt
-from muster.check.doctor.findings import Finding, Level, Part, differences
+from muster.check.doctor.facts import Facts, Finding, Level, Node, Part, Software, attempt, differences
 from muster.check.ranks import listed
 
 LOCKS = ("requirements.lock", "requirements-cuda12.lock")

@@ -38,15 +38,13 @@ def write(folder: str) -> None:
         OSError: it can't be.
     """
     path = os.path.join(folder, f".muster-doctor-{os.uname().nodename}-{os.getpid()}")
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        rest = memoryview(bytes(BYTES))
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-        os.unlink(path)
+    with open(path, "xb") as file:
+        try:
+            file.write(bytes(BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        finally:
+            os.unlink(path)
 
 
 if __name__ == "__main__":
