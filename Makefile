@@ -29,45 +29,39 @@ train: $(RUNTIME) ## Set up, then train ResNet-18 on whatever this machine has
 	@$(BIN)/train ddp $(ARGS)
 
 .PHONY: test
-test: check ## Set up, then run every test that this machine can run, but those of test-long and test-cuda12-all
+test: $(DEV) ## Every check and test that 2 cores do in about ten minutes; installs nothing system-wide
 ifdef TESTS
 	@$(BIN)/pytest $(TESTS)
 else
-	@echo "Two parts of the tests run at once; each shows what it said when it is over."
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target \
-	  test-train test-clusters test-image test-cuda12 test-others
+	@$(BIN)/python -m tests.lanes quick
 endif
 
-# Clusters wait for their daemons and for each other, an image for its packages: other tests take the time that they leave.
-.PHONY: test-clusters
-test-clusters: $(DEV)
-	@$(BIN)/pytest tests/clusters
+.PHONY: test-all
+test-all: test test-rest ## `make test`, then all others: clusters, faults, the image; less than 45 minutes
 
-.PHONY: test-train
-test-train: $(DEV)
-	@$(BIN)/pytest tests/train
-
-.PHONY: test-others
-test-others: $(DEV)
-	@$(BIN)/pytest tests --ignore=tests/clusters --ignore=tests/image --ignore=tests/train
-
-.PHONY: test-image
-test-image: $(DEV)
-	@$(BIN)/pytest tests/image
-
-# Its environment is made as a part of it: as a prerequisite it would put the tests themselves behind all others.
-.PHONY: test-cuda12
-test-cuda12: ## A few process tests with the last torch for CUDA 12: launch, all strategies, resume, supervision
-	@$(MAKE) --no-print-directory $(CUDA12_DEV)
-	@$(CUDA12)/bin/pytest tests/entrypoint tests/train -m smoke
-
-.PHONY: test-cuda12-all
-test-cuda12-all: $(CUDA12_DEV) ## All unit and process tests with the last torch for CUDA 12, half an hour
-	@$(CUDA12)/bin/pytest tests/entrypoint tests/train tests/report -m "not once and not long"
+.PHONY: test-rest
+test-rest: $(DEV)
+	@$(BIN)/python -m tests.lanes rest
 
 .PHONY: test-long
-test-long: $(DEV) ## What `make test` leaves out for its time: the image built twice, to the same bits
-	@$(BIN)/pytest tests -m long
+test-long: $(DEV) ## What rarely changes and takes long: soak, the image built twice, all tests with the last torch for CUDA 12
+	@$(BIN)/python -m tests.lanes long
+
+.PHONY: test-setup
+test-setup: ## Install the system packages that the tests need, by apt-get; nothing else here installs any
+	@scripts/install-packages.sh tests/packages.txt tests/clusters/packages.txt tests/image/packages.txt
+
+.PHONY: mutants
+mutants: $(DEV) ## Change the code in 120 places, one at a time, and show which changes `make test` does not notice
+	@$(BIN)/python -m tests.mutants $(ARGS)
+
+.PHONY: test-cuda12-smoke
+test-cuda12-smoke: $(CUDA12_DEV)
+	@$(CUDA12)/bin/pytest tests/entrypoint tests/train -m smoke
+
+.PHONY: test-cuda12
+test-cuda12: $(CUDA12_DEV)
+	@$(CUDA12)/bin/pytest tests/entrypoint tests/train tests/report -m "not once and not long"
 
 .PHONY: check
 check: $(DEV) ## Static checks: style, types, shell scripts, the Containerfile
@@ -78,10 +72,6 @@ check: $(DEV) ## Static checks: style, types, shell scripts, the Containerfile
 	   find jobs -maxdepth 1 -type f ! -name '*.yaml' -exec shellcheck {} +; \
 	 else echo "shellcheck is missing: shell scripts were not checked"; [ "$${CI:-}" != true ]; fi
 	@$(BIN)/hadolint Containerfile
-
-.PHONY: packages
-packages: ## Install the system packages that the tests need, by apt-get; nothing else here installs any
-	@scripts/install-packages.sh tests/packages.txt tests/clusters/packages.txt tests/image/packages.txt
 
 # The scripts read their options from the environment, where make puts what is given on its command line:
 # ENGINE=, VARIANT=cuda12, BASE_IMAGE=, TAG=, APT_SOURCES=

@@ -1,4 +1,9 @@
-"""Options of the tests."""
+"""Options of all tests, and the report that tests/lanes.py reads."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -7,3 +12,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     soak = parser.getgroup("soak", "the soak test, tests/clusters/test_soak.py")
     soak.addoption("--soak-minutes", type=float, default=1.5, help="for how long it kills what it can; default: 1.5")
     soak.addoption("--soak-seed", type=int, help="of an earlier soak, to have its kills again")
+
+
+class Report:
+    """A line of JSON for each test that starts, and for how it ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seconds = 0.0
+
+    def write(self, **record: Any) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.write(collected=len(session.items))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.write(test=report.nodeid, outcome="failed", seconds=0.0, text=report.longreprtext)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.seconds = 0.0
+        self.write(starts=nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds += report.duration
+        if report.when == "call" or not report.passed:
+            text = report.longreprtext
+            if report.skipped and isinstance(report.longrepr, tuple):
+                text = report.longrepr[2].removeprefix("Skipped: ")
+            elif report.failed:
+                text = "\n".join([text, *(f"--- {title}\n{content}" for title, content in report.sections)])
+            self.write(test=report.nodeid, outcome=report.outcome, seconds=round(self.seconds, 3), text=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = os.environ.pop("MUSTER_TEST_REPORT", None)
+    if path is not None:
+        config.pluginmanager.register(Report(Path(path)))

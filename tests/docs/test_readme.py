@@ -1,4 +1,4 @@
-"""README.md: every command in it is run by a test, the ones in its sentences too; the files that it names are there."""
+"""README.md and docs/contributing.md: some test runs every command in them, and the files that they name are there."""
 
 import re
 import sys
@@ -10,38 +10,31 @@ from tests.docs import pages, running
 from tests.docs.running import ROOT
 
 README = ROOT / "README.md"
+CONTRIBUTING = ROOT / "docs" / "contributing.md"
 
 # A command that is not run from the page itself, the test that runs it, and what of it stands there.
 ELSEWHERE = {
     "make sif": ("tests/image/conftest.py", '"sif.sh"'),
-    "make test": (".ci/run", "make test"),
-    "make packages": (".ci/run", "make packages"),
-    "make test TESTS=tests/entrypoint": (".ci/run", "make test"),
-    "make test TESTS=tests/sites": (".ci/run", "make test"),
+    "make check": ("tests/lanes.py", '"check"'),
+    "make test": ("Makefile", "test-all: test test-rest"),
+    "make test-all": (".ci/run", "test-all"),
+    "make test-setup": (".ci/run", "make test-setup"),
+    "make test-long": ("benchmarks/RESULTS.md", "make test-long"),
+    "make test TESTS=tests/entrypoint": (".ci/run", "test-all"),
+    "make test TESTS=tests/sites": (".ci/run", "test-all"),
     "make jobs": ("tests/jobs/test_scripts.py", "make jobs"),
     "train ddp": ("tests/train/test_train.py", '"ddp"'),
-    "train ddp --preflight": ("tests/clusters", '"--preflight"'),
     "muster run": ("tests/docs/test_readme.py", "test_the_commands_for_a_laptop"),
-    "muster run my_script.py": ("tests/entrypoint/test_cli.py", '"run"'),
-    "muster bench": ("tests/docs/test_readme.py", "test_the_commands_for_a_laptop"),
-    "muster bench --pairwise": ("tests/clusters", "--pairwise"),
     "muster detect --record FILE": ("tests/entrypoint/test_cli.py", '"--record"'),
-    "muster detect --env-file job.env": ("tests/entrypoint/test_cli.py", '"--env-file"'),
     "muster site": ("tests/sites/test_commands.py", '"site"'),
     "muster site check mysite.toml": ("tests/sites/test_commands.py", '"check"'),
     "muster job ./mysite.toml": ("tests/jobs/test_job_command.py", ".toml"),
-    "env > job.env": ("tests/entrypoint", "job.env"),
 }
 COMMAND = re.compile(r"`((?:make|train|muster|docker|podman|srun|sbatch|mpirun|apptainer|env) [^`]*)`")
 
 
-def section(title: str) -> str:
-    """The text below a heading of the second level."""
-    return README.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-
-
 def test_what_is_to_be_added_has_its_place() -> None:
-    named = re.findall(r"`((?:entrypoint|train|muster|tests|jobs)/[\w/.]+)`", section("To add"))
+    named = re.findall(r"`((?:entrypoint|train|muster|tests|jobs)/[\w/.]+)`", CONTRIBUTING.read_text())
     assert len(named) >= 8
     assert [name for name in named if not (ROOT / name.partition("NAME")[0]).exists()] == []
 
@@ -83,7 +76,9 @@ def test_every_command_is_run_by_some_test() -> None:
     runs = (ROOT / "tests" / "image" / "test_readme.py").read_text()
     assert all(f'"{kind}"' in runs for kind in kinds - {"", "none"})
     run = {command.text for kind in kinds - {"none"} for command in page.commands(kind)}
-    named = {command.text for command in page.commands("none")} | set(COMMAND.findall(README.read_text()))
+    named = {command.text for command in page.commands("none")} | set(
+        COMMAND.findall(README.read_text() + CONTRIBUTING.read_text())
+    )
     assert named - run == ELSEWHERE.keys()
     for text, (where, essential) in ELSEWHERE.items():
         place = ROOT / where

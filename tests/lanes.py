@@ -1,0 +1,295 @@
+"""Runs the tests in lanes, several at once, and shows how far each is.
+
+    python -m tests.lanes quick|rest|long [--jobs N]
+
+A lane is one pytest process, or another command. Each failure is shown when it happens, with its output and the command
+that runs the test alone; a table of all lanes is the end. Exit code 0: all passed, 1: not all, 130: interrupted.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORT_VARIABLE = "MUSTER_TEST_REPORT"
+"""Names the file into which tests/conftest.py writes a line for each test."""
+
+LANE_LIMIT_S = 80 * 60
+END_LIMIT_S = 60
+"""For how long an interrupted lane may take down what it started."""
+
+EVERY_S = 60
+"""How often a log, which is no terminal, gets the state of the lanes."""
+
+QUICK = "(not full and not cluster and not image and not long) or quick"
+REST = f"not long and not ({QUICK})"
+
+
+@dataclass
+class Lane:
+    """Tests that run one after the other, and what is known of them.
+
+    Attributes:
+        argv: the command; a lane of pytest reports each test, another one only its end.
+        num_tests: those that were collected; 0 while that is not known.
+    """
+
+    name: str
+    argv: list[str]
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    seconds: float | None = None
+    num_tests: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    test: str = ""
+    read: int = 0
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.seconds is None
+
+    def state(self) -> str:
+        if self.process is None:
+            return "waits"
+        if self.is_running:
+            return "collects tests" if self.num_tests == 0 and self.test == "" else self.test
+        return "failed" if self.failed else "ok"
+
+    @property
+    def failed(self) -> bool:
+        """True for a lane that has ended badly. pytest's exit code 5: no test was selected."""
+        return self.process is not None and self.process.returncode not in (None, 0, 5)
+
+
+def lanes_of(tier: str) -> list[Lane]:
+    """The lanes of a tier, the longest first."""
+    pytest = [sys.executable, "-m", "pytest", "-q"]
+    train, launcher = ["tests/train"], ["tests/entrypoint", "tests/fabric"]
+    others = ["tests/sites", "tests/jobs", "tests/check", "tests/report", "tests/docs", *top_level()]
+    if tier == "quick":
+        chosen = {"trainer": train, "launcher": launcher, "others": others, "slurm": ["tests/clusters"]}
+        lanes = [Lane(name, [*pytest, "-m", QUICK, *paths]) for name, paths in chosen.items()]
+        return [*lanes[:1], Lane("static checks", ["make", "--no-print-directory", "check"]), *lanes[1:]]
+    if tier == "rest":
+        faults = [f"tests/clusters/test_{name}.py" for name in FAULTS]
+        chosen = {
+            "image": ["tests/image"],
+            "faults": faults,
+            "clusters": ["tests/clusters", *(f"--ignore={path}" for path in faults)],
+            "trainer": train,
+            "others": [*launcher, *others],
+        }
+        lanes = [Lane(name, [*pytest, "-m", REST, *paths]) for name, paths in chosen.items()]
+        return [*lanes, Lane("torch 2.10", ["make", "--no-print-directory", "test-cuda12-smoke"])]
+    return [
+        Lane("long", [*pytest, "-m", "long", "tests"]),
+        Lane("torch 2.10", ["make", "--no-print-directory", "test-cuda12"]),
+    ]
+
+
+FAULTS = (
+    "kills",
+    "survive",
+    "survive_grid_engine",
+    "file_systems",
+    "doctor",
+    "doctor_network",
+    "train_elastic",
+    "soak",
+)
+"""Files of tests/clusters that mostly wait: for deadlines, and for what was killed to be noticed."""
+
+
+def top_level() -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("test_*.py"))
+
+
+def run_lanes(lanes: list[Lane], num_jobs: int, console: Console) -> int:
+    """Runs all lanes, `num_jobs` at once; returns the exit code."""
+    stop = False
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal stop
+        stop = True
+
+    with ExitStack() as stack:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            stack.callback(signal.signal, number, signal.signal(number, interrupt))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-lanes-")))
+        show = stack.enter_context(progress(lanes, console))
+        waiting = list(lanes)
+        while (waiting or any(lane.is_running for lane in lanes)) and not stop:
+            while waiting and sum(lane.is_running for lane in lanes) < num_jobs:
+                start(waiting.pop(0), folder)
+            for lane in lanes:
+                if lane.is_running:
+                    look(lane, folder, console)
+            show()
+            time.sleep(0.2)
+        for lane in lanes:
+            end(lane)
+    console.print(table(lanes, ended=True))
+    for line in advice(lanes):
+        console.print(Text(line))
+    if stop:
+        return 130
+    return 1 if any(lane.failed or lane.outcomes["failed"] for lane in lanes) else 0
+
+
+def start(lane: Lane, folder: Path) -> None:
+    """Starts a lane as a process group of its own, its output in a file."""
+    lane.started = time.monotonic()
+    env = {**os.environ, REPORT_VARIABLE: str(folder / f"{lane.name}.jsonl")}
+    with (folder / f"{lane.name}.out").open("wb") as out:
+        lane.process = subprocess.Popen(
+            lane.argv,
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def look(lane: Lane, folder: Path, console: Console) -> None:
+    """Reads what a lane has reported since, and whether it has ended."""
+    assert lane.process is not None
+    code = lane.process.poll()
+    for record in news(lane, folder / f"{lane.name}.jsonl"):
+        if "collected" in record:
+            lane.num_tests += record["collected"]
+        elif "starts" in record:
+            lane.test = record["starts"]
+        else:
+            lane.outcomes[record["outcome"]] += 1
+            if record["outcome"] == "skipped":
+                lane.skipped[record["text"]] += 1
+            if record["outcome"] == "failed":
+                show_failure(lane, record, console)
+    if code is None and time.monotonic() - lane.started > LANE_LIMIT_S:
+        console.print(Text(f"{lane.name}: not over after {LANE_LIMIT_S // 60} minutes, in {lane.test}: ended"))
+        end(lane)
+        code = lane.process.returncode
+    if code is not None:
+        lane.seconds = time.monotonic() - lane.started
+        if lane.failed and not lane.outcomes["failed"]:
+            output = (folder / f"{lane.name}.out").read_text(errors="replace")
+            console.print(Text(f"\n{lane.name} ended with {code}: {' '.join(lane.argv)}\n{output[-20_000:]}"))
+
+
+def news(lane: Lane, report: Path) -> Iterator[dict[str, Any]]:
+    """The records that were added since the last look, only whole ones."""
+    if not report.exists():
+        return
+    with report.open("rb") as file:
+        file.seek(lane.read)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            lane.read += len(line)
+            yield json.loads(line)
+
+
+def show_failure(lane: Lane, record: dict[str, Any], console: Console) -> None:
+    test = record["test"]
+    console.print(Text(f"\nFAILED {test} ({lane.name}, {record['seconds']:.1f} s)\n{record['text']}"))
+    console.print(Text(f"alone: make test TESTS='{test}'\n"))
+
+
+def end(lane: Lane) -> None:
+    """Ends a lane that still runs: by SIGINT, so that fixtures take down what they started, and at last by SIGKILL."""
+    if lane.process is None or lane.process.poll() is not None:
+        return
+    for number in (signal.SIGINT, signal.SIGKILL):
+        os.killpg(lane.process.pid, number)
+        try:
+            lane.process.wait(END_LIMIT_S)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    lane.seconds = time.monotonic() - lane.started
+
+
+@contextmanager
+def progress(lanes: list[Lane], console: Console) -> Iterator[Any]:
+    """A function that shows the state of all lanes: in place on a terminal, else a line a lane now and then."""
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=4, transient=True) as live:
+            yield lambda: live.update(table(lanes))
+        return
+    shown = time.monotonic()
+    over: set[str] = set()
+
+    def show() -> None:
+        nonlocal shown
+        ended = {lane.name for lane in lanes if lane.seconds is not None} - over
+        due = time.monotonic() - shown > EVERY_S
+        for lane in lanes:
+            if lane.name in ended or (due and lane.is_running):
+                seconds = lane.seconds or time.monotonic() - lane.started
+                of = f" of {lane.num_tests}" if lane.num_tests else ""
+                counts = f"{sum(lane.outcomes.values())}{of} tests, {lane.outcomes['failed']} failed"
+                print(f"{lane.name}: {counts}, {seconds:.0f} s: {lane.state()}", flush=True)
+        over.update(ended)
+        if due:
+            shown = time.monotonic()
+
+    yield show
+
+
+def table(lanes: Iterable[Lane], *, ended: bool = False) -> Table:
+    """What is known of each lane."""
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("lane", no_wrap=True)
+    for name in ("passed", "failed", "skipped", "seconds"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("" if ended else "now", no_wrap=True, overflow="ellipsis")
+    for lane in lanes:
+        seconds = lane.seconds if lane.seconds is not None else time.monotonic() - lane.started
+        counts = [str(lane.outcomes[name]) if lane.outcomes else "" for name in ("passed", "failed", "skipped")]
+        if lane.num_tests and not ended:
+            counts[0] += f" of {lane.num_tests}"
+        shown.add_row(lane.name, *counts, f"{seconds:.0f}" if lane.process else "", Text(lane.state()))
+    return shown
+
+
+def advice(lanes: Iterable[Lane]) -> list[str]:
+    """Why tests were skipped, a line a reason, and what brings the missing programs."""
+    reasons: Counter[str] = Counter()
+    for lane in lanes:
+        reasons.update(lane.skipped)
+    lines = [f"skipped {count}: {reason}" for reason, count in reasons.most_common()]
+    if any("missing programs" in reason for reason in reasons):
+        lines.append("`make test-setup`, as root, installs what is missing.")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.lanes", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("tier", choices=["quick", "rest", "long"])
+    # Tests wait for processes and deadlines about a third of their time.
+    parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 2) + 1, help="lanes at once")
+    options = parser.parse_args()
+    return run_lanes(lanes_of(options.tier), options.jobs, Console(highlight=False, markup=False, soft_wrap=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
