@@ -18,12 +18,12 @@ class Report:
     """A line of JSON for each test that starts, and for how it ended."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        # Open from now on: tests change who they are, and what they may write.
+        self.file = path.open("a", buffering=1)
         self.seconds = 0.0
 
     def write(self, **record: Any) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        self.file.write(json.dumps(record) + "\n")
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.write(collected=len(session.items))

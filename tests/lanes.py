@@ -121,8 +121,8 @@ def top_level() -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("test_*.py"))
 
 
-def run_lanes(lanes: list[Lane], num_jobs: int, console: Console) -> int:
-    """Runs all lanes, `num_jobs` at once; returns the exit code."""
+def run_lanes(lanes: list[Lane], num_jobs: int, folder: Path, console: Console) -> int:
+    """Runs all lanes, `num_jobs` at once, with their output in files in `folder`; returns the exit code."""
     stop = False
 
     def interrupt(number: int, frame: Any) -> None:
@@ -132,7 +132,6 @@ def run_lanes(lanes: list[Lane], num_jobs: int, console: Console) -> int:
     with ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM):
             stack.callback(signal.signal, number, signal.signal(number, interrupt))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-lanes-")))
         show = stack.enter_context(progress(lanes, console))
         waiting = list(lanes)
         while (waiting or any(lane.is_running for lane in lanes)) and not stop:
@@ -287,8 +286,13 @@ def main() -> int:
     parser.add_argument("tier", choices=["quick", "rest", "long"])
     # Tests wait for processes and deadlines about a third of their time.
     parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 2) + 1, help="lanes at once")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave each lane's output, and its tests' seconds")
     options = parser.parse_args()
-    return run_lanes(lanes_of(options.tier), options.jobs, Console(highlight=False, markup=False, soft_wrap=True))
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    with ExitStack() as stack:
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-lanes-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        return run_lanes(lanes_of(options.tier), options.jobs, folder, console)
 
 
 if __name__ == "__main__":

@@ -200,6 +200,7 @@ def test_pairs_of_nodes_have_no_baseline(bench, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_a_rank_that_stands_still_is_named(bench):
     """The others end when they have waited, and it with them: a thread of its own hears of it."""
     plant = 'spoil("all_reduce", lambda got, rank: time.sleep(3600) if rank == 1 and got.numel() == 1024 else None)'

@@ -75,6 +75,7 @@ def test_a_fault_ends_all_ranks_with_2(tmp_path: Path) -> None:
     assert "error:" not in done.stderr
 
 
+@pytest.mark.full
 def test_a_rank_that_does_not_come_is_named_with_its_host(tmp_path: Path, unused_port: int) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MUSTER_NODES": "alpha,beta"}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port)}

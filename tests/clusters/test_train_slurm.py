@@ -17,6 +17,7 @@ from tests.clusters.weights import MUSTER, ONE_THREAD, STEPS, TRAIN, assert_worl
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("mode", "tasks"), [("agent", 1), ("worker", 2)])
 def test_two_nodes_are_a_world_of_four_with_the_weights_of_one_process(
     slurm2: SlurmCluster, four_ranks: dict[str, torch.Tensor], mode: str, tasks: int
@@ -77,6 +78,7 @@ def test_names_that_compress_in_ugly_ways(slurm_cluster: Callable[..., SlurmClus
         assert task["env"]["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
+@pytest.mark.quick
 def test_tasks_under_salloc(slurm2: SlurmCluster) -> None:
     done = slurm2.salloc("-N2", "--ntasks-per-node=1", "srun", MUSTER, "detect", "--json")
     assert done.returncode == 0, done.stderr
@@ -92,18 +94,21 @@ def test_a_gpu_for_each_task(slurm2: SlurmCluster, options: list[str]) -> None:
     assert [task["local_rank"] for task in tasks] == [0, 1, 0, 1]
 
 
+@pytest.mark.quick
 def test_the_gpus_of_a_node_are_its_processes(slurm2: SlurmCluster) -> None:
     tasks = detected(slurm2, "-N2", "--ntasks-per-node=1", "--gpus-per-node=2")
     assert [task["nproc_per_node"] for task in tasks] == [2, 2]
     assert "CUDA_VISIBLE_DEVICES" in tasks[0]["nproc_source"]
 
 
+@pytest.mark.quick
 def test_cyclic_tasks(slurm2: SlurmCluster) -> None:
     tasks = detected(slurm2, "-N2", "--ntasks-per-node=2", "-m", "cyclic")
     assert [task["env"]["RANK"] for task in tasks] == ["0", "2", "1", "3"]
     assert {task["master_addr"] for task in tasks} == {"node01"}
 
 
+@pytest.mark.quick
 def test_a_second_step_meets_on_another_port(slurm2: SlurmCluster) -> None:
     line = f"srun -n2 --ntasks-per-node=1 {shlex.quote(MUSTER)} detect --json\n"
     job = slurm2.sbatch(line + line, "-N2", "--ntasks-per-node=1")
@@ -131,6 +136,7 @@ def test_what_the_user_set_is_kept(slurm2: SlurmCluster) -> None:
     assert '"NCCL_SOCKET_IFNAME": "eth0"' in done.stdout
 
 
+@pytest.mark.quick
 def test_a_batch_script_without_srun_is_refused(slurm2: SlurmCluster) -> None:
     job = slurm2.sbatch(f"{shlex.quote(TRAIN)} ddp --epochs 3\n", "-N2", "--ntasks-per-node=1")
     assert job.state == "FAILED"
@@ -141,6 +147,7 @@ def test_a_batch_script_without_srun_is_refused(slurm2: SlurmCluster) -> None:
     assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 train ddp --epochs 3" in fix
 
 
+@pytest.mark.quick
 def test_the_launch_line_of_that_refusal_is_right(slurm2: SlurmCluster) -> None:
     """In a job of two tasks a node, the line still gives one a node."""
     script = f'{shlex.quote(TRAIN)} ddp 2>&1 | sed -n "s/^  fix: //p" > line; $(sed "s/ train ddp//" line) hostname\n'
@@ -149,6 +156,7 @@ def test_the_launch_line_of_that_refusal_is_right(slurm2: SlurmCluster) -> None:
     assert sorted(job.output.split()) == ["node01", "node02"]
 
 
+@pytest.mark.quick
 def test_torchrun_wants_one_task_a_node(slurm2: SlurmCluster) -> None:
     done = slurm2.srun("-N2", "--ntasks-per-node=2", TRAIN, "ddp", "--nproc-per-node=2")
     assert done.returncode == 2
@@ -169,6 +177,7 @@ def test_a_folder_that_is_on_no_node_ends_every_rank_with_one_message(slurm2: Sl
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.quick
 def test_a_taken_port_is_named(slurm2: SlurmCluster) -> None:
     """The port is the job's: something else listens on it on the first node before the step starts."""
     listen = (

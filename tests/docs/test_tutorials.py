@@ -11,11 +11,16 @@ from tests.docs.running import ROOT
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 PAGES = [path for path in TUTORIALS if path.name != "README.md"]
+SHORT = ("first-run", "hello")
 
 
 @pytest.mark.process
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[] if path.stem in SHORT else pytest.mark.full) for path in PAGES],
+    ids=[path.stem for path in PAGES],
+)
 def test_its_commands_do_what_it_says(path: Path, tmp_path: Path) -> None:
     page = pages.read(path)
     assert page.commands(), "no command of this page is run"

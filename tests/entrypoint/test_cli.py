@@ -269,7 +269,10 @@ def test_each_command_has_one_line_of_help_on_80_columns(command: Run, name: str
     assert [line for line in lines if line.startswith("│  ")] == []
 
 
-@pytest.mark.parametrize("place", ["cwd", "PYTHONPATH", "package"])
+@pytest.mark.parametrize(
+    "place",
+    ["cwd", pytest.param("PYTHONPATH", marks=pytest.mark.full), pytest.param("package", marks=pytest.mark.full)],
+)
 def test_a_train_of_the_users_is_not_started_in_place_of_ours(command: Run, tmp_path: Path, place: str) -> None:
     folder = tmp_path / "train" if place == "package" else tmp_path
     folder.mkdir(exist_ok=True)

@@ -49,7 +49,7 @@ def test_dry_run_shows_it_and_makes_nothing(command: Run, tmp_path: Path, name: 
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("strategy", "given"), [("ddp", "DETAIL"), ("fsdp", "")])
+@pytest.mark.parametrize(("strategy", "given"), [("ddp", "DETAIL"), pytest.param("fsdp", "", marks=pytest.mark.full)])
 def test_trainings_go_on(command: Run, tmp_path: Path, strategy: str, given: str) -> None:
     """Over gloo also where the user asks for what makes DistributedDataParallel crash."""
     small = ["--data=synthetic", "--num-samples=16", "--batch-size=4", "--image-size=8", "--max-steps=2"]

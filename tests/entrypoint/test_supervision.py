@@ -112,7 +112,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("max_restarts", [0, 1])
+@pytest.mark.parametrize("max_restarts", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_worker_that_gives_no_sign_of_life_is_ended(tmp_path: Path, max_restarts: int) -> None:
     done = ran(tmp_path, STOPPED, f"--max-restarts={max_restarts}")
     assert "rank 1 on " in done.stderr

@@ -30,6 +30,7 @@ def rates(printed: str) -> dict[str, float]:
 OURS = {"train ddp, fp32", "train ddp, fp32, bare", "train ddp, defaults"}
 
 
+@pytest.mark.full
 @pytest.mark.once
 @pytest.mark.process
 def test_all_contenders_train_images():
@@ -43,6 +44,7 @@ def test_all_contenders_train_images():
     assert "wanted 1.3: " in printed
 
 
+@pytest.mark.full
 @pytest.mark.once
 @pytest.mark.process
 def test_all_contenders_train_on_tokens():
@@ -51,6 +53,7 @@ def test_all_contenders_train_on_tokens():
     assert min(found.values()) > 0
 
 
+@pytest.mark.full
 @pytest.mark.once
 @pytest.mark.process
 def test_bench_and_a_loop_by_hand_measure_the_same_collectives():

@@ -22,6 +22,7 @@ def compiled(train, before="", **how):
     return lambda argv, size, ok: train([*argv, "--compile=default"], size, ok=ok, before=before, **how)
 
 
+@pytest.mark.full
 @pytest.mark.process
 @pytest.mark.once
 def test_compiled_kernels_train_the_same(train, tmp_path):
@@ -34,6 +35,7 @@ def test_compiled_kernels_train_the_same(train, tmp_path):
     assert list((tmp_path / "kernels").rglob("*.so")), "nothing was compiled"
 
 
+@pytest.mark.full
 @pytest.mark.process
 @pytest.mark.parametrize("strategy", SPLITS)
 def test_compiled_transformers_train_the_same(train, tmp_path, strategy):
@@ -45,6 +47,7 @@ def test_compiled_transformers_train_the_same(train, tmp_path, strategy):
     assert max(losses(plain, state)) < NEAR
 
 
+@pytest.mark.full
 @pytest.mark.process
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_compiled_images_train_the_same(train, tmp_path, strategy):

@@ -123,6 +123,7 @@ LEARNING = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.process
 @pytest.mark.once
 @pytest.mark.parametrize("case", LEARNING)

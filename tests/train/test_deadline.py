@@ -258,6 +258,7 @@ THREE = ["--data=fake", "--num-samples=240", "--num-classes=3", "--batch-size=4"
 THREE += ["--model=mobilenet_v3_small", "--no-bf16", "--warmup-steps=0", "--lr=0.02", "--epochs=2", "--name=run"]
 
 
+@pytest.mark.full
 @pytest.mark.once
 @pytest.mark.process
 @pytest.mark.parametrize(("more", "step"), [([], 3), (["--max-steps=4"], 4)], ids=["of an epoch", "of the last step"])
@@ -283,7 +284,9 @@ def test_a_warning_ends_a_validation_which_is_done_again(train, tmp_path, more, 
 
 @pytest.mark.once
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", ["fsdp", "tp", "pipeline"])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("fsdp", marks=pytest.mark.full), pytest.param("tp", marks=pytest.mark.full), "pipeline"]
+)
 def test_ranks_that_validate_together_break_off_together(train, tmp_path, strategy):
     world_size, split = SPLITS[strategy]
     options = [*TEXT, *split, *STEPS, "--max-steps=3"]

@@ -114,6 +114,7 @@ def test_an_unexpected_error_of_one_rank_ends_all(train, small, tmp_path, progra
         assert f"rank {broken} on" in ended[rank].err or not ended[rank].err
 
 
+@pytest.mark.full
 def test_a_killed_rank_ends_the_others(ranks, small, tmp_path):
     start_ranks, wait_ranks = ranks
     argv = ["ddp", *small, "--model=squeezenet1_1", "--image-size=32", "--epochs=1000", "--timeout-s=30"]

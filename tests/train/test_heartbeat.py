@@ -167,7 +167,7 @@ def planted(folder, rank, deed, fast=FAST):
 
 @pytest.mark.smoke
 @pytest.mark.process
-@pytest.mark.parametrize("deed", ["kill", "stop"])
+@pytest.mark.parametrize("deed", ["kill", pytest.param("stop", marks=pytest.mark.full)])
 def test_a_rank_that_is_killed_or_stopped_is_named(train, small, tmp_path, deed):
     ended = train(["ddp", *small, f"--runs-dir={tmp_path / 'runs'}"], 3, before=planted(tmp_path, 1, deed))
     assert [rank.code for rank in ended] == [1, -9, 1]
@@ -180,7 +180,7 @@ def test_a_rank_that_is_killed_or_stopped_is_named(train, small, tmp_path, deed)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("deed", ["kill", "stop"])
+@pytest.mark.parametrize("deed", ["kill", pytest.param("stop", marks=pytest.mark.full)])
 def test_without_rank_0_and_its_store_all_end(train, small, tmp_path, deed):
     ended = train(["ddp", *small, f"--runs-dir={tmp_path / 'runs'}"], 3, before=planted(tmp_path, 0, deed))
     assert [rank.code for rank in ended] == [-9, 1, 1]
@@ -189,6 +189,7 @@ def test_without_rank_0_and_its_store_all_end(train, small, tmp_path, deed):
         assert "Traceback" not in rank.err
 
 
+@pytest.mark.full
 @pytest.mark.once
 @pytest.mark.process
 def test_a_job_that_is_suspended_as_a_whole_goes_on(train, small, tmp_path):
@@ -200,7 +201,7 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(train, small, tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_a_rank_that_stands_still_is_named_with_its_place_and_stacks(train, small, tmp_path, world_size):
     rank = world_size - 1
     strategy = "ddp" if world_size > 1 else "single"

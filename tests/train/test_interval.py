@@ -55,6 +55,7 @@ def test_it_changes_nothing_and_can_be_gone_on_from(train, common, straight, tmp
         assert_same_bits(straight, tmp_path / f"from-{step}")
 
 
+@pytest.mark.full
 @pytest.mark.process
 @pytest.mark.once
 @pytest.mark.parametrize("strategy", [*SPLITS, "single"])

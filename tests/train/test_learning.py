@@ -10,7 +10,7 @@ import pytest
 
 from tests.train.comparing import ROOT
 
-pytestmark = [pytest.mark.process, pytest.mark.once]
+pytestmark = [pytest.mark.process, pytest.mark.once, pytest.mark.full]
 
 SOURCES = ROOT / "train" / "strategies"
 GPT = [
