@@ -44,7 +44,7 @@ test-rest: $(DEV)
 	@$(BIN)/python -m tests.lanes rest
 
 .PHONY: test-long
-test-long: $(DEV) ## What rarely changes and takes long: soak, the image built twice, all tests with the last torch for CUDA 12
+test-long: $(DEV) ## What takes long and rarely changes: a soak, the image built twice, torch for CUDA 12
 	@$(BIN)/python -m tests.lanes long
 
 .PHONY: test-setup

@@ -112,7 +112,6 @@ FAULTS = (
     "doctor",
     "doctor_network",
     "train_elastic",
-    "soak",
 )
 """Files of tests/clusters that mostly wait: for deadlines, and for what was killed to be noticed."""
 
@@ -189,8 +188,9 @@ def look(lane: Lane, folder: Path, console: Console) -> None:
         code = lane.process.returncode
     if code is not None:
         lane.seconds = time.monotonic() - lane.started
+        output = (folder / f"{lane.name}.out").read_text(errors="replace")
+        lane.skipped.update(line for line in output.splitlines() if "is missing: " in line)
         if lane.failed and not lane.outcomes["failed"]:
-            output = (folder / f"{lane.name}.out").read_text(errors="replace")
             console.print(Text(f"\n{lane.name} ended with {code}: {' '.join(lane.argv)}\n{output[-20_000:]}"))
 
 
@@ -276,8 +276,8 @@ def advice(lanes: Iterable[Lane]) -> list[str]:
     for lane in lanes:
         reasons.update(lane.skipped)
     lines = [f"skipped {count}: {reason}" for reason, count in reasons.most_common()]
-    if any("missing programs" in reason for reason in reasons):
-        lines.append("`make test-setup`, as root, installs what is missing.")
+    if any("missing" in reason for reason in reasons):
+        lines.append("`make test-setup` installs what is missing, by apt-get, as root.")
     return lines
 
 

@@ -15,7 +15,7 @@ from tests.clusters.deadline import wait_for
 from tests.clusters.grid_engine import GridEngineCluster
 from tests.clusters.processes import processes_in
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 
 # Two tasks on each host of the job, as a job script starts them: each says where it is and what it was given.

@@ -16,7 +16,7 @@ from tests.clusters.hosts import Hosts
 from tests.clusters.processes import processes_in
 from tests.clusters.requirements import require_namespaces
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 
 # Prints what it reads from whoever connects, until killed.

@@ -13,7 +13,7 @@ from tests.clusters.mpi import MpiHosts, hydra, hydra_command, openmpi, openmpi_
 from tests.clusters.processes import processes_in
 from tests.clusters.slurm import SlurmCluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 Launch = Callable[..., Any]
 

@@ -14,7 +14,7 @@ from tests.clusters.deadline import wait_for
 from tests.clusters.processes import processes_in
 from tests.clusters.slurm import SlurmCluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 
 LOST = "step_launch_notify_io_failure"

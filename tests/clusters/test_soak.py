@@ -16,7 +16,7 @@ from tests.clusters.hosts import Hosts
 from tests.clusters.requirements import require_namespaces
 from tests.clusters.weights import summary
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 HOSTS = ("alpha", "beta")
 EPOCHS_A_MINUTE = 12
