@@ -69,7 +69,7 @@ class Lane:
         if self.process is None:
             return "waits"
         if self.is_running:
-            return "collects tests" if self.num_tests == 0 and self.test == "" else self.test
+            return self.test or ("runs" if self.argv[0] == "make" else "collects tests")
         return "failed" if self.failed else "ok"
 
     @property

@@ -75,8 +75,25 @@ ROWS = [
     Row("pipeline", 4, f"{LINES} --schedule=1f1b", recipes=CUT),
     Row("pipeline", 2, "--batch-size=2 --microbatches=2 --activation-checkpoint=full", accumulate=2),
 ]
+QUICK = {
+    ("ddp", 2, ""),
+    ("ddp", 2, "--zero1"),
+    ("fsdp", 2, ""),
+    ("fsdp", 4, "--replicate=2"),
+    ("tp", 2, ""),
+    ("tp", 4, "--tensor-parallel=2"),
+    ("pipeline", 2, f"{LINE} --schedule=zero-bubble"),
+    ("pipeline", 4, f"{LINES} --schedule=1f1b"),
+}
+"""What `make test` trains too, by SGD: each strategy alone, and within another."""
+
+
+def marks(row, recipe):
+    return [] if recipe == "sgd" and (row.strategy, row.world_size, row.options) in QUICK else [pytest.mark.full]
+
+
 CASES = [
-    (model, recipe, row)
+    pytest.param(model, recipe, row, marks=marks(row, recipe))
     for row in ROWS
     for model, recipes in (("gpt-tiny", row.recipes), ("resnet18", row.images))
     for recipe in recipes
