@@ -49,7 +49,10 @@ def steps_of(run):
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("step", "stopped", "every"),
-    [(5, 6, 1), (7, 8, 1), (8, 8, 1), (12, 12, 1), (5, 8, 10)],
+    [
+        (5, 6, 1),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in [(7, 8, 1), (8, 8, 1), (12, 12, 1), (5, 8, 10)]),
+    ],
     ids=["in mid-epoch", "read at its end", "heard at its end", "at the last", "between looks: at the epoch's end"],
 )
 def test_one_ranks_warning_stops_all_and_loses_nothing(train, argv_of_three, straight, tmp_path, step, stopped, every):

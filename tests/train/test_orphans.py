@@ -71,7 +71,10 @@ BEFORE = {"training": FAST, "loading": EARLY + FAST, "connecting": CONNECTING, "
 
 @pytest.mark.once
 @pytest.mark.process
-@pytest.mark.parametrize("when", ["training", "connecting", "loading", "starting"])
+@pytest.mark.parametrize(
+    "when",
+    ["training", *(pytest.param(each, marks=pytest.mark.full) for each in ("connecting", "loading", "starting"))],
+)
 def test_ranks_end_when_their_agent_does(small, tmp_path, when):
     (reading := tmp_path / "reading").mkdir()
     env = environment({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "BEFORE": BEFORE[when]})

@@ -27,7 +27,12 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+QUICK = ("resnet18 two", "squeezenet1_1")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(case, marks=[] if case in QUICK else pytest.mark.full) for case in CASES]
+)
 def ended(request, train, small, tmp_path_factory):
     """The last checkpoint of each split of one global batch, by the name of the split."""
     runs = tmp_path_factory.mktemp("parity")
