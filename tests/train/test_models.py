@@ -22,7 +22,13 @@ def test_models_of_other_tasks_are_unknown():
 
 @pytest.mark.parametrize(
     ("name", "image_size"),
-    [("resnet18", 32), ("vit_b_16", 64), ("regnet_y_400mf", 32), ("googlenet", 64), ("inception_v3", 299)],
+    [
+        ("resnet18", 32),
+        ("vit_b_16", 64),
+        ("regnet_y_400mf", 32),
+        ("googlenet", 64),
+        pytest.param("inception_v3", 299, marks=pytest.mark.full),
+    ],
 )
 def test_a_step_of_each_kind(name, image_size):
     model = models.build(Options(model=name), 7, image_size)

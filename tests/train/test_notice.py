@@ -84,7 +84,9 @@ def test_a_warning_at_the_last_step_of_all_leaves_the_validation(train, argv_of_
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", ["fsdp", "tp", "pipeline"])
+@pytest.mark.parametrize(
+    "strategy", [*(pytest.param(each, marks=pytest.mark.full) for each in ("fsdp", "tp")), "pipeline"]
+)
 def test_a_rank_that_counts_no_loss_is_heard_too(train, tmp_path, strategy):
     world_size, split = SPLITS[strategy]
     options = [*TEXT, *split, *STEPS, "--max-steps=6"]
@@ -123,7 +125,7 @@ def disturbed(folder, argv, disturb):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGUSR1", marks=pytest.mark.full)])
 def test_the_agent_passes_a_warning_on(argv_of_three, tmp_path, name):
     code, said = disturbed(tmp_path, argv_of_three, lambda agent: agent.send_signal(getattr(signal, name)))
     assert code == 75, said

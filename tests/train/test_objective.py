@@ -21,7 +21,7 @@ def test_a_smoothed_target_gives_each_class_its_share():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("data", [DIGITS, TEXT])
+@pytest.mark.parametrize("data", [pytest.param(DIGITS, marks=pytest.mark.full), TEXT])
 def test_every_split_does_the_same(train, tmp_path, data):
     options = ["--label-smoothing=0.1"]
     common = [*data, *STEPS, *options, "--optimizer=sgd", "--lr=0.05", "--max-steps=3", "--deterministic"]
