@@ -69,7 +69,7 @@ class Lane:
         if self.process is None:
             return "waits"
         if self.is_running:
-            return self.test or ("runs" if self.argv[0] == "make" else "collects tests")
+            return self.test.rpartition("/")[2] or ("runs" if self.argv[0] == "make" else "collects tests")
         return "failed" if self.failed else "ok"
 
     @property
@@ -257,9 +257,9 @@ def progress(lanes: list[Lane], console: Console) -> Iterator[Any]:
 def table(lanes: Iterable[Lane], *, ended: bool = False) -> Table:
     """What is known of each lane."""
     shown = Table(box=None, pad_edge=False)
-    shown.add_column("lane", no_wrap=True)
-    for name in ("passed", "failed", "skipped", "seconds"):
-        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("lane", no_wrap=True, min_width=13)
+    for name, width in (("passed", 6 if ended else 12), ("failed", 6), ("skipped", 7), ("seconds", 7)):
+        shown.add_column(name, justify="right", no_wrap=True, min_width=width)
     shown.add_column("" if ended else "now", no_wrap=True, overflow="ellipsis")
     for lane in lanes:
         seconds = lane.seconds if lane.seconds is not None else time.monotonic() - lane.started
