@@ -5,13 +5,14 @@ a node waits for the master with a deadline and a message, a failure is told in 
 workers survives (torchrun answers 1 whatever they answered). And a scheduler's warning goes on to the workers, who
 write a checkpoint and end by themselves; torchrun would take it for the order to stop them.
 
-It, supervision.py, last_words.py, node_beats.py and spawn.py are the files of this folder that load
-torch: nothing else here imports them.
+It, supervision.py, node_beats.py and spawn.py are the files of this folder that load torch: nothing else here imports
+them.
 """
 
 # ruff: noqa: E402
 
 import argparse
+import functools
 import gc
 import logging
 import os
@@ -21,7 +22,10 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
+from typing import Any, cast
 
 import psutil
 
@@ -33,11 +37,13 @@ gc.disable()  # to look for garbage among what imports make, all of which stays,
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
+from torch.distributed.launcher import api
 from torch.distributed.run import parse_args, run  # pyright: ignore[reportUnknownVariableType]
 
-from muster.entrypoint import last_words, node_beats
-from muster.entrypoint.supervision import Supervision
-from muster.errors import ExitCode
+from muster.entrypoint import node_beats, supervision
+from muster.entrypoint.supervision import Agent, Status
+from muster.errors import ExitCode, MusterError
 
 gc.enable()
 if QUIET:
@@ -46,6 +52,17 @@ if QUIET:
 
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What schedulers send some time before SIGKILL: the trainers hear the same ones (train/preemption.py)."""
+
+FAILURE = "MUSTER_FAILURE"
+"""The variable with the exit code for a failure, for programs whose own 1 says something else."""
+
+LAST_WORDS = "MUSTER_LAST_WORDS"
+"""The variable with the folder in which trainers leave word for this agent, each in a file named by its process."""
+
+FIX_BY_SIGNAL = {
+    "SIGKILL": "most often memory: ask the scheduler for more, or take a smaller --batch-size or fewer loader workers",
+    "SIGBUS": "most often /dev/shm is full: docker run --shm-size=8g, or --train-num-workers 0",
+}
 
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.2
@@ -62,44 +79,38 @@ def main(argv: list[str]) -> int:
             lambda entry: not str(entry.msg).startswith(_SAID_BELOW)
         )
     arguments = parse_args(argv)
-    warning, supervision = Warning(), Supervision()
+    status = Status()
+    warning = Warning(status)
     try:
         warning.take_over(arguments)
-        supervision.take_over(lambda: bool(warning.heard))
-        node_beats.Nodes(supervision.ended).take_over()
+        torchruns: Any = api  # it has no option for another agent than its own
+        torchruns.LocalElasticAgent = functools.partial(Agent, status)
+        supervision.give_up_on_lost_stores()
         node_beats.wait_for_all()
         place = place_to_wait_for(arguments)
         if place is not None:
             wait_for(*place, timeout_s=rendezvous_timeout_s(arguments))
         run(arguments)
     except ChildFailedError as error:
-        return (
-            warning.answer()
-            if warning.explains(error.failures)
-            else last_words.report(error.failures, supervision.ended)
-        )
+        return warning.answer() if warning.explains(error.failures) else report(error.failures, status.ended)
     except SignalException as error:
-        warning.heard = warning.heard or error.sigval.name
+        status.warning = status.warning or error.sigval.name
         return warning.answer()
     except Exception as error:
         if os.environ.get("MUSTER_DEBUG"):
             raise
-        met = place_to_wait_for(arguments) or (arguments.master_addr, arguments.master_port)
-        if supervision.has_started:
-            return last_words.report_parting(met, error)
-        return last_words.report_rendezvous(met, arguments.nnodes, error)
+        address, port = place_to_wait_for(arguments) or (arguments.master_addr, arguments.master_port)
+        if status.has_started:
+            return report_parting(f"{address}:{port}", error)
+        return report_rendezvous(address, port, arguments.nnodes, error)
     return ExitCode.DONE
 
 
 class Warning:
-    """A scheduler's warning to this node.
+    """A scheduler's warning to this node; `status.warning` is the signal's name."""
 
-    Attributes:
-        heard: the signal's name; empty until there is one.
-    """
-
-    def __init__(self) -> None:
-        self.heard = ""
+    def __init__(self, status: Status) -> None:
+        self._status = status
 
     def take_over(self, arguments: argparse.Namespace) -> None:
         """From now on this hears the signals, in torchrun's place."""
@@ -112,9 +123,9 @@ class Warning:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Tells the workers. Where there are none yet, or for a second SIGTERM, torchrun ends everything."""
         warning, workers = signal.Signals(number), psutil.Process().children()
-        if not workers or (self.heard == warning.name == "SIGTERM"):
+        if not workers or (self._status.warning == warning.name == "SIGTERM"):
             raise SignalException(f"this process got {warning.name}", sigval=warning)
-        self.heard = warning.name
+        self._status.warning = warning.name
         for worker in workers:
             try:
                 worker.send_signal(warning)
@@ -123,15 +134,17 @@ class Warning:
 
     def explains(self, failures: dict[int, ProcessFailure]) -> bool:
         """Whether the workers were ended by this very signal, before they could hear it."""
-        return bool(self.heard) and all(failure.signal_name() == self.heard for failure in failures.values())
+        heard = self._status.warning
+        return bool(heard) and all(failure.signal_name() == heard for failure in failures.values())
 
     def answer(self) -> int:
         """The exit code of a node that was stopped before its workers could write anything."""
+        heard = self._status.warning
         # Our trainers had not begun, and can be started again as they were; of other programs nobody knows that.
-        is_ours = "MUSTER_COMMAND" in os.environ and self.heard in {number.name for number in WARNINGS}
+        is_ours = "MUSTER_COMMAND" in os.environ and heard in {number.name for number in WARNINGS}
         when = " before the training began" if is_ours else ""
-        print(f"muster: ended by {self.heard} on {socket.gethostname()}{when}", file=sys.stderr)
-        if self.heard == "SIGINT":
+        print(f"muster: ended by {heard} on {socket.gethostname()}{when}", file=sys.stderr)
+        if heard == "SIGINT":
             return ExitCode.INTERRUPTED  # by the user, at the terminal: as a shell has it
         return ExitCode.PREEMPTED if is_ours else ExitCode.FAILED
 
@@ -178,9 +191,120 @@ def wait_for(address: str, port: int, timeout_s: float) -> None:
         time.sleep(RETRY_S)
 
 
+def report(failures: Mapping[int, ProcessFailure], ended: Mapping[int, str]) -> int:
+    """The exit code for workers that failed, after telling of the one that failed first, if it did not itself.
+
+    Args:
+        failures: by rank.
+        ended: why the agent ended a process, by its id, where it did.
+    """
+    codes = {failure.exitcode for failure in failures.values()}
+    # A worker with one of these has told the user what to do; those that died of its absence count for nothing.
+    for code in (ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED):
+        if code in codes:
+            return code
+    words = {rank: words_of(failure) for rank, failure in failures.items()}
+    told = {rank for rank in failures if "told" in words[rank]}
+    # As torchrun ends them, once one has failed.
+    stopped = {rank for rank, failure in failures.items() if failure.exitcode == -signal.SIGTERM}
+    own = failures.keys() - told
+    if not own or (told and own <= stopped):
+        return ExitCode.FAILED
+    rank = node_beats.first_of({rank: failures[rank] for rank in own})
+    first = failures[rank]
+    how = node_beats.how_ended(first.exitcode)
+    fix = "read what it said above; `muster run --debug` shows this program's traceback too"
+    if first.pid in ended:
+        how = f"was ended: {ended[first.pid]}"
+    elif first.exitcode < 0:
+        fix = FIX_BY_SIGNAL.get(first.signal_name(), fix)
+    wrong = f"rank {rank} on {socket.gethostname()} {how}, and this node's other ranks were stopped"
+    say(MusterError(wrong, seen=message_of(first) or f"process {first.pid}", fix=fix))
+    if first.exitcode < 0 and words[rank]:
+        log = words[rank][0]
+        print(f"  log: {log}", *last_lines(Path(log)), sep="\n       ", file=sys.stderr)
+    followed = ", ".join(map(str, sorted(failures.keys() - stopped - {rank})))
+    if followed:
+        print(f"rank {followed} of this node ended after it", file=sys.stderr)
+    return failure()
+
+
+def words_of(failure: ProcessFailure) -> list[str]:
+    """What a trainer has left for its agent (train/console.py): its log, and "told" if the user knows why it ended."""
+    try:
+        return Path(os.environ[LAST_WORDS], str(failure.pid)).read_text(encoding="utf-8").splitlines()
+    except (KeyError, OSError, UnicodeDecodeError):
+        return []  # another program, or no log yet
+
+
+def last_lines(log: Path, number: int = 10, most: int = 8192) -> list[str]:
+    """The last lines of a file, of at most so many bytes, without escape codes."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - most))
+            lines = file.read().decode("utf-8", "replace").splitlines()[-number:]
+    except OSError as error:
+        return [f"can't be read: {error}"]
+    return ["".join(letter if letter.isprintable() else " " for letter in line) for line in lines]
+
+
+def message_of(failure: ProcessFailure) -> str:
+    """The first line of the exception that the worker recorded, or nothing if it recorded none."""
+    recorded: dict[str, Any] = failure.error_file_data
+    message = recorded.get("message") or ""
+    if isinstance(message, dict):
+        message = cast("dict[str, Any]", message).get("message", "")
+    lines = str(message).strip().splitlines()
+    # torch writes <NONE> where the worker recorded nothing.
+    return lines[0] if lines and lines[0] != "<NONE>" else ""
+
+
+def report_rendezvous(address: str, port: int, num_nodes: str, error: Exception) -> int:
+    """The exit code for nodes that did not meet, after saying where they should have."""
+    host, seen = socket.gethostname(), _in_one_line(error)
+    if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+        fix = "--master-port PORT, the same on all nodes, with a free port"
+        say(MusterError(f"port {port} on {host} is taken", seen=seen, fix=fix))
+        return ExitCode.USER_MUST_CHANGE
+    fix = (
+        f"look whether the command started on all {num_nodes} nodes, and whether the port is open between "
+        "them; a slow start: --rdzv-timeout SECONDS"
+    )
+    say(MusterError(f"{host} did not meet the others at {address}:{port}", seen=seen, fix=fix))
+    return failure()
+
+
+def report_parting(place: str, error: Exception) -> int:
+    """The exit code for nodes that had met, and then lost each other."""
+    host, fix = socket.gethostname(), "look what the other nodes said; --resume goes on"
+    if isinstance(error, RendezvousClosedError):
+        wrong = f"{host} did not start its ranks again: another node has ended the launch"
+    elif isinstance(error, RendezvousTimeoutError):
+        wrong, fix = f"{host} waited in vain for enough nodes to start again", f"--nnodes=MIN:MAX, or {fix}"
+    else:
+        wrong = f"{host} has lost the node at {place}, by which all nodes meet: without it none can start again"
+        fix = "start the job again, without that node: --resume goes on"
+    say(MusterError(wrong, seen=_in_one_line(error), fix=fix))
+    return failure()
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+def failure() -> int:
+    """The exit code for what this agent itself tells of."""
+    return int(os.environ.get(FAILURE) or ExitCode.FAILED)
+
+
+def say(error: MusterError) -> None:
+    """Prints the three lines of an error, ahead of what this process says next."""
+    print(error, file=sys.stderr, flush=True)
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as words:
-        os.environ[last_words.LAST_WORDS] = words
+        os.environ[LAST_WORDS] = words
         code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -17,7 +17,7 @@ from muster.arguments import command, normalise, to_argv
 from muster.check.options import BenchOptions, DoctorOptions
 from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, Options
 from muster.config import check as check_combination
-from muster.entrypoint import frameworks, launch, passing, recording, rendezvous, report, starting
+from muster.entrypoint import environment, frameworks, launch, passing, rendezvous, report
 from muster.entrypoint.fabric import commands as fabric_commands
 from muster.entrypoint.jobs import commands as job_commands
 from muster.entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions
@@ -51,7 +51,7 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 def train() -> None:
     """The command `train`."""
-    _run(_trainings(starting.start), "train", normalise(sys.argv[1:]))
+    _run(_trainings(launch.start), "train", normalise(sys.argv[1:]))
 
 
 def _trainings(start_program: Callable[..., None]) -> typer.Typer:
@@ -174,7 +174,7 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, script: list[str]) 
             seen=script[0],
             fix="muster run SCRIPT.py, muster run -m MODULE or muster run --no-python PROGRAM",
         )
-    starting.start(options, Program(kind, tuple(script), framework=how.framework), _typed("muster"), is_single=False)
+    launch.start(options, Program(kind, tuple(script), framework=how.framework), _typed("muster"), is_single=False)
 
 
 def _start_check(name: str) -> Callable[..., None]:
@@ -186,23 +186,23 @@ def _start_check(name: str) -> Callable[..., None]:
         # Of the doctor 1 says that there are warnings.
         failure = 2 if name == "doctor" else 1
         program = Program("module", (f"muster.check.{name}", *to_argv(checks)), is_ours=True, failure=failure)
-        starting.start(options, program, _typed("muster"))
+        launch.start(options, program, _typed("muster"))
 
     return start
 
 
 def _detect(options: LaunchOptions, show: ShowOptions) -> None:
-    env = starting.environment_of(options)
+    env = launch.environment_of(options)
     if show.record is not None:
         # Before anything is detected: what can't be is what one records.
-        recording.write(env, Path(show.record))
+        environment.save(env, Path(show.record))
         print(f"written: {show.record}; muster detect --env-file reads it", file=sys.stderr)
         return
     typed = ["train", "ddp"]
     program = Program("module", ("muster.train", "ddp"), is_ours=True)
-    found = starting.find(env, options, typed)
+    found = launch.find(env, options, typed)
     allocation, meeting = found.allocation, found.meeting
-    planned = launch.plan(allocation, meeting, env, found.options, program, typed)
+    planned = launch.plan(allocation, meeting, env, found.defaults.options, program, typed)
     planned = planned.with_more(found.defaults.variables, found.defaults.notes)
     if env.engine:
         planned = planned.with_more({}, [f"in a container: {env.engine}"])
@@ -211,14 +211,14 @@ def _detect(options: LaunchOptions, show: ShowOptions) -> None:
 
 
 def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
-    env = starting.environment_of(options)
+    env = launch.environment_of(options)
     if wanted.docker_args or wanted.apptainer_args:
         found = passing.docker(env) if wanted.docker_args else passing.apptainer(env)
         for note in found.notes:
             print(f"muster: {one_line(note)}", file=sys.stderr)
         print(" ".join(found.words))
         return
-    here = starting.find(env, options, ["muster", "env"])
+    here = launch.find(env, options, ["muster", "env"])
     allocation, meeting = here.allocation, here.meeting
     port = meeting.master_port or rendezvous.FIRST_PORT
     print(report.exports(frameworks.variables(wanted.format or "torch", allocation, meeting, port)))

@@ -7,12 +7,14 @@ scheduler leaves beside them are looked for.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 from muster import ROOT
 
-PROC = Path("/proc")
+PROC = Path("/proc/self")
 FILESYSTEM = Path("/")
 
 # Of an engine that leaves no mark, such as containerd by itself, only our own image tells.
@@ -76,14 +78,8 @@ _PARENTS = {
 SCHEDULERS = ("slurm", "pbs", "lsf", "grid_engine", "flux")
 
 
-@dataclass(frozen=True)
-class Trace:
-    """What tells of a job.
-
-    Attributes:
-        owner: the scheduler or launcher that left it.
-        seen: where.
-    """
+class Trace(NamedTuple):
+    """What tells of a job: the scheduler or launcher that left it, and where it was seen."""
 
     owner: str
     seen: str
@@ -133,27 +129,19 @@ def find(cgroup: str, mounts: str, ancestors: Iterable[str]) -> Trace | None:
     return None
 
 
-def read(proc: Path = PROC) -> tuple[Trace | None, bool]:
-    """The strongest trace of a job in `proc`, and whether Apptainer hid the processes outside."""
-    names = _ancestors(proc)
-    first = find(_text(proc / "self" / "cgroup"), _text(proc / "self" / "mountinfo"), names)
+def read() -> tuple[Trace | None, bool]:
+    """The strongest trace of a job that this process sees, and whether Apptainer hid the processes outside."""
+    names = ancestors()
+    first = find(_text(PROC / "cgroup"), _text(PROC / "mountinfo"), names)
     return first, names[-1:] == [_APPTAINERS_INIT]
 
 
-def _ancestors(proc: Path) -> list[str]:
+def ancestors() -> list[str]:
     """The names of the processes above this one, the nearest first; a PID namespace ends the list."""
-    names: list[str] = []
-    pid = _field(_text(proc / "self" / "status"), "PPid")
-    while pid not in ("", "0") and len(names) < 100:
-        status = _text(proc / pid / "status")
-        names.append(_field(status, "Name"))
-        pid = _field(status, "PPid")
-    return names
-
-
-def _field(status: str, name: str) -> str:
-    found = re.search(rf"^{name}:\s*(.*?)\s*$", status, re.MULTILINE)
-    return found[1] if found else ""
+    try:
+        return [process.name() for process in psutil.Process().parents()]
+    except psutil.Error:
+        return []
 
 
 def _text(path: Path) -> str:

@@ -14,9 +14,6 @@ from pathlib import Path
 
 from muster.errors import MusterError
 
-COLLECTIVES = 20000
-"""How many collectives the flight recorder keeps of each rank; 2000 by default."""
-
 
 def folder_of(rdzv_id: str, cwd: Path) -> Path:
     """The folder for what is written to files: the same on all nodes of a launch."""
@@ -40,7 +37,8 @@ def plan(env: Mapping[str, str], folder: Path, *, has_gpus: bool) -> tuple[dict[
         "TORCH_LOGS": "distributed",
         # With INFO, and DETAIL, every call of a store is a line, and the agents ask theirs each second.
         "TORCH_CPP_LOG_LEVEL": "WARNING",
-        "TORCH_FR_BUFFER_SIZE": str(COLLECTIVES),
+        # How many collectives the flight recorder keeps of each rank; 2000 by default.
+        "TORCH_FR_BUFFER_SIZE": "20000",
         "TORCH_FR_DUMP_TEMP_FILE": f"{folder}/flight_rank_",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_DESYNC_DEBUG": "1",

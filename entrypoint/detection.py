@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from muster.entrypoint import container, hostlist, resources, variables
 from muster.entrypoint.allocation import Allocation, Hosts, Task
-from muster.entrypoint.detect import launchers, schedulers
+from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -34,11 +34,11 @@ def allocate(
             seen=f"TORCHELASTIC_RUN_ID={env['TORCHELASTIC_RUN_ID']}",
             fix=f"start it without torchrun: {shlex.join(command)}",
         )
-    job, rejected = schedulers.detect(env)
+    job, rejected = resolve.find_job(env)
     if options.node_rank is not None or "MUSTER_NODE_RANK" in env:
         allocation, losers = _by_hand(env, options, job), ()
     else:
-        task, losers = launchers.detect(env, job)
+        task, losers = resolve.find_task(env, job)
         if job is None and not is_single:
             _check_traces(env, options, task)
         allocation = _launched(env, options, job, task, command) if task else _alone(env, options, job, command)
@@ -117,7 +117,7 @@ def _launched(
     env: Environment, options: LaunchOptions, job: Hosts | None, task: Task, command: Sequence[str]
 ) -> Allocation:
     """A launcher started this process as one of several."""
-    belongs_to = {launcher.name: launcher.scheduler for launcher in launchers.DETECTORS}.get(task.launcher)
+    belongs_to = {launcher.name: launcher.scheduler for launcher in resolve.LAUNCHERS}.get(task.launcher)
     if job is None and belongs_to:
         raise MusterError(
             f"{task.launcher} started this process, but its scheduler's variables are not there",
@@ -198,7 +198,7 @@ def _check_variable(env: Environment, job: Hosts | None, node_rank: int, source:
             fix="give each node its own MUSTER_NODE_RANK, or leave it out where MUSTER_HOSTS is set",
         )
     try:
-        task, _ = launchers.detect(env, job)
+        task, _ = resolve.find_task(env, job)
     except MusterError:
         return
     if task and task.tasks_on_node > 1:
@@ -255,7 +255,7 @@ def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -
         return
     if task and len(task.tasks_per_node) > 1:
         return
-    found, is_own_pid_namespace = container.read(container.PROC)
+    found, is_own_pid_namespace = container.read()
     # Inside the container mpirun may have started this process: that is no trace of a launcher outside.
     if found is None or (task and found.owner not in container.SCHEDULERS):
         return
@@ -279,7 +279,7 @@ def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str) -> None:
 def _check_all_nodes(options: LaunchOptions, job: Hosts | None, task: Task) -> None:
     """Refuses an MPI launch on fewer nodes than the job has, but for --nnodes: left-over variables look the same."""
     num_nodes = len(task.tasks_per_node)
-    by_count = {launcher.name for launcher in launchers.DETECTORS if launcher.scheduler is None} | {"jsrun"}
+    by_count = {launcher.name for launcher in resolve.LAUNCHERS if launcher.scheduler is None} | {"jsrun"}
     # The first of the hosts that LSF gives a job for jsrun may be the launch node.
     missing = (job.num_nodes or 0) - num_nodes - (task.launcher == "jsrun") if job else 0
     if job and missing > 0 and task.launcher in by_count and options.num_nodes != num_nodes:

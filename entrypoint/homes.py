@@ -55,7 +55,8 @@ def plan(env: Environment) -> Home:
     entry = _entry(uid)
     wanted: dict[str, str] = {}
     notes: list[str] = []
-    temporary = next((folder for folder in _temporary(env) if _is_writable(folder)), None)
+    folders = [*(Path(env[name]) for name in _FOLDERS if env.get(name)), *TEMPORARY]
+    temporary = next((folder for folder in folders if _is_writable(folder)), None)
     if temporary is None and _is_writable(SHARED_MEMORY):
         temporary = SHARED_MEMORY
         wanted["TMPDIR"] = str(SHARED_MEMORY)
@@ -74,9 +75,9 @@ def plan(env: Environment) -> Home:
             seen=f"HOME={env.get('HOME', '')} TMPDIR={env.get('TMPDIR', '')} as uid {uid}",
             fix=FIX,
         )
-    folder = _private(temporary, uid)
+    folder = temporary / f"muster-home-{uid}"
     wanted["HOME"] = str(folder)
-    notes.append(f"HOME={folder}, as {_why(env, home, uid)}")
+    notes.append(f"HOME={folder}, as {home or 'none'} is no home that can be written to")
     return Home(wanted, tuple(notes), folder)
 
 
@@ -84,22 +85,21 @@ def make(folder: Path) -> None:
     """Makes the private folder, if it is not there.
 
     Raises:
-        MusterError: it can't be made, or something else has its name by now.
+        MusterError: it can't be made, or something else has its name: others may write there too.
     """
+    wrong = ""
     try:
         # Neither this nor the check follows a link that somebody may have put there.
         folder.mkdir(mode=0o700)
     except FileExistsError:
-        if not _is_private(folder, os.getuid()):
-            raise MusterError(
-                "the folder that was to be HOME belongs to somebody else",
-                seen=str(folder),
-                fix="HOME=FOLDER, one that this user may write to",
-            ) from None
+        found = folder.lstat()
+        is_private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
+        if not is_private or found.st_uid != os.getuid():
+            wrong = "the folder that was to be HOME belongs to somebody else"
     except OSError as reason:
-        raise MusterError(
-            f"no folder can be made for HOME: {reason.strerror}", seen=str(folder), fix="HOME=FOLDER, one that exists"
-        ) from None
+        wrong = f"no folder can be made for HOME: {reason.strerror}"
+    if wrong:
+        raise MusterError(wrong, seen=str(folder), fix="HOME=FOLDER, one that this user may write to")
 
 
 def _entry(uid: int) -> pwd.struct_passwd | None:
@@ -109,38 +109,6 @@ def _entry(uid: int) -> pwd.struct_passwd | None:
         return None
 
 
-def _temporary(env: Environment) -> list[Path]:
-    return [*(Path(env[name]) for name in _FOLDERS if env.get(name)), *TEMPORARY]
-
-
 def _is_writable(folder: Path) -> bool:
     # Asks the kernel, so that a read-only mount counts too.
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-
-
-def _private(parent: Path, uid: int) -> Path:
-    """The first name below `parent` that is this user's, or nobody's: others may write there too."""
-    names = (f"muster-home-{uid}{f'-{count}' if count else ''}" for count in range(100))
-    for name in names:
-        folder = parent / name
-        if not os.path.lexists(folder) or _is_private(folder, uid):
-            return folder
-    raise MusterError(
-        "HOME can't be written to, and others took all the names for a folder in its place",
-        seen=f"{parent}/muster-home-{uid}",
-        fix="HOME=FOLDER, one that this user may write to",
-    )
-
-
-def _is_private(folder: Path, uid: int) -> bool:
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == uid and stat.S_IMODE(found.st_mode) == 0o700
-
-
-def _why(env: Environment, home: str, uid: int) -> str:
-    if not home:
-        return f"uid {uid} has none"
-    return f"{home} can't be written to" if home != "/" else f"HOME={env.get('HOME', '/')} is no home"

@@ -11,6 +11,7 @@ Why this is not a library: docs/decisions/hostlists.md.
 import re
 from functools import lru_cache
 from itertools import product
+from math import prod
 
 MAX_HOSTS = 200_000
 
@@ -69,30 +70,17 @@ def index_of(hosts: tuple[str, ...], host: str | None) -> int | None:
 
 def _split(text: str) -> list[str]:
     # Commas inside brackets separate ranges, the others separate hosts.
-    items: list[str] = []
-    start = depth = 0
-    for position, character in enumerate(text):
-        if character == "[":
-            depth += 1
-        elif character == "]":
-            depth -= 1
-        elif character == "," and depth == 0:
-            items.append(text[start:position])
-            start = position + 1
-        if depth not in (0, 1):
-            raise HostListError(f"brackets don't pair at character {position + 1}")
-    if depth:
-        raise HostListError("a bracket is not closed")
-    return [*items, text[start:]]
+    item = r"(?:[^,\[\]]++|\[[^\[\]]*+\])*+"
+    if not re.fullmatch(f"{item}(?:,{item})*", text):
+        raise HostListError("its brackets don't pair")
+    return re.findall(f"(?:^|,)({item})", text)
 
 
 def _expand_item(item: str) -> list[str]:
     # "r[0-1]_b[0-1]" -> ["r", "0-1", "_b", "0-1", ""]: literals at even places, ranges at odd ones.
     parts = re.split(r"[\[\]]", item)
     choices = [_expand_ranges(part) if index % 2 else [part] for index, part in enumerate(parts)]
-    total = 1
-    for choice in choices:
-        total *= len(choice)
+    total = prod(map(len, choices))
     if total > MAX_HOSTS:
         raise HostListError(f"{item[:60]!r} stands for {total} hosts")
     hosts = ["".join(combination) for combination in product(*choices)]

@@ -1,4 +1,7 @@
-"""Allocation + Rendezvous -> Launch: the argv and the variables, and the exec that ends this program."""
+"""From options to the exec that ends this program: what every command that starts ranks does.
+
+environment -> Allocation -> Rendezvous -> Launch, with what the site, the driver and the fabric add -> exec
+"""
 
 import os
 import shlex
@@ -10,12 +13,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from muster.entrypoint import frameworks, homes, network, resources, torchrun
+from muster.entrypoint import (
+    debugging,
+    detection,
+    driver,
+    environment,
+    frameworks,
+    homes,
+    network,
+    rendezvous,
+    report,
+    resources,
+    torchrun,
+)
 from muster.entrypoint.allocation import Allocation
 from muster.entrypoint.environment import Environment
+from muster.entrypoint.fabric import automatic
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.program import Program
+from muster.entrypoint.program import Launch, Program
 from muster.entrypoint.rendezvous import Rendezvous
+from muster.entrypoint.sites import defaults, recognise
+from muster.entrypoint.sites.defaults import Defaults
+from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import MusterError
 
 INIT = "tini"
@@ -27,38 +46,133 @@ MOST_NODES_TEXT = 100_000
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A process about to be replaced.
+class Place:
+    """What is known of a launch before its command is made.
 
     Attributes:
-        argv: the command.
-        set_variables: variables that it gets, and that the user had not set.
-        removed_variables: variables that it must not inherit.
-        notes: one line for each thing that the user should know.
-        home: the folder to be made for HOME; None where there is one.
-        hears: whether the new process hears a scheduler's warnings, and wants those that came while it started.
+        allocation: which of the job's processes this is.
+        meeting: where the ranks meet.
+        site: whose profile was used; None without one. `site.site` is the profile itself.
+        defaults: what that gave: the user's options with the site's where there were none, variables and notes.
     """
 
-    argv: tuple[str, ...]
-    set_variables: Mapping[str, str]
-    removed_variables: tuple[str, ...]
-    notes: tuple[str, ...]
-    home: Path | None = None
-    hears: bool = False
+    allocation: Allocation
+    meeting: Rendezvous
+    site: Recognised | None
+    defaults: Defaults
 
-    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """All variables of the new process."""
-        kept = {name: value for name, value in env.items() if name not in self.removed_variables}
-        return kept | dict(self.set_variables)
 
-    def with_more(self, variables: Mapping[str, str], notes: Sequence[str]) -> "Launch":
-        """This launch with `variables` set too, and `notes` after its own."""
-        return replace(self, set_variables={**self.set_variables, **variables}, notes=(*self.notes, *notes))
+def environment_of(options: LaunchOptions) -> Environment:
+    """This process's environment, or the recorded one that the options name."""
+    return environment.load(Path(options.env_file)) if options.env_file else environment.live()
+
+
+def find(
+    env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_single: bool = False, is_start: bool = False
+) -> Place:
+    """Where the process of `env` stands.
+
+    Args:
+        env: its variables.
+        options: what the user says about the launch.
+        typed: the command, for errors that tell how to start it.
+        is_single: whether a world of one is wanted.
+        is_start: whether something is to be started: at some sites this image can't run.
+
+    Raises:
+        MusterError: it can't be told, or does not fit together; or the image does not run at this site.
+    """
+    site = recognise.here(env, options)
+    if is_start:
+        recognise.check(site)
+    allocation = detection.allocate(env, options, typed, is_single=is_single)
+    if is_single:
+        allocation = detection.single(allocation, typed)
+    found = defaults.of(site, allocation.num_nodes, env, options)
+    try:
+        meeting = rendezvous.meet(allocation, env, found.options)
+    except MusterError as refusal:
+        raise _with_site(refusal, found) from None
+    return Place(allocation, _with_sources(meeting, found), site, found)
+
+
+def _with_sources(meeting: Rendezvous, found: Defaults) -> Rendezvous:
+    # The rendezvous takes all options for the user's.
+    sources = dict(meeting.sources)
+    if "address_suffix" in found.sources:
+        profile = f"the address suffix of {found.sources['address_suffix']}"
+        sources["master_addr"] = sources["master_addr"].replace("--address-suffix", profile)
+    if "interface" in found.sources and sources["interface"] == "--interface":
+        sources["interface"] = found.sources["interface"]
+    return replace(meeting, sources=sources)
+
+
+def _with_site(refusal: MusterError, found: Defaults) -> MusterError:
+    if not found.sources:
+        return refusal
+    seen = f"{refusal.seen}; {found.notes[0]}"
+    return MusterError(refusal.wrong, seen=seen, fix=f"{refusal.fix}; or --site off", code=refusal.code)
+
+
+def start(options: LaunchOptions, program: Program, typed: Sequence[str], is_single: bool = False) -> None:
+    """Becomes the launch of `program`; returns only where nothing is to be started.
+
+    Args:
+        options: what the user said of the launch.
+        program: what runs in each rank.
+        typed: the command line, for errors and for trainers that start anew.
+        is_single: whether it runs in one process, whatever is allocated.
+
+    Raises:
+        MusterError: it can't be started here.
+    """
+    if options.spawn is not None:
+        options = replace(options, nproc_per_node=str(options.spawn))
+    env = environment_of(options)
+    is_dry = options.dry_run or not env.is_live
+    if not is_dry:
+        # A scheduler's early warnings would end this process: they are kept until the one that it becomes is ready to
+        # hear them, which may take a minute; what is held stays held through an exec. SIGTERM is not: before anything
+        # is learnt it may as well end the process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
+    try:
+        here = find(env, options, typed, is_single=is_single, is_start=True)
+        allocation, meeting = here.allocation, here.meeting
+        found = driver.Found() if is_dry else driver.check(allocation, env, program)
+        site = here.site.site if here.site else None
+        fabric = automatic.inject(allocation, env, options, program, found.variables, site)
+    except MusterError as refusal:
+        if not is_dry:
+            rendezvous.refuse_all(refusal, env, options)
+        raise
+    if rendezvous.is_open(meeting, allocation) and not is_dry:
+        meeting = rendezvous.by_file(meeting, allocation, env, here.defaults.options)
+    planned = plan(allocation, meeting, env, here.defaults.options, program, typed)
+    # The fabric's library path has the driver's in it; a site's values come before its fabric's.
+    for more in (found, fabric, here.defaults):
+        planned = planned.with_more(more.variables, more.notes)
+    if here.site and program.is_ours:
+        planned = planned.with_more({"MUSTER_SITE_FOUND": here.site.name}, ())
+    debug = debugging.folder_of(meeting.rdzv_id, Path.cwd())
+    if options.debug_distributed:
+        planned = planned.with_more(*debugging.plan(env, debug, has_gpus=allocation.gpus_seen > 0))
+    if is_dry:
+        print(report.script(planned))
+        return
+    listens = allocation.node_rank == 0 and (allocation.mode == "agent" or allocation.rank == 0)
+    if listens and meeting.master_port is not None:
+        port, source = meeting.master_port, meeting.sources["master_port"]
+        network.check_port_free(port, f"{port} from {source}")
+    if options.debug_distributed:
+        debugging.make(debug)
+    if allocation.rank == 0:
+        print(report.headline(allocation, meeting, planned), file=sys.stderr)
+    execute(planned, env)
 
 
 def plan(
     allocation: Allocation,
-    rendezvous: Rendezvous,
+    meeting: Rendezvous,
     env: Environment,
     options: LaunchOptions,
     program: Program,
@@ -67,19 +181,21 @@ def plan(
     """The command and the variables for `program` in this place."""
     notes = list(allocation.notes)
     home = homes.plan(env)
-    variables = _variables(allocation, rendezvous, env, notes) | dict(home.variables)
-    notes += [*home.notes, *_init_notes(env)]
-    port = rendezvous.master_port
+    variables = _variables(allocation, meeting, env, notes) | dict(home.variables)
+    notes += home.notes
+    if env.is_live and os.getpid() == 1 and not _init(env):
+        notes.append(f"this is process 1, and there is no {INIT} to pass SIGTERM on and to reap: docker run --init")
+    port = meeting.master_port
     if port is None:
         port = network.free_port() if env.is_live else 0
     if allocation.mode == "agent" and options.spawn and program.framework == "torch":
-        argv = _spawn_argv(allocation, rendezvous, port, program)
+        argv = _spawn_argv(allocation, meeting, port, program)
     elif allocation.mode == "agent" and program.framework == "torch":
-        argv = torchrun.agent_argv(allocation, rendezvous, options, program.agent_words())
+        argv = torchrun.agent_argv(allocation, meeting, options, program.agent_words())
         variables |= torchrun.agent_variables(allocation, options)
     else:
         argv = program.own_words()
-        variables |= frameworks.variables(program.framework, allocation, rendezvous, port)
+        variables |= frameworks.variables(program.framework, allocation, meeting, port)
     if program.is_ours:
         # A file in the user's working directory must not take the place of a library's module.
         variables["PYTHONSAFEPATH"] = "1"
@@ -89,7 +205,7 @@ def plan(
             variables["MUSTER_FAILURE"] = str(program.failure)
     if options.debug:
         variables["MUSTER_DEBUG"] = "1"
-    for source in (rendezvous.sources["master_addr"], rendezvous.sources["master_port"]):
+    for source in (meeting.sources["master_addr"], meeting.sources["master_port"]):
         name, yours, _ = source.partition(", yours")
         if yours:
             notes.append(f"{name}={env[name]} is yours: it was kept")
@@ -102,7 +218,7 @@ def plan(
     return Launch(tuple(argv), variables, removed, tuple(notes), home.folder, hears)
 
 
-def _variables(allocation: Allocation, rendezvous: Rendezvous, env: Environment, notes: list[str]) -> dict[str, str]:
+def _variables(allocation: Allocation, meeting: Rendezvous, env: Environment, notes: list[str]) -> dict[str, str]:
     """Defaults for what the user did not set."""
     wanted: dict[str, str] = {}
     cores = resources.cores(env, allocation.cpus_on_node)
@@ -113,15 +229,15 @@ def _variables(allocation: Allocation, rendezvous: Rendezvous, env: Environment,
             cores, allocation.cpus_on_node, allocation.nproc_per_node, allocation.tasks_on_node
         )
         wanted["OMP_NUM_THREADS"] = str(threads)
-    if rendezvous.interface is not None:
-        wanted["NCCL_SOCKET_IFNAME"] = wanted["GLOO_SOCKET_IFNAME"] = rendezvous.interface
+    if meeting.interface is not None:
+        wanted["NCCL_SOCKET_IFNAME"] = wanted["GLOO_SOCKET_IFNAME"] = meeting.interface
     for name in sorted(set(wanted) & set(env)):
         if env[name] != wanted[name]:
             notes.append(f"{name}={env[name]} is yours: it was kept")
     return {name: value for name, value in wanted.items() if name not in env}
 
 
-def _spawn_argv(allocation: Allocation, rendezvous: Rendezvous, port: int, program: Program) -> list[str]:
+def _spawn_argv(allocation: Allocation, meeting: Rendezvous, port: int, program: Program) -> list[str]:
     """The command that starts this node's ranks by multiprocessing, in torchrun's place."""
     if program.kind == "program":
         raise MusterError(
@@ -137,7 +253,7 @@ def _spawn_argv(allocation: Allocation, rendezvous: Rendezvous, port: int, progr
         f"--nnodes={allocation.num_nodes}",
         f"--node-rank={allocation.node_rank}",
         f"--nproc-per-node={allocation.nproc_per_node}",
-        f"--master-addr={rendezvous.address}",
+        f"--master-addr={meeting.address}",
         f"--master-port={port}",
         *program.agent_words(),
     ]
@@ -166,19 +282,6 @@ def of_the_job(allocation: Allocation, env: Mapping[str, str]) -> dict[str, str]
     return {name: value for name, value in wanted.items() if not env.get(name)}
 
 
-def check(allocation: Allocation, rendezvous: Rendezvous) -> None:
-    """Returns if this place is ready for the start.
-
-    Raises:
-        MusterError: the rendezvous port is taken on the node that has to listen on it.
-    """
-    listens = allocation.node_rank == 0 and (allocation.mode == "agent" or allocation.rank == 0)
-    if listens and rendezvous.master_port is not None:
-        network.check_port_free(
-            rendezvous.master_port, f"{rendezvous.master_port} from {rendezvous.sources['master_port']}"
-        )
-
-
 def _init(env: Environment) -> list[str]:
     """The words that go before the command where this process is the first of its container.
 
@@ -191,21 +294,6 @@ def _init(env: Environment) -> list[str]:
     """
     is_first = os.getpid() == 1 and shutil.which(INIT, path=env.get("PATH"))
     return [INIT, "--"] if is_first else []
-
-
-def _init_notes(env: Environment) -> list[str]:
-    if not env.is_live or os.getpid() != 1 or _init(env):
-        return []
-    return [f"this is process 1, and there is no {INIT} to pass SIGTERM on and to reap: docker run --init"]
-
-
-def hold_warnings() -> None:
-    """Keeps a scheduler's early warnings until the process that this one becomes is ready to hear them.
-
-    Without it they would end it: the time from here to a training's first step may be a minute. What is held stays held
-    through an exec. SIGTERM is not: before anything is learnt it may as well end the process.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
 
 
 def execute(launch: Launch, env: Environment) -> NoReturn:

@@ -7,6 +7,7 @@ those of train/faults.py, in its store.
 
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -17,7 +18,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from muster.entrypoint.network import within
@@ -41,51 +41,37 @@ LEAVE_S = 6.0
 
 
 class Nodes:
-    """This node's agent among the others.
+    """This node among the others, from the first start of its workers on.
 
     Args:
+        agent: this node's.
+        group: its workers.
         ended: takes the workers that this ends, by process id, and why.
     """
 
-    def __init__(self, ended: dict[int, str]) -> None:
+    def __init__(self, agent: Any, group: Any, ended: dict[int, str]) -> None:
+        self._agent = agent
+        self._group = group
         self._ended = ended
-        self._store: Any = None
         self._rounds = 0
         self._reason = ""
         self._seen: dict[int, tuple[bytes, int]] = {}
+        # Each with a connection of its own: a blocked wait holds its one.
+        self._store: Any = PrefixStore("muster", group.store.underlying_store).clone()
+        self._beats: Any = self._store.clone()
+        for function in (self._speak, self._look):
+            threading.Thread(target=function, daemon=True).start()
 
-    def take_over(self) -> None:
-        """From now on torchrun's agents of this process beat."""
-        torchs: Any = LocalElasticAgent  # of which these are private
-        start, invoke = torchs._start_workers, torchs._invoke_run
-
-        def start_workers(agent: Any, group: Any) -> Any:
-            started = start(agent, group)
-            is_ours = "MUSTER_COMMAND" in os.environ and group.spec.rdzv_handler.get_backend() == "static"
-            if is_ours and group.group_world_size > 1 and self._store is None:
-                # With connections of their own: a blocked wait holds its one.
-                self._store = PrefixStore("muster", group.store.underlying_store).clone()
-                for function, arguments in ((self._speak, (self._store.clone(), group)), (self._look, (agent, group))):
-                    threading.Thread(target=function, args=arguments, daemon=True).start()
-            return started
-
-        def invoke_run(agent: Any, *arguments: Any) -> Any:
-            result = invoke(agent, *arguments)
-            if result.failures and self._store is not None:
-                self._publish_failures(agent._worker_group, result.failures)
-            return result
-
-        torchs._start_workers, torchs._invoke_run = start_workers, invoke_run
-
-    def _speak(self, store: Any, group: Any) -> None:
+    def _speak(self) -> None:
         """The thread that may be held up by the store: beats until something fails."""
+        store, group = self._beats, self._group
         store.set_timeout(timedelta(seconds=STORE_S))
         own = f"node/{group.group_rank}"
         while not self._reason:
             try:
                 store.set(own, f"{self._rounds} {group.workers[0].global_rank} {socket.gethostname()}")
                 if group.group_rank == 0:
-                    self._listen(store, group)
+                    self._listen()
                 if store.check(["fault"]):
                     self._reason = why(store.get("fault"))
                 self._rounds += 1
@@ -96,42 +82,43 @@ class Nodes:
             finally:
                 time.sleep(BEAT_S)
 
-    def _look(self, agent: Any, group: Any) -> None:
-        """The thread that waits for nobody: when something has failed, it sees to it that this node's ranks end."""
+    def _look(self) -> None:
+        """The thread that waits for nobody: once something has failed, it ends the ranks that are still there."""
         heard, quiet = -1, 0
         while not self._reason and quiet < DEAD_BEATS:
             time.sleep(BEAT_S)
             heard, quiet = self._rounds, (quiet + 1 if self._rounds == heard else 0)
-        self._reason = self._reason or gone(group)
+        self._reason = self._reason or gone(self._group)
         time.sleep(GRACE_S)
-        self._end_workers(agent, self._reason)
+        handlers: dict[int, Any] = getattr(self._agent._pcontext, "subprocess_handlers", {})
+        for handler in handlers.values():
+            if handler.proc.poll() is None:
+                self._ended[handler.proc.pid] = self._reason
+                handler.proc.kill()
 
-    def _listen(self, store: Any, group: Any) -> None:
+    def _listen(self) -> None:
         """Publishes the death of a node that was heard and is silent."""
-        for node in range(1, group.group_world_size):
-            text = store.get(f"node/{node}") if store.check([f"node/{node}"]) else b""
+        for node in range(1, self._group.group_world_size):
+            text = self._beats.get(f"node/{node}") if self._beats.check([f"node/{node}"]) else b""
             before, silent = self._seen.get(node, (b"", 0))
             self._seen[node] = text, silent + 1 if text and text == before else 0
             if self._seen[node][1] >= DEAD_BEATS:
                 _, rank, host = text.decode().split(" ", 2)
                 wrong = f"its host gave no sign of life for {DEAD_BEATS * BEAT_S:.0f} s"
-                publish(store, group, {"rank": int(rank), "host": host, "code": ExitCode.FAILED, "wrong": wrong})
+                self._publish(self._beats, int(rank), host, ExitCode.FAILED, wrong)
 
-    def _publish_failures(self, group: Any, failures: Mapping[int, Any]) -> None:
+    def publish_failures(self, failures: Mapping[int, Any]) -> None:
         """Tells the other nodes' ranks of a failure that this node's perhaps could not tell."""
-        found = first_of(failures)
-        if found is None:
+        group, rank = self._group, cause_of(failures)
+        if rank is None:
             return
-        rank, first = found
         codes = {failure.exitcode for failure in failures.values()}
-        how = f"it was ended by {first.signal_name()}" if first.exitcode < 0 else f"exit code {first.exitcode}"
         code = ExitCode.USER_MUST_CHANGE if ExitCode.USER_MUST_CHANGE in codes else ExitCode.FAILED
-        fault = {"rank": rank, "host": socket.gethostname(), "code": code, "wrong": how}
 
         def tell_all() -> None:
             store = self._store
             store.set_timeout(timedelta(seconds=STORE_S))
-            publish(store, group, fault)
+            self._publish(store, rank, socket.gethostname(), code, f"it {how_ended(failures[rank].exitcode)}")
             if group.group_rank == 0:
                 own = {worker.global_rank for worker in group.workers}
                 others = [f"left/{other}" for other in range(group.workers[0].world_size) if other not in own]
@@ -141,30 +128,44 @@ class Nodes:
         with suppress(TimeoutError, RuntimeError):
             within(LEAVE_S + STORE_S, tell_all)
 
-    def _end_workers(self, agent: Any, reason: str) -> None:
-        """Ends the workers that have not ended by themselves."""
-        handlers: dict[int, Any] = getattr(agent._pcontext, "subprocess_handlers", {})
-        for handler in handlers.values():
-            if handler.proc.poll() is None:
-                self._ended[handler.proc.pid] = reason
-                handler.proc.kill()
+    def _publish(self, store: Any, rank: int, host: str, code: int, wrong: str) -> None:
+        """Tells all ranks of this fault, or of the one that was told before."""
+        fault = json.dumps({"rank": rank, "host": host, "code": code, "wrong": wrong})
+        first = store.compare_set("fault", "", fault)
+        keys = [f"end/{rank}" for rank in range(self._group.workers[0].world_size)]
+        store.multi_set(keys, [first] * len(keys))
 
 
-def first_of(failures: Mapping[int, Any]) -> tuple[int, Any] | None:
-    """The rank that failed first, and how; None where a warning has ended all, which is no failure of this node's."""
+def can_tell_others(group: Any) -> bool:
+    """Whether a node's workers are trainers of ours, which other nodes run too, and which are not started again."""
+    is_static = group.spec.rdzv_handler.get_backend() == "static"
+    return "MUSTER_COMMAND" in os.environ and is_static and group.group_world_size > 1
+
+
+def first_of(failures: Mapping[int, Any]) -> int:
+    """The rank that failed first, of failures by rank."""
+    # Once one has failed, torchrun ends the others by SIGTERM.
+    own = [rank for rank, failure in failures.items() if failure.exitcode != -signal.SIGTERM] or failures
+    # A worker that was killed has no record of the time; the others' records know it to the second only.
+    return min(own, key=lambda rank: (failures[rank].exitcode >= 0, failures[rank].timestamp))
+
+
+def cause_of(failures: Mapping[int, Any]) -> int | None:
+    """The rank that made the others fail; None where a warning has ended all, which is no failure of this node's."""
     if any(failure.exitcode == ExitCode.PREEMPTED for failure in failures.values()):
         return None
-    # Once one has failed, torchrun ends the others by SIGTERM.
     own = {rank: failure for rank, failure in failures.items() if failure.exitcode not in WARNED}
-    # A worker that was killed has no record of the time; the others' records know it to the second only.
-    return min(own.items(), key=lambda item: (item[1].exitcode >= 0, item[1].timestamp), default=None)
+    return first_of(own) if own else None
 
 
-def publish(store: Any, group: Any, fault: Mapping[str, Any]) -> None:
-    """Tells all ranks of `fault`, or of the one that was told before."""
-    first = store.compare_set("fault", "", json.dumps(fault))
-    keys = [f"end/{rank}" for rank in range(group.workers[0].world_size)]
-    store.multi_set(keys, [first] * len(keys))
+def how_ended(exitcode: int) -> str:
+    """How a process ended, in words: by a signal, or with a code."""
+    if exitcode >= 0:
+        return f"ended with exit code {exitcode}"
+    try:
+        return f"was ended by {signal.Signals(-exitcode).name}"
+    except ValueError:
+        return f"was ended by signal {-exitcode}"
 
 
 def gone(group: Any) -> str:
@@ -188,18 +189,14 @@ def wait_for_all() -> None:
 
     def next_rendezvous(handler: Any) -> Any:
         if handler._store is None and handler.world_size > 1:
-            handler._store = _store(handler)
+            # As torch makes it, but on node rank 0 up at once, and not when all have come: they are counted below.
+            store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+            place = (handler.master_addr, handler.master_port, handler.world_size, handler.rank == 0, handler.timeout)
+            handler._store = store(*place, multi_tenant=True, wait_for_workers=handler.rank > 0)
             call(handler._store, handler.rank, handler.world_size, handler.timeout)
         return meet(handler)
 
     handlers.next_rendezvous = next_rendezvous
-
-
-def _store(handler: Any) -> Any:
-    # As torch makes it, but at the meeting place up at once, and not when all have come. The others are counted there.
-    store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
-    place = (handler.master_addr, handler.master_port, handler.world_size, handler.rank == 0, handler.timeout)
-    return store(*place, multi_tenant=True, wait_for_workers=handler.rank > 0)
 
 
 def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:

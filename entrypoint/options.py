@@ -2,13 +2,15 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 from muster.arguments import option
 from muster.errors import MusterError
 
-LAUNCH, LOOK = "Launch (found by itself in a job)", "Look first"
-HOST = "This site and its network (found by itself)"
+_launch = partial(option, panel="Launch (found by itself in a job)")
+_host = partial(option, panel="This site and its network (found by itself)")
+_look = partial(option, panel="Look first")
 
 ELASTIC_RESTARTS = 3
 """Restarts where nodes may come and go: to go on with fewer is one."""
@@ -18,111 +20,74 @@ ELASTIC_RESTARTS = 3
 class LaunchOptions:
     """What the user says about the launch; what is None is found out."""
 
-    nnodes: Annotated[
-        str | None,
-        option("--nnodes", help="Number of nodes; MIN:MAX goes on with fewer when some die.", panel=LAUNCH),
-    ] = None
-    node_rank: Annotated[
-        int | None, option("--node-rank", help="Which of them this is, from 0.", panel=LAUNCH, min=0)
-    ] = None
-    nproc_per_node: Annotated[
-        str | None,
-        option("--nproc-per-node", help="Processes on each node: a number, gpu, cpu or auto.", panel=LAUNCH),
-    ] = None
+    nnodes: Annotated[str | None, _launch(help="Number of nodes; MIN:MAX goes on with fewer when some die.")] = None
+    node_rank: Annotated[int | None, _launch(help="Which of them this is, from 0.", min=0)] = None
+    nproc_per_node: Annotated[str | None, _launch(help="Processes on each node: a number, gpu, cpu or auto.")] = None
     max_restarts: Annotated[
         int | None,
-        option(
-            "--max-restarts",
+        _launch(
             help="How often the ranks are started anew when one dies; trainings go on from their last checkpoint. "
             "Default: 0, and 3 with --nnodes MIN:MAX.",
-            panel=LAUNCH,
             min=0,
         ),
     ] = None
     numa_binding: Annotated[
         Literal["node", "socket", "exclusive", "core-complex"] | None,
-        option(
-            "--numa-binding",
-            help="Bind each rank to the cores near its GPU, as torchrun does it; needs GPUs and the program numactl.",
-            panel=LAUNCH,
-        ),
+        _launch(help="Bind each rank to the cores near its GPU, as torchrun does it; needs GPUs and numactl."),
     ] = None
     spawn: Annotated[
-        int | None,
-        option("--spawn", help="Start so many processes by multiprocessing, without torchrun.", panel=LAUNCH, min=1),
+        int | None, _launch(help="Start so many processes by multiprocessing, without torchrun.", min=1)
     ] = None
-    master_addr: Annotated[
-        str | None, option("--master-addr", help="Name or address of the node with node rank 0.", panel=LAUNCH)
-    ] = None
-    master_port: Annotated[
-        int | None, option("--master-port", help="Free port on that node.", panel=LAUNCH, min=1, max=65535)
-    ] = None
+    master_addr: Annotated[str | None, _launch(help="Name or address of the node with node rank 0.")] = None
+    master_port: Annotated[int | None, _launch(help="Free port on that node.", min=1, max=65535)] = None
     rendezvous_dir: Annotated[
         str,
-        option(
-            "--rendezvous-dir",
-            help="Folder that all hosts share, by which the ranks find each other where no list names the hosts.",
-            panel=LAUNCH,
-        ),
+        _launch(help="Folder that all hosts share, by which the ranks find each other where no list names the hosts."),
     ] = "."
     address_suffix: Annotated[
         str,
-        option(
-            "--address-suffix",
+        _launch(
             help="What the fabric's names have after the host's: i for host jwb0001 with the address jwb0001i.",
-            panel=LAUNCH,
             envvar="MUSTER_ADDRESS_SUFFIX",
         ),
     ] = ""
     interface: Annotated[
         str | None,
-        option(
-            "--interface",
+        _launch(
             help="Network interface for NCCL and gloo. Default: the one that leads to the master.",
-            panel=LAUNCH,
             envvar="MUSTER_INTERFACE",
         ),
     ] = None
-    rdzv_timeout: Annotated[
-        int,
-        option("--rdzv-timeout", help="Seconds that the nodes wait for each other at the start.", panel=LAUNCH, min=1),
-    ] = 900
+    rdzv_timeout: Annotated[int, _launch(help="Seconds that nodes wait for each other at the start.", min=1)] = 900
     site: Annotated[
         str,
-        option(
-            "--site",
+        _host(
             help="Whose profile gives defaults: a site's name or file; auto recognises it, off takes none.",
-            panel=HOST,
             envvar="MUSTER_SITE",
         ),
     ] = "auto"
     fabric: Annotated[
         str,
-        option(
-            "--fabric",
+        _host(
             help="The network whose libraries come from the host at /host: auto, off, infiniband, slingshot, efa, tcp.",
-            panel=HOST,
             envvar="MUSTER_FABRIC",
         ),
     ] = "auto"
     host_nccl: Annotated[
-        bool,
-        option("--host-nccl", help="Take the host's NCCL too, if it is no older than the image's.", panel=HOST),
+        bool, _host("--host-nccl", help="Take the host's NCCL too, if it is no older than the image's.")
     ] = False
     dry_run: Annotated[
-        bool, option("--dry-run", help="Print the command and the variables it would get; start nothing.", panel=LOOK)
+        bool, _look("--dry-run", help="Print the command and the variables it would get; start nothing.")
     ] = False
     env_file: Annotated[
-        str | None,
-        option("--env-file", help="Read a recorded environment, not this process's; implies --dry-run.", panel=LOOK),
+        str | None, _look(help="Read a recorded environment, not this process's; implies --dry-run.")
     ] = None
-    debug: Annotated[bool, option("--debug", help="Show tracebacks.", panel=LOOK)] = False
+    debug: Annotated[bool, _look("--debug", help="Show tracebacks.")] = False
     debug_distributed: Annotated[
         bool,
-        option(
+        _look(
             "--debug-distributed",
             help="Have torch and NCCL tell what they do, and compare what the ranks call: slow, and names mistakes.",
-            panel=LOOK,
         ),
     ] = False
 
@@ -158,16 +123,14 @@ class LaunchOptions:
 class ProgramOptions:
     """How `muster run` starts the user's program, in torchrun's words."""
 
-    module: Annotated[bool, option("-m", "--module", help="SCRIPT is a module, as in python -m.", panel=LAUNCH)] = False
-    no_python: Annotated[
-        bool, option("--no-python", help="SCRIPT is a program of its own, not run by python.", panel=LAUNCH)
-    ] = False
+    module: Annotated[bool, _launch("-m", "--module", help="SCRIPT is a module, as in python -m.")] = False
+    no_python: Annotated[bool, _launch("--no-python", help="SCRIPT is a program of its own, not run by python.")] = (
+        False
+    )
     framework: Annotated[
         Literal["torch", "jax", "tensorflow"],
-        option(
-            "--framework",
-            help="Whose variables are set. For jax and tensorflow SCRIPT is a whole command, run once for each task.",
-            panel=LAUNCH,
+        _launch(
+            help="Whose variables are set. For jax and tensorflow SCRIPT is a whole command, run once for each task."
         ),
     ] = "torch"
 
@@ -176,11 +139,10 @@ class ProgramOptions:
 class ShowOptions:
     """How `muster detect` answers."""
 
-    as_json: Annotated[bool, option("--json", help="For programs.", panel=LOOK)] = False
-    record: Annotated[
-        str | None,
-        option("--record", help="Write this process's environment, without secrets, to a new file.", panel=LOOK),
-    ] = None
+    as_json: Annotated[bool, _look("--json", help="For programs.")] = False
+    record: Annotated[str | None, _look(help="Write this process's environment, without secrets, to a new file.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,15 +151,13 @@ class EnvOptions:
 
     format: Annotated[
         Literal["torch", "jax", "tensorflow"] | None,
-        option("--format", help="The framework that reads the variables. Default: torch.", panel=LOOK),
+        _look(help="The framework that reads the variables. Default: torch."),
     ] = None
     docker_args: Annotated[
-        bool,
-        option("--docker-args", help="Print options for `docker run`: docker run $(muster env ...).", panel=LOOK),
+        bool, _look("--docker-args", help="Print options for `docker run`: docker run $(muster env ...).")
     ] = False
     apptainer_args: Annotated[
-        bool,
-        option("--apptainer-args", help="Print options for `apptainer exec --cleanenv`, for eval.", panel=LOOK),
+        bool, _look("--apptainer-args", help="Print options for `apptainer exec --cleanenv`, for eval.")
     ] = False
 
     def __post_init__(self) -> None:

@@ -98,7 +98,8 @@ def by_file(meeting: Rendezvous, allocation: Allocation, env: Environment, optio
         tasks_on_node=allocation.tasks_on_node,
         world=f"{allocation.num_nodes} nodes{count}",
     )
-    launch = _launch(allocation.launcher, env)
+    # What tells this launch from every other one: a job may start several at once.
+    launch = {"hydra": _hydra_launch(), "openmpi": env.get("PMIX_NAMESPACE", "")}.get(allocation.launcher, "")
     peers = rendezvous_file.Peers(
         folder=Path(options.rendezvous_dir),
         job=launch or f"{meeting.rdzv_id}.{allocation.step}",
@@ -108,6 +109,7 @@ def by_file(meeting: Rendezvous, allocation: Allocation, env: Environment, optio
         timeout_s=options.rdzv_timeout,
         participant=participant,
     )
+    rendezvous_file.exit_on_terminate()
     address, port = rendezvous_file.meet(peers)
     found = replace(
         meeting,
@@ -124,21 +126,17 @@ def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -
     mpirun ends all when one ends with an error. Hydra does so only once they have called MPI.
     """
     rank, size = (env.get(name, "") for name in (mpi.HYDRA_NAMES.rank, mpi.HYDRA_NAMES.size))
-    launch = _launch("hydra", env) if rank.isdecimal() and size.isdecimal() and env.is_live else ""
+    launch = _hydra_launch() if rank.isdecimal() and size.isdecimal() and env.is_live else ""
     if not launch or options.master_addr or env.get("MASTER_ADDR"):
         return
     from muster.entrypoint import rendezvous_file
 
     timeout_s = min(rendezvous_file.REFUSED_TIMEOUT_S, options.rdzv_timeout)
     peers = rendezvous_file.Peers(Path(options.rendezvous_dir), launch, int(rank), int(size), timeout_s, refusal)
+    rendezvous_file.exit_on_terminate()
     # Whatever comes of it: the refusal itself is what this process has to say.
     with contextlib.suppress(MusterError):
         rendezvous_file.meet(peers)
-
-
-def _launch(launcher: str, env: Environment) -> str:
-    """What tells this launch from every other one, or nothing: a job may start several at once."""
-    return {"hydra": _hydra_launch, "openmpi": lambda: env.get("PMIX_NAMESPACE", "")}.get(launcher, str)()
 
 
 def _hydra_launch() -> str:
@@ -174,14 +172,14 @@ def _on_this_host(meeting: Rendezvous, allocation: Allocation, options: LaunchOp
         # The others are reached by the names by which the master is: a suffix may lead to another network.
         hosts = tuple(with_suffix(host, options.address_suffix) for host in allocation.hosts)
         meeting, interface = _route(meeting, allocation, hosts)
-        source = "the way that the others come in by" if _is_master(allocation) else "the route to the master"
+        source = "the route to the master" if allocation.node_rank else "the way that the others come in by"
     own = network.address_of(interface) if allocation.num_nodes > 1 else None
     return replace(meeting, interface=interface, local_addr=own, sources={**meeting.sources, "interface": source})
 
 
 def _route(meeting: Rendezvous, allocation: Allocation, hosts: tuple[str, ...]) -> tuple[Rendezvous, str | None]:
     name, source = meeting.master_addr or "", meeting.sources["master_addr"]
-    if not _is_master(allocation):
+    if allocation.node_rank:
         master = network.resolve(name, source)
         # "localhost" itself is no mistake: several nodes by hand on one machine is how one tries a launch out.
         if network.is_loopback(master) and name not in ("localhost", master):
@@ -204,10 +202,6 @@ def _route(meeting: Rendezvous, allocation: Allocation, hosts: tuple[str, ...]) 
             raise
         sources = {**meeting.sources, "master_addr": f"{source}; {name} does not resolve on itself"}
         return replace(meeting, master_addr=own, sources=sources), interface
-
-
-def _is_master(allocation: Allocation) -> bool:
-    return allocation.node_rank == 0
 
 
 def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -> tuple[str | None, str]:

@@ -23,14 +23,12 @@ import signal
 import socket
 import stat
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import msgspec
 import psutil
@@ -117,30 +115,23 @@ class _Host(msgspec.Struct, frozen=True):
     id: str
 
 
-class _Refusal(msgspec.Struct, frozen=True):
-    """A MusterError in a file."""
-
-    wrong: str
-    seen: str
-    fix: str
-    code: int
-
-    @classmethod
-    def of(cls, error: MusterError) -> "_Refusal":
-        """The words of `error`, as long as files take them."""
-        return cls(error.wrong[:900], error.seen[:900], error.fix[:900], error.code)
-
-    @property
-    def error(self) -> MusterError:
-        """The MusterError itself."""
-        return MusterError(self.wrong, seen=self.seen, fix=self.fix, code=self.code)
-
-
 class _Line(msgspec.Struct, frozen=True):
-    """An answer, or its result: to go on where there is no refusal."""
+    """An answer, or its result: to go on where there is no refusal, the words and the code of a MusterError."""
 
     participant: Participant | None = None
-    refusal: _Refusal | None = None
+    refusal: tuple[str, str, str, int] | None = None
+
+    @property
+    def error(self) -> MusterError | None:
+        """The refusal, to be raised."""
+        if self.refusal is None:
+            return None
+        wrong, seen, fix, code = self.refusal
+        return MusterError(wrong, seen=seen, fix=fix, code=code)
+
+
+def _refused(error: MusterError) -> _Line:
+    return _Line(refusal=(error.wrong[:900], error.seen[:900], error.fix[:900], error.code))
 
 
 def meet(peers: Peers) -> tuple[str, int]:
@@ -151,8 +142,7 @@ def meet(peers: Peers) -> tuple[str, int]:
             contradicts each other.
     """
     try:
-        with _ended_by_terminate():
-            return _gather(peers) if peers.number == 0 else _join(peers)
+        return _gather(peers) if peers.number == 0 else _join(peers)
     except OSError as reason:
         raise MusterError(
             f"the ranks can't meet by a file in this folder: {reason.strerror or reason}",
@@ -186,7 +176,6 @@ def check(participants: Mapping[int, Participant]) -> None:
 
     of_machine: dict[str, int] = {}
     of_node: dict[int, int] = {}
-    of_place: dict[tuple[int, int], int] = {}
     for number, one in sorted(participants.items()):
         if one.world != participants[0].world:
             raise refusal("the hosts run different numbers of processes", 0, number)
@@ -196,9 +185,6 @@ def check(participants: Mapping[int, Participant]) -> None:
         first = of_node.setdefault(one.node_rank, number)
         if participants[first].machine != one.machine:
             raise refusal("two hosts take themselves for the same node", first, number)
-        first = of_place.setdefault((one.node_rank, one.local_rank), number)
-        if first != number:
-            raise refusal("two processes have the same place", first, number)
     counts = Counter(one.machine for one in participants.values())
     for number, one in sorted(participants.items()):
         if counts[one.machine] != one.tasks_on_node:
@@ -220,7 +206,7 @@ def _gather(peers: Peers) -> tuple[str, int]:
         except MusterError as refusal:
             # Where another launch has written over the file, the others go there, and are told there.
             if _read(folder, "host", _Host) == host:
-                _tell(folder, host, _Line(refusal=_Refusal.of(refusal)))
+                _tell(folder, host, _refused(refusal))
             raise
         finally:
             is_mine = _read(folder, "host", _Host) == host
@@ -248,7 +234,7 @@ def _participants(folder: int, peers: Peers, host: _Host, listener: socket.socke
         now = time.monotonic()
         for name, number in _answers(folder, host).items():
             line = None if name in said else _read(folder, name, _Line)
-            if line and (one := line.participant or (line.refusal and line.refusal.error)):
+            if line and (one := line.participant or line.error):
                 said[name], last_came = (number, one), now
         participants = {number: one for number, one in said.values() if isinstance(one, Participant)}
         refusals = [one for _, one in said.values() if isinstance(one, MusterError)]
@@ -272,7 +258,7 @@ def _participants(folder: int, peers: Peers, host: _Host, listener: socket.socke
         other = _read(folder, "host", _Host)
         if other not in (host, None):
             refusal = _conflict(peers, "has written over this launch's file")
-            _write(folder, f"{other.id}.0.{secrets.token_hex(8)}", _Line(refusal=_Refusal.of(refusal)))
+            _write(folder, f"{other.id}.0.{secrets.token_hex(8)}", _refused(refusal))
             raise refusal
         with contextlib.suppress(OSError):
             # Whoever connects wanted to see whether the address leads here.
@@ -331,15 +317,15 @@ def _is_agreed(folder: int, peers: Peers, host: _Host, deadline: float) -> bool:
         MusterError: they can't become a world.
     """
     one = peers.participant
-    answer = _Line(one) if isinstance(one, Participant) else _Line(refusal=_Refusal.of(one))
+    answer = _Line(one) if isinstance(one, Participant) else _refused(one)
     name = f"{host.id}.{peers.number}.{secrets.token_hex(8)}"
     try:
         _write(folder, name, answer)
         for _ in _polls(deadline):
             # NFS shows a file that is opened anew as it is now, but new files in a folder only some time later.
             result = _read(folder, name, _Line, line=1)
-            if result and result.refusal:
-                raise result.refusal.error
+            if result and result.error:
+                raise result.error
             if result:
                 return True
             if _read(folder, "host", _Host) != host:
@@ -375,21 +361,9 @@ def _polls(deadline: float) -> Iterator[None]:
         pause_s = min(pause_s * 1.3, LONGEST_POLL_S)
 
 
-@contextlib.contextmanager
-def _ended_by_terminate() -> Generator[None]:
-    """SIGTERM, which mpirun sends when another rank has failed, ends the meeting as an exception does: files go."""
-
-    def end(number: int, _: FrameType | None) -> NoReturn:
-        sys.exit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def exit_on_terminate() -> None:
+    """From now on SIGTERM ends this process as an exception does: mpirun sends it when another rank has failed."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def _own_addresses() -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from muster.entrypoint.allocation import Allocation
 from muster.entrypoint.frameworks import bracketed
-from muster.entrypoint.launch import Launch
+from muster.entrypoint.program import Launch
 from muster.entrypoint.rendezvous import Rendezvous
 from muster.entrypoint.sites.recognise import Recognised
 

@@ -1,13 +1,13 @@
-"""What the agent adds to torchrun while workers run: signs of life, who is started again, who began together."""
+"""torchrun's agent with what it lacks: only accidents are started again, and the nodes of a launch part in order."""
 
 import os
 import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.distributed.elastic.agent.server import api
@@ -16,14 +16,10 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.utils import store as store_util
 
-from muster.entrypoint.last_words import how_ended
 from muster.entrypoint.network import within
+from muster.entrypoint.node_beats import Nodes, can_tell_others, first_of, how_ended
 from muster.errors import ExitCode
 
-SILENT_S = 60
-"""Seconds without a sign of life after which a worker is ended. It gives one every few (train/heartbeat.py)."""
-
-LOOK_S = 1.0
 TELL_S = 5.0
 STORE_S = 30.0
 LEAVE_LOOK_S = 0.02
@@ -35,84 +31,59 @@ LOST: set[int] = set()
 """Stores that are asked no more."""
 
 
-class Beats:
-    """Counts for how many looks in a row each file of beats has not changed.
-
-    Looks and not seconds: a suspended job stops the agent too, and nobody is to blame for that time.
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[Path, tuple[int, int]] = {}
-
-    def look(self, files: Iterable[Path]) -> dict[Path, int]:
-        """The number of looks since each of `files` changed; those that don't exist are left out."""
-        seen: dict[Path, tuple[int, int]] = {}
-        for file in files:
-            try:
-                changed = file.stat().st_mtime_ns
-            except OSError:
-                continue
-            before, count = self._seen.get(file, (None, 0))
-            seen[file] = (changed, count + 1 if changed == before else 0)
-        self._seen = seen
-        return {file: count for file, (_, count) in seen.items()}
-
-
-class Supervision:
-    """One node's workers, from the agent's side.
+@dataclass
+class Status:
+    """What the parts of this process know of the launch.
 
     Attributes:
+        warning: the name of the signal by which a scheduler has warned this node; empty until there is one.
         has_started: whether there were workers yet.
         ended: the workers that were ended by this agent, by process id, and why.
     """
 
-    def __init__(self, silent_s: float = SILENT_S) -> None:
-        self.has_started = False
-        self._is_warned: Callable[[], bool] = lambda: False
-        self.ended: dict[int, str] = {}
-        self._limit = silent_s / LOOK_S
-        self._beats = Beats()
-        self._polls = 0
+    warning: str = ""
+    has_started: bool = False
+    ended: dict[int, str] = field(default_factory=dict[int, str])
+
+
+class Agent(LocalElasticAgent):
+    """torchrun's agent of one node, which speaks with those of the other nodes."""
+
+    def __init__(self, status: Status, **options: Any) -> None:
+        super().__init__(**options)
+        self._status = status
         self._num_nodes = 0
+        self._nodes: Nodes | None = None
 
-    def take_over(self, is_warned: Callable[[], bool]) -> None:
-        """From now on torchrun's agents of this process ask this one too. It has no options for any of it.
+    def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        torchs: Any = super()  # by which this one is not typed
+        self._before_start(worker_group)
+        started = torchs._start_workers(worker_group)
+        if self._nodes is None and can_tell_others(worker_group):
+            self._nodes = Nodes(self, worker_group, self._status.ended)
+        return started
 
-        Args:
-            is_warned: whether a scheduler has warned this node.
-        """
-        self._is_warned = is_warned
-        torchs: Any = LocalElasticAgent  # of which these are private
-        start, monitor, invoke = torchs._start_workers, torchs._monitor_workers, torchs._invoke_run
-        barrier = torchs._exit_barrier
+    def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        torchs: Any = super()
+        result = torchs._monitor_workers(worker_group)
+        if result.failures:
+            self._judge(worker_group.spec, result.failures)
+        return result
 
-        def start_workers(agent: Any, group: Any) -> Any:
-            self._before_start(group)
-            return start(agent, group)
+    def _invoke_run(self, role: str = api.DEFAULT_ROLE) -> Any:
+        result = super()._invoke_run(role)
+        if result.is_failed():
+            check_out(self)
+        if result.failures and self._nodes:
+            self._nodes.publish_failures(result.failures)
+        return result
 
-        def monitor_workers(agent: Any, group: Any) -> Any:
-            self._end_silent(agent, group)
-            result = monitor(agent, group)
-            if result.failures:
-                self._judge(agent, group.spec, result.failures)
-            return result
-
-        def invoke_run(agent: Any, *arguments: Any) -> Any:
-            result = invoke(agent, *arguments)
-            if result.is_failed():
-                check_out(agent)
-            return result
-
-        def exit_barrier(agent: Any) -> None:
-            barrier(agent)
-            leave(agent)
-
-        torchs._start_workers, torchs._monitor_workers, torchs._invoke_run = start_workers, monitor_workers, invoke_run
-        torchs._exit_barrier = exit_barrier
-        give_up_on_lost_stores()
+    def _exit_barrier(self) -> None:
+        super()._exit_barrier()
+        leave(self)
 
     def _before_start(self, group: Any) -> None:
-        self.has_started = True
+        self._status.has_started = True
         word = "" if group.spec.rdzv_handler.get_backend() == "static" else launch_word(group.store)
         # With the agent's process id: what a worker starts inherits the variable, and is no part of this launch.
         os.environ["MUSTER_LAUNCH"] = f"{word}.{os.getpid()}"
@@ -121,50 +92,26 @@ class Supervision:
             nodes = "1 node" if self._num_nodes == 1 else f"{self._num_nodes} nodes"
             tell(f"goes on with {nodes} instead of {before}")
 
-    def _end_silent(self, agent: Any, group: Any) -> None:
-        self._polls += 1
-        if self._polls % max(1, round(LOOK_S / group.spec.monitor_interval)):
-            return
-        context = agent._pcontext
-        # Of functions, which torchrun can run too, there are none.
-        handlers: dict[int, Any] = getattr(context, "subprocess_handlers", {})
-        running = {
-            Path(f"{context.error_files[local_rank]}.beat"): local_rank
-            for local_rank, handler in handlers.items()
-            if handler.proc.poll() is None
-        }
-        for file, count in self._beats.look(running).items():
-            if count < self._limit:
-                continue
-            local_rank = running[file]
-            process = handlers[local_rank].proc
-            if process.pid not in self.ended:
-                rank, silent_s = group.workers[local_rank].global_rank, count * LOOK_S
-                tell(f"rank {rank} on {socket.gethostname()} gave no sign of life for {silent_s:.0f} s: it is ended")
-                self.ended[process.pid] = f"it gave no sign of life for {silent_s:.0f} s"
-                process.kill()
-
-    def _judge(self, agent: Any, spec: Any, failures: Mapping[int, Any]) -> None:
+    def _judge(self, spec: Any, failures: Mapping[int, Any]) -> None:
         """Restarts are for accidents: torchrun counts them down whatever the reason."""
         most = spec.max_restarts
-        done = most - agent._remaining_restarts
         codes = {failure.exitcode for failure in failures.values()}
-        if codes == {ExitCode.PREEMPTED} and not self._is_warned() and spec.rdzv_handler.num_nodes_waiting() > 0:
+        if codes == {ExitCode.PREEMPTED} and not self._status.warning and spec.rdzv_handler.num_nodes_waiting() > 0:
             # A node comes. Another agent was the first to see it, and to stop its workers, and all heard of that.
-            agent._remaining_restarts += 1  # for this one, which doesn't count
+            self._remaining_restarts += 1  # for this one, which doesn't count
             return
         if codes & {ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED}:
-            agent._remaining_restarts = 0
+            self._remaining_restarts = 0
             return
         if not most:
             return
-        rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
-        how = how_ended(first.exitcode)
-        if agent._remaining_restarts:
-            tell(f"rank {rank} on {socket.gethostname()} {how}: the ranks start again, restart {done + 1} of {most}")
+        rank = first_of(failures)
+        ended = f"rank {rank} on {socket.gethostname()} {how_ended(failures[rank].exitcode)}"
+        if self._remaining_restarts:
+            number = most - self._remaining_restarts + 1
+            tell(f"{ended}: the ranks start again, restart {number} of {most}")
         else:
-            times = "1 restart" if done == 1 else f"{done} restarts"
-            tell(f"rank {rank} on {socket.gethostname()} {how} after {times}, and --max-restarts={most} allows no more")
+            tell(f"{ended}, and --max-restarts={most} allows no more restarts")
 
 
 def launch_word(store: Any) -> str:

@@ -1,8 +1,6 @@
 """What is installed here: this image or checkout, the torch in it, and the libraries that really get loaded."""
 
-import hashlib
 import json
-import os
 import subprocess
 import sys
 from importlib import metadata
@@ -15,7 +13,6 @@ from muster.entrypoint.driver import written
 from muster.errors import ExitCode, MusterError, one_line
 
 TIMEOUT_S = 120.0
-LOCKS = ("requirements.lock", "requirements-cuda12.lock")
 
 
 def values(root: Path = ROOT, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
@@ -27,14 +24,13 @@ def values(root: Path = ROOT, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     # What image/project.sh wrote about the image that this is.
     described = root / "image.json"
     image: dict[str, Any] = json.loads(described.read_text()) if described.is_file() else {}
-    loaded = _loaded(timeout_s)
     found = driver.find()
     return {
         "image": image or None,
         "version": image.get("version") or package_version(),
-        "revision": image.get("revision") or git_revision(root),
-        "lock_sha256": image.get("lock_sha256") or lock_sha256(root, loaded["torch"]),
-        **loaded,
+        "revision": image.get("revision"),
+        "lock_sha256": image.get("lock_sha256"),
+        **_loaded(timeout_s),
         "driver": {"version": found.version, "cuda": written(found.cuda) if found.cuda else None}
         if found.version or found.cuda
         else None,
@@ -47,32 +43,6 @@ def package_version() -> str | None:
         return metadata.version("muster")
     except metadata.PackageNotFoundError:
         return None
-
-
-def git_revision(root: Path) -> str | None:
-    """The commit of the checkout that `root` is; None where it is none, or git does not answer."""
-    if not (root / ".git").exists():
-        return None
-    # Variables of another repository's hooks must not lead git there.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-    try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def lock_sha256(root: Path, torch: str) -> str | None:
-    """The digest of the lock with this version of torch; None where it is of none."""
-    for name in LOCKS:
-        try:
-            content = (root / name).read_bytes()
-        except OSError:
-            continue
-        if f"\ntorch=={torch.partition('+')[0]} ".encode() in content:
-            return hashlib.sha256(content).hexdigest()
-    return None
 
 
 def _loaded(timeout_s: float) -> dict[str, Any]:
@@ -97,12 +67,11 @@ def _loaded(timeout_s: float) -> dict[str, Any]:
 def text(found: dict[str, Any]) -> str:
     """`found` as lines for a person."""
     image, nccl, driver = found["image"], found["nccl"], found["driver"]
-    name = f"{image['lock']}, " if image and image["lock"] else ""
     revision = f", revision {found['revision'][:12]}" if found["revision"] else ""
     rows = {
         "muster": f"{found['version'] or 'version unknown'}{revision}",
         "image": f"made {image['created'] or '-'} on {image['base'] or '-'}" if image else "none",
-        "lock": f"{name}sha256 {found['lock_sha256']}" if found["lock_sha256"] else "none",
+        "lock": f"{image['lock']}, sha256 {image['lock_sha256']}" if image else "none",
         "python": found["python"],
         "torch": f"{found['torch']}, {('built for CUDA ' + found['cuda']) if found['cuda'] else 'for CPUs only'}",
         "torchvision": found["torchvision"] or "none",

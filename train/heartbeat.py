@@ -209,8 +209,6 @@ class Heartbeat:
         self.asks = self.has_dumped = self.is_over = False
         self.lost = ""
         self.stopped = threading.Event()
-        error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        self.file = Path(f"{error_file}.beat") if error_file else None
         self.parent = parent
         self.store: Any = None
         if world.store is not None:
@@ -228,8 +226,6 @@ class Heartbeat:
         self.stopped.set()
         for thread in self.threads:
             thread.join(faults.GRACE_S)
-        if self.file is not None:
-            self.file.unlink(missing_ok=True)
 
     def doubt(self) -> None:
         """For a rank that has lost a connection: returns when the reason is known, or after some beats without."""
@@ -342,9 +338,7 @@ class Heartbeat:
     def _look(self) -> None:
         """The thread that waits for nobody."""
         heard, quiet = -1, 0
-        self._touch()
         while not self.stopped.wait(BEAT_S) and not self.is_over:
-            self._touch()
             if self.parent is not None and os.getppid() != self.parent:
                 # The store may be gone with it, and not answer: nothing below is sure to return.
                 console.tell_fatal(orphaned(self.world.rank, self.world.host, self.parent))
@@ -359,12 +353,6 @@ class Heartbeat:
                 console.tell_fatal(report_lost_store(self.world, seen))
                 faults.end_soon(ExitCode.FAILED, 0)
                 return
-
-    def _touch(self) -> None:
-        """Shows the agent that this process lives."""
-        if self.file is not None:
-            with suppress(OSError):
-                self.file.touch()
 
     def _end(self, told: MusterError, fault: faults.Fault) -> None:
         """Tells all ranks of the `fault` of one, and ends this one; says what is `told` where it is the first."""

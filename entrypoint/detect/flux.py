@@ -89,7 +89,6 @@ def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
         )
     node_rank = rank // local_size
     known = job.hosts if job and len(job.hosts) == num_nodes else ()
-    _check_own(known, node_rank, env, seen)
     return Task(
         launcher="flux",
         node_rank=node_rank,
@@ -109,10 +108,3 @@ def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
             "tasks_on_node": variables.seen(env, "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"),
         },
     )
-
-
-def _check_own(hosts: tuple[str, ...], node_rank: int, env: Environment, seen: str) -> None:
-    if hosts and variables.own_index(hosts, env, seen, FIX) not in (None, node_rank):
-        raise MusterError(
-            "MUSTER_HOSTS and Flux's ranks put this host at different places", seen=f"{env.host}: {seen}", fix=FIX
-        )

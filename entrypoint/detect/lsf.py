@@ -2,7 +2,6 @@
 
     LSB_MCPU_HOSTS="host1 4 host2 4"       hosts and slots in turns; always complete
     LSB_HOSTS="host1 host1 host2 ..."      a name for each slot; left out by LSF where it gets too long
-    LSB_DJOB_RANKFILE=/path                a name a line, in the order of ranks
 
 jsrun is the job step manager on IBM's systems. The first of LSF's hosts is the launch node there, where the job script
 runs and no task does:
@@ -23,6 +22,7 @@ Source: https://github.com/openpmix/prrte/tree/master/src/mca/ess/lsf (the count
 
 from collections import Counter
 from dataclasses import replace
+from itertools import zip_longest
 
 from muster.entrypoint import hostlist, variables
 from muster.entrypoint.allocation import Hosts, Rejected, Task
@@ -31,7 +31,6 @@ from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
 FIX_JOB = "start from a fresh job: `bsub < SCRIPT`, without setting LSB_ variables by hand"
-FIX_HOSTS = "in the job script: export MUSTER_HOSTS=$(awk '!seen[$1]++ {print $1}' \"$LSB_DJOB_RANKFILE\" | paste -sd,)"
 
 
 def job(env: Environment) -> Hosts | None:
@@ -47,11 +46,12 @@ def job(env: Environment) -> Hosts | None:
     # LSF only says that it is not the first time; our script counts, so that no attempt reads keys of another.
     counted = variables.optional(env, "MUSTER_ATTEMPT", FIX_JOB)
     slots: dict[str, int] = {}
-    problem, source = None, "no list of hosts"
+    problem = None
     try:
-        slots, source = _slots(env)
+        slots = _slots(env)
     except MusterError as reason:
         problem = reason
+    source = variables.seen(env, "LSB_MCPU_HOSTS") if slots else "no list of hosts"
     return Hosts(
         scheduler="lsf",
         job_id=f"{job_id}[{index}]" if index else job_id,
@@ -72,36 +72,23 @@ def job(env: Environment) -> Hosts | None:
     )
 
 
-def _slots(env: Environment) -> tuple[dict[str, int], str]:
-    """The hosts with the number of slots on each, and the variable that says so."""
+def _slots(env: Environment) -> dict[str, int]:
+    """The hosts with the number of slots on each."""
+    words = env.get("LSB_MCPU_HOSTS", "").split()
+    if not words:
+        seen = variables.seen(env, "LSB_JOBID")
+        raise MusterError("LSF's list of the job's nodes is missing", seen=seen, fix=FIX_JOB)
+    slots: Counter[str] = Counter()
+    for host, count in zip_longest(words[::2], words[1::2], fillvalue=""):
+        if not (hostlist.is_name(host) and count.isascii() and count.isdigit() and int(count) < 10**6):
+            seen = variables.seen(env, "LSB_MCPU_HOSTS")
+            raise MusterError("LSB_MCPU_HOSTS is no list of hosts", seen=seen, fix=FIX_JOB)
+        slots[host] += int(count)
     by_slot = env.get("LSB_HOSTS", "").split()
-    if env.get("LSB_MCPU_HOSTS"):
-        words = env["LSB_MCPU_HOSTS"].split()
-        slots: Counter[str] = Counter()
-        for host, count in zip(words[::2], words[1::2], strict=False):
-            if not (hostlist.is_name(host) and count.isascii() and count.isdigit() and int(count) < 10**6):
-                raise _unreadable(env, "LSB_MCPU_HOSTS")
-            slots[host] += int(count)
-        if len(words) % 2:
-            raise _unreadable(env, "LSB_MCPU_HOSTS")
-        if by_slot and set(by_slot) != set(slots):
-            seen = variables.seen(env, "LSB_MCPU_HOSTS", "LSB_HOSTS")
-            raise MusterError("LSF's two lists of the job's nodes differ", seen=seen, fix=FIX_JOB)
-        return dict(slots), f"LSB_MCPU_HOSTS={env['LSB_MCPU_HOSTS'][:200]}"
-    if by_slot:
-        if not all(map(hostlist.is_name, by_slot)):
-            raise _unreadable(env, "LSB_HOSTS")
-        return dict(Counter(by_slot)), f"LSB_HOSTS={env['LSB_HOSTS'][:200]}"
-    if env.get("LSB_DJOB_RANKFILE"):
-        lines = variables.text_file(env, "LSB_DJOB_RANKFILE", FIX_HOSTS).split()
-        if not lines or not all(map(hostlist.is_name, lines)):
-            raise _unreadable(env, "LSB_DJOB_RANKFILE")
-        return dict(Counter(lines)), f"LSB_DJOB_RANKFILE={env['LSB_DJOB_RANKFILE']}"
-    raise MusterError("LSF's list of the job's nodes is missing", seen=variables.seen(env, "LSB_JOBID"), fix=FIX_JOB)
-
-
-def _unreadable(env: Environment, name: str) -> MusterError:
-    return MusterError(f"{name} is no list of hosts", seen=f"{name}={env[name][:200]}", fix=FIX_JOB)
+    if by_slot and set(by_slot) != set(slots):
+        seen = variables.seen(env, "LSB_MCPU_HOSTS", "LSB_HOSTS")
+        raise MusterError("LSF's two lists of the job's nodes differ", seen=seen, fix=FIX_JOB)
+    return dict(slots)
 
 
 def _has_launch_node(slots: tuple[int, ...]) -> bool:
@@ -136,25 +123,20 @@ def jsrun_task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     if not any(name in env for name in JSRUN_NAMES):
         return None
     ranks = placing.read(JSRUN_NAMES, env, FIX_JSRUN)
-    _check_slots(ranks, env, job)
-    own = variables.own_index(job.hosts, env, job.sources["hosts"], FIX_JSRUN) if job else None
-    if job and own != 0 and (len(job.hosts) == ranks.num_nodes + 1 or _has_launch_node(job.slots)):
-        source = f"{job.sources['hosts']}, without the launch node {job.hosts[0]}"
-        job = replace(job, hosts=job.hosts[1:], sources={**job.sources, "hosts": source})
+    if job:
+        own = variables.own_index(job.hosts, env, job.sources["hosts"], FIX_JSRUN)
+        slots = job.slots[own] if own is not None and own < len(job.slots) else None
+        has_launch_node = _has_launch_node(job.slots)
+        if slots is not None and (ranks.local_size > slots or (own == 0 and has_launch_node)):
+            raise MusterError(
+                f"jsrun's variables are here, but LSF gave the job {slots} slots on this host: they are left over",
+                seen=f"{variables.seen(env, *JSRUN_NAMES)}, {job.sources['hosts']}",
+                fix=FIX_JSRUN,
+            )
+        if own != 0 and (len(job.hosts) == ranks.num_nodes + 1 or has_launch_node):
+            source = f"{job.sources['hosts']}, without the launch node {job.hosts[0]}"
+            job = replace(job, hosts=job.hosts[1:], sources={**job.sources, "hosts": source})
     return placing.by_rank("jsrun", JSRUN_NAMES, env, job, FIX_JSRUN)
-
-
-def _check_slots(ranks: placing.Ranks, env: Environment, job: Hosts | None) -> None:
-    """Returns if this host can run as many tasks as the variables say."""
-    own = variables.own_index(job.hosts, env, job.sources["hosts"], FIX_JSRUN) if job else None
-    if job is None or own is None or own >= len(job.slots):
-        return
-    if ranks.local_size > job.slots[own] or (own == 0 and _has_launch_node(job.slots)):
-        raise MusterError(
-            f"jsrun's variables are here, but LSF gave the job {job.slots[own]} slots on this host: they are left over",
-            seen=f"{variables.seen(env, *JSRUN_NAMES)}, {job.sources['hosts']}",
-            fix=FIX_JSRUN,
-        )
 
 
 FIX_BLAUNCH = "submit with one slot a host: `bsub -n NODES -R 'span[ptile=1]'`, in the job script: `blaunch train ddp`"

@@ -8,11 +8,10 @@ One process a node is what it stands for: the place of this host in the list is 
 import re
 from dataclasses import replace
 
-from muster.entrypoint import hostlist
+from muster.entrypoint import variables
 from muster.entrypoint.allocation import Hosts, Rejected, Task
 from muster.entrypoint.detect import placing
 from muster.entrypoint.environment import Environment
-from muster.errors import MusterError
 
 FIX = "MUSTER_HOSTS=node01,node02 or MUSTER_HOSTS=node[01-02], the same on all nodes"
 
@@ -25,14 +24,9 @@ def job(env: Environment) -> Hosts | None:
     """
     if "MUSTER_HOSTS" not in env:
         return None
-    value = env["MUSTER_HOSTS"]
-    try:
-        hosts = hostlist.expand(re.sub(r"\s+", ",", value.strip()))
-    except hostlist.HostListError as reason:
-        raise MusterError(
-            f"MUSTER_HOSTS can't be read: {reason}", seen=f"MUSTER_HOSTS={value[:200]}", fix=FIX
-        ) from None
-    source = f"MUSTER_HOSTS={value[:200]}"
+    with_commas = re.sub(r"\s+", ",", env["MUSTER_HOSTS"].strip())
+    hosts = variables.hosts({"MUSTER_HOSTS": with_commas}, "MUSTER_HOSTS", FIX)
+    source = variables.seen(env, "MUSTER_HOSTS")
     return Hosts(
         scheduler="manual",
         job_id=None,

@@ -21,11 +21,13 @@ Source: https://www.intel.com/content/www/us/en/docs/mpi-library/developer-refer
 Source: https://mvapich.cse.ohio-state.edu/static/media/mvapich/mvapich2-userguide.html
 """
 
+import operator
 import re
 
 from muster.entrypoint import hostlist, variables
 from muster.entrypoint.allocation import Hosts, Rejected, Task
 from muster.entrypoint.detect import placing
+from muster.entrypoint.detect.lsf import JSRUN_NAMES
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
@@ -43,25 +45,18 @@ def openmpi_task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     """
     if not any(name in env for name in OPENMPI_NAMES):
         return None
-    if "JSM_NAMESPACE_RANK" in env and all(env.get(jsm) == env[name] for jsm, name in _JSM if name in env):
+    # jsrun sets Open MPI's names too, for IBM's Spectrum MPI, with the same values as its own.
+    pairs = zip(JSRUN_NAMES, OPENMPI_NAMES, strict=True)
+    if JSRUN_NAMES.rank in env and all(env.get(jsm) == env[name] for jsm, name in pairs if name in env):
         if job is None or job.scheduler == "lsf":
             return None
-        return Rejected(f"{variables.seen(env, 'JSM_NAMESPACE_RANK')} says the same: jsrun set them, in a job of LSF")
+        return Rejected(f"{variables.seen(env, JSRUN_NAMES.rank)} says the same: jsrun set them, in a job of LSF")
     host = env.get("PMIX_HOSTNAME")
     if host and env.host and hostlist.short(host) != hostlist.short(env.host):
         return Rejected(f"PMIX_HOSTNAME={host}, but this host is {env.host}")
     _cross_check(env)
     _check_daemon(env)
     return placing.by_rank("openmpi", OPENMPI_NAMES, env, job, FIX_OPENMPI, env.get("PMIX_NAMESPACE"))
-
-
-# jsrun sets Open MPI's names too, for IBM's Spectrum MPI, with the same values as its own.
-_JSM = (
-    ("JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK"),
-    ("JSM_NAMESPACE_SIZE", "OMPI_COMM_WORLD_SIZE"),
-    ("JSM_NAMESPACE_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("JSM_NAMESPACE_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-)
 
 
 def _check_daemon(env: Environment) -> None:
@@ -87,30 +82,21 @@ def _cross_check(env: Environment) -> None:
             seen=variables.seen(env, *OPENMPI_NAMES),
             fix=f"unset {' '.join(OPENMPI_NAMES)} if they are left over from another job; else {FIX_OPENMPI}",
         )
+    repeated = (
+        ("PMIX_RANK", operator.eq, ranks.rank),
+        ("OMPI_COMM_WORLD_NODE_RANK", operator.ge, ranks.local_rank),
+        ("OMPI_MCA_orte_ess_num_procs", operator.eq, ranks.size),
+        ("OMPI_MCA_orte_num_nodes", operator.ge, ranks.num_nodes),
+    )
     # Each check only where the variable is a number: other versions leave some of them out.
-    repeated = {name: int(value) for name in _REPEATED if (value := env.get(name, "")).isdecimal()}
-    wrong = [
-        name
-        for name, fits in (
-            ("PMIX_RANK", repeated.get("PMIX_RANK", ranks.rank) == ranks.rank),
-            (
-                "OMPI_COMM_WORLD_NODE_RANK",
-                repeated.get("OMPI_COMM_WORLD_NODE_RANK", ranks.local_rank) >= ranks.local_rank,
-            ),
-            ("OMPI_MCA_orte_ess_num_procs", repeated.get("OMPI_MCA_orte_ess_num_procs", ranks.size) == ranks.size),
-            ("OMPI_MCA_orte_num_nodes", repeated.get("OMPI_MCA_orte_num_nodes", ranks.num_nodes) >= ranks.num_nodes),
-        )
-        if not fits
-    ]
+    numbers = {name: int(env[name]) for name, _, _ in repeated if env.get(name, "").isdecimal()}
+    wrong = [name for name, fits, own in repeated if name in numbers and not fits(numbers[name], own)]
     if wrong:
         raise MusterError(
             "Open MPI's variables contradict each other, or the nodes have different numbers of processes",
             seen=variables.seen(env, *OPENMPI_NAMES, *wrong),
             fix=FIX_OPENMPI,
         )
-
-
-_REPEATED = ("PMIX_RANK", "OMPI_COMM_WORLD_NODE_RANK", "OMPI_MCA_orte_ess_num_procs", "OMPI_MCA_orte_num_nodes")
 
 
 HYDRA_NAMES = placing.Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")

@@ -21,7 +21,8 @@ Source: https://github.com/flux-framework/flux-coral2/tree/master/src/common/lib
 """
 
 import struct
-from dataclasses import dataclass
+from collections import Counter
+from typing import Any
 
 from muster.entrypoint import hostlist, variables
 from muster.entrypoint.allocation import Hosts, Rejected, Task
@@ -113,23 +114,23 @@ def _from_file(
 ) -> tuple[tuple[str, ...], tuple[int, ...], str]:
     source = f"PALS_APINFO={env['PALS_APINFO']}"
     try:
-        found = parse_apinfo(data)
-    except ApinfoError as reason:
+        hosts, processes = parse_apinfo(data)
+    except ValueError as reason:
         raise MusterError(f"PALS's file of nodes can't be read: {reason}", seen=source, fix=FIX) from None
-    tasks = found.tasks_per_node
+    counts = Counter(node for node, _ in processes)
+    tasks = tuple(counts[node] for node in range(len(hosts)))
     if (
-        rank >= len(found.processes)
-        or found.processes[rank] != (node_rank, local_rank)
+        processes[rank : rank + 1] != ((node_rank, local_rank),)
         or min(tasks) < 1
-        or env.get("PMI_SIZE", str(len(found.processes))) != str(len(found.processes))
+        or env.get("PMI_SIZE", str(len(processes))) != str(len(processes))
         or env.get("PALS_LOCAL_SIZE", str(tasks[node_rank])) != str(tasks[node_rank])
     ):
         raise MusterError("PALS's variables and its file of nodes disagree", seen=f"{seen}, {source}", fix=FIX)
-    if max(tasks) > 1 and found.processes[0][0] != 0:
+    if max(tasks) > 1 and processes[0][0] != 0:
         raise MusterError(
             "rank 0 is not on the first node, where the ranks would meet", seen=f"{seen}, {source}", fix=FIX
         )
-    return found.hosts, tasks, source
+    return hosts, tasks, source
 
 
 def _from_variables(
@@ -158,14 +159,8 @@ def _from_variables(
         own = variables.own_index(hosts, env, source, FIX)
         host = hosts[own] if own is not None else None if hosts else env.host
         return (host,) if host else (), (local_size,), source
-    own = variables.own_index(hosts, env, source, FIX) if len(hosts) == num_nodes else None
-    if own not in (None, node_rank):
-        raise MusterError(
-            f"PALS counts this node as {node_rank}, the scheduler's list as {own}",
-            seen=f"{seen}, {' '.join(hosts[:20])}",
-            fix=f"make the file of its nodes visible: apptainer exec --bind {env.get('PALS_APINFO', '/var/run/palsd')}",
-        )
-    return hosts if own is not None else (), (local_size,) * num_nodes, source
+    is_listed = len(hosts) == num_nodes and variables.own_index(hosts, env, source, FIX) is not None
+    return hosts if is_listed else (), (local_size,) * num_nodes, source
 
 
 VERSIONS = (1, 5)
@@ -177,69 +172,38 @@ _PROCESS = struct.Struct("<iii")
 _NODE = struct.Struct("<i64s")
 
 
-class ApinfoError(ValueError):
-    """A file that can't be an apinfo file; the message says why."""
-
-
-@dataclass(frozen=True)
-class Apinfo:
-    """What the file says.
-
-    Attributes:
-        hosts: the name of each node, by PALS_NODEID.
-        processes: for each process, by PALS_RANKID: its node and its place there.
-    """
-
-    hosts: tuple[str, ...]
-    processes: tuple[tuple[int, int], ...]
-
-    @property
-    def tasks_per_node(self) -> tuple[int, ...]:
-        """How many processes each node runs."""
-        counts = [0] * len(self.hosts)
-        for node, _ in self.processes:
-            counts[node] += 1
-        return tuple(counts)
-
-
-def parse_apinfo(data: bytes) -> Apinfo:
-    """The content of an apinfo file.
+def parse_apinfo(data: bytes) -> tuple[tuple[str, ...], tuple[tuple[int, int], ...]]:
+    """The content of an apinfo file: each node's name by PALS_NODEID, each process's node and place by PALS_RANKID.
 
     Raises:
-        ApinfoError: another version, a table outside of the file, a node or name that can't be.
+        ValueError: another version, a table outside of the file, a node or name that can't be; the message says which.
     """
     if len(data) < _HEADER.size:
-        raise ApinfoError(f"{len(data)} bytes are too few for a header")
+        raise ValueError(f"{len(data)} bytes are too few for a header")
     header = _HEADER.unpack_from(data)
     version, total_size = header[:2]
     if version not in VERSIONS:
-        raise ApinfoError(f"version {version}, known are 1 and 5")
+        raise ValueError(f"version {version}, known are 1 and 5")
     if total_size > len(data):
-        raise ApinfoError(f"{len(data)} of {total_size} bytes are there")
+        raise ValueError(f"{len(data)} of {total_size} bytes are there")
     pe_size, pe_offset, num_pes, node_size, node_offset, num_nodes = header[8:14]
-    hosts: list[str] = []
-    for record in _records(data, _NODE, node_size, node_offset, num_nodes):
-        name = bytes(record[1]).split(b"\0", 1)[0].decode("ascii", "replace")
-        if not hostlist.is_name(name):
-            raise ApinfoError(f"{name!r} is no host name")
-        hosts.append(name)
-    processes = tuple(
-        (int(node), int(local)) for local, _, node in _records(data, _PROCESS, pe_size, pe_offset, num_pes)
-    )
+    nodes = _records(data, _NODE, node_size, node_offset, num_nodes)
+    hosts = tuple(bytes(name).split(b"\0", 1)[0].decode("ascii", "replace") for _, name in nodes)
+    wrong = [name for name in hosts if not hostlist.is_name(name)]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is no host name")
+    records = _records(data, _PROCESS, pe_size, pe_offset, num_pes)
+    processes = tuple((int(node), int(local)) for local, _, node in records)
     if any(not (0 <= node < len(hosts) and local >= 0) for node, local in processes):
-        raise ApinfoError("a process is on a node that is not there")
+        raise ValueError("a process is on a node that is not there")
     if len(set(hosts)) != len(hosts) or len(set(processes)) != len(processes):
-        raise ApinfoError("a node or a process comes twice")
-    return Apinfo(tuple(hosts), processes)
+        raise ValueError("a node or a process comes twice")
+    return hosts, processes
 
 
-def _records(data: bytes, layout: struct.Struct, size: int, offset: int, count: int) -> list[tuple[int | bytes, ...]]:
+def _records(data: bytes, layout: struct.Struct, size: int, offset: int, count: int) -> list[tuple[Any, ...]]:
     """The records of one table; they may be longer than what is known of them."""
-    if (
-        not 1 <= count <= MAX_RECORDS
-        or size < layout.size
-        or offset < _HEADER.size
-        or offset + size * count > len(data)
-    ):
-        raise ApinfoError(f"{count} records of {size} bytes at {offset} do not fit into {len(data)} bytes")
+    is_inside = size >= layout.size and offset >= _HEADER.size and offset + size * count <= len(data)
+    if not (1 <= count <= MAX_RECORDS and is_inside):
+        raise ValueError(f"{count} records of {size} bytes at {offset} do not fit into {len(data)} bytes")
     return [layout.unpack_from(data, offset + size * index) for index in range(count)]

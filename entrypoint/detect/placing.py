@@ -108,7 +108,6 @@ def by_rank(
     _check_order(ranks, node_rank, bool(hosts) and ranks.num_nodes > 1, seen, launcher)
     if ranks.num_nodes > 1 and ranks.local_size > 1:
         notes.append(f"each node is taken to run {ranks.local_size} processes, as this one does")
-    copied = _copied_devices(env, node_rank)
     return Task(
         launcher=launcher,
         node_rank=node_rank,
@@ -117,7 +116,7 @@ def by_rank(
         tasks_per_node=(ranks.local_size,) * ranks.num_nodes,
         hosts=hosts,
         job_id=job_id,
-        notes=tuple([*notes, *copied]),
+        notes=tuple(notes),
         sources={
             "launcher": variables.seen(env, names.rank),
             "num_nodes": variables.seen(env, names.size, names.local_size),
@@ -177,14 +176,3 @@ def _check_order(ranks: Ranks, node_rank: int, hosts_known: bool, seen: str, lau
         if launcher != "jsrun"
         else "jsrun --launch_distribution=packed",
     )
-
-
-def _copied_devices(env: Environment, node_rank: int) -> list[str]:
-    # Hydra hands the first node's environment to all: PBS_NODENUM stays 0, and so do that node's devices.
-    devices = env.get("CUDA_VISIBLE_DEVICES", "")
-    if node_rank == 0 or env.get("PBS_NODENUM") != "0" or not devices.startswith(("GPU-", "MIG-")):
-        return []
-    return [
-        f"CUDA_VISIBLE_DEVICES={devices} was copied from the first node (PBS_NODENUM=0 here too): these devices are "
-        "not on this node; unset it in the command that mpiexec starts"
-    ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.entrypoint import environment
-from muster.entrypoint.detect import schedulers
+from muster.entrypoint.detect import resolve
 from muster.entrypoint.fabric import AUTO, HOST_ROOT, OFF
 from muster.entrypoint.fabric.automatic import Need, Places
 from muster.entrypoint.options import LaunchOptions
@@ -207,7 +207,7 @@ def _num_nodes(nodes: int | None) -> int:
     if nodes is not None:
         return nodes
     try:
-        job = schedulers.detect(environment.live())[0]
+        job = resolve.find_job(environment.live())[0]
     except MusterError:
         job = None
     return job.num_nodes if job and job.num_nodes and job.job_id else 2

@@ -472,7 +472,7 @@ def _options(binds: Binds, *, is_apptainer: bool) -> list[str]:
     for name, value in sorted(binds.variables.items()):
         if is_apptainer and re.search(r"[$`\\\n\r\0]", value):
             raise _unusable("apptainer has a shell evaluate what is in a variable", f"{name}={value}")
-        words += ["--env", assignment(name, value)[0] if is_apptainer else shlex.quote(f"{name}={value}")]
+        words += ["--env", shlex.quote(assignment(name, value) if is_apptainer else f"{name}={value}")]
     return [*words, *(RDMA_OPTIONS if binds.is_rdma and not is_apptainer else ())]
 
 

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from muster import ROOT
-from muster.entrypoint import last_words
+from muster.entrypoint import agent
 
 WORKER = """
 import os, signal, sys, time
@@ -70,11 +70,11 @@ def test_the_first_is_the_one_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Others may fail for want of it, and record a time that is older: whole seconds."""
-    monkeypatch.setenv(last_words.LAST_WORDS, str(tmp_path))
+    monkeypatch.setenv(agent.LAST_WORDS, str(tmp_path))
     log = tmp_path / "rank-5.log"
     (tmp_path / "105").write_text(f"{log}\n")
     failures = {4: failure(104, 1, 99), 5: failure(105, -signal.SIGSEGV, 100), 6: failure(106, 1, 99)}
-    assert last_words.report(failures, {}) == 1
+    assert agent.report(failures, {}) == 1
     said = capsys.readouterr().err
     assert said.startswith("error: rank 5 on ")
     assert said.count("error: ") == 1
@@ -84,9 +84,9 @@ def test_the_first_is_the_one_that_was_killed(
     # A rank that said itself what was wrong, or followed another, is not the first.
     for pid in (104, 106):
         (tmp_path / str(pid)).write_text("/a/log\ntold\n")
-    assert last_words.report({rank: failures[rank] for rank in (4, 6)}, {}) == 1
+    assert agent.report({rank: failures[rank] for rank in (4, 6)}, {}) == 1
     assert capsys.readouterr().err == ""
-    monkeypatch.delenv(last_words.LAST_WORDS)
-    assert last_words.report(failures, {}) == 1
+    monkeypatch.delenv(agent.LAST_WORDS)
+    assert agent.report(failures, {}) == 1
     assert "log:" not in capsys.readouterr().err
-    assert last_words.report({4: failure(104, 2, 1), 5: failure(105, -9, 0)}, {}) == 2
+    assert agent.report({4: failure(104, 2, 1), 5: failure(105, -9, 0)}, {}) == 2

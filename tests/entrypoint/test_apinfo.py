@@ -48,17 +48,16 @@ def write(version: int, hosts: Sequence[str], processes: Sequence[tuple[int, int
 
 @pytest.mark.parametrize("version", [1, 5])
 def test_hosts_and_processes_are_read(version: int) -> None:
-    found = pals.parse_apinfo(write(version, HOSTS, PROCESSES))
-    assert (found.hosts, found.processes, found.tasks_per_node) == (HOSTS, PROCESSES, (2, 2))
+    assert pals.parse_apinfo(write(version, HOSTS, PROCESSES)) == (HOSTS, PROCESSES)
 
 
 def test_records_may_be_longer_than_what_is_known_of_them() -> None:
-    assert pals.parse_apinfo(write(5, HOSTS, PROCESSES, extra=b"\xff" * 8)).processes == PROCESSES
+    assert pals.parse_apinfo(write(5, HOSTS, PROCESSES, extra=b"\xff" * 8))[1] == PROCESSES
 
 
 @pytest.mark.parametrize("version", [0, 2, 6])
 def test_another_version_is_refused(version: int) -> None:
-    with pytest.raises(pals.ApinfoError, match=f"version {version}"):
+    with pytest.raises(ValueError, match=f"version {version}"):
         pals.parse_apinfo(write(version, HOSTS, PROCESSES))
 
 
@@ -77,14 +76,14 @@ def test_another_version_is_refused(version: int) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(hosts: tuple[str, ...], processes: tuple[tuple[int, int], ...]) -> None:
-    with pytest.raises(pals.ApinfoError):
+    with pytest.raises(ValueError, match=r"no host name|do not fit|not there|comes twice"):
         pals.parse_apinfo(write(5, hosts, processes))
 
 
 def test_a_damaged_file_is_refused_or_read_never_a_crash() -> None:
     data = write(5, HOSTS, PROCESSES)
     for length in range(len(data)):
-        with pytest.raises(pals.ApinfoError):
+        with pytest.raises(ValueError, match=r"too few|bytes are there"):
             pals.parse_apinfo(data[:length])
     chance = random.Random(1)
     for _ in range(3000):
@@ -93,15 +92,15 @@ def test_a_damaged_file_is_refused_or_read_never_a_crash() -> None:
             damaged[chance.randrange(len(data))] = chance.randrange(256)
         try:
             pals.parse_apinfo(bytes(damaged))
-        except pals.ApinfoError:
+        except ValueError:
             continue
 
 
 def test_the_documented_recordings_hold_such_files() -> None:
     for recording in recorded.load("documented"):
         if recording.scenario in ("pals_file_v1", "pals_file_v5"):
-            found = pals.parse_apinfo(bytes.fromhex(recording.environment.files["PALS_APINFO"]))
-            assert (found.hosts, found.processes) == (HOSTS, PROCESSES)
+            data = bytes.fromhex(recording.environment.files["PALS_APINFO"])
+            assert pals.parse_apinfo(data) == (HOSTS, PROCESSES)
 
 
 def test_the_file_is_read_from_disk_in_a_live_process(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,34 +123,29 @@ def test_the_engine(tmp_path: Path, names: list[str], files: list[str], engine: 
         assert container.engine({}, None, project=tmp_path) is None
 
 
-def fake_proc(folder: Path, names: list[str], cgroup: str = SESSION, mounts: str = MOUNTS) -> Path:
-    """A /proc of a process with the ancestors `names`, the nearest first."""
-    for place, name in enumerate(["train", *names]):
-        process = folder / (str(200 - place) if place else "self")
-        process.mkdir(parents=True)
-        parent = 200 - place - 1 if place < len(names) else 0
-        (process / "status").write_text(f"Name:\t{name}\nUmask:\t0022\nState:\tS (sleeping)\nPPid:\t{parent}\n")
-    (folder / "self" / "cgroup").write_text(cgroup)
-    (folder / "self" / "mountinfo").write_text(mounts)
-    return folder
+@pytest.fixture
+def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Gives this process ancestors, the nearest first, a control group and mounts."""
+
+    def leave(names: list[str], cgroup: str = SESSION, mounts: str = MOUNTS) -> None:
+        (tmp_path / "cgroup").write_text(cgroup)
+        (tmp_path / "mountinfo").write_text(mounts)
+        monkeypatch.setattr(container, "PROC", tmp_path)
+        monkeypatch.setattr(container, "ancestors", lambda: names)
+
+    return leave
 
 
-def alone(
-    proc: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    engine: str | None = "apptainer",
-    nnodes: str | None = None,
-    **more: str,
-) -> str:
+def alone(engine: str | None = "apptainer", nnodes: str | None = None, **more: str) -> str:
     """The launcher that is found for a process without a job's variables in a container of `engine`."""
-    monkeypatch.setattr(container, "PROC", proc)
     env = Environment(more, "node01", is_live=True, engine=engine)
     return detection.allocate(env, LaunchOptions(nnodes=nnodes), ["train", "ddp"]).launcher
 
 
-def test_apptainer_with_cleanenv_in_a_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apptainer_with_cleanenv_in_a_job_is_refused(traces: Callable[..., None]) -> None:
+    traces(["starter", "slurmstepd", "systemd"])
     with pytest.raises(MusterError) as refusal:
-        alone(fake_proc(tmp_path, ["starter", "slurmstepd", "systemd"]), monkeypatch)
+        alone()
     error = refusal.value
     assert error.wrong == "this container is inside a job of slurm, but none of its variables reached it"
     assert "the process slurmstepd above this one" in error.seen
@@ -158,37 +154,40 @@ def test_apptainer_with_cleanenv_in_a_job_is_refused(tmp_path: Path, monkeypatch
     assert error.fix.endswith("or, if it is but one node, --nnodes 1")
 
 
-def test_with_a_pid_namespace_it_was_containall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_pid_namespace_it_was_containall(traces: Callable[..., None]) -> None:
     cgroup = "0::/system.slice/slurmstepd.scope/job_9/step_0/user/task_0\n"
+    traces(["appinit"], cgroup)
     with pytest.raises(MusterError) as refusal:
-        alone(fake_proc(tmp_path, ["appinit"], cgroup), monkeypatch)
+        alone()
     assert "job_9" in refusal.value.seen
     assert refusal.value.fix.startswith("leave --containall out")
 
 
 @pytest.mark.parametrize("engine", ["docker", "podman"])
-def test_docker_is_told_how_to_pass_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+def test_docker_is_told_how_to_pass_them(traces: Callable[..., None], engine: str) -> None:
+    traces([], DOCKER, MOUNTS + NODE_FILE)
     with pytest.raises(MusterError, match="a job of pbs") as refusal:
-        alone(fake_proc(tmp_path, [], DOCKER, MOUNTS + NODE_FILE), monkeypatch, engine)
+        alone(engine)
     assert f"{engine} run $(muster env --docker-args) IMAGE COMMAND" in refusal.value.fix
 
 
-def test_what_the_user_says_by_hand_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    proc = fake_proc(tmp_path, ["slurmstepd"])
-    assert alone(proc, monkeypatch, nnodes="1") == "local"
-    assert alone(proc, monkeypatch, MUSTER_HOSTS="node01") == "manual"
-    assert alone(proc, monkeypatch, nnodes="2", MUSTER_NODE_RANK="0") == "manual"
-    assert alone(proc, monkeypatch, engine=None) == "local"
+def test_what_the_user_says_by_hand_goes_on(traces: Callable[..., None]) -> None:
+    traces(["slurmstepd"])
+    assert alone(nnodes="1") == "local"
+    assert alone(MUSTER_HOSTS="node01") == "manual"
+    assert alone(nnodes="2", MUSTER_NODE_RANK="0") == "manual"
+    assert alone(engine=None) == "local"
 
 
-def test_one_process_that_is_meant_to_be_alone_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container, "PROC", fake_proc(tmp_path, ["slurmstepd"]))
+def test_one_process_that_is_meant_to_be_alone_goes_on(traces: Callable[..., None]) -> None:
+    traces(["slurmstepd"])
     env = Environment({}, "node01", is_live=True, engine="docker")
     assert detection.allocate(env, LaunchOptions(), ["train", "single"], is_single=True).launcher == "local"
 
 
-def test_a_container_outside_of_any_job_is_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert alone(fake_proc(tmp_path, ["starter", "bash", "sshd"], DOCKER), monkeypatch) == "local"
+def test_a_container_outside_of_any_job_is_a_machine(traces: Callable[..., None]) -> None:
+    traces(["starter", "bash", "sshd"], DOCKER)
+    assert alone() == "local"
 
 
 MPIRUN = {
@@ -202,33 +201,29 @@ MPIRUN = {
 }
 
 
-def test_mpirun_inside_the_container_does_not_hide_the_job_outside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proc = fake_proc(tmp_path, ["mpirun"], "0::/system.slice/slurmstepd.scope/job_9/step_0\n")
+def test_mpirun_inside_the_container_does_not_hide_the_job_outside(traces: Callable[..., None]) -> None:
+    traces(["mpirun"], "0::/system.slice/slurmstepd.scope/job_9/step_0\n")
     with pytest.raises(MusterError, match="a job of slurm"):
-        alone(proc, monkeypatch, **MPIRUN)
+        alone(**MPIRUN)
 
 
-def test_mpirun_beside_its_process_is_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert alone(fake_proc(tmp_path, ["mpirun", "bash"]), monkeypatch, **MPIRUN) == "openmpi"
+def test_mpirun_beside_its_process_is_no_trace(traces: Callable[..., None]) -> None:
+    traces(["mpirun", "bash"])
+    assert alone(**MPIRUN) == "openmpi"
 
 
-def test_reading_takes_less_than_5_ms(tmp_path: Path) -> None:
-    proc = fake_proc(tmp_path, [f"bash{number}" for number in range(20)], mounts=MOUNTS * 20)
+def test_reading_takes_less_than_5_ms() -> None:
     times: list[float] = []
     for _ in range(5):
         start = time.process_time()
-        container.read(proc)
         container.read()
         times.append(time.process_time() - start)
     assert min(times) < 0.005, times
 
 
-def test_this_machines_own_proc_is_read() -> None:
-    names = container._ancestors(container.PROC)  # pyright: ignore[reportPrivateUsage]
+def test_the_processes_above_this_one_are_named() -> None:
     parent = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
-    assert names[0] == parent
+    assert container.ancestors()[0] == parent
 
 
 def test_a_file_that_is_hidden_names_the_option_of_this_container() -> None:

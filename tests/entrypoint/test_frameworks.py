@@ -10,9 +10,8 @@ import pytest
 from muster.entrypoint import agent, detection, environment, frameworks, launch, rendezvous
 from muster.entrypoint.allocation import Allocation
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.launch import Launch
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.program import Program
+from muster.entrypoint.program import Launch, Program
 from muster.errors import MusterError
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings" / "slurm"

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -16,7 +16,7 @@ import pytest
 
 from muster.entrypoint import homes, launch
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.launch import Launch
+from muster.entrypoint.program import Launch
 from muster.errors import MusterError
 from tests.entrypoint.conftest import COMMANDS, clean_environment
 from tests.entrypoint.test_launch import planned
@@ -91,18 +91,30 @@ def test_outside_of_containers_and_for_recordings_nothing_changes(temporary: Pat
     assert homes.plan(replace(inside(HOME="/"), is_live=False)) == homes.Home({})
 
 
-def test_a_link_or_a_file_of_others_is_not_used(temporary: Path, tmp_path: Path) -> None:
-    first = temporary / f"muster-home-{UID}"
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    first.symlink_to(tmp_path / "elsewhere")
-    (temporary / f"muster-home-{UID}-1").mkdir(mode=0o755)
-    (temporary / f"muster-home-{UID}-1").chmod(0o755)
-    (temporary / f"muster-home-{UID}-2").write_text("")
-    assert homes.plan(inside(HOME="/")).folder == temporary / f"muster-home-{UID}-3"
-    # Planted between the plan and the start.
+def link(path: Path) -> None:
+    path.with_name("elsewhere").mkdir(mode=0o700)
+    path.symlink_to("elsewhere")
+
+
+def open_to_all(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o755)
+
+
+def foreign(path: Path) -> None:
+    needs()
+    path.mkdir(mode=0o700)
+    os.chown(path, 12345, 12345)
+
+
+@pytest.mark.parametrize("plant", [link, open_to_all, foreign, Path.touch])
+def test_what_others_put_there_is_not_used(temporary: Path, plant: Callable[[Path], object]) -> None:
+    home = temporary / f"muster-home-{UID}"
+    plant(home)
+    assert homes.plan(inside(HOME="/")).folder == home
     with pytest.raises(MusterError, match="somebody else") as refusal:
-        homes.make(first)
-    assert str(first) in refusal.value.seen
+        homes.make(home)
+    assert str(home) in refusal.value.seen
 
 
 def test_without_a_temporary_folder_it_is_shared_memory(

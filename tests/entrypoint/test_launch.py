@@ -9,9 +9,8 @@ import pytest
 
 from muster.entrypoint import detection, environment, launch, network, rendezvous, report, resources
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.launch import Launch
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.program import Program
+from muster.entrypoint.program import Launch, Program
 from muster.errors import MusterError
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings" / "slurm"

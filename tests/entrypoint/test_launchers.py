@@ -10,7 +10,6 @@ from muster.errors import MusterError
 from tests.entrypoint.recorded import FOLDERS, detect
 
 OMPI_IN_SLURM = environment.load(FOLDERS / "mpi" / "ompi_in_salloc.node02.3.env")
-HYDRA_IN_PBS = environment.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank2.pbsn2.env")
 FLUX = environment.load(FOLDERS / "flux" / "flux_in_pbs_run-N2n4g1.pbsn2.task3.env")
 SRUN = environment.load(FOLDERS / "slurm" / "c_srun_N2_2per.node02.2.env")
 
@@ -106,12 +105,6 @@ def test_open_mpi_whose_daemon_is_another_process_is_left_over() -> None:
 def test_a_step_of_the_job_that_submitted_this_one_is_left_over() -> None:
     with pytest.raises(MusterError, match="left over from a step inside of which this job was submitted"):
         detect(changed(SRUN, SLURM_TASKS_PER_NODE="4(x2)"))
-
-
-def test_devices_that_hydra_copied_from_the_first_node_are_noted() -> None:
-    found = detect(changed(HYDRA_IN_PBS, CUDA_VISIBLE_DEVICES="GPU-00000001-aaaa-bbbb-cccc-000000000001"))
-    assert [note for note in found.notes if "was copied from the first node" in note]
-    assert not [note for note in detect(HYDRA_IN_PBS).notes if "copied" in note]
 
 
 def test_a_task_of_flux_sees_all_devices_of_its_job() -> None:

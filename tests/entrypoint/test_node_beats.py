@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from muster.entrypoint.node_beats import first_of
+from muster.entrypoint.node_beats import cause_of
 
 
 @pytest.mark.parametrize(
@@ -24,5 +24,4 @@ from muster.entrypoint.node_beats import first_of
 )
 def test_the_first_failure_is_none_of_a_warning(codes: dict[int, int], rank: int | None) -> None:
     failures = {rank: SimpleNamespace(exitcode=code, timestamp=7) for rank, code in codes.items()}
-    found = first_of(failures)
-    assert (found and found[0]) == rank
+    assert cause_of(failures) == rank

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import environment, recording
+from muster.entrypoint import environment
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
@@ -41,14 +41,14 @@ def test_what_was_recorded_is_detected_alike(tmp_path: Path) -> None:
     }
     env = Environment({**variables, **SECRETS, "HOME": "/home/x", "PATH": "/bin"}, host="n2", is_live=True)
     file = tmp_path / "job.env"
-    recording.write(env, file)
+    environment.save(env, file)
     read = environment.load(file)
     assert dict(read) == variables
     assert (read.host, read.files) == ("n2", {"PBS_NODEFILE": "n1\nn2\n", "PALS_APINFO": "0100ff\n"})
 
 
 def test_no_secret_is_in_it() -> None:
-    text = recording.text(Environment(SECRETS, host="n2"))
+    text = environment.as_recording(Environment(SECRETS, host="n2"))
     assert not [name for name, value in SECRETS.items() if name in text or value in text]
     assert "# left out: 7" in text
 
@@ -56,6 +56,6 @@ def test_no_secret_is_in_it() -> None:
 def test_a_file_is_never_written_over(tmp_path: Path) -> None:
     file = tmp_path / "job.env"
     file.write_text("mine")
-    with pytest.raises(MusterError, match="file of that name"):
-        recording.write(Environment({}), file)
+    with pytest.raises(MusterError, match="File exists"):
+        environment.save(Environment({}), file)
     assert file.read_text() == "mine"

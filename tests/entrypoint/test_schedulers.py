@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from muster.entrypoint import environment
-from muster.entrypoint.detect import schedulers
+from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.hostlist import HostListError, index_of
 from muster.entrypoint.options import LaunchOptions
@@ -26,7 +26,7 @@ def changed(env: Environment, **variables: str) -> Environment:
 
 
 def test_hosts_of_a_file_come_once_each_in_the_order_of_their_first_line() -> None:
-    job, _ = schedulers.detect(replace(PBS, files={"PBS_NODEFILE": "n2\nn1\nn2\n\nn3\nn1\n"}))
+    job, _ = resolve.find_job(replace(PBS, files={"PBS_NODEFILE": "n2\nn1\nn2\n\nn3\nn1\n"}))
     assert job
     assert (job.hosts, job.slots, job.num_nodes) == (("n2", "n1", "n3"), (2, 2, 1), 3)
 
@@ -146,7 +146,7 @@ def test_a_shell_of_flux_may_say_that_it_is_one_node() -> None:
 )
 def test_attempts_of_lsf_are_counted_by_the_script(told: dict[str, str], attempt: int) -> None:
     """They all have the same job id: only the attempt keeps their rendezvous apart."""
-    job, _ = schedulers.detect(changed(LSF, **told))
+    job, _ = resolve.find_job(changed(LSF, **told))
     assert job
     assert job.attempt == attempt
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from muster.entrypoint import environment, starting
+from muster.entrypoint import environment, launch
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.sites import defaults, profiles
@@ -142,15 +142,15 @@ def recorded(**variables: str) -> Environment:
 
 def test_the_place_of_a_launch_has_the_sites_address(tmp_path: Path) -> None:
     path = str(written(tmp_path))
-    found = starting.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
+    found = launch.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
     assert found.meeting.master_addr == "node01i"
     assert found.meeting.sources["master_addr"].endswith(f"with the address suffix of the profile {path}")
     assert found.site is not None
     assert found.site.site.title == "Testbooster"
-    mine = starting.find(recorded(), LaunchOptions(site=path, address_suffix="-ib"), ["train", "ddp"])
+    mine = launch.find(recorded(), LaunchOptions(site=path, address_suffix="-ib"), ["train", "ddp"])
     assert mine.meeting.master_addr == "node01-ib"
     assert mine.meeting.sources["master_addr"].endswith("with --address-suffix")
-    off = starting.find(recorded(), LaunchOptions(site="off"), ["train", "ddp"])
+    off = launch.find(recorded(), LaunchOptions(site="off"), ["train", "ddp"])
     assert (off.meeting.master_addr, off.site, off.defaults.notes) == ("node01", None, ())
 
 
@@ -164,7 +164,7 @@ def test_an_address_that_leads_nowhere_is_told_with_its_site(tmp_path: Path, mon
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     env = replace(recorded(), is_live=True)
     with pytest.raises(MusterError, match="node01i") as refused:
-        starting.find(env, LaunchOptions(site=path), ["train", "ddp"])
+        launch.find(env, LaunchOptions(site=path), ["train", "ddp"])
     assert "site: Testbooster" in refused.value.seen
     assert refused.value.fix.endswith("; or --site off")
 
@@ -172,6 +172,6 @@ def test_an_address_that_leads_nowhere_is_told_with_its_site(tmp_path: Path, mon
 def test_a_refused_site_is_shown_but_starts_nothing(tmp_path: Path) -> None:
     line = 'refused = {value = "AMD GPUs need ROCm", source = "docs"}\n'
     path = str(written(tmp_path, line + VALID))
-    assert starting.find(recorded(), LaunchOptions(site=path), ["train", "ddp"]).site
+    assert launch.find(recorded(), LaunchOptions(site=path), ["train", "ddp"]).site
     with pytest.raises(MusterError, match="AMD GPUs need ROCm"):
-        starting.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
+        launch.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)

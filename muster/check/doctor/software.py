@@ -49,7 +49,7 @@ def gather(driver: str | None, root: Path = ROOT) -> Software:
 
 
 def lock(root: Path) -> str | None:
-    """The digest of the lock in a checkout that has this torch, as `muster version` tells it; None without one."""
+    """The digest of the lock in a checkout that has this torch; None without one."""
     path = lock_file(root)
     return None if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
 
