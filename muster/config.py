@@ -4,7 +4,6 @@ The command line shows the fields of `Options`, the launcher passes on what the 
 same arguments back: `parse([strategy, *to_argv(options)]) == (strategy, options)`.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -94,18 +93,11 @@ class Options:
     max_steps: Annotated[int | None, option(help="Stop after this many steps in all.", panel=TRAINING, min=1)] = None
     optimizer: Annotated[
         Literal["sgd", "adamw"] | None,
-        option(
-            help="The optimizer. Default: sgd, and adamw for transformers.",
-            panel=TRAINING,
-        ),
+        option(help="The optimizer. Default: sgd, and adamw for transformers.", panel=TRAINING),
     ] = None
     lr: Annotated[
         float | None,
-        option(
-            help="Learning rate of one rank. Default: 0.01 with sgd, 0.001 with adamw.",
-            panel=TRAINING,
-            min=0.0,
-        ),
+        option(help="Learning rate of one rank. Default: 0.01 with sgd, 0.001 with adamw.", panel=TRAINING, min=0.0),
     ] = None
     lr_scale: Annotated[
         Literal["none", "linear", "sqrt"],
@@ -134,12 +126,10 @@ class Options:
     momentum: Annotated[float, option(help="Momentum of sgd.", panel=TRAINING, min=0.0, max=1.0)] = 0.9
     weight_decay: Annotated[float, option(help="Weight decay.", panel=TRAINING, min=0.0)] = 1e-4
     decay_norms: Annotated[
-        bool,
-        option("--decay-norms/--no-decay-norms", help="Weight decay on norms and biases too.", panel=TRAINING),
+        bool, option("--decay-norms/--no-decay-norms", help="Weight decay on norms and biases too.", panel=TRAINING)
     ] = False
     label_smoothing: Annotated[
-        float,
-        option(help="The share of each target that goes to all classes alike.", panel=TRAINING, min=0.0, max=1.0),
+        float, option(help="The share of each target that goes to all classes alike.", panel=TRAINING, min=0.0, max=1.0)
     ] = 0.0
     clip_norm: Annotated[
         float | None,
@@ -150,8 +140,7 @@ class Options:
         int, option(help="fsdp: groups of ranks, each with a whole model cut over its ranks.", panel=STRATEGY, min=1)
     ] = 1
     cpu_offload: Annotated[
-        bool,
-        option("--cpu-offload", help="fsdp: weights and moments stay in the host's memory.", panel=STRATEGY),
+        bool, option("--cpu-offload", help="fsdp: weights and moments stay in the host's memory.", panel=STRATEGY)
     ] = False
     comm_hook: Annotated[
         Literal["none", "bf16", "fp16", "powersgd"],
@@ -167,13 +156,6 @@ class Options:
     zero1: Annotated[
         bool, option("--zero1", help="ddp: the optimizer's moments are dealt out to the ranks.", panel=STRATEGY)
     ] = False
-    static_graph: Annotated[
-        bool, option("--static-graph", help="ddp: every step uses the same weights in the same order.", panel=STRATEGY)
-    ] = False
-    bucket_view: Annotated[
-        bool,
-        option("--bucket-view/--no-bucket-view", help="ddp: gradients lie where they are sent from.", panel=STRATEGY),
-    ] = True
     bucket_mb: Annotated[
         int | None,
         option(
@@ -351,10 +333,7 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
 
 
 ONLY = {
-    "ddp": (
-        *("comm_hook", "powersgd_rank", "powersgd_start", "zero1"),
-        *("static_graph", "bucket_view", "bucket_mb", "sync_bn"),
-    ),
+    "ddp": ("comm_hook", "powersgd_rank", "powersgd_start", "zero1", "bucket_mb", "sync_bn"),
     "fsdp": ("replicate", "cpu_offload"),
     "tp": ("tensor_parallel",),
     "pipeline": ("pipeline_parallel", "microbatches", "schedule"),
@@ -383,7 +362,13 @@ def check(strategy: str, options: Options) -> None:
                 seen=f"train {strategy} {flags}",
                 fix=f"'train {other} {flags}', or leave it out",
             )
-    check_replication(options)
+    of_power = ("comm_hook", "powersgd_rank", "powersgd_start")
+    if options.comm_hook != "powersgd" and typed(options, *of_power[1:]):
+        raise MusterError(
+            "--powersgd-rank and --powersgd-start are for gradients that travel by PowerSGD",
+            seen=typed(options, *of_power),
+            fix="--comm-hook=powersgd, or leave them out",
+        )
     if strategy in ("tp", "pipeline") and not options.predicts_tokens:
         raise MusterError(
             f"the strategy {strategy} cuts transformers, not {options.model}",
@@ -421,122 +406,3 @@ def check(strategy: str, options: Options) -> None:
 def typed(options: Options, *names: str) -> str:
     """What a user types for those of `names` that are not at their default."""
     return " ".join(to_argv(Options(**{name: getattr(options, name) for name in names})))
-
-
-def check_replication(options: Options) -> None:
-    """Raises MusterError where the options of ddp contradict each other."""
-    of_power = ("comm_hook", "powersgd_rank", "powersgd_start")
-    if options.comm_hook != "powersgd" and typed(options, *of_power[1:]):
-        raise MusterError(
-            "--powersgd-rank and --powersgd-start are for gradients that travel by PowerSGD",
-            seen=typed(options, *of_power),
-            fix="--comm-hook=powersgd, or leave them out",
-        )
-    if options.sync_bn and options.predicts_tokens:
-        raise MusterError(
-            f"{options.model} has no batch normalisation",
-            seen=typed(options, "sync_bn", "model"),
-            fix="leave out --sync-bn",
-        )
-    if options.static_graph and options.accumulate > 1:
-        raise MusterError(
-            "of a graph that is static torch sends the gradients of each micro-batch: none can be held back",
-            seen=typed(options, "static_graph", "accumulate"),
-            fix=f"leave out --static-graph, or --batch-size={options.accumulate * options.batch_size} --accumulate=1",
-        )
-
-
-def tensor_parallel_of(options: Options, world_size: int) -> int:
-    """How many ranks cut a layer between them."""
-    return options.tensor_parallel or world_size
-
-
-def check_tensor_parallel(options: Options, world_size: int, num_kv_heads: int, seq_len: int) -> None:
-    """Raises MusterError where the groups don't divide the world, or their ranks a layer or a sequence."""
-    size = tensor_parallel_of(options, world_size)
-    numbers = {"processes": world_size, "heads of keys": num_kv_heads, "tokens of a sequence": seq_len}
-    for name, number in numbers.items():
-        if number % size:
-            raise MusterError(
-                f"{number} {name} can't be divided by {size} ranks",
-                seen=f"--tensor-parallel={size}, {world_size} processes, --model={options.model}",
-                fix=f"--tensor-parallel={math.gcd(*numbers.values())}, or a divisor of that",
-            )
-
-
-def check_replicas(options: Options, world_size: int) -> None:
-    """Raises MusterError where the world can't be divided into `--replicate` groups of more than one rank."""
-    if world_size % options.replicate or options.replicate == world_size > 1:
-        raise MusterError(
-            f"{world_size} processes can't be divided into {options.replicate} groups of two or more",
-            seen=f"--replicate={options.replicate}, {world_size} processes",
-            fix="--replicate=1, or fewer groups whose number divides the processes; 'train ddp' for whole models",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pipelines:
-    """How the ranks stand in lines.
-
-    Attributes:
-        size: ranks in a line.
-        stages_each: groups of layers that a rank has; stage s is on the rank at place s modulo size.
-        num_parts: micro-batches in which a rank's batch passes.
-    """
-
-    size: int
-    stages_each: int
-    num_parts: int
-
-    @classmethod
-    def of(cls, options: Options, world_size: int) -> "Pipelines":
-        """The lines that `options` make of `world_size` ranks."""
-        size = options.pipeline_parallel or world_size
-        stages_each = 2 if options.schedule in ("interleaved", "zero-bubble") else 1
-        return cls(size=size, stages_each=stages_each, num_parts=options.microbatches or 2 * size)
-
-    @property
-    def num_stages(self) -> int:
-        """Groups of layers, over all ranks of a line."""
-        return self.size * self.stages_each
-
-    @property
-    def bubble(self) -> float:
-        """The share of a step in which a rank waits for others, where every stage takes as long (arXiv 2104.04473)."""
-        return (self.size - 1) / (self.stages_each * self.num_parts + self.size - 1)
-
-    def stages_of(self, rank: int) -> list[int]:
-        """The stages of `rank`."""
-        return list(range(rank % self.size, self.num_stages, self.size))
-
-
-def check_pipeline(options: Options, world_size: int, num_layers: int) -> None:
-    """Raises MusterError where the lines don't divide the world, the layers or the batch."""
-    if world_size == 1:
-        return
-    plan = Pipelines.of(options, world_size)
-    size, parts = plan.size, plan.num_parts
-    seen = f"{world_size} processes, --model={options.model} --pipeline-parallel={size} --schedule={options.schedule}"
-    if world_size % size:
-        raise MusterError(
-            f"{world_size} processes can't stand in lines of {size}",
-            seen=seen,
-            fix="--pipeline-parallel=N, where N divides the processes",
-        )
-    if plan.num_stages > num_layers:
-        raise MusterError(
-            f"{num_layers} layers are too few for {plan.num_stages} stages",
-            seen=seen,
-            fix="a smaller --pipeline-parallel, --schedule=1f1b, fewer processes, or a larger model",
-        )
-    fits = options.batch_size % parts == 0
-    if options.schedule == "1f1b":
-        fits = fits and (parts == 1 or parts >= size)
-    if plan.stages_each > 1:
-        fits = fits and parts % max(1, parts // size) == 0
-    if not fits:
-        raise MusterError(
-            f"a batch of {options.batch_size} can't pass in {parts} parts by the schedule {options.schedule}",
-            seen=f"--batch-size={options.batch_size} --microbatches={parts}, lines of {size} ranks",
-            fix=f"--batch-size={2 * size} or a multiple of it, without --microbatches",
-        )

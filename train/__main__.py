@@ -25,7 +25,7 @@ def read(argv: Sequence[str]) -> tuple[str, Options]:
 
 def main() -> None:
     guard = Guard()
-    gc.disable()  # until the training begins (train/heap.py)
+    gc.disable()  # until the training begins (train/memory.py)
     strategy, options = read(sys.argv[1:])
     if not os.environ.get("MUSTER_DEBUG"):
         # Notes of torch's C++ side (reverse look-ups of addresses, retries) that a user can't act on.

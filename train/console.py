@@ -99,28 +99,20 @@ class Said:
 _said = Said()
 
 
-def show_all(log: TextIO) -> None:
-    """From now on what this rank prints goes to `log` too."""
-    _said.log = log
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        replace_stream(name, Tee(stream, log))
-
-
-def show_lines(log: TextIO, prefix: str) -> None:
-    """From now on what this rank prints goes to `log`, and to the console by whole lines with `prefix`."""
+def show(log: TextIO, prefix: str | None) -> None:
+    """From now on what this rank prints goes to `log` too; with a `prefix`, by whole lines that begin so."""
     _said.log = log
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         stream.flush()
-        lines = Lines(os.dup(stream.fileno()), prefix, stream.encoding)
+        lines = None if prefix is None else Lines(os.dup(stream.fileno()), prefix, stream.encoding)
         replace_stream(name, Tee(stream, log, lines))
 
 
 def hide(log: TextIO, prefix: str) -> None:
     """From now on what this process and its children print, libraries in C too, goes to `log`.
 
-    What `tell` says is shown still; what Python prints after `show_lines` also.
+    What `tell` says is shown still; what Python prints after `show` also.
     """
     _said.log = log
     sys.stdout.flush()
@@ -211,10 +203,8 @@ def open_log(run: Path, world: World, command: str, *, all_ranks: bool) -> None:
         tell(f"note: rank {world.rank} on {world.host} has no log file: {error}")
         return
     prefix = f"[{one_line(world.host)} {world.rank}] "
-    if all_ranks:
-        show_lines(log, prefix)
-    elif world.main:
-        show_all(log)
+    if all_ranks or world.main:
+        show(log, prefix if all_ranks else None)
     if not world.main:
         hide(log, prefix)
     if LAST_WORDS in os.environ:

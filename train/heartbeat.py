@@ -103,18 +103,21 @@ class Ear:
             self.still[rank] = 0 if has_moved else self.still[rank] + 1
             self.last[rank] = beat
 
+    @property
+    def there(self) -> list[int]:
+        """The ranks that were heard, and have not left."""
+        return [rank for rank, beat in self.last.items() if beat.place != LEFT]
+
     def dead(self, turns: int) -> list[int]:
         """The ranks that have said nothing for so many turns, once one has; a turn less counts for its neighbours."""
-        there = [rank for rank, beat in self.last.items() if beat.place != LEFT]
-        if not any(self.silent[rank] >= turns for rank in there):
+        if not any(self.silent[rank] >= turns for rank in self.there):
             return []
-        return sorted(rank for rank in there if self.silent[rank] >= max(1, turns - 1))
+        return sorted(rank for rank in self.there if self.silent[rank] >= max(1, turns - 1))
 
     def is_hung(self, turns: float) -> bool:
         """Whether a rank has stood still for so many turns; for more while any has a reason to take its time."""
-        there = [rank for rank, beat in self.last.items() if beat.place != LEFT]
-        limit = turns * (PATIENT if any(self.last[rank].is_patient for rank in there) else 1)
-        return any(self.still[rank] >= limit for rank in there)
+        limit = turns * (PATIENT if any(self.last[rank].is_patient for rank in self.there) else 1)
+        return any(self.still[rank] >= limit for rank in self.there)
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -127,9 +130,8 @@ class Ear:
         Args:
             collectives: of each rank for which that is known.
         """
-        there = [rank for rank, beat in self.last.items() if beat.place != LEFT]
-        fewest = min(self.last[rank].ticks for rank in there)
-        behind = [rank for rank in there if self.last[rank].ticks == fewest]
+        fewest = min(self.last[rank].ticks for rank in self.there)
+        behind = [rank for rank in self.there if self.last[rank].ticks == fewest]
         if len(behind) > 1 and all(rank in collectives for rank in behind):
             least = min(collectives[rank] for rank in behind)
             behind = [rank for rank in behind if collectives[rank] == least]
@@ -305,9 +307,8 @@ class Heartbeat:
         while True:
             answers = {rank: json.loads(text or b"{}") for rank, text in enumerate(self.store.multi_get(keys))}
             answers[self.world.rank] = own
-            living = [rank for rank, beat in self.ear.last.items() if beat.place != LEFT]
-            if time.monotonic() > end or all(answers[rank].get("written") for rank in living):
-                return {rank: answers[rank] for rank in living}
+            if time.monotonic() > end or all(answers[rank].get("written") for rank in self.ear.there):
+                return {rank: answers[rank] for rank in self.ear.there}
             time.sleep(BEAT_S / 3)
             self.rounds += 1
 

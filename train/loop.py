@@ -18,7 +18,7 @@ from muster.train.data.loader import Batches
 from muster.train.display import Display
 from muster.train.faults import SharedFault
 from muster.train.metrics import Readout, StepTimes, Sums, averages
-from muster.train.optimizer import extent, lr_at, set_lr
+from muster.train.optimizer import extent, lr_at
 from muster.train.order import TrainOrder
 from muster.train.precision import Precision
 from muster.train.preemption import Interval, Notice, between
@@ -314,7 +314,9 @@ class Loop:
         if options.clip_norm is not None:
             self.gradients.clip(self.model, options.clip_norm)
         optimizer = self.trained.optimizer
-        set_lr(optimizer, lr_at(options, world.num_shares, progress.step, self.num_steps, self.lr_ahead))
+        lr = lr_at(options, world.num_shares, progress.step, self.num_steps, self.lr_ahead)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
         with self.times.part("optimizer"):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

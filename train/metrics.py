@@ -4,18 +4,15 @@ import math
 import resource
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, TypeVar
 
 import psutil
 import torch
 
+from muster.train.measure.profile import Profile
 from muster.train.models import IGNORED
-from muster.train.stopwatch import Mark, Stopwatch, Stretches
-
-if TYPE_CHECKING:
-    from muster.train.measure.energy import Energy
-    from muster.train.measure.profile import Profile
+from muster.train.stopwatch import Mark, Stopwatch
 
 Item = TypeVar("Item")
 
@@ -42,11 +39,11 @@ class StepTimes:
     def __init__(
         self,
         device: torch.device,
-        profile: "Profile | None" = None,
+        profile: Profile | None = None,
         energy: "Energy | None" = None,
         started: float | None = None,
     ) -> None:
-        self.stretches = Stretches(device, self.note)
+        self.stretches = Stopwatch(device, self.note)
         self.data = Stopwatch(device, counts=False)
         self.waits = Stopwatch(device, counts=False)
         self.profile = profile
@@ -69,7 +66,7 @@ class StepTimes:
         if self.energy is not None and counts != self.data.counts:
             self.energy.count(counts)
         self.data.counts = self.waits.counts = counts
-        self.last = self.stretches.mark()
+        self.last = self.stretches.now()
 
     def stop(self) -> None:
         """Ends an epoch: what is waited for from now on is none of a step's."""
@@ -173,6 +170,43 @@ def percentile(values: list[float], share: float) -> float:
     """The smallest of `values` that at least `share` percent of them don't exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]
+
+
+class Energy:
+    """What this rank's GPU takes while it is counted; nothing where nobody knows.
+
+    It is read from the counter that NVML keeps of each whole card. Where a card is divided (MIG), or has none, nothing
+    is told.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.joules: float | None = None
+        self.before: float | None = None
+        self.nvml: Any = None
+        if device.type == "cuda":
+            # No driver library, no such card, none that counts, an old binding: all mean that nobody knows.
+            with suppress(Exception):
+                import pynvml  # only where there is a GPU: it takes time to load
+
+                pynvml.nvmlInit()
+                # By its name in the driver: numbers are those of CUDA_VISIBLE_DEVICES here, and all cards' there.
+                name = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+                self.nvml, self.handle = pynvml, pynvml.nvmlDeviceGetHandleByUUID(name)
+                self.read()
+                self.joules = 0.0
+
+    def read(self) -> float:
+        """Joules that the card has taken until now."""
+        return self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000
+
+    def count(self, counts: bool) -> None:
+        """Begins to count, or ends it."""
+        if self.joules is None:
+            return
+        if counts:
+            self.before = self.read()
+        elif self.before is not None:
+            self.joules, self.before = self.joules + self.read() - self.before, None
 
 
 class Sums:

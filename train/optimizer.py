@@ -40,16 +40,9 @@ def groups_of(options: Options, parameters: list[nn.Parameter]) -> list[dict[str
     return [group for group in groups if group["params"]]
 
 
-def scale_of(options: Options, world_size: int) -> float:
-    """What the learning rate is multiplied by: the micro-batches of a step, their root, or 1."""
-    num_micro_batches = world_size * options.accumulate
-    return {"none": 1.0, "linear": float(num_micro_batches), "sqrt": num_micro_batches**0.5}[options.lr_scale]
-
-
-def highest_lr(options: Options, world_size: int) -> float:
-    """The learning rate after its rise; `options` are settled."""
-    assert options.lr is not None
-    return options.lr * scale_of(options, world_size)
+def highest_lr(lr: float, lr_scale: str, num_micro_batches: int) -> float:
+    """The learning rate after its rise: `lr` times the micro-batches of a step, their root, or 1."""
+    return lr * {"none": 1.0, "linear": float(num_micro_batches), "sqrt": num_micro_batches**0.5}[lr_scale]
 
 
 def extent(options: Options, progress: Progress, order: TrainOrder) -> tuple[int, int]:
@@ -74,7 +67,8 @@ def lr_at(options: Options, world_size: int, step: int, num_steps: int, ahead: i
     A constant rate does not depend on the end of the run, so that it can be continued beyond. A cosine ends at
     `--lr-steps`, or at the last of the `num_steps`, and is `ahead` of the steps.
     """
-    highest = highest_lr(options, world_size)
+    assert options.lr is not None
+    highest = highest_lr(options.lr, options.lr_scale, world_size * options.accumulate)
     if step < options.warmup_steps:
         return highest * (step + 1) / options.warmup_steps
     if options.lr_schedule == "constant":
@@ -82,9 +76,3 @@ def lr_at(options: Options, world_size: int, step: int, num_steps: int, ahead: i
     length = (options.lr_steps or num_steps + ahead) - options.warmup_steps
     done = min(1.0, (step + ahead - options.warmup_steps) / length) if length > 0 else 1.0
     return highest * (options.lr_end + (1 - options.lr_end) * (1 + math.cos(math.pi * done)) / 2)
-
-
-def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Makes the next step of `optimizer` use `lr`."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr

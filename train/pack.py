@@ -50,7 +50,7 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
         raise MusterError("there is something already, and nothing is overwritten", seen=f"OUT={out}", fix=fix)
     found = scan(Options(data=f"imagefolder:{folder}"), str(folder))
     root, labels = os.fsencode(folder), found.labels_N.tolist()
-    samples = [(os.path.join(root, found.paths[index]), labels[index]) for index in range(len(found.paths))]
+    samples = [(os.path.join(root, found.paths_N[index]), labels[index]) for index in range(len(found.paths_N))]
     halves = {"": samples}
     if found.num_train < len(samples):
         halves = {"train": samples[: found.num_train], "val": samples[found.num_train :]}
@@ -122,14 +122,10 @@ def read_ahead(samples: list[Sample]) -> Iterator[tuple[bytes, int, bytes]]:
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for start in range(0, len(samples), AHEAD):
             some = samples[start : start + AHEAD]
-            for (path, label), content in zip(some, pool.map(read, [path for path, _ in some]), strict=True):
+            for (path, label), content in zip(
+                some, pool.map(Path.read_bytes, [Path(os.fsdecode(path)) for path, _ in some]), strict=True
+            ):
                 yield path, label, content
-
-
-def read(path: bytes) -> bytes:
-    """The bytes of a file."""
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def main() -> None:

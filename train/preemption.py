@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
 
@@ -202,49 +202,43 @@ def _read(environ: Mapping[str, str], name: str) -> float | None:
     return None
 
 
-@dataclass
-class Grace:
+GRACES_S = {
+    # https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man5/flux-config-exec.html (kill-timeout)
+    "flux": 5,
+    # https://slurm.schedmd.com/slurm.conf.html#OPT_KillWait
+    "slurm": 30,
+    # https://github.com/openpbs/openpbs/blob/master/doc/man1/pbs_queue_attributes.7B (kill_delay)
+    "pbs": 10,
+    # https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=lsbparams-job-terminate-interval
+    "lsf": 10,
+    # https://manpages.ubuntu.com/manpages/noble/man5/sge_queue_conf.5.html (notify)
+    "grid_engine": 60,
+    # https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination
+    "kubernetes": 30,
+}
+"""Seconds from the first warning to SIGKILL by default, by the scheduler; sites have others."""
+
+
+class Grace(NamedTuple):
     """The time between the first warning and SIGKILL: whether a checkpoint fits into it.
 
     Attributes:
         seconds: of that time; infinite where nothing is known.
         setting: what says so.
-        fix: what to type for a warning `{seconds}` or `{minutes}` ahead of the limit.
     """
 
-    seconds: float = math.inf
-    setting: str = ""
-    fix: str = "--save-before={minutes}"
+    seconds: float
+    setting: str
 
-    def note(self, save_s: float, step_s: float = 0.0) -> str | None:
-        """What to tell of a checkpoint that takes `save_s`, where it does not fit; once, and None where it does."""
-        need_s = save_s + step_s
-        if need_s <= self.seconds:
+    def note(self, save_s: float, step_s: float) -> str | None:
+        """What to tell of a checkpoint that takes `save_s`, where it does not fit; None where it does."""
+        if save_s + step_s <= self.seconds:
             return None
-        grace_s, self.seconds = self.seconds, math.inf
-        minutes = math.ceil(2 * need_s / 60)
-        fixes = {self.fix.format(seconds=60 * minutes, minutes=minutes): None, f"--save-before={minutes}": None}
+        minutes = math.ceil(2 * (save_s + step_s) / 60)
         return (
-            f"a checkpoint took {save_s:.1f} s and a step takes {step_s:.1f} s, but {grace_s:g} s after a warning "
-            f"the job is killed ({self.setting}): {', or '.join(fixes)}"
+            f"a checkpoint took {save_s:.1f} s and a step takes {step_s:.1f} s, but {self.seconds:g} s after a warning "
+            f"the job is killed ({self.setting}): --save-before={minutes}, or an earlier warning (docs/surviving.md)"
         )
-
-
-SCHEDULERS = {
-    # https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man5/flux-config-exec.html
-    "flux": Grace(5, "Flux's kill-timeout, by default", "flux run --signal=USR1@{seconds}s"),
-    # https://slurm.schedmd.com/slurm.conf.html#OPT_KillWait
-    "slurm": Grace(30, "Slurm's KillWait, by default", "#SBATCH --signal=USR1@{seconds}"),
-    # https://github.com/openpbs/openpbs/blob/master/doc/man1/pbs_queue_attributes.7B
-    "pbs": Grace(10, "PBS's kill_delay, by default", "--save-before={minutes}"),
-    # https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=lsbparams-job-terminate-interval
-    "lsf": Grace(10, "LSF's JOB_TERMINATE_INTERVAL, by default", "#BSUB -wa USR1 -wt {minutes}"),
-    # https://manpages.ubuntu.com/manpages/noble/man5/sge_queue_conf.5.html (notify)
-    "grid_engine": Grace(60, "Grid Engine's notify, with qsub -notify, by default", "--save-before={minutes}"),
-    # https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination
-    "kubernetes": Grace(30, "Kubernetes, by default", "terminationGracePeriodSeconds: {seconds}"),
-}
-"""The grace of each scheduler by default (sites have others), what says so, and what to type for more."""
 
 
 def grace(environ: Mapping[str, str], deadline: Deadline | None) -> Grace:
@@ -253,12 +247,10 @@ def grace(environ: Mapping[str, str], deadline: Deadline | None) -> Grace:
     Raises:
         MusterError: MUSTER_GRACE_S is no number of seconds.
     """
-    found = replace(SCHEDULERS.get(environ.get(SCHEDULER, ""), Grace()))
-    text = environ.get(GRACE, "")
-    if text:
-        if not (text.isascii() and text.isdecimal()):
-            raise MusterError(f"{GRACE} is no number of seconds", seen=f"{GRACE}={text}", fix=f"export {GRACE}=300")
-        found.seconds, found.setting = float(text), GRACE
+    scheduler, text = environ.get(SCHEDULER, ""), environ.get(GRACE, "")
+    if text and not (text.isascii() and text.isdecimal()):
+        raise MusterError(f"{GRACE} is no number of seconds", seen=f"{GRACE}={text}", fix=f"export {GRACE}=300")
+    found = Grace(float(text), GRACE) if text else Grace(GRACES_S.get(scheduler, math.inf), f"{scheduler}'s default")
     if deadline is not None and deadline.before_s > found.seconds:
-        found.seconds, found.setting = deadline.before_s, "--save-before, ahead of the time limit"
+        return Grace(deadline.before_s, "--save-before, ahead of the time limit")
     return found

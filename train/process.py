@@ -10,7 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from muster.config import Options
 from muster.errors import ExitCode, MusterError
-from muster.train import console, faults, out_of_memory
+from muster.train import console, faults, memory
 from muster.train.backends import backend_for, open_group, places
 from muster.train.faults import Fault, SharedFault, agree
 from muster.train.heartbeat import Heartbeat, report_lost_store
@@ -42,7 +42,7 @@ class Process:
         except MusterError as error:
             raise SystemExit(error.code) from error
         except Exception as error:
-            told = None if self.world is None else out_of_memory.explain(error, strategy, options, self.world)
+            told = None if self.world is None else memory.explain(error, strategy, options, self.world)
             if told is None:
                 raise
             raise SystemExit(told.code) from told
@@ -62,7 +62,10 @@ class Process:
         trace = "".join(traceback.format_exception(error)).rstrip("\n")
         if not DEBUG and self.world is not None and faults.is_echo(error):
             console.keep(trace)
-            error = self.reason(error, self.world)
+            if self.heartbeat is not None:
+                self.heartbeat.doubt()  # gives time for the rank that ended to be missed
+            lost = "" if self.heartbeat is None else self.heartbeat.lost
+            error = report_lost_store(self.world, lost) if lost else faults.connection_lost(error, self.world)
         code = error.code if isinstance(error, MusterError) else ExitCode.FAILED
         if isinstance(error, KeyboardInterrupt):
             code = ExitCode.INTERRUPTED
@@ -87,14 +90,6 @@ class Process:
         if isinstance(error, MusterError):
             console.leave_word(console.TOLD)
         return code
-
-    def reason(self, error: BaseException, world: World) -> MusterError:
-        """What to say of a connection that broke, once there was time for the rank that ended to be missed."""
-        if self.heartbeat is not None:
-            self.heartbeat.doubt()
-            if self.heartbeat.lost:
-                return report_lost_store(world, self.heartbeat.lost)
-        return faults.connection_lost(error, world)
 
     def leave(self, *, failed: bool) -> None:
         """Takes this rank out of the world, in the order that lets the others hear of it."""

@@ -1,5 +1,6 @@
 """A run, put together: data, model, strategy, loop, and what it leaves."""
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -12,17 +13,16 @@ import torch
 from muster import config
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train import compilation, console, data, heap, models, optimizer, preemption, strategies, trackers
+from muster.train import compilation, console, data, memory, models, optimizer, preemption, strategies, trackers
 from muster.train.checkpoint import CheckpointManager
-from muster.train.data.loader import open_agreed
+from muster.train.data.loader import count_cores, open_batches
 from muster.train.display import Display, header, promised_gpus
 from muster.train.faults import agree
 from muster.train.loop import Loop
-from muster.train.measure.energy import Energy
 from muster.train.measure.profile import Profile
-from muster.train.metrics import StepTimes
+from muster.train.metrics import Energy, StepTimes
 from muster.train.precision import choose_precision
-from muster.train.preemption import Interval, Notice, Preempted
+from muster.train.preemption import Grace, Interval, Notice, Preempted
 from muster.train.run_directory import differences, restore, share_run
 from muster.train.seeds import seed_of
 from muster.train.state import Progress, Statistics, TrainState, is_complete
@@ -37,13 +37,12 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     strategy = strategies.load(strategy_name, world)
     agree(world, lambda: config.check(strategy_name, options))
     agree(world, lambda: strategy.check(world, options))
-    agree(world, lambda: compilation.check(options, world.device))
-    agree(world, lambda: trackers.check(options))
     limit = agree(world, lambda: preemption.find(options.save_before, os.environ if world.main else {}))
     grace = agree(world, lambda: preemption.grace(os.environ, limit.deadline))
     world = strategy.share(world, options)
     source = data.open_shared(options, world)
-    train, valid = open_agreed(source, options, world)
+    cores = count_cores(world)
+    train, valid = agree(world, lambda: open_batches(source, options, world, cores))
     options = replace(options, train_num_workers=train.num_workers, valid_num_workers=valid.num_workers)
     precision = choose_precision(options, world.device)
     choose_kernels(options, world)
@@ -89,7 +88,6 @@ def run(strategy_name: str, options: Options, world: World) -> None:
         *limit.notes,
     ]:
         display.note(note)
-    log = Log(chosen.folder, progress.step) if world.main else None
 
     def save(progress: Progress, own: Statistics) -> None:
         plain = {
@@ -110,6 +108,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     with agree(
         world, lambda: trackers.open_tracker(kind, chosen.folder, progress.step, settings, display.note)
     ) as tracker:
+        log = Log(chosen.folder, progress.step) if world.main else None
 
         def record(values: dict[str, Any]) -> None:
             if log is not None:
@@ -143,11 +142,13 @@ def run(strategy_name: str, options: Options, world: World) -> None:
             loop.times.profile = Profile(chosen.folder, num_steps, named, world.device, main=world.main)
 
         def on_saved(step: int, seconds: float) -> None:
+            nonlocal grace
             if log is not None:
                 log.write({"kind": "checkpoint", "step": step, "save_s": round(seconds, 3)})
                 too_long = grace.note(seconds, loop.times.seconds[-1] if loop.times.seconds else 0.0)
                 if too_long is not None:
                     display.note(too_long)
+                    grace = Grace(math.inf, "said once")
 
         manager.on_saved = on_saved
         notice.listen()
@@ -173,7 +174,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
 
 def fit(loop: Loop, manager: CheckpointManager) -> None:
     """Trains to the end, and until the last checkpoint is written."""
-    heap.collect_again()
+    memory.collect_garbage()
     try:
         with told_if_not_deterministic():
             loop.fit()
@@ -197,7 +198,7 @@ def choose_kernels(options: Options, world: World) -> None:
     if world.device.type == "cuda":
         torch.backends.cudnn.benchmark = not options.deterministic
     else:
-        heap.keep()
+        memory.keep_heap()
 
 
 @contextmanager

@@ -55,10 +55,6 @@ class Run:
         """The checkpoint to continue from; None for a run that begins."""
         return self.candidates[0] if self.candidates else None
 
-    def pass_over(self, damage: MusterError) -> None:
-        """Takes the next candidate, as the first one is damaged."""
-        self.notes.append(checkpoint.passed_over(self.candidates.pop(0), damage))
-
 
 def default_name(options: Options, strategy: str) -> str:
     """Model, data and strategy, in characters that every file system and shell takes as they are."""
@@ -274,7 +270,7 @@ def restore(
     except MusterError as damage:
         if not checkpoint.is_damage(damage) or len(chosen.candidates) == 1:
             raise
-        chosen.pass_over(damage)
+        chosen.notes.append(checkpoint.passed_over(chosen.candidates.pop(0), damage))
         return restore(trained, chosen, identity, manager, world)
     return index["plain"]
 
@@ -327,9 +323,10 @@ def rescaled(state: dict[str, Any], settings: dict[str, Any], world: World) -> l
     """What another number of ranks makes of the global batch and the learning rate (docs/elastic.md has the rule)."""
     if state["num_shares"] == world.num_shares:
         return []
-    before, batch = state["options"], global_batch(state["options"], state["num_shares"])
-    new_batch = global_batch(settings, world.num_shares)
-    rate, new_rate = lr_of(before, state["num_shares"]), lr_of(settings, world.num_shares)
+    before = state["options"]
+    batch, new_batch = global_batch(before, state["num_shares"]), global_batch(settings, world.num_shares)
+    rate = highest_lr(before["lr"], before["lr_scale"], before["accumulate"] * state["num_shares"])
+    new_rate = highest_lr(settings["lr"], settings["lr_scale"], settings["accumulate"] * world.num_shares)
     if (batch, rate) == (new_batch, new_rate):
         return []
     ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
@@ -337,12 +334,6 @@ def rescaled(state: dict[str, Any], settings: dict[str, Any], world: World) -> l
         f"goes on with {ranks} instead of {state['world_size']}: global batch {batch} -> {new_batch}, "
         f"learning rate {rate:.4g} -> {new_rate:.4g} (--lr-scale={settings['lr_scale']})"
     ]
-
-
-def lr_of(options: dict[str, Any], num_shares: int) -> float:
-    """The highest learning rate of a run with such options."""
-    wanted = Options(lr=options["lr"], lr_scale=options["lr_scale"], accumulate=options["accumulate"])
-    return highest_lr(wanted, num_shares)
 
 
 def global_batch(options: dict[str, Any], num_shares: int) -> int:

@@ -34,8 +34,6 @@ LIMIT = 1e-6
 PARTS = 8
 """Micro-batches of a step, in all worlds."""
 
-DEADLINE_S = 120
-
 GRACE_S = 20
 """Seconds in which ranks end by themselves when one of them has failed."""
 
@@ -47,20 +45,18 @@ LOADED = [
 
 COMMON = (
     *("--model=gpt-tiny", f"--data=tokens:{HERE / 'order.py'}", "--seq-len=32", "--epochs=1"),
-    *("--no-bf16", "--warmup-steps=0", "--seed=1"),
+    *("--no-bf16", "--warmup-steps=0", "--seed=1", "--timeout-s=120"),
 )
 STEPS = {
-    # After one step without weight decay the momenta are the gradients.
-    "gradients": ("--optimizer=sgd", "--weight-decay=0", "--max-steps=1"),
     "sgd": ("--optimizer=sgd", "--lr=0.1", "--clip-norm=1", "--max-steps=3"),
     # It divides gradients by their own size: the last bits of one near 0 become a whole step, and must be the same.
     "adamw": ("--optimizer=adamw", "--deterministic", "--max-steps=3"),
 }
 """Options of the trainings that make a row."""
 
-COLUMNS = ("gradients", "sgd", "adamw", "loss")
+COLUMNS = ("sgd", "adamw", "loss")
 EVERYWHERE = ("--batch-size", "--accumulate", "--microbatches")
-TITLE = "beside the single process, in fp32: gradients, weights after 3 steps of SGD and of AdamW, loss"
+TITLE = "beside the single process, in fp32: weights after 3 steps of SGD and of AdamW, loss"
 
 
 @dataclass(frozen=True)
@@ -102,13 +98,13 @@ def cases(num_ranks: int) -> list[Case]:
     return found
 
 
-def run_ranks(argv: Sequence[str], num_ranks: int, output: Path, deadline_s: float) -> None:
+def run_ranks(argv: Sequence[str], num_ranks: int, output: Path) -> None:
     """Runs the trainer with `argv` in `num_ranks` processes; what they print goes to files that begin with `output`.
 
     Torch is loaded once, by a server that forks a process for each rank.
 
     Raises:
-        MusterError: one failed, or was not over in time.
+        MusterError: one failed.
     """
     get_context("forkserver").set_forkserver_preload(LOADED)
     with socket.socket() as probe:
@@ -117,22 +113,15 @@ def run_ranks(argv: Sequence[str], num_ranks: int, output: Path, deadline_s: flo
     arguments = (list(argv), num_ranks, port, str(output))
     ranks = start_processes(become, arguments, nprocs=num_ranks, join=False, start_method="forkserver")
     assert ranks is not None
-    processes: list[Any] = ranks.processes
-    end, failure = time.monotonic() + deadline_s, ""
     try:
-        while not failure and not ranks.join(max(0.0, end - time.monotonic()), grace_period=GRACE_S):
-            failure = "not over in time" if time.monotonic() >= end else ""
+        while not ranks.join(grace_period=GRACE_S):
+            pass
     except ProcessExitedException as error:
-        failure = f"rank {error.error_index} ended with exit code {error.exit_code}"
-    finally:
-        for rank in processes:
-            rank.kill()
-            rank.join()
-    if failure:
         said = [line for rank in range(num_ranks) for line in Path(f"{output}-{rank}").read_text().splitlines()]
-        first = next((line for line in said if "rror" in line), failure)
+        ended = f"rank {error.error_index} ended with exit code {error.exit_code}"
+        first = next((line for line in said if "rror" in line), ended)
         seen = f"{num_ranks} ranks of: train {' '.join(argv)}"
-        raise MusterError(f"it failed: {first.strip()}", seen=seen, fix="run it alone", code=ExitCode.FAILED)
+        raise MusterError(f"it failed: {first.strip()}", seen=seen, fix="run it alone", code=ExitCode.FAILED) from error
 
 
 def become(rank: int, argv: list[str], num_ranks: int, port: int, output: str) -> None:
@@ -156,11 +145,11 @@ def launch(case: Case, steps: str, folder: Path) -> dict[str, Any]:
     """The state that `case` has trained by `steps`, on ranks of this machine.
 
     Raises:
-        MusterError: it failed, or took too long.
+        MusterError: it failed.
     """
     run = Path(tempfile.mkdtemp(dir=folder))
     argv = [case.strategy, *COMMON, *STEPS[steps], *case.options, f"--name={run.name}", f"--runs-dir={folder}"]
-    run_ranks(argv, case.num_ranks, run / "rank", DEADLINE_S)
+    run_ranks(argv, case.num_ranks, run / "rank")
     return checkpoint.load_newest(run)[1]
 
 
@@ -170,18 +159,6 @@ def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     return ((mine - theirs).norm() / mine.norm()).item()
 
 
-def differences(steps: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
-    """How far two states that were trained by `steps` are apart, by column."""
-    if steps == "gradients":
-        momenta = [
-            {name: moments["momentum_buffer"] for name, moments in state["optimizer"]["state"].items()}
-            for state in (one, other)
-        ]
-        return {steps: apart(*momenta)}
-    loss, its = (state["progress"]["history"][-1]["valid_loss"] for state in (one, other))
-    return {steps: apart(one["model"], other["model"]), "loss": abs(loss - its) / loss}
-
-
 def compare(case: Case, singles: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The row of `case` beside the single process, whose states are `singles`."""
     started = time.perf_counter()
@@ -189,8 +166,10 @@ def compare(case: Case, singles: Mapping[str, Any], folder: Path) -> dict[str, A
     row |= dict.fromkeys(COLUMNS)
     try:
         for steps, single in singles.items():
-            for column, value in differences(steps, single, launch(case, steps, folder)).items():
-                row[column] = max(value, row[column] or 0.0)
+            found = launch(case, steps, folder)
+            row[steps] = apart(single["model"], found["model"])
+            loss, its = (state["progress"]["history"][-1]["valid_loss"] for state in (single, found))
+            row["loss"] = max(row["loss"] or 0.0, abs(loss - its) / loss)
         row["passed"] = all(row[column] is None or row[column] < LIMIT for column in COLUMNS)
     except MusterError as error:
         row |= {"passed": False, "error": error.wrong}

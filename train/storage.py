@@ -35,20 +35,7 @@ FORMAT = 2
 
 
 class Damaged(Exception):
-    """A file of a checkpoint that is not what was written.
-
-    Args:
-        name: the file.
-        reason: what is wrong with it.
-    """
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name, reason)
-        self.name = name
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.reason}"
+    """A file of a checkpoint is not what was written."""
 
 
 def done(value: Any) -> Future[Any]:
@@ -75,11 +62,11 @@ def read_index(folder: Path) -> dict[str, Any]:
     head, _, text = (folder / INDEX).read_bytes().partition(b"\n")
     words = head.decode(errors="replace").split()
     if words[:2] != MAGIC.split():
-        raise Damaged(INDEX, "does not begin as one: it is no checkpoint of this program")
+        raise Damaged(f"{INDEX} does not begin as one: it is no checkpoint of this program")
     if words[2:3] != [str(FORMAT)]:
-        raise Damaged(INDEX, f"has format {' '.join(words[2:3])}, this program reads {FORMAT}")
+        raise Damaged(f"{INDEX} has format {' '.join(words[2:3])}, this program reads {FORMAT}")
     if words[3:] != [f"{zlib.crc32(text):08x}"]:
-        raise Damaged(INDEX, "has a wrong checksum")
+        raise Damaged(f"{INDEX} has a wrong checksum")
     return json.loads(text)
 
 
@@ -169,11 +156,11 @@ def read_chunk(folder: Path, chunk: Mapping[str, Any], dtype: torch.dtype) -> to
             file.seek(chunk["start"])
             length = file.readinto(numbers)
     except OSError as error:
-        raise Damaged(chunk["file"], f"can't be read ({error.strerror})") from None
+        raise Damaged(f"{chunk['file']} can't be read ({error.strerror})") from None
     if length != chunk["length"]:
-        raise Damaged(chunk["file"], "is too short")
+        raise Damaged(f"{chunk['file']} is too short")
     if zlib.crc32(numbers) != chunk["crc32"]:
-        raise Damaged(chunk["file"], "has a wrong checksum")
+        raise Damaged(f"{chunk['file']} has a wrong checksum")
     flat = torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
     return flat.view(chunk["sizes"])
 

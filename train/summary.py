@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import shlex
+import statistics
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from muster.errors import ExitCode, MusterError
 from muster.train.data.source import Source
 from muster.train.files import write_text
 from muster.train.loop import Loop
-from muster.train.measure import flops, ranks
+from muster.train.measure import flops
 from muster.train.measure.profile import NAME
 from muster.train.metrics import peak_memory_gib
 from muster.train.precision import Precision
@@ -95,7 +96,7 @@ def collect(
         "global_batch": global_batch,
         "num_parameters": num_parameters,
         **rates,
-        **ranks.compare(world, owns),
+        **compare_ranks(world, owns),
         "peak_memory_gib": round(max(rank["peak_memory_gib"] for rank in owns), 3),
         **(work(loop, options, source, rate, num_devices) if world.main else {}),
         **joules([rank["energy_j"] for rank in owns], len(times.seconds) * num_targets, source.unit),
@@ -116,6 +117,65 @@ def collect(
     }
 
 
+def compare_ranks(world: World, owns: list[dict[str, Any]]) -> dict[str, Any]:
+    """`ranks`, `slowest_rank` and `shares` of a summary.
+
+    When ranks train in step each of their steps lasts as long. What tells them apart is how much of it they were busy:
+    the slowest waits for nobody.
+
+    Args:
+        owns: of each rank, what `StepTimes.own` says, and its peak memory.
+    """
+    ranks = [
+        {
+            "rank": rank,
+            "host": host,
+            "step_s": rounded(own["step_s"]),
+            "busy_s": rounded(own["busy_s"]),
+            "data_wait_s": rounded(own["data_wait_s"]),
+            "peak_memory_gib": round(own["peak_memory_gib"], 3),
+        }
+        for rank, (host, own) in enumerate(zip(world.hosts or (world.host,), owns, strict=True))
+    ]
+    return {"ranks": ranks, "slowest_rank": slowest_of(ranks), "shares": shares_of(owns, alone=world.backend is None)}
+
+
+def slowest_of(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The rank that was busy longest; None of one, and where a rank can't tell how long it was."""
+    if len(ranks) == 1 or any(not rank["busy_s"] for rank in ranks):
+        return None
+    worst = max(ranks, key=lambda rank: rank["busy_s"])
+    median_s = statistics.median(rank["busy_s"] for rank in ranks)
+    return {
+        "rank": worst["rank"],
+        "host": worst["host"],
+        "seconds": worst["busy_s"],
+        "median_s": round(median_s, 6),
+        "ratio": round(worst["busy_s"] / median_s, 4),
+    }
+
+
+def shares_of(owns: list[dict[str, Any]], *, alone: bool) -> dict[str, float | None] | None:
+    """The parts of the mean step of all ranks; None where no step was timed.
+
+    What is neither a wait for data nor one for other ranks is `compute`. Where waits for others are not known, they are
+    in it, and `communication` is None.
+    """
+    total_s = sum(own["step_s"] for own in owns)
+    if not total_s or any(own["data_wait_s"] is None for own in owns):
+        return None
+    data = sum(own["data_wait_s"] for own in owns) / total_s
+    waits = [0.0 if alone else own["waits_s"] for own in owns]
+    communication = None if None in waits else sum(waits) / total_s
+    compute = max(0.0, 1 - data - (communication or 0.0))
+    return {"data": rounded(data, 4), "compute": rounded(compute, 4), "communication": rounded(communication, 4)}
+
+
+def rounded(value: float | None, digits: int = 6) -> float | None:
+    """`value`, rounded, if it is known."""
+    return None if value is None else round(value, digits)
+
+
 def traced(loop: Loop) -> dict[str, Any]:
     """What `--profile` has written: its path in the run's folder, the steps in it, and what they went to."""
     profile = loop.times.profile
@@ -123,12 +183,7 @@ def traced(loop: Loop) -> dict[str, Any]:
         loop.display.note(profile.problem)
     if profile is None or not profile.num_traced or profile.problem is not None:
         return {"profile": None}
-    return {
-        "profile": NAME,
-        "profile_steps": profile.num_traced,
-        "profile_shares": profile.shares(),
-        "profile_operations": profile.operations,
-    }
+    return {"profile": NAME, "profile_steps": profile.num_traced}
 
 
 def work(loop: Loop, options: Options, source: Source, rate: float, num_devices: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ One rank of a job writes, so that a job is one run there; a run that is resumed 
 there while the run trains is said once, and training goes on: the run's own files have all of it.
 """
 
-import importlib.util
 import json
 import math
 import os
@@ -13,25 +12,9 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from muster.config import Options
 from muster.errors import MusterError
-
-MAX_PARAMS = 100
-"""As many parameters as MLflow takes at a time."""
-
-
-class Target(Protocol):
-    """A run in a tracker's own form."""
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """Adds `values` at `step` of the optimizer."""
-        ...
-
-    def close(self, *, failed: bool) -> None:
-        """Ends the run there."""
-        ...
 
 
 class TensorBoard:
@@ -113,9 +96,7 @@ class MLflow:
         experiment = self.client.get_experiment_by_name(name)
         experiment_id = self.client.create_experiment(name) if experiment is None else experiment.experiment_id
         self.run_id = self.client.create_run(experiment_id, run_name=folder.name).info.run_id
-        params = [Param(key, str(value)) for key, value in settings.items()]
-        for start in range(0, len(params), MAX_PARAMS):
-            self.client.log_batch(self.run_id, params=params[start : start + MAX_PARAMS])
+        self.client.log_batch(self.run_id, params=[Param(key, str(value)) for key, value in settings.items()])
         known.write_text(self.run_id)
 
     def write(self, step: int, values: dict[str, float]) -> None:
@@ -129,23 +110,12 @@ class MLflow:
         self.client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
 
 
-TRACKERS: dict[str, tuple[Callable[[Path, int, Mapping[str, Any]], Target], str]] = {
+TRACKERS = {
     "tensorboard": (TensorBoard, "tensorboard"),
     "wandb": (WandB, "wandb"),
     "mlflow": (MLflow, "mlflow-skinny"),
 }
-"""By `--track`, which is also the module's name: the class, and the package to install."""
-
-
-def check(options: Options) -> None:
-    """Raises MusterError where the tracker's package is not installed."""
-    if options.track == "none" or importlib.util.find_spec(options.track) is not None:
-        return
-    raise MusterError(
-        f"{options.track} is not installed",
-        seen=f"--track={options.track}",
-        fix=f"pip install {TRACKERS[options.track][1]}, or leave out --track: metrics.jsonl has the same numbers",
-    )
+"""By `--track`: the class, and the package to install."""
 
 
 def open_tracker(
@@ -159,25 +129,31 @@ def open_tracker(
         note: tells the user a line.
 
     Raises:
-        MusterError: it can't be opened.
+        MusterError: its package is not installed, or it can't be opened.
     """
     if kind == "none":
         return Tracker(None, note)
+    target, package = TRACKERS[kind]
     try:
-        target = TRACKERS[kind][0](folder, step, settings)
+        return Tracker(target(folder, step, settings), note)
+    except ImportError as error:
+        raise MusterError(
+            f"{kind} is not installed: {error}",
+            seen=f"--track={kind}",
+            fix=f"pip install {package}, or leave out --track: metrics.jsonl has the same numbers",
+        ) from error
     except Exception as error:  # each of the packages raises what it likes
         raise MusterError(
             f"{kind} can't begin a run: {one_line(error)}",
             seen=f"--track={kind}, {folder}",
             fix="see its own settings in the environment, or leave out --track",
         ) from error
-    return Tracker(target, note)
 
 
 class Tracker:
     """Writes records of a run to a target, if there is one; a context that ends the run there too."""
 
-    def __init__(self, target: Target | None, note: Callable[[str], None]) -> None:
+    def __init__(self, target: TensorBoard | WandB | MLflow | None, note: Callable[[str], None]) -> None:
         self.target = target
         self.note = note
 
@@ -185,17 +161,11 @@ class Tracker:
         """Adds a line of metrics.jsonl."""
         if self.target is not None:
             values = numbers_of(record, f"{record['kind']}/")
-            self.attempt(lambda target: target.write(record["step"], values))
-
-    def attempt(self, action: Callable[[Target], None]) -> None:
-        """Does `action`, unless there is no target any more."""
-        if self.target is None:
-            return
-        try:
-            action(self.target)
-        except Exception as error:  # a full disk, a server that is gone: no reason to stop training
-            self.target = None
-            self.note(f"nothing more is tracked: {one_line(error)}")
+            try:
+                self.target.write(record["step"], values)
+            except Exception as error:  # a full disk, a server that is gone: no reason to stop training
+                self.target = None
+                self.note(f"nothing more is tracked: {one_line(error)}")
 
     def __enter__(self) -> "Tracker":
         return self
@@ -203,7 +173,11 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.attempt(lambda target: target.close(failed=kind is not None))
+        if self.target is not None:
+            try:
+                self.target.close(failed=kind is not None)
+            except Exception as problem:
+                self.note(f"the tracked run could not be ended: {one_line(problem)}")
 
 
 def numbers_of(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

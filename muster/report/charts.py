@@ -1,21 +1,56 @@
 """The charts of runs and of their scaling, drawn by matplotlib, which is loaded only where there is what to draw."""
 
+import io
+import logging
 import math
+import os
+import tempfile
+import warnings
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from muster import plotting
-from muster.report import tables
 from muster.report.runs import Run
 from muster.report.scaling import Scaling
+from muster.units import quantity
 
 WIDTH_INCHES, HEIGHT_INCHES = 5.6, 3.5
 
-MOST_POINTS, MOST_TICKS, MOST_BARS = 400, 12, 16
+MOST_POINTS, MOST_TICKS = 400, 12
 
-SHARES = ("compute", "communication", "data")
+# After Okabe and Ito: the colour-blind can tell them apart too.
+COLORS = ("#0067a8", "#c24a00", "#007a59", "#a83a74", "#7a5c00", "#4a4fb3", "#27788f", "#555b66")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
+TEXT, MUTED, GRID = "#1b2130", "#596275", "#e2e6ec"
+
+STYLE: dict[str, Any] = {
+    # Names of runs and hosts may hold dollar signs.
+    "text.parse_math": False,
+    "text.color": TEXT,
+    "axes.axisbelow": True,
+    "axes.edgecolor": MUTED,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.labelcolor": MUTED,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "grid.color": GRID,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "ytick.major.size": 0,
+    "font.size": 9,
+    "legend.frameon": False,
+    "lines.markersize": 5,
+    "figure.constrained_layout.use": True,
+    # Text stays text, and the same chart gives the same bytes.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "muster",
+}
 
 LEARNING = (
     "Full lines: training, the mean of the epoch so far, with the weights as they were. Broken lines: validation, "
@@ -29,17 +64,12 @@ class Chart:
 
     Attributes:
         note: how to read it.
-        svg: the file that matplotlib has made.
+        base64: the SVG file that matplotlib has made, as a page holds it.
     """
 
     title: str
     note: str
-    svg: bytes
-
-    @property
-    def base64(self) -> str:
-        """The file as a page holds it."""
-        return b64encode(self.svg).decode()
+    base64: str
 
 
 @dataclass(frozen=True)
@@ -60,10 +90,26 @@ class Line:
     is_named: bool = True
 
 
+@contextmanager
+def _style() -> Generator[None]:
+    """A context in which charts have our look, whatever the user's matplotlibrc says."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    if "MPLCONFIGDIR" not in os.environ and not os.access(os.path.expanduser("~"), os.W_OK):
+        # Else it speaks of its cache where the home folder can't be written.
+        os.environ["MPLCONFIGDIR"] = tempfile.mkdtemp(prefix="muster-matplotlib-")
+    # Here and not above: it takes half a second.
+    from matplotlib import style
+
+    with warnings.catch_warnings(), style.context(STYLE, after_reset=True):
+        # A name in a script that the font lacks is drawn as boxes, and that is all.
+        warnings.simplefilter("ignore")
+        yield
+
+
 def of_runs(runs: Sequence[Run]) -> list[Chart]:
     """The charts of `runs`; those that would show nothing, or one point, are left out."""
     rates = [(f"{unit}_per_second", f"{unit} a second") for unit in sorted({run.unit for run in runs})]
-    with plotting.style():
+    with _style():
         charts = [
             _over_steps("Loss", "cross-entropy loss", _learning(runs, "loss"), LEARNING, of="loss"),
             _over_steps("Accuracy", "share of right answers", _learning(runs, "accuracy"), LEARNING, of="share"),
@@ -71,7 +117,6 @@ def of_runs(runs: Sequence[Run]) -> list[Chart]:
                 _over_steps("Throughput over steps", label, _curves(runs, name), "All ranks together.")
                 for name, label in rates
             ),
-            _shares(runs),
             _over_steps("Memory over steps", "GiB, rank 0", _curves(runs, "memory_gib")),
         ]
     return [chart for chart in charts if chart is not None]
@@ -80,7 +125,7 @@ def of_runs(runs: Sequence[Run]) -> list[Chart]:
 def of_scalings(scalings: Sequence[Scaling]) -> list[Chart]:
     """Throughput and efficiency over the ranks; one line for each group of runs that do the same work."""
     charts: list[Chart] = []
-    with plotting.style():
+    with _style():
         for kind, unit in dict.fromkeys((found.kind, found.unit) for found in scalings):
             group = [found for found in scalings if (found.kind, found.unit) == (kind, unit)]
             title = f"{kind.capitalize()} scaling"
@@ -143,7 +188,7 @@ def _over_steps(
     axes.yaxis.set_major_formatter(_percent_tick if of == "share" else _tick)
     if of == "loss" and 0 < min(values) < max(values) / 20:
         # A first loss that is far off would press all others against the axis.
-        _log_scale(axes, "y", min(values), max(values))
+        _log_scale(axes, min(values), max(values))
     elif of != "loss" and min(values) >= 0:
         axes.set_ylim(bottom=0)
     return Chart(title, note, _svg(figure, axes))
@@ -174,35 +219,15 @@ def _over_ranks(title: str, y_label: str, group: Sequence[Scaling], name: str) -
         axes.set_ylim(bottom=0)
     else:
         values = [value for line in (*measured, *ideal) for value in line.points.values()]
-        _log_scale(axes, "y", min(values), max(values))
+        _log_scale(axes, min(values), max(values))
     return Chart(title, "", _svg(figure, axes))
 
 
-def _shares(runs: Sequence[Run]) -> Chart | None:
-    """What the time of a step went to, a bar a run."""
-    known = [run for run in runs if any(run.number("shares", part) for part in SHARES)][:MOST_BARS]
-    if not known:
-        return None
-    figure, axes = _axes("Where the time goes", "share of a step", "")
-    starts = [0.0] * len(known)
-    for part, color in zip(SHARES, plotting.COLORS, strict=False):
-        shares = [run.number("shares", part) or 0.0 for run in known]
-        bars = axes.barh(range(len(known)), shares, 0.6, left=starts, color=color, edgecolor="white", label=part)
-        # Where there is room for it.
-        written = [tables.percent(share) if share > 0.08 else "" for share in shares]
-        axes.bar_label(bars, written, label_type="center", color="white", fontsize=9)
-        starts = [start + share for start, share in zip(starts, shares, strict=True)]
-    axes.set_yticks(range(len(known)), [_label(run.label, 32) for run in known])
-    axes.set_ylim(max(len(known), 3) - 0.4, -0.6)
-    axes.set_xlim(0, 1)
-    axes.grid(visible=False)
-    axes.xaxis.set_major_formatter(_percent_tick)
-    note = "The mean step of all ranks. Communication: what of it is not hidden behind compute."
-    return Chart("Where the time goes", note, _svg(figure, axes))
-
-
 def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
-    figure, axes = plotting.subplots(WIDTH_INCHES, HEIGHT_INCHES)
+    from matplotlib.figure import Figure  # without a window system
+
+    figure: Any = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES))
+    axes = figure.subplots()
     axes.set_title(title)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
@@ -217,44 +242,46 @@ def _plot(axes: Any, lines: Sequence[Line]) -> None:
             list(line.points),
             list(line.points.values()),
             linestyle=line.style,
-            color=plotting.MUTED if is_ideal else plotting.COLORS[line.index % len(plotting.COLORS)],
-            marker="" if is_ideal else plotting.MARKERS[line.index % len(plotting.MARKERS)],
+            color=MUTED if is_ideal else COLORS[line.index % len(COLORS)],
+            marker="" if is_ideal else MARKERS[line.index % len(MARKERS)],
             markevery=max(1, len(line.points) // 8) if line.style == "-" else 1,
             label=_label(line.label) if line.is_named else None,
         )
 
 
-def _log_scale(axes: Any, name: str, low: float, high: float) -> None:
-    """Makes the axis `name` logarithmic, with some five round numbers on it, however much it spans."""
+def _log_scale(axes: Any, low: float, high: float) -> None:
+    """Makes the y axis logarithmic, with some five round numbers on it, however much it spans."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-    axes.set(**{f"{name}scale": "log"})
-    axis = axes.xaxis if name == "x" else axes.yaxis
+    axes.set_yscale("log")
     many = LogLocator(subs=(1, 2, 5) if high / 1e3 < low else (1,))
-    axis.set_major_locator(many if high / 4 > low else MaxNLocator(6))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(_tick)
+    axes.yaxis.set_major_locator(many if high / 4 > low else MaxNLocator(6))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(_tick)
 
 
 def _tick(value: float, _: int | None = None) -> str:
-    return tables.quantity(value)
+    return quantity(value)
 
 
 def _percent_tick(value: float, _: int | None = None) -> str:
     return f"{value * 100:.4g} %"
 
 
-def _label(text: str, most: int = 64) -> str:
+def _label(text: str) -> str:
     """`text` as a legend takes it: not wider than the chart, and shown even if it begins with an underscore."""
-    short = text if len(text) <= most else f"{text[: most - 20]} ... {text[-15:]}"
+    short = text if len(text) <= 64 else f"{text[:44]} ... {text[-15:]}"
     return f"\u200b{short}" if short.startswith("_") else short
 
 
-def _svg(figure: Any, axes: Any) -> bytes:
-    """The figure's file, with a legend below where there is more than one name."""
+def _svg(figure: Any, axes: Any) -> str:
+    """The figure's file in base64, with a legend below where there is more than one name."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
         columns = max(1, min(4, 80 // (max(map(len, labels)) + 8)))
         figure.set_figheight(HEIGHT_INCHES + 0.22 * math.ceil(len(labels) / columns))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-    return plotting.svg(figure)
+    file = io.BytesIO()
+    # Without date and version, which would differ where the picture doesn't.
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return b64encode(file.getvalue()).decode()

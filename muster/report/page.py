@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from muster import plotting
 from muster.errors import MusterError, one_line
 from muster.report import scaling, tables
-from muster.report.charts import Chart
+from muster.report.charts import COLORS, Chart
 from muster.report.runs import Run, record
 from muster.report.scaling import Scaling
-from muster.report.tables import NONE, Facts
+from muster.report.tables import Facts
+from muster.units import NONE, percent
 
 PAGE = "index.html"
 
@@ -104,7 +104,7 @@ def render(
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
         lead="; ".join(dict.fromkeys(run.work for run in runs if run.summary)),
         cards=cards(runs, facts, scalings),
-        colors=plotting.COLORS,
+        colors=COLORS,
         notes=notes,
         runs=runs,
         facts=facts,
@@ -113,7 +113,6 @@ def render(
         of_scalings=of_scalings,
         of_runs=of_runs,
         details=[_details(run) for run in runs],
-        most_ranks=tables.MOST_RANKS,
     )
 
 
@@ -121,7 +120,7 @@ def cards(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Sc
     """The few numbers that one looks for first, with their names."""
     found = [
         (f"{scaling.kind} scaling, efficiency on {scaling.points[-1].world} ranks",
-         tables.percent(scaling.points[-1].efficiency))
+         percent(scaling.points[-1].efficiency))
         for scaling in scalings
     ]  # fmt: skip
     if len(runs) == 1:
@@ -130,7 +129,7 @@ def cards(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Sc
 
 
 def _details(run: Run) -> dict[str, Any]:
-    """The command, the software, the options and the ranks of a run."""
+    """The command, the software and the options of a run."""
     known = {"folder": str(run.folder), "resumed from": run.text("resumed_from"), "trace": run.text("profile")}
     software = {name: value for name, value in record(run.summary.get("versions")).items() if value is not None}
     return {
@@ -139,5 +138,4 @@ def _details(run: Run) -> dict[str, Any]:
         "notes": run.notes,
         "software": {**{name: value for name, value in known.items() if value}, **software},
         "options": record(run.summary.get("options")),
-        "ranks": tables.of_ranks(run),
     }

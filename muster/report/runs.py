@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,12 +111,6 @@ def record(value: Any) -> Record:
     return cast("Record", value) if isinstance(value, dict) else {}
 
 
-def records(value: Any) -> list[Record]:
-    """The objects in the list `value`."""
-    items = cast("list[Any]", value) if isinstance(value, list) else []
-    return [record(item) for item in items if isinstance(item, dict)]
-
-
 def read_all(given: Sequence[str]) -> tuple[list[Run], list[str]]:
     """The runs that the paths `given` stand for, each once, with labels that differ; and notes on what is left out.
 
@@ -140,13 +133,9 @@ def _read(path: Path, notes: list[str]) -> list[Run]:
         return [_open(folder)]
     if not os.path.isdir(folder):
         raise MusterError("there is no run", seen=str(path), fix=USAGE)
-    try:
-        inside = sorted(folder.iterdir(), key=_natural)
-    except OSError as error:
-        raise _closed(folder, error) from None
     found: list[Run] = []
     damaged: MusterError | None = None
-    for one in inside:
+    for one in sorted(folder.iterdir(), key=_natural):
         try:
             if _holds_run(one):
                 found.append(_open(one))
@@ -169,23 +158,13 @@ def _holds_run(folder: Path) -> bool:
     Raises:
         MusterError: the folder may not be searched.
     """
-    for name in (SUMMARY, METRICS):
-        try:
-            if stat.S_ISREG(os.stat(folder / name).st_mode):
-                return True
-        except PermissionError as error:
-            raise _closed(folder, error) from None
-        except OSError:
-            continue
-    return False
-
-
-def _closed(folder: Path, error: OSError) -> MusterError:
-    return MusterError(
-        f"the folder can't be read: {error.strerror}",
-        seen=str(folder),
-        fix="its owner may open it: chmod -R u+rwX,go+rX FOLDER; or leave it out",
-    )
+    if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
+        raise MusterError(
+            "the folder can't be read: Permission denied",
+            seen=str(folder),
+            fix="its owner may open it: chmod -R u+rwX,go+rX FOLDER; or leave it out",
+        )
+    return any(os.path.isfile(folder / name) for name in (SUMMARY, METRICS))
 
 
 def _natural(path: Path) -> list[tuple[bool, int, str]]:

@@ -4,15 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.errors import one_line
-from muster.report.runs import Run, number, record, records
+from muster.report.runs import Run, record
 from muster.report.scaling import Scaling
-
-NONE = "-"
+from muster.units import NONE, count, duration, memory, percent, quantity
 
 ONE = {"images": "an image", "tokens": "a token"}
-
-MOST_RANKS = 64
-
 
 Facts = dict[str, list[str]]
 """Rows of a table by their labels, with a cell for each run."""
@@ -44,7 +40,7 @@ def facts(runs: Sequence[Run]) -> dict[str, Facts]:
             ("steps measured", lambda run: count(run.number("num_timed_steps"))),
             ("time for compute", lambda run: percent(run.number("shares", "compute"))),
             ("time for communication", lambda run: percent(run.number("shares", "communication"))),
-            ("time for data", data_share),
+            ("time for data", lambda run: percent(run.number("shares", "data"))),
             ("waiting for stages", lambda run: percent(run.number("bubble_share"))),
             ("slowest rank, to median", slowest),
             ("FLOP/s a rank", lambda run: quantity(run.number("flops_per_second_per_rank"))),
@@ -85,26 +81,6 @@ def of_scaling(scaling: Scaling) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-def of_ranks(run: Run) -> tuple[list[str], list[list[str]]]:
-    """The heads and the rows of the run's ranks: the slowest of them where there are too many."""
-    found = records(run.summary.get("ranks"))
-    if len(found) > MOST_RANKS:
-        found = sorted(found, key=lambda rank: -(number(rank.get("busy_s")) or 0.0))[:MOST_RANKS]
-    slowest_rank = run.number("slowest_rank", "rank")
-    heads = ["rank", "host", "busy a step", "step", "waiting for data", "peak memory"]
-    return heads, [
-        [
-            count(number(rank.get("rank"))) + (" (slowest)" if number(rank.get("rank")) == slowest_rank else ""),
-            str(rank.get("host") or NONE),
-            duration(number(rank.get("busy_s"))),
-            duration(number(rank.get("step_s"))),
-            duration(number(rank.get("data_wait_s"))),
-            memory(number(rank.get("peak_memory_gib"))),
-        ]
-        for rank in found
-    ]
-
-
 def _of_unit(unit: str, cell: Callable[[Run], str]) -> Callable[[Run], str]:
     """`cell` for the runs that count `unit`: images and tokens can't be compared."""
     return lambda run: cell(run) if run.unit == unit else NONE
@@ -128,12 +104,6 @@ def precision(run: Run) -> str:
     """bf16 or fp32, as far as the options tell."""
     bf16 = record(run.summary.get("options")).get("bf16")
     return {True: "bf16", False: "fp32"}.get(bf16, NONE) if isinstance(bf16, bool) else NONE
-
-
-def data_share(run: Run) -> str:
-    """The share of a step that went to waiting for data; by the older name where the new one is not there."""
-    new = run.number("shares", "data")
-    return percent(run.number("data_wait_share") if new is None else new)
 
 
 def slowest(run: Run) -> str:
@@ -177,42 +147,3 @@ def state(run: Run) -> str:
     if not run.is_finished:
         return f"goes on: speeds are of the part up to step {count(run.number('step'))}"
     return "done, resumed once or more" if run.text("resumed_from") else "done"
-
-
-def quantity(value: float | None) -> str:
-    """A number in four digits, thousands set apart, with M, G, T or P where it is large."""
-    if value is None:
-        return NONE
-    for size, letter in ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M")):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{letter}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def count(value: float | None) -> str:
-    """A whole number, thousands set apart."""
-    return NONE if value is None else f"{value:,.0f}"
-
-
-def percent(value: float | None, digits: int = 1) -> str:
-    """A part of 1, in percent."""
-    return NONE if value is None else f"{value * 100:.{digits}f} %"
-
-
-def duration(value: float | None) -> str:
-    """A time in seconds, as it reads well: 11.7 ms, 1.67 s, 3 min 20 s, 2 h 05 min."""
-    if value is None:
-        return NONE
-    if abs(value) < 1:
-        return f"{value * 1e3:.3g} ms"
-    if abs(value) < 60:
-        return f"{value:.2f} s"
-    whole = round(value)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def memory(value: float | None) -> str:
-    """GiB."""
-    return NONE if value is None else f"{value:.{2 if value < 10 else 1}f} GiB"

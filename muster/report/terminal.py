@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from muster.report import scaling, tables
 from muster.report.runs import Run
 from muster.report.scaling import Scaling
-from muster.report.tables import NONE, Facts
+from muster.report.tables import Facts
+from muster.units import NONE
 
 WIDTH = 80
-LABEL, LEAST, BAR = 27, 13, 10
+LABEL, LEAST = 27, 13
 
 
 def show(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Scaling], notes: Sequence[str]) -> None:
@@ -55,9 +55,7 @@ def _scaling(found: Scaling) -> Table:
     table = Table(box=box.ROUNDED, padding=(0, 1))
     for head in heads:
         table.add_column(head, justify="right", style="bold" if head == "efficiency" else "")
-    table.add_column("", width=BAR)
     for point, row in zip(found.points, rows, strict=True):
         color = "green" if point.efficiency >= 0.9 else "yellow" if point.efficiency >= 0.7 else "red"
-        bar = ProgressBar(total=1.0, completed=min(point.efficiency, 1.0), complete_style=color, finished_style=color)
-        table.add_row(*map(Text, row), bar)
+        table.add_row(*map(Text, row), style=color)
     return table

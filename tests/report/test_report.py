@@ -35,7 +35,6 @@ def test_tables_and_page_of_recorded_runs(recordings: Path, tmp_path: Path) -> N
         "Weak scaling: resnet18 on digits, ddp",
         "efficiency",
         "Efficiency = rate(W) / (W/W0 x rate(W0))",
-        "━",  # the bar of an efficiency
     ):
         assert said in answer.stdout
     # Several runs: the report is here, and the last line says so.

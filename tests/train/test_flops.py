@@ -10,7 +10,7 @@ from torch import nn
 
 from muster.config import Options
 from muster.train.measure import flops
-from muster.train.measure.energy import Energy
+from muster.train.metrics import Energy
 from muster.train.models import gpt
 from muster.train.summary import joules
 
@@ -72,10 +72,11 @@ def test_a_linear_layer_counts_exactly(monkeypatch):
         ("Tesla T4", False, False, 8.1e12),
     ],
 )
-def test_peaks_of_cards(name, bf16, tf32, expected):
-    peak = flops.find_peak(name)
-    assert peak is not None
-    assert flops.rate(peak, bf16=bf16, tf32=tf32) == pytest.approx(expected)
+def test_peaks_of_cards(monkeypatch, name, bf16, tf32, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    found = flops.peak_of(torch.device("cuda", 0), bf16=bf16, convolves=True)
+    assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

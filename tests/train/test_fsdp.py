@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from muster.config import Options, check, check_replicas
+from muster.config import Options, check
 from muster.errors import MusterError
 from muster.train import checkpoint
+from muster.train.strategies import fsdp
+from muster.train.world import World
 from tests.train.comparing import DIGITS, STEPS, TEXT, trained, vector
 
 
@@ -39,10 +41,10 @@ def test_each_rank_writes_its_part(train, tmp_path):
 
 def test_groups_of_one_rank_are_refused():
     with pytest.raises(MusterError, match="groups of two or more") as raised:
-        check_replicas(Options(replicate=4), 4)
+        fsdp.check(World(world_size=4), Options(replicate=4))
     assert "train ddp" in raised.value.fix
-    check_replicas(Options(replicate=2), 4)
-    check_replicas(Options(), 1)
+    fsdp.check(World(world_size=4), Options(replicate=2))
+    fsdp.check(World(), Options())
 
 
 @pytest.mark.process

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from muster.train import heap
+from muster.train import memory
 from tests.train.conftest import environment
 
 COUNT = """
 import resource, sys, torch
-from muster.train import heap
+from muster.train import memory
 if sys.argv[1] == "keep":
-    assert heap.keep()
+    assert memory.keep_heap()
 for turn in range(12):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for mib in (1, 40, 60):
@@ -39,7 +39,7 @@ def test_it_is_used_again_without_the_system():
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD"])
 def test_what_the_user_has_set_stays(name):
-    assert not heap.keep({name: "1"})
+    assert not memory.keep_heap({name: "1"})
 
 
 TRAIN = """

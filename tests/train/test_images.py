@@ -137,14 +137,13 @@ def test_batches_for_the_gpu_have_the_same_crops(tmp_path, make_images, decoded,
     assert decoded == [4, 4, 4, 2]
 
 
-def test_the_bad_file_of_a_batch_is_found(tmp_path, make_images, decoded):
+def test_a_file_that_nvjpeg_can_not_decode_is_told(tmp_path, make_images, decoded):
     root = make_images(tmp_path / "train", per_class=4)
     make_images(tmp_path / "val", per_class=4)
     Image.new("RGB", (30, 30)).save(root / "cat" / "001.png")
     (root / "cat" / "001.jpg").unlink()
     with pytest.raises(MusterError, match="nvjpegDecodeBatched failed") as raised:
         batches(options(tmp_path, decoder="nvjpeg"))
-    assert raised.value.seen == str(root / "cat" / "001.png")
     assert "--decoder=cpu" in raised.value.fix
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -18,33 +19,41 @@ from muster.train.world import World
 
 
 class Side:
-    """A stand-in for a GPU's side stream, of which there is none here: it notes what is queued and handed over."""
+    """Stands for a stream of a GPU."""
 
-    def __init__(self, device=None):
+    def __init__(self):
         self.events = []
 
-    def run(self, work, item):
-        self.events.append(("queued", len(self.events)))
-        return work(item), len(self.events)
-
-    def hand_over(self, tensors, done):
-        self.events.append(("over", done))
-        return tensors
-
-
-def test_each_item_is_queued_before_the_one_before_is_handed_over():
-    side, seen = Side(), []
-    for item, made in ahead([1, 2, 3], lambda item: item * 10, side):
-        seen.append((item, made))
-        side.events.append(("computed", item))
-    assert seen == [(1, 10), (2, 20), (3, 30)]
-    kinds = [kind for kind, _ in side.events]
-    assert kinds == ["queued", "queued", *["over", "computed", "queued"], *["over", "computed"] * 2]
-    assert list(ahead([], lambda item: item, Side())) == []
+    def record_event(self):
+        self.events.append("queued")
+        return self
 
 
 @pytest.fixture
-def beside(monkeypatch):
+def side(monkeypatch):
+    """Notes in their order what is queued beside and what is handed over, on the CPU."""
+
+    def hand_over(item, tensors, done):
+        done.events.append("over")
+        return item, tensors
+
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(loader, "hand_over", hand_over)
+    return Side()
+
+
+def test_each_item_is_queued_before_the_one_before_is_handed_over(side):
+    seen = []
+    for item, made in ahead([1, 2, 3], lambda item: item * 10, side):
+        seen.append((item, made))
+        side.events.append("computed")
+    assert seen == [(1, 10), (2, 20), (3, 30)]
+    assert side.events == ["queued", "queued", *["over", "computed", "queued"], *["over", "computed"] * 2]
+    assert list(ahead([], lambda item: item, side)) == []
+
+
+@pytest.fixture
+def beside(side):
     """Batches that go through the stand-in, on the CPU."""
     opened = []
 
@@ -94,7 +103,7 @@ def test_an_epoch_ends_where_it_should(tmp_path, make_images, beside):
     train, _ = beside(Options(data=f"imagefolder:{root}", image_size=24, batch_size=4))
     train.order.set_epoch(0, first_sample=4, max_steps=3)
     assert len(list(train)) == 3
-    assert [kind for kind, _ in train.side.events].count("queued") == 3
+    assert train.side.events.count("queued") == 3
 
 
 def test_workers_are_as_many_as_the_cores_give(tmp_path, make_images):

@@ -7,7 +7,7 @@ import torch
 
 from muster.config import Options, parse
 from muster.train import checkpoint
-from muster.train.out_of_memory import explain, find, turns
+from muster.train.memory import explain, find, turns
 from muster.train.world import World
 from tests.train.conftest import bare
 

@@ -5,11 +5,13 @@ import re
 import pytest
 import torch
 
-from muster.config import Options, Pipelines, check, check_pipeline
+from muster.config import Options, check
 from muster.errors import MusterError
 from muster.train import checkpoint, models
 from muster.train.models import gpt
 from muster.train.stopwatch import Stopwatch
+from muster.train.strategies import pipeline
+from muster.train.world import World
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained
 
 SGD = ["--optimizer=sgd", "--lr=0.01", "--max-steps=3"]
@@ -109,7 +111,7 @@ def test_stages_are_the_model_cut_up(num_stages):
 )
 def test_what_does_not_come_out_even_is_refused(world_size, options, wrong, fix):
     with pytest.raises(MusterError) as raised:
-        check_pipeline(Options(model="gpt-tiny", **options), world_size, 4)
+        pipeline.check(World(world_size=world_size), Options(model="gpt-tiny", **options))
     assert wrong in raised.value.wrong
     assert fix in raised.value.fix
 
@@ -117,7 +119,7 @@ def test_what_does_not_come_out_even_is_refused(world_size, options, wrong, fix)
 def test_the_wait_is_that_of_the_paper():
     # Narayanan et al. 2021, 2.2: (p - 1) / m of the ideal time, and a v-th of it with v stages a rank.
     for schedule, stages_each in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
-        plan = Pipelines.of(Options(schedule=schedule, microbatches=8), 4)
+        plan = pipeline.Pipelines.of(Options(schedule=schedule, microbatches=8), 4)
         assert plan.bubble / (1 - plan.bubble) == pytest.approx(3 / (8 * stages_each))
 
 

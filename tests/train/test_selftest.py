@@ -9,36 +9,31 @@ import torch
 from muster.config import STRATEGIES, check, parse
 from muster.errors import MusterError
 from muster.train import selftest
-from muster.train.selftest import COMMON, LIMIT, PARTS, STEPS, Case, cases, differences, launch, run_ranks, split
+from muster.train.selftest import COMMON, LIMIT, PARTS, STEPS, Case, apart, cases, compare, launch, run_ranks, split
 
 
 def state(value, loss=2.0):
     return {
         "model": {"w": torch.tensor([value, 1.0])},
-        "optimizer": {"state": {"w": {"momentum_buffer": torch.tensor([value, 1.0])}}},
         "progress": {"history": [{"valid_loss": loss}]},
     }
 
 
 @pytest.mark.process
 def test_real_launches_agree(tmp_path):
-    for steps in ("gradients", "adamw"):
-        one, other = (
-            launch(Case(name, ranks, split(ranks)), steps, tmp_path) for name, ranks in (("single", 1), ("ddp", 2))
-        )
-        apart = differences(steps, one, other)
-        assert apart.pop(steps) < (LIMIT if steps == "gradients" else 1e-15)
-        assert max(apart.values(), default=0) < 1e-15  # losses are added up in double precision, rank by rank
-        assert one["progress"]["step"] == {"gradients": 1, "adamw": 3}[steps]
+    for steps, limit in (("sgd", LIMIT), ("adamw", 1e-15)):
+        single = launch(Case("single", 1, split(1)), steps, tmp_path)
+        row = compare(Case("ddp", 2, split(2)), {steps: single}, tmp_path)
+        assert row["passed"]
+        assert max(row[steps], row["loss"]) < limit
+        assert single["progress"]["step"] == 3
 
 
 @pytest.mark.process
 def test_ranks_that_fail_are_told_of(tmp_path):
     with pytest.raises(MusterError) as raised:
-        run_ranks(["ddp", "--model=resnet81"], 2, tmp_path / "rank", 60)
+        run_ranks(["ddp", "--model=resnet81"], 2, tmp_path / "rank")
     assert "resnet81" in raised.value.wrong
-    with pytest.raises(MusterError, match="not over in time"):
-        run_ranks(["single", "--data=synthetic"], 1, tmp_path / "rank", 1)
 
 
 @pytest.mark.parametrize("steps", STEPS)
@@ -58,12 +53,13 @@ def test_every_case_sees_the_same_parts(num_ranks, steps):
         assert options.batch_size == (options.microbatches or 1)
 
 
-def test_a_difference_is_seen():
-    assert differences("sgd", state(1.0), state(1.0)) == {"sgd": 0, "loss": 0}
-    apart = differences("sgd", state(1.0), state(1.0 + 2e-6, loss=2.1))
-    assert apart["sgd"] > 1e-6
-    assert apart["loss"] == pytest.approx(0.05)
-    assert differences("gradients", state(1.0), state(1.0 + 2e-6))["gradients"] > 1e-6
+def test_a_difference_is_seen(monkeypatch, tmp_path):
+    monkeypatch.setattr(selftest, "launch", lambda *_: state(1.0 + 2e-6, loss=2.1))
+    row = compare(Case("ddp", 2, split(2)), {"sgd": state(1.0)}, tmp_path)
+    assert row["sgd"] > 1e-6
+    assert row["loss"] == pytest.approx(0.05)
+    assert not row["passed"]
+    assert apart(state(1.0)["model"], state(1.0)["model"]) == 0
 
 
 def answer(monkeypatch, capsys, argv, result):

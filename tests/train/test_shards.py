@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from muster.errors import MusterError
 from muster.train import data, pack
 from muster.train.data import shards
 from muster.train.data.loader import open_batches
-from muster.train.data.shards import INDEX, SAMPLE, Descriptors, read_headers
+from muster.train.data.shards import INDEX, SAMPLE, read_headers
 from muster.train.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +80,7 @@ def test_nothing_is_overwritten_and_nothing_half_made_is_left(packed, tmp_path, 
     def fail(path):
         raise OSError(5, "Input/output error", os.fsdecode(path))
 
-    monkeypatch.setattr(pack, "read", fail)  # a stand-in for a disk that fails
+    monkeypatch.setattr(Path, "read_bytes", fail)  # a stand-in for a disk that fails
     with pytest.raises(MusterError, match="Input/output error"):
         pack.pack(folder, tmp_path / "other", shard_mb=1, seed=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "shards"]
@@ -162,23 +161,6 @@ def test_a_shard_cut_off_while_training(packed):
     assert sum(int((labels >= 0).sum()) for _, labels in valid) == 0
     assert valid.num_bad == 10
     assert "shorter than it was" in next(iter(valid.bad.values()))
-
-
-def test_descriptors_are_few_and_of_one_process(tmp_path):
-    files = Descriptors()
-    files.most = 3
-    paths = [os.fsencode(tmp_path / f"{number}") for number in range(8)]
-    for number, path in enumerate(paths):
-        Path(os.fsdecode(path)).write_bytes(b"%d" % number)
-    for number in (0, 1, 2, 3, 0, 7, 6, 5, 4, 0):
-        assert os.pread(files[paths[number]], 1, 0) == b"%d" % number
-        assert len(files.open) <= 3
-    assert not pickle.loads(pickle.dumps(files)).open
-    held = list(files.open.values())
-    del files
-    for descriptor in held:
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(descriptor)
 
 
 @pytest.mark.once
@@ -290,9 +272,9 @@ def test_folders_that_hold_no_shards(tmp_path):
         return str(raised.value)
 
     assert "does not exist" in error(tmp_path / "none")
-    assert "no shards" in error()
+    assert "no uncompressed tar files" in error()
     (tmp_path / "a.tar.gz").touch()
-    assert "compressed" in error()
+    assert "no uncompressed tar files" in error()
     write(tmp_path / "a.tar", {})
     assert "no samples" in error()
     write(tmp_path / "a.tar", PAIR)
@@ -365,9 +347,6 @@ FOREIGN = {
     "a pickle": lambda path: index_with(path, samples=np.array([Harm()], dtype=object)),
     "of a folder with other shards": lambda path: index_with(path, names=np.array(["b.tar"])),
     "of other columns": lambda path: index_with(path, samples=np.zeros((1, 4), np.int64)),
-    "of a shard that is not there": lambda path: index_with(path, **sample(shard=1)),
-    "beyond the end of its shard": lambda path: index_with(path, **sample(offset=2**40)),
-    "before the start of its shard": lambda path: index_with(path, **sample(offset=-512)),
 }
 
 
@@ -388,8 +367,8 @@ def test_an_index_that_does_not_fit_is_not_believed(tmp_path, labels, monkeypatc
     ("train", "valid", "wrong", "without"),
     [
         ([0, 2], [1], "1 of 3 classes", "1"),
-        ([0, 1], [1_700_000_000], "1699999999 of 1700000001 classes", "2, 3, 4, 5, 6 ..."),
-        ([9], [0], "9 of 10 classes", "0, 1, 2, 3, 4 ..."),
+        ([0, 1], [1_700_000_000], "1699999999 of 1700000001 classes", "2"),
+        ([9], [0], "9 of 10 classes", "0"),
     ],
 )
 def test_classes_without_a_training_sample(train, valid, wrong, without):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from muster.train.world import World
 from tests.clusters.requirements import program, require_namespaces
 
 ROOT = Path(__file__).parents[2]
-MIB = shm.MIB
+MIB = 2**20
 
 # A batch: 32 images of 3 x 64 x 64 floats, 1.5 MiB, and a page of labels.
 FAKE = ["--data=fake", "--num-samples=640", "--image-size=64", "--batch-size=32", "--model=squeezenet1_1", "--no-bf16"]
@@ -24,44 +25,11 @@ BATCH = 32 * 3 * 64 * 64 * 4 + 4096
 NEEDED = int(6 * BATCH * 1.1) + 1
 
 
-def need(num_workers: int = 2, option: str = "--train-num-workers", num_batches: int = 100) -> shm.Need:
-    return shm.Need(option=option, num_workers=num_workers, batch_bytes=10 * MIB, num_batches=num_batches)
-
-
-def refused(monkeypatch, free: int, needs: list[shm.Need], ranks: int = 1) -> MusterError:
-    monkeypatch.setattr(shm, "room", lambda: free)
-    with pytest.raises(MusterError) as raised:
-        shm.check(needs, ranks)
-    assert raised.value.code == 2
-    return raised.value
-
-
-def test_what_is_needed_is_said(monkeypatch):
-    error = refused(monkeypatch, 64 * MIB, [need()], ranks=2)
-    assert error.seen == "64.0 MiB free, 132.0 MiB needed by the workers of 2 ranks on this host"
-    assert error.fix == "docker run --shm-size=2g, or docker run --ipc=host, or --train-num-workers=0"
-
-
-def test_the_fix_is_large_enough_and_the_fewer_workers_fit(monkeypatch):
-    few, many = need(4), need(64, "--valid-num-workers", num_batches=1000)
-    error = refused(monkeypatch, 100 * MIB, [few, many])
-    assert "--shm-size=3g" in error.fix  # 130 batches, 1430 MiB
-    assert error.fix.endswith("or --train-num-workers=3 --valid-num-workers=3")
-    shm.check([need(3), need(3)], 1)
-    refused(monkeypatch, 100 * MIB, [need(4)])
-
-
-def test_an_epoch_of_few_batches_needs_no_more_than_those(monkeypatch):
-    refused(monkeypatch, 21 * MIB, [need(8, num_batches=2)])
-    monkeypatch.setattr(shm, "room", lambda: 23 * MIB)
-    shm.check([need(8, num_batches=2)], 1)
-
-
-def test_a_need_that_just_fits(monkeypatch):
-    needed = need().needed(1)
-    refused(monkeypatch, needed - 1, [need()])
-    monkeypatch.setattr(shm, "room", lambda: needed)
-    shm.check([need()], 1)
+@pytest.mark.parametrize(("free_mib", "workers"), [(64, 1), (100, 3), (10, 0), (0, 0), (2000, 89)])
+def test_the_workers_that_fit_have_room_and_one_more_has_not(free_mib, workers):
+    assert shm.workers_for(free_mib * MIB, 10 * MIB, 1) == workers
+    assert workers == 0 or shm.needed(workers, 10 * MIB, 1) <= free_mib * MIB < shm.needed(workers + 1, 10 * MIB, 1)
+    assert shm.workers_for(3 * free_mib * MIB, 10 * MIB, 3) == workers
 
 
 def test_tensors_take_whole_pages():
@@ -71,50 +39,60 @@ def test_tensors_take_whole_pages():
 
 def test_no_dev_shm(monkeypatch, tmp_path):
     monkeypatch.setattr(shm, "FOLDER", tmp_path / "shm")
-    shm.check([], ranks=1)
-    with pytest.raises(MusterError) as raised:
-        shm.check([need()], ranks=1)
-    assert "0.0 MiB free" in raised.value.seen
-    assert "--train-num-workers=0" in raised.value.fix
+    assert shm.room() == 0
 
 
-def test_what_the_loader_tells_of_its_batches(make_images, tmp_path):
+@pytest.fixture
+def asked(make_images, tmp_path):
+    """Options for images of which one can't be read, and the bytes of a batch."""
     root = make_images(tmp_path / "images")
     (root / "bird" / "000.jpg").write_text("these are not pixels")
-    options = Options(data=f"imagefolder:{root}", image_size=48, batch_size=4, train_num_workers=2, valid_num_workers=1)
-    train, valid = open_batches(data.open_source(options), options, World())
-    batch_bytes = shm.bytes_of(4 * 3 * 48 * 48, 4 * 8)
-    for batches, word, num_workers in ((train, "train", 2), (valid, "valid", 1)):
-        assert batches.shm_need(num_workers) == shm.Need(
-            option=f"--{word}-num-workers",
-            num_workers=num_workers,
-            batch_bytes=batch_bytes,
-            num_batches=len(batches),
-        )
-    alone = Options(data=f"imagefolder:{root}", image_size=48, batch_size=4)
-    assert [batches.shm_need(0) for batches in open_batches(data.open_source(alone), alone, World())] == [None, None]
+    return Options(data=f"imagefolder:{root}", image_size=48, batch_size=4), shm.bytes_of(4 * 3 * 48 * 48, 4 * 8)
+
+
+def opened(options, **workers):
+    options = replace(options, **workers)
+    return open_batches(data.open_source(options), options, World())
+
+
+def test_what_the_loader_knows_of_its_batches(asked):
+    options, batch_bytes = asked
+    assert [batches.batch_bytes() for batches in opened(options)] == [batch_bytes] * 2
+
+
+@pytest.mark.parametrize("part", ["train", "valid"])
+def test_more_workers_than_fit_are_refused_with_what_fits(monkeypatch, asked, part):
+    options, batch_bytes = asked
+    monkeypatch.setattr(shm, "room", lambda: shm.needed(3, batch_bytes, 1))
+    opened(options, train_num_workers=3, valid_num_workers=3)
+    with pytest.raises(MusterError) as raised:
+        opened(options, **{f"{part}_num_workers": 4})
+    assert raised.value.code == 2
+    assert "needed by the workers of 1 ranks" in raised.value.seen
+    assert raised.value.fix == f"docker run --shm-size=2g, or docker run --ipc=host, or --{part}-num-workers=3"
 
 
 PEAK = """
 import os, sys, time
 from muster.train import data
+from muster.train.data import shm
 from muster.train.data.loader import open_batches
 from muster.config import parse
 from muster.train.world import World
 
 options = parse(sys.argv[1:])[1]
 train, valid = open_batches(data.open_source(options), options, World())
-need = train.shm_need(train.num_workers)
+batch_bytes = train.batch_bytes()
 batches = iter(train)
 held = next(batches)
 # One is held, and the workers make all that they may.
-wanted = (need.batches() - 1) * need.batch_bytes
+wanted = (train.num_workers * shm.AHEAD + shm.IN_USE - 1) * batch_bytes
 used, end = 0, time.monotonic() + 60
 while used < wanted and time.monotonic() < end:
     time.sleep(0.01)
     room = os.statvfs("/dev/shm")
     used = (room.f_blocks - room.f_bfree) * room.f_frsize
-print(wanted, used, need.needed(1))
+print(wanted, used, shm.needed(train.num_workers, batch_bytes, 1))
 train.close()
 """
 
@@ -142,7 +120,7 @@ def test_two_ranks_are_refused_before_a_worker_starts(train, tmp_path):
     assert ended[1].err == ""
     assert [line.split(":")[0].strip() for line in ended[0].err.splitlines()] == ["error", "seen", "fix"]
     assert "16.0 MiB free" in ended[0].err
-    assert "2 ranks on this host" in ended[0].err
+    assert "2 ranks here" in ended[0].err
     assert "--shm-size=2g" in ended[0].err
     assert not list(tmp_path.iterdir())
 

@@ -2,9 +2,11 @@
 
 import pytest
 
-from muster.config import Options, check, check_tensor_parallel
+from muster.config import Options, check
 from muster.errors import MusterError
 from muster.train import checkpoint
+from muster.train.strategies import tp
+from muster.train.world import World
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained
 
 
@@ -34,10 +36,10 @@ def test_bf16(train, summary_of, tmp_path):
 def test_what_does_not_come_out_even_is_refused(world_size, options, wrong, fix):
     asked = Options(model="gpt-tiny", **options)
     with pytest.raises(MusterError) as raised:
-        check_tensor_parallel(asked, world_size, 2, asked.seq_len or 128)
+        tp.check(World(world_size=world_size), asked)
     assert wrong in raised.value.wrong
     assert fix in raised.value.fix
-    check_tensor_parallel(Options(model="gpt-tiny"), 2, 2, 128)
+    tp.check(World(world_size=2), Options(model="gpt-tiny"))
 
 
 def test_images_are_refused():

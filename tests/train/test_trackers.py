@@ -1,10 +1,10 @@
 """`--track`: one run a job in TensorBoard, Weights & Biases and MLflow, which a resumed run goes on with."""
 
 import json
+import sys
 
 import pytest
 
-from muster.config import Options
 from muster.errors import MusterError
 from muster.train import trackers
 
@@ -86,17 +86,12 @@ def test_a_failed_run_is_told(tracked, train, tmp_path, monkeypatch):
     assert found.info.status == "FAILED"
 
 
-def test_a_package_that_is_missing(monkeypatch):
-    trackers.check(Options())
-    trackers.check(Options(track="wandb"))
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MusterError, match="wandb is not installed") as raised:
-        trackers.check(Options(track="wandb"))
-    assert "pip install wandb" in raised.value.fix
-    with pytest.raises(MusterError, match="mlflow is not installed") as raised:
-        trackers.check(Options(track="mlflow"))
-    assert "pip install mlflow-skinny" in raised.value.fix
-    trackers.check(Options())
+@pytest.mark.parametrize(("kind", "package"), [("wandb", "wandb"), ("mlflow", "mlflow-skinny")])
+def test_a_package_that_is_missing(tmp_path, monkeypatch, kind, package):
+    monkeypatch.setitem(sys.modules, kind, None)
+    with pytest.raises(MusterError, match=f"{kind} is not installed") as raised:
+        trackers.open_tracker(kind, tmp_path, 0, {}, print)
+    assert f"pip install {package}" in raised.value.fix
 
 
 def test_a_target_that_breaks_ends_no_training():

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from muster.train.gradients import go_back
-from muster.train.measure import ranks
 from muster.train.stopwatch import Stopwatch
+from muster.train.summary import compare_ranks
 from muster.train.world import World
 from tests.train.comparing import TEXT
 
@@ -126,6 +126,6 @@ def test_the_slowest_is_measured_by_the_rank_in_the_middle():
         {"step_s": 1.0, "data_wait_s": 0.1, "waits_s": waits, "busy_s": 1 - waits, "peak_memory_gib": 1.0}
         for waits in (0.5, 0.5, 0.1, 0.5)
     ]
-    told = ranks.compare(world, owns)
+    told = compare_ranks(world, owns)
     assert told["slowest_rank"] == {"rank": 2, "host": "b", "seconds": 0.9, "median_s": 0.5, "ratio": 1.8}
     assert told["shares"] == {"data": 0.1, "compute": 0.5, "communication": 0.4}

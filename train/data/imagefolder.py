@@ -16,32 +16,18 @@ VALID_SHARE = 0.1
 LAYOUT = "FOLDER/CLASS/IMAGE.jpg, or FOLDER/train/CLASS/IMAGE.jpg and FOLDER/val/CLASS/IMAGE.jpg"
 
 
-class Paths:
-    """Many paths in one array: a list of a million would be copied in each worker, by its counts of references."""
-
-    def __init__(self, paths: list[bytes]) -> None:
-        self.blob = np.frombuffer(b"".join(path + b"\0" for path in paths), np.uint8)
-        self.ends = np.flatnonzero(self.blob == 0)
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __getitem__(self, index: int) -> bytes:
-        start = int(self.ends[index - 1]) + 1 if index else 0
-        return self.blob[start : self.ends[index]].tobytes()
-
-
 @dataclass(frozen=True)
 class Found:
     """The images below a folder, as torchvision's ImageFolder has them: by class, then by folder and name.
 
     Attributes:
-        paths: below the folder.
+        paths_N: below the folder, as bytes in one array: a list of a million would be copied in each worker, by its
+            counts of references.
         labels_N: the class of each.
         num_train: the first so many train, the others validate; all of them, where the folder has no such halves.
     """
 
-    paths: Paths
+    paths_N: np.ndarray
     labels_N: np.ndarray
     classes: list[str]
     num_train: int
@@ -51,17 +37,17 @@ class ImageFiles(EncodedImages):
     """Image files with their classes.
 
     Args:
-        paths: below `folder`.
+        paths_N: below `folder`.
         chosen_N: which of them are meant.
         labels_N: the class of each that is meant.
     """
 
     def __init__(
-        self, folder: Path, paths: Paths, chosen_N: np.ndarray, labels_N: np.ndarray, size: int, *, random: bool
+        self, folder: Path, paths_N: np.ndarray, chosen_N: np.ndarray, labels_N: np.ndarray, size: int, *, random: bool
     ) -> None:
         super().__init__(labels_N, size, random=random)
         self.folder = os.fsencode(folder)
-        self.paths = paths
+        self.paths = paths_N
         self.chosen = chosen_N
 
     def path(self, index: int) -> bytes:
@@ -174,7 +160,7 @@ def scan(options: Options, folder: str) -> Found:
         raise MusterError("one class alone can't be told from others", seen=f"classes: {classes[0]}", fix=LAYOUT)
     samples = [sample for _, half in found for sample in half]
     return Found(
-        paths=Paths([os.fsencode(os.path.relpath(path, root)) for path, _ in samples]),
+        paths_N=np.array([os.fsencode(os.path.relpath(path, root)) for path, _ in samples]),
         labels_N=np.array([label for _, label in samples], np.int32),
         classes=classes,
         num_train=len(train),
@@ -197,10 +183,10 @@ def open_source(options: Options, folder: str, found: Found) -> Source:
     """
     root, size = Path(os.path.expanduser(folder)), options.pixels
     check_there(root, options, LAYOUT)
-    train, valid = choose_halves(len(found.paths), found.num_train, options.seed)
+    train, valid = choose_halves(len(found.paths_N), found.num_train, options.seed)
     return Source(
-        train=ImageFiles(root, found.paths, train, found.labels_N[train], size, random=True),
-        valid=ImageFiles(root, found.paths, valid, found.labels_N[valid], size, random=False),
+        train=ImageFiles(root, found.paths_N, train, found.labels_N[train], size, random=True),
+        valid=ImageFiles(root, found.paths_N, valid, found.labels_N[valid], size, random=False),
         num_classes=len(found.classes),
         size=size,
     )

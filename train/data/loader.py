@@ -1,6 +1,7 @@
 """From a source to batches on the training device."""
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -13,7 +14,6 @@ from muster.errors import ExitCode, MusterError
 from muster.train.data import shm
 from muster.train.data.reader import Batch, Reader, begin_worker
 from muster.train.data.source import BadSample, Source
-from muster.train.faults import agree
 from muster.train.models import IGNORED
 from muster.train.order import Draw, TrainOrder, ValidOrder
 from muster.train.seeds import generator
@@ -25,46 +25,34 @@ Tensors = tuple[torch.Tensor, torch.Tensor]
 PROBED = 10
 """Samples that are tried to learn how large one is."""
 
+MIB = 2**20
 MOST_WORKERS = 16
 """Of a rank, where the user gives no number."""
 
 
-class SideStream:
-    """A second queue of work on a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream = torch.cuda.Stream(device)
-
-    def run(self, work: Callable[[Item], Tensors | None], item: Item) -> tuple[Tensors | None, Any]:
-        """What `work` of `item`, queued on this stream, will have computed, and the event that tells when it has."""
-        with torch.cuda.stream(self.stream):
-            return work(item), self.stream.record_event()
-
-    def hand_over(self, tensors: Tensors | None, done: Any) -> Tensors | None:
-        """`tensors`, for which the GPU's main queue waits; the host does not."""
-        if tensors is None:
-            return None
-        main = torch.cuda.current_stream(self.device)
-        main.wait_event(done)
-        for tensor in tensors:
-            # They came from this stream's memory: it must not be given away before the main queue is done with them.
-            tensor.record_stream(main)
-        return tensors
-
-
 def ahead(
-    items: Iterable[Item], prepare: Callable[[Item], Tensors | None], side: SideStream
+    items: Iterable[Item], prepare: Callable[[Item], Tensors | None], side: torch.cuda.Stream
 ) -> Iterator[tuple[Item, Tensors | None]]:
-    """Each of `items`, and what `prepare` makes of it on the side stream while the one before is computed with."""
+    """Each of `items`, and what `prepare` makes of it on the stream `side` while the one before is computed with."""
     waiting: tuple[Item, Tensors | None, Any] | None = None
     for item in items:
-        following = (item, *side.run(prepare, item))
+        with torch.cuda.stream(side):
+            following = item, prepare(item), side.record_event()
         if waiting is not None:
-            yield waiting[0], side.hand_over(*waiting[1:])
+            yield hand_over(*waiting)
         waiting = following
     if waiting is not None:
-        yield waiting[0], side.hand_over(*waiting[1:])
+        yield hand_over(*waiting)
+
+
+def hand_over(item: Item, tensors: Tensors | None, done: Any) -> tuple[Item, Tensors | None]:
+    """`item` and its `tensors`, for which the GPU's main stream waits until they are `done`; the host does not."""
+    main = torch.cuda.current_stream()
+    main.wait_event(done)
+    for tensor in tensors or ():
+        # They came from the other stream's memory: it must not be given away before the main one is done with them.
+        tensor.record_stream(main)
+    return item, tensors
 
 
 class Batches:
@@ -97,8 +85,10 @@ class Batches:
             from muster.train.data import nvjpeg  # here and not above: most runs need no decoder of JPEGs
 
             self.reader = nvjpeg.EncodedReader(samples, seed=options.seed, replace=False)
-            self.decode = nvjpeg.Decoder(source.size, world.device)
-        self.side = SideStream(world.device) if world.device.type == "cuda" and not source.on_device else None
+            self.decode = nvjpeg.decode
+        self.side: torch.cuda.Stream | None = None  # a second queue of work on the GPU
+        if world.device.type == "cuda" and not source.on_device:
+            self.side = torch.cuda.Stream(world.device)
         self.seed = options.seed
         self.loader: DataLoader[Batch] | None = None
         self.start_workers(0)
@@ -168,23 +158,18 @@ class Batches:
         targets_N = torch.full((1,), IGNORED, device=self.device)
         return self.prepare(torch.zeros(1, 3, size, size, dtype=torch.uint8)), targets_N
 
-    def shm_need(self, num_workers: int) -> shm.Need | None:
-        """What so many workers put into /dev/shm; None where there are none, or where no sample can be read."""
-        if self.loader is None or not num_workers:
-            return None
+    def batch_bytes(self) -> int:
+        """What a batch takes in /dev/shm; 0 where nothing is loaded, or no sample can be read."""
+        if self.loader is None:
+            return 0
         for sample in range(min(PROBED, len(self.reader.samples))):
             try:
                 sample_bytes = self.reader.num_bytes(Draw(sample, 0))
             except BadSample:
                 continue
             targets_bytes = self.source.targets_of_sample * torch.int64.itemsize
-            return shm.Need(
-                option=f"--{'train' if self.train else 'valid'}-num-workers",
-                num_workers=num_workers,
-                batch_bytes=shm.bytes_of(self.batch_size * sample_bytes, self.batch_size * targets_bytes),
-                num_batches=len(self),
-            )
-        return None
+            return shm.bytes_of(self.batch_size * sample_bytes, self.batch_size * targets_bytes)
+        return 0
 
     def close(self) -> None:
         """Ends the workers. Left to the garbage collector, each may be waited for in vain for 5 s."""
@@ -217,7 +202,7 @@ class Batches:
         images_NCHW = inputs
         if not isinstance(inputs, torch.Tensor):
             assert self.decode is not None
-            images_NCHW = self.decode(inputs)
+            images_NCHW = self.decode(inputs, self.source.size, self.device)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         is_raw = images_NCHW.dtype == torch.uint8
         images_NCHW = images_NCHW.to(self.device, non_blocking=True)
@@ -228,16 +213,6 @@ class Batches:
 def identity(batch: Any) -> Any:
     """`batch`: the reader has made a batch of it already."""
     return batch
-
-
-def open_agreed(source: Source, options: Options, world: World) -> tuple[Batches, Batches]:
-    """The training and the validation batches of this rank, once all ranks have theirs.
-
-    Raises:
-        SharedFault: on all ranks, as `open_batches`.
-    """
-    cores = count_cores(world)
-    return agree(world, lambda: open_batches(source, options, world, cores))
 
 
 def open_batches(source: Source, options: Options, world: World, cores: int = 1) -> tuple[Batches, Batches]:
@@ -283,23 +258,26 @@ def start_workers(train: Batches, valid: Batches, options: Options, world: World
     Raises:
         MusterError: /dev/shm does not hold the batches of those that the user wants.
     """
-    ranks, needs = max(1, world.hosts.count(world.host)), list[shm.Need]()
+    ranks, free = max(1, world.hosts.count(world.host)), shm.room()
     for batches, given in ((train, options.train_num_workers), (valid, options.valid_num_workers)):
         wanted = choose_workers(batches.source, world.device, cores) if given is None else given
-        need = batches.shm_need(wanted)
-        if need is not None and given is None:
-            fitting = min(wanted, need.workers_for(shm.room(), ranks))
-            if fitting < wanted:
-                what = "training" if batches.train else "validation"
-                batches.notes.append(
-                    f"{fitting} instead of {wanted} workers a rank load {what} data: /dev/shm holds no more; "
-                    "docker run --shm-size or --ipc=host makes it larger"
-                )
-            wanted = fitting
-        elif need is not None:
-            needs.append(need)
-        batches.start_workers(wanted)
-    shm.check(needs, ranks=ranks)
+        batch_bytes = batches.batch_bytes() if wanted else 0
+        fitting = min(wanted, shm.workers_for(free, batch_bytes, ranks)) if batch_bytes else wanted
+        if fitting < wanted and given is not None:
+            needed = shm.needed(wanted, batch_bytes, ranks)
+            raise MusterError(
+                f"{shm.FOLDER} is too small for the data loader's workers, or this user may not write there",
+                seen=f"{free / MIB:.1f} MiB free, {needed / MIB:.1f} MiB needed by the workers of {ranks} ranks here",
+                # A GiB more than fits, for what is there already.
+                fix=f"docker run --shm-size={math.ceil(needed / 1024 / MIB) + 1}g, or docker run --ipc=host, "
+                f"or --{'train' if batches.train else 'valid'}-num-workers={fitting}",
+            )
+        if fitting < wanted:
+            batches.notes.append(
+                f"{fitting} instead of {wanted} workers a rank load {'training' if batches.train else 'validation'} "
+                "data: /dev/shm holds no more; docker run --shm-size or --ipc=host makes it larger"
+            )
+        batches.start_workers(fitting)
 
 
 def count_cores(world: World) -> int:

@@ -1,6 +1,6 @@
 """`--decoder nvjpeg`: the workers hand over JPEG files as they are, and the GPU decodes and crops them."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torchvision.io import ImageReadMode, decode_jpeg
@@ -20,21 +20,15 @@ class Encoded(NamedTuple):
         contents: their bytes, end to end: one tensor, since workers hand over each by a file of its own.
         lengths: of each.
         crops: what is used of each.
-        names: what to call each when it is bad.
     """
 
     contents: torch.Tensor
     lengths: list[int]
     crops: list[Crop]
-    names: list[str]
 
 
 def check(options: Options, source: Source, device: torch.device) -> None:
-    """Returns where nvJPEG can decode these data on this device.
-
-    Raises:
-        MusterError: it can't.
-    """
+    """Raises MusterError where nvJPEG can't decode these data on this device."""
     seen, fix = f"--decoder={options.decoder}", "--decoder=cpu, or leave it out"
     if not isinstance(source.train, EncodedImages):
         wrong = "there are no image files to decode"
@@ -51,7 +45,7 @@ class EncodedReader(Reader):
 
     def __getitems__(self, draws: list[Draw]) -> Batch:
         assert isinstance(self.samples, EncodedImages)
-        contents, crops, names = list[bytes](), list[Crop](), list[str]()
+        contents, crops = list[bytes](), list[Crop]()
         with torch.random.fork_rng(devices=[]):
             for draw in draws:
                 self.reseed(draw)
@@ -61,10 +55,9 @@ class EncodedReader(Reader):
                     return Batch(None, None, [(error.name, error.reason)])
                 contents.append(content)
                 crops.append(crop)
-                names.append(self.samples.name(draw.sample))
         joined = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8)
         labels_N = torch.tensor([int(self.samples.labels[draw.sample]) for draw in draws])
-        return Batch(Encoded(joined, list(map(len, contents)), crops, names), labels_N, [])
+        return Batch(Encoded(joined, list(map(len, contents)), crops), labels_N, [])
 
     def num_bytes(self, draw: Draw) -> int:
         """Twice what this file has: others have more."""
@@ -72,36 +65,20 @@ class EncodedReader(Reader):
         return 2 * len(self.samples.content(draw.sample))
 
 
-class Decoder:
-    """From JPEG files to crops of one size, by torchvision on the GPU."""
+def decode(encoded: Encoded, size: int, device: torch.device) -> torch.Tensor:
+    """The crops of the images (NCHW, uint8), `size` pixels a side, decoded by torchvision on the GPU.
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.size = size
-        self.device = device
-
-    def __call__(self, encoded: Encoded) -> torch.Tensor:
-        """The crops of the images (NCHW, uint8).
-
-        Raises:
-            MusterError: one can't be decoded.
-        """
-        files = list(encoded.contents.split(encoded.lengths))
-        try:
-            pictures = self.decode(files)
-        except RuntimeError:
-            # One by one, by which the bad file is found.
-            pictures: list[torch.Tensor] = []
-            for file, name in zip(files, encoded.names, strict=True):
-                try:
-                    pictures += self.decode([file])
-                except RuntimeError as error:
-                    wrong = "nvJPEG can't decode a sample: " + str(error).partition("\n")[0]
-                    fix = "mend or remove the file, or --decoder=cpu, which knows more kinds of files"
-                    raise MusterError(wrong, seen=name, fix=fix, code=ExitCode.FAILED) from error
-        return torch.stack(
-            [resize(picture, crop, self.size) for picture, crop in zip(pictures, encoded.crops, strict=True)]
-        )
-
-    def decode(self, files: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The images in `files`."""
-        return decode_jpeg(files, mode=ImageReadMode.RGB, device=self.device)  # type: ignore[return-value]
+    Raises:
+        MusterError: one can't be decoded.
+    """
+    files = list(encoded.contents.split(encoded.lengths))
+    try:
+        pictures: Any = decode_jpeg(files, mode=ImageReadMode.RGB, device=device)
+    except RuntimeError as error:
+        raise MusterError(
+            "nvJPEG can't decode a sample: " + str(error).partition("\n")[0],
+            seen=f"one of {len(files)} files of a batch, --decoder=nvjpeg",
+            fix="--decoder=cpu, which knows more kinds of files, and names the one that is damaged",
+            code=ExitCode.FAILED,
+        ) from error
+    return torch.stack([resize(picture, crop, size) for picture, crop in zip(pictures, encoded.crops, strict=True)])

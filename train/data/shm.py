@@ -1,14 +1,13 @@
-"""Whether /dev/shm, through which the data loader's workers hand over their batches, has room for them."""
+"""Room in /dev/shm, through which the data loader's workers hand over their batches.
+
+A worker that finds none loses its batch, and the trainer waits for that for ever (torch 2.10 and 2.15).
+"""
 
 import math
 import os
 import resource
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-from muster.errors import MusterError
 
 FOLDER = Path("/dev/shm")
 AHEAD = 2
@@ -20,36 +19,16 @@ IN_USE = 2
 MARGIN = 1.1
 """A tenth more, for what else goes there: semaphores, and what NCCL and MPI pass between the ranks of a host."""
 
-MIB, GIB = 2**20, 2**30
+
+def needed(num_workers: int, batch_bytes: int, ranks: int) -> int:
+    """Bytes for `num_workers` workers of each of `ranks` ranks on a host: all batches that are there at once."""
+    return math.ceil((num_workers * AHEAD + IN_USE) * batch_bytes * ranks * MARGIN)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Need:
-    """What the workers of one rank put into /dev/shm.
-
-    Attributes:
-        option: the option that gives their number.
-        batch_bytes: of one batch.
-        num_batches: batches of an epoch.
-    """
-
-    option: str
-    num_workers: int
-    batch_bytes: int
-    num_batches: int
-
-    def batches(self) -> int:
-        """Batches that are there at once, at most."""
-        return min(self.num_batches, self.num_workers * AHEAD + IN_USE)
-
-    def needed(self, ranks: int) -> int:
-        """Bytes for `ranks` such ranks."""
-        return math.ceil(self.batches() * self.batch_bytes * ranks * MARGIN)
-
-    def workers_for(self, free: int, ranks: int) -> int:
-        """How many workers fit into `free` bytes."""
-        batches = int(free / (self.batch_bytes * ranks * MARGIN))
-        return max(0, (batches - IN_USE) // AHEAD)
+def workers_for(free: int, batch_bytes: int, ranks: int) -> int:
+    """How many workers each of `ranks` ranks on a host can have, where `free` bytes are there."""
+    batches = int(free / (batch_bytes * ranks * MARGIN))
+    return max(0, (batches - IN_USE) // AHEAD)
 
 
 def bytes_of(*sizes: int) -> int:
@@ -65,24 +44,3 @@ def room() -> int:
     state = os.statvfs(FOLDER)
     # A tmpfs without a limit has no size.
     return state.f_bavail * state.f_frsize if state.f_blocks else sys.maxsize
-
-
-def check(needs: Sequence[Need], ranks: int) -> None:
-    """Returns where the workers of all `ranks` on this host have room.
-
-    Training and validation take turns, so the greater need counts. To be called before the first worker starts: one
-    that finds no room loses its batch, and the trainer waits for that for ever (torch 2.10 and 2.15).
-
-    Raises:
-        MusterError: there is no /dev/shm, or it is too small.
-    """
-    free, needed = room(), max((need.needed(ranks) for need in needs), default=0)
-    if needed <= free:
-        return
-    fewer = " ".join(f"{need.option}={need.workers_for(free, ranks)}" for need in needs if need.needed(ranks) > free)
-    raise MusterError(
-        f"{FOLDER} is too small for the data loader's workers, or this user may not write there",
-        seen=f"{free / MIB:.1f} MiB free, {needed / MIB:.1f} MiB needed by the workers of {ranks} ranks on this host",
-        # A GiB more than fits, for what is there already.
-        fix=f"docker run --shm-size={math.ceil(needed / GIB) + 1}g, or docker run --ipc=host, or {fewer}",
-    )

@@ -14,11 +14,16 @@ class Synthetic(InMemory):
     """A small bank of random samples that repeats: sample i is pattern i modulo NUM_PATTERNS.
 
     So a sample depends on its number alone, and results don't depend on the world size.
+
+    Args:
+        images_NCHW: or tokens (NT).
+        labels_N: or the tokens that follow (NT).
     """
 
     def __init__(self, num_samples: int, images_NCHW: torch.Tensor, labels_N: torch.Tensor) -> None:
         super().__init__(images_NCHW, labels_N)
         self.num_samples = num_samples
+        self.num_targets = num_samples * labels_N[0].numel()
 
     def __len__(self) -> int:
         return self.num_samples
@@ -35,22 +40,6 @@ class Synthetic(InMemory):
         return Synthetic(self.num_samples, self.images.to(device), self.labels.to(device))
 
 
-class SyntheticTokens(Synthetic):
-    """The same of sequences of tokens.
-
-    Args:
-        texts_NT: one token longer than a sequence.
-    """
-
-    def __init__(self, num_samples: int, texts_NT: torch.Tensor) -> None:
-        super().__init__(num_samples, texts_NT[:, :-1], texts_NT[:, 1:])
-        self.num_targets = num_samples * (texts_NT.shape[1] - 1)
-        self.texts = texts_NT
-
-    def to(self, device: torch.device) -> "SyntheticTokens":
-        return SyntheticTokens(self.num_samples, self.texts.to(device))
-
-
 def open_tokens(options: Options) -> Source:
     """`--num-samples` sequences of the model's length train, a tenth more validate."""
     shape = shape_of(options.model)
@@ -58,8 +47,8 @@ def open_tokens(options: Options) -> Source:
     drawn = generator(options.seed, "synthetic")
     texts_NT = torch.randint(0, num_tokens, (NUM_PATTERNS, seq_len + 1), generator=drawn)
     return Source(
-        train=SyntheticTokens(options.num_samples, texts_NT),
-        valid=SyntheticTokens(max(1, options.num_samples // 10), texts_NT),
+        train=Synthetic(options.num_samples, texts_NT[:, :-1], texts_NT[:, 1:]),
+        valid=Synthetic(max(1, options.num_samples // 10), texts_NT[:, :-1], texts_NT[:, 1:]),
         num_classes=num_tokens,
         size=seq_len,
         unit="tokens",

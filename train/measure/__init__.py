@@ -1,1 +1,1 @@
-"""What a run measures of itself beside its times: operations, peaks of cards, energy, who was slow, traces."""
+"""What a run measures of itself beside its times: operations, peaks of cards, traces."""

@@ -82,13 +82,6 @@ def find_peak(name: str) -> Peak | None:
     return next((peak for pattern, peak in CARDS.items() if re.fullmatch(pattern, name)), None)
 
 
-def rate(peak: Peak, *, bf16: bool, tf32: bool) -> float:
-    """Operations a second of a card that computes so; fp32 where neither holds."""
-    if bf16:
-        return peak.half * 1e12
-    return (peak.tf32 if tf32 and peak.tf32 is not None else peak.single) * 1e12
-
-
 def peak_of(device: torch.device, *, bf16: bool, convolves: bool) -> float | None:
     """Operations a second of this device; None where they are not known.
 
@@ -100,4 +93,6 @@ def peak_of(device: torch.device, *, bf16: bool, convolves: bool) -> float | Non
     if peak is None:
         return None
     tf32 = torch.backends.cudnn.allow_tf32 if convolves else torch.get_float32_matmul_precision() != "highest"
-    return rate(peak, bf16=bf16, tf32=tf32)
+    if bf16:
+        return peak.half * 1e12
+    return (peak.tf32 if tf32 and peak.tf32 is not None else peak.single) * 1e12

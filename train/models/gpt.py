@@ -8,7 +8,7 @@ between calls, and each weight is drawn by its own name, so that any part of the
 import difflib
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -58,14 +58,7 @@ SHAPES = {
     "gpt-small": Shape(dim=384, num_layers=6, num_heads=6, num_kv_heads=6, hidden=1024, context=256),
     "gpt-124m": Shape(dim=768, num_layers=12, num_heads=12, num_kv_heads=12, hidden=2048, context=1024, vocab=50_304),
     "gpt-1b": Shape(
-        dim=2048,
-        num_layers=16,
-        num_heads=32,
-        num_kv_heads=8,
-        hidden=8192,
-        context=4096,
-        vocab=128_256,
-        theta=500_000.0,
+        dim=2048, num_layers=16, num_heads=32, num_kv_heads=8, hidden=8192, context=4096, vocab=128_256, theta=500_000.0
     ),
     "gpt-8b": Shape(
         dim=4096,
@@ -194,11 +187,6 @@ def choose_recompute(context: Any, operation: Any, *args: Any, **kwargs: Any) ->
     return CheckpointPolicy.MUST_SAVE if operation in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def save_matrix_products() -> Any:
-    """The contexts of a selective checkpoint, for torch.utils.checkpoint."""
-    return create_selective_checkpoint_contexts(choose_recompute)
-
-
 class Layer(nn.Module):
     """Attention and feed-forward, each on a normalised input and added to it.
 
@@ -221,7 +209,8 @@ class Layer(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         if self.recompute == "none" or not torch.is_grad_enabled():
             return self.compute(x_BTD)
-        contexts = save_matrix_products if self.recompute == "selective" else noop_context_fn
+        is_selective = self.recompute == "selective"
+        contexts = partial(create_selective_checkpoint_contexts, choose_recompute) if is_selective else noop_context_fn
         return checkpoint(self.compute, x_BTD, use_reentrant=False, context_fn=contexts)
 
 

@@ -71,12 +71,9 @@ def probe(name: str, arguments: dict[str, object], num_classes: int, image_size:
     Raises:
         MusterError: they don't.
     """
-    quick = {key: value for key, value in arguments.items() if key != "init_weights"}
-    if name in ("googlenet", "inception_v3"):
-        quick["init_weights"] = False
     try:
         with torch.device("meta"):
-            model = construct(name, num_classes, quick)
+            model = construct(name, num_classes, arguments)
             model(torch.empty(min(batch_size, 2), 3, image_size, image_size))
     except (RuntimeError, ValueError, AssertionError) as error:
         single = batch_size == 1 and "more than 1 value per channel" in str(error)

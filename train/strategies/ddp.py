@@ -47,15 +47,6 @@ def check(world: World, options: Options) -> None:
             seen="--comm-hook=powersgd, --device=cpu on a machine with GPUs",
             fix="--comm-hook=bf16, or hide the GPUs: CUDA_VISIBLE_DEVICES=''",
         )
-    if options.comm_hook == "bf16":
-        try:
-            dist.all_reduce(torch.ones(1, dtype=torch.bfloat16, device=world.device))
-        except (RuntimeError, TypeError) as error:
-            raise MusterError(
-                "the network can't add up bf16 numbers here",
-                seen=f"--comm-hook=bf16, {world.backend}, torch {torch.__version__}: {str(error).splitlines()[0]}",
-                fix="--comm-hook=fp16, or leave it out",
-            ) from error
 
 
 def notes(world: World, options: Options) -> list[str]:
@@ -76,9 +67,7 @@ def wrap(model: nn.Module, world: World, options: Options, precision: Precision)
     settings: dict[str, Any] = {
         "device_ids": [world.device] if world.device.type == "cuda" else None,
         "bucket_cap_mb": options.bucket_mb,
-        "gradient_as_bucket_view": options.bucket_view,
-        # Exact gradients never travel in buckets, and a static graph would send them nevertheless.
-        "static_graph": options.static_graph and not averages_exactly(world, options),
+        "gradient_as_bucket_view": True,
         sends_buffers: False,
     }
     return DistributedDataParallel(model, **settings)

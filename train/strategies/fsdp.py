@@ -1,14 +1,15 @@
 """Fully sharded data parallel: each rank keeps a part of every weight and moment, and gathers what it needs."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from muster.config import Options, check_replicas
+from muster.config import Options
+from muster.errors import MusterError
 from muster.train.gradients import Gradients, are_exact
 from muster.train.models import place, units_of
 from muster.train.precision import Precision
@@ -16,8 +17,14 @@ from muster.train.world import World, open_mesh
 
 
 def check(world: World, options: Options) -> None:
-    """Raises MusterError where `--replicate` does not divide the world."""
-    check_replicas(options, world.world_size)
+    """Raises MusterError where the world can't be divided into `--replicate` groups of more than one rank."""
+    world_size = world.world_size
+    if world_size % options.replicate or options.replicate == world_size > 1:
+        raise MusterError(
+            f"{world_size} processes can't be divided into {options.replicate} groups of two or more",
+            seen=f"--replicate={options.replicate}, {world_size} processes",
+            fix="--replicate=1, or fewer groups whose number divides the processes; 'train ddp' for whole models",
+        )
 
 
 def wrap(model: nn.Module, world: World, options: Options, precision: Precision) -> nn.Module:
@@ -63,15 +70,10 @@ def gradients(model: nn.Module, world: World, options: Options) -> Gradients:
     return Gradients(1)
 
 
-def without_sync(model: nn.Module) -> AbstractContextManager[object]:
+@contextmanager
+def without_sync(model: nn.Module) -> Iterator[None]:
     """Gradients stay on this rank until the first micro-batch outside of this context."""
     assert isinstance(model, FSDPModule)
-    return no_sync(model)
-
-
-@contextmanager
-def no_sync(model: FSDPModule) -> Iterator[None]:
-    """A context in which gradients are not reduced."""
     model.set_requires_gradient_sync(False)
     yield
     model.set_requires_gradient_sync(True)

@@ -6,7 +6,7 @@ different data, and average their gradients as by ddp. torch's schedules train; 
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from muster.config import Options, Pipelines, check_pipeline
+from muster.config import Options
 from muster.errors import MusterError
 from muster.train.gradients import Gradients, are_exact
 from muster.train.metrics import Sums
@@ -38,9 +38,73 @@ SCHEDULES: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pipelines:
+    """How the ranks stand in lines.
+
+    Attributes:
+        size: ranks in a line.
+        stages_each: groups of layers that a rank has; stage s is on the rank at place s modulo size.
+        num_parts: micro-batches in which a rank's batch passes.
+    """
+
+    size: int
+    stages_each: int
+    num_parts: int
+
+    @classmethod
+    def of(cls, options: Options, world_size: int) -> "Pipelines":
+        """The lines that `options` make of `world_size` ranks."""
+        size = options.pipeline_parallel or world_size
+        stages_each = 2 if options.schedule in ("interleaved", "zero-bubble") else 1
+        return cls(size=size, stages_each=stages_each, num_parts=options.microbatches or 2 * size)
+
+    @property
+    def num_stages(self) -> int:
+        """Groups of layers, over all ranks of a line."""
+        return self.size * self.stages_each
+
+    @property
+    def bubble(self) -> float:
+        """The share of a step in which a rank waits for others, where every stage takes as long (arXiv 2104.04473)."""
+        return (self.size - 1) / (self.stages_each * self.num_parts + self.size - 1)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages of `rank`."""
+        return list(range(rank % self.size, self.num_stages, self.size))
+
+
 def check(world: World, options: Options) -> None:
-    """Raises MusterError where the ranks can't be divided into pipelines, or layers and samples into their parts."""
-    check_pipeline(options, world.world_size, gpt.shape_of(options.model).num_layers)
+    """Raises MusterError where the lines don't divide the world, the layers or the batch."""
+    world_size, num_layers = world.world_size, gpt.shape_of(options.model).num_layers
+    if world_size == 1:
+        return
+    plan = Pipelines.of(options, world_size)
+    size, parts = plan.size, plan.num_parts
+    seen = f"{world_size} processes, --model={options.model} --pipeline-parallel={size} --schedule={options.schedule}"
+    if world_size % size:
+        raise MusterError(
+            f"{world_size} processes can't stand in lines of {size}",
+            seen=seen,
+            fix="--pipeline-parallel=N, where N divides the processes",
+        )
+    if plan.num_stages > num_layers:
+        raise MusterError(
+            f"{num_layers} layers are too few for {plan.num_stages} stages",
+            seen=seen,
+            fix="a smaller --pipeline-parallel, --schedule=1f1b, fewer processes, or a larger model",
+        )
+    fits = options.batch_size % parts == 0
+    if options.schedule == "1f1b":
+        fits = fits and (parts == 1 or parts >= size)
+    if plan.stages_each > 1:
+        fits = fits and parts % max(1, parts // size) == 0
+    if not fits:
+        raise MusterError(
+            f"a batch of {options.batch_size} can't pass in {parts} parts by the schedule {options.schedule}",
+            seen=f"--batch-size={options.batch_size} --microbatches={parts}, lines of {size} ranks",
+            fix=f"--batch-size={2 * size} or a multiple of it, without --microbatches",
+        )
 
 
 def share(world: World, options: Options) -> World:

@@ -4,6 +4,7 @@ Between the matrices a sequence is cut too (sequence parallel), so that no rank 
 ranks than `--tensor-parallel` the groups train on different data, and what a rank has is sharded over them as by fsdp.
 """
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -19,7 +20,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from muster.config import Options, check_tensor_parallel, tensor_parallel_of
+from muster.config import Options
+from muster.errors import MusterError
 from muster.train.gradients import ExactGradients, Gradients, are_exact
 from muster.train.models import gpt, place
 from muster.train.precision import Precision
@@ -30,14 +32,26 @@ SEQUENCE = Shard(1)
 
 
 def check(world: World, options: Options) -> None:
-    """Raises MusterError where the ranks don't divide the heads, the sequences or each other."""
+    """Raises MusterError where the groups don't divide the world, or their ranks a layer or a sequence."""
     shape = gpt.shape_of(options.model)
-    check_tensor_parallel(options, world.world_size, shape.num_kv_heads, options.seq_len or shape.context)
+    size = options.tensor_parallel or world.world_size
+    numbers = {
+        "processes": world.world_size,
+        "heads of keys": shape.num_kv_heads,
+        "tokens of a sequence": options.seq_len or shape.context,
+    }
+    for name, number in numbers.items():
+        if number % size:
+            raise MusterError(
+                f"{number} {name} can't be divided by {size} ranks",
+                seen=f"--tensor-parallel={size}, {world.world_size} processes, --model={options.model}",
+                fix=f"--tensor-parallel={math.gcd(*numbers.values())}, or a divisor of that",
+            )
 
 
 def share(world: World, options: Options) -> World:
     """The same data for the ranks of a group, of which the first counts."""
-    group, place = divmod(world.rank, size := tensor_parallel_of(options, world.world_size))
+    group, place = divmod(world.rank, size := options.tensor_parallel or world.world_size)
     return replace(world, share=(group, world.world_size // size), counts=place == 0)
 
 

@@ -1,0 +1,43 @@
+"""Numbers as people read them."""
+
+NONE = "-"
+"""What is not known."""
+
+
+def quantity(value: float | None) -> str:
+    """A number in four digits, thousands set apart, with M, G, T or P where it is large."""
+    if value is None:
+        return NONE
+    for size, letter in ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{letter}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def count(value: float | None) -> str:
+    """A whole number, thousands set apart."""
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A part of 1, in percent."""
+    return NONE if value is None else f"{value * 100:.{digits}f} %"
+
+
+def duration(value: float | None) -> str:
+    """A time in seconds, as it reads well: 11.7 ms, 1.67 s, 3 min 20 s, 2 h 05 min."""
+    if value is None:
+        return NONE
+    if abs(value) < 1:
+        return f"{value * 1e3:.3g} ms"
+    if abs(value) < 60:
+        return f"{value:.2f} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def memory(value: float | None) -> str:
+    """GiB."""
+    return NONE if value is None else f"{value:.{2 if value < 10 else 1}f} GiB"
