@@ -24,8 +24,8 @@ def row(*seconds: float, key: tuple[str, int] = KEY) -> Row:
     return Row(*key, 8, even(*seconds), True)
 
 
-def of_passes(passes: dict[tuple[str, int], tuple[Timing, ...]], setting: Setting = HERE) -> Baseline:
-    return Baseline(setting=setting, rows=tuple(Kept(*key, each) for key, each in passes.items()))
+def of_passes(passes: dict[tuple[str, int], tuple[Timing, ...]]) -> Baseline:
+    return Baseline(setting=HERE, rows=tuple(Kept(*key, each) for key, each in passes.items()))
 
 
 def kept(*seconds: float) -> Baseline:
@@ -121,10 +121,10 @@ def test_what_is_said_names_collective_size_and_figures():
 def test_a_baseline_comes_back_from_its_file(tmp_path):
     path = tmp_path / "new" / "base.json"
     baseline.write(path, HERE, [row(1.0, 1.25), Row("send_recv", 0, 1, note="needs two ranks")], {"torch": "2.15"})
-    found = baseline.from_json(baseline.read(path, "--baseline"), str(path), "--baseline")
+    found = baseline.read(str(path), "--baseline", HERE)
     assert (found.setting, found.passes, found.about) == (HERE, {KEY: even(1.0, 1.25)}, {"torch": "2.15"})
     baseline.write(path, HERE, [row(2.0)], {})
-    assert baseline.from_json(path.read_text(), "", "").passes == {KEY: even(2.0)}
+    assert baseline.read(str(path), "--baseline", HERE).passes == {KEY: even(2.0)}
     assert [each.name for each in path.parent.iterdir()] == ["base.json"]
 
 
@@ -139,15 +139,16 @@ def test_a_baseline_comes_back_from_its_file(tmp_path):
         ({"gpus": ("NVIDIA H100",)}, "gpus NVIDIA H100, not none"),
     ],
 )
-def test_a_baseline_of_another_place_is_refused(changed, words):
-    known = of_passes({KEY: even(1.0)}, replace(HERE, **changed))
+def test_a_baseline_of_another_place_is_refused(changed, words, tmp_path):
+    path = tmp_path / "base.json"
+    baseline.write(path, replace(HERE, **changed), [row(1.0)], {})
     with pytest.raises(MusterError) as raised:
-        baseline.check_equal(known, HERE, "base.json", "--baseline")
+        baseline.read(str(path), "--baseline", HERE)
     assert raised.value.code == 2
     assert words in raised.value.seen
-    baseline.check_equal(kept(1.0), HERE, "base.json", "--baseline")
 
 
+ALONE = Setting(site="", backend="gloo", device="cpu", nodes=1, ranks=(2,))
 GOOD = {
     "muster_bench": 1,
     "setting": {"site": "", "backend": "gloo", "device": "cpu", "nodes": 1, "ranks": [2], "gpus": []},
@@ -170,22 +171,27 @@ GOOD = {
         {"setting": None},
     ],
 )
-def test_a_file_that_is_no_baseline_is_told(changed):
-    baseline.from_json(json.dumps(GOOD), "base.json", "--baseline")
+def test_a_file_that_is_no_baseline_is_told(changed, tmp_path):
+    path = tmp_path / "base.json"
+    path.write_text(json.dumps(GOOD))
+    baseline.read(str(path), "--baseline", ALONE)
+    path.write_text(json.dumps(GOOD | changed))
     with pytest.raises(MusterError, match="the file is no baseline") as raised:
-        baseline.from_json(json.dumps(GOOD | changed), "base.json", "--baseline")
+        baseline.read(str(path), "--baseline", ALONE)
     assert "base.json" in raised.value.seen
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", "3", "[" * 100_000])
-def test_any_other_file_is_told(text):
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"nonsense", b"3", b"[" * 100_000, b"\xff\xfe"])
+def test_any_other_file_is_told(content, tmp_path):
+    path = tmp_path / "base.json"
+    path.write_bytes(content)
     with pytest.raises(MusterError, match="the file is no baseline"):
-        baseline.from_json(text, "base.json", "--baseline")
+        baseline.read(str(path), "--baseline", ALONE)
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path):
     with pytest.raises(MusterError, match="can't be read"):
-        baseline.read(tmp_path / "none.json", "--baseline")
+        baseline.read(str(tmp_path / "none.json"), "--baseline", HERE)
 
 
 def test_a_baseline_of_other_sizes_or_collectives_is_told():

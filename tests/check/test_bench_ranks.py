@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import indent
 
+import msgspec
 import pytest
 
 from muster.check.bench import baseline
+from muster.check.bench.baseline import Setting
 from muster.check.bench.collectives import NAMES
 from tests.train.conftest import ROOT, Ended, environment, rank_environments, read_ranks
 
@@ -103,8 +105,9 @@ def test_two_ranks_measure_all_collectives_with_right_values(measured):
 def test_the_baseline_has_five_passes_of_each_row(measured):
     ended, folder = measured
     path = folder / "base.json"
-    known = baseline.from_json(path.read_text(), str(path), "--baseline")
-    rows = json.loads(ended[0].out)["rows"]
+    value = json.loads(ended[0].out)
+    known = baseline.read(str(path), "--baseline", msgspec.convert(value["setting"], Setting))
+    rows = value["rows"]
     assert set(known.passes) == {(row["collective"], row["size"]) for row in rows}
     assert {len(passes) for passes in known.passes.values()} == {5}
 

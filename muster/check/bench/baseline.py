@@ -198,25 +198,21 @@ def load(world: World, options: BenchOptions, setting: Setting) -> Baseline | No
     Raises:
         MusterError: on rank 0: a file can't be read, or is of another setting.
     """
-    text = agree(world, lambda: _read_files(options, setting) if world.main else None)
-    text = world.gather(text)[0]
-    return None if text is None else from_json(text, options.baseline or "", "--baseline")
+    known = agree(world, lambda: _read_files(options, setting) if world.main else None)
+    return msgspec.convert(world.gather(msgspec.to_builtins(known))[0], Baseline | None)
 
 
-def _read_files(options: BenchOptions, setting: Setting) -> str | None:
-    """What the baseline's file says, after all files that the options name were checked."""
+def _read_files(options: BenchOptions, setting: Setting) -> Baseline | None:
+    """The baseline of `--baseline`, after all files that the options name were checked."""
     if options.pairwise and (options.baseline or options.save_baseline):
         raise MusterError(
             "pairs of nodes are held against each other, not against a baseline",
             seen="--pairwise with --baseline or --save-baseline",
             fix="leave one of them out",
         )
-    text = None
-    for path, option in ((options.save_baseline, "--save-baseline"), (options.baseline, "--baseline")):
-        if path is not None and (option == "--baseline" or os.path.exists(path)):
-            text = read(Path(path), option)
-            check_equal(from_json(text, path, option), setting, path, option)
-    return text if options.baseline else None
+    if options.save_baseline is not None and os.path.exists(options.save_baseline):
+        read(options.save_baseline, "--save-baseline", setting)
+    return None if options.baseline is None else read(options.baseline, "--baseline", setting)
 
 
 def write(path: Path, setting: Setting, rows: Sequence[Row], about: dict[str, Any]) -> None:
@@ -240,50 +236,25 @@ def write(path: Path, setting: Setting, rows: Sequence[Row], about: dict[str, An
         ) from None
 
 
-def read(path: Path, option: str) -> str:
-    """What the file `path`, which `option` names, says.
+def read(path: str, option: str, setting: Setting) -> Baseline:
+    """The baseline in the file `path`, which `option` names.
 
     Raises:
-        MusterError: it can't be read.
+        MusterError: it can't be read, is none, or is of another setting; the message says what differs.
     """
+    fix = f"{option}=FILE that `muster bench --save-baseline FILE` wrote, or another name"
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        fix = f"{option}=FILE that `muster bench --save-baseline FILE` wrote"
-        raise MusterError("the baseline can't be read", seen=f"{path}: {error}", fix=fix) from None
-
-
-def from_json(text: str, path: str, option: str) -> Baseline:
-    """The baseline that `text`, from the file `path`, is.
-
-    Raises:
-        MusterError: it is none.
-    """
-    try:
-        baseline = msgspec.json.decode(text, type=Baseline)
-        if baseline.muster_bench != FORMAT:
-            raise ValueError(f"format {baseline.muster_bench}, not {FORMAT}")
-        if not baseline.rows or not all(row.passes for row in baseline.rows):
+        found = msgspec.json.decode(Path(path).read_bytes(), type=Baseline)
+        if found.muster_bench != FORMAT:
+            raise ValueError(f"format {found.muster_bench}, not {FORMAT}")
+        if not found.rows or not all(row.passes for row in found.rows):
             raise ValueError("a row has no times")
-        if not all(_time(each, figure) > 0 for row in baseline.rows for each in row.passes for figure in FIGURES):
+        if not all(_time(each, figure) > 0 for row in found.rows for each in row.passes for figure in FIGURES):
             raise ValueError("a time is not above 0")
-        return baseline
+    except OSError as error:
+        raise MusterError("the baseline can't be read", seen=str(error), fix=fix) from None
     except (ValueError, RecursionError) as error:
-        seen = f"{path}: {error}"
-        fix = f"{option}=FILE that `muster bench --save-baseline FILE` wrote, or another name"
-        raise MusterError("the file is no baseline", seen=seen, fix=fix) from None
-
-
-def _time(timing: Timing, figure: str) -> float:
-    return timing.mean_s if figure == "mean" else timing.p50_s
-
-
-def check_equal(found: Baseline, setting: Setting, path: str, option: str) -> None:
-    """Returns if the baseline `found` in `path` is of this `setting`.
-
-    Raises:
-        MusterError: it is of another one; the message says what differs.
-    """
+        raise MusterError("the file is no baseline", seen=f"{path}: {error}", fix=fix) from None
     own, theirs = asdict(setting), asdict(found.setting)
     differences = [f"{name} {_said(theirs[name])}, not {_said(own[name])}" for name in own if own[name] != theirs[name]]
     if differences:
@@ -292,6 +263,11 @@ def check_equal(found: Baseline, setting: Setting, path: str, option: str) -> No
             seen=f"{path} has {'; '.join(differences)}",
             fix=f"{option} with another file: one for each site, shape, backend and kind of device",
         )
+    return found
+
+
+def _time(timing: Timing, figure: str) -> float:
+    return timing.mean_s if figure == "mean" else timing.p50_s
 
 
 def _said(value: Any) -> str:

@@ -35,8 +35,7 @@ STRIDE = 104_729
 BLOCK = 1 << 22
 """Elements that are made, or looked at, at a time: what this needs of memory besides the messages is bounded."""
 
-Index = torch.Tensor
-Pattern = Callable[[Index], torch.Tensor]
+Pattern = Callable[[torch.Tensor], torch.Tensor]
 """From places in a message, as int64, to the values there."""
 
 

@@ -144,34 +144,25 @@ def checkpoints(facts: Facts) -> Part:
     """Room for checkpoints on each node."""
     found: list[Finding] = []
     free: list[int] = []
-    spaces = {node.host: node.checkpoints for node in facts.nodes if node.checkpoints is not None}
-    for host, space in spaces.items():
-        finding = _no_room(host, space, len(facts.ranks))
-        if finding is not None:
-            found.append(finding)
+    path, other = "", "or another folder: --runs-dir, here --checkpoint-dir"
+    for node in facts.nodes:
+        space = node.checkpoints
+        if space is None:
+            continue
+        path = space.path
+        if space.trouble is not None:
+            left = "" if space.free is None else f", {size(space.free)} free"
+            wrong, seen = "no checkpoint can be written", f"{path}: {space.trouble}{left}"
+            found.append(Finding("fault", "checkpoints", node.host, wrong, seen, f"make room there, {other}"))
+        elif space.free is not None and space.free < ROOM:
+            wrong, seen = "there is hardly any room for checkpoints", f"{path}: {size(space.free)} free"
+            found.append(Finding("warning", "checkpoints", node.host, wrong, seen, f"make room there, {other}"))
+        elif space.files_free is not None and space.files_free < FILES + 3 * len(facts.ranks):
+            wrong, seen = "hardly any file can be made where checkpoints go", f"{path}: {space.files_free} inodes free"
+            found.append(Finding("warning", "checkpoints", node.host, wrong, seen, f"remove files, {other}"))
         elif space.free is not None:
             free.append(space.free)
-    path = next((space.path for space in spaces.values()), "")
     return Part("checkpoints", f"{size(min(free))} free in {path}" if free else f"{path} can be written", found)
-
-
-def _no_room(host: str, space: Space, num_ranks: int) -> Finding | None:
-    fix = "another folder: --runs-dir, here --checkpoint-dir"
-    if space.trouble is not None:
-        left = "" if space.free is None else f", {size(space.free)} free"
-        seen = f"{space.path}: {space.trouble}{left}"
-        fix = f"make room there, or {fix}"
-        return Finding("fault", "checkpoints", host, "no checkpoint can be written", seen, fix)
-    if space.free is not None and space.free < ROOM:
-        wrong, seen = "there is hardly any room for checkpoints", f"{space.path}: {size(space.free)} free"
-        return Finding("warning", "checkpoints", host, wrong, seen, f"make room there, or {fix}")
-    if space.files_free is not None and space.files_free < FILES + 3 * num_ranks:
-        wrong, seen = (
-            "hardly any file can be made where checkpoints go",
-            f"{space.path}: {space.files_free} inodes free",
-        )
-        return Finding("warning", "checkpoints", host, wrong, seen, f"remove files, or {fix}")
-    return None
 
 
 def limits(facts: Facts) -> Part:
