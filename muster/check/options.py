@@ -78,7 +78,7 @@ class BenchOptions:
 
 
 def parse(program: str, group: type[Group], argv: Sequence[str]) -> Group:
-    """The options, of the class `group`, that `argv` stands for.
+    """The options, of the class `group`, that `argv` stands for; silences torch, which is loaded next.
 
     Raises:
         SystemExit: with 2, after three lines, at a usage error; with 0 after --help.
@@ -98,10 +98,7 @@ def parse(program: str, group: type[Group], argv: Sequence[str]) -> Group:
         raise SystemExit(ExitCode.USER_MUST_CHANGE) from None
     if not parsed:
         raise SystemExit(0)  # --help has said what it had to say
-    return parsed[0]
-
-
-def silence_torch() -> None:
-    """Keeps the notes of torch's C++ side, which a user can't act on, from the output; to be called before it loads."""
     if not os.environ.get("MUSTER_DEBUG"):
+        # The notes of torch's C++ side are nothing that a user can act on.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    return parsed[0]

@@ -11,7 +11,7 @@ from torch.distributed import HashStore
 
 from muster.check.doctor import clock, names, network, ports
 from muster.check.doctor.facts import Part
-from muster.check.doctor.network import Place, choose, matching
+from muster.check.doctor.network import Place, choose
 from muster.check.doctor.ports import (
     EPHEMERAL,
     MEETING,
@@ -232,26 +232,9 @@ def test_many_nodes_of_which_one_is_cut_off():
 INTERFACES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.1.0.5", "fd00::5"], "ib1": ["10.2.0.5"]}
 
 
-@pytest.mark.parametrize(
-    ("wanted", "interfaces"),
-    [
-        ("", []),
-        ("ib0", ["ib0"]),
-        ("ib", ["ib0", "ib1"]),
-        ("=ib", []),
-        ("=ib1", ["ib1"]),
-        ("ib1,eth", ["ib1", "eth0"]),
-        ("^ib", ["eth0"]),
-        ("^=eth0", ["ib0", "ib1"]),
-    ],
-)
-def test_the_words_for_interfaces_are_nccls(wanted, interfaces):
-    assert matching(wanted, INTERFACES) == interfaces
-
-
 def test_the_chosen_interface_and_without_one_the_way_to_the_master():
     assert choose({"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "eth0"}, INTERFACES) == ("ib0", "10.1.0.5")
-    assert choose({"NCCL_SOCKET_IFNAME": "ib"}, INTERFACES) == ("ib0", "10.1.0.5")
+    assert choose({"GLOO_SOCKET_IFNAME": "hsn0,ib1"}, INTERFACES) == ("ib1", "10.2.0.5")
     assert choose({"MASTER_ADDR": "127.0.0.1"}, INTERFACES) == ("lo", "127.0.0.1")
     assert choose({}, {}) == ("", "")
 

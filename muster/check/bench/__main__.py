@@ -2,12 +2,11 @@
 
 import sys
 
-from muster.check.options import BenchOptions, parse, silence_torch
+from muster.check.options import BenchOptions, parse
 
 
 def main() -> None:
     options = parse("muster bench", BenchOptions, sys.argv[1:])
-    silence_torch()
     # Here and not above: a misspelt option must not wait for torch.
     from muster.check.bench.main import run
 

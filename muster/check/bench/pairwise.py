@@ -141,7 +141,7 @@ def run(world: World, options: BenchOptions) -> Pairs:
         rows = better(rows, _measure(link, nodes, hosts))
     used = transport.used(world, options)
     found = [*([used.error] if used.error else []), *errors(rows, hosts)]
-    text = "\n".join([f"network: {used.says}", *used.notes, "", *_lines(rows, hosts, nodes)])
+    text = "\n".join([f"network: {used.says}", *used.notes, "", matrix(rows, hosts), "", _about(rows)])
     return Pairs(tuple(row.figures(hosts) for row in rows), tuple(found), text, differ(rows))
 
 
@@ -408,14 +408,13 @@ def number(value: float) -> str:
     return f"{value:.4f}" if value < 0.01 else f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-def _lines(rows: Sequence[Row], hosts: Sequence[str], nodes: Sequence[Sequence[int]]) -> list[str]:
-    """The figures for people."""
+def _about(rows: Sequence[Row]) -> str:
+    """The latencies, the size of a message, and how many ranks went side by side."""
     latencies = sorted(row.latency_s * 1e6 for row in rows)
-    most = max(map(len, nodes))
+    most = max(row.num_ranks for row in rows)
     ranks = f"; of {most} ranks side by side the slowest" if most > 1 else ""
     size = shown(max(row.size for row in rows))
-    about = f"latency {latencies[0]:.0f} to {latencies[-1]:.0f} us, messages of {size}{ranks}"
-    return [matrix(rows, hosts), "", about]
+    return f"latency {latencies[0]:.0f} to {latencies[-1]:.0f} us, messages of {size}{ranks}"
 
 
 def matrix(rows: Sequence[Row], hosts: Sequence[str]) -> str:

@@ -2,12 +2,11 @@
 
 import sys
 
-from muster.check.options import DoctorOptions, parse, silence_torch
+from muster.check.options import DoctorOptions, parse
 
 
 def main() -> None:
     options = parse("muster doctor", DoctorOptions, sys.argv[1:])
-    silence_torch()
     # Here and not above: a misspelt option must not wait for torch.
     from muster.check.doctor.run import run
 

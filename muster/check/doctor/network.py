@@ -100,29 +100,13 @@ def own_addresses() -> dict[str, list[str]]:
 def choose(environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]) -> tuple[str, str]:
     """(interface, address) by which the other ranks find this node; empty where there is none.
 
-    It is the one that gloo or NCCL is told to take, or else the one towards MASTER_ADDR.
-
-    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    It is the one that gloo is told to take, or else the one towards MASTER_ADDR.
     """
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        for interface in matching(environ.get(name, ""), interfaces):
-            return interface, interfaces[interface][0]
+    for name in environ.get("GLOO_SOCKET_IFNAME", "").split(","):
+        if name in interfaces:
+            return name, interfaces[name][0]
     address = towards(environ.get("MASTER_ADDR", ""))
     return interface_of(address, interfaces) or "", address
-
-
-def matching(wanted: str, interfaces: Mapping[str, Sequence[str]]) -> list[str]:
-    """The interfaces that NCCL_SOCKET_IFNAME=`wanted` stands for, in its order: names, prefixes, `=NAME`, `^NOT`."""
-    if not wanted:
-        return []
-    if wanted.startswith("^"):
-        unwanted = tuple(wanted[1:].lstrip("=").split(","))
-        return [name for name in interfaces if not name.startswith(unwanted) and name != "lo"]
-    is_exact, words = wanted.startswith("="), wanted.lstrip("=").split(",")
-    found = [word for word in words if word in interfaces]
-    if not is_exact:
-        found += [name for word in words for name in interfaces if word and name.startswith(word)]
-    return list(dict.fromkeys(found))
 
 
 def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
