@@ -12,8 +12,6 @@ from muster.entrypoint.sites.commands import listing
 from muster.errors import MusterError
 
 KUBERNETES = "Kubernetes"
-# Kubernetes counts in 32 bits; so do restarts times nodes.
-MAX_UID = 2**31 - 2
 
 
 def add_to(app: typer.Typer, check: Callable[[Sequence[str]], None]) -> None:
@@ -49,23 +47,12 @@ def _job(
         str | None,
         typer.Option(help="The PersistentVolumeClaim for runs. Default: muster.", rich_help_panel=KUBERNETES),
     ] = None,
-    shm: Annotated[
-        str | None, typer.Option(help="The size of /dev/shm. Default: 16Gi.", rich_help_panel=KUBERNETES)
-    ] = None,
     device: Annotated[
         list[str] | None,
         typer.Option(
             help="A further resource of each pod, for RDMA: rdma/hca_shared_devices_a=1. May be repeated.",
             rich_help_panel=KUBERNETES,
         ),
-    ] = None,
-    uid: Annotated[
-        int | None,
-        typer.Option(help="Whom the pods run as. Default: 1000.", min=0, max=2**31 - 2, rich_help_panel=KUBERNETES),
-    ] = None,
-    restarts: Annotated[
-        int | None,
-        typer.Option(help="Attempts after the first. Default: 3.", min=0, max=10_000, rich_help_panel=KUBERNETES),
     ] = None,
 ) -> None:
     # Here and not above: no other command needs profiles or templates.
@@ -86,10 +73,11 @@ def _job(
         gpus=gpus,
         name=name,
         command=tuple(command or COMMAND),
+        kind=kind,
+        claim=claim,
+        devices=tuple(device or ()),
     )
-    given = {"--claim": claim, "--shm": shm, "--uid": uid, "--restarts": restarts, "--device": tuple(device or ())}
-    further = {option: value for option, value in given.items() if value not in (None, ())}
-    text = making.make(site, checked(wanted), kind, output_file, further)
+    text = making.make(site, checked(wanted), output_file)
     if output_file is None:
         sys.stdout.write(text)
         return

@@ -4,34 +4,21 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 from muster import JOBS
 from muster.entrypoint.jobs import kubernetes, quoting, script
 from muster.entrypoint.jobs.script import EXTENSIONS, Wanted
 from muster.entrypoint.sites import profiles, recognise
 from muster.entrypoint.sites.recognise import Recognised
-from muster.errors import MusterError
-
-NOTHING_FURTHER: Mapping[str, Any] = MappingProxyType({})
 
 
-def make(
-    name: str,
-    wanted: Wanted,
-    kind: str | None = None,
-    file: str | None = None,
-    further: Mapping[str, Any] = NOTHING_FURTHER,
-) -> str:
-    """The script, or the manifest of that kind, for the site of that name or file.
+def make(name: str, wanted: Wanted, file: str | None = None) -> str:
+    """The script, or the manifest, for the site of that name or file.
 
     Args:
         name: the site's, or its profile's file.
         wanted: the job.
-        kind: of the manifest, where it is to be one.
         file: the script's, as its user will type it; None names it after the site.
-        further: the options that only a manifest has, as far as they were given; --device is a tuple.
 
     Raises:
         MusterError: there is no such profile, or it can't be.
@@ -43,12 +30,7 @@ def make(
     known = str(Path(name).absolute()) if "/" in name or name.endswith(".toml") else name
     recognise.check(Recognised(known, f"refused in the profile {known}", site))
     if site.scheduler == "kubernetes":
-        return kubernetes.make(known, site, wanted, kind, further)
-    words = (*(() if kind is None else ("--kind", kind)), *kubernetes.typed(further))
-    if words:
-        raise MusterError(
-            f"{site.title} takes a script, and no manifest", seen=quoting.words(words), fix=f"muster job {name}"
-        )
+        return kubernetes.make(known, site, wanted)
     return script.script(known, site, wanted, file or f"{Path(name).stem}.{EXTENSIONS[site.scheduler]}")
 
 
@@ -61,9 +43,9 @@ def kept() -> Mapping[Path, str]:
             continue
         if site.scheduler in EXTENSIONS:
             path = JOBS / f"{name}.{EXTENSIONS[site.scheduler]}"
-            files[path] = make(name, Wanted(), file=f"jobs/{path.name}")
+            files[path] = make(name, Wanted(), f"jobs/{path.name}")
         else:
-            files |= {JOBS / f"{name}-{kind}.yaml": make(name, Wanted(), kind) for kind in kubernetes.KINDS}
+            files |= {JOBS / f"{name}-{kind}.yaml": make(name, Wanted(kind=kind)) for kind in kubernetes.KINDS}
     return files
 
 

@@ -36,19 +36,7 @@ _STATUS = {
     "verified": ": seen to work there",
 }
 
-# What a profile's directives ask for.
-_NEVER = re.compile(r"(?!)")
-# A list of other resources may stand around the GPUs, which may have a type: nvme:1,gpu:a100-80:4.
-_GRES = (
-    r"--gres[=\s]\s*(?:(?!(?:gres/)?gpu\b)[^\s,]+,)*(?:gres/)?gpu(?::(?![0-9]+(?![^\s,]))[\w.-]+)?"
-    r"(?::[0-9]+)?(?=(?:,(?!(?:gres/)?gpu\b)[^\s,]+)*(?!\S))"
-)
-# A match has the number of GPUs a node at its end, or none.
-_REWRITABLE: Mapping[str, re.Pattern[str]] = {
-    "slurm": re.compile(rf"(?<!\S)(?:{_GRES}|--gpus-per-node[=\s]\s*(?:[A-Za-z][\w.-]*:)?[0-9]+(?!\S))"),
-    "lsf": re.compile(r"""(?<!\S)-gpu\s+["']?(?:[^"'\s:]+:)*num=[0-9]+(?=[:"']|\s|$)"""),
-    "flux": re.compile(r"(?<!\S)--gpus-per-node[=\s]\s*[0-9]+(?!\S)"),
-}
+# By which options directives ask for GPUs; Grid Engine's are each site's own.
 _ASKS: Mapping[str, re.Pattern[str]] = {
     "slurm": re.compile(
         r"(?<!\S)(?:--(?:gres|tres-per-\w+)[=\s]\s*\S*\bgpu\b|--gpus(?:-per-\w+)?(?![\w-])|-G(?![A-Za-z]))"
@@ -72,6 +60,9 @@ class Wanted:
         gpus: of each node; None leaves it to the profile.
         name: the job's.
         command: what runs on each node, before the arguments that the job is given.
+        kind: of Kubernetes' manifest; None takes the default.
+        claim: the PersistentVolumeClaim with the runs, of Kubernetes alone; None takes the default.
+        devices: further resources of each pod, for RDMA: rdma/hca_shared_devices_a=1.
     """
 
     nodes: int = 2
@@ -82,6 +73,9 @@ class Wanted:
     gpus: int | None = None
     name: str = NAME
     command: tuple[str, ...] = COMMAND
+    kind: str | None = None
+    claim: str | None = None
+    devices: tuple[str, ...] = ()
 
     @property
     def is_training(self) -> bool:
@@ -199,14 +193,25 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
     Raises:
         MusterError: this site does not run such jobs, or not by what the templates know.
     """
+    for option, value in (("--kind", wanted.kind), ("--claim", wanted.claim), ("--device", " ".join(wanted.devices))):
+        if value:
+            seen = quoting.words([option, value])
+            raise MusterError(f"{site.title} takes a script, and no manifest", seen=seen, fix=f"leave {option} out")
     here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
-
     command = value_of(site.container.command, here)
     if command is not None and command.rpartition("/")[2] not in ENGINES:
         raise MusterError(
             f"{site.title} starts containers by {command}, and scripts know {', '.join(ENGINES)} only",
             seen=f"container.command in the profile {name}",
             fix=f"read {site.documentation}" if site.documentation else "muster job list",
+        )
+    directives = value_of(site.launch.directives, here) or ()
+    asking = [line for line in directives if asks_for_gpus(site.scheduler, line)]
+    if wanted.gpus is not None and asking:
+        raise MusterError(
+            "the profile's own lines ask for GPUs",
+            seen=f"--gpus={wanted.gpus}; launch.directives: {asking[0]}",
+            fix="leave --gpus out, and change that line in the script; or in a profile of your own",
         )
     if wanted.gpus is not None and site.scheduler == "grid_engine":
         raise MusterError(
@@ -231,7 +236,6 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         binds.append(_own(name))  # the launch inside reads the profile again
     partition = wanted.partition or value_of(site.launch.partition, here)
     gpus = wanted.gpus if wanted.gpus is not None else value_of(site.nodes.gpus, here)
-    lines = with_gpus(site.scheduler, value_of(site.launch.directives, here) or (), wanted.gpus)
     return {
         "name": name,
         "site": site,
@@ -250,8 +254,8 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         "memory_gib": value_of(site.nodes.memory_gib, here),
         "partition": partition,
         "needs_account": value_of(site.launch.account, here) or False,
-        "directives": lines,
-        "gpus_are_asked_for": ask_for_gpus(site.scheduler, lines),
+        "directives": directives,
+        "gpus_are_asked_for": bool(asking),
         "flags": value_of(site.launch.flags, here) or (),
         "launcher": value_of(site.launch.launcher, here),
         "modules": module_words,
@@ -268,6 +272,9 @@ def made_by(name: str, wanted: Wanted) -> str:
     plain = Wanted()
     words: list[object] = ["muster", "job", name]
     for option, value, otherwise in (
+        ("--kind", wanted.kind, None),
+        ("--claim", wanted.claim, None),
+        *(("--device", device, None) for device in wanted.devices),
         ("--nodes", wanted.nodes, plain.nodes),
         ("--time", clock(wanted.time_s), clock(plain.time_s)),
         ("--image", wanted.image, IMAGE),
@@ -338,33 +345,7 @@ def mentions(directives: Iterable[str], *options: str) -> bool:
     return any(re.match(rf"{re.escape(option)}(?![\w-])", line) for line in directives for option in options)
 
 
-def ask_for_gpus(scheduler: str, directives: Iterable[str]) -> bool:
-    """Whether one of `directives` asks for GPUs: --gres=gpu:4 does, --gres=nvme:1600 does not."""
-    return any(_ASKS.get(scheduler, _NEVER).search(line) for line in directives)
-
-
-def with_gpus(scheduler: str, directives: Iterable[str], gpus: int | None) -> tuple[str, ...]:
-    """The profile's directives, with the user's number of GPUs in those that ask for them.
-
-    Raises:
-        MusterError: one asks for them such that no number of GPUs a node can be put in.
-    """
-    return tuple(directives if gpus is None else (_with_gpus(scheduler, line, gpus) for line in directives))
-
-
-def _with_gpus(scheduler: str, line: str, gpus: int) -> str:
-    form = _REWRITABLE.get(scheduler, _NEVER)
-    # What is left asks in another form, and would win over the user's number, or add to it.
-    if ask_for_gpus(scheduler, [form.sub("", line)]):
-        raise MusterError(
-            "the profile asks for GPUs in a form that --gpus can't change",
-            seen=f"--gpus={gpus}; launch.directives: {line}",
-            fix="leave --gpus out; or nodes.gpus in the profile, in place of this directive",
-        )
-    return form.sub(lambda match: _numbered(match[0], gpus), line)
-
-
-def _numbered(text: str, gpus: int) -> str:
-    """`text` with another number at its end; --gres=gpu alone has none."""
-    before = re.sub(r"(?<=[:=\s])[0-9]+$", "", text)
-    return f"{before}{gpus}" if before != text else f"{text}:{gpus}"
+def asks_for_gpus(scheduler: str, directive: str) -> bool:
+    """Whether a directive asks for GPUs: --gres=gpu:4 does, --gres=nvme:1600 does not."""
+    pattern = _ASKS.get(scheduler)
+    return pattern is not None and pattern.search(directive) is not None

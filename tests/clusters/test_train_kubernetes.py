@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from muster.entrypoint.jobs import kubernetes
-from muster.entrypoint.jobs.kubernetes import KINDS, Kind, Pods
+from muster.entrypoint.jobs.kubernetes import KINDS
 from tests.clusters.hosts import Hosts
 from tests.clusters.requirements import require_namespaces
 from tests.clusters.weights import ONE_THREAD, STEPS, TRAIN, assert_world_of_four
@@ -28,13 +27,13 @@ def name_server_learns(workdir: Path, hosts: Hosts, made: list[pods.Pod]) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_pods_of_a_manifest_train_as_one_world(
-    kind: Kind, tmp_path: Path, four_ranks: dict[str, torch.Tensor]
+    kind: str, tmp_path: Path, four_ranks: dict[str, torch.Tensor]
 ) -> None:
     require_namespaces()
     workspace = tmp_path / "workspace"
     workspace.mkdir()
     command = (TRAIN, "ddp", *STEPS, f"--name={kind}", "--resume=auto")
-    made = pods.of(kubernetes.render(kind, Pods("registry.example/muster:latest", command, gpus=0)))
+    made = pods.of(pods.manifest(kind, command=command, gpus=0))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with Hosts([pod.host for pod in made], tmp_path) as hosts:
         waiting = [hosts.popen(pod.host, pod.before) for pod in made if pod.before]

@@ -15,9 +15,13 @@ from typing import Any
 
 import yaml
 
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
+
 # The kubelet's own, in every pod.
 KUBELET = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 PORT = "23456"
+IMAGE = "registry.example/team/muster:1.0@sha256:" + 64 * "0"
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class Pod:
         lines = [f"# host: {self.host}", *(f"{name}={value}" for name, value in self.env.items())]
         path.write_text("\n".join(lines) + "\n")
         return path
+
+
+def manifest(kind: str = "job", **asked: Any) -> str:
+    """A manifest of that kind; `asked` are fields of `Wanted`."""
+    return making.make("kubernetes", Wanted(**{"image": IMAGE, "gpus": 1, **asked, "kind": kind}))
 
 
 def documents(text: str) -> list[dict[str, Any]]:

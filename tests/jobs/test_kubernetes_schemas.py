@@ -5,15 +5,8 @@ from typing import Any
 
 import pytest
 
-from muster.entrypoint.jobs import kubernetes
-from muster.entrypoint.jobs.kubernetes import KINDS, Kind, Pods
+from muster.entrypoint.jobs.kubernetes import KINDS
 from tests.jobs import pods
-
-IMAGE = "registry.example/team/muster:1.0"
-
-
-def rendered(kind: Kind, **asked: Any) -> str:
-    return kubernetes.render(kind, Pods(**{"image": IMAGE, "arguments": ("train", "ddp"), **asked}))
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +17,15 @@ def schemas() -> Any:
 SHAPES: list[dict[str, Any]] = [
     {},
     {"nodes": 1},
-    {"gpus": 0, "uid": 0, "restarts": 0},
-    {"nodes": 64, "gpus": 8, "devices": {"rdma/hca": 8}, "queue": "gpus", "arguments": ("train", '$(HOME)\n"')},
+    {"gpus": 0},
+    {"nodes": 64, "gpus": 8, "devices": ("rdma/hca=8",), "partition": "gpus", "command": ("train", '$(HOME)\n"')},
 ]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_manifests_are_as_their_published_schemas_say(kind: Kind, shape: dict[str, Any], schemas: Any) -> None:
-    for document in pods.documents(rendered(kind, **shape)):
+def test_manifests_are_as_their_published_schemas_say(kind: str, shape: dict[str, Any], schemas: Any) -> None:
+    for document in pods.documents(pods.manifest(kind, **shape)):
         schemas.check(document)
 
 
@@ -64,8 +57,8 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("kind", "path", "key"), [(kind, *mistake) for kind in KINDS for mistake in MISTAKES[kind]])
-def test_a_misspelt_field_is_caught(kind: Kind, path: str, key: str, schemas: Any) -> None:
-    document = copy.deepcopy(pods.job(rendered(kind)))
+def test_a_misspelt_field_is_caught(kind: str, path: str, key: str, schemas: Any) -> None:
+    document = copy.deepcopy(pods.job(pods.manifest(kind)))
     place: Any = document
     for step in path.split(".") if path else ():
         place = place[int(step) if step.isdigit() else step]
@@ -75,8 +68,8 @@ def test_a_misspelt_field_is_caught(kind: Kind, path: str, key: str, schemas: An
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_number_in_place_of_a_text_is_caught(kind: Kind, schemas: Any) -> None:
-    document = copy.deepcopy(pods.job(rendered(kind)))
+def test_a_number_in_place_of_a_text_is_caught(kind: str, schemas: Any) -> None:
+    document = copy.deepcopy(pods.job(pods.manifest(kind)))
     pods.template(document)["spec"]["containers"][0]["args"] = [3]
     with pytest.raises(Exception, match="3"):
         schemas.check(document)

@@ -98,12 +98,6 @@ def test_no_word_of_the_user_becomes_a_directive(name: str) -> None:
     assert not [line for line in lines if line.startswith(marks) and "harm" in line]
 
 
-def test_the_users_number_of_gpus_takes_the_profiles_place() -> None:
-    text = making.make("juwels-booster", Wanted(gpus=1))
-    assert "#SBATCH --gres=gpu:1" in text.splitlines()
-    assert "gpu:4" not in text
-
-
 def test_grid_engine_has_no_word_for_gpus() -> None:
     with pytest.raises(MusterError, match="what Grid Engine calls a GPU"):
         making.make("grid-engine", Wanted(gpus=4))
