@@ -15,10 +15,11 @@ import os
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from muster import ROOT
+from muster.entrypoint.additions import Additions
 from muster.entrypoint.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.program import Program
@@ -103,15 +104,7 @@ class Driver:
         return f"driver {self.version}" if self.version else "the driver"
 
 
-@dataclass(frozen=True)
-class Found:
-    """What the launched process needs for the driver: variables that it gets, and lines for the user."""
-
-    variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    notes: tuple[str, ...] = ()
-
-
-def check(allocation: Allocation, env: Environment, program: Program, places: Places = PLACES) -> Found:
+def check(allocation: Allocation, env: Environment, program: Program, places: Places = PLACES) -> Additions:
     """What lets `program` use this node's GPUs, of which the driver may be older than the torch that is here.
 
     Raises:
@@ -119,17 +112,17 @@ def check(allocation: Allocation, env: Environment, program: Program, places: Pl
     """
     on_cpu = program.is_ours and "--device=cpu" in program.words
     if not allocation.gpus_seen or on_cpu or program.framework != "torch":
-        return Found()
+        return Additions()
     toolkit = toolkit_of(places)
     if toolkit is None:
-        return Found()
+        return Additions()
     try:
         return _check(toolkit, find(places), env, program, places)
     except MusterError as error:
         if program.kind != "program":
             raise
         # Another program need not be torch's, nor of this torch.
-        return Found(notes=(f"{error.wrong}: {error.seen}",))
+        return Additions(notes=(f"{error.wrong}: {error.seen}",))
 
 
 def toolkit_of(places: Places = PLACES) -> Toolkit | None:
@@ -174,18 +167,18 @@ def _module_version(places: Places) -> str | None:
     return None
 
 
-def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program, places: Places) -> Found:
+def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program, places: Places) -> Additions:
     needed = toolkit.cuda[0]
     if driver.cuda is None:
         return _without_library(driver, program, places)
     if driver.cuda[0] >= needed:
         own = _cuda_of(driver.version)
         if own is None or own >= needed or needed not in FIRST_DRIVER:
-            return Found()
+            return Additions()
         # Newer than the kernel's part: somebody, docker's runtime for one, has put forward compatibility first already.
         problem = prove(LIBCUDA, needed, env)
         if not problem:
-            return Found()
+            return Additions()
         seen = f"{driver} supports CUDA {own}, {toolkit}; the forward compatibility that is first here: {problem}"
         raise _too_old(toolkit, own, seen, program, places)
     seen = f"{driver} supports CUDA {written(driver.cuda)}, {toolkit}"
@@ -198,7 +191,7 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program,
     if problem:
         seen = f"{seen}; forward compatibility by {library}: {problem}"
         raise _too_old(toolkit, driver.cuda[0], seen, program, places)
-    return Found(variables, (f"{seen}: forward compatibility was put first, {library.parent}",))
+    return Additions(variables, (f"{seen}: forward compatibility was put first, {library.parent}",))
 
 
 def _cuda_of(version: str | None) -> int | None:
@@ -231,11 +224,11 @@ def first_on_path(folder: Path, path: str) -> str:
     return os.pathsep.join([str(folder), *others])
 
 
-def _without_library(driver: Driver, program: Program, places: Places) -> Found:
+def _without_library(driver: Driver, program: Program, places: Places) -> Additions:
     fix = "in a container: apptainer exec --nv, docker run --gpus all"
     devices = sorted(path.name for path in places.devices.glob("nvidia*") if re.fullmatch("nvidia[0-9]+", path.name))
     if not devices:
-        return Found(notes=(f"no NVIDIA driver library here, torch will use the CPU; {fix}",))
+        return Additions(notes=(f"no NVIDIA driver library here, torch will use the CPU; {fix}",))
     raise MusterError(
         "there are GPUs, but no NVIDIA driver library: torch would train on the CPU",
         seen=f"{' '.join(str(places.devices / name) for name in devices)}; {driver.problem}",
@@ -295,18 +288,18 @@ def prove(library: str, needed: int, env: Mapping[str, str], timeout_s: float = 
         MusterError: it takes longer than `timeout_s`.
     """
     # Here and not above: most drivers are new enough.
-    from muster.entrypoint.fabric import loader
+    from muster.entrypoint.fabric import proof
 
-    done = loader.run_python(PROBE, [library], env, timeout_s)
+    done = proof.run_python(PROBE, [library], env, timeout_s)
     if isinstance(done, str):
         raise MusterError(
             "the NVIDIA driver does not answer to cuInit",
             seen=f"{library}: {done}",
             fix="look at this node's GPUs with nvidia-smi, or leave the node out",
         )
-    answer = loader.answer(done)
+    answer = proof.answer(done)
     if answer is None:
-        return loader.last_words(done)
+        return proof.last_words(done)
     code, cuda = answer[0], _version(answer[1])
     if code:
         return f"cuInit answers {_error(code)}"

@@ -26,6 +26,7 @@ from muster.entrypoint import (
     resources,
     torchrun,
 )
+from muster.entrypoint.additions import Additions
 from muster.entrypoint.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.fabric import automatic
@@ -138,7 +139,7 @@ def start(options: LaunchOptions, program: Program, typed: Sequence[str], is_sin
     try:
         here = find(env, options, typed, is_single=is_single, is_start=True)
         allocation, meeting = here.allocation, here.meeting
-        found = driver.Found() if is_dry else driver.check(allocation, env, program)
+        found = Additions() if is_dry else driver.check(allocation, env, program)
         site = here.site.site if here.site else None
         fabric = automatic.inject(allocation, env, options, program, found.variables, site)
     except MusterError as refusal:

@@ -73,9 +73,6 @@ class LaunchOptions:
             envvar="MUSTER_FABRIC",
         ),
     ] = "auto"
-    host_nccl: Annotated[
-        bool, _host("--host-nccl", help="Take the host's NCCL too, if it is no older than the image's.")
-    ] = False
     dry_run: Annotated[
         bool, _look("--dry-run", help="Print the command and the variables it would get; start nothing.")
     ] = False

@@ -11,22 +11,23 @@ import os
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from muster.entrypoint.additions import Additions
 from muster.entrypoint.allocation import Allocation
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.fabric import AUTO, FABRIC_ROOT, HOST_ROOT, OFF, TCP
+from muster.entrypoint.fabric import AUTO, FABRIC_ROOT, HOST_ROOT, OFF, TCP, Need
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.program import Program
 from muster.errors import MusterError, one_line
 
 # Loaded where they are needed: most launches have no host mounted.
 if TYPE_CHECKING:
-    from muster.entrypoint.fabric.closure import Refusal
     from muster.entrypoint.fabric.find import Finding
     from muster.entrypoint.fabric.host import Device
+    from muster.entrypoint.fabric.proof import Refusal
     from muster.entrypoint.fabric.stage import FabricPlan
     from muster.entrypoint.sites.schema import Site
 
@@ -38,7 +39,6 @@ ANYWAY = "over TCP, at a fraction of the speed: --fabric tcp"
 
 # Kinds of devices that NCCL sends by.
 _KINDS = ("infiniband", "roce", "efa", "slingshot")
-_FIX_NCCL = "leave --host-nccl out"
 
 
 @dataclass(frozen=True)
@@ -53,47 +53,6 @@ class Places:
 PLACES = Places()
 
 
-@dataclass(frozen=True)
-class Need:
-    """What a launch asks of the fabric.
-
-    Attributes:
-        num_nodes: of the job.
-        uses_nccl: whether there are GPUs to be used.
-        wanted: a fabric's name, or auto.
-        interface: the one that the user named.
-        host_nccl: whether the host's NCCL is to be used.
-        is_dry: whether nothing may be made.
-        is_proved: whether the libraries are opened before the start.
-    """
-
-    num_nodes: int
-    uses_nccl: bool
-    wanted: str = AUTO
-    interface: str | None = None
-    host_nccl: bool = False
-    is_dry: bool = False
-    is_proved: bool = True
-
-    @property
-    def is_several(self) -> bool:
-        """Whether NCCL has to cross from node to node."""
-        return self.num_nodes > 1 and self.uses_nccl
-
-    @property
-    def is_strict(self) -> bool:
-        """Whether what can't be had is an error."""
-        return self.is_several or self.wanted != AUTO or self.host_nccl
-
-
-@dataclass(frozen=True)
-class Injection:
-    """What the launched process gets: variables, and lines for the user."""
-
-    variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    notes: tuple[str, ...] = ()
-
-
 def inject(
     allocation: Allocation,
     env: Environment,
@@ -102,7 +61,7 @@ def inject(
     variables: Mapping[str, str],
     site: "Site | None" = None,
     places: Places = PLACES,
-) -> Injection:
+) -> Additions:
     """What lets NCCL use this node's fabric in `program`; nothing for a recording.
 
     Args:
@@ -113,37 +72,34 @@ def inject(
         MusterError: several nodes would fall back to TCP, or what the user named can't be had.
     """
     if not env.is_live:
-        return Injection()
+        return Additions()
     if options.fabric == OFF:
-        return Injection({FOUND: OFF})
+        return Additions({FOUND: OFF})
     on_cpu = program.is_ours and "--device=cpu" in program.words
     need = Need(
         allocation.num_nodes,
         bool(allocation.gpus_seen) and not on_cpu,
         options.fabric,
         options.interface,
-        options.host_nccl,
         options.dry_run,
     )
     return for_need(need, {**env, **variables}, site, places)
 
 
-def for_need(need: Need, env: Mapping[str, str], site: "Site | None" = None, places: Places = PLACES) -> Injection:
+def for_need(need: Need, env: Mapping[str, str], site: "Site | None" = None, places: Places = PLACES) -> Additions:
     """The same for a launch of which only that is known."""
     try:
         if is_host(places.host):
             return _of_host(need, env, site, places)
-        if need.host_nccl:
-            raise MusterError("the host's NCCL was asked for, and the host is not here", seen="--host-nccl", fix=MOUNT)
         if has_bound(places.bound):
             return _of_binds(need, env, site, places)
         if not need.is_strict:
-            return Injection()
+            return Additions()
         return _of_own(need, env, site, places)
     except MusterError as error:
         if need.is_strict:
             raise
-        return Injection({}, (f"fabric: none of the host's libraries: {error.wrong}: {error.seen}",))
+        return Additions({}, (f"fabric: none of the host's libraries: {error.wrong}: {error.seen}",))
 
 
 def is_host(root: Path) -> bool:
@@ -160,27 +116,25 @@ def has_bound(folder: Path) -> bool:
         return False
 
 
-def _of_host(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Injection:
+def _of_host(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
     from muster.entrypoint.fabric import stage
 
     finding = _look(need, site, places)
-    if finding.fabric == TCP and need.wanted == AUTO and not need.host_nccl:
+    if finding.fabric == TCP and need.wanted == AUTO:
         return _without(need, finding)
     plan = stage.plan_for(finding, need.num_nodes, env, site, is_named=need.wanted != AUTO)
     if plan.refusals:
         raise _refused(plan.refusals)
-    found = host_nccl(places.host, env, site) if need.host_nccl else None
-    use = stage.Use(need.is_several, need.interface, found)
-    if not plan.injected and not found:
+    if not plan.injected:
         if finding.fabric != TCP:
             _check_verbs(need, plan, env, places)
-        return _told(plan, stage.settings(plan, env, use), "the image's own libraries")
+        return _told(plan, stage.settings(plan, env, need), "the image's own libraries")
     _check_devices(need, plan, places)
-    staging = stage.of_host(plan, env, use)
+    staging = stage.of_host(plan, env, need)
     if not need.is_dry:
         stage.make(staging)
-        _prove(need, staging.folder, {**env, **staging.variables}, list(staging.links), plan.plugin)
-    return _told(plan, (staging.variables, staging.notes), _names(plan, found) + " from the host")
+        _prove(need, staging.folder, {**env, **staging.settings.variables}, list(staging.links), plan.plugin)
+    return _told(plan, staging.settings, f"{_names(plan)} from the host")
 
 
 def _look(need: Need, site: "Site | None", places: Places) -> "Finding":
@@ -199,7 +153,7 @@ def _look(need: Need, site: "Site | None", places: Places) -> "Finding":
     return finding
 
 
-def _of_binds(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Injection:
+def _of_binds(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
     """Where `muster fabric binds` put the host's libraries: what lies there, as the plan that put it there."""
     from muster.entrypoint.fabric import libraries, stage
     from muster.entrypoint.fabric.find import find, values
@@ -217,13 +171,13 @@ def _of_binds(need: Need, env: Mapping[str, str], site: "Site | None", places: P
         plugin=plugin,
         net=planned.net or (exported.name if exported else None),
     )
-    variables, notes = stage.settings(plan, env, stage.Use(need.is_several, need.interface), places.bound)
+    settings = stage.settings(plan, env, need, places.bound)
     if not need.is_dry:
-        _prove(need, places.bound, {**env, **variables}, names, plugin)
-    return _told(plan, (variables, notes), f"{_names(plan)} from {places.bound}")
+        _prove(need, places.bound, {**env, **settings.variables}, names, plugin)
+    return _told(plan, settings, f"{_names(plan)} from {places.bound}")
 
 
-def _of_own(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Injection:
+def _of_own(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
     """Where there is nothing of the host's: what this container's own /sys tells."""
     from muster.entrypoint.fabric import stage
     from muster.entrypoint.fabric.find import find
@@ -234,7 +188,7 @@ def _of_own(need: Need, env: Mapping[str, str], site: "Site | None", places: Pla
         return _without(need, finding)
     profile = profiles.load_fabric(finding.fabric)
     plan = stage.plan_without_host(finding, need.num_nodes, site)
-    settings = stage.settings(plan, env, stage.Use(need.is_several, need.interface))
+    settings = stage.settings(plan, env, need)
     if not profile.is_rdma:
         return _told(plan, settings, "as it was asked for")
     # NCCL itself knows verbs; any other network is a plugin's.
@@ -252,22 +206,22 @@ def _of_own(need: Need, env: Mapping[str, str], site: "Site | None", places: Pla
 def _prove(need: Need, folder: Path, env: Mapping[str, str], names: list[str], plugin: str | None) -> None:
     """Returns if the libraries can be opened, the plugin first: what it lacks is what the user has to know."""
     if need.is_proved:
-        from muster.entrypoint.fabric.loader import Image, prove
+        from muster.entrypoint.fabric.proof import Image, prove
 
         prove(folder, sorted(names, key=lambda name: name != plugin), Image.here(env))
 
 
-def _without(need: Need, finding: "Finding") -> Injection:
+def _without(need: Need, finding: "Finding") -> Additions:
     """Where there is no fabric that a profile knows: NCCL is left to itself, as it may know another."""
-    return Injection({}, (one_line(f"fabric: none: {finding.why}"),) if need.is_several else ())
+    return Additions({}, (one_line(f"fabric: none: {finding.why}"),) if need.is_several else ())
 
 
-def _told(plan: "FabricPlan", settings: tuple[Mapping[str, str], tuple[str, ...]], what: str) -> Injection:
-    variables, notes = settings
+def _told(plan: "FabricPlan", settings: Additions, what: str) -> Additions:
     line = f"fabric: {_place(plan.finding)}: {what}"
-    if "NCCL_NET" in variables:
-        line += f"; NCCL_NET={variables['NCCL_NET']}"
-    return Injection({**variables, FOUND: plan.finding.fabric}, tuple(map(one_line, (line, *notes, *plan.notes))))
+    if "NCCL_NET" in settings.variables:
+        line += f"; NCCL_NET={settings.variables['NCCL_NET']}"
+    notes = tuple(map(one_line, (line, *settings.notes, *plan.notes)))
+    return Additions({**settings.variables, FOUND: plan.finding.fabric}, notes)
 
 
 def _place(finding: "Finding") -> str:
@@ -277,12 +231,9 @@ def _place(finding: "Finding") -> str:
     return f"{finding.fabric} ({shown})" if names and finding.fabric != TCP else finding.fabric
 
 
-def _names(plan: "FabricPlan", nccl: Path | None = None) -> str:
+def _names(plan: "FabricPlan") -> str:
     """libnccl-net.so, libfabric.so.1 and 5 more."""
-    names = [each.soname for each in plan.injected]
-    names.sort(key=lambda name: name != plan.plugin)
-    if nccl:
-        names.insert(0, nccl.name)
+    names = sorted((each.soname for each in plan.injected), key=lambda name: name != plan.plugin)
     return ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
@@ -325,53 +276,12 @@ def _check_verbs(need: Need, plan: "FabricPlan", env: Mapping[str, str], places:
             seen=f"{plan.finding.why}; no {places.own / 'dev/infiniband'}/uverbs*",
             fix=f"docker run --device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK; or {ANYWAY}",
         )
-    from muster.entrypoint.fabric import loader
+    from muster.entrypoint.fabric import proof
 
-    problem = loader.problem(["libibverbs.so.1"], env)
+    problem = proof.problem(["libibverbs.so.1"], env)
     if problem:
         raise MusterError(
             "there is InfiniBand or RoCE, but no library for it in this image",
             seen=problem,
             fix=f"{MOUNT}; or install libibverbs1 and ibverbs-providers; or {ANYWAY}",
         )
-
-
-def host_nccl(root: Path, env: Mapping[str, str], site: "Site | None" = None) -> Path:
-    """The host's NCCL below `root`, as it is seen here, for the place of the wheel's.
-
-    Raises:
-        MusterError: there is none, or it is older than the image's.
-    """
-    from muster.entrypoint.fabric import loader
-    from muster.entrypoint.fabric.find import values
-    from muster.entrypoint.fabric.host import HostRoot
-    from muster.entrypoint.fabric.libraries import NCCL, HostLibraries
-
-    host = HostRoot(root)
-    library = HostLibraries(host, values(site.libraries.search) if site else ()).find(NCCL)
-    if library is None:
-        raise MusterError(f"the host has no {NCCL}", seen=f"its loader's folders, below {root}", fix=_FIX_NCCL)
-    found, own = host.path(library.path), own_nccl()
-    version, least = loader.nccl_version(found, env), loader.nccl_version(own, env)
-    if version < least:
-        seen = (f"{path} is {'.'.join(map(str, number))}" for path, number in ((found, version), (own, least)))
-        raise MusterError(
-            "the host's NCCL is older than the one that torch was built with", seen=", ".join(seen), fix=_FIX_NCCL
-        )
-    return found
-
-
-def own_nccl() -> Path:
-    """The NCCL that came with torch, as a wheel of its own.
-
-    Raises:
-        MusterError: this torch has none.
-    """
-    from muster.entrypoint.fabric import loader
-    from muster.entrypoint.fabric.libraries import NCCL
-
-    torch = loader.installed_torch()
-    path = torch.parent / "nvidia/nccl/lib" / NCCL if torch else None
-    if path is None or not path.is_file():
-        raise MusterError("torch has no NCCL here that could be replaced", seen=str(path or "no torch"), fix=_FIX_NCCL)
-    return path

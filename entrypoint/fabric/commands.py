@@ -1,10 +1,10 @@
-"""`muster fabric find, plan, binds, check`: parse, call, print tables or JSON."""
+"""`muster fabric plan, binds, check`: parse, call, print tables or JSON."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,19 +12,16 @@ import typer
 
 from muster.entrypoint import environment
 from muster.entrypoint.detect import resolve
-from muster.entrypoint.fabric import AUTO, HOST_ROOT, OFF
-from muster.entrypoint.fabric.automatic import Need, Places
+from muster.entrypoint.fabric import AUTO, HOST_ROOT, OFF, Need
+from muster.entrypoint.fabric.automatic import Places
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import ExitCode, MusterError, one_line
 
 if TYPE_CHECKING:
-    from muster.entrypoint.fabric.find import Finding
     from muster.entrypoint.fabric.stage import FabricPlan
     from muster.entrypoint.sites.schema import Site
 
 CHECK_TIMEOUT_S = 180.0
-
-_Rows = Sequence[Sequence[str]]
 
 Root = Annotated[Path, typer.Option("--root", metavar="FOLDER", help="Where the host's root is mounted.")]
 FabricName = Annotated[
@@ -34,11 +31,8 @@ SiteName = Annotated[str, typer.Option("--site", envvar="MUSTER_SITE", help="A s
 Nodes = Annotated[
     int | None, typer.Option("--nodes", min=1, help="Of the job. Default: those of this job, and 2 outside of one.")
 ]
-HostNccl = Annotated[bool, typer.Option("--host-nccl", help="The host's NCCL too, if no older than the image's.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-Format = Annotated[
-    str, typer.Option("--format", help="For whom: apptainer, podman, docker; shell (variables alone) or json.")
-]
+Engine = Annotated[str, typer.Option("--format", help="For whom: apptainer, podman or docker.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -47,25 +41,14 @@ def add_to(app: typer.Typer) -> None:
         help="The host's network in the container: what there is, what fits.",
         no_args_is_help=True,
     )
-    fabric.command("find", help="Show the host's devices, interfaces and libraries; its root is mounted at /host.")(
-        _find
+    fabric.command("plan", help="Show the host's devices, and which of its libraries go in here, or why they can't.")(
+        _plan
     )
-    fabric.command("plan", help="Show which of the host's libraries go into this image, or why they can't.")(_plan)
     fabric.command("binds", help="Print a container engine's options that bring them in one by one, without /host.")(
         _binds
     )
     fabric.command("check", help="Open NCCL's plugin here and now, and show what it can send by.")(_check)
     app.add_typer(fabric, name="fabric")
-
-
-def _find(root: Root = HOST_ROOT, fabric: FabricName = AUTO, site: SiteName = AUTO, as_json: AsJson = False) -> None:
-    from muster.entrypoint.fabric.find import find
-
-    found = find(_mounted(root), _name(fabric), _site(site))
-    if as_json:
-        print(_as_json(found))
-    else:
-        _show_finding(found)
 
 
 def _plan(
@@ -75,40 +58,37 @@ def _plan(
     nodes: Nodes = None,
     as_json: AsJson = False,
 ) -> None:
-    _, plan = _planned(root, fabric, site, nodes)
+    import msgspec
+
+    plan = _planned(root, fabric, site, nodes)
     if as_json:
-        print(_as_json(plan))
-    elif not plan.refusals:
+        print(json.dumps(msgspec.to_builtins(plan, enc_hook=str, order="deterministic"), indent=2))
+    else:
         _show_plan(plan)
     _refuse(plan)
 
 
 def _binds(
-    format: Format = "apptainer",
+    engine: Engine = "apptainer",
     root: Root = HOST_ROOT,
     fabric: FabricName = AUTO,
     site: SiteName = AUTO,
     nodes: Nodes = None,
-    host_nccl: HostNccl = False,
 ) -> None:
     from muster.entrypoint.fabric import stage
-    from muster.entrypoint.sites import profiles
 
-    if format not in stage.FORMATS:
-        raise MusterError("there is no such format", seen=f"--format {format}", fix=f"one of {' '.join(stage.FORMATS)}")
-    profile, plan = _planned(root, fabric, site, nodes)
+    if engine not in stage.ENGINES:
+        raise MusterError("there is no such format", seen=f"--format {engine}", fix=f"one of {' '.join(stage.ENGINES)}")
+    plan = _planned(root, fabric, site, nodes)
     _refuse(plan)
-    nccl = _nccl(root, profile) if host_nccl else None
-    several = stage.Use(_num_nodes(nodes) > 1)
-    is_rdma = profiles.load_fabric(plan.finding.fabric).is_rdma
-    found = stage.binds_of(plan, os.environ, several, is_rdma=is_rdma, nccl=nccl)
-    text = stage.printed(found, format)
+    found = stage.binds_of(plan, os.environ, Need(_num_nodes(nodes), uses_nccl=True))
+    text = stage.engine_options(found, engine)
     nothing = (
         []
         if found.files or plan.net
         else [f"no fabric: {plan.finding.why}; where the compute nodes have one: --fabric NAME"]
     )
-    for note in (*nothing, *found.notes, *plan.notes):
+    for note in (*nothing, *found.settings.notes, *plan.notes):
         print(f"muster: {one_line(note)}", file=sys.stderr)
     print(text)
 
@@ -117,7 +97,6 @@ def _check(
     fabric: FabricName = AUTO,
     site: SiteName = AUTO,
     nodes: Nodes = None,
-    host_nccl: HostNccl = False,
     as_json: AsJson = False,
     root: Root = HOST_ROOT,
 ) -> None:
@@ -125,7 +104,7 @@ def _check(
     if fabric != OFF:
         from muster.entrypoint.fabric import automatic
 
-        need = Need(_num_nodes(nodes), True, fabric, host_nccl=host_nccl, is_proved=False)
+        need = Need(_num_nodes(nodes), True, fabric, is_proved=False)
         found = automatic.for_need(need, env, _site(site), Places(root))
         env.update(found.variables)
         for note in found.notes:
@@ -153,21 +132,13 @@ def _become_check(env: Mapping[str, str], as_json: bool, timeout_s: float = CHEC
     sys.exit(code)
 
 
-def _planned(root: Path, fabric: str, site: str, nodes: int | None) -> "tuple[Site | None, FabricPlan]":
+def _planned(root: Path, fabric: str, site: str, nodes: int | None) -> "FabricPlan":
     from muster.entrypoint.fabric.find import find
     from muster.entrypoint.fabric.stage import plan_for
 
     profile = _site(site)
     finding = find(_mounted(root), _name(fabric), profile)
-    is_named = _name(fabric) != AUTO
-    return profile, plan_for(finding, _num_nodes(nodes), os.environ, profile, is_named=is_named)
-
-
-def _nccl(root: Path, site: "Site | None") -> tuple[str, Path]:
-    from muster.entrypoint.fabric import automatic
-
-    found = automatic.host_nccl(root, os.environ, site)
-    return f"/{found.relative_to(root)}", automatic.own_nccl()
+    return plan_for(finding, _num_nodes(nodes), os.environ, profile, is_named=_name(fabric) != AUTO)
 
 
 def _refuse(plan: "FabricPlan") -> None:
@@ -213,67 +184,37 @@ def _num_nodes(nodes: int | None) -> int:
     return job.num_nodes if job and job.num_nodes and job.job_id else 2
 
 
-def _as_json(found: "Finding | FabricPlan") -> str:
-    """One JSON object, with the names of the dataclass."""
-    import msgspec
-
-    return json.dumps(msgspec.to_builtins(found, enc_hook=str, order="deterministic"), indent=2)
-
-
-def _show_finding(found: "Finding") -> None:
-    libraries = [(name, library.path) for name, library in found.libraries.items()]
-    if found.plugin:
-        libraries.insert(0, (found.plugin.elf.soname, found.plugin.path))
-    libraries += [(name, "not found") for name in found.missing]
-    _show(
-        {"fabric": found.fabric, "because of": found.why, "interfaces": " ".join(found.interfaces) or "none"},
-        {
-            ("device", "kind", "state", "path"): [
-                (each.name, each.kind, each.state, each.path) for each in found.devices
-            ],
-            ("library", "path on the host"): libraries,
-        },
-        found.notes,
-    )
-
-
 def _show_plan(plan: "FabricPlan") -> None:
-    injected = [(each.soname, each.path, each.needed_by, "the host's" if each.wins else "") for each in plan.injected]
-    _show(
-        {
-            "fabric": plan.finding.fabric,
-            "because of": plan.finding.why,
-            "NCCL's plugin": plan.plugin or "none",
-            "NCCL_NET": plan.net or "not set",
-        },
-        {
-            ("from the host", "its path there", "needed by", "wins"): injected,
-            ("variable", "value"): sorted(plan.variables.items()),
-            ("further files",): [(path,) for path in plan.files],
-            ("devices",): [(path,) for path in plan.devices],
-        },
-        plan.notes,
-    )
-
-
-def _show(head: Mapping[str, str], tables: Mapping[tuple[str, ...], _Rows], notes: Sequence[str]) -> None:
-    """Prints lines, tables by their headings, and notes."""
     # Here and not above: only what prints needs it.
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
+    from muster.entrypoint.sites.commands import new_table
+
     console = Console()
-    for name, value in head.items():
+    found = plan.finding
+    for name, value in (
+        ("fabric", found.fabric),
+        ("because of", found.why),
+        ("interfaces", " ".join(found.interfaces) or "none"),
+        ("NCCL's plugin", plan.plugin or "none"),
+        ("NCCL_NET", plan.net or "not set"),
+    ):
         console.print(Text.assemble((f"{name:<14}", "bold"), value), soft_wrap=True)
+    tables: dict[tuple[str, ...], list[tuple[str, ...]]] = {
+        ("device", "kind", "state", "path"): [(each.name, each.kind, each.state, each.path) for each in found.devices],
+        ("from the host", "its path there", "needed by", "wins"): [
+            (each.soname, each.path, each.needed_by, "the host's" if each.wins else "") for each in plan.injected
+        ],
+        ("variable", "value"): sorted(plan.variables.items()),
+        ("further files",): [(path,) for path in plan.files],
+        ("devices to pass",): [(path,) for path in plan.devices],
+    }
     for headings, rows in tables.items():
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for heading in headings:
-            table.add_column(heading, overflow="fold")
+        table = new_table(*headings)
         for row in rows:
             table.add_row(*map(Text, row))
         if rows:
             console.print(table)
-    for note in notes:
+    for note in plan.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)

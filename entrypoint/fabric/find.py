@@ -1,7 +1,7 @@
 """What a host has of a fabric: devices, interfaces, libraries, and the profile in jobs/fabrics that fits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,8 +30,6 @@ class Finding:
         devices: all that were found.
         interfaces: names, without the loopback.
         plugin: NCCL's network plugin; None where none is needed or there is none.
-        libraries: what is named by the profile and was found, by soname.
-        missing: sonames and plugins of the profile that were not.
         notes: one line for each thing that was left out.
     """
 
@@ -41,8 +39,6 @@ class Finding:
     devices: tuple[Device, ...] = ()
     interfaces: tuple[str, ...] = ()
     plugin: Library | None = None
-    libraries: Mapping[str, Library] = field(default_factory=dict[str, Library])
-    missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -70,12 +66,7 @@ def find(
     name, why = _chosen(here, devices, fabrics, wanted)
     words = profiles.libraries(site, fabrics[name]) if name in fabrics else Libraries()
     libraries = HostLibraries(here, values(words.search))
-    names = values(words.plugins)
-    plugin = next((library for each in names if (library := libraries.find(each))), None)
-    needed = dict.fromkeys([*values(words.roots), *values(words.host_wins)])
-    of_sets = [member for one in values(words.sets) for member in one if not member.startswith("/")]
-    found = {each: library for each in [*needed, *of_sets] if (library := libraries.find(each))}
-    missing = [*(names if plugin is None else ()), *(each for each in needed if each not in found)]
+    plugin = next((library for each in values(words.plugins) if (library := libraries.find(each))), None)
     return Finding(
         root=root,
         fabric=name,
@@ -83,8 +74,6 @@ def find(
         devices=devices,
         interfaces=tuple(name for name in here.names(_NETWORK) if name != "lo" and here.folder(f"{_NETWORK}/{name}")),
         plugin=plugin,
-        libraries=found,
-        missing=tuple(missing),
         notes=tuple(here.notes),
     )
 

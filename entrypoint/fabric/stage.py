@@ -3,7 +3,7 @@
     FabricPlan  the closure of the fabric's libraries, settings, devices, variables
     of_host     links in a private folder, and the variables that lead there
     settings    the variables, there or where `muster fabric binds` put each library under its own name
-    Binds       what those options say, for apptainer, docker and podman, for a shell, or as JSON
+    Binds       what those options say, for apptainer, docker and podman
 
 The process is exec'd away, so nobody could remove the folder of links: it is named by what is in it, all tasks of a
 node share it, and the next run finds it again. No folder of the host is ever put over one of the image's: its libraries
@@ -11,7 +11,6 @@ would not fit the image's C library.
 """
 
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -21,21 +20,26 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
-from muster.entrypoint.fabric import FABRIC_ROOT, TCP, libraries
-from muster.entrypoint.fabric.closure import Closure, LibrarySet, Refusal, Wanted, find_closure
+from muster.entrypoint.additions import Additions
+from muster.entrypoint.fabric import FABRIC_ROOT, TCP, Need, libraries
 from muster.entrypoint.fabric.find import Finding, values
 from muster.entrypoint.fabric.host import HostRoot
 from muster.entrypoint.fabric.libraries import NCCL, HostLibraries, Library, NetPlugin, never_leaves_host
-from muster.entrypoint.fabric.loader import FIX_FOLDER as FIX
-from muster.entrypoint.fabric.loader import UNUSABLE, Image, on_path, temporary_folder
+from muster.entrypoint.fabric.proof import (
+    FIX_FOLDER,
+    UNUSABLE,
+    Closure,
+    Image,
+    LibrarySet,
+    Refusal,
+    on_path,
+    temporary_folder,
+)
 from muster.entrypoint.passing import assignment
 from muster.entrypoint.sites import profiles
-from muster.entrypoint.sites.schema import Context, Fabric, Fact, Libraries, Site, holds
+from muster.entrypoint.sites.schema import Context, Fabric, Fact, Libraries, Site, value_of
 from muster.errors import MusterError
-
-T = TypeVar("T")
 
 NCCL_PLUGINS = tuple(range(6, 13))
 """N of each ncclNetPlugin_vN that NCCL 2.30 opens, as its library tells; for an image without NCCL."""
@@ -43,7 +47,7 @@ NCCL_PLUGINS = tuple(range(6, 13))
 # libibverbs opens a provider by the file's name, mlx5 -> libmlx5-rdmav34.so, and not by its soname.
 _PROVIDER = re.compile(r"(lib.+)-rdmav\d+\.so")
 
-FORMATS = ("apptainer", "podman", "docker", "shell", "json")
+ENGINES = ("apptainer", "podman", "docker")
 
 # What RDMA needs of docker and podman: memory that may be locked, the host's shared memory and its network.
 # Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
@@ -117,7 +121,7 @@ def plan_without_host(finding: Finding, num_nodes: int, site: Site | None = None
     """What such a job needs where the container's own libraries are all that there is."""
     profile = profiles.load_fabric(finding.fabric)
     context = Context.here(num_nodes)
-    return FabricPlan(finding, net=_named_net(profile, context), variables=profiles.variables(site, profile, context))
+    return FabricPlan(finding, net=value_of(profile.net, context), variables=profiles.variables(site, profile, context))
 
 
 def make_plan(
@@ -135,54 +139,37 @@ def make_plan(
     Raises:
         MusterError: the loader can't be asked.
     """
-    words = profiles.libraries(site, profile)
+    words = profiles.libraries(site, profile, context)
     root = HostRoot(finding.root)
-    host = HostLibraries(root, _values(words.search, context))
-    wanted = _wanted(finding, words, context)
-    exported = libraries.net_plugin(root.path(wanted.plugin.path)) if wanted.plugin else None
-    wrong = [*_without_plugin(finding, profile, words, context), *_unfit_plugin(wanted.plugin, exported, image)]
-    found = find_closure(wanted, host, image)
+    host = HostLibraries(root, values(words.search))
+    plugin = finding.plugin if words.plugins else None
+    exported = libraries.net_plugin(root.path(plugin.path)) if plugin else None
+    wrong = [*_without_plugin(finding, profile, words), *_unfit_plugin(plugin, exported, image)]
+    if finding.root == Path("/"):
+        # The host is the image: no copy of it wins over itself.
+        found = Closure(host, image, plugin, values(words.roots))
+    else:
+        sets = tuple(one for members in values(words.sets) if (one := _library_set(members)).sonames)
+        found = Closure(host, image, plugin, values(words.roots), values(words.host_wins), sets)
     wrong += found.refusals
     notes = tuple(dict.fromkeys([*finding.notes, *root.notes]))
     if wrong:
         return FabricPlan(finding, refusals=tuple(wrong), notes=notes)
-    net = _named_net(profile, context) or (exported.name if exported else None)
-    if wanted.plugin and net is None:
-        notes += (f"{wanted.plugin.path} tells its name only to NCCL: without NCCL_NET nothing keeps it from TCP",)
+    net = value_of(profile.net, context) or (exported.name if exported else None)
+    if plugin and net is None:
+        notes += (f"{plugin.path} tells its name only to NCCL: without NCCL_NET nothing keeps it from TCP",)
     return FabricPlan(
         finding,
         injected=tuple(
             Injected(name, library.path, found.needed_by[name], wins=name in found.winners)
             for name, library in found.links.items()
         ),
-        plugin=wanted.plugin.elf.soname if wanted.plugin else None,
+        plugin=plugin.elf.soname if plugin else None,
         net=net,
         variables=profiles.variables(site, profile, context),
         files=_files(root, profile, words, found, context),
         devices=_existing(root, profile.devices.needed, context),
         notes=notes,
-    )
-
-
-def _values(fact: Fact[tuple[T, ...]] | None, context: Context) -> tuple[T, ...]:
-    return values(fact) if fact and holds(fact.when, context) else ()
-
-
-def _named_net(profile: Fabric, context: Context) -> str | None:
-    return profile.net.value if profile.net and holds(profile.net.when, context) else None
-
-
-def _wanted(finding: Finding, words: Libraries, context: Context) -> Wanted:
-    plugin = finding.plugin if _values(words.plugins, context) else None
-    if finding.root == Path("/"):
-        # The host is the image: no copy of it wins over itself.
-        return Wanted(plugin, _values(words.roots, context))
-    sets = [_library_set(members) for members in _values(words.sets, context)]
-    return Wanted(
-        plugin,
-        _values(words.roots, context),
-        _values(words.host_wins, context),
-        tuple(one for one in sets if one.sonames),
     )
 
 
@@ -192,12 +179,12 @@ def _library_set(members: tuple[str, ...]) -> LibrarySet:
     return LibrarySet(tuple(name for name in names if not never_leaves_host(name)), folders)
 
 
-def _without_plugin(finding: Finding, profile: Fabric, words: Libraries, context: Context) -> list[Refusal]:
+def _without_plugin(finding: Finding, profile: Fabric, words: Libraries) -> list[Refusal]:
     """Where only a plugin lets NCCL use the fabric, that there is none; NCCL itself knows InfiniBand."""
-    names = _values(words.plugins, context)
+    names = values(words.plugins)
     if not names or finding.plugin is not None or profile.net is not None:
         return []
-    searched = ", ".join(_values(words.search, context)) or "the loader's folders"
+    searched = ", ".join(values(words.search)) or "the loader's folders"
     return [
         Refusal(
             names[0],
@@ -231,7 +218,7 @@ def _unfit_plugin(plugin: Library | None, exported: NetPlugin | None, image: Ima
 
 def _files(root: HostRoot, profile: Fabric, words: Libraries, found: Closure, context: Context) -> tuple[str, ...]:
     # The settings of libraries that stay the image's stay the image's too.
-    goes_along = bool(found.joined) if _values(words.sets, context) else bool(found.links)
+    goes_along = bool(found.joined) if words.sets else bool(found.links)
     paths = [*(_existing(root, words.files, context) if goes_along else ())]
     paths += _existing(root, profile.devices.folders, context)
     for one in found.joined:
@@ -245,35 +232,19 @@ def _has_libraries(root: HostRoot, folder: str) -> bool:
 
 
 def _existing(root: HostRoot, fact: Fact[tuple[str, ...]] | None, context: Context) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(path for pattern in _values(fact, context) for path in root.glob(pattern)))
-
-
-@dataclass(frozen=True)
-class Use:
-    """What decides which variables a process gets.
-
-    Attributes:
-        is_several: whether NCCL has to cross from node to node, so that a network it can't have is an error.
-        interface: the one that the user named, which no profile may change.
-        host_nccl: the host's NCCL, as it is seen here; None where the image's own is used.
-    """
-
-    is_several: bool = False
-    interface: str | None = None
-    host_nccl: Path | None = None
+    return tuple(dict.fromkeys(path for pattern in (value_of(fact, context) or ()) for path in root.glob(pattern)))
 
 
 @dataclass(frozen=True)
 class Staging:
-    """A folder, the file that each name in it is to lead to, and what the process and its user get."""
+    """A folder, the file that each name in it is to lead to, and the settings that lead to the folder."""
 
     folder: Path
-    links: Mapping[str, str] = field(default_factory=dict[str, str])
-    variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    notes: tuple[str, ...] = ()
+    links: Mapping[str, str]
+    settings: Additions
 
 
-def of_host(plan: FabricPlan, env: Mapping[str, str], use: Use) -> Staging:
+def of_host(plan: FabricPlan, env: Mapping[str, str], need: Need) -> Staging:
     """The staging of what `plan` takes of the host that is mounted at its finding's root. Nothing is made yet.
 
     Raises:
@@ -282,8 +253,6 @@ def of_host(plan: FabricPlan, env: Mapping[str, str], use: Use) -> Staging:
     # A link's target is read from the link's own folder, and not from this one.
     root = plan.finding.root.absolute()
     links = {each.soname: f"{root}{each.path}" for each in plan.injected}
-    if use.host_nccl:
-        links[NCCL] = str(use.host_nccl.absolute())
     for name in links:
         if name in ("", ".", "..") or "/" in name or UNUSABLE.search(name):
             raise MusterError(
@@ -291,25 +260,25 @@ def of_host(plan: FabricPlan, env: Mapping[str, str], use: Use) -> Staging:
                 seen=f"{name!r}, {links[name]}",
                 fix="--fabric off, and tell whoever installed it",
             )
-    folder = _place(links, env) if links else FABRIC_ROOT
-    variables, notes = settings(plan, env, use, folder, [each.soname for each in plan.injected if each.wins])
-    return Staging(folder, links, variables, notes)
+    folder = _place(links, env)
+    winners = [each.soname for each in plan.injected if each.wins]
+    return Staging(folder, links, settings(plan, env, need, folder, winners))
 
 
 def settings(
     plan: FabricPlan,
     env: Mapping[str, str],
-    use: Use,
+    need: Need,
     folder: Path = FABRIC_ROOT,
     winners: Iterable[str] | None = None,
-) -> tuple[dict[str, str], tuple[str, ...]]:
+) -> Additions:
     """The variables that lead to a plan's libraries in `folder`, and a note for each value of the user's that stays.
 
     Args:
         winners: those of which no copy may be found before this one; None takes all.
     """
-    names = [each.soname for each in plan.injected] + [NCCL] * (use.host_nccl is not None)
-    wanted = {name: value for name, value in plan.variables.items() if _fits(name, value, plan, use)}
+    names = [each.soname for each in plan.injected]
+    wanted = {name: value for name, value in plan.variables.items() if _fits(name, value, plan, need)}
     forced: dict[str, str] = {}
     if names:
         path = env.get("LD_LIBRARY_PATH", "")
@@ -320,26 +289,21 @@ def settings(
             wanted["IBV_DRIVERS"] = ":".join(providers)
         if plan.plugin:
             wanted["NCCL_NET_PLUGIN"] = str(folder / plan.plugin)
-        if NCCL in names:
-            # libtorch_cuda.so finds NCCL by its own DT_RPATH, which comes before LD_LIBRARY_PATH.
-            others = [path for path in re.split(r"[\s:]+", env.get("LD_PRELOAD", "")) if path]
-            preloaded = str(folder / NCCL)
-            forced["LD_PRELOAD"] = ":".join(dict.fromkeys([preloaded, *others]))
-    if plan.net and use.is_several:
+    if plan.net and need.is_several:
         wanted["NCCL_NET"] = plan.net
     notes = [
         f"{name}={env[name]} is yours: it was kept"
         for name in sorted(wanted)
         if env.get(name, wanted[name]) != wanted[name]
     ]
-    return forced | {name: value for name, value in wanted.items() if name not in env}, tuple(notes)
+    return Additions(forced | {name: value for name, value in wanted.items() if name not in env}, tuple(notes))
 
 
-def _fits(name: str, value: str, plan: FabricPlan, use: Use) -> bool:
+def _fits(name: str, value: str, plan: FabricPlan, need: Need) -> bool:
     """Whether the profile's value can be used: NCCL and gloo fail where no interface is called so."""
     if not name.endswith("_SOCKET_IFNAME"):
         return True
-    if use.interface is not None:
+    if need.interface is not None:
         return False
     interfaces = plan.finding.interfaces
     if not interfaces or value.startswith("^"):
@@ -360,7 +324,9 @@ def _place(links: Mapping[str, str], env: Mapping[str, str]) -> Path:
         if not os.path.lexists(folder) or is_ours(folder, links):
             return folder
     raise MusterError(
-        "others took all the names for a folder of links to the host's libraries", seen=str(temporary / name), fix=FIX
+        "others took all the names for a folder of links to the host's libraries",
+        seen=str(temporary / name),
+        fix=FIX_FOLDER,
     )
 
 
@@ -398,66 +364,46 @@ def make(staging: Staging) -> None:
         raise MusterError(
             f"no folder can be made for links to the host's libraries: {reason.strerror}",
             seen=str(staging.folder),
-            fix=FIX,
+            fix=FIX_FOLDER,
         ) from None
 
 
 @dataclass(frozen=True)
 class Binds:
-    """What a container gets: `files` on the host with their places in it, and `devices` for docker and podman."""
+    """What a container gets: `files` on the host with their places in it, `devices`, and `settings`."""
 
-    files: tuple[tuple[str, str], ...] = ()
-    devices: tuple[str, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    is_rdma: bool = False
-    notes: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...]
+    devices: tuple[str, ...]
+    settings: Additions
+    is_rdma: bool
 
 
-def binds_of(
-    plan: FabricPlan, env: Mapping[str, str], use: Use, *, is_rdma: bool, nccl: tuple[str, Path] | None = None
-) -> Binds:
-    """The options by which the libraries of a plan come into a container, one by one.
-
-    Their words are for `eval "apptainer exec $(muster fabric binds --format apptainer) IMAGE ..."`: a shell reads them
-    once.
+def binds_of(plan: FabricPlan, env: Mapping[str, str], need: Need) -> Binds:
+    """What brings the libraries of a plan into a container one by one, where the host's root is not mounted.
 
     Args:
         env: of the image: its library path goes before the host's libraries.
-        use: what decides on variables.
-        is_rdma: of the fabric's profile.
-        nccl: the host's NCCL as the host has it, and the wheel's file that it takes the place of.
+        need: of the launches to come.
     """
-    variables, notes = settings(plan, env, use)
+    made = settings(plan, env, need)
     files = [(each.path, str(FABRIC_ROOT / each.soname)) for each in plan.injected]
     has_verbs = any(each.soname.startswith("libibverbs.so") for each in plan.injected)
     # The list of providers goes with the library that reads it.
     files += [(path, path) for path in plan.files if has_verbs or path != "/etc/libibverbs.d"]
-    if nccl:
-        files.append((nccl[0], str(nccl[1])))
     named = {"MUSTER_FABRIC": plan.finding.fabric} if plan.injected or plan.net else {}
-    return Binds(tuple(files), plan.devices, {**variables, **named}, is_rdma, notes)
+    is_rdma = profiles.load_fabric(plan.finding.fabric).is_rdma
+    return Binds(tuple(files), plan.devices, Additions({**made.variables, **named}, made.notes), is_rdma)
 
 
-def printed(binds: Binds, format: str) -> str:
-    """The options as a shell has to be given them, lines for one, or JSON.
+def engine_options(binds: Binds, engine: str) -> str:
+    """The options of a container's engine, for `eval "apptainer exec $(muster fabric binds) IMAGE ..."`.
+
+    A shell reads their words once.
 
     Raises:
         MusterError: a file's name, or a value, can't be passed to this engine.
     """
-    if format == "json":
-        values = {
-            "files": [{"host": host, "container": container} for host, container in binds.files],
-            "devices": binds.devices,
-            "variables": dict(sorted(binds.variables.items())),
-            "options": RDMA_OPTIONS if binds.is_rdma else (),
-        }
-        return json.dumps(values, indent=2)
-    if format == "shell":
-        return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(binds.variables.items()))
-    return " ".join(_options(binds, is_apptainer=format == "apptainer"))
-
-
-def _options(binds: Binds, *, is_apptainer: bool) -> list[str]:
+    is_apptainer = engine == "apptainer"
     option, refused = ("--bind", r"[:,\\\n]") if is_apptainer else ("--volume", ":")
     words: list[str] = []
     for host, container in binds.files:
@@ -469,11 +415,11 @@ def _options(binds: Binds, *, is_apptainer: bool) -> list[str]:
         if ":" in path:
             raise _unusable("docker's --device takes no colons", path)
         words += ["--device", shlex.quote(path)]
-    for name, value in sorted(binds.variables.items()):
+    for name, value in sorted(binds.settings.variables.items()):
         if is_apptainer and re.search(r"[$`\\\n\r\0]", value):
             raise _unusable("apptainer has a shell evaluate what is in a variable", f"{name}={value}")
         words += ["--env", shlex.quote(assignment(name, value) if is_apptainer else f"{name}={value}")]
-    return [*words, *(RDMA_OPTIONS if binds.is_rdma and not is_apptainer else ())]
+    return " ".join([*words, *(RDMA_OPTIONS if binds.is_rdma and not is_apptainer else ())])
 
 
 def _unusable(why: str, seen: str) -> MusterError:

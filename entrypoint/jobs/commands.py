@@ -1,15 +1,12 @@
 """`muster job`: parse, call, print."""
 
-import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from muster.entrypoint.sites.commands import listing
-from muster.errors import MusterError
+from muster.entrypoint.sites.commands import print_list
 
 KUBERNETES = "Kubernetes"
 
@@ -36,9 +33,6 @@ def _job(
     partition: Annotated[str | None, typer.Option(help="Partition or queue. Default: the profile's.")] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs of a node. Default: the profile's.", min=0, max=1000)] = None,
     name: Annotated[str, typer.Option(help="The job's name.")] = "muster",
-    output_file: Annotated[
-        str | None, typer.Option(help="Write the script to this new file, in place of printing it.")
-    ] = None,
     kind: Annotated[
         str | None,
         typer.Option(help="Which manifest: pytorchjob, jobset or job. Default: job.", rich_help_panel=KUBERNETES),
@@ -60,7 +54,7 @@ def _job(
     from muster.entrypoint.jobs.script import COMMAND, Wanted, checked, seconds
 
     if site == "list" and not command:
-        print(listing())
+        print_list()
         return
     if command:
         context.obj(command)
@@ -77,26 +71,4 @@ def _job(
         claim=claim,
         devices=tuple(device or ()),
     )
-    text = making.make(site, checked(wanted), output_file)
-    if output_file is None:
-        sys.stdout.write(text)
-        return
-    _write(Path(output_file), text)
-    print(f"written: {output_file}", file=sys.stderr)
-
-
-def _write(path: Path, text: str) -> None:
-    content = text.encode()  # before there is a file: what can't be written leaves none
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
-    except OSError as reason:
-        wrong = f"the script can't be written: {reason.strerror}"
-        if isinstance(reason, FileExistsError):
-            wrong = "there is such a file already, and it is not written over"
-        raise MusterError(
-            wrong,
-            seen=f"--output-file={path}",
-            fix="--output-file with a new name, in a folder that you may write to",
-        ) from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+    sys.stdout.write(making.make(site, checked(wanted)))

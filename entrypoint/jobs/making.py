@@ -23,8 +23,7 @@ def make(name: str, wanted: Wanted, file: str | None = None) -> str:
     Raises:
         MusterError: there is no such profile, or it can't be.
     """
-    for option, value in (("SITE", name), ("--output-file", file or "")):
-        quoting.text(value, option)
+    quoting.text(name, "SITE")
     site = profiles.load_site(name)
     # In a job the working directory may be another one.
     known = str(Path(name).absolute()) if "/" in name or name.endswith(".toml") else name

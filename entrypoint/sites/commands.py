@@ -1,7 +1,6 @@
-"""`muster site`: a profile as text, with where each value was read and what nobody could find out; and its check."""
+"""`muster site`: a profile as text, with where each value was read and what nobody could find out."""
 
 import json
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,13 @@ from muster.entrypoint import environment
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.sites import recognise
-from muster.errors import MusterError, one_line
+from muster.errors import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from muster.entrypoint.sites.schema import Site, When
+    from muster.entrypoint.sites.schema import Site
 
 # None there means that nothing more is needed, or that it is the fabric's to say.
 _OPTIONAL = {
@@ -38,55 +37,40 @@ STATUS = {
 
 def add_to(app: typer.Typer) -> None:
     """Adds the command to `muster`."""
-    app.command("site", help="Show what is known of this site, or check a profile.")(_site)
+    app.command("site", help="Show what is known of this site, or what a profile says.")(_site)
 
 
 def _site(
     what: Annotated[
-        str | None, typer.Argument(metavar="[NAME|list|check]", help="A site's name or file. Default: this site.")
+        str | None, typer.Argument(metavar="[NAME|FILE|list]", help="A site's name or file. Default: this site.")
     ] = None,
-    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="With check: the profile.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     env_file: Annotated[
         str | None, typer.Option("--env-file", help="Recognise the site of a recorded environment, not of this one.")
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    env = environment.load(Path(env_file)) if env_file else environment.live()
-    if (file is not None) != (what == "check"):
-        raise MusterError(
-            "muster site check takes the file of a profile",
-            seen=" ".join(filter(None, (what, file))),
-            fix="muster site, muster site NAME, muster site list or muster site check FILE",
-        )
-    if what == "list":
-        _list(as_json)
-    elif file is not None:
-        _check(Path(file), env, as_json)
-    else:
-        _show(what, env, as_json)
-
-
-def _show(name: str | None, env: Environment, as_json: bool) -> None:
     # Here and not above, as all that reads whole profiles: the launch loads this module too.
     from muster.entrypoint.sites import profiles
 
-    if name is None:
+    env = environment.load(Path(env_file)) if env_file else environment.live()
+    if what == "list" and as_json:
+        from msgspec import to_builtins
+
+        print(json.dumps({name: to_builtins(profiles.load_site(name)) for name in profiles.site_names()}, indent=2))
+    elif what == "list":
+        print_list()
+    elif what is not None:
+        site = profiles.load_site(what)
+        _show(what, site, ", ".join(recognise.told_by(profiles.path_of(what), env)) or None, as_json)
+    else:
         # Where launches are to take none, the question is still which it would be.
         wanted = env.get("MUSTER_SITE") or "auto"
         here = recognise.here(env, LaunchOptions(site="auto" if wanted == "off" else wanted))
         if here is None:
             _print_none(env, as_json)
-            return
-        name, site, why = here.name, here.site, here.why
-    else:
-        site, why = profiles.load_site(name), ", ".join(recognise.matches(env).get(name, ())) or None
-    if as_json:
-        from msgspec import to_builtins
-
-        print(json.dumps({"name": name, "why": why, **to_builtins(site), "unknown": unknown(site)}, indent=2))
-    else:
-        print(text(name, site, why))
+        else:
+            _show(here.name, here.site, here.why, as_json)
 
 
 def _print_none(env: Environment, as_json: bool) -> None:
@@ -98,41 +82,58 @@ def _print_none(env: Environment, as_json: bool) -> None:
     print("muster site list shows those there are; docs/sites.md tells how to write one.")
 
 
-def _list(as_json: bool) -> None:
+def print_list() -> None:
+    """Prints a line for each site."""
+    from rich.console import Console
+    from rich.text import Text
+
     from muster.entrypoint.sites import profiles
 
-    if not as_json:
-        print(listing())
-        return
-    keys = ("title", "centre", "scheduler", "extends", "status")
-    sites = {name: profiles.load_site(name) for name in profiles.site_names()}
-    answer = [
-        {"name": name, **{key: getattr(site, key) for key in keys}, "refused": bool(site.refused)}
-        for name, site in sites.items()
-    ]
-    print(json.dumps(answer, indent=2))
+    table = new_table("name", "", "scheduler", "fabric", "status")
+    for name in profiles.site_names():
+        site = profiles.load_site(name)
+        status = "refused" if site.refused else site.status
+        words = (name, site.title, site.scheduler.replace("_", " "), site.extends or "-", status)
+        table.add_row(*map(Text, words))
+    Console().print(table)
 
 
-def _check(path: Path, env: Environment, as_json: bool) -> None:
-    from muster.entrypoint.sites import profiles
-    from muster.entrypoint.sites.schema import facts
+def new_table(first: str, *headings: str) -> "Table":
+    """An empty table with these headings, whose long values go on in the next line."""
+    from rich import box
+    from rich.table import Table
 
-    try:
-        site = profiles.load_site(path)
-    except profiles.BadProfile as bad:
-        if as_json:
-            print(json.dumps({"file": str(path), "problems": list(bad.problems)}, indent=2))
-            sys.exit(bad.code)
-        for problem in bad.problems:
-            print(one_line(f"{path}: {problem}"), file=sys.stderr)
-        raise MusterError(bad.wrong, seen=str(path), fix=bad.fix) from None
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, style="bold", overflow="fold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _show(name: str, site: "Site", why: str | None, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"file": str(path), "problems": []}, indent=2))
+        from msgspec import to_builtins
+
+        print(json.dumps({"name": name, "why": why, **to_builtins(site), "unknown": unknown(site)}, indent=2))
         return
-    whys = recognise.told_by(path, env)
-    num_values = len(list(facts(site)))
-    print(f"valid: {site.title} ({one_line(str(path))}): values {num_values}, sources {len(site.sources)}")
-    print(f"recognised here: {', '.join(whys) if whys else 'no, this is another place'}")
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    for line in _heading(name, site, why):
+        console.print(line)
+    if site.sources:
+        console.print(_table(site))
+        for key, source in site.sources.items():
+            # Not wrapped: an address is to be copied.
+            console.print(Text.assemble((key, "bold"), f" {source.read} {source.url}"), soft_wrap=True)
+    missing = unknown(site)
+    for told, names in (
+        ("not known, found at the start", [name for name in missing if name in _FOUND]),
+        ("not known", [name for name in missing if name not in _FOUND]),
+    ):
+        if names:
+            console.print(Text(textwrap.fill(f"{told}: {', '.join(names)}", 80, subsequent_indent="    ")))
 
 
 def unknown(site: "Site") -> list[str]:
@@ -145,49 +146,6 @@ def unknown(site: "Site") -> list[str]:
         inner = getattr(site, table)
         missing += [f"{table}.{name}" for name in inner.__struct_fields__ if getattr(inner, name) is None]
     return [name for name in [*missing, *([] if site.caches else ["caches"])] if name not in _OPTIONAL]
-
-
-def text(name: str, site: "Site", why: str | None) -> str:
-    """A profile for people."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console()
-    with console.capture() as capture:
-        for line in _heading(name, site, why):
-            console.print(line)
-        if site.sources:
-            console.print(_table(site))
-            for key, source in site.sources.items():
-                # Not wrapped: an address is to be copied.
-                console.print(Text.assemble((key, "bold"), f" {source.read} {source.url}"), soft_wrap=True)
-        missing = unknown(site)
-        for told, names in (
-            ("not known, found at the start", [name for name in missing if name in _FOUND]),
-            ("not known", [name for name in missing if name not in _FOUND]),
-        ):
-            if names:
-                console.print(Text(textwrap.fill(f"{told}: {', '.join(names)}", 80, subsequent_indent="    ")))
-    return capture.get().rstrip("\n")
-
-
-def listing() -> str:
-    """A line for each site."""
-    from rich.console import Console
-    from rich.text import Text
-
-    from muster.entrypoint.sites import profiles
-
-    table = _new_table("name", "", "scheduler", "fabric", "status")
-    for name in profiles.site_names():
-        site = profiles.load_site(name)
-        status = "refused" if site.refused else site.status
-        words = (name, site.title, site.scheduler.replace("_", " "), site.extends or "-", status)
-        table.add_row(*map(Text, words))
-    console = Console()
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip("\n")
 
 
 def _heading(name: str, site: "Site", why: str | None) -> "Iterator[Text]":
@@ -205,23 +163,12 @@ def _heading(name: str, site: "Site", why: str | None) -> "Iterator[Text]":
         yield Text(f"documentation: {site.documentation}")
 
 
-def _new_table(first: str, *headings: str) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, style="bold", overflow="fold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
-
-
 def _table(site: "Site") -> "Table":
     from rich.text import Text
 
     from muster.entrypoint.sites.schema import facts
 
-    table = _new_table("", "value", "from")
+    table = new_table("", "value", "from")
     group = ""
     for key, fact in facts(site):
         first, _, rest = key.partition(".")
@@ -230,16 +177,13 @@ def _table(site: "Site") -> "Table":
         group = first
         value = Text(_words(fact.value))
         if fact.when:
-            value.append(f"\nif {_condition(fact.when)}", style="italic")
+            terms = {"nodes": fact.when.nodes, "gpu": fact.when.gpu, "nccl": fact.when.nccl}
+            condition = ", ".join(f"{name} {term}" for name, term in terms.items() if term)
+            value.append(f"\nif {condition}", style="italic")
         if fact.note:
             value.append(f"\n{fact.note}", style="dim")
         table.add_row(Text(f"  {rest}" if rest else first), value, Text(fact.source, style="dim"))
     return table
-
-
-def _condition(when: "When") -> str:
-    terms = {"nodes": when.nodes, "gpu": when.gpu, "nccl": when.nccl}
-    return ", ".join(f"{name} {term}" for name, term in terms.items() if term)
 
 
 def _words(value: Any) -> str:

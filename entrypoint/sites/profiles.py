@@ -14,7 +14,7 @@ import msgspec
 
 from muster.entrypoint.sites import recognise
 from muster.entrypoint.sites.recognise import VARIABLE
-from muster.entrypoint.sites.schema import Context, Fabric, Libraries, Site, facts, is_readable, resolve
+from muster.entrypoint.sites.schema import Context, Fabric, Libraries, Site, facts, holds, is_readable, resolve
 from muster.errors import MusterError
 
 SITES = recognise.SITES
@@ -40,7 +40,7 @@ class BadProfile(MusterError):
         super().__init__(
             "the profile can't be used",
             seen=f"{path}: {'; '.join(problems)}",
-            fix=f"mend {path.name}; docs/sites.md tells what each key means, and muster site check FILE looks again",
+            fix=f"mend {path.name}; docs/sites.md tells what each key means, and muster site FILE looks again",
         )
         self.problems = problems
 
@@ -55,23 +55,28 @@ def fabric_names(folder: Path = FABRICS) -> tuple[str, ...]:
     return site_names(folder)
 
 
+def path_of(name_or_path: str | Path, folder: Path = SITES) -> Path:
+    """The file of a site's profile: whatever has a slash in it, or ends with .toml, is a path."""
+    text = str(name_or_path)
+    is_path = isinstance(name_or_path, Path) or "/" in text or text.endswith(".toml")
+    return Path(text) if is_path else folder / f"{text}.toml"
+
+
 def load_site(name_or_path: str | Path, folder: Path = SITES, fabrics: Path = FABRICS) -> Site:
     """The profile of that name in `folder`, or in that file, and nothing wrong with it.
 
     Args:
-        name_or_path: whatever has a slash in it, or ends with .toml, is a path.
+        name_or_path: as for `path_of`.
         folder: of the sites' profiles.
         fabrics: the folder of those that it may extend.
 
     Raises:
         MusterError: there is none, or it is no valid profile.
     """
-    text = str(name_or_path)
-    if isinstance(name_or_path, Path) or "/" in text or text.endswith(".toml"):
-        return _load(Path(text), Site, fabric_names(fabrics))
-    if text not in site_names(folder):
-        raise _unknown("site", text, site_names(folder))
-    return _load(folder / f"{text}.toml", Site, fabric_names(fabrics))
+    path = path_of(name_or_path, folder)
+    if path.parent == folder and path.stem not in site_names(folder):
+        raise _unknown("site", str(name_or_path), site_names(folder))
+    return _load(path, Site, fabric_names(fabrics))
 
 
 def load_fabric(name: str, folder: Path = FABRICS) -> Fabric:
@@ -90,12 +95,17 @@ def fabrics(folder: Path = FABRICS) -> Mapping[str, Fabric]:
     return {name: load_fabric(name, folder) for name in fabric_names(folder)}
 
 
-def libraries(site: Site | None, fabric: Fabric) -> Libraries:
-    """The host's libraries to take: what the site sets, and the fabric's where it sets none."""
-    if site is None:
-        return fabric.libraries
-    own = {name: getattr(site.libraries, name) for name in Libraries.__struct_fields__}
-    return msgspec.structs.replace(fabric.libraries, **{name: fact for name, fact in own.items() if fact is not None})
+def libraries(site: Site | None, fabric: Fabric, context: Context | None = None) -> Libraries:
+    """The host's libraries to take: what the site sets, and the fabric's where it sets none.
+
+    With a context, of these what holds in it.
+    """
+    found = msgspec.structs.asdict(fabric.libraries)
+    if site is not None:
+        found |= {name: fact for name, fact in msgspec.structs.asdict(site.libraries).items() if fact is not None}
+    if context is not None:
+        found = {name: fact for name, fact in found.items() if fact is not None and holds(fact.when, context)}
+    return Libraries(**found)
 
 
 def variables(site: Site | None, fabric: Fabric | None, context: Context) -> dict[str, str]:

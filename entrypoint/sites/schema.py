@@ -4,16 +4,16 @@ Each value tells where it was read. What nobody could find out is left out: it i
 unknown.
 """
 
-import operator
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 Status = Literal["unverified", "documented", "verified"]
 """unverified: nothing about containers was found; documented: the site's own words; verified: seen to work there."""
@@ -28,11 +28,6 @@ Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")]
 
 GPUS = Path("/proc/driver/nvidia/gpus")
 
-_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
-    ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt,
-}  # fmt: skip
-_TERM = re.compile(r"\s*(>=|<=|==|!=|>|<|)\s*([0-9]{1,6}(?:\.[0-9]{1,6}){0,3})\s*")
-
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table of which every key is known: a misspelt one is an error."""
@@ -46,10 +41,10 @@ class Source(_Table, frozen=True):
 
 
 class When(_Table, frozen=True):
-    """A condition; all that is given has to hold.
+    """A condition; all that is given has to hold. Ranges are written as those of versions of Python's packages.
 
     Attributes:
-        nodes: of the job: ">1", "1", ">=64".
+        nodes: of the job: ">1", "==1", ">=64".
         gpu: part of the GPU's name, as nvidia-smi has it: "GH200".
         nccl: versions of NCCL: ">=2.27,<2.28".
     """
@@ -274,9 +269,9 @@ class Context:
 def holds(when: When | None, context: Context) -> bool:
     """Whether all of `when` holds; what asks for something that is not known does not."""
     return when is None or (
-        (when.nodes is None or _within(when.nodes, str(context.nodes)))
+        (when.nodes is None or str(context.nodes) in SpecifierSet(when.nodes))
         and (when.gpu is None or when.gpu.casefold() in (context.gpu or "").casefold())
-        and (when.nccl is None or _within(when.nccl, context.nccl or ""))
+        and (when.nccl is None or (context.nccl is not None and context.nccl in SpecifierSet(when.nccl)))
     )
 
 
@@ -292,13 +287,12 @@ def resolve(facts: Mapping[str, Fact[str]], context: Context) -> dict[str, str]:
 
 def is_readable(when: When) -> bool:
     """Whether the condition asks for something, and `holds` can tell."""
-    ranges = [text for text in (when.nodes, when.nccl) if text is not None]
-    return (
-        bool(ranges or when.gpu)
-        and (when.gpu is None or bool(when.gpu.strip()))
-        and all(_TERM.fullmatch(term) for text in ranges for term in text.split(","))
-        and "." not in (when.nodes or "")
-    )
+    try:
+        ranges = [SpecifierSet(text) for text in (when.nodes, when.nccl) if text is not None]
+    except InvalidSpecifier:
+        return False
+    # An empty range is one that any number is in.
+    return bool(ranges or when.gpu) and all(ranges) and (when.gpu is None or bool(when.gpu.strip()))
 
 
 def gpu_name(gpus: Path = GPUS) -> str | None:
@@ -324,19 +318,3 @@ def nccl_version() -> str | None:
             for path in sorted(Path(folder).glob("nvidia_nccl_cu*.dist-info")):
                 return path.name.removesuffix(".dist-info").rpartition("-")[2]
     return None
-
-
-def _within(text: str, found: str) -> bool:
-    """Whether the version `found` meets all terms of `text`: >=2.27,<2.28."""
-    terms = [match for term in text.split(",") if (match := _TERM.fullmatch(term))]
-    version = _version(found)
-    return bool(found) and all(_COMPARE[term[1] or "=="](version, _version(term[2])) for term in terms)
-
-
-def _version(text: str) -> list[int]:
-    """The numbers that a version begins with, without zeros at their end: 2.27.0+cuda12.9 is 2.27."""
-    match = re.match(r"[0-9]+(\.[0-9]+)*", text)
-    numbers = [int(number) for number in match[0].split(".")] if match else []
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return numbers

@@ -27,7 +27,7 @@ ELSEWHERE = {
     "muster run": ("tests/docs/test_readme.py", "test_the_commands_for_a_laptop"),
     "muster detect --record FILE": ("tests/entrypoint/test_cli.py", '"--record"'),
     "muster site": ("tests/sites/test_commands.py", '"site"'),
-    "muster site check mysite.toml": ("tests/sites/test_commands.py", '"check"'),
+    "muster site mysite.toml": ("tests/sites/test_commands.py", '"site", str(path)'),
     "muster job ./mysite.toml": ("tests/jobs/test_job_command.py", ".toml"),
 }
 COMMAND = re.compile(r"`((?:make|train|muster|docker|podman|srun|sbatch|mpirun|apptainer|env) [^`]*)`")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from muster.entrypoint import detection, driver
-from muster.entrypoint.driver import Driver, Found, Places, Toolkit
+from muster.entrypoint.additions import Additions
+from muster.entrypoint.driver import Driver, Places, Toolkit
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.program import Program
@@ -52,7 +53,7 @@ def made(folder: Path, torch: str = "2.15.0+cu132", cuda: str | None = "13.2", m
 def checked(
     monkeypatch: pytest.MonkeyPatch, places: Places, cuda: driver.Version | str, program: Program = TRAINER,
     **variables: str,
-) -> Found:  # fmt: skip
+) -> Additions:  # fmt: skip
     """The check where the driver's library answers `cuda`: no other can be loaded into the process of the tests."""
     monkeypatch.setattr(driver, "supported", lambda: cuda)
     env = Environment({"CUDA_VISIBLE_DEVICES": "0,1", **variables}, host="node")
@@ -106,7 +107,7 @@ def test_the_drivers_own_version(tmp_path: Path, text: str, version: str | None)
 def test_a_driver_of_the_same_major_version_or_newer_needs_nothing(
     monkeypatch: pytest.MonkeyPatch, places: Places, cuda: driver.Version
 ) -> None:
-    assert checked(monkeypatch, places, cuda) == Found()
+    assert checked(monkeypatch, places, cuda) == Additions()
 
 
 @pytest.mark.parametrize(
@@ -120,11 +121,11 @@ def test_a_driver_of_the_same_major_version_or_newer_needs_nothing(
 def test_who_uses_no_gpu_of_torchs_is_not_asked_for_a_driver(
     monkeypatch: pytest.MonkeyPatch, places: Places, program: Program, variables: dict[str, str]
 ) -> None:
-    assert checked(monkeypatch, places, (12, 4), program, **variables) == Found()
+    assert checked(monkeypatch, places, (12, 4), program, **variables) == Additions()
 
 
 def test_a_torch_without_cuda_needs_no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert checked(monkeypatch, made(tmp_path, cuda=None), (12, 4)) == Found()
+    assert checked(monkeypatch, made(tmp_path, cuda=None), (12, 4)) == Additions()
 
 
 @pytest.mark.parametrize("inherited", ["", "/a:/b", ":/a::/b:"])
@@ -208,7 +209,7 @@ def test_forward_compatibility_that_somebody_else_put_first_is_proved_too(
     places = made(tmp_path, module=version)
     folder = standins.libcuda(tmp_path / "first", NEW, code).parent
     if not is_refused:
-        assert checked(monkeypatch, places, (13, 2), LD_LIBRARY_PATH=str(folder)) == Found()
+        assert checked(monkeypatch, places, (13, 2), LD_LIBRARY_PATH=str(folder)) == Additions()
         return
     with pytest.raises(MusterError, match="too old") as refused:
         checked(monkeypatch, places, (13, 2), LD_LIBRARY_PATH=str(folder))
@@ -251,7 +252,7 @@ def test_no_library_but_a_device_is_refused(monkeypatch: pytest.MonkeyPatch, pla
     )
     assert "--nv" in refused.value.fix
     assert "--device cpu" in refused.value.fix
-    assert checked(monkeypatch, places, "none", ON_CPU) == Found()
+    assert checked(monkeypatch, places, "none", ON_CPU) == Additions()
 
 
 @pytest.fixture

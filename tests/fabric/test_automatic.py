@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from muster.entrypoint import detection
+from muster.entrypoint.additions import Additions
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.fabric import automatic, find, stage
-from muster.entrypoint.fabric.automatic import FOUND, Injection, Need, Places
+from muster.entrypoint.fabric import Need, automatic, find, stage
+from muster.entrypoint.fabric.automatic import FOUND, Places
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.program import Program
 from muster.errors import MusterError
-from tests.entrypoint import standins
 from tests.fabric import nodes
 
 SEVERAL = Need(num_nodes=2, uses_nccl=True)
@@ -161,7 +161,7 @@ def test_without_a_host_one_node_is_not_looked_at(
 ) -> None:
     monkeypatch.setattr(find, "find", lambda *_: pytest.fail("it was looked at"))
     for need in (ONE, ON_CPU):
-        assert automatic.for_need(need, env, places=places(tmp_path)) == Injection()
+        assert automatic.for_need(need, env, places=places(tmp_path)) == Additions()
 
 
 def test_slingshot_without_its_libraries_is_refused(tmp_path: Path, env: dict[str, str]) -> None:
@@ -205,7 +205,7 @@ def test_verbs_that_do_not_open_are_refused(tmp_path: Path, env: dict[str, str])
 def test_a_port_that_is_down_is_no_fabric(tmp_path: Path, env: dict[str, str]) -> None:
     verbs(tmp_path / "own", state="1: DOWN")
     found = automatic.for_need(SEVERAL, env, places=places(tmp_path))
-    assert found == Injection({}, ("fabric: none: no device of a fabric; mlx5_0 is DOWN",))
+    assert found == Additions({}, ("fabric: none: no device of a fabric; mlx5_0 is DOWN",))
 
 
 def test_a_mount_without_the_hosts_devices_is_made_up_for(tmp_path: Path, env: dict[str, str]) -> None:
@@ -256,32 +256,6 @@ def test_what_binds_put_there_is_used_without_a_host(tmp_path: Path, env: dict[s
     assert "libnccl-net.so" in nodes.loaded(Path(env["LOADED"]))
 
 
-@pytest.mark.parametrize("number", [23101, 22907])
-def test_the_hosts_nccl_has_to_be_new_enough(
-    tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    own = standins.libnccl(tmp_path / "wheel/libnccl.so.2", 23007)
-    monkeypatch.setattr(automatic, "own_nccl", lambda: own)
-    root = tmp_path / "host"
-    (root / "etc").mkdir(parents=True)
-    standins.libnccl(root / "usr/lib64/libnccl.so.2", number, "-Wl,-soname,libnccl.so.2")
-    need = replace(ONE, host_nccl=True)
-    if number < 23007:
-        with pytest.raises(MusterError, match="older") as refused:
-            automatic.for_need(need, env, places=places(tmp_path, root, has_device=False))
-        assert "2.29.7" in refused.value.seen
-        assert "2.30.7" in refused.value.seen
-    else:
-        found = automatic.for_need(need, env, places=places(tmp_path, root, has_device=False))
-        assert found.variables["LD_PRELOAD"].endswith("/libnccl.so.2")
-
-
-def test_the_hosts_nccl_needs_a_host(tmp_path: Path, env: dict[str, str]) -> None:
-    with pytest.raises(MusterError) as refused:
-        automatic.for_need(replace(ONE, host_nccl=True), env, places=places(tmp_path))
-    assert "/:/host:ro" in refused.value.fix
-
-
 @pytest.mark.parametrize("words", [(), ("--device=cpu",)])
 def test_a_trainer_on_the_cpu_needs_none(tmp_path: Path, env: dict[str, str], words: tuple[str, ...]) -> None:
     (tmp_path / "own/dev").mkdir(parents=True)
@@ -290,11 +264,11 @@ def test_a_trainer_on_the_cpu_needs_none(tmp_path: Path, env: dict[str, str], wo
     allocation = detection.allocate(here, LaunchOptions(nnodes="2", node_rank=0, nproc_per_node="1"), ["train", "ddp"])
     program = Program("module", ("train", "ddp", *words), is_ours=True)
     live = replace(here, is_live=True)
-    assert automatic.inject(allocation, here, LaunchOptions(), program, {}, None, places(tmp_path)) == Injection()
+    assert automatic.inject(allocation, here, LaunchOptions(), program, {}, None, places(tmp_path)) == Additions()
     off = automatic.inject(allocation, live, LaunchOptions(fabric="off"), program, {}, None, places(tmp_path))
-    assert off == Injection({FOUND: "off"})
+    assert off == Additions({FOUND: "off"})
     if words:
-        assert automatic.inject(allocation, live, LaunchOptions(), program, {}, None, places(tmp_path)) == Injection()
+        assert automatic.inject(allocation, live, LaunchOptions(), program, {}, None, places(tmp_path)) == Additions()
     else:
         with pytest.raises(MusterError, match="Slingshot"):
             automatic.inject(allocation, live, LaunchOptions(), program, {}, None, places(tmp_path))
@@ -303,4 +277,4 @@ def test_a_trainer_on_the_cpu_needs_none(tmp_path: Path, env: dict[str, str], wo
 def test_the_loader_is_not_asked_for_tcp(tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "host/etc").mkdir(parents=True)
     monkeypatch.setattr(stage, "make_plan", lambda *_: pytest.fail("it was planned"))
-    assert automatic.for_need(ONE, env, places=places(tmp_path, tmp_path / "host", has_device=False)) == Injection()
+    assert automatic.for_need(ONE, env, places=places(tmp_path, tmp_path / "host", has_device=False)) == Additions()

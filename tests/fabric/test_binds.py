@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.fabric import stage
-from muster.entrypoint.fabric.stage import Binds, FabricPlan, Injected, Use
+from muster.entrypoint.fabric import Need, stage
+from muster.entrypoint.fabric.find import Finding
+from muster.entrypoint.fabric.stage import Binds, FabricPlan, Injected
 from muster.errors import MusterError
 from tests.fabric import nodes
 
@@ -26,8 +27,8 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def of(plan: FabricPlan, *, several: bool = True, nccl: tuple[str, Path] | None = None, **env: str) -> Binds:
-    return stage.binds_of(plan, env, Use(several), is_rdma=True, nccl=nccl)
+def of(plan: FabricPlan, num_nodes: int = 2, **env: str) -> Binds:
+    return stage.binds_of(plan, env, Need(num_nodes, uses_nccl=True))
 
 
 def words(text: str, folder: Path) -> list[str]:
@@ -49,7 +50,7 @@ def options(found: list[str], name: str) -> list[str]:
 
 
 def test_apptainer_gets_files_one_by_one_and_variables(tmp_path: Path) -> None:
-    found = words(stage.printed(of(nodes.planned(tmp_path)), "apptainer"), tmp_path / "empty")
+    found = words(stage.engine_options(of(nodes.planned(tmp_path)), "apptainer"), tmp_path / "empty")
     assert options(found, "--bind") == LIBRARIES
     assert set(options(found, "--env")) == {
         "FI_CXI_RX_MATCH_MODE=hybrid",
@@ -65,29 +66,14 @@ def test_apptainer_gets_files_one_by_one_and_variables(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["docker", "podman"])
 def test_docker_and_podman_get_devices_and_limits_too(tmp_path: Path, engine: str) -> None:
     plan = nodes.planned(tmp_path, devices=("/dev/cxi0", "/dev/xpmem"))
-    found = words(stage.printed(of(plan), engine), tmp_path / "empty")
+    found = words(stage.engine_options(of(plan), engine), tmp_path / "empty")
     assert options(found, "--volume") == LIBRARIES
     assert options(found, "--device") == ["/dev/cxi0", "/dev/xpmem"]
     assert (options(found, "--ulimit"), options(found, "--cap-add")) == (["memlock=-1"], ["IPC_LOCK"])
     assert {"--ipc=host", "--network=host"} <= set(found)
     assert "NCCL_NET=Libfabric" in options(found, "--env")
-    plain = stage.binds_of(plan, {}, Use(), is_rdma=False)
-    assert "--ulimit" not in words(stage.printed(plain, engine), tmp_path / "empty")
-
-
-def test_a_shell_gets_the_variables(tmp_path: Path) -> None:
-    text = stage.printed(of(nodes.planned(tmp_path, variables={"MINE": "it's $(touch TRAP)"})), "shell")
-    done = nodes.run("sh", "-c", f'{text}\nprintf \'%s\' "$MINE" "$NCCL_NET"', cwd=tmp_path)
-    assert done.stdout == "it's $(touch TRAP)Libfabric"
-    assert not (tmp_path / "TRAP").exists()
-
-
-def test_json_has_all_of_it(tmp_path: Path) -> None:
-    found = json.loads(stage.printed(of(nodes.planned(tmp_path, devices=("/dev/cxi0",))), "json"))
-    assert [f"{each['host']}:{each['container']}:ro" for each in found["files"]] == LIBRARIES
-    assert found["devices"] == ["/dev/cxi0"]
-    assert found["variables"]["NCCL_NET"] == "Libfabric"
-    assert "--network=host" in found["options"]
+    tcp = of(nodes.planned(tmp_path, finding=Finding(tmp_path, "tcp", "it was asked for")))
+    assert "--ulimit" not in words(stage.engine_options(tcp, engine), tmp_path / "empty")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -97,17 +83,18 @@ def test_names_come_back_intact_and_nothing_runs(tmp_path: Path, name: str) -> N
     plan = nodes.planned(
         tmp_path, injected=injected, plugin=None, variables={"MINE": name}, devices=(f"/dev/{name}",), files=(path,)
     )
-    found = words(stage.printed(of(plan), "docker"), tmp_path / "empty")
+    found = words(stage.engine_options(of(plan), "docker"), tmp_path / "empty")
     assert options(found, "--volume") == [f"{path}:/opt/fabric/lib/lib.so:ro", f"{path}:{path}:ro"]
     assert options(found, "--device") == [f"/dev/{name}"]
     assert f"MINE={name}" in options(found, "--env")
-    assert json.loads(stage.printed(of(plan), "json"))["files"][0]["host"] == path
     if set("\\\n") & set(name):
         with pytest.raises(MusterError, match="can't be passed"):
-            stage.printed(of(plan), "apptainer")
+            stage.engine_options(of(plan), "apptainer")
         return
     plain = replace(plan, variables={})
-    assert options(words(stage.printed(of(plain), "apptainer"), tmp_path / "empty"), "--bind")[0].startswith(path)
+    assert options(words(stage.engine_options(of(plain), "apptainer"), tmp_path / "empty"), "--bind")[0].startswith(
+        path
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +103,7 @@ def test_names_come_back_intact_and_nothing_runs(tmp_path: Path, name: str) -> N
 def test_names_that_an_engine_can_not_take_are_refused(tmp_path: Path, engine: str, name: str) -> None:
     plan = nodes.planned(tmp_path, injected=(Injected("lib.so", f"/opt/{name}/lib.so", "x"),), plugin=None)
     with pytest.raises(MusterError) as refused:
-        stage.printed(of(plan), engine)
+        stage.engine_options(of(plan), engine)
     assert name in refused.value.seen
     assert "/:/host:ro" in refused.value.fix
 
@@ -124,23 +111,16 @@ def test_names_that_an_engine_can_not_take_are_refused(tmp_path: Path, engine: s
 @pytest.mark.parametrize("value", ["$(id)", "`id`", "a\\b", "a\nb"])
 def test_apptainer_would_evaluate_such_a_value(tmp_path: Path, value: str) -> None:
     with pytest.raises(MusterError, match="evaluate"):
-        stage.printed(of(nodes.planned(tmp_path, variables={"MINE": value})), "apptainer")
+        stage.engine_options(of(nodes.planned(tmp_path, variables={"MINE": value})), "apptainer")
 
 
 def test_the_images_own_library_path_stays_before_the_hosts(tmp_path: Path) -> None:
     found = of(nodes.planned(tmp_path), LD_LIBRARY_PATH="/usr/local/nvidia/lib64")
-    assert found.variables["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64:/opt/fabric/lib"
-
-
-def test_the_hosts_nccl_goes_over_the_wheels_file(tmp_path: Path) -> None:
-    wheel = Path("/opt/muster/venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2")
-    found = of(nodes.planned(tmp_path), nccl=("/usr/lib64/libnccl.so.2.31.1", wheel))
-    assert found.files[-1] == ("/usr/lib64/libnccl.so.2.31.1", str(wheel))
-    assert "LD_PRELOAD" not in found.variables
+    assert found.settings.variables["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64:/opt/fabric/lib"
 
 
 def test_one_node_is_not_held_to_the_network(tmp_path: Path) -> None:
-    assert "NCCL_NET" not in of(nodes.planned(tmp_path), several=False).variables
+    assert "NCCL_NET" not in of(nodes.planned(tmp_path), 1).settings.variables
 
 
 def test_the_list_of_providers_goes_with_the_hosts_verbs_alone(tmp_path: Path) -> None:

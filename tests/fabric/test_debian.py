@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.fabric.loader import Image
 from muster.entrypoint.fabric.stage import FabricPlan
 from muster.entrypoint.sites.schema import Fabric
 from tests.entrypoint.standins import compiled
@@ -33,7 +32,9 @@ int main(int count, char **words) {
 
 
 def planned(host: Path, image: Path, profile: Fabric) -> FabricPlan:
-    return trees.planned(host, Image({"LD_LIBRARY_PATH": f"{image}{LIB}:{image}/usr/lib"}, root=image), profile)
+    return trees.planned(
+        host, trees.TreeImage({"LD_LIBRARY_PATH": f"{image}{LIB}:{image}/usr/lib"}, root=image), profile
+    )
 
 
 @pytest.fixture(scope="session")

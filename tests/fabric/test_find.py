@@ -8,9 +8,9 @@ import pytest
 from muster.entrypoint.fabric import find
 from muster.entrypoint.fabric.find import Finding
 from muster.entrypoint.fabric.host import Device
-from muster.entrypoint.sites.schema import Fabric, Libraries, Site
+from muster.entrypoint.sites.schema import Fabric
 from muster.errors import MusterError
-from tests.fabric.trees import Tree, fabric, fact
+from tests.fabric.trees import Tree, fabric
 
 PROFILES = {
     "tcp": fabric("TCP", net="Socket"),
@@ -132,29 +132,13 @@ def test_interfaces_without_the_loopback(host: Tree) -> None:
     assert found(host).interfaces == ("eth0", "hsn0")
 
 
-def test_libraries_that_the_profile_names(host: Tree) -> None:
-    profiles = {
-        "mine": fabric(
-            plugins=("libnccl-net-ofi.so", "libnccl-net.so"),
-            roots=("libcxi.so.1", "libfab.so.1"),
-            host_wins=("libfab.so.1",),
-            sets=(("libibverbs.so.1", "librdmacm.so.1", "/usr/lib64/libibverbs"),),
-            search=("/opt/*/lib",),
-        )
-    }
+def test_the_plugin_that_the_profile_names(host: Tree) -> None:
+    profiles = {"mine": fabric(plugins=("libnccl-net-ofi.so", "libnccl-net.so"), search=("/opt/*/lib",))}
+    assert found(host, "mine", profiles).plugin is None
     host.plugin("/opt/ofi/lib/libnccl-net.so")
-    host.library("/usr/lib64/libcxi.so.1", "libcxi.so.1")
-    host.library("/usr/lib64/libibverbs.so.1", "libibverbs.so.1")
     finding = found(host, "mine", profiles)
     assert finding.plugin is not None
     assert finding.plugin.path == "/opt/ofi/lib/libnccl-net.so"
-    assert {name: library.path for name, library in finding.libraries.items()} == {
-        "libcxi.so.1": "/usr/lib64/libcxi.so.1",
-        "libibverbs.so.1": "/usr/lib64/libibverbs.so.1",
-    }
-    assert finding.missing == ("libfab.so.1",)
-    host.at("/opt/ofi/lib/libnccl-net.so").unlink()
-    assert found(host, "mine", profiles).missing == ("libnccl-net-ofi.so", "libnccl-net.so", "libfab.so.1")
 
 
 def test_of_two_plugins_the_first_named_is_taken(host: Tree) -> None:
@@ -173,9 +157,7 @@ def test_a_fabric_that_there_is_not_names_those_that_there_are(host: Tree) -> No
 
 
 def test_this_machine_itself_is_a_host() -> None:
-    site = Site(title="a site", scheduler="slurm", status="unverified", libraries=Libraries(roots=fact("libc.so.6")))
-    finding = find.find(Path("/"), "tcp", site, PROFILES)
-    assert finding.libraries["libc.so.6"].elf.versions
+    finding = find.find(Path("/"), "tcp", fabrics=PROFILES)
     expected = {name for name in os.listdir("/sys/class/net") if name != "lo" and Path("/sys/class/net", name).is_dir()}
     assert set(finding.interfaces) == expected
 
@@ -186,8 +168,10 @@ def test_a_port_that_does_not_tell_its_kind_is_of_no_kind(host: Tree) -> None:
     assert (found(host).devices[0].kind, found(host).fabric) == ("unknown", "tcp")
 
 
-def test_a_library_in_the_hosts_cache_is_found_there(host: Tree) -> None:
-    profiles = {"mine": fabric(roots=("libfab.so.1",))}
-    host.library("/srv/lib/libfab.so.1", "libfab.so.1")
-    host.cache({"libfab.so.1": "/srv/lib/libfab.so.1"})
-    assert found(host, "mine", profiles).libraries["libfab.so.1"].path == "/srv/lib/libfab.so.1"
+def test_a_plugin_in_the_hosts_cache_is_found_there(host: Tree) -> None:
+    profiles = {"mine": fabric(plugins=("libnccl-net.so",))}
+    host.plugin("/srv/lib/libnccl-net.so")
+    host.cache({"libnccl-net.so": "/srv/lib/libnccl-net.so"})
+    finding = found(host, "mine", profiles)
+    assert finding.plugin is not None
+    assert finding.plugin.path == "/srv/lib/libnccl-net.so"

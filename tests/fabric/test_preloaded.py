@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.fabric import automatic, loader
-from muster.entrypoint.fabric.automatic import Need, Places
-from muster.entrypoint.fabric.loader import Image
+from muster.entrypoint.fabric import Need, automatic, proof
+from muster.entrypoint.fabric.automatic import Places
+from muster.entrypoint.fabric.proof import Image
 from muster.errors import MusterError
 from tests.fabric import nodes
 
@@ -37,7 +37,7 @@ def host(tmp_path: Path) -> Path:
 
 def proved(folder: Path, host: Path, torch: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is loaded as the plugin is proved, in a launch on two nodes."""
-    monkeypatch.setattr(loader, "installed_torch", lambda: torch)
+    monkeypatch.setattr(proof, "installed_torch", lambda: torch)
     (folder / "own/dev").mkdir(parents=True)
     (folder / "own/dev/cxi0").touch()
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(folder), "LOADED": str(folder / "loaded")}
@@ -66,5 +66,5 @@ def test_what_the_host_has_of_it_is_taken(tmp_path: Path, host: Path, monkeypatc
 
 def test_one_that_does_not_open_is_told_by_the_library_that_needs_it(tmp_path: Path) -> None:
     nodes.library(tmp_path / "libalone.so")
-    assert loader.problem([str(tmp_path / "libalone.so")], os.environ, loaded=["/nonexistent/libcudart.so.77"]) is None
-    loader.prove(tmp_path, ["libalone.so"], Image(os.environ, tmp_path / "none"))
+    assert proof.problem([str(tmp_path / "libalone.so")], os.environ, loaded=["/nonexistent/libcudart.so.77"]) is None
+    proof.prove(tmp_path, ["libalone.so"], Image(os.environ, tmp_path / "none"))

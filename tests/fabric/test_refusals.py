@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.fabric.closure import Refusal
 from muster.entrypoint.fabric.libraries import own_machine
+from muster.entrypoint.fabric.proof import Refusal
 from muster.entrypoint.fabric.stage import FabricPlan
 from muster.entrypoint.sites.schema import Fabric
 from tests.fabric import trees
@@ -72,7 +72,7 @@ def test_a_symbol_version_that_the_image_is_too_old_for(
     host.library(f"{LIB}/libfab.so.1", "libfab.so.1", needs={soname: [has, lacks]})
     why = refusal(host, image)
     assert (why.library, why.needs, why.needed_by) == (f"{LIB}/libfab.so.1", lacks, f"{LIB}/libfab.so.1")
-    assert f"the image's {LIB}/{soname}" in why.wrong
+    assert f"the image's {image.at(LIB)}/{soname}" in why.wrong
     assert lacks in why.fix
     # With a C library of this test's no program would start; test_debian.py opens some with real ones.
     if soname != "libc.so.6":
@@ -107,7 +107,7 @@ def test_a_symbol_version_that_no_copy_has(host: Tree, image: Tree, soname: str,
     image.library(f"{LIB}/{soname}", soname, [has])
     why = refusal(host, image)
     assert (why.library, why.needs) == (f"{LIB}/{PLUGIN}", lacks)
-    assert f"the image's {LIB}/{soname}" in why.wrong
+    assert f"the image's {image.at(LIB)}/{soname}" in why.wrong
     assert trees.opened(str(host.at(f"{LIB}/{PLUGIN}")), host.at(LIB)) != ""
 
 
@@ -157,7 +157,7 @@ def test_a_copy_of_the_hosts_that_has_less_than_the_image_needs(host: Tree, imag
     assert allowed(host, image, profile) == ["libfab.so.1"]
     image.library(f"{LIB}/libmpi.so.40", "libmpi.so.40", needs={"libfab.so.1": ["FAB_1", "FAB_2"]})
     why = refusal(host, image, profile)
-    assert (why.library, why.needs, why.needed_by) == (f"{LIB}/libfab.so.1", "FAB_2", f"{LIB}/libmpi.so.40")
+    assert (why.library, why.needs, why.needed_by) == (f"{LIB}/libfab.so.1", "FAB_2", f"{image.at(LIB)}/libmpi.so.40")
     assert "the image's libfab.so.1" in why.wrong
     assert trees.opened("libmpi.so.40", host.at(LIB), image.at(LIB)) != ""
     host.library(f"{LIB}/libfab.so.1", "libfab.so.1", ["FAB_1", "FAB_2"])

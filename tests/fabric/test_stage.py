@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.fabric import loader, stage
-from muster.entrypoint.fabric.loader import Image
-from muster.entrypoint.fabric.stage import Injected, Staging, Use
+from muster.entrypoint.fabric import Need, proof, stage
+from muster.entrypoint.fabric.proof import Image
+from muster.entrypoint.fabric.stage import Injected, Staging
 from muster.errors import MusterError
 from tests.entrypoint import standins
 from tests.fabric import nodes
 
-SEVERAL = Use(is_several=True)
+SEVERAL = Need(num_nodes=2, uses_nccl=True)
+ONE = Need(num_nodes=1, uses_nccl=True)
 
 
 @pytest.fixture
@@ -25,8 +26,8 @@ def temporary(tmp_path: Path) -> dict[str, str]:
     return {"TMPDIR": str(tmp_path / "tmp")}
 
 
-def staged(root: Path, env: dict[str, str], use: Use = SEVERAL, **changes: object) -> Staging:
-    found = stage.of_host(nodes.planned(root, **changes), env, use)
+def staged(root: Path, env: dict[str, str], need: Need = SEVERAL, **changes: object) -> Staging:
+    found = stage.of_host(nodes.planned(root, **changes), env, need)
     stage.make(found)
     return found
 
@@ -35,11 +36,11 @@ def test_the_plugin_opens_by_what_was_staged_and_not_without(tmp_path: Path, tem
     found = staged(nodes.host(tmp_path / "host"), temporary)
     log = tmp_path / "loaded"
     env = {**os.environ, "LOADED": str(log)}
-    plugin = found.variables["NCCL_NET_PLUGIN"]
+    plugin = found.settings.variables["NCCL_NET_PLUGIN"]
     with pytest.raises(MusterError, match="can't be loaded"):
-        loader.prove(found.folder, [Path(plugin).name], Image(env))
+        proof.prove(found.folder, [Path(plugin).name], Image(env))
     assert nodes.loaded(log) == []
-    loader.prove(found.folder, [Path(plugin).name], Image({**env, **found.variables}))
+    proof.prove(found.folder, [Path(plugin).name], Image({**env, **found.settings.variables}))
     assert sorted(nodes.loaded(log)) == ["libcxi.so.1.5.0", "libfabric.so.1.25.0", "libnccl-net.so"]
 
 
@@ -48,7 +49,7 @@ def test_the_loaders_own_words_are_shown(tmp_path: Path, temporary: dict[str, st
     found = staged(root, temporary)
     (Path(f"{root}{nodes.FOLDER}/libcxi.so.1.5.0")).unlink()
     with pytest.raises(MusterError) as refused:
-        loader.prove(found.folder, list(found.links), Image({**os.environ, **found.variables}))
+        proof.prove(found.folder, list(found.links), Image({**os.environ, **found.settings.variables}))
     assert "libcxi.so.1: cannot open shared object file" in refused.value.seen
     assert "--fabric tcp" in refused.value.fix
 
@@ -63,7 +64,7 @@ def test_a_library_that_ends_or_holds_its_process(
     standins.compiled(source, tmp_path / "host/lib/libbad.so")
     found = staged(tmp_path / "host", temporary, injected=(Injected("libbad.so", "/lib/libbad.so", "x"),), plugin=None)
     with pytest.raises(MusterError) as refused:
-        loader.prove(found.folder, ["libbad.so"], Image(os.environ), timeout_s=1)
+        proof.prove(found.folder, ["libbad.so"], Image(os.environ), timeout_s=1)
     assert seen in refused.value.seen
 
 
@@ -79,16 +80,16 @@ def test_the_folder_is_private_and_the_next_run_shares_it(tmp_path: Path, tempor
 
 def test_nothing_is_made_before_it_is_asked_for(tmp_path: Path, temporary: dict[str, str]) -> None:
     found = stage.of_host(nodes.planned(tmp_path), temporary, SEVERAL)
-    assert found.variables["NCCL_NET_PLUGIN"] == str(found.folder / "libnccl-net.so")
+    assert found.settings.variables["NCCL_NET_PLUGIN"] == str(found.folder / "libnccl-net.so")
     assert os.listdir(temporary["TMPDIR"]) == []
 
 
 STAGE = """
 import sys
 from pathlib import Path
-from muster.entrypoint.fabric import stage
+from muster.entrypoint.fabric import Need, stage
 from tests.fabric import nodes
-found = stage.of_host(nodes.planned(Path(sys.argv[1])), {"TMPDIR": sys.argv[2]}, stage.Use())
+found = stage.of_host(nodes.planned(Path(sys.argv[1])), {"TMPDIR": sys.argv[2]}, Need(1, True))
 sys.stdin.readline()
 stage.make(found)
 print(found.folder)
@@ -156,10 +157,10 @@ def test_the_library_path_keeps_what_is_before_it_unless_the_hosts_copy_has_to_w
     theirs.mkdir()
     (theirs / "libfabric.so.1").touch()
     path = f"/usr/local/cuda/compat::{theirs}"
-    assert loader.on_path(ours, path, ["libcxi.so.1"]) == f"/usr/local/cuda/compat:{theirs}:/tmp/ours"
-    assert loader.on_path(ours, path, ["libfabric.so.1"]) == f"/tmp/ours:/usr/local/cuda/compat:{theirs}"
-    assert loader.on_path(ours, f"/tmp/ours:{theirs}", []) == f"{theirs}:/tmp/ours"
-    assert loader.on_path(ours, "", ["libfabric.so.1"]) == "/tmp/ours"
+    assert proof.on_path(ours, path, ["libcxi.so.1"]) == f"/usr/local/cuda/compat:{theirs}:/tmp/ours"
+    assert proof.on_path(ours, path, ["libfabric.so.1"]) == f"/tmp/ours:/usr/local/cuda/compat:{theirs}"
+    assert proof.on_path(ours, f"/tmp/ours:{theirs}", []) == f"{theirs}:/tmp/ours"
+    assert proof.on_path(ours, "", ["libfabric.so.1"]) == "/tmp/ours"
 
 
 def test_the_loader_takes_the_copy_that_has_to_win(tmp_path: Path, temporary: dict[str, str]) -> None:
@@ -171,20 +172,23 @@ def test_the_loader_takes_the_copy_that_has_to_win(tmp_path: Path, temporary: di
     for injected, copy in ((plan.injected, "libcxi.so.1"), (winning, "libcxi.so.1.5.0")):
         found = staged(root, env, injected=injected)
         (tmp_path / "loaded").unlink(missing_ok=True)
-        loader.prove(found.folder, ["libnccl-net.so"], Image({**env, **found.variables}))
+        proof.prove(found.folder, ["libnccl-net.so"], Image({**env, **found.settings.variables}))
         assert [name for name in nodes.loaded(tmp_path / "loaded") if "cxi" in name] == [copy]
 
 
 def test_nccl_is_held_to_the_network_only_where_it_has_to_cross_it(tmp_path: Path, temporary: dict[str, str]) -> None:
-    assert staged(tmp_path, temporary).variables["NCCL_NET"] == "Libfabric"
-    assert "NCCL_NET" not in staged(tmp_path, temporary, Use()).variables
+    assert staged(tmp_path, temporary).settings.variables["NCCL_NET"] == "Libfabric"
+    assert "NCCL_NET" not in staged(tmp_path, temporary, ONE).settings.variables
 
 
 def test_what_the_user_set_stays_and_is_told(tmp_path: Path, temporary: dict[str, str]) -> None:
     mine = {**temporary, "NCCL_NET": "Socket", "FI_CXI_RX_MATCH_MODE": "hybrid", "NCCL_NET_PLUGIN": "mine"}
     found = staged(tmp_path, mine)
-    assert not {"NCCL_NET", "FI_CXI_RX_MATCH_MODE", "NCCL_NET_PLUGIN"} & set(found.variables)
-    assert found.notes == ("NCCL_NET=Socket is yours: it was kept", "NCCL_NET_PLUGIN=mine is yours: it was kept")
+    assert not {"NCCL_NET", "FI_CXI_RX_MATCH_MODE", "NCCL_NET_PLUGIN"} & set(found.settings.variables)
+    assert found.settings.notes == (
+        "NCCL_NET=Socket is yours: it was kept",
+        "NCCL_NET_PLUGIN=mine is yours: it was kept",
+    )
 
 
 @pytest.mark.parametrize(
@@ -194,20 +198,9 @@ def test_an_interface_that_is_not_here_is_not_asked_for(
     tmp_path: Path, temporary: dict[str, str], value: str, fits: bool
 ) -> None:
     found = staged(tmp_path, temporary, variables={"NCCL_SOCKET_IFNAME": value})
-    assert ("NCCL_SOCKET_IFNAME" in found.variables) == fits
-    named = staged(tmp_path, temporary, Use(interface="eth0"), variables={"NCCL_SOCKET_IFNAME": value})
-    assert "NCCL_SOCKET_IFNAME" not in named.variables
-
-
-def test_the_hosts_nccl_is_preloaded_before_what_else_is(tmp_path: Path, temporary: dict[str, str]) -> None:
-    library = standins.libnccl(tmp_path / "host/lib/libnccl.so.2", 23101)
-    env = {**temporary, "LD_PRELOAD": "/usr/lib/libjemalloc.so.2 /usr/lib/other.so"}
-    found = staged(tmp_path / "host", env, Use(host_nccl=library), injected=(), plugin=None)
-    preloaded = f"{found.folder}/libnccl.so.2"
-    assert found.variables["LD_PRELOAD"] == f"{preloaded}:/usr/lib/libjemalloc.so.2:/usr/lib/other.so"
-    assert loader.nccl_version(Path(preloaded), os.environ) == (2, 31, 1)
-    with pytest.raises(MusterError, match="does not tell its version"):
-        loader.nccl_version(nodes.library(tmp_path / "libother.so"), os.environ)
+    assert ("NCCL_SOCKET_IFNAME" in found.settings.variables) == fits
+    named = staged(tmp_path, temporary, Need(1, True, interface="eth0"), variables={"NCCL_SOCKET_IFNAME": value})
+    assert "NCCL_SOCKET_IFNAME" not in named.settings.variables
 
 
 def test_providers_of_verbs_are_named_by_their_files(tmp_path: Path, temporary: dict[str, str]) -> None:
@@ -217,18 +210,17 @@ def test_providers_of_verbs_are_named_by_their_files(tmp_path: Path, temporary: 
         Injected("libefa-rdmav34.so", "/usr/lib64/libefa.so.1.3.48.0", "infiniband"),
     )
     found = staged(tmp_path, temporary, injected=injected, plugin=None)
-    assert found.variables["IBV_DRIVERS"] == f"{found.folder}/libmlx5:{found.folder}/libefa"
+    assert found.settings.variables["IBV_DRIVERS"] == f"{found.folder}/libmlx5:{found.folder}/libefa"
     theirs = staged(tmp_path, {**temporary, "RDMAV_DRIVERS": "mlx5"}, injected=injected, plugin=None)
-    assert "IBV_DRIVERS" not in theirs.variables
+    assert "IBV_DRIVERS" not in theirs.settings.variables
 
 
 def test_links_lead_somewhere_though_the_root_is_relative(
     tmp_path: Path, temporary: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes.host(tmp_path / "host")
-    library = standins.libnccl(tmp_path / "host/lib/libnccl.so.2", 23101)
     monkeypatch.chdir(tmp_path)
-    found = staged(Path("host"), temporary, Use(host_nccl=library.relative_to(tmp_path)))
+    found = staged(Path("host"), temporary)
     assert [name for name in found.links if not (found.folder / name).exists()] == []
 
 

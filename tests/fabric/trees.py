@@ -7,10 +7,11 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from muster.entrypoint.fabric import find, stage
-from muster.entrypoint.fabric.loader import Image
+from muster.entrypoint.fabric.proof import Image, Trace
 from muster.entrypoint.fabric.stage import FabricPlan
 from muster.entrypoint.sites.schema import Context, Devices, Fabric, Fact, Libraries, Site
 from tests.clusters.requirements import refuse
@@ -48,6 +49,27 @@ def planned(
     site = Site(title="a site", scheduler="slurm", status="unverified", libraries=libraries) if libraries else None
     finding = find.find(host, "test", site, {"test": profile})
     return stage.make_plan(finding, profile, image, Context(nodes, None, None), site)
+
+
+@dataclass(frozen=True)
+class TreeImage(Image):
+    """An image that is a tree: of what the loader finds on this machine itself, nothing is there."""
+
+    root: Path = Path("/")
+
+    def trace(self, names: Iterable[str], path: str | None = None) -> Trace:
+        words = super().trace(names, path)
+        inside = {name: file for name, file in words.found.items() if self.has(file)}
+        outside = [name for name in words.found if name not in inside]
+        return Trace(inside, (*words.absent, *outside), tuple(each for each in words.lacking if self.has(each.library)))
+
+    def users(self) -> list[Path]:
+        folders = [Path(folder) for folder in self.library_path.split(":")]
+        return [path for folder in folders for path in sorted(folder.glob("*.so*")) if path.is_file()]
+
+    def has(self, file: Path) -> bool:
+        # The links to what comes from the host lie in a temporary folder.
+        return file.is_relative_to(self.root) or file.parent.name.startswith("muster-fabric-")
 
 
 class Tree:
@@ -146,7 +168,7 @@ class Tree:
     def as_image(self) -> Image:
         """The tree as an image, of which the loader finds the libraries in two folders."""
         folders = ":".join(str(self.at(folder)) for folder in ("/usr/lib64", "/usr/lib"))
-        return Image({"LD_LIBRARY_PATH": folders}, root=self.root)
+        return TreeImage({"LD_LIBRARY_PATH": folders}, root=self.root)
 
     def _stub(self, soname: str, versions: Sequence[str]) -> Path:
         """A library to link with: the real one may be anywhere, and have other versions."""

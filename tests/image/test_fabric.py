@@ -30,11 +30,10 @@ def host(tmp_path: Path) -> Path:
     return nodes.host(tmp_path / "host")
 
 
-def test_find_plan_and_check(image_sif: Sif, host: Path, tmp_path: Path) -> None:
+def test_plan_and_check(image_sif: Sif, host: Path, tmp_path: Path) -> None:
     options = ("--bind", f"{host}:/host:ro")
-    found = json.loads(image_sif.run("muster", "fabric", "find", "--json", options=options).stdout)
-    assert (found["fabric"], found["plugin"]["path"]) == ("slingshot", f"{nodes.FOLDER}/libnccl-net.so")
     plan = json.loads(image_sif.run("muster", "fabric", "plan", "--json", options=options).stdout)
+    assert plan["finding"]["fabric"] == "slingshot"
     assert {each["soname"] for each in plan["injected"]} == SONAMES
     done = image_sif.run(
         "muster", "fabric", "check", "--json", options=options, env={"LOADED": str(tmp_path / "loaded")}

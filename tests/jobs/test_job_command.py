@@ -129,33 +129,17 @@ def test_what_can_not_be(words: list[str], about: str) -> None:
     assert about in "".join(refusal(*words))
 
 
-def test_a_file_is_never_written_over(tmp_path: Path) -> None:
-    assert job("slurm", "--output-file", "my job.sh", cwd=tmp_path).returncode == 0
-    text = (tmp_path / "my job.sh").read_text()
-    # It tells how it is submitted by its own name.
-    assert "sbatch 'my job.sh' --epochs 3" in text
-    assert os.access(tmp_path / "my job.sh", os.X_OK)
-    wrong, _, _ = refusal("flux", "--output-file", "my job.sh", cwd=tmp_path)
-    assert "not written over" in wrong
-    assert (tmp_path / "my job.sh").read_text() == text
-    refusal("slurm", "--output-file", "none/x", cwd=tmp_path)
-
-
 NO_TEXT = "a\udcff"
 
 
 @pytest.mark.parametrize(
     "words", [["--image", f"{NO_TEXT}.sif"], ["--", "muster", "run", NO_TEXT]], ids=["image", "word"]
 )
-def test_what_is_no_text_leaves_no_file(tmp_path: Path, words: list[str]) -> None:
-    refusal("slurm", "--output-file=s1", *words, cwd=tmp_path)
-    refusal("slurm", *words, cwd=tmp_path)
-    assert not list(tmp_path.iterdir())
+def test_what_is_no_text_is_refused(words: list[str]) -> None:
+    refusal("slurm", *words)
 
 
-def test_names_of_files_that_are_no_text(tmp_path: Path) -> None:
-    refusal("slurm", f"--output-file={NO_TEXT}", cwd=tmp_path)
-    assert not list(tmp_path.iterdir())
+def test_a_profile_whose_name_is_no_text(tmp_path: Path) -> None:
     path = site(tmp_path, "slurm", f"{NO_TEXT}.toml")
     refusal(path)
 

@@ -46,42 +46,38 @@ def test_where_no_site_is_recognised(command: Run, recording: str) -> None:
     assert command("muster", "site", "--env-file", recording, "--json").stdout == "null\n"
 
 
-def test_a_valid_file_passes(command: Run, tmp_path: Path, recording: str) -> None:
+def test_a_file_tells_whether_this_is_its_site(command: Run, tmp_path: Path, recording: str) -> None:
     path = written(tmp_path, VALID.replace('["testbooster"]', '["fake"]'))
-    answer = command("muster", "site", "check", str(path), "--env-file", recording)
+    answer = command("muster", "site", str(path), "--env-file", recording)
     assert answer.returncode == 0, answer.stderr
-    assert "valid: Testbooster" in answer.stdout
-    assert "recognised here: SLURM_CLUSTER_NAME=fake" in answer.stdout
-    found = json.loads(command("muster", "site", "check", str(path), "--json").stdout)
-    assert found == {"file": str(path), "problems": []}
+    assert "this site: SLURM_CLUSTER_NAME=fake" in answer.stdout
 
 
-def test_a_file_with_faults_is_refused_with_each_of_them(command: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_a_file_with_faults_is_refused_with_each_of_them(command: Run, tmp_path: Path, option: list[str]) -> None:
     path = written(tmp_path, VALID.replace("Testbooster", " ").replace('"infiniband"', '"infinband"'))
-    answer = command("muster", "site", "check", str(path))
-    assert answer.returncode == 2
-    assert answer.stdout == ""
-    *told, wrong, seen, fix = answer.stderr.splitlines()
-    assert [line.removeprefix(f"{path}: ").partition(":")[0] for line in told] == ["extends", "title"]
-    assert three_lines("\n".join([wrong, seen, fix]))[:2] == ("the profile can't be used", str(path))
-    answer = command("muster", "site", "check", str(path), "--json")
-    assert answer.returncode == 2
-    assert len(json.loads(answer.stdout)["problems"]) == 2
+    answer = command("muster", "site", str(path), *option)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    wrong, seen, fix = three_lines(answer.stderr)
+    assert wrong == "the profile can't be used"
+    assert seen.startswith(f'{path}: extends: there is no fabric "infinband"')
+    assert seen.endswith("title: is empty")
+    assert f"mend {path.name}" in fix
 
 
 def test_what_a_file_says_does_not_reach_the_terminal(command: Run, tmp_path: Path) -> None:
     path = written(tmp_path, VALID.replace("Testbooster", r"\u001b[31mred\u0007") + '"\\u001b[2J" = 1\n')
-    answer = command("muster", "site", "check", str(path))
+    answer = command("muster", "site", str(path))
     assert answer.returncode == 2
     assert "\x1b" not in answer.stderr
     assert "\x07" not in answer.stderr
 
 
-@pytest.mark.parametrize("arguments", [["check"], ["list", "more"], ["capella", "more"]])
+@pytest.mark.parametrize("arguments", [["list", "more"], ["capella", "more"]])
 def test_words_that_belong_elsewhere_are_refused(command: Run, arguments: list[str]) -> None:
     answer = command("muster", "site", *arguments)
     assert answer.returncode == 2
-    assert "muster site check FILE" in three_lines(answer.stderr)[2]
+    assert "more" in "".join(three_lines(answer.stderr))
 
 
 def test_the_list_is_for_people_and_programs(command: Run) -> None:
@@ -89,8 +85,9 @@ def test_the_list_is_for_people_and_programs(command: Run) -> None:
     assert answer.returncode == 0, answer.stderr
     found = json.loads(command("muster", "site", "list", "--json").stdout)
     assert found
-    for each in found:
-        assert each["name"] in answer.stdout
+    for name, site in found.items():
+        assert name in answer.stdout
+        assert site["title"].split()[0] in answer.stdout
 
 
 def test_detect_tells_the_site(command: Run, tmp_path: Path, recording: str) -> None:

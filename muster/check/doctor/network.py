@@ -145,7 +145,7 @@ def findings(facts: Facts) -> Part:
             wrong, seen = "its way to rank 0 is the loopback: it would meet itself", f"own address there: {address}"
             fix = "--master-addr with an address that others reach"
             found.append(Finding("fault", "address", host, wrong, seen, fix))
-    fix = "look at what `muster fabric find` says on that node, and whether the host's libraries are bound there too"
+    fix = "look at what `muster fabric plan` says on that node, and whether the host's libraries are bound there too"
     found += differences(facts.by_host(lambda node: node.fabric), "fault", "fabric", "fabric", fix)
     up = facts.by_host(lambda node: node.active_ports)
     fix = "tell the site: a link of that node is down (ibstat)"
