@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from muster.entrypoint import additions
 from muster.entrypoint.additions import Additions
 from muster.entrypoint.fabric import FABRIC_ROOT, TCP, Need, libraries
 from muster.entrypoint.fabric.find import Finding, values
@@ -291,12 +292,8 @@ def settings(
             wanted["NCCL_NET_PLUGIN"] = str(folder / plan.plugin)
     if plan.net and need.is_several:
         wanted["NCCL_NET"] = plan.net
-    notes = [
-        f"{name}={env[name]} is yours: it was kept"
-        for name in sorted(wanted)
-        if env.get(name, wanted[name]) != wanted[name]
-    ]
-    return Additions(forced | {name: value for name, value in wanted.items() if name not in env}, tuple(notes))
+    added = additions.defaults(wanted, env)
+    return Additions({**forced, **added.variables}, added.notes)
 
 
 def _fits(name: str, value: str, plan: FabricPlan, need: Need) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from muster.entrypoint.jobs import quoting
-from muster.entrypoint.jobs.script import IMAGE, TEMPLATES, Wanted, made_by
+from muster.entrypoint.jobs.script import IMAGE, Wanted, made_by, new_templates
 from muster.entrypoint.sites.schema import Context, Site, resolve, value_of
 from muster.errors import MusterError
 
@@ -44,9 +44,6 @@ def make(name: str, site: Site, wanted: Wanted) -> str:
     Raises:
         MusterError: there is no such kind, or Kubernetes would not take it.
     """
-    # Here and not above: no command but this one needs it.
-    import jinja2
-
     kind = wanted.kind or DEFAULT_KIND
     image = NO_IMAGE if wanted.image == IMAGE else wanted.image
     claim = CLAIM if wanted.claim is None else wanted.claim
@@ -58,17 +55,7 @@ def make(name: str, site: Site, wanted: Wanted) -> str:
     devices = dict(device(text) for text in wanted.devices)
     # Pods have no shell that would expand variables in a folder.
     caches = {name: value for name, value in resolve(site.caches, here).items() if not quoting.needs(value)}
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        finalize=_yaml,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    templates.filters.update(  # pyright: ignore[reportUnknownMemberType]
-        bare=_Bare, literal=literal, comment=quoting.comment
-    )
+    templates = new_templates(finalize=_yaml, bare=_Bare, literal=literal, comment=quoting.comment)
     return templates.get_template(f"kubernetes-{kind}.j2").render(
         kind=kind,
         name=wanted.name,

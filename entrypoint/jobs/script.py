@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster import JOBS
 from muster.config import STRATEGIES
@@ -11,14 +11,15 @@ from muster.entrypoint.jobs import quoting
 from muster.entrypoint.sites.schema import Context, Site, holds, value_of
 from muster.errors import MusterError
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 IMAGE = "muster.sif"
 NAME = "muster"
 COMMAND = ("train", "ddp")
 _CLOCK = re.compile(r"(?:([0-9]{1,3})-)?([0-9]{1,4}):([0-5][0-9]):([0-5][0-9])")
 _UNITS = re.compile(r"(?:([0-9]{1,3})d)?(?:([0-9]{1,4})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,6})s)?")
 _MOST_S = 366 * 24 * 3600
-
-TEMPLATES = JOBS / "templates"
 
 MAX_REQUEUES = 10
 EXTENSIONS: Mapping[str, str] = {"slurm": "sbatch", "pbs": "pbs", "lsf": "lsf", "grid_engine": "sge", "flux": "flux"}
@@ -146,19 +147,15 @@ def warning_s(seconds: int) -> int:
     return min(300, seconds // 10)
 
 
-def script(name: str, site: Site, wanted: Wanted, file: str) -> str:
-    """The job script for `site`, whose profile is called `name`; its own file is called `file`.
-
-    Raises:
-        MusterError: this site does not run such jobs, or a value can't be written where it belongs.
-    """
+def new_templates(finalize: Callable[[Any], Any] | None = None, **filters: Callable[..., Any]) -> "Environment":
+    """The templates, with these filters; `finalize` makes text of each value."""
     # Here and not above: no other command needs it.
     import jinja2
 
-    engine = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(JOBS / "templates"),
         undefined=jinja2.StrictUndefined,
-        autoescape=False,
+        finalize=finalize,
         # A shell's ${#list[@]} would begin a comment.
         comment_start_string="<#",
         comment_end_string="#>",
@@ -166,7 +163,17 @@ def script(name: str, site: Site, wanted: Wanted, file: str) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    engine.filters.update(  # pyright: ignore[reportUnknownMemberType]
+    templates.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
+    return templates
+
+
+def script(name: str, site: Site, wanted: Wanted, file: str) -> str:
+    """The job script for `site`, whose profile is called `name`; its own file is called `file`.
+
+    Raises:
+        MusterError: this site does not run such jobs, or a value can't be written where it belongs.
+    """
+    engine = new_templates(
         word=quoting.word,
         words=quoting.words,
         expanded=quoting.expanded,

@@ -1,7 +1,6 @@
-"""`muster site`: a profile as text, with where each value was read and what nobody could find out."""
+"""`muster site`: a profile as text, with where each value was read."""
 
 import json
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,14 +18,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from muster.entrypoint.sites.schema import Site
-
-# None there means that nothing more is needed, or that it is the fabric's to say.
-_OPTIONAL = {
-    "refused", "modules", "launch.directives", "launch.flags", "launch.launcher", "container.modules",
-    "container.options", "container.binds", "storage.hints", "launch.account",
-}  # fmt: skip
-# What a launch finds out by itself.
-_FOUND = {"nodes.gpus", "nodes.gpu", "nodes.cores", "network.interface", "extends"}
 
 STATUS = {
     "verified": "seen to work there",
@@ -114,7 +105,7 @@ def _show(name: str, site: "Site", why: str | None, as_json: bool) -> None:
     if as_json:
         from msgspec import to_builtins
 
-        print(json.dumps({"name": name, "why": why, **to_builtins(site), "unknown": unknown(site)}, indent=2))
+        print(json.dumps({"name": name, "why": why, **to_builtins(site)}, indent=2))
         return
     from rich.console import Console
     from rich.text import Text
@@ -127,25 +118,6 @@ def _show(name: str, site: "Site", why: str | None, as_json: bool) -> None:
         for key, source in site.sources.items():
             # Not wrapped: an address is to be copied.
             console.print(Text.assemble((key, "bold"), f" {source.read} {source.url}"), soft_wrap=True)
-    missing = unknown(site)
-    for told, names in (
-        ("not known, found at the start", [name for name in missing if name in _FOUND]),
-        ("not known", [name for name in missing if name not in _FOUND]),
-    ):
-        if names:
-            console.print(Text(textwrap.fill(f"{told}: {', '.join(names)}", 80, subsequent_indent="    ")))
-
-
-def unknown(site: "Site") -> list[str]:
-    """The keys of what the profile does not say, though there is something to say."""
-    missing = [name for name in ("extends", "documentation", "contact") if getattr(site, name) is None]
-    # One of its three is enough.
-    if not any((site.recognise.cluster, site.recognise.hosts, site.recognise.variables)):
-        missing.append("recognise")
-    for table in ("nodes", "launch", "network", "container", "storage"):
-        inner = getattr(site, table)
-        missing += [f"{table}.{name}" for name in inner.__struct_fields__ if getattr(inner, name) is None]
-    return [name for name in [*missing, *([] if site.caches else ["caches"])] if name not in _OPTIONAL]
 
 
 def _heading(name: str, site: "Site", why: str | None) -> "Iterator[Text]":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from muster.entrypoint import network
+from muster.entrypoint import additions, network
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.sites.recognise import VARIABLE, Recognised
@@ -50,12 +50,10 @@ def of(found: Recognised | None, num_nodes: int, env: Environment, options: Laun
     net = _network(found, context, env, options) if num_nodes > 1 else Defaults(options)
     caches, notes = _caches(found.site, context, env)
     wanted = {**net.variables, **caches, **resolve(found.site.variables, context)}
-    variables = {name: value for name, value in wanted.items() if name not in env}
-    for name in sorted(set(wanted) - set(variables)):
-        notes += _kept(name, env[name], wanted[name])
-    given = [*net.given, *sorted(set(variables) - set(net.variables))]
+    added = additions.defaults(wanted, env)
+    given = [*net.given, *sorted(set(added.variables) - set(net.variables))]
     line = f"site: {found.site.title} ({found.why})" + (f": {', '.join(given)}" if given else "")
-    return replace(net, variables=variables, notes=(line, *net.notes, *notes))
+    return replace(net, variables=added.variables, notes=(line, *net.notes, *notes, *added.notes))
 
 
 def _network(found: Recognised, context: "Context", env: Environment, options: LaunchOptions) -> Defaults:

@@ -96,12 +96,8 @@ def matches(env: Environment, folder: Path = SITES) -> dict[str, tuple[str, ...]
     Raises:
         MusterError: a profile can't be read.
     """
-    found: dict[str, tuple[str, ...]] = {}
-    for path in sorted(folder.glob("*.toml")):
-        whys = told_by(path, env)
-        if whys:
-            found[path.stem] = whys
-    return found
+    found = {path.stem: told_by(path, env) for path in sorted(folder.glob("*.toml"))}
+    return {name: whys for name, whys in found.items() if whys}
 
 
 def told_by(path: Path, env: Environment) -> tuple[str, ...]:
@@ -110,22 +106,19 @@ def told_by(path: Path, env: Environment) -> tuple[str, ...]:
     Raises:
         MusterError: it can't be read.
     """
-    return tuple(_whys(_recognise(path), env))
+    try:
+        recognise = _table(tomllib.loads(head(path.read_text(encoding="utf-8"))), "recognise")
+    except UNREADABLE as reason:
+        raise MusterError(
+            "a site's profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path.name}, or --site off"
+        ) from None
+    return tuple(_whys(recognise, env))
 
 
 def head(text: str) -> str:
     """A profile's lines before its first table."""
     end = 0 if text.startswith("[") else text.find("\n[") + 1
     return text[:end] if end or text.startswith("[") else text
-
-
-def _recognise(path: Path) -> dict[str, Any]:
-    try:
-        return _table(tomllib.loads(head(path.read_text(encoding="utf-8"))), "recognise")
-    except UNREADABLE as reason:
-        raise MusterError(
-            "a site's profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path.name}, or --site off"
-        ) from None
 
 
 def _whys(recognise: dict[str, Any], env: Environment) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """The shape of a profile: what may stand in jobs/sites/SITE.toml and jobs/fabrics/FABRIC.toml, and when it holds.
 
-Each value tells where it was read. What nobody could find out is left out: it is found on the spot, and listed as
-unknown.
+Each value tells where it was read. What nobody could find out is left out: it is found on the spot.
 """
 
 import re
