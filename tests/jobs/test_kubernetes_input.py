@@ -74,7 +74,7 @@ def test_any_text_is_an_argument(words: list[str]) -> None:
         ),
         *({"claim": claim} for claim in ("", "A", "a_b", "../a", "a..b", "a\n", 254 * "a")),
         *({"partition": queue} for queue in ("", "A b", 64 * "a")),
-        *({"image": image} for image in ("", "muster.sif", "./a", "docker://a", "a b", "a\nb", "$(id)", "a;b")),
+        *({"image": image} for image in ("", "other.sif", "./a", "docker://a", "a b", "a\nb", "$(id)", "a;b")),
     ],
     ids=str,
 )
