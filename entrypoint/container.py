@@ -7,6 +7,7 @@ scheduler leaves beside them are looked for.
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -138,10 +139,12 @@ def read() -> tuple[Trace | None, bool]:
 
 def ancestors() -> list[str]:
     """The names of the processes above this one, the nearest first; a PID namespace ends the list."""
-    try:
-        return [process.name() for process in psutil.Process().parents()]
-    except psutil.Error:
-        return []
+    names: list[str] = []
+    # One that has ended meanwhile, or is another user's secret, ends the list too.
+    with suppress(psutil.Error):
+        for process in psutil.Process().parents():
+            names.append(process.name())
+    return names
 
 
 def _text(path: Path) -> str:
