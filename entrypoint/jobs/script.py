@@ -46,6 +46,8 @@ _ASKS: Mapping[str, re.Pattern[str]] = {
     "lsf": re.compile(r"(?<!\S)-gpu(?![\w-])|\bngpus"),
     "flux": re.compile(r"(?<!\S)(?:--gpus-per-\w+|-g)(?![A-Za-z-])"),
 }
+# Slurm's: --gres=gpu:4, --gres=gpu:a100:4, --gpus-per-node=4
+_NUMBER_OF_GPUS = re.compile(r"((?:--gres[= ]gpu:|--gpus-per-node[= ])(?:[A-Za-z][\w.-]*:)?)[0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,14 +214,8 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
             seen=f"container.command in the profile {name}",
             fix=f"read {site.documentation}" if site.documentation else "muster job list",
         )
-    directives = value_of(site.launch.directives, here) or ()
+    directives = [with_gpus(site.scheduler, line, wanted.gpus) for line in value_of(site.launch.directives, here) or ()]
     asking = [line for line in directives if asks_for_gpus(site.scheduler, line)]
-    if wanted.gpus is not None and asking:
-        raise MusterError(
-            "the profile's own lines ask for GPUs",
-            seen=f"--gpus={wanted.gpus}; launch.directives: {asking[0]}",
-            fix="leave --gpus out, and change that line in the script; or in a profile of your own",
-        )
     if wanted.gpus is not None and site.scheduler == "grid_engine":
         raise MusterError(
             "what Grid Engine calls a GPU is each site's own",
@@ -350,6 +346,24 @@ def _own(path: str) -> dict[str, Any]:
 def mentions(directives: Iterable[str], *options: str) -> bool:
     """Whether one of `directives` has one of `options`, with a value or without."""
     return any(re.match(rf"{re.escape(option)}(?![\w-])", line) for line in directives for option in options)
+
+
+def with_gpus(scheduler: str, directive: str, gpus: int | None) -> str:
+    """A directive of the profile, with the user's number of GPUs a node where it asks for them and nothing else.
+
+    Raises:
+        MusterError: it asks for them in another form.
+    """
+    if gpus is None or not asks_for_gpus(scheduler, directive):
+        return directive
+    number = _NUMBER_OF_GPUS.fullmatch(directive)
+    if scheduler != "slurm" or number is None:
+        raise MusterError(
+            "the profile's own lines ask for GPUs",
+            seen=f"--gpus={gpus}; launch.directives: {directive}",
+            fix="leave --gpus out, and change that line in the script; or in a profile of your own",
+        )
+    return f"{number[1]}{gpus}"
 
 
 def asks_for_gpus(scheduler: str, directive: str) -> bool:

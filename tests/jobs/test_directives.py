@@ -40,18 +40,24 @@ def test_what_asks_for_other_things_leaves_the_gpus(tmp_path: Path, scheduler: s
 
 
 @pytest.mark.parametrize(
+    "directive",
+    ["--gres=gpu:4", "--gres gpu:4", "--gres=gpu:a100-80:4", "--gpus-per-node=4", "--gpus-per-node a100:4"],
+)
+def test_the_users_number_takes_the_place_of_slurms(tmp_path: Path, directive: str) -> None:
+    for gpus, expected in ((None, directive), (2, f"{directive[:-1]}2")):
+        lines = script(tmp_path, "slurm", directive, gpus)
+        asking = [line for line in lines if line.startswith(("#SBATCH --gpus-per-node", "#SBATCH --gres"))]
+        assert asking == [f"#SBATCH {expected}"]
+
+
+@pytest.mark.parametrize(
     ("scheduler", "directive"),
     [
-        ("slurm", "--gres=gpu:4"),
-        ("slurm", "--gres gpu:4"),
         ("slurm", "--gres=gpu"),
-        ("slurm", "--gres=gpu:a100-80:4"),
         ("slurm", "--gres=gpu:1g.10gb:4"),
         ("slurm", "--gres=nvme:1,gpu:4,lustre:1"),
         ("slurm", "--gres=gres/gpu:4"),
         ("slurm", '--gres="gpu:4"'),
-        ("slurm", "--gpus-per-node=4"),
-        ("slurm", "--gpus-per-node a100:4"),
         ("slurm", "--exclusive --gres=gpu:4 --hint=x"),
         ("slurm", "--gpus=8"),
         ("slurm", "-G 8"),
@@ -67,7 +73,7 @@ def test_what_asks_for_other_things_leaves_the_gpus(tmp_path: Path, scheduler: s
         ("flux", "-g 4"),
     ],
 )
-def test_what_asks_for_gpus_is_theirs_alone(tmp_path: Path, scheduler: str, directive: str) -> None:
+def test_what_asks_for_gpus_in_another_form_stays_as_it_is(tmp_path: Path, scheduler: str, directive: str) -> None:
     with pytest.raises(MusterError, match="the profile's own lines ask for GPUs") as refusal:
         script(tmp_path, scheduler, directive, gpus=2)
     assert (refusal.value.code, refusal.value.seen) == (2, f"--gpus=2; launch.directives: {directive}")
