@@ -12,6 +12,9 @@ from muster.errors import MusterError
 
 T = TypeVar("T")
 
+MAX_FILE_BYTES = 64 << 20
+"""A list of hosts is smaller; a variable may name any file."""
+
 
 def number(env: Mapping[str, str], name: str, fix: str) -> int:
     """The value of the variable `name`, a whole number of 0 or more.
@@ -82,6 +85,8 @@ def _file(env: Environment, name: str, fix: str, of_live: Callable[[bytes], T], 
         path = Path(env[name])
         if not path.is_file():
             raise OSError("no such file")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise OSError(f"larger than {MAX_FILE_BYTES} bytes")
         return of_live(path.read_bytes())
     except (OSError, ValueError) as reason:
         raise MusterError(

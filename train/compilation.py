@@ -11,7 +11,10 @@ Source: https://docs.pytorch.org/docs/stable/torch.compiler_faq.html (Distribute
 
 import logging
 import os
+import shutil
+import sysconfig
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,15 +23,37 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import FSDPModule
 
 from muster.config import Options
+from muster.errors import MusterError
 from muster.train.gradients import Gradients
 from muster.train.models import units_of
 from muster.train.models.gpt import GPT
+
+COMPILERS = {"cpu": ("CXX", ("g++", "clang++")), "cuda": ("CC", ("gcc", "clang"))}
+"""By device: the variable that names the compiler which torch's own one needs, and where it looks else."""
 
 NUM_SHAPES = 64
 """How many times one forward method may be compiled, for blocks of as many sizes; torch stops at 8."""
 
 SOURCES_OF_NOISE = ("torch.utils.cpp_extension", "torch._higher_order_ops.wrap")
 """Loggers that say what no user can change: there is no GPU on a machine without, a layer is computed again."""
+
+
+def check(options: Options, device: torch.device) -> None:
+    """Raises MusterError where there is no compiler for C (for GPUs) or C++ (for CPUs), or no headers of Python."""
+    if options.compile == "off":
+        return
+    variable, names = COMPILERS[device.type]
+    chosen = os.environ.get(variable)
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    missing = [] if header.is_file() else [f"no {header}"]
+    if not any(shutil.which(name) for name in ([chosen] if chosen else names)):
+        missing.append(f"{variable}={chosen}" if chosen else f"no {', '.join(names)} on PATH")
+    if missing:
+        raise MusterError(
+            "torch compiles with a compiler of the system and the headers of Python",
+            seen=f"--compile={options.compile}, {', '.join(missing)}",
+            fix="apt-get install g++ python3-dev, or 'module load gcc'; or leave out --compile",
+        )
 
 
 def compile_model(model: nn.Module, options: Options) -> None:

@@ -200,13 +200,16 @@ class Energy:
         return self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000
 
     def count(self, counts: bool) -> None:
-        """Begins to count, or ends it."""
+        """Begins to count, or ends it; a card that tells no more ends no training."""
         if self.joules is None:
             return
-        if counts:
-            self.before = self.read()
-        elif self.before is not None:
-            self.joules, self.before = self.joules + self.read() - self.before, None
+        try:
+            if counts:
+                self.before = self.read()
+            elif self.before is not None:
+                self.joules, self.before = self.joules + self.read() - self.before, None
+        except Exception:
+            self.joules = None
 
 
 class Sums:

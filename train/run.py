@@ -37,6 +37,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     strategy = strategies.load(strategy_name, world)
     agree(world, lambda: config.check(strategy_name, options))
     agree(world, lambda: strategy.check(world, options))
+    agree(world, lambda: compilation.check(options, world.device))
     limit = agree(world, lambda: preemption.find(options.save_before, os.environ if world.main else {}))
     grace = agree(world, lambda: preemption.grace(os.environ, limit.deadline))
     world = strategy.share(world, options)

@@ -239,6 +239,15 @@ def test_a_file_that_is_hidden_names_the_option_of_this_container() -> None:
         assert refusal.value.fix == option
 
 
+def test_a_file_that_is_no_list_of_hosts_is_not_read(tmp_path: Path) -> None:
+    enormous = tmp_path / "file"
+    with enormous.open("wb") as file:
+        file.truncate(1 << 40)  # it takes no room
+    for path in (enormous, Path("/dev/zero")):
+        with pytest.raises(MusterError, match="PBS_NODEFILE"):
+            variables.text_file(Environment({"PBS_NODEFILE": str(path)}, is_live=True), "PBS_NODEFILE", "x")
+
+
 @pytest.mark.parametrize(("engine", "way"), [("docker", "--docker-args"), ("apptainer", "--apptainer-args")])
 def test_some_of_the_variables_name_the_option_as_well(engine: str, way: str) -> None:
     task = environment.load(recorded.FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")

@@ -103,3 +103,29 @@ def test_what_cannot_be_compiled_is_refused(strategy, options, fix):
     with pytest.raises(MusterError, match="can't be") as raised:
         check(strategy, Options(compile="default", **options))
     assert fix in raised.value.fix
+
+
+@pytest.mark.parametrize(("device", "variable"), [("cpu", "CXX"), ("cuda", "CC")])
+def test_a_missing_compiler_is_told(monkeypatch, tmp_path, device, variable):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(MusterError, match="torch compiles with a compiler") as raised:
+        compilation.check(Options(compile="default"), torch.device(device))
+    assert "on PATH" in raised.value.seen
+    compilation.check(Options(), torch.device(device))
+    own = tmp_path / "mine"
+    own.write_text("")
+    own.chmod(0o755)
+    monkeypatch.setenv(variable, "mine")
+    compilation.check(Options(compile="default"), torch.device(device))
+    monkeypatch.setenv(variable, "other")
+    with pytest.raises(MusterError) as raised:
+        compilation.check(Options(compile="default"), torch.device(device))
+    assert f"{variable}=other" in raised.value.seen
+
+
+def test_missing_headers_of_python_are_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(MusterError, match="headers of Python") as raised:
+        compilation.check(Options(compile="default"), torch.device("cpu"))
+    assert str(tmp_path / "Python.h") in raised.value.seen

@@ -157,3 +157,11 @@ def test_energy_of_a_run_is_known_where_every_rank_knows_its_own():
     assert joules([10.0, 20.0], 60, "images") == {"energy_j": 30.0, "energy_j_per_image": 0.5}
     assert joules([10.0, None], 60, "tokens") == {"energy_j": None, "energy_j_per_token": None}
     assert joules([None], 60, "images") == {"energy_j": None, "energy_j_per_image": None}
+
+
+def test_a_card_that_tells_no_more_ends_no_training(monkeypatch):
+    energy = Energy(torch.device("cpu"))
+    energy.joules = 3.0
+    energy.count(counts=True)  # there is no NVML to ask
+    assert energy.joules is None
+    energy.count(counts=False)
