@@ -26,7 +26,14 @@ def steps_in(names):
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("strategy", "world_size"), [("single", 1), ("ddp", 2), ("fsdp", 2), ("tp", 2), ("pipeline", 2)]
+    ("strategy", "world_size"),
+    [
+        ("ddp", 2),
+        *(
+            pytest.param(name, size, marks=pytest.mark.full)
+            for name, size in [("single", 1), ("fsdp", 2), ("tp", 2), ("pipeline", 2)]
+        ),
+    ],
 )
 def test_a_trace_has_the_steps_the_layers_and_the_messages(train, tmp_path, strategy, world_size):
     argv = [strategy, *GPT, "--max-steps=6", f"--runs-dir={tmp_path}"]

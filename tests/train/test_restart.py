@@ -53,6 +53,7 @@ def dying(tmp_path, steps, max_restarts, argv):
     return subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.full
 @pytest.mark.smoke
 @pytest.mark.process
 @pytest.mark.timeout(400)

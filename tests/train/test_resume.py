@@ -81,11 +81,11 @@ def test_stopped_in_the_middle_of_an_epoch(train, common, straight, tmp_path):
 @pytest.mark.parametrize(
     ("strategy", "world_size", "options"),
     [
-        ("single", 1, ["--accumulate=2"]),
+        pytest.param("single", 1, ["--accumulate=2"], marks=pytest.mark.full),
         ("ddp", 2, ["--accumulate=2"]),
-        ("fsdp", 2, ["--clip-norm=0.05"]),
+        pytest.param("fsdp", 2, ["--clip-norm=0.05"], marks=pytest.mark.full),
         ("fsdp", 4, ["--replicate=2", "--cpu-offload"]),
-        ("tp", 2, ["--accumulate=2"]),
+        pytest.param("tp", 2, ["--accumulate=2"], marks=pytest.mark.full),
         ("tp", 4, ["--tensor-parallel=2", "--clip-norm=0.05"]),
         ("pipeline", 2, ["--microbatches=4", "--schedule=interleaved"]),
         ("pipeline", 4, ["--pipeline-parallel=2", "--microbatches=2", "--schedule=zero-bubble"]),
@@ -110,10 +110,14 @@ MOVES = [
 ]
 
 
-@pytest.mark.parametrize("recipe", [["--optimizer=sgd", "--lr=0.1"], ["--optimizer=adamw", "--deterministic"]], ids=str)
+RECIPES = [["--optimizer=sgd", "--lr=0.1"], pytest.param(["--optimizer=adamw"], marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_a_run_moves_from_world_to_world_and_from_strategy_to_strategy(train, tmp_path, recipe):
     """4 ranks, 2, 3, 4, 2 and 1, a step under each strategy: the run of a single process that never stopped."""
-    common = [*TEXT, *STEPS, *recipe, "--batch-size=1", "--keep-checkpoints=1"]
+    # Without exact sums the moments differ by up to 4e-6 after these steps, on some processors.
+    common = [*TEXT, *STEPS, *recipe, "--deterministic", "--batch-size=1", "--keep-checkpoints=1"]
     whole = trained(train, tmp_path, "single", 1, [*common, *MOVES[-1][2], f"--max-steps={len(MOVES)}"], "whole")
     for step, (strategy, world_size, options) in enumerate(MOVES, start=1):
         argv = [*common, *options, f"--max-steps={step}", *(["--resume"] if step > 1 else [])]

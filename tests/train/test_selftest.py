@@ -19,6 +19,7 @@ def state(value, loss=2.0):
     }
 
 
+@pytest.mark.full
 @pytest.mark.process
 def test_real_launches_agree(tmp_path):
     for steps, limit in (("sgd", LIMIT), ("adamw", 1e-15)):
