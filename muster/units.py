@@ -21,7 +21,7 @@ def count(value: float | None) -> str:
 
 def percent(value: float | None, digits: int = 1) -> str:
     """A part of 1, in percent."""
-    return NONE if value is None else f"{value * 100:.{digits}f} %"
+    return NONE if value is None else f"{value:.{digits}%}"
 
 
 def duration(value: float | None) -> str:

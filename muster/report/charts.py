@@ -265,7 +265,7 @@ def _tick(value: float, _: int | None = None) -> str:
 
 
 def _percent_tick(value: float, _: int | None = None) -> str:
-    return f"{value * 100:.4g} %"
+    return f"{value * 100:.4g}%"
 
 
 def _label(text: str) -> str:

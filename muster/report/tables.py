@@ -112,7 +112,7 @@ def slowest(run: Run) -> str:
     if rank is None:
         return NONE
     host = run.text("slowest_rank", "host")
-    more = f", {ratio - 1:+.0%}".replace("%", " %") if ratio is not None else ""
+    more = f", {ratio - 1:+.0%}" if ratio is not None else ""
     return f"{rank:.0f}" + (f" on {host}" if host else "") + more
 
 

@@ -91,7 +91,7 @@ def test_a_run_that_measured_all_has_all_charts_and_facts(measured: Path, tmp_pa
         "Loss", "Accuracy", "Throughput over steps", "Memory over steps"
     ]  # fmt: skip
     words = " ".join(read(page).words)
-    for said in ("41.5 %", "410 T", "node02", "trace.json.gz", "p95"):
+    for said in ("41.5%", "410 T", "node02", "trace.json.gz", "p95"):
         assert said in words
 
 
@@ -105,7 +105,7 @@ def test_each_group_of_runs_is_a_line_of_the_scaling(make: Make, tmp_path: Path)
         words = texts(found[f"Weak scaling: {name}"])
         assert {f"{model} on digits, ddp, CPU, batch of 32 a rank" for model in ("resnet18", "resnet50")} < {*words}
         assert {"1", "2", "4", "ideal"} < {*words}
-    assert "100 %" in texts(found["Weak scaling: efficiency"])
+    assert "100%" in texts(found["Weak scaling: efficiency"])
 
 
 def test_steps_are_whole_numbers_and_a_single_point_is_no_chart(make: Make, tmp_path: Path) -> None:

@@ -41,12 +41,12 @@ def test_a_run_on_tokens_is_counted_in_tokens(recordings: Path) -> None:
 def test_all_that_a_run_measures_is_in_the_table(measured: Path) -> None:
     found, _ = runs.read_all([str(measured)])
     shown = cells(found)
-    assert shown["MFU"] == ("41.5 %",)
+    assert shown["MFU"] == ("41.5%",)
     assert shown["FLOP/s a rank"] == ("410 T",)
-    assert shown["slowest rank, to median"] == ("1 on node02, +12 %",)
+    assert shown["slowest rank, to median"] == ("1 on node02, +12%",)
     assert shown["energy, an image"] == ("0.257 J",)
-    assert shown["time for communication"] == ("8.0 %",)
-    assert shown["time for data"] == ("2.0 %",)
+    assert shown["time for communication"] == ("8.0%",)
+    assert shown["time for data"] == ("2.0%",)
     assert shown["parameters"] == ("11.18 M",)
 
 
@@ -85,7 +85,7 @@ def test_a_run_that_goes_on_after_its_summary_says_what_its_speed_is_of(make: Ma
     shown = cells([run])
     assert shown["state"] == ("goes on: speeds are of the part up to step 120",)
     # What is learnt is that of the last line, not of the old end.
-    assert shown["valid. accuracy"] == ("99.90 %",)
+    assert shown["valid. accuracy"] == ("99.90%",)
     assert shown["steps in all"] == ("400",)
 
 

@@ -30,7 +30,7 @@ def test_weak_scaling_by_hand(make: Make) -> None:
     ]
     heads, rows = tables.of_scaling(found)
     assert heads[2] == "efficiency"
-    assert rows[1] == ["4", "1,200", "75.0 %", "1.50", "300", "128"]
+    assert rows[1] == ["4", "1,200", "75.0%", "1.50", "300", "128"]
 
 
 def test_strong_scaling_by_hand(make: Make) -> None:

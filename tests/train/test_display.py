@@ -61,7 +61,7 @@ def test_a_log_file_gets_plain_text_of_80_columns(monkeypatch):
     assert max(map(len, text.splitlines())) <= 80
     for words in ("[odd]", "[red]careful[/red]", "100.00%", "76.13%", "2,345,678.9", "112 ms", "1.20 s", "112,590"):
         assert words in text
-    for words in ("89 % computing, 10 % for other ranks, 1.2 % for data", "17 on node03", "410 TFLOP/s", "41.5%"):
+    for words in ("89% computing, 10% for other ranks, 1.2% for data", "17 on node03", "410 TFLOP/s", "41.5%"):
         assert words in text
     for words in ("989 TFLOP/s (MFU)", "7,654.3 kJ, 0.31 J an image", "20 min 34 s"):
         assert words in text
@@ -80,7 +80,7 @@ def test_what_is_not_known_is_not_shown(monkeypatch):
     older = shown(monkeypatch, **unknown, flops_per_second_per_rank=None)
     assert "operations" not in older
     parts = {"data": 0.003, "compute": 0.997, "communication": None}
-    assert "99.7 % computing and communicating, 0.3 % for data" in shown(monkeypatch, shares=parts)
+    assert "99.7% computing and communicating, 0.3% for data" in shown(monkeypatch, shares=parts)
 
 
 def test_a_rank_that_is_hardly_slower_is_not_named(monkeypatch):
