@@ -1,10 +1,10 @@
-"""`muster fabric plan, binds, check`: parse, call, print tables or JSON."""
+"""`muster fabric find, plan, binds, check`: parse, call, print tables or JSON."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,10 +18,14 @@ from muster.entrypoint.options import LaunchOptions
 from muster.errors import ExitCode, MusterError, one_line
 
 if TYPE_CHECKING:
+    from muster.entrypoint.fabric.find import Finding
     from muster.entrypoint.fabric.stage import FabricPlan
     from muster.entrypoint.sites.schema import Site
 
 CHECK_TIMEOUT_S = 180.0
+
+Tables = dict[tuple[str, ...], list[tuple[str, ...]]]
+"""Rows by headings."""
 
 Root = Annotated[Path, typer.Option("--root", metavar="FOLDER", help="Where the host's root is mounted.")]
 FabricName = Annotated[
@@ -41,14 +45,23 @@ def add_to(app: typer.Typer) -> None:
         help="The host's network in the container: what there is, what fits.",
         no_args_is_help=True,
     )
-    fabric.command("plan", help="Show the host's devices, and which of its libraries go in here, or why they can't.")(
-        _plan
-    )
+    fabric.command("find", help="Show the host's devices and interfaces; its root is mounted at /host.")(_find)
+    fabric.command("plan", help="Show which of the host's libraries go into this image, or why they can't.")(_plan)
     fabric.command("binds", help="Print a container engine's options that bring them in one by one, without /host.")(
         _binds
     )
     fabric.command("check", help="Open NCCL's plugin here and now, and show what it can send by.")(_check)
     app.add_typer(fabric, name="fabric")
+
+
+def _find(root: Root = HOST_ROOT, fabric: FabricName = AUTO, site: SiteName = AUTO, as_json: AsJson = False) -> None:
+    from muster.entrypoint.fabric.find import find
+
+    found = find(_mounted(root), _name(fabric), _site(site))
+    if as_json:
+        _print_json(found)
+    else:
+        _show({}, _devices(found), found, found.notes)
 
 
 def _plan(
@@ -58,11 +71,9 @@ def _plan(
     nodes: Nodes = None,
     as_json: AsJson = False,
 ) -> None:
-    import msgspec
-
     plan = _planned(root, fabric, site, nodes)
     if as_json:
-        print(json.dumps(msgspec.to_builtins(plan, enc_hook=str, order="deterministic"), indent=2))
+        _print_json(plan)
     else:
         _show_plan(plan)
     _refuse(plan)
@@ -184,25 +195,16 @@ def _num_nodes(nodes: int | None) -> int:
     return job.num_nodes if job and job.num_nodes and job.job_id else 2
 
 
+def _print_json(found: "Finding | FabricPlan") -> None:
+    """One JSON object, with the names of the dataclass."""
+    import msgspec
+
+    print(json.dumps(msgspec.to_builtins(found, enc_hook=str, order="deterministic"), indent=2))
+
+
 def _show_plan(plan: "FabricPlan") -> None:
-    # Here and not above: only what prints needs it.
-    from rich.console import Console
-    from rich.text import Text
-
-    from muster.entrypoint.sites.commands import new_table
-
-    console = Console()
-    found = plan.finding
-    for name, value in (
-        ("fabric", found.fabric),
-        ("because of", found.why),
-        ("interfaces", " ".join(found.interfaces) or "none"),
-        ("NCCL's plugin", plan.plugin or "none"),
-        ("NCCL_NET", plan.net or "not set"),
-    ):
-        console.print(Text.assemble((f"{name:<14}", "bold"), value), soft_wrap=True)
-    tables: dict[tuple[str, ...], list[tuple[str, ...]]] = {
-        ("device", "kind", "state", "path"): [(each.name, each.kind, each.state, each.path) for each in found.devices],
+    tables: Tables = {
+        **_devices(plan.finding),
         ("from the host", "its path there", "needed by", "wins"): [
             (each.soname, each.path, each.needed_by, "the host's" if each.wins else "") for each in plan.injected
         ],
@@ -210,11 +212,32 @@ def _show_plan(plan: "FabricPlan") -> None:
         ("further files",): [(path,) for path in plan.files],
         ("devices to pass",): [(path,) for path in plan.devices],
     }
+    _show({"NCCL's plugin": plan.plugin or "none", "NCCL_NET": plan.net or "not set"}, tables, plan.finding, plan.notes)
+
+
+def _devices(found: "Finding") -> Tables:
+    return {
+        ("device", "kind", "state", "path"): [(each.name, each.kind, each.state, each.path) for each in found.devices]
+    }
+
+
+def _show(head: Mapping[str, str], tables: Tables, found: "Finding", notes: Sequence[str]) -> None:
+    """Prints what was found, then the lines of `head`, tables by their headings, and notes."""
+    # Here and not above: only what prints needs it.
+    from rich.console import Console
+    from rich.text import Text
+
+    from muster.entrypoint.sites.commands import new_table
+
+    console = Console()
+    first = {"fabric": found.fabric, "because of": found.why, "interfaces": " ".join(found.interfaces) or "none"}
+    for name, value in (first | dict(head)).items():
+        console.print(Text.assemble((f"{name:<14}", "bold"), value), soft_wrap=True)
     for headings, rows in tables.items():
         table = new_table(*headings)
         for row in rows:
             table.add_row(*map(Text, row))
         if rows:
             console.print(table)
-    for note in plan.notes:
+    for note in notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`muster fabric plan, binds, check`, and a launch with a host mounted, as processes."""
+"""`muster fabric find, plan, binds, check`, and a launch with a host mounted, as processes."""
 
 import json
 import os
@@ -57,6 +57,15 @@ def run(slingshot: Path, tmp_path: Path) -> Run:
 
 def fabric(run: Run, slingshot: Path, *words: str, **changes: object) -> "subprocess.CompletedProcess[str]":
     return run("muster", "fabric", words[0], f"--root={slingshot}", *words[1:], **changes)
+
+
+def test_find_shows_what_there_is(run: Run, slingshot: Path) -> None:
+    done = fabric(run, slingshot, "find")
+    assert done.returncode == 0, done.stderr
+    for word in ("slingshot", "cxi0", "hsn0"):
+        assert word in done.stdout
+    found = json.loads(fabric(run, slingshot, "find", "--json").stdout)
+    assert found["devices"] == [{"name": "cxi0", "kind": "slingshot", "path": "/dev/cxi0", "state": ""}]
 
 
 def test_plan_shows_what_the_container_gets(run: Run, slingshot: Path) -> None:
