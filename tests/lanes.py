@@ -78,42 +78,48 @@ class Lane:
         return self.process is not None and self.process.returncode not in (None, 0, 5)
 
 
-def lanes_of(tier: str) -> list[Lane]:
-    """The lanes of a tier, the longest first."""
-    pytest = [sys.executable, "-m", "pytest", "-q"]
-    train, launcher = ["tests/train"], ["tests/entrypoint", "tests/fabric"]
-    others = ["tests/sites", "tests/jobs", "tests/check", "tests/report", "tests/docs", *top_level()]
-    if tier == "quick":
-        chosen = {"trainer": train, "launcher": launcher, "others": others, "slurm": ["tests/clusters"]}
-        lanes = [Lane(name, [*pytest, "-m", QUICK, *paths]) for name, paths in chosen.items()]
-        return [*lanes[:1], Lane("static checks", ["make", "--no-print-directory", "check"]), *lanes[1:]]
-    if tier == "rest":
-        faults = [f"tests/clusters/test_{name}.py" for name in FAULTS]
-        chosen = {
-            "image": ["tests/image"],
-            "faults": faults,
-            "clusters": ["tests/clusters", *(f"--ignore={path}" for path in faults)],
-            "trainer": train,
-            "others": [*launcher, *others],
-        }
-        lanes = [Lane(name, [*pytest, "-m", REST, *paths]) for name, paths in chosen.items()]
-        return [*lanes, Lane("torch 2.10", ["make", "--no-print-directory", "test-cuda12-smoke"])]
-    return [
-        Lane("long", [*pytest, "-m", "long", "tests"]),
-        Lane("torch 2.10", ["make", "--no-print-directory", "test-cuda12"]),
-    ]
+FAULTS = ("deadline", "faults", "heartbeat", "interval", "logs", "memory", "notice", "orphans", "restart", "resume")
+"""Files of tests/train about what ends a training, and what goes on after it."""
 
-
-FAULTS = (
-    "kills",
-    "survive",
-    "survive_grid_engine",
-    "file_systems",
-    "doctor",
-    "doctor_network",
-    "train_elastic",
+CLUSTER_FAULTS = (
+    *("kills", "survive", "survive_grid_engine", "file_systems", "train_elastic"),
+    *("doctor", "doctor_network"),
 )
 """Files of tests/clusters that mostly wait: for deadlines, and for what was killed to be noticed."""
+
+
+def lanes_of(tier: str) -> list[Lane]:
+    """The lanes of a tier, the longest first."""
+
+    def tests(name: str, marks: str, *words: str) -> Lane:
+        return Lane(name, [sys.executable, "-m", "pytest", "-q", "-m", marks, *words])
+
+    def make(name: str, target: str) -> Lane:
+        return Lane(name, ["make", "--no-print-directory", target])
+
+    faults = [f"tests/train/test_{name}.py" for name in FAULTS]
+    cluster_faults = [f"tests/clusters/test_{name}.py" for name in CLUSTER_FAULTS]
+    launcher = ["tests/entrypoint", "tests/fabric"]
+    others = ["tests/sites", "tests/jobs", "tests/check", "tests/report", "tests/docs", *top_level()]
+    if tier == "quick":
+        return [
+            tests("trainer", QUICK, "tests/train", *(f"--ignore={path}" for path in faults)),
+            tests("faults", QUICK, *faults),
+            tests("others", QUICK, *others),
+            tests("launcher", QUICK, *launcher),
+            tests("slurm", QUICK, "tests/clusters"),
+            make("static checks", "check"),
+        ]
+    if tier == "rest":
+        return [
+            tests("image", REST, "tests/image"),
+            tests("faults", REST, *cluster_faults),
+            tests("clusters", REST, "tests/clusters", *(f"--ignore={path}" for path in cluster_faults)),
+            tests("trainer", REST, "tests/train"),
+            make("torch 2.10", "test-cuda12-smoke"),
+            tests("others", REST, *launcher, *others),
+        ]
+    return [tests("long", "long", "tests"), make("torch 2.10", "test-cuda12")]
 
 
 def top_level() -> list[str]:
