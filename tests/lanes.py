@@ -194,9 +194,8 @@ def look(lane: Lane, folder: Path, console: Console) -> None:
         code = lane.process.returncode
     if code is not None:
         lane.seconds = time.monotonic() - lane.started
-        output = (folder / f"{lane.name}.out").read_text(errors="replace")
-        lane.skipped.update(line for line in output.splitlines() if "is missing: " in line)
         if lane.failed and not lane.outcomes["failed"]:
+            output = (folder / f"{lane.name}.out").read_text(errors="replace")
             console.print(Text(f"\n{lane.name} ended with {code}: {' '.join(lane.argv)}\n{output[-20_000:]}"))
 
 

@@ -12,6 +12,7 @@ import pytest
 from muster.entrypoint.jobs.kubernetes import KINDS
 from muster.errors import ExitCode
 from tests.clusters.deadline import wait_for
+from tests.clusters.requirements import require_programs
 from tests.jobs import pods
 from tests.jobs.pods import IMAGE, manifest
 
@@ -123,12 +124,14 @@ def test_a_pytorchjob_stops_all_pods_when_one_has_failed() -> None:
 
 @pytest.mark.parametrize(("code", "seen"), [(0, 0), (1, 1), (ExitCode.USER_MUST_CHANGE, 2), (ExitCode.PREEMPTED, 203)])
 def test_a_pytorchjobs_pod_ends_by_a_code_that_the_operator_understands(code: int, seen: int) -> None:
+    require_programs("tini")
     (pod,) = pods.of(manifest("pytorchjob", nodes=1, command=("sh", "-c", f"exit {code}")))
     assert subprocess.run(pod.command, timeout=60, check=False).returncode == seen
 
 
 def test_a_pytorchjobs_pod_waits_for_training_to_end_after_sigterm(tmp_path: Path) -> None:
     """As the kubelet does it: SIGTERM to process 1 of the pod, and the exit code of that."""
+    require_programs("tini")
     code = (
         "import pathlib, signal, sys, time\n"
         "def end(*_):\n"
@@ -174,7 +177,11 @@ def test_shellcheck_finds_nothing_in_the_scripts(kind: str) -> None:
     scripts = [words[words.index("-c") + 1] for words in (pod.before, pod.command) if "-c" in words]
     assert len(scripts) == 1
     found = subprocess.run(
-        ["shellcheck", "--shell=sh", "-"], input=scripts[0], capture_output=True, text=True, check=False
+        [Path(sys.executable).with_name("shellcheck"), "--shell=sh", "-"],
+        input=scripts[0],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (found.returncode, found.stdout) == (0, "")
 

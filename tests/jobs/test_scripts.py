@@ -1,7 +1,6 @@
 """The scripts: those that are kept, and what is written into them."""
 
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from muster.entrypoint.jobs import making
 from muster.entrypoint.jobs.script import Wanted
 from muster.entrypoint.sites import profiles
 from muster.errors import MusterError
-from tests.clusters.requirements import program
 from tests.jobs.everything import EVERYTHING, site
 
 KEPT = making.kept()
@@ -28,18 +26,6 @@ def test_each_site_that_is_not_refused_has_its_script() -> None:
     for name in profiles.site_names():
         has_file = any(path.stem == name or path.stem.startswith(f"{name}-") for path in KEPT)
         assert has_file == (profiles.load_site(name).refused is None)
-
-
-def shellcheck(text: str) -> None:
-    done = subprocess.run(
-        [program("shellcheck"), "--shell=bash", "-"], input=text, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.parametrize("path", [path for path in KEPT if path.suffix != ".yaml"], ids=lambda path: path.name)
-def test_shellcheck_has_nothing_to_say(path: Path) -> None:
-    shellcheck(KEPT[path])
 
 
 def test_what_the_profile_says_is_in_the_script(tmp_path: Path) -> None:

@@ -116,7 +116,9 @@ def test_a_launch_says_what_the_site_gave(command: Run, tmp_path: Path) -> None:
     script.write_text("import os\nprint('cache', os.environ['CACHE_OF_TESTS'])\n")
     path = written(tmp_path, VALID.replace("HF_HOME", "CACHE_OF_TESTS"))
     env = {"SCRATCH": str(tmp_path), "MUSTER_SITE": str(path)}
-    answer = command("muster", "run", "--no-python", "--nproc-per-node=1", "python", str(script), env=env, cwd=tmp_path)
+    answer = command(
+        "muster", "run", "--no-python", "--nproc-per-node=1", sys.executable, str(script), env=env, cwd=tmp_path
+    )
     assert answer.returncode == 0, answer.stderr
     assert f"cache {tmp_path}/hf" in answer.stdout
     assert "muster: site: Testbooster (MUSTER_SITE=" in answer.stderr

@@ -107,6 +107,8 @@ def test_what_cannot_be_compiled_is_refused(strategy, options, fix):
 
 @pytest.mark.parametrize(("device", "variable"), [("cpu", "CXX"), ("cuda", "CC")])
 def test_a_missing_compiler_is_told(monkeypatch, tmp_path, device, variable):
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv(variable, raising=False)
     with pytest.raises(MusterError, match="torch compiles with a compiler") as raised:
