@@ -22,7 +22,7 @@ from muster import units
         (units.duration, 8.64, "8.64 s"),
         (units.duration, 200, "3 min 20 s"),
         (units.duration, 7500, "2 h 05 min"),
-        (units.percent, 0.577, "57.7 %"),
+        (units.percent, 0.577, "57.7%"),
         (units.memory, 1.026, "1.03 GiB"),
     ],
 )
