@@ -37,7 +37,7 @@ else
 endif
 
 .PHONY: test-all
-test-all: test test-rest ## `make test`, then all others: clusters, faults, the image; less than 45 minutes
+test-all: test test-rest ## `make test`, then all others: clusters, faults, the image
 
 .PHONY: test-rest
 test-rest: $(DEV)
