@@ -160,9 +160,7 @@ def run_lanes(lanes: list[Lane], num_jobs: int, folder: Path, console: Console) 
 def start(lane: Lane, folder: Path) -> None:
     """Starts a lane as a process group of its own, its output in a file."""
     lane.started = time.monotonic()
-    # A make that a test starts is none of the make that started these.
-    kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    env = {**kept, REPORT_VARIABLE: str(folder / f"{lane.name}.jsonl")}
+    env = {**os.environ, REPORT_VARIABLE: str(folder / f"{lane.name}.jsonl")}
     with (folder / f"{lane.name}.out").open("wb") as out:
         lane.process = subprocess.Popen(
             lane.argv,

@@ -34,6 +34,8 @@ def test_with_docker(image: str, build_env: dict[str, str], tmp_path: Path) -> N
     program(programs, "docker", "/usr/bin/podman")
     # The base is there: a registry is not asked, and the layers are those of the image of the other tests.
     env = {**build_env, "PATH": f"{programs}:{build_env['PATH']}"}
+    # The user's make is not started by another one, as these tests may be.
+    env = {name: value for name, value in env.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
 
     def execute(script: Path, folder: Path) -> str:
         done = subprocess.run(["bash", script], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, timeout=1500)
