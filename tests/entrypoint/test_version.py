@@ -1,5 +1,6 @@
 """What `muster version` tells: held against torch's own words, and against libraries that no wheel brought."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -75,7 +76,10 @@ def test_the_nccl_is_the_file_that_this_torch_brings() -> None:
         return
     path = Path(nccl["path"])
     assert path.is_file()
-    assert path.is_relative_to(Path(sys.prefix).resolve())
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    assert path.is_relative_to(Path(torch.origin).resolve().parent.parent)
     # Its own text has the version too: "NCCL version 2.30.7+cuda13.2".
     assert f"NCCL version {nccl['version']}+cuda".encode() in path.read_bytes()
 
