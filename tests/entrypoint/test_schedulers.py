@@ -177,3 +177,19 @@ def test_the_place_of_this_host(hosts: tuple[str, ...], host: str | None, place:
 def test_a_name_that_two_hosts_share_is_no_place() -> None:
     with pytest.raises(HostListError, match=r"a could be a\.x or a\.y"):
         index_of(("a.x", "a.y"), "a")
+
+
+@pytest.mark.parametrize(("restarted", "attempt"), [("0", 0), ("1", 1)])
+def test_grid_engine_tells_which_attempt_this_is(restarted: str, attempt: int) -> None:
+    job, _ = resolve.find_job(changed(QRSH, RESTARTED=restarted))
+    assert job
+    assert job.attempt == attempt
+
+
+def test_a_pod_whose_name_volcano_does_not_list_is_told_by_its_index_where_there_is_one_list() -> None:
+    """As where a pod has a host name of its own."""
+    worker = environment.load(FOLDERS / "documented" / "volcano_workers.job-worker-1.1.env")
+    assert detect(replace(worker, host="other")).node_rank == 1
+    of_two_lists = environment.load(FOLDERS / "documented" / "volcano_pytorch.job-worker-0.1.env")
+    with pytest.raises(MusterError, match="disagree on which pod"):
+        detect(replace(of_two_lists, host="other"))
