@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from muster.entrypoint.additions import defaults
 from muster.errors import MusterError
 
 
@@ -46,10 +47,9 @@ def plan(env: Mapping[str, str], folder: Path, *, has_gpus: bool) -> tuple[dict[
         "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
         "NCCL_DEBUG_FILE": logs,
     }
-    notes = [f"{name}={env[name]} is yours: it was kept" for name in wanted if name in env]
-    variables = {name: value for name, value in wanted.items() if name not in env}
+    found = defaults(wanted, env)
     where = f"--debug-distributed: what NCCL says, and what the flight recorder keeps, goes to {folder}"
-    return variables, [where, *notes]
+    return dict(found.variables), [where, *found.notes]
 
 
 def make(folder: Path) -> None:

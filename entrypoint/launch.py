@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from muster.entrypoint import (
+    additions,
     debugging,
     detection,
     driver,
@@ -232,10 +233,9 @@ def _variables(allocation: Allocation, meeting: Rendezvous, env: Environment, no
         wanted["OMP_NUM_THREADS"] = str(threads)
     if meeting.interface is not None:
         wanted["NCCL_SOCKET_IFNAME"] = wanted["GLOO_SOCKET_IFNAME"] = meeting.interface
-    for name in sorted(set(wanted) & set(env)):
-        if env[name] != wanted[name]:
-            notes.append(f"{name}={env[name]} is yours: it was kept")
-    return {name: value for name, value in wanted.items() if name not in env}
+    found = additions.defaults(wanted, env)
+    notes += found.notes
+    return dict(found.variables)
 
 
 def _spawn_argv(allocation: Allocation, meeting: Rendezvous, port: int, program: Program) -> list[str]:

@@ -142,6 +142,8 @@ def skipped(tree: ast.Module) -> set[ast.AST]:
         parts: list[ast.AST | None] = []
         if isinstance(node, ast.FunctionDef):
             parts = [node.returns, *node.decorator_list]
+        elif isinstance(node, ast.ClassDef):
+            parts = [*node.decorator_list]
         elif isinstance(node, ast.arg | ast.AnnAssign):
             parts = [node.annotation]
         elif isinstance(node, ast.Assert | ast.Raise | ast.JoinedStr) or is_for_types(node):

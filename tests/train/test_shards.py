@@ -54,6 +54,18 @@ def test_a_packed_folder_has_the_same_images(packed):
     assert json.loads((out / "classes.json").read_text()) == ["bird", "cat"]
 
 
+def test_crops_are_drawn_for_training_alone(packed):
+    """Validation sees the same pixels each time, whatever the random numbers."""
+    source = data.open_source(options(packed[1]))
+
+    def pixels(half, seed):
+        torch.manual_seed(seed)
+        return half.read(0)[0]
+
+    assert torch.equal(pixels(source.valid, 1), pixels(source.valid, 2))
+    assert not torch.equal(pixels(source.train, 1), pixels(source.train, 2))
+
+
 def test_packing_again_gives_the_same_bytes_and_another_seed_another_order(packed, tmp_path):
     folder, out = packed
     for seed, equal in ((3, True), (4, False)):
