@@ -55,6 +55,10 @@ test-setup: ## Install the system packages that the tests need, by apt-get; noth
 mutants: $(DEV) ## Change the code in 120 places, one at a time, and show which changes `make test` does not notice
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
+.PHONY: tour
+tour: $(DEV) ## Show which files run in a launch, a run, a step, a save, doctor and bench, in their order
+	@$(BIN)/python -m tests.tour $(ARGS)
+
 .PHONY: test-cuda12-smoke
 test-cuda12-smoke: $(CUDA12_DEV)
 	@$(CUDA12)/bin/pytest tests/entrypoint tests/train -m smoke

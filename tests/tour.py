@@ -1,0 +1,244 @@
+"""Shows which files of ours a reader has to follow: those whose functions run, in the order of their first call.
+
+    python -m tests.tour [--write]
+
+It follows a launch in a Slurm job (a dry run of a recording), a run of two ranks (its rank 0), one step of that, one
+save, `muster doctor` and `muster bench`. `--write` puts the lists of the launch and of the run into
+docs/architecture.md.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/architecture.md"
+
+
+LIMIT_S = 300
+STEP = 3
+"""The step that is followed: the ones before it are the first of their kind."""
+
+RECORDING = "tests/recordings/slurm/b_srun_N2_1per.node02.1.env"
+TRAINING = ["--model=gpt-tiny", "--data=synthetic", "--max-steps=6", "--epochs=1", "--blocking-save", "--name=tour"]
+
+CO_OPTIMIZED = 0x1
+"""The flag of functions, which bodies of modules and classes lack.
+
+Source: https://docs.python.org/3/library/inspect.html#code-objects-bit-flags
+"""
+
+
+@dataclass
+class Visited:
+    """What ran of one file: the number of its functions, and their lines."""
+
+    functions: int = 0
+    lines: int = 0
+
+
+@dataclass
+class Stage:
+    """One part of the tour.
+
+    Attributes:
+        command: what is started; None for a part of the stage before.
+        module: of the process that is followed, as `python -m` has it, or the name of the program.
+        within: only what runs in this window of that process: "step" or "save".
+        most: the number of files that is wanted at most.
+    """
+
+    title: str
+    module: str
+    most: int
+    command: list[str] | None = None
+    within: str = ""
+    files: dict[str, Visited] = field(default_factory=dict)
+
+
+def stages() -> list[Stage]:
+    train, muster = (str(Path(sys.executable).parent / name) for name in ("train", "muster"))
+    two = "--nproc-per-node=2"
+    return [
+        Stage("launch", "train", 25, [train, "ddp", "--dry-run", f"--env-file={ROOT / RECORDING}"]),
+        Stage("run of two ranks", "muster.train", 35, [train, "ddp", two, *TRAINING]),
+        Stage("one step", "muster.train", 8, within="step"),
+        Stage("one save", "muster.train", 4, within="save"),
+        Stage("doctor", "muster.check.doctor", 16, [muster, "doctor", two]),
+        Stage("bench", "muster.check.bench", 12, [muster, "bench", two, "--max-size=64K"]),
+    ]
+
+
+def trace(folder: Path) -> None:
+    """Writes a line for the first call of each function of ours, in this process, from now on.
+
+    sitecustomize calls it before anything else is loaded. An exec ends it; each line is written at once, for that and
+    for processes that are killed.
+    """
+    ours = tuple(str(ROOT / name) + os.sep for name in ("entrypoint", "train", "muster"))
+    name = _module_of(sys.orig_argv)
+    out = (folder / f"{name}.{os.environ.get('RANK', '0')}.{os.getpid()}").open("a", buffering=1)
+    windows = Windows()
+    seen: set[tuple[str, Any]] = set()
+
+    def called(frame: FrameType, event: str, arg: object) -> None:
+        code = frame.f_code
+        if event not in ("call", "return") or not code.co_filename.startswith(ours):
+            return
+        windows.look(frame, event)
+        if event == "return" or not code.co_flags & CO_OPTIMIZED or code.co_name.startswith("<"):
+            return
+        for window in ("", *windows.open):
+            if (window, code) not in seen:
+                seen.add((window, code))
+                last = max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)
+                path = os.path.realpath(code.co_filename)
+                out.write(f"{window}\t{path}\t{code.co_qualname}\t{last - code.co_firstlineno + 1}\n")
+
+    sys.setprofile(called)
+    threading.setprofile(called)
+
+
+class Windows:
+    """Which parts of a run are under way: the step of number STEP, up to the next one, and the first save."""
+
+    def __init__(self) -> None:
+        self.open: set[str] = set()
+        self.num_steps = self.num_saves = 0
+        self.saving: FrameType | None = None
+
+    def look(self, frame: FrameType, event: str) -> None:
+        """Opens and closes windows by the names of the methods that begin and end them."""
+        name = frame.f_code.co_qualname
+        if event == "call" and name == "Loop.step":
+            self.num_steps += 1
+            self.open -= {"step"}
+            if self.num_steps == STEP:
+                self.open.add("step")
+        elif event == "call" and name == "CheckpointManager.save":
+            self.num_saves += 1
+            if self.num_saves == 1:
+                self.saving = frame
+                self.open.add("save")
+        elif event == "return" and frame is self.saving:
+            self.open -= {"save"}
+
+
+def _module_of(argv: list[str]) -> str:
+    """What `python ...` runs: the module after -m, or the program's name."""
+    words = iter(argv[1:])
+    for word in words:
+        if word == "-m":
+            return next(words, "python")
+        if not word.startswith("-"):
+            return Path(word).name
+    return "python"
+
+
+def follow(stage: Stage, folder: Path) -> None:
+    """Runs the stage's command, its processes traced into `folder`.
+
+    Raises:
+        SystemExit: the command failed.
+    """
+    assert stage.command is not None
+    hook = folder / "hook"
+    hook.mkdir(parents=True)
+    (hook / "sitecustomize.py").write_text(
+        f"import sys\nfrom pathlib import Path\nsys.path.append({str(ROOT)!r})\n"
+        f"from tests.tour import trace\nsys.path.remove({str(ROOT)!r})\ntrace(Path({str(folder)!r}))\n"
+    )
+    work = folder / "work"
+    work.mkdir()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+    ended = subprocess.run(
+        stage.command,
+        cwd=work,
+        env={**kept, "PYTHONPATH": str(hook)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    # 1 of doctor: this machine has something to warn of.
+    if ended.returncode not in ((0, 1) if stage.title == "doctor" else (0,)):
+        raise SystemExit(f"{' '.join(stage.command)} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}")
+
+
+def read(stage: Stage, folder: Path) -> None:
+    """Takes the stage's files from what the processes wrote."""
+    traces = sorted(folder.glob(f"{stage.module}.0.*"))
+    if not traces:
+        raise SystemExit(f"no process of {stage.module} was seen: {sorted(path.name for path in folder.iterdir())}")
+    for line in traces[0].read_text().splitlines():
+        window, path, _, lines = line.split("\t")
+        if window == stage.within:
+            visited = stage.files.setdefault(str(Path(path).relative_to(ROOT)), Visited())
+            visited.functions += 1
+            visited.lines += int(lines)
+    if not stage.files:
+        raise SystemExit(f"nothing ran in {stage.title}: see the names of functions in {Windows.__name__}")
+
+
+def text_of(stage: Stage) -> str:
+    """A table for the terminal."""
+    functions = sum(visited.functions for visited in stage.files.values())
+    lines = sum(visited.lines for visited in stage.files.values())
+    rows = [
+        f"{stage.title}: {len(stage.files)} files (at most {stage.most} wanted), {functions} functions, {lines} lines"
+    ]
+    for path, visited in stage.files.items():
+        rows.append(f"  {path:<44}{visited.functions:>4} functions {visited.lines:>5} lines")
+    return "\n".join(rows)
+
+
+def write(page: Path, done: Mapping[str, Stage]) -> None:
+    """Puts the lists of files between the page's marks, `<!-- tour: TITLE -->` and `<!-- end -->`.
+
+    Raises:
+        SystemExit: the page has no such marks.
+    """
+    text = page.read_text()
+    for title in ("launch", "run of two ranks"):
+        rows = ["| file | functions | lines |", "|---|---|---|"]
+        for path, visited in done[title].files.items():
+            rows.append(f"| [{path}](../{path}) | {visited.functions} | {visited.lines} |")
+        begin, end = f"<!-- tour: {title} -->\n", "<!-- end -->"
+        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+        found = pattern.search(text)
+        if not found:
+            raise SystemExit(f"{page} has no {begin.strip()} ... {end}")
+        text = text[: found.start()] + begin + "\n".join(rows) + "\n" + end + text[found.end() :]
+    page.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.tour", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help="put the lists into docs/architecture.md")
+    options = parser.parse_args()
+    done: dict[str, Stage] = {}
+    with tempfile.TemporaryDirectory(prefix="muster-tour-") as scratch:
+        folder = Path(scratch)
+        for number, stage in enumerate(stages()):
+            if stage.command:
+                folder = Path(scratch) / str(number)
+                follow(stage, folder)
+            read(stage, folder)
+            done[stage.title] = stage
+            print(text_of(stage), end="\n\n", flush=True)
+    if options.write:
+        write(PAGE, done)
+
+
+if __name__ == "__main__":
+    main()
