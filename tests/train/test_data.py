@@ -16,7 +16,9 @@ from muster.train import data
 from muster.train.data import digits, imagefolder
 from muster.train.data.images import decode
 from muster.train.data.loader import open_batches
-from muster.train.data.source import split
+from muster.train.data.reader import Reader
+from muster.train.data.source import BadSample, InMemory, split
+from muster.train.order import Draw
 from muster.train.world import World
 
 
@@ -297,3 +299,22 @@ def test_cifar10_from_a_folder(tmp_path, monkeypatch, loaded):
     assert seen(valid)[0].shape == (4, 3, 32, 32)
     assert torch.equal(seen(train)[0], seen(train)[0])
     assert seen(loaded(Options(data=f"cifar10:{tmp_path}", batch_size=5, image_size=40))[1])[0].shape[-1] == 40
+
+
+def test_the_next_readable_sample_takes_the_place_of_one_that_cannot_be_read() -> None:
+    class Damaged(InMemory):
+        random = True  # so that samples are read one by one
+
+        def read(self, index: int) -> tuple[torch.Tensor, int]:
+            if index in (3, 4, 9):
+                raise BadSample(f"image {index}", "cut off")
+            return super().read(index)
+
+    samples = Damaged(torch.zeros(10, 3, 2, 2, dtype=torch.uint8), torch.arange(10))
+    batch = Reader(samples, seed=1, replace=True).__getitems__([Draw(number, 0) for number in (2, 3, 9)])
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [2, 5, 0]
+    assert [name for name, _ in batch.bad] == ["image 3", "image 4", "image 9"]
+    batch = Reader(samples, seed=1, replace=False).__getitems__([Draw(number, 0) for number in (2, 3, 9)])
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [2]
