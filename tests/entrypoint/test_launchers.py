@@ -1,5 +1,7 @@
 """Launchers: orders of ranks, uneven nodes, launchers inside of others, devices of another node."""
 
+from dataclasses import replace
+
 import pytest
 
 from muster.entrypoint import environment
@@ -58,6 +60,13 @@ def test_ranks_in_turns_are_right_where_the_hosts_are_known() -> None:
     assert place(detect(hydra(3, 4, 1, 2, **listed))) == (1, 1, 3, 4)
     with pytest.raises(MusterError, match="neither in blocks nor in turns"):
         detect(hydra(0, 4, 0, 2, **listed))
+
+
+def test_a_list_of_hosts_that_one_node_alone_sees_numbers_no_nodes() -> None:
+    first = environment.load(FOLDERS / "grid_engine_own" / "hydra.node01.0.env")
+    in_turn = "".join(reversed(first.files["PE_HOSTFILE"].splitlines(keepends=True)))
+    found = detect(replace(first, files={**first.files, "PE_HOSTFILE": in_turn}))
+    assert (found.node_rank, found.rank, found.num_nodes) == (0, 0, 2)
 
 
 def test_more_nodes_than_the_job_has_are_two_jobs() -> None:

@@ -120,6 +120,8 @@ def test_ranks_that_nobody_set_are_refused_rather_than_forgotten() -> None:
     with pytest.raises(MusterError, match="nothing tells who started this one"):
         detect(Environment({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, host="laptop"))
     assert detect(Environment({"RANK": "0", "WORLD_SIZE": "1"}, host="laptop")).num_nodes == 1
+    meant = LaunchOptions(nnodes="1")
+    assert detect(Environment({"RANK": "1", "WORLD_SIZE": "2"}, host="laptop"), meant).num_nodes == 1
     assert detect(changed(PBS, RANK="1", WORLD_SIZE="2")).rejected == (
         "RANK=1 WORLD_SIZE=2: set by hand or left over, not used",
     )
@@ -132,7 +134,14 @@ def test_a_script_on_a_host_that_pbs_does_not_list_is_not_alone() -> None:
 
 def test_a_shell_of_flux_may_say_that_it_is_one_node() -> None:
     shell = environment.load(FOLDERS / "documented" / "flux_instance.node01.x.env")
-    assert detect(shell, LaunchOptions(nnodes="1")).num_nodes == 1
+    found = detect(shell, LaunchOptions(nnodes="1"))
+    assert found.num_nodes == 1
+    assert found.sources["scheduler"].startswith("FLUX_URI=")
+
+
+def test_a_task_of_flux_names_its_job_as_the_source() -> None:
+    found = detect(environment.load(FOLDERS / "flux" / "flux_in_pbs_run-N2n4g1.pbsn2.task3.env"))
+    assert found.sources["scheduler"].startswith("FLUX_JOB_ID=")
 
 
 @pytest.mark.parametrize(
