@@ -9,6 +9,11 @@ A recording, as `muster detect --record` writes it and `--env-file` reads it:
     SLURM_JOB_ID=9
     --- file PBS_NODEFILE
     node01
+
+What `env` prints is read too, with values of several lines and the functions of bash that environment modules export:
+
+    BASH_FUNC_module%%=() {  eval $(/usr/bin/modulecmd bash $*)
+    }
 """
 
 import os
@@ -20,6 +25,9 @@ from pathlib import Path
 
 from muster.entrypoint import container
 from muster.errors import MusterError
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""The names that a shell takes for variables: no other is read from a file, or printed for a shell."""
 
 # Of schedulers, launchers and communication libraries: what is recorded.
 TAKEN = re.compile(
@@ -37,6 +45,7 @@ TEXT_FILES = ("PBS_NODEFILE", "PE_HOSTFILE")
 # Written as hexadecimal digits.
 BINARY_FILES = ("PALS_APINFO",)
 MAX_FILE = 1_000_000
+MAX_RECORDING_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -78,18 +87,29 @@ def load(path: Path) -> Environment:
     """The environment that the recording at `path` holds.
 
     Raises:
-        MusterError: the file can't be read, or a line of it is neither a comment nor NAME=VALUE.
+        MusterError: the file can't be read, or begins with what is neither a comment nor NAME=VALUE.
     """
     fix = "muster detect --env-file FILE, with a file of NAME=VALUE lines, as `env` prints them"
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as reason:
+        with path.open("rb") as file:
+            content = file.read(MAX_RECORDING_BYTES + 1)
+        if len(content) > MAX_RECORDING_BYTES:
+            raise OSError(f"larger than {MAX_RECORDING_BYTES} bytes")
+    except OSError as reason:
         raise MusterError("the recorded environment can't be read", seen=f"{path}: {reason}", fix=fix) from None
     variables: dict[str, str] = {}
     files: dict[str, list[str]] = {}
     host: str | None = None
     lines: list[str] | None = None
-    for number, line in enumerate(text.splitlines(), start=1):
+    # As the operating system has variables: any bytes, and lines end by nothing but a line feed.
+    text = content.decode("utf-8", "surrogateescape").removesuffix("\n").split("\n")
+    last_brace = max((number for number, line in enumerate(text) if line.rstrip("\r") == "}"), default=-1)
+    in_function = False
+    continued = ""  # the variable that a line without NAME= belongs to
+    for number, line in enumerate(line.removesuffix("\r") for line in text):
+        if in_function:
+            in_function = line != "}"
+            continue
         if line.startswith("--- file "):
             lines = files.setdefault(line.removeprefix("--- file ").strip(), [])
         elif lines is not None:
@@ -100,13 +120,20 @@ def load(path: Path) -> Environment:
                 host = value.strip() or None
         elif line.strip():
             name, equals, value = line.partition("=")
-            if not equals or not name.strip():
+            if equals and NAME.fullmatch(name):
+                variables[name], continued = value, name
+            elif line.startswith("BASH_FUNC_"):
+                in_function, continued = number < last_brace, ""
+            elif equals and name and not re.search(r"\s", name):
+                continued = ""  # a variable that no shell has, such as a.b=1
+            elif continued:
+                variables[continued] += f"\n{line}"
+            elif not variables:
                 raise MusterError(
-                    "a recorded environment has a line that is no NAME=VALUE",
-                    seen=f"{path}, line {number}: {line[:80]}",
+                    "a recorded environment begins with a line that is no NAME=VALUE",
+                    seen=f"{path}, line {number + 1}: {line[:80]}",
                     fix=fix,
                 )
-            variables[name] = value
     contents = {name: "".join(f"{line}\n" for line in content) for name, content in files.items()}
     return Environment(variables, host, contents, engine=container.engine(variables, root=None))
 
@@ -147,7 +174,7 @@ def save(env: Environment, path: Path) -> None:
         MusterError: there is such a file already, or it can't be written.
     """
     try:
-        with path.open("x", encoding="utf-8") as file:
+        with path.open("x", encoding="utf-8", errors="surrogateescape") as file:
             file.write(as_recording(env))
     except OSError as reason:
         wrong = f"the recording can't be written: {reason.strerror}"

@@ -13,7 +13,11 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
+from muster.units import whole_number
+
 MAX_HOSTS = 200_000
+# The kernel starts no program with a longer variable: 32 pages, and pages have up to 64 KiB.
+MAX_TEXT = 2 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
@@ -32,7 +36,16 @@ def expand(text: str) -> tuple[str, ...]:
     Raises:
         HostListError: unbalanced or nested brackets, a range that is none, a name that no host can have.
     """
-    hosts = dict.fromkeys(host for item in _split(text) for host in _expand_item(item))
+    if len(text) > MAX_TEXT:
+        raise HostListError(f"it has {len(text)} characters")
+    hosts: dict[str, None] = {}
+    num_hosts = 0
+    for item in _split(text):
+        found = _expand_item(item)
+        hosts.update(dict.fromkeys(found))
+        num_hosts += len(found)
+        if num_hosts > MAX_HOSTS:
+            raise HostListError(f"it stands for more than {MAX_HOSTS} hosts")
     if not hosts:
         raise HostListError("it is empty")
     return tuple(hosts)
@@ -77,6 +90,8 @@ def _split(text: str) -> list[str]:
 
 
 def _expand_item(item: str) -> list[str]:
+    if "[" not in item and _NAME.fullmatch(item):
+        return [item]
     # "r[0-1]_b[0-1]" -> ["r", "0-1", "_b", "0-1", ""]: literals at even places, ranges at odd ones.
     parts = re.split(r"[\[\]]", item)
     choices = [_expand_ranges(part) if index % 2 else [part] for index, part in enumerate(parts)]
@@ -103,6 +118,8 @@ def _expand_ranges(text: str) -> list[str]:
             raise HostListError(f"the range {piece[:60]} is too large")
         # Leading zeros count: 008-011 keeps three digits, 8-11 none.
         numbers.extend(str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+        if len(numbers) > MAX_HOSTS:
+            raise HostListError(f"[{text[:60]}] stands for more than {MAX_HOSTS} hosts")
     return numbers
 
 
@@ -112,13 +129,15 @@ def expand_counts(text: str) -> tuple[int, ...]:
     Raises:
         HostListError: something else than counts and repetitions.
     """
+    if len(text) > MAX_TEXT:
+        raise HostListError(f"it has {len(text)} characters")
     counts: list[int] = []
     for piece in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", piece.strip())
-        if match is None:
+        match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", piece.strip())
+        count, repeat = (whole_number(match[1]), whole_number(match[2] or "1")) if match else (None, None)
+        if count is None or repeat is None:
             raise HostListError(f"{piece[:60]!r} is no count")
-        repeat = int(match[2] or 1)
         if len(counts) + repeat > MAX_HOSTS:
             raise HostListError(f"{piece[:60]!r} repeats too often")
-        counts.extend([int(match[1])] * repeat)
+        counts.extend([count] * repeat)
     return tuple(counts)

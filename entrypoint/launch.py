@@ -3,6 +3,7 @@
 environment -> Allocation -> Rendezvous -> Launch, with what the site, the driver and the fabric add -> exec
 """
 
+import errno
 import os
 import shlex
 import shutil
@@ -29,6 +30,7 @@ from muster.entrypoint import (
 )
 from muster.entrypoint.additions import Additions
 from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.detect import pbs
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.fabric import automatic
 from muster.entrypoint.options import LaunchOptions
@@ -223,6 +225,7 @@ def plan(
 def _variables(allocation: Allocation, meeting: Rendezvous, env: Environment, notes: list[str]) -> dict[str, str]:
     """Defaults for what the user did not set."""
     wanted: dict[str, str] = {}
+    set_by_user = dict(env)
     cores = resources.cores(env, allocation.cpus_on_node)
     if cores is not None:
         if cores == 1 and allocation.job_id is not None and env.is_live:
@@ -230,10 +233,18 @@ def _variables(allocation: Allocation, meeting: Rendezvous, env: Environment, no
         threads = resources.threads_per_rank(
             cores, allocation.cpus_on_node, allocation.nproc_per_node, allocation.tasks_on_node
         )
+        if pbs.sets_threads(env):
+            set_by_user.pop("OMP_NUM_THREADS")
+            threads = min(threads, int(env["OMP_NUM_THREADS"]))
+            if str(threads) != env["OMP_NUM_THREADS"]:
+                notes.append(
+                    f"OMP_NUM_THREADS={env['OMP_NUM_THREADS']} was set by PBS: {threads} for each of this node's "
+                    f"{allocation.nproc_per_node} ranks was taken"
+                )
         wanted["OMP_NUM_THREADS"] = str(threads)
     if meeting.interface is not None:
         wanted["NCCL_SOCKET_IFNAME"] = wanted["GLOO_SOCKET_IFNAME"] = meeting.interface
-    found = additions.defaults(wanted, env)
+    found = additions.defaults(wanted, set_by_user)
     notes += found.notes
     return dict(found.variables)
 
@@ -310,9 +321,18 @@ def execute(launch: Launch, env: Environment) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     argv = [*_init(env), *launch.argv]
+    variables = launch.environment(env)
     try:
-        os.execvpe(argv[0], argv, launch.environment(env))
+        os.execvpe(argv[0], argv, variables)
     except OSError as reason:
+        if reason.errno == errno.E2BIG:
+            longest = max(variables, key=lambda name: len(variables[name]), default="")
+            raise MusterError(
+                "the kernel starts no program with such long variables or arguments",
+                seen=f"the longest variable, {longest}, has {len(variables.get(longest, ''))} characters; "
+                f"the arguments have {sum(map(len, argv))}",
+                fix="fewer nodes where it lists them all, as TF_CONFIG does; else a file in place of so long a value",
+            ) from None
         raise MusterError(
             f"the program can't be started: {reason.strerror}",
             seen=shlex.join(launch.argv[:1]),

@@ -21,7 +21,7 @@ _MAX_HET_GROUPS = 16
 # All that detection reads and that our trainers are told: of users, of launchers, of each scheduler. TMPDIR is not
 # among them: it names a folder of the host (see _present).
 NAMES = {
-    "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK",
+    "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_RANK",
     "MUSTER_ADDRESS_SUFFIX", "MUSTER_HOSTS", "MUSTER_INTERFACE", "MUSTER_NODE_RANK", "TORCHELASTIC_RUN_ID",
     "MUSTER_ATTEMPT", "MUSTER_GRACE_S", "MUSTER_JOB_END_TIME", "MUSTER_JOB_START_TIME",
     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_NODE_RANK",
@@ -54,7 +54,8 @@ NAMES = {
 # What else of a job goes along: the user's program may read it, and settings for communication are the user's.
 _FAMILIES = re.compile(
     r"(SLURM|PBS|PMIX?|PALS|OMPI|PRTE|HYDRA|HYDI|I_MPI|MV2|MPIR|LSB|LSF_PM|JSM|SGE|FLUX|VC|VK|PET|TORCHELASTIC"
-    r"|MUSTER|NCCL|TORCH_NCCL|GLOO|OMP|MASTER)_\w+"
+    r"|MUSTER|NCCL|TORCH_NCCL|GLOO|OMP|MASTER)_\w+",
+    re.ASCII,
 )
 # None of these alone makes an environment that of a job.
 _USERS = re.compile(r"(MUSTER|NCCL|TORCH_NCCL|GLOO|OMP|MASTER)_\w+|CUDA_VISIBLE_DEVICES|KUBERNETES_SERVICE_HOST|PE")
@@ -107,7 +108,7 @@ def apptainer(env: Environment) -> Passing:
     present, num_secret = _present(env)
     # Inside the container a shell reads the value again, unless --no-eval is given: there is no writing that would be
     # right for both.
-    evaluated = [name for name in present if re.search(r"[$`\\\n\r\0]", env[name])]
+    evaluated = [name for name in present if re.search(r"[$`\\]", env[name]) or not env[name].isprintable()]
     words = [word for name in present if name not in evaluated for word in ("--env", assignment(name, env[name]))]
     for path in _files(env):
         if re.search(r"[:,\n]", path):
@@ -115,7 +116,7 @@ def apptainer(env: Environment) -> Passing:
         words += ["--bind", path]
     notes = _secrets(num_secret)
     if evaluated:
-        notes.append(f"left out, as Apptainer has a shell evaluate what is in them: {', '.join(evaluated)}")
+        notes.append(f"left out, as Apptainer has a shell read what is in them: {', '.join(evaluated)}")
     if not any(not _USERS.fullmatch(name) for name in present):
         notes.append("no variables of a job are here")
     elif not _is_task(env):

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from muster.entrypoint.detect import mpi
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
+from muster.units import MAX_ID, whole_number
 
 # Above Linux's ephemeral range (32768-60999): the kernel never hands these ports to a client that happens to be there.
 FIRST_PORT, NUM_PORTS = 61000, 4536
@@ -49,8 +51,9 @@ class Rendezvous:
 
 def port_of(job_id: str, attempt: int, step: int) -> int:
     """A port for a job's attempt and step: the same on all its nodes, another one for the next attempt or step."""
-    digest = hashlib.sha256(job_id.encode()).digest()
-    base = int(job_id) if job_id.isascii() and job_id.isdigit() else int.from_bytes(digest[:4], "big")
+    digest = hashlib.sha256(job_id.encode(errors="backslashreplace")).digest()
+    number = whole_number(job_id, MAX_ID)
+    base = int.from_bytes(digest[:4], "big") if number is None else number
     # 619 and 67 share no factor with 4536: attempts and steps of one job and its neighbours do not fall together.
     return FIRST_PORT + (base + 619 * attempt + 67 * step) % NUM_PORTS
 
@@ -125,14 +128,16 @@ def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -
 
     mpirun ends all when one ends with an error. Hydra does so only once they have called MPI.
     """
-    rank, size = (env.get(name, "") for name in (mpi.HYDRA_NAMES.rank, mpi.HYDRA_NAMES.size))
-    launch = _hydra_launch() if rank.isdecimal() and size.isdecimal() and env.is_live else ""
+    rank, size = (whole_number(env.get(name, "")) for name in (mpi.HYDRA_NAMES.rank, mpi.HYDRA_NAMES.size))
+    if rank is None or size is None or not env.is_live:
+        return
+    launch = _hydra_launch()
     if not launch or options.master_addr or env.get("MASTER_ADDR"):
         return
     from muster.entrypoint import rendezvous_file
 
     timeout_s = min(rendezvous_file.REFUSED_TIMEOUT_S, options.rdzv_timeout)
-    peers = rendezvous_file.Peers(Path(options.rendezvous_dir), launch, int(rank), int(size), timeout_s, refusal)
+    peers = rendezvous_file.Peers(Path(options.rendezvous_dir), launch, rank, size, timeout_s, refusal)
     rendezvous_file.exit_on_terminate()
     # Whatever comes of it: the refusal itself is what this process has to say.
     with contextlib.suppress(MusterError):
@@ -212,7 +217,12 @@ def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -
     # Kubeflow's TrainJob says it in torchrun's own words only.
     for name in ("MASTER_ADDR", "PET_MASTER_ADDR"):
         if env.get(name):
-            return env[name], f"{name}, yours"
+            # An address may have a zone: fe80::1%eth0
+            if not re.fullmatch(r"[\w.:%-]{1,255}", env[name]):
+                raise MusterError(
+                    f"{name} is no host name or address", seen=f"{name}={env[name][:200]}", fix=f"unset {name}"
+                )
+            return env[name], f"{name}, {_setter(allocation)}"
     if allocation.hosts:
         source = f"the first host of {allocation.sources.get('hosts', 'the host list')}"
         if options.address_suffix:
@@ -227,8 +237,15 @@ def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -
     return None, f"a file in --rendezvous-dir={options.rendezvous_dir}"
 
 
+def _setter(allocation: Allocation) -> str:
+    # Kubernetes' operators set MASTER_ADDR and MASTER_PORT in each pod; elsewhere nothing but the user does.
+    return "the job's" if allocation.scheduler == "kubernetes" else "yours"
+
+
 def with_suffix(host: str, suffix: str) -> str:
     """The name under which a site's fabric knows `host`: jwb0001.juwels -> jwb0001i.juwels for the suffix i."""
+    if ":" in host or re.fullmatch(r"[0-9]+(\.[0-9]+){3}", host):  # an address, and no name
+        return host
     first, dot, rest = host.partition(".")
     return f"{first}{suffix}{dot}{rest}"
 
@@ -239,9 +256,10 @@ def _port(allocation: Allocation, env: Environment, options: LaunchOptions) -> t
     for name in ("MASTER_PORT", "PET_MASTER_PORT"):
         value = env.get(name, "") if allocation.num_nodes > 1 else ""
         if value:
-            if not (value.isascii() and value.isdigit() and 0 < int(value) < 65536):
-                raise MusterError(f"{name} is no port", seen=f"{name}={value}", fix=f"unset {name}")
-            return int(value), f"{name}, yours"
+            port = whole_number(value, 65535)
+            if not port:
+                raise MusterError(f"{name} is no port", seen=f"{name}={value[:200]}", fix=f"unset {name}")
+            return port, f"{name}, {_setter(allocation)}"
     if allocation.num_nodes == 1 and allocation.mode != "worker":
         return None, "picked at the start"
     if allocation.job_id is None:

@@ -1,20 +1,24 @@
 """What was found, as text: for a person, for a program, for a shell."""
 
 import json
-import shlex
 from collections.abc import Mapping
 from typing import Any, cast
 
 from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.environment import NAME
 from muster.entrypoint.frameworks import bracketed
+from muster.entrypoint.jobs import quoting
 from muster.entrypoint.program import Launch
 from muster.entrypoint.rendezvous import Rendezvous
 from muster.entrypoint.sites.recognise import Recognised
+from muster.errors import one_line
 
 FIELDS = (
     "scheduler", "launcher", "job_id", "attempt", "hosts", "num_nodes", "node_rank", "local_rank", "tasks_on_node",
     "nproc_per_node", "mode", "master_addr", "master_port", "rdzv_id", "interface",
 )  # fmt: skip
+
+MOST_CELL_TEXT = 400
 
 
 def values(allocation: Allocation, rendezvous: Rendezvous) -> dict[str, Any]:
@@ -39,7 +43,8 @@ def as_json(allocation: Allocation, rendezvous: Rendezvous, launch: Launch, site
         if site
         else None,
     }
-    return json.dumps(answer, indent=2)
+    # JSON escapes all control characters but this one.
+    return json.dumps(answer, indent=2).replace("\x7f", r"\u007f")
 
 
 def table(allocation: Allocation, rendezvous: Rendezvous, launch: Launch, site: Recognised | None = None) -> str:
@@ -56,15 +61,15 @@ def table(allocation: Allocation, rendezvous: Rendezvous, launch: Launch, site: 
         drawn.add_column(heading, style=style, overflow="fold")
     came_from = sources(allocation, rendezvous)
     for name, value in values(allocation, rendezvous).items():
-        drawn.add_row(Text(name.replace("_", " ")), Text(_brief(value)), Text(came_from.get(name, "")))
+        drawn.add_row(Text(name.replace("_", " ")), Text(_brief(value)), Text(_short(came_from.get(name, ""))))
     if site:
         drawn.add_row(Text("site"), Text(site.site.title), Text(site.why))
     with console.capture() as capture:
         console.print(drawn)
         for line in allocation.rejected:
-            console.print(Text(f"not used: {line}", style="dim"))
+            console.print(Text(f"not used: {one_line(line)}", style="dim"))
         for note in launch.notes:
-            console.print(Text(f"note: {note}"))
+            console.print(Text(f"note: {one_line(note)}"))
         console.print(Text("would run:", style="bold"))
     return capture.get() + script(launch)
 
@@ -74,19 +79,24 @@ def _brief(value: Any) -> str:
         return "-"
     if isinstance(value, tuple):
         items = [str(item) for item in cast("tuple[object, ...]", value)]
-        return " ".join([*items[:4], f"... ({len(items)})"] if len(items) > 4 else items) or "-"
-    return str(value)
+        return _short(" ".join([*items[:4], f"... ({len(items)})"] if len(items) > 4 else items)) or "-"
+    return _short(str(value))
+
+
+def _short(text: str) -> str:
+    # A list of hosts may have 100,000 characters: drawing them as a table takes seconds, and shows nothing.
+    return one_line(text if len(text) <= MOST_CELL_TEXT else f"{text[:MOST_CELL_TEXT]}...")
 
 
 def script(launch: Launch) -> str:
     """Lines for a shell that would do the same."""
-    lines = [f"unset {name}" for name in launch.removed_variables]
-    return "\n".join([*lines, exports(launch.set_variables), shlex.join(launch.argv)])
+    lines = [f"unset {name}" for name in launch.removed_variables if NAME.fullmatch(name)]
+    return "\n".join([*lines, exports(launch.set_variables), quoting.words(launch.argv)])
 
 
 def exports(variables: Mapping[str, str]) -> str:
     """Lines for a shell that set `variables`."""
-    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
+    return "\n".join(f"export {name}={quoting.word(value)}" for name, value in sorted(variables.items()))
 
 
 def headline(allocation: Allocation, rendezvous: Rendezvous, launch: Launch) -> str:
@@ -100,7 +110,7 @@ def headline(allocation: Allocation, rendezvous: Rendezvous, launch: Launch) -> 
     line = f"muster: {job}: {shape} = {_count(allocation.world_size, 'rank')}, meeting on {place}"
     if rendezvous.interface:
         line += f" over {rendezvous.interface}"
-    return "\n".join([line, *(f"muster: {note}" for note in launch.notes)])
+    return "\n".join(map(one_line, [line, *(f"muster: {note}" for note in launch.notes)]))
 
 
 def _count(number: int, noun: str) -> str:

@@ -12,6 +12,7 @@ from muster.entrypoint.allocation import Hosts
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
+from muster.units import whole_number
 
 # Without a GPU two processes: the least that shows a distributed training at work.
 NPROC_WITHOUT_GPU = 2
@@ -80,8 +81,9 @@ def processes_per_node(env: Environment, options: LaunchOptions, job: Hosts | No
         # What the job's author wrote as nprocPerNode.
         given, name = env["PET_NPROC_PER_NODE"], "PET_NPROC_PER_NODE"
     num_gpus, source = gpus(env, job.gpus_on_node if job else None)
-    if given is not None and given.isascii() and given.isdigit() and int(given) >= 1:
-        return int(given), f"{name}={given}"
+    number = whole_number(given) if given is not None else None
+    if number:
+        return number, f"{name}={given}"
     if given == "cpu":
         num_cores = cores(env, job.cpus_on_node if job else None)
         return num_cores or NPROC_WITHOUT_GPU, f"{name}=cpu"

@@ -1,6 +1,5 @@
 """Reading a number, a list or a file out of a variable, with an error that names the variable."""
 
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TypeVar
 from muster.entrypoint import container, hostlist
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
+from muster.units import MAX_COUNT, MAX_ID, whole_number
 
 T = TypeVar("T")
 
@@ -16,8 +16,8 @@ MAX_FILE_BYTES = 64 << 20
 """A list of hosts is smaller; a variable may name any file."""
 
 
-def number(env: Mapping[str, str], name: str, fix: str) -> int:
-    """The value of the variable `name`, a whole number of 0 or more.
+def number(env: Mapping[str, str], name: str, fix: str, most: int = MAX_COUNT) -> int:
+    """The value of the variable `name`, a whole number from 0 to `most`.
 
     Raises:
         MusterError: it is missing, empty or something else.
@@ -25,9 +25,16 @@ def number(env: Mapping[str, str], name: str, fix: str) -> int:
     value = env.get(name)
     if value is None:
         raise _missing(env, name, fix)
-    if not re.fullmatch(r"[0-9]{1,18}", value):
-        raise MusterError(f"{name} is no number", seen=f"{name}={value}", fix=fix)
-    return int(value)
+    found = whole_number(value, most)
+    if found is None:
+        wrong = f"{name} is no number from 0 to {most}"
+        raise MusterError(wrong, seen=seen(env, name), fix=fix)
+    return found
+
+
+def identifier(env: Mapping[str, str], name: str, fix: str) -> int:
+    """As `number`, for the number by which a scheduler calls a job or a step."""
+    return number(env, name, fix, MAX_ID)
 
 
 def hosts(env: Mapping[str, str], name: str, fix: str) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from muster.entrypoint.allocation import Hosts, Rejected, Task
 from muster.entrypoint.detect import placing
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
+from muster.units import whole_number
 
 FIX_JOB = "start from a fresh job: `qsub -pe PE SLOTS SCRIPT`, without setting Grid Engine's variables by hand"
 FIX_HOSTS = (
@@ -60,7 +61,7 @@ def job(env: Environment) -> Hosts | None:
     # SGE_ROOT and its like are set on a login node too, and JOB_ID alone is anybody's.
     if not any(name in env for name in ("PE_HOSTFILE", "SGE_JOB_SPOOL_DIR", "SGE_TASK_ID")):
         return None
-    job_id = str(variables.number(env, "JOB_ID", FIX_JOB))
+    job_id = str(variables.identifier(env, "JOB_ID", FIX_JOB))
     task = env.get("SGE_TASK_ID", "undefined")
     slots: dict[str, int] = {}
     problem = None
@@ -106,10 +107,11 @@ def _slots(env: Environment) -> dict[str, int]:
         words = line.split()
         if not words:
             continue
-        if len(words) < 2 or not hostlist.is_name(words[0]) or not words[1].isdecimal():
+        num_slots = whole_number(words[1]) if len(words) > 1 else None
+        if num_slots is None or not hostlist.is_name(words[0]):
             raise _unreadable(env, f"holds {line[:60]!r}")
         # A host comes again where several queues gave slots on it.
-        slots[words[0]] = slots.get(words[0], 0) + int(words[1])
+        slots[words[0]] = slots.get(words[0], 0) + num_slots
     if not slots:
         raise _unreadable(env, "is empty")
     if not is_task(env) and env.get("NHOSTS", str(len(slots))) != str(len(slots)):

@@ -17,6 +17,7 @@ from muster.entrypoint import hostlist, variables
 from muster.entrypoint.allocation import Hosts, Rejected, Task
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
+from muster.units import whole_number
 
 FIX = "on each pod: train ddp --nnodes PODS --node-rank INDEX --master-addr HOST"
 
@@ -91,9 +92,9 @@ def _counted(env: Environment, name: str) -> _Pods:
     if len(set(ranks.values())) != 1 or num_pods < 1 or next(iter(ranks.values())) >= num_pods:
         raise MusterError("the variables disagree on which pod of the job this is", seen=seen, fix=FIX)
     world_size = variables.optional(env, "WORLD_SIZE", FIX)
-    per_pod = env.get("PET_NPROC_PER_NODE", "1")
+    per_pod = whole_number(env.get("PET_NPROC_PER_NODE", "1"))
     # Newer operators count processes in WORLD_SIZE, as far as their number is given.
-    if world_size not in (None, num_pods, num_pods * int(per_pod) if per_pod.isdecimal() else num_pods):
+    if world_size not in (None, num_pods, num_pods * (per_pod or 1)):
         raise MusterError("the variables disagree on the number of pods", seen=seen, fix=FIX)
     place, rank = next(iter(ranks.items()))
     if _rank_by_name(env) not in (None, rank):

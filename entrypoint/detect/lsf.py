@@ -29,6 +29,7 @@ from muster.entrypoint.allocation import Hosts, Rejected, Task
 from muster.entrypoint.detect import placing
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
+from muster.units import whole_number
 
 FIX_JOB = "start from a fresh job: `bsub < SCRIPT`, without setting LSB_ variables by hand"
 
@@ -41,7 +42,7 @@ def job(env: Environment) -> Hosts | None:
     """
     if not any(name in env for name in ("LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_DJOB_RANKFILE")):
         return None
-    job_id = str(variables.number(env, "LSB_JOBID", FIX_JOB))
+    job_id = str(variables.identifier(env, "LSB_JOBID", FIX_JOB))
     index = variables.optional(env, "LSB_JOBINDEX", FIX_JOB)
     # LSF only says that it is not the first time; our script counts, so that no attempt reads keys of another.
     counted = variables.optional(env, "MUSTER_ATTEMPT", FIX_JOB)
@@ -80,10 +81,11 @@ def _slots(env: Environment) -> dict[str, int]:
         raise MusterError("LSF's list of the job's nodes is missing", seen=seen, fix=FIX_JOB)
     slots: Counter[str] = Counter()
     for host, count in zip_longest(words[::2], words[1::2], fillvalue=""):
-        if not (hostlist.is_name(host) and count.isascii() and count.isdigit() and int(count) < 10**6):
+        num_slots = whole_number(count)
+        if num_slots is None or not hostlist.is_name(host):
             seen = variables.seen(env, "LSB_MCPU_HOSTS")
             raise MusterError("LSB_MCPU_HOSTS is no list of hosts", seen=seen, fix=FIX_JOB)
-        slots[host] += int(count)
+        slots[host] += num_slots
     by_slot = env.get("LSB_HOSTS", "").split()
     if by_slot and set(by_slot) != set(slots):
         seen = variables.seen(env, "LSB_MCPU_HOSTS", "LSB_HOSTS")

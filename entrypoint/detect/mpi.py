@@ -30,6 +30,7 @@ from muster.entrypoint.detect import placing
 from muster.entrypoint.detect.lsf import JSRUN_NAMES
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
+from muster.units import whole_number
 
 OPENMPI_NAMES = placing.Names(
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
@@ -89,8 +90,10 @@ def _cross_check(env: Environment) -> None:
         ("OMPI_MCA_orte_num_nodes", operator.ge, ranks.num_nodes),
     )
     # Each check only where the variable is a number: other versions leave some of them out.
-    numbers = {name: int(env[name]) for name, _, _ in repeated if env.get(name, "").isdecimal()}
-    wrong = [name for name, fits, own in repeated if name in numbers and not fits(numbers[name], own)]
+    numbers = {name: whole_number(env[name]) for name, _, _ in repeated if env.get(name, "").isdecimal()}
+    # One that is too large to be read fits nothing.
+    fitting = {name for name, fits, own in repeated if (n := numbers.get(name)) is not None and fits(n, own)}
+    wrong = sorted(numbers.keys() - fitting)
     if wrong:
         raise MusterError(
             "Open MPI's variables contradict each other, or the nodes have different numbers of processes",

@@ -29,6 +29,7 @@ from muster.entrypoint.allocation import Hosts, Rejected, Task
 from muster.entrypoint.detect import pbs
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
+from muster.units import MAX_COUNT
 
 FIX = "start the command by mpiexec itself, from a shell without another run's PALS_ variables"
 FIX_HOSTS = "set MASTER_ADDR to the first node's name"
@@ -164,7 +165,7 @@ def _from_variables(
 
 
 VERSIONS = (1, 5)
-MAX_RECORDS = 10_000_000
+MAX_RECORDS = MAX_COUNT
 
 # `i4x` is an int and the gap before the next size_t. All machines with PALS are little-endian.
 _HEADER = struct.Struct("<i4xQ QQi4x QQi4x QQi4x QQi4x QQi4x")

@@ -24,6 +24,7 @@ from muster.entrypoint.allocation import Hosts, Rejected, Task
 from muster.entrypoint.detect import placing
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
+from muster.units import whole_number
 
 FIX_JOB = "start from a fresh job: `qsub SCRIPT`, without -V and without setting PBS_ variables by hand"
 FIX_HOSTS = "in the job script: export MUSTER_HOSTS=$(awk '!seen[$1]++ {print $1}' \"$PBS_NODEFILE\" | paste -sd,)"
@@ -89,6 +90,17 @@ def _node_file(env: Environment) -> dict[str, int]:
             fix=FIX_JOB,
         )
     return dict(Counter(names))
+
+
+def sets_threads(env: Environment) -> bool:
+    """Whether OMP_NUM_THREADS is PBS's own value and no wish of the user.
+
+    PBS sets it in every job, to the CPUs of a chunk or to what `ompthreads` asks for, and NCPUS to the same.
+
+    Source: https://help.altair.com/2022.1.0/PBS%20Professional/PBSUserGuide2022.1.pdf (OMP_NUM_THREADS)
+    """
+    threads = env.get("OMP_NUM_THREADS", "")
+    return "PBS_ENVIRONMENT" in env and bool(whole_number(threads)) and threads == env.get("NCPUS")
 
 
 def is_task(env: Environment) -> bool:

@@ -31,7 +31,7 @@ def job(env: Mapping[str, str]) -> Hosts | None:
     # Any one of them is enough: a job with one variable lost must not pass for a machine without a scheduler.
     if not {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST"} & set(env):
         return None
-    job_id = variables.number(env, "SLURM_JOB_ID", FIX_JOB)
+    job_id = variables.identifier(env, "SLURM_JOB_ID", FIX_JOB)
     # SLURM_RESTART_COUNT is unset on the first run.
     attempt = variables.optional(env, "SLURM_RESTART_COUNT", FIX_JOB) or 0
     hosts = _heterogeneous_hosts(env) or _job_hosts(env)
@@ -115,7 +115,7 @@ def task(env: Environment, job: Hosts | None) -> Task | None:
     """
     if "SLURM_STEP_ID" not in env:
         return None
-    step = variables.number(env, "SLURM_STEP_ID", FIX_TASK)
+    step = variables.identifier(env, "SLURM_STEP_ID", FIX_TASK)
     if step >= _FIRST_RESERVED_STEP:
         return None
     # srun sets both to the same. sbatch sets the first anew, and leaves the second as the submitting shell had it.
@@ -171,7 +171,8 @@ def task(env: Environment, job: Hosts | None) -> Task | None:
 def _hosts(env: Mapping[str, str]) -> tuple[str, ...]:
     """The step's nodes in the order that SLURM_NODEID counts them."""
     listed = variables.hosts(env, "SLURM_STEP_NODELIST", FIX_TASK)
-    by_group = tuple(host for host in _heterogeneous_hosts(env) if host in set(listed))
+    own = set(listed)
+    by_group = tuple(host for host in _heterogeneous_hosts(env) if host in own)
     return by_group if len(by_group) == len(listed) else listed
 
 

@@ -12,18 +12,26 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.@%+,:=/-]+")
 
 
 def word(value: object) -> str:
-    r"""`value` as one word of bash, on one line, and nothing in it expanded.
+    r"""`value` as one word of bash, on one line, without control characters, and nothing in it expanded.
 
     A line of its own could begin with the `#$` or `#BSUB` of a directive: schedulers read the whole script for those.
+    A terminal would obey what follows an ESC.
 
     >>> word("a\n#BSUB -q other")
     "$'a\\n#BSUB -q other'"
     """
     text = str(value)
-    if "\n" not in text and "\r" not in text:
+    if text.isprintable():
         return shlex.quote(text)
     escaped = re.sub(r"([\\'])", r"\\\1", text).replace("\n", r"\n").replace("\r", r"\r")
-    return f"$'{escaped}'"
+    return f"$'{''.join(map(_escaped, escaped))}'"
+
+
+def _escaped(character: str) -> str:
+    # Its bytes in UTF-8, or the byte that was none: bash writes \u by the locale.
+    if character.isprintable():
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
 
 
 def words(values: Iterable[object]) -> str:

@@ -39,7 +39,8 @@ def test_lists_expand_in_their_order(text: str, hosts: list[str]) -> None:
     "text",
     ["", ",", "n1,", "n[1-2", "n1-2]", "n]1[", "n[[1]]", "n[]", "n[1-]", "n[-1]", "n[a-b]", "n[2-1]", "n[1 2]", "n 1",
      "(null)", "n[1-99999999]", "n[1-1000]x[1-1000]", "n[1-" + "9" * 5000 + "]", "-n1", "n1;reboot", "$(reboot)",
-     "n\n1", "n[\u0661-\u0662]"],
+     "n\n1", "n[\u0661-\u0662]", "n[" + "0-199999," * 100 + "0]", ",".join(["n[0-199999]"] * 100),
+     "n," * 2_000_000 + "n"],
 )  # fmt: skip
 def test_what_is_no_list_is_refused(text: str) -> None:
     with pytest.raises(HostListError):
@@ -103,7 +104,11 @@ def test_counts(text: str, counts: tuple[int, ...]) -> None:
     assert expand_counts(text) == counts
 
 
-@pytest.mark.parametrize("text", ["", "x", "2(x)", "2(x3", "2x3", "-1", "1,,2", "1(x99999999)"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "2(x)", "2(x3", "2x3", "-1", "1,,2", "1(x99999999)", "9" * 5000, "1000000000000", "\u0662(x2)",
+     "1(x" + "9" * 5000 + ")", "1," * 2_000_000 + "1"],
+)  # fmt: skip
 def test_what_is_no_count_is_refused(text: str) -> None:
     with pytest.raises(HostListError):
         expand_counts(text)

@@ -1,6 +1,8 @@
 """Allocation -> whole argv and variables, for each mode."""
 
+import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +156,33 @@ def test_what_the_user_set_stays_and_a_line_says_so() -> None:
         assert any(note.startswith(name) for note in found.notes), name
 
 
+@pytest.mark.parametrize(
+    ("recording", "threads", "taken"),
+    [
+        ("pbs/pbs_batch_1node", "4", "2"),  # an agent, whose two ranks share the chunk's four
+        ("pbs/pbs_mpi_hydra-tmrsh.rank3.pbsn2", "4", "2"),  # two ranks by mpiexec on this node
+        ("pbs/pbs_batch_1node", "1", "1"),
+    ],
+)
+def test_threads_that_pbs_sets_are_no_wish_of_the_user(recording: str, threads: str, taken: str) -> None:
+    """PBS gives each process of a chunk the number of all its cores."""
+    env = environment.load(FOLDER.parent / f"{recording}.env")
+    found = planned(replace(env, variables={**env, "NCPUS": threads, "OMP_NUM_THREADS": threads}))
+    assert found.set_variables["OMP_NUM_THREADS"] == taken
+    notes = "\n".join(found.notes)
+    assert "OMP_NUM_THREADS" not in notes if threads == taken else "was set by PBS" in notes
+    assert f"OMP_NUM_THREADS={threads} is yours" not in notes
+    of_the_user = planned(replace(env, variables={**env, "NCPUS": threads, "OMP_NUM_THREADS": "3"}))
+    assert "OMP_NUM_THREADS=3 is yours: it was kept" in of_the_user.notes
+
+
+def test_an_operators_address_is_not_called_the_users() -> None:
+    env = environment.load(FOLDER.parent / "documented" / "kubeflow_pytorchjob.mnist-worker-1.2.env")
+    found = planned(env)
+    assert "--master-addr=mnist-master-0" in found.argv
+    assert not [note for note in found.notes if "yours" in note]
+
+
 def test_the_master_in_torchruns_own_words() -> None:
     found = planned(recorded("b_srun_N2_1per.node02.1", PET_MASTER_ADDR="pod-0", PET_MASTER_PORT="4000"))
     assert {"--master-addr=pod-0", "--master-port=4000"} <= set(found.argv)
@@ -161,8 +190,9 @@ def test_the_master_in_torchruns_own_words() -> None:
 
 
 def test_a_port_that_is_none() -> None:
-    with pytest.raises(MusterError, match="MASTER_PORT is no port"):
-        planned(recorded("b_srun_N2_1per.node02.1", MASTER_PORT="http"))
+    for value in ("http", "0", "65536", "-1", "9" * 5000, "٢٩٥٠٠"):
+        with pytest.raises(MusterError, match="MASTER_PORT is no port"):
+            planned(recorded("b_srun_N2_1per.node02.1", MASTER_PORT=value))
 
 
 def test_options_win_over_the_environment() -> None:
@@ -248,12 +278,47 @@ def test_the_way_to_a_loopback_address_is_loopback_and_never_the_fabric() -> Non
 
 
 def test_hostile_values_stay_one_word() -> None:
-    hostile = "x; touch /tmp/owned $(id) `id`\n'\""
+    hostile = "x; touch /tmp/owned $(id) `id`\n'\"\\\x1b[31m\x9b\u2028\udcff"
     found = planned(Environment({}, host="laptop"), program=Program("script", ("s.py", hostile)))
-    import shlex
-
     last = report.script(found).split("s.py ", 1)[1]
-    assert shlex.split(last) == [hostile]
+    assert last.isprintable()
+    read = subprocess.run(["bash", "-c", f"printf %s {last}"], capture_output=True, check=True, env={"LC_ALL": "C"})
+    assert read.stdout == os.fsencode(hostile)
+
+
+def test_a_variable_too_long_for_the_kernel_is_named() -> None:
+    """As TF_CONFIG is, with the names of 10,000 nodes."""
+    with pytest.raises(MusterError) as refusal:
+        launch.execute(Launch((sys.executable, "-c", ""), {"TF_CONFIG": "x" * (4 << 20)}, (), ()), Environment({}))
+    assert "long" in refusal.value.wrong
+    assert "TF_CONFIG" in refusal.value.seen
+
+
+def test_no_name_of_a_variable_reaches_a_shell() -> None:
+    hostile = {"PET_$(touch /tmp/owned)": "1", "PET_X; id": "2", "PET_NNODES": "2"}
+    found = planned(recorded("b_srun_N2_1per.node02.1", **hostile))
+    assert [line for line in report.script(found).splitlines() if "PET_" in line] == ["unset PET_NNODES"]
+
+
+@pytest.mark.parametrize("value", ["node01\x1b[31m", "node 01", "x" * 5000, "$(id)", "a,b"])
+def test_an_address_that_is_none(value: str) -> None:
+    with pytest.raises(MusterError, match="MASTER_ADDR is no host name or address"):
+        planned(recorded("b_srun_N2_1per.node02.1", MASTER_ADDR=value))
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("jwb0001", "jwb0001i"),
+        ("jwb0001.juwels", "jwb0001i.juwels"),
+        ("0001", "0001i"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("fe80::1", "fe80::1"),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.1"),
+    ],
+)
+def test_a_suffix_makes_another_name_and_no_other_address(host: str, name: str) -> None:
+    assert rendezvous.with_suffix(host, "i") == name
 
 
 def test_an_error_is_three_lines_whatever_is_in_it() -> None:

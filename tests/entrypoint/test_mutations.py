@@ -48,7 +48,7 @@ SOLE_WITNESSES = {
 
 def values(value: str) -> list[str | None]:
     """What may have become of a variable: missing, empty, doubled, no number, off by one, a list."""
-    changed: list[str | None] = [None, "", value + value, "x", "-1", "99", "$(reboot)", f"{value},9"]
+    changed: list[str | None] = [None, "", value + value, "x", "-1", "99", "9" * 5000, "$(reboot)", f"{value},9"]
     return [*changed, str(int(value) + 1)] if value.isdecimal() else changed
 
 
@@ -62,7 +62,15 @@ def mutations(recording: Recording) -> Iterator[tuple[str, str | None, Environme
             variables = {key: text for key, text in env.items() if key != name}
             yield name, other, replace(env, variables=variables if other is None else {**variables, name: other})
     for name, content in env.files.items():
-        for other in ("", "\n", "x y z\n", content + content, content[: len(content) // 2], "\0\n"):
+        for other in (
+            "",
+            "\n",
+            "x y z\n",
+            f"x {'9' * 5000} y z\n",
+            content + content,
+            content[: len(content) // 2],
+            "\0\n",
+        ):
             yield f"file {name}", other, replace(env, files={**env.files, name: other})
         yield f"file {name}", None, replace(env, files={})
 
@@ -146,3 +154,12 @@ def test_another_familys_variables_never_let_a_refused_process_start(family: str
         added = {**leaked, **recording.environment.variables}
         found = recorded.find(replace(recording.environment, variables=added))
         assert found is None or recording.scenario in WITHOUT_EVIDENCE, (str(recording), found)
+
+
+def test_no_environment_gives_a_traceback_takes_long_or_reaches_a_shell_or_terminal() -> None:
+    """A sample; `python -m tests.entrypoint.fuzz` makes 20,000."""
+    from tests.entrypoint import fuzz
+
+    wrong, ends, _ = fuzz.run(400, seed=7)
+    assert wrong == []
+    assert ends["right"] == 400

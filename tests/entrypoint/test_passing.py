@@ -197,7 +197,7 @@ def test_any_value_reaches_apptainer_as_it_is_or_not_at_all(variables: dict[str,
     passed = pflag(arguments(" ".join(found.words)))
     assert passed.items() <= variables.items()
     for name in variables.keys() - passed.keys():
-        assert re.search(r"[$`\\\n\r]", variables[name])
+        assert re.search(r"[$`\\]", variables[name]) or not variables[name].isprintable()
         assert any(name in note for note in found.notes)
 
 
