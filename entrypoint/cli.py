@@ -24,6 +24,8 @@ from muster.entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions,
 from muster.entrypoint.program import Program
 from muster.entrypoint.sites import commands as site_commands
 from muster.errors import MusterError, one_line
+from muster.help import NAMES as HELP_NAMES
+from muster.help import Command
 
 
 # torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.
@@ -32,6 +34,8 @@ def _with_hyphens(name: str) -> str:
 
 
 SETTINGS: dict[str, Any] = {"token_normalize_func": _with_hyphens, "help_option_names": ["-h", "--help"]}
+# Of commands with dozens of options.
+DETAILED: dict[str, Any] = {**SETTINGS, "help_option_names": list(HELP_NAMES)}
 
 # A look at the nodes must not wait for one of them as long as a training does.
 CHECK_RDZV_TIMEOUT_S = 120
@@ -43,6 +47,33 @@ HELP = {
     "fsdp": "Weights, gradients and moments cut over ranks (fully_shard).",
     "tp": "A transformer's matrices and sequences cut over ranks.",
     "pipeline": "A transformer's layers dealt out to ranks, which take turns.",
+}
+
+EXAMPLES = {
+    "single": "train single --epochs 3\n"
+    "train single --model resnet50 --data imagefolder:imagenet\n"
+    "train single --name first --resume",
+    "dp": "train dp --epochs 3\ntrain dp --model resnet50 --data imagefolder:imagenet\ntrain dp --name first --resume",
+    "ddp": "train ddp --epochs 3\n"
+    "train ddp --nproc-per-node 4 --model resnet50 --data imagefolder:imagenet\n"
+    "srun --ntasks-per-node=1 apptainer exec --nv muster.sif train ddp",
+    "fsdp": "train fsdp --model gpt-124m --data tokens:corpus.txt\n"
+    "train fsdp --model gpt-1b --data synthetic --max-steps 20 --replicate 2\n"
+    "srun --ntasks-per-node=1 apptainer exec --nv muster.sif train fsdp",
+    "tp": "train tp --nproc-per-node 2 --model gpt-tiny --data synthetic\n"
+    "train tp --model gpt-1b --data tokens:corpus.txt --tensor-parallel 4\n"
+    "srun --ntasks-per-node=1 apptainer exec --nv muster.sif train tp",
+    "pipeline": "train pipeline --nproc-per-node 2 --model gpt-tiny --data synthetic\n"
+    "train pipeline --model gpt-1b --data tokens:corpus.txt --microbatches 8\n"
+    "srun --ntasks-per-node=1 apptainer exec --nv muster.sif train pipeline",
+    "run": "muster run train.py --epochs 3\n"
+    "muster run --nproc-per-node 4 -m package.module\n"
+    "srun --ntasks-per-node=1 apptainer exec --nv muster.sif muster run train.py",
+    "detect": "muster detect\nmuster detect --record job.env\nmuster detect --env-file job.env --json",
+    "doctor": "muster doctor --quick\nsrun --ntasks-per-node=1 apptainer exec --nv muster.sif muster doctor",
+    "bench": "muster bench --nproc-per-node 2 --collectives all_reduce\n"
+    "srun --ntasks-per-node=1 apptainer exec --nv muster.sif muster bench",
+    "env": 'eval "$(muster env)"\ndocker run $(muster env --docker-args) muster train ddp',
 }
 
 # typer carries its command-line parser inside; the class of its usage errors is reached by one that it exports.
@@ -70,11 +101,16 @@ def _trainings(start_program: Callable[..., None]) -> typer.Typer:
             program = Program("module", ("muster.train", strategy, *to_argv(training)), is_ours=True)
             start_program(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS)
 
-        app.command(strategy, help=HELP[strategy])(command(start, LaunchOptions, Options))
+        _detailed(app, strategy, HELP[strategy])(command(start, LaunchOptions, Options))
     app.command("export", help="Write a run's weights as one plain file, for torch.load.")(_export)
     app.command("pack", help="Put images into few tar files, for --data shards:FOLDER.")(_pack)
     app.command("selftest", help="Train here with each strategy, and compare: PASS or FAIL.")(_selftest)
     return app
+
+
+def _detailed(app: typer.Typer, name: str, text: str, **settings: Any) -> Callable[..., Any]:
+    """As `app.command`, for a command whose options are too many for one screen: see muster/help.py."""
+    return app.command(name, cls=Command, help=text, epilog=EXAMPLES[name], context_settings={**DETAILED, **settings})
 
 
 def _check(words: Sequence[str]) -> None:
@@ -134,11 +170,8 @@ def muster() -> None:
         add_completion=False,
     )
     script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The program, then its arguments.")]
-    app.command(
-        "run",
-        help="Start SCRIPT on all ranks of this job, in torchrun's place.",
-        context_settings={**SETTINGS, "allow_interspersed_args": False},
-    )(
+    run = "Start SCRIPT on all ranks of this job, in torchrun's place."
+    _detailed(app, "run", run, allow_interspersed_args=False)(
         command(
             _run_script,
             LaunchOptions,
@@ -146,18 +179,18 @@ def muster() -> None:
             script=inspect.Parameter("script", inspect.Parameter.KEYWORD_ONLY, annotation=script),
         )
     )
-    app.command("detect", help="Show what was found, where it came from, what would run.")(
+    _detailed(app, "detect", "Show what was found, where it came from, what would run.")(
         command(_detect, LaunchOptions, ShowOptions)
     )
     doctor = "Look at all nodes of this job: what is wrong, and where."
-    app.command("doctor", help=doctor)(command(_start_check("doctor"), LaunchOptions, DoctorOptions))
+    _detailed(app, "doctor", doctor)(command(_start_check("doctor"), LaunchOptions, DoctorOptions))
     bench = "Measure how fast ranks reach each other, and by which network."
-    app.command("bench", help=bench)(command(_start_check("bench"), LaunchOptions, BenchOptions))
+    _detailed(app, "bench", bench)(command(_start_check("bench"), LaunchOptions, BenchOptions))
     app.command("report", help="Show what runs measured, and how they scale, on one page.")(_report)
     job_commands.add_to(app, _check)
     site_commands.add_to(app)
     fabric_commands.add_to(app)
-    app.command("env", help="Print variables for other frameworks, or a container's options.")(
+    _detailed(app, "env", "Print variables for other frameworks, or a container's options.")(
         command(_env, LaunchOptions, EnvOptions)
     )
     app.command("version", help="Show what is installed, and the libraries that torch loads.")(_version)

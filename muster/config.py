@@ -197,7 +197,7 @@ class Options:
     compile: Annotated[
         Literal["off", "default", "max-autotune"],
         option(
-            help="Compile the model at its first step: default fuses kernels, max-autotune also tries which are the "
+            help="Compile the model at its first step; default fuses kernels, max-autotune also tries which are the "
             "fastest, and records them as CUDA graphs.",
             panel=SPEED,
         ),
@@ -219,8 +219,8 @@ class Options:
     resume: Annotated[
         str | None,
         option(
-            help="Continue: 'auto' (or nothing after it) takes the run's latest checkpoint, else a run's folder or a "
-            "checkpoint.",
+            help="Go on from the run's latest checkpoint ('auto', or nothing after it); or from the run's folder or "
+            "the checkpoint that is named.",
             panel=RUN,
         ),
     ] = None

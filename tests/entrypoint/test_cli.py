@@ -1,13 +1,18 @@
 """The commands, as processes: what is printed, how they end, and what they start."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from muster.config import STRATEGIES
+from muster.entrypoint.options import LaunchOptions
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -102,11 +107,33 @@ def test_dry_run_prints_what_a_shell_would_run_and_runs_nothing(command: Run, tm
     assert subprocess.run(["bash", "-n"], input=answer.stdout, text=True, check=False, timeout=60).returncode == 0
 
 
-def test_help_is_help(command: Run) -> None:
-    for name, arguments in (("train", ["ddp", "--help"]), ("muster", ["run", "--help"])):
-        answer = command(name, *arguments)
-        assert answer.returncode == 0
-        assert "--nproc-per-node" in answer.stdout
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_help_is_one_screen_of_what_people_use(command: Run, strategy: str) -> None:
+    answer = command("train", strategy, "--help", env={"COLUMNS": "80"})
+    assert answer.returncode == 0
+    lines = answer.stdout.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+    assert {"--model", "--data", "--lr", "--name", "--nproc-per-node"} <= options_in(answer.stdout)
+    assert f"train {strategy} --help-all" in lines[-1]
+
+
+@pytest.mark.parametrize("words", [("train", "fsdp"), ("muster", "run"), ("muster", "doctor"), ("muster", "detect")])
+def test_all_options_are_shown_on_request_and_fit_80_columns(command: Run, words: tuple[str, str]) -> None:
+    answer = command(*words, "--help-all", env={"COLUMNS": "80"})
+    assert answer.returncode == 0
+    assert max(map(len, answer.stdout.splitlines())) <= 80
+    shown = options_in(answer.stdout)
+    assert {"--" + field.name.replace("_", "-") for field in fields(LaunchOptions)} <= shown
+    if words == ("train", "fsdp"):
+        others = {"--tensor-parallel", "--zero1", "--microbatches"}
+        assert not others & shown
+        assert {"--lr-end", "--hang-timeout", "--cpu-offload", "--replicate"} <= shown
+
+
+def options_in(text: str) -> set[str]:
+    """The options that a help text has a row for."""
+    return set(re.findall(r"(--[a-z0-9-]+)", "\n".join(line for line in text.splitlines() if re.match("  -", line))))
 
 
 HELLO = """

@@ -1,0 +1,131 @@
+"""The help text of a command: examples and the options that people use, by `--help`; all others by `--help-all`."""
+
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from typer.core import TyperCommand
+
+NAMES = ("-h", "--help", "--help-all")
+"""The options that show a help text; the last one shows all of it."""
+
+BRIEF = frozenset(
+    (
+        # Model and data, training
+        *("model", "data", "image_size", "seq_len", "epochs", "batch_size", "max_steps", "optimizer", "lr"),
+        *("lr_schedule", "weight_decay", "seed"),
+        # Strategies
+        *("zero1", "sync_bn", "replicate", "cpu_offload", "tensor_parallel", "pipeline_parallel"),
+        *("microbatches", "schedule"),
+        # Speed, run, launch
+        *("bf16", "compile", "name", "resume", "save_every", "nnodes", "nproc_per_node", "dry_run"),
+        # Commands of `muster`
+        *("module", "no_python", "framework", "as_json", "record", "format"),
+        *("docker_args", "apptainer_args"),
+    )
+)
+"""The options of trainings and launches that `--help` shows. Of other commands it shows all that are theirs alone."""
+
+TRAINING = ("Model", "Data", "Training", "Strategy", "Speed", "Run")
+LAUNCH = ("Launch", "This site and its network", "Look first")
+"""Headings of options that many commands have; those of a launch come last."""
+
+NAME_WIDTH = 26
+MOST_COLUMNS = 100
+
+
+class Command(TyperCommand):
+    """A command with many options. Its `epilog` has examples, one a line."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the help text for a terminal of this width."""
+        columns = min(shutil.get_terminal_size().columns, MOST_COLUMNS)
+        is_all = NAMES[-1] in sys.argv
+        for line in _lines(self, ctx, columns, is_all):
+            formatter.write(line + "\n")
+
+
+def _lines(command: TyperCommand, ctx: Any, columns: int, is_all: bool) -> Iterator[str]:
+    arguments = [name.upper() for name in map(_metavar_of_argument, ctx.command.params) if name]
+    yield " ".join([f"Usage: {ctx.command_path} [OPTIONS]", *arguments])
+    yield ""
+    yield from textwrap.wrap(command.help or "", columns)
+    if command.epilog:
+        yield ""
+        yield "Examples:"
+        yield from (f"  {example}" for example in command.epilog.splitlines())
+    groups: dict[str, list[Any]] = {}
+    strategy = command.name or ""
+    num_left = 0
+    for parameter in ctx.command.params:
+        if not _is_option(parameter) or not _belongs(parameter, strategy):
+            continue
+        if is_all or _is_brief(parameter):
+            groups.setdefault(parameter.rich_help_panel or "Options", []).append(parameter)
+        else:
+            num_left += 1
+    for heading in sorted(groups, key=lambda heading: heading.startswith(LAUNCH)):
+        yield ""
+        yield f"{heading}:"
+        for parameter in groups[heading]:
+            yield from _row(parameter, columns, is_all)
+    yield ""
+    if num_left:
+        yield f"{num_left} more options: {ctx.command_path} {NAMES[-1]}"
+
+
+def _is_option(parameter: Any) -> bool:
+    return parameter.param_type_name == "option" and parameter.name != "help"
+
+
+def _metavar_of_argument(parameter: Any) -> str:
+    return "" if parameter.param_type_name == "option" else (parameter.metavar or parameter.name)
+
+
+def _belongs(parameter: Any, strategy: str) -> bool:
+    """False for an option of another strategy, whose help begins with that one's name."""
+    return parameter.rich_help_panel != "Strategy" or parameter.help.startswith(f"{strategy}: ")
+
+
+def _is_brief(parameter: Any) -> bool:
+    panel = parameter.rich_help_panel or ""
+    return parameter.name in BRIEF or not panel.startswith((*TRAINING, *LAUNCH))
+
+
+def _row(parameter: Any, columns: int, is_all: bool) -> Iterator[str]:
+    """The option's name and its help beside it; below it where the name is long."""
+    names = "/".join([", ".join(parameter.opts), *parameter.secondary_opts])
+    name = f"  {names} {_values(parameter)}".rstrip()
+    words = parameter.help
+    if parameter.rich_help_panel == "Strategy":
+        words = words.partition(": ")[2]
+        words = words[0].upper() + words[1:]
+    if not is_all:
+        words = _first_clause(words)
+    default = parameter.default
+    if default not in (None, "") and not parameter.is_flag:
+        words += f" [{default:g}]" if isinstance(default, float) else f" [{default}]"
+    if is_all and parameter.envvar:
+        words += f" [{parameter.envvar}]"
+    lines = textwrap.wrap(words, columns - NAME_WIDTH, break_long_words=False, break_on_hyphens=False)
+    if len(name) >= NAME_WIDTH:
+        yield name
+    else:
+        yield f"{name:<{NAME_WIDTH}}{lines.pop(0)}"
+    yield from (" " * NAME_WIDTH + line for line in lines)
+
+
+def _first_clause(text: str) -> str:
+    """`text` up to its first full stop or semicolon."""
+    return re.split(r"[.;] ", text, maxsplit=1)[0].rstrip(".") + "."
+
+
+def _values(parameter: Any) -> str:
+    """What an option takes: its choices, or N for a whole number, X for another, TEXT."""
+    if parameter.is_flag:
+        return ""
+    kind = parameter.type_descriptor.annotation
+    return "|".join(get_args(kind)) or {int: "N", float: "X"}.get(kind, "TEXT")
