@@ -47,8 +47,12 @@ NAMES = {
     "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES",
     "PET_NODE_RANK", "PET_NPROC_PER_NODE", "VC_MASTER_HOSTS", "VC_TASK_INDEX", "VC_WORKER_HOSTS",
     "VK_TASK_INDEX",
-    *(f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(_MAX_HET_GROUPS)),
-    *(f"SLURM_JOB_NUM_NODES_HET_GROUP_{group}" for group in range(_MAX_HET_GROUPS)),
+    *(
+        f"SLURM_JOB_{what}_{kind}_GROUP_{group}"
+        for what in ("NODELIST", "NUM_NODES")
+        for kind in ("HET", "PACK")
+        for group in range(_MAX_HET_GROUPS)
+    ),
 }  # fmt: skip
 
 # What else of a job goes along: the user's program may read it, and settings for communication are the user's.

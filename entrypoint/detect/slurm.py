@@ -57,7 +57,23 @@ def job(env: Mapping[str, str]) -> Hosts | None:
 def _source(env: Mapping[str, str], name: str) -> str:
     if "SLURM_HET_SIZE" not in env:
         return f"{name}={env[name]}"
-    return " ".join(f"{key}={env[key]}" for key in sorted(env) if key.startswith(f"{name}_HET_GROUP_"))
+    return variables.seen(env, *(_of_group(env, name, group) for group in range(_num_groups(env))))
+
+
+def _num_groups(env: Mapping[str, str]) -> int:
+    # Slurm's own bound, MAX_HET_JOB_COMPS.
+    return variables.number(env, "SLURM_HET_SIZE", FIX_JOB, most=128)
+
+
+def _of_group(env: Mapping[str, str], name: str, group: int) -> str:
+    """The name of the variable that holds `name` of one group of a heterogeneous job.
+
+    Slurm 22.05 gives some tasks the old names alone, which releases before 20.02 had.
+
+    Source: https://slurm.schedmd.com/heterogeneous_jobs.html#env_var
+    """
+    old_name = f"{name}_PACK_GROUP_{group}"
+    return old_name if f"{name}_HET_GROUP_{group}" not in env and old_name in env else f"{name}_HET_GROUP_{group}"
 
 
 def _heterogeneous_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -68,9 +84,8 @@ def _heterogeneous_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
     """
     if "SLURM_HET_SIZE" not in env:
         return ()
-    num_groups = variables.number(env, "SLURM_HET_SIZE", FIX_JOB)
-    groups = [variables.hosts(env, f"SLURM_JOB_NODELIST_HET_GROUP_{group}", FIX_JOB) for group in range(num_groups)]
-    return tuple(dict.fromkeys(host for group in groups for host in group))
+    names = [_of_group(env, "SLURM_JOB_NODELIST", group) for group in range(_num_groups(env))]
+    return tuple(dict.fromkeys(host for name in names for host in variables.hosts(env, name, FIX_JOB)))
 
 
 def _job_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -96,7 +111,7 @@ def _job_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
 def _launch(env: Mapping[str, str], num_nodes: int) -> str:
     if "SLURM_HET_SIZE" in env:
         # Without it srun starts on the first group only.
-        groups = f"--het-group=0-{variables.number(env, 'SLURM_HET_SIZE', FIX_JOB) - 1}"
+        groups = f"--het-group=0-{_num_groups(env) - 1}"
         return f"srun {groups} --ntasks-per-node=1 {{command}}"
     # In a job of 4 tasks `--ntasks-per-node=1` alone is ignored with a warning: the count must go with it.
     return f"srun --nodes={num_nodes} --ntasks={num_nodes} --ntasks-per-node=1 {{command}}"

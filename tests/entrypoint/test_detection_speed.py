@@ -26,6 +26,14 @@ def slurm() -> Environment:
     return Environment({**task, **numbers, **lists, **tasks, **own}, NAMES[-1])
 
 
+def heterogeneous_slurm() -> Environment:
+    """Of two groups: a node, and all others."""
+    groups = {"0": NAMES[0], "1": f"node[00001-{NODES - 1:05}]"}
+    lists = {f"SLURM_JOB_NODELIST_HET_GROUP_{group}": listed for group, listed in groups.items()}
+    env = slurm()
+    return Environment({**env, **lists, "SLURM_HET_SIZE": "2"}, env.host)
+
+
 def pbs() -> Environment:
     task = environment.load(FOLDERS / "pbs" / "pbs_cgroupshook_gpu1_pbsdsh.pbsn2.task40000001.618.env")
     return Environment(dict(task), NAMES[-1], {"PBS_NODEFILE": "\n".join(NAMES)})
@@ -36,7 +44,7 @@ def hydra() -> Environment:
     return Environment({**ranks, "MUSTER_HOSTS": " ".join(f"{name}.x.org" for name in NAMES)}, NAMES[-1])
 
 
-@pytest.mark.parametrize("make", [slurm, pbs, hydra])
+@pytest.mark.parametrize("make", [slurm, heterogeneous_slurm, pbs, hydra])
 def test_ten_thousand_nodes_take_less_than_50_ms(make: Callable[[], Environment]) -> None:
     env = make()
     times: list[float] = []

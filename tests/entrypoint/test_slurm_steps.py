@@ -6,6 +6,7 @@ from muster.entrypoint import environment
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
+from tests.entrypoint import recorded
 from tests.entrypoint.recorded import FOLDERS, detect
 
 FOLDER = FOLDERS / "slurm"
@@ -56,3 +57,20 @@ def test_several_tasks_a_node_and_nproc_per_node_contradict_each_other() -> None
     with pytest.raises(MusterError, match="torchrun wants one task a node") as refusal:
         detect(env, LaunchOptions(nproc_per_node="2"))
     assert "--ntasks=2 --ntasks-per-node=1" in refusal.value.fix
+
+
+HETEROGENEOUS = [
+    recording
+    for recording in recorded.load("slurm_own")
+    if recording.scenario in ("het_group_0_1", "het_reversed", "het_group_1")
+]
+
+
+@pytest.mark.parametrize("recording", HETEROGENEOUS, ids=str)
+def test_the_groups_of_a_heterogeneous_job_by_their_old_names(recording: recorded.Recording) -> None:
+    """Tasks in Slurm 22.05 have `..._PACK_GROUP_0` and none of the newer `..._HET_GROUP_0`."""
+    env = recording.environment
+    old = {name: value for name, value in env.items() if "_HET_GROUP_" not in name}
+    assert any("_JOB_NODELIST_PACK_GROUP_" in name for name in old)
+    found, truth = detect(Environment(old, env.host)), detect(env)
+    assert (found.hosts, found.node_rank, found.rank) == (truth.hosts, truth.node_rank, truth.rank)
