@@ -41,7 +41,12 @@ def allocate(
         task, losers = resolve.find_task(env, job)
         if job is None and not is_single:
             _check_traces(env, options, task)
-        allocation = _launched(env, options, job, task, command) if task else _alone(env, options, job, command)
+        is_one_node = is_single or options.num_nodes == 1
+        allocation = (
+            _launched(env, options, job, task, command)
+            if task
+            else _alone(env, options, job, command, is_one_node=is_one_node)
+        )
     notes = [f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours: it was taken"] if "MUSTER_HOSTS" in env else []
     unused = variables.seen(env, "RANK", "WORLD_SIZE") if allocation.scheduler != "kubernetes" else ""
     return replace(
@@ -60,11 +65,11 @@ def single(allocation: Allocation, command: Sequence[str]) -> Allocation:
     """
     if allocation.num_nodes > 1 or allocation.tasks_on_node > 1:
         tasks = sum(allocation.ranks_per_node) if allocation.mode == "worker" else allocation.num_nodes
-        once = "srun --nodes=1 --ntasks=1 " if allocation.launcher == "srun" else ""
+        once = "srun --nodes=1 --ntasks=1 " if allocation.launcher == "srun" else "in the job script, by itself: "
         raise MusterError(
             f"single is one process, and {allocation.launcher} started {tasks}",
             seen=f"{allocation.sources['num_nodes']}, {allocation.sources.get('tasks_on_node', 'one task a node')}",
-            fix=f"start one task: {once}{shlex.join(command)}, or train ddp on all of them",
+            fix=f"start it once: {once}{shlex.join(command)}; or train ddp on all of them",
         )
     sources = {**allocation.sources, "nproc_per_node": "single"}
     return replace(allocation, ranks_per_node=(1,), rank=0, mode="single", sources=sources)
@@ -102,15 +107,23 @@ def _by_hand(env: Environment, options: LaunchOptions, job: Hosts | None) -> All
     return _allocation(env, options, job, task, notes, without_job="manual")
 
 
-def _alone(env: Environment, options: LaunchOptions, job: Hosts | None, command: Sequence[str]) -> Allocation:
-    """No launcher started this process: right on one node, a refusal on several."""
-    _check_alone(env, options, job, command)
-    _check_nnodes(options, 1, job.sources["num_nodes"] if job else "no scheduler's variables")
+def _alone(
+    env: Environment, options: LaunchOptions, job: Hosts | None, command: Sequence[str], *, is_one_node: bool
+) -> Allocation:
+    """No launcher started this process: right on one node, or where one is asked for; a refusal on several."""
+    own = variables.own_index(job.hosts, env, job.sources["hosts"], "srun, or mpiexec") if job and is_one_node else None
+    _check_alone(env, options, job, command, own, is_one_node=is_one_node)
     hosts = job.hosts if job and job.hosts else ((env.host,) if env.host else ())
     sources = {"launcher": "no launcher's variables"}
+    notes: list[str] = []
     if job is None:
         sources |= {"scheduler": "no scheduler's variables", "num_nodes": "one machine", "hosts": "this host's name"}
-    return _allocation(env, options, job, Task("local", 0, 0, 0, (1,), hosts, sources=sources), [])
+    elif own is not None and len(hosts) > 1:
+        hosts = (hosts[own],)
+        sources |= {"num_nodes": "--nnodes=1" if options.num_nodes == 1 else "single", "hosts": "this host"}
+        notes.append(f"this uses 1 of the job's {job.num_nodes} nodes")
+    _check_nnodes(options, 1, job.sources["num_nodes"] if job else "no scheduler's variables")
+    return _allocation(env, options, job, Task("local", 0, 0, 0, (1,), hosts, sources=sources), notes)
 
 
 def _launched(
@@ -209,8 +222,19 @@ def _check_variable(env: Environment, job: Hosts | None, node_rank: int, source:
         )
 
 
-def _check_alone(env: Environment, options: LaunchOptions, job: Hosts | None, command: Sequence[str]) -> None:
-    """Refuses a process that no launcher started where there are several nodes, or their number is not known."""
+def _check_alone(
+    env: Environment,
+    options: LaunchOptions,
+    job: Hosts | None,
+    command: Sequence[str],
+    own: int | None,
+    *,
+    is_one_node: bool,
+) -> None:
+    """Refuses a process that no launcher started where there are several nodes, or their number is not known.
+
+    Where but one node is asked for, any of the job's will do; `own` is this one's place among them.
+    """
     if job is None:
         places = [name for name in ("WORLD_SIZE", "PET_NNODES") if env.get(name, "1") != "1"]
         places += [name for name in env if re.fullmatch(r"JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX", name)]
@@ -222,13 +246,22 @@ def _check_alone(env: Environment, options: LaunchOptions, job: Hosts | None, co
             )
         return
     if job.num_nodes is None:
-        if options.num_nodes == 1:
+        if is_one_node:
             return
         problem = job.problem
         raise MusterError(
             f"how many nodes this job of {job.scheduler} has can't be told{f': {problem.wrong}' if problem else ''}",
             seen=problem.seen if problem else job.sources["num_nodes"],
             fix=f"{problem.fix if problem else job.launch}; or, if it is but one node, --nnodes 1",
+        )
+    if job.num_nodes > 1 and own is not None:
+        return
+    if job.num_nodes > 1 and is_one_node:
+        raise MusterError(
+            f"this host, {env.host}, is none of the {job.num_nodes} nodes that {job.scheduler} gave this job",
+            seen=f"{job.sources['hosts']}: {' '.join(job.hosts[:20])}",
+            fix=f"{'srun --nodes=1 --ntasks=1' if job.scheduler == 'slurm' else f'on {job.hosts[0]}:'} "
+            f"{shlex.join(command)}",
         )
     if job.num_nodes > 1:
         raise MusterError(

@@ -126,12 +126,15 @@ def by_file(meeting: Rendezvous, allocation: Allocation, env: Environment, optio
 def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -> None:
     """Tells the others of this launch why this process can't take part, where its launcher lets them wait for it.
 
-    mpirun ends all when one ends with an error. Hydra does so only once they have called MPI.
+    mpirun ends all when one ends with an error. Hydra does so only once they have called MPI, and Flux not at all.
     """
-    rank, size = (whole_number(env.get(name, "")) for name in (mpi.HYDRA_NAMES.rank, mpi.HYDRA_NAMES.size))
+    is_flux = "FLUX_TASK_RANK" in env
+    names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE") if is_flux else (mpi.HYDRA_NAMES.rank, mpi.HYDRA_NAMES.size)
+    rank, size = (whole_number(env.get(name, "")) for name in names)
     if rank is None or size is None or not env.is_live:
         return
-    launch = _hydra_launch()
+    # The name by which the others meet, in `by_file`.
+    launch = f"{env.get('FLUX_JOB_ID')}.0.0" if is_flux else _hydra_launch()
     if not launch or options.master_addr or env.get("MASTER_ADDR"):
         return
     from muster.entrypoint import rendezvous_file

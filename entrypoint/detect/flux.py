@@ -44,7 +44,7 @@ def job(env: Environment) -> Hosts | None:
         attempt=0,
         hosts=(),
         num_nodes=num_nodes,
-        launch=f"flux run -N {num_nodes or 'NODES'} -n {num_nodes or 'NODES'} --exclusive {{command}}",
+        launch=launch(num_nodes),
         problem=MusterError("Flux does not say which nodes its job has", seen=source, fix=FIX_HOSTS if is_job else FIX),
         sources={
             "scheduler": variables.seen(env, "FLUX_JOB_ID") or variables.seen(env, "FLUX_URI"),
@@ -54,6 +54,12 @@ def job(env: Environment) -> Hosts | None:
             "num_nodes": source,
         },
     )
+
+
+def launch(num_nodes: int | None) -> str:
+    """The line that starts `{command}` on each node of an instance of Flux; NODES where their number is not known."""
+    nodes = num_nodes or "NODES"
+    return f"flux run -N {nodes} -n {nodes} --exclusive {{command}}"
 
 
 _NAMES = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")

@@ -128,6 +128,10 @@ def hydra_task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
                 return Rejected(f"{variables.seen(env, *of_pmi)} is Flux's own", is_certain=True)
             if len(present) == len(of_pmi):
                 return None
+    if not of_pmi and "FLUX_URI" in env:
+        # The rest of what Hydra gave a broker of Flux, which takes these two for itself and away from its shells.
+        reason = f"{variables.seen(env, *present)} without PMI_RANK: Hydra started Flux, which started this process"
+        return Rejected(reason, is_certain=True)
     if "PALS_APID" in env and env.get("PALS_RANKID") == env.get("PMI_RANK"):
         return None
     if len(present) == len(of_pmi):

@@ -17,7 +17,9 @@ Source: https://github.com/openpbs/openpbs/blob/master/src/cmds/pbsdsh.c
 """
 
 import re
+import shutil
 from collections import Counter
+from pathlib import Path
 
 from muster.entrypoint import hostlist, variables
 from muster.entrypoint.allocation import Hosts, Rejected, Task
@@ -58,7 +60,7 @@ def job(env: Environment) -> Hosts | None:
         hosts=tuple(slots),
         num_nodes=len(slots) or None,
         cpus_on_node=variables.optional(env, "NCPUS", FIX_JOB),
-        launch=f"mpiexec -n {len(slots) or 'NODES'} -ppn 1 {{command}}",
+        launch=_launch(env, len(slots) or "NODES"),
         slots=tuple(slots.values()),
         problem=problem,
         sources={
@@ -69,6 +71,17 @@ def job(env: Environment) -> Hosts | None:
             "num_nodes": f"{len(slots)} hosts in {nodes}" if slots else nodes,
         },
     )
+
+
+def _launch(env: Environment, num_nodes: int | str) -> str:
+    """The line that starts `{command}` on each node, in the words of the mpiexec that is here."""
+    path = shutil.which("mpiexec", path=env.get("PATH")) if env.is_live else None
+    # Debian's /usr/bin/mpiexec leads by /etc/alternatives to orterun; Open MPI 5 calls it prterun.
+    if path is None or not re.search("openmpi|orterun|prterun", str(Path(path).resolve())):
+        return f"mpiexec -n {num_nodes} -ppn 1 {{command}}"
+    # To another node it takes those variables only that it is told.
+    carried = " ".join(f"-x {name}" for name in ("PATH", "PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE"))
+    return f"mpiexec -n {num_nodes} --hostfile $PBS_NODEFILE --map-by ppr:1:node {carried} {{command}}"
 
 
 def _node_file(env: Environment) -> dict[str, int]:

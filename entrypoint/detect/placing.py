@@ -85,12 +85,6 @@ def read(names: Names, env: Environment, fix: str) -> Ranks:
     seen = variables.seen(env, *names)
     if not (found.rank < found.size and found.local_rank < found.local_size <= found.size):
         raise MusterError("the launcher's ranks and sizes contradict each other", seen=seen, fix=fix)
-    if found.size % found.local_size:
-        raise MusterError(
-            "the nodes have different numbers of processes, and nothing tells how many each of the others has",
-            seen=seen,
-            fix="start the same number of processes on each node, or one on each: then torchrun starts the others",
-        )
     return found
 
 
@@ -104,16 +98,28 @@ def by_rank(
     """
     ranks = read(names, env, fix)
     seen = variables.seen(env, *names)
-    hosts, node_rank, source, notes = _node(ranks, env, job, seen, fix)
-    _check_order(ranks, node_rank, bool(hosts) and ranks.num_nodes > 1, seen, launcher)
-    if ranks.num_nodes > 1 and ranks.local_size > 1:
-        notes.append(f"each node is taken to run {ranks.local_size} processes, as this one does")
+    uneven = _on_uneven_nodes(ranks, env, job, fix)
+    if job and uneven is not None:
+        tasks_per_node = job.slots
+        hosts, node_rank, notes = job.hosts, uneven, list[str]()
+        counts = f"the processes for each host in {job.sources['hosts']}"
+        source = {"hosts": job.sources["hosts"], "node_rank": f"the place of {env.host} in {job.sources['hosts']}"}
+        source |= {"num_nodes": job.sources["num_nodes"], "tasks_on_node": counts}
+    elif ranks.size % ranks.local_size:
+        raise MusterError(
+            "the nodes have different numbers of processes, and nothing tells how many each of the others has",
+            seen=seen,
+            fix="start the same number of processes on each node, or one on each: then torchrun starts the others",
+        )
+    else:
+        tasks_per_node = (ranks.local_size,) * ranks.num_nodes
+        hosts, node_rank, source, notes = _on_even_nodes(ranks, env, job, seen, launcher, fix)
     return Task(
         launcher=launcher,
         node_rank=node_rank,
         local_rank=ranks.local_rank,
         rank=ranks.rank,
-        tasks_per_node=(ranks.local_size,) * ranks.num_nodes,
+        tasks_per_node=tasks_per_node,
         hosts=hosts,
         job_id=job_id,
         notes=tuple(notes),
@@ -128,6 +134,34 @@ def by_rank(
     )
 
 
+def _on_uneven_nodes(ranks: Ranks, env: Environment, job: Hosts | None, fix: str) -> int | None:
+    """The node rank where the scheduler planned different numbers of processes for the nodes, and these are they.
+
+    As by PBS's `select=1:mpiprocs=2+1:mpiprocs=1`, whose file of nodes names the first host twice.
+    """
+    if job is None or not job.is_shared or len(set(job.slots)) < 2:
+        return None
+    # jsrun's launch node is among LSF's slots, and not among the hosts.
+    if len(job.slots) != len(job.hosts) or sum(job.slots) != ranks.size:
+        return None
+    own = variables.own_index(job.hosts, env, job.sources["hosts"], fix)
+    is_fitting = own is not None and (
+        (job.slots[own], sum(job.slots[:own])) == (ranks.local_size, ranks.rank - ranks.local_rank)
+    )
+    return own if is_fitting else None
+
+
+def _on_even_nodes(
+    ranks: Ranks, env: Environment, job: Hosts | None, seen: str, launcher: str, fix: str
+) -> tuple[tuple[str, ...], int, dict[str, str], list[str]]:
+    """As `_node`, where each node is taken to run as many processes as this one."""
+    hosts, node_rank, source, notes = _node(ranks, env, job, seen, fix)
+    _check_order(ranks, node_rank, bool(hosts) and ranks.num_nodes > 1, seen, launcher)
+    if ranks.num_nodes > 1 and ranks.local_size > 1:
+        notes.append(f"each node is taken to run {ranks.local_size} processes, as this one does")
+    return hosts, node_rank, source, notes
+
+
 def _node(
     ranks: Ranks, env: Environment, job: Hosts | None, seen: str, fix: str
 ) -> tuple[tuple[str, ...], int, dict[str, str], list[str]]:
@@ -138,10 +172,14 @@ def _node(
     source = job.sources["hosts"] if job else "no host list"
     own = variables.own_index(listed, env, source, fix)
     if listed and num_nodes > len(listed):
+        # Hydra counts each process of hosts that come in turns (a b a b) as if it were alone on its node.
+        line = job.launch_line(["train", "ddp"]) if job else "mpiexec -ppn 1"
         raise MusterError(
-            f"the launcher started on {num_nodes} nodes, but the job has {len(listed)}",
+            f"the launcher says that {ranks.local_size} of {ranks.size} processes run on each node, which makes "
+            f"{num_nodes} nodes, but the job has {len(listed)}",
             seen=f"{seen}, {source}",
-            fix="start the same number of processes on each node, from a shell or script of one job only",
+            fix=f"one process on each node: {line}; or as many on each, a node after the other, from a shell or script "
+            "of one job only",
         )
     if num_nodes == 1:
         host = listed[own] if own is not None else None if listed else env.host

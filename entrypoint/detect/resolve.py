@@ -7,6 +7,8 @@ recording with its test.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from muster.entrypoint import hostlist
@@ -66,12 +68,15 @@ def _try(name: str, detector: Callable[[Environment], Hosts | None], env: Enviro
 
 def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Hosts | None, tuple[str, ...]]:
     # A shell may point to an instance of Flux elsewhere: that alone makes it no job of Flux.
-    if len(candidates) > 1 and not {"FLUX_JOB_ID", "FLUX_TASK_RANK"} & env.keys():
-        candidates = [candidate for candidate in candidates if candidate.name != "flux"]
+    is_shell_of_flux = candidates[0].name == "flux" and not {"FLUX_JOB_ID", "FLUX_TASK_RANK"} & env.keys()
+    if len(candidates) > 1 and is_shell_of_flux:
+        candidates = candidates[1:]
     if len(candidates) == 1:
         only = candidates[0]
         if only.error:
             raise only.error
+        if only.job and is_shell_of_flux and _holds_flux(only, env):
+            return replace(only.job, launch=flux.launch(only.job.num_nodes)), ()
         return only.job, ()
     flux_job, *others = candidates
     is_flux = flux_job.name == "flux"
@@ -98,9 +103,15 @@ def _holds_flux(outer: _Candidate, env: Environment) -> bool:
     folder = env.get("TMPDIR", "/tmp").rstrip("/") + "/"
     if not path.startswith(folder):
         return False
-    # A folder that all jobs share is no evidence by itself; one task a node, as brokers are started, adds to it.
     job_id = outer.job.job_id if outer.job else None
-    return bool(job_id and job_id in folder) or set(env.get("SLURM_STEP_TASKS_PER_NODE", "").split(",")) <= {
+    if job_id and job_id in folder:
+        return True
+    # PBS gives each job a TMPDIR of its own, so that another one, such as /tmp, was set in this job, and what was left
+    # over from another job does not lie in it. On the node itself the socket tells.
+    if outer.name == "pbs" and env.get("TMPDIR"):
+        return not env.is_live or Path(path).is_socket()
+    # A folder that all jobs share is no evidence by itself; one task a node, as brokers are started, adds to it.
+    return set(env.get("SLURM_STEP_TASKS_PER_NODE", "").split(",")) <= {
         "1",
         f"1(x{env.get('SLURM_STEP_NUM_NODES')})",
     }

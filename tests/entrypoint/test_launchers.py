@@ -1,10 +1,12 @@
 """Launchers: orders of ranks, uneven nodes, launchers inside of others, devices of another node."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import environment
+from muster.entrypoint import environment, rendezvous, rendezvous_file
 from muster.entrypoint.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
@@ -14,6 +16,8 @@ from tests.entrypoint.recorded import FOLDERS, detect
 OMPI_IN_SLURM = environment.load(FOLDERS / "mpi" / "ompi_in_salloc.node02.3.env")
 FLUX = environment.load(FOLDERS / "flux" / "flux_in_pbs_run-N2n4g1.pbsn2.task3.env")
 SRUN = environment.load(FOLDERS / "slurm" / "c_srun_N2_2per.node02.2.env")
+
+INTERFACE = "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"
 
 
 def hydra(rank: int, size: int, local_rank: int, local_size: int, **more: str) -> Environment:
@@ -70,7 +74,7 @@ def test_a_list_of_hosts_that_one_node_alone_sees_numbers_no_nodes() -> None:
 
 
 def test_more_nodes_than_the_job_has_are_two_jobs() -> None:
-    with pytest.raises(MusterError, match="started on 4 nodes, but the job has 2"):
+    with pytest.raises(MusterError, match="makes 4 nodes, but the job has 2"):
         detect(hydra(3, 4, 0, 1, MUSTER_HOSTS="a,b"))
 
 
@@ -138,3 +142,52 @@ def test_no_launch_line_can_be_made_to_run_something_else() -> None:
     hostile = Environment(dict(script), script.host, {"PE_HOSTFILE": "node01 1 q x\n$(reboot) 1 q x\n"})
     with pytest.raises(MusterError, match="holds"):
         detect(hostile)
+
+
+def test_an_instance_of_flux_left_over_from_elsewhere_is_no_launcher_of_this_job() -> None:
+    """PBS gives its job a TMPDIR of its own, in which Flux's socket does not lie then."""
+    script = environment.load(FOLDERS / "flux" / "flux_in_pbs_instance-script.env")
+    with pytest.raises(MusterError) as refusal:
+        detect(changed(script, TMPDIR="/var/tmp/pbs.37.pbshead"))
+    assert refusal.value.fix.startswith("mpiexec ")
+
+
+def test_flux_in_turns_is_refused_by_all_its_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ranks 0 and 3 of `flux run -N2 -n4 --taskmap=cyclic` look as if the ranks lay in blocks."""
+    of_flux = {"FLUX_JOB_ID": "f1", "FLUX_JOB_SIZE": "2", "FLUX_JOB_NNODES": "2", "FLUX_TASK_LOCAL_ID": "0"}
+    options = LaunchOptions(rendezvous_dir=str(tmp_path), rdzv_timeout=20)
+    first = replace(Environment(of_flux | {"FLUX_TASK_RANK": "0"}, host="a"), is_live=True)
+    second = replace(Environment(of_flux | {"FLUX_TASK_RANK": "1"}, host="b"), is_live=True)
+    # Signal handlers belong to the main thread.
+    monkeypatch.setattr(rendezvous_file, "exit_on_terminate", lambda: None)
+    allocation = detect(first)
+    meeting = rendezvous.meet(allocation, first, options)
+    reason = MusterError("the tasks don't lie in blocks", seen="", fix="")
+    with ThreadPoolExecutor() as pool:
+        pool.submit(rendezvous.refuse_all, reason, second, options)
+        with pytest.raises(MusterError, match="don't lie in blocks"):
+            rendezvous.by_file(meeting, allocation, first, options)
+
+
+def test_different_numbers_of_processes_as_the_file_of_nodes_has_them() -> None:
+    """PBS's select=1:mpiprocs=2+1:mpiprocs=1, and mpiexec as it is."""
+    of_pbs = environment.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank3.pbsn2.env")
+    nodes = {"PBS_NODEFILE": "pbsn1\npbsn1\npbsn2\n"}
+    for host, ranks, expected in (
+        ("pbsn1", (0, 3, 0, 2), (0, 0, 0, 3)),
+        ("pbsn1", (1, 3, 1, 2), (0, 1, 1, 3)),
+        ("pbsn2", (2, 3, 0, 1), (1, 0, 2, 3)),
+    ):
+        found = detect(Environment({**of_pbs, **hydra(*ranks), INTERFACE: host}, host, nodes))
+        assert (place(found), found.hosts, found.ranks_per_node) == (expected, ("pbsn1", "pbsn2"), (2, 1))
+    # In turns the ranks are not where the counts alone would put them.
+    with pytest.raises(MusterError, match="different numbers of processes"):
+        detect(Environment({**of_pbs, **hydra(2, 3, 1, 2), INTERFACE: "pbsn1"}, "pbsn1", nodes))
+
+
+def test_hosts_in_turns_are_told_of_a_process_a_node() -> None:
+    of_pbs = environment.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank3.pbsn2.env")
+    nodes = {"PBS_NODEFILE": "pbsn1\npbsn2\npbsn1\npbsn2\n"}
+    with pytest.raises(MusterError, match="makes 4 nodes, but the job has 2") as refusal:
+        detect(Environment({**of_pbs, **hydra(3, 4, 0, 1), INTERFACE: "pbsn2"}, "pbsn2", nodes))
+    assert "mpiexec -n 2 -ppn 1 train ddp" in refusal.value.fix

@@ -35,6 +35,7 @@ SOLE_WITNESSES = {
     "pbs_scatter2x2_script": {"file PBS_NODEFILE"},
     "pbs_shape_a_nompiprocs": {"file PBS_NODEFILE"},
     "pbs_shape_b_nodesppn": {"file PBS_NODEFILE"},
+    "flux_in_pbs_instance-script": {"file PBS_NODEFILE"},
     # The names of hosts: a wrong one does not resolve, and the start says so.
     "kubeflow_trainjob": {"PET_MASTER_ADDR", "PET_NNODES"},
     "volcano_pytorch": {"VC_MASTER_HOSTS", "VC_WORKER_HOSTS"},
@@ -120,7 +121,7 @@ DONORS = {
 }
 # Where nothing tells of a job, a whole family's variables can't be told from the real ones. Nor can those of jsrun in
 # a job of LSF whose hosts and slots they fit.
-WITHOUT_EVIDENCE = ("pod_alone", "flux_instance", "lsf_blaunch_slots")
+WITHOUT_EVIDENCE = ("pod_alone", "flux_instance", "flux_in_pbs_instance-script", "lsf_blaunch_slots")
 # Flux's recordings come with the PBS around them; a container's service variables are no part of a job.
 ONLY = {"flux": re.compile("FLUX_"), "pals": re.compile("PALS_|PMI_")}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import environment
+from muster.entrypoint import detection, environment
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.hostlist import HostListError, index_of
@@ -202,3 +202,43 @@ def test_a_pod_whose_name_volcano_does_not_list_is_told_by_its_index_where_there
     of_two_lists = environment.load(FOLDERS / "documented" / "volcano_pytorch.job-worker-0.1.env")
     with pytest.raises(MusterError, match="disagree on which pod"):
         detect(replace(of_two_lists, host="other"))
+
+
+TWO_NODES = environment.load(FOLDERS / "pbs" / "pbs_scatter2x2_script.env")
+
+
+@pytest.mark.parametrize("options", [LaunchOptions(), LaunchOptions(nnodes="1")])
+def test_one_process_may_be_started_in_the_script_of_a_job_of_two_nodes(options: LaunchOptions) -> None:
+    found = detection.allocate(TWO_NODES, options, ["train", "single"], is_single=True)
+    assert (found.num_nodes, found.hosts, found.job_id) == (1, ("pbsn1",), TWO_NODES["PBS_JOBID"])
+    assert "this uses 1 of the job's 2 nodes" in found.notes
+    assert detect(TWO_NODES, LaunchOptions(nnodes="1")).num_nodes == 1
+    assert detection.single(found, ["train", "single"]).world_size == 1
+
+
+def test_one_process_is_not_started_where_the_scheduler_gave_no_node() -> None:
+    login = environment.load(FOLDERS / "slurm" / "d_salloc_bash.login.x.env")
+    with pytest.raises(MusterError, match="none of the 2 nodes") as refusal:
+        detection.allocate(login, LaunchOptions(), ["train", "single"], is_single=True)
+    assert refusal.value.fix == "srun --nodes=1 --ntasks=1 train single"
+
+
+def test_several_tasks_of_one_process_are_told_a_way_out_that_is_taken() -> None:
+    started = detect(PBS_RANK)
+    with pytest.raises(MusterError, match="single is one process") as refusal:
+        detection.single(started, ["train", "single"])
+    assert "in the job script, by itself: train single" in refusal.value.fix
+
+
+@pytest.mark.parametrize(("target", "words"), [("orterun", "--map-by ppr:1:node"), ("mpiexec.hydra", "-ppn 1")])
+def test_the_launch_line_is_in_the_words_of_the_mpiexec_that_is_here(tmp_path: Path, target: str, words: str) -> None:
+    program = tmp_path / target
+    program.touch(0o755)
+    (tmp_path / "mpiexec").symlink_to(program)
+    nodes = tmp_path / "nodes"
+    nodes.write_text("pbsn1\npbsn2\n")
+    here = {"PATH": str(tmp_path), "PBS_NODEFILE": str(nodes)}
+    with pytest.raises(MusterError) as refusal:
+        detect(replace(changed(TWO_NODES, **here), is_live=True, files={}))
+    assert refusal.value.fix.startswith("mpiexec -n 2 ")
+    assert words in refusal.value.fix
