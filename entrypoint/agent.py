@@ -53,9 +53,6 @@ if QUIET:
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What schedulers send some time before SIGKILL: the trainers hear the same ones (train/preemption.py)."""
 
-FAILURE = "MUSTER_FAILURE"
-"""The variable with the exit code for a failure, for programs whose own 1 says something else."""
-
 LAST_WORDS = "MUSTER_LAST_WORDS"
 """The variable with the folder in which trainers leave word for this agent, each in a file named by its process."""
 
@@ -226,7 +223,7 @@ def report(failures: Mapping[int, ProcessFailure], ended: Mapping[int, str]) -> 
     followed = ", ".join(map(str, sorted(failures.keys() - stopped - {rank})))
     if followed:
         print(f"rank {followed} of this node ended after it", file=sys.stderr)
-    return failure()
+    return ExitCode.FAILED
 
 
 def words_of(failure: ProcessFailure) -> list[str]:
@@ -271,7 +268,7 @@ def report_rendezvous(address: str, port: int, num_nodes: str, error: Exception)
         "them; a slow start: --rdzv-timeout SECONDS"
     )
     say(MusterError(f"{host} did not meet the others at {address}:{port}", seen=seen, fix=fix))
-    return failure()
+    return ExitCode.FAILED
 
 
 def report_parting(place: str, error: Exception) -> int:
@@ -285,16 +282,11 @@ def report_parting(place: str, error: Exception) -> int:
         wrong = f"{host} has lost the node at {place}, by which all nodes meet: without it none can start again"
         fix = "start the job again, without that node: --resume goes on"
     say(MusterError(wrong, seen=_in_one_line(error), fix=fix))
-    return failure()
+    return ExitCode.FAILED
 
 
 def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-
-
-def failure() -> int:
-    """The exit code for what this agent itself tells of."""
-    return int(os.environ.get(FAILURE) or ExitCode.FAILED)
 
 
 def say(error: MusterError) -> None:

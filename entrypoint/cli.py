@@ -216,9 +216,7 @@ def _start_check(name: str) -> Callable[..., None]:
     def start(options: LaunchOptions, checks: DoctorOptions | BenchOptions) -> None:
         if options.rdzv_timeout == LaunchOptions.rdzv_timeout:
             options = replace(options, rdzv_timeout=CHECK_RDZV_TIMEOUT_S)
-        # Of the doctor 1 says that there are warnings.
-        failure = 2 if name == "doctor" else 1
-        program = Program("module", (f"muster.check.{name}", *to_argv(checks)), is_ours=True, failure=failure)
+        program = Program("module", (f"muster.check.{name}", *to_argv(checks)), is_ours=True)
         launch.start(options, program, _typed("muster"))
 
     return start

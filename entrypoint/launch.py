@@ -205,8 +205,6 @@ def plan(
         variables["PYTHONSAFEPATH"] = "1"
         variables |= of_the_job(allocation, env)
         variables["MUSTER_COMMAND"] = shlex.join(command)
-        if program.failure != 1:
-            variables["MUSTER_FAILURE"] = str(program.failure)
     if options.debug:
         variables["MUSTER_DEBUG"] = "1"
     for source in (meeting.sources["master_addr"], meeting.sources["master_port"]):

@@ -52,12 +52,12 @@ def test_two_ranks_tell_a_program(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_warning_is_no_crash(tmp_path: Path) -> None:
-    """Exit code 1 tells of warnings: the agent must not call it a rank that failed."""
+def test_warnings_leave_the_way_to_a_training_open(tmp_path: Path) -> None:
+    """`muster doctor && train ddp` goes on."""
     done = start(
         "muster", "doctor", "--quick", "--device=cpu", "--nproc-per-node=2", folder=tmp_path, before="ulimit -n 300"
     )
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "few files may be open at a time" in done.stdout
     assert "seen: ulimit -n: 300" in done.stdout
     assert "error:" not in done.stderr

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from muster.check.ranks import listed
+from muster.errors import ExitCode
 
 UNLIMITED = -1
 
@@ -182,9 +183,6 @@ def attempt(function: Callable[[], Result]) -> Result | None:
         return None
 
 
-FINE, WARNED, FAULTY = 0, 1, 2
-"""Exit codes: nothing was found; a training may run, but slower or shorter than it could; it would fail or be wrong."""
-
 Level = Literal["fault", "warning"]
 
 
@@ -229,9 +227,9 @@ class Part:
 
 
 def code_of(findings: Sequence[Finding]) -> int:
-    """The exit code that stands for all `findings`."""
-    levels = {finding.level for finding in findings}
-    return FAULTY if "fault" in levels else WARNED if levels else FINE
+    """The exit code that stands for all `findings`: with warnings alone a training may start."""
+    is_faulty = any(finding.level == "fault" for finding in findings)
+    return ExitCode.USER_MUST_CHANGE if is_faulty else ExitCode.DONE
 
 
 def outliers(values: Mapping[str, Any]) -> tuple[Any, dict[Any, list[str]]]:

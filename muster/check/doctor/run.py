@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from muster.check import ranks
 from muster.check.doctor import clock, collectives, gpus, names, network, ports, report, resources, software
-from muster.check.doctor.facts import FAULTY, Facts, Finding, Node, Part, Rank, attempt
+from muster.check.doctor.facts import Facts, Finding, Node, Part, Rank, attempt
 from muster.check.doctor.report import Report
 from muster.check.options import DoctorOptions
 from muster.errors import ExitCode, MusterError
@@ -36,20 +36,20 @@ def run(options: DoctorOptions) -> None:
         code = ranks.gather(world, found.code)[0]
         found.seconds = time.monotonic() - started
     except ranks.Absent as absent:
-        world, code = absent.world, FAULTY
+        world, code = absent.world, ExitCode.USER_MUST_CHANGE
         found.why += absent_ranks(absent)
     except MusterError as error:
-        code, is_cut_off = FAULTY, world is None
+        code, is_cut_off = ExitCode.USER_MUST_CHANGE, world is None
         found.why.append(Finding("fault", "launch", "", error.wrong, error.seen, error.fix))
     except dist.DistError as error:
-        code, is_cut_off = FAULTY, True
+        code, is_cut_off = ExitCode.USER_MUST_CHANGE, True
         found.why.append(_lost(world, error))
     if os.environ.get("RANK", "0") == "0":
         report.show(found, world, options)
     elif is_cut_off:
         # Nobody else knows of it.
         print(*map(report.plain, found.why), sep="\n", file=sys.stderr, flush=True)
-    ranks.leave(world, code, failed=code == FAULTY)
+    ranks.leave(world, code, failed=code != ExitCode.DONE)
 
 
 def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_dir: str) -> None:
@@ -73,7 +73,7 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
     if world.main:
         for finding in found.findings:
             console.tell(report.plain(finding))
-    if code == FAULTY:
+    if code != ExitCode.DONE:
         fix = (
             "mend what is named above; `muster doctor` in place of `train` checks more; without --preflight the "
             "training starts nonetheless"
