@@ -93,6 +93,10 @@ def find(
     if is_single:
         allocation = detection.single(allocation, typed)
     found = defaults.of(site, allocation.num_nodes, env, options)
+    gpus = site.site.nodes.gpus if site else None
+    missing = resources.without_gpus(env, allocation, options, typed, gpus.value if gpus else 0)
+    if missing:
+        found = replace(found, notes=(*found.notes, missing))
     try:
         meeting = rendezvous.meet(allocation, env, found.options)
     except MusterError as refusal:

@@ -3,12 +3,14 @@
 No driver and no torch is loaded.
 """
 
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
-from muster.entrypoint.allocation import Hosts
+from muster.entrypoint.allocation import Allocation, Hosts
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -16,6 +18,22 @@ from muster.units import whole_number
 
 # Without a GPU two processes: the least that shows a distributed training at work.
 NPROC_WITHOUT_GPU = 2
+
+DEVICES = Path("/dev")
+# In a container too, and where a scheduler lets the job open none of them.
+GPUS_OF_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+_ASK = {
+    "slurm": "sbatch --gpus-per-node={gpus}",
+    "pbs": "qsub -l select=NODES:ngpus={gpus}",
+    "lsf": "bsub -gpu num={gpus}",
+    "grid_engine": "qsub -l gpu={gpus}, by the name that this site has for it",
+    "flux": "flux batch or flux run with --gpus-per-node={gpus}, or -g 1 for a task",
+    "kubernetes": "nvidia.com/gpu: {gpus} in the limits of the pod's resources",
+    "docker": "docker run --gpus all",
+    "podman": "podman run --device nvidia.com/gpu=all",
+}
+"""How GPUs are asked for, by scheduler and container engine."""
 
 
 def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
@@ -31,9 +49,51 @@ def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
     if gpus_on_node is not None:
         return gpus_on_node, "the scheduler's GPUs on this node"
     if env.is_live:
-        nodes = [node for node in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", node.name)]
-        return len(nodes), "/dev/nvidia*"
+        return len([node for node in _device_nodes() if _may_open(node)]), "/dev/nvidia*"
     return 0, "no CUDA_VISIBLE_DEVICES"
+
+
+def without_gpus(
+    env: Environment, allocation: Allocation, options: LaunchOptions, words: Sequence[str], gpus_of_site: int
+) -> str | None:
+    """A line on a launch that gets no GPU where there are some, with the way to ask for them; else None.
+
+    A machine without a scheduler whose user hides its GPUs is no such, nor are clusters without GPUs.
+
+    Args:
+        env: this process's environment.
+        allocation: what was found in it.
+        options: the launch's.
+        words: the command, in which `--device=cpu` says that none is wanted.
+        gpus_of_site: how many a node of the site has by its profile; 0 without one.
+    """
+    is_job = allocation.scheduler not in ("local", "manual")
+    giver = allocation.scheduler if is_job else env.engine
+    on_cpu = options.nproc_per_node == "cpu" or "--device=cpu" in words or "--device cpu" in " ".join(words)
+    if allocation.gpus_seen or on_cpu or giver not in _ASK:
+        return None
+    here = max(len(_device_nodes()), len(list(GPUS_OF_DRIVER.glob("*")))) if env.is_live else 0
+    if not here and not (is_job and gpus_of_site):
+        return None
+    has = f"this machine has {here} GPUs" if here else f"this site's nodes have {gpus_of_site} GPUs"
+    whom = "job" if is_job else "container"
+    ask = _ASK[giver].format(gpus=here or gpus_of_site)
+    return f"{has}, and {giver} gave this {whom} none: the CPUs compute. To ask for GPUs: {ask}"
+
+
+def _device_nodes() -> list[Path]:
+    return [node for node in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", node.name)]
+
+
+def _may_open(node: Path) -> bool:
+    """Whether this job may use the device: Slurm's and PBS's control groups leave the others' nodes in /dev, closed."""
+    try:
+        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+    except PermissionError:
+        return False
+    except OSError:
+        pass  # the driver will say what is wrong with it
+    return True
 
 
 def _visible(value: str) -> list[str]:

@@ -1,0 +1,73 @@
+"""GPUs of this node: those that the job may use, and a line where it has none of them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from muster.entrypoint import environment, launch, resources
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from tests.entrypoint.recorded import FOLDERS
+
+SLURM = environment.load(FOLDERS / "slurm_own" / "het_srun_default.node01.0.env")
+PBS = environment.load(FOLDERS / "pbs" / "pbs_batch_1node.env")
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A /dev without GPUs, and a machine without their driver."""
+    monkeypatch.setattr(resources, "DEVICES", tmp_path)
+    monkeypatch.setattr(resources, "GPUS_OF_DRIVER", tmp_path / "gpus")
+    return tmp_path
+
+
+def notes(env: Environment, options: LaunchOptions | None = None, typed: str = "train ddp") -> str:
+    # Live, but for the files of another machine.
+    here = replace(env, is_live=True)
+    options = options or LaunchOptions(master_addr="127.0.0.1", nnodes="1")
+    return "\n".join(launch.find(here, options, typed.split()).defaults.notes)
+
+
+def pbs(**changes: str) -> Environment:
+    without = {name: value for name, value in PBS.items() if name != "PBS_NODEFILE"}
+    return Environment({**without, "MUSTER_HOSTS": "pbsn1", **changes}, "pbsn1")
+
+
+@pytest.mark.parametrize("hidden", [{"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "-1"}])
+def test_a_job_without_gpus_on_a_node_that_has_them_is_told(devices: Path, hidden: dict[str, str]) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (devices / name).touch()
+    assert "ngpus=2" in notes(pbs(**hidden))
+    for typed in ("train ddp --device=cpu", "train ddp --device cpu"):
+        assert "GPU" not in notes(pbs(**hidden), typed=typed)
+    assert "GPU" not in notes(pbs(**hidden), LaunchOptions(nproc_per_node="cpu", nnodes="1"))
+    # By hand, and with some of them.
+    assert "GPU" not in notes(Environment(hidden, "laptop"))
+    assert "GPU" not in notes(pbs(CUDA_VISIBLE_DEVICES="0"))
+
+
+def test_a_job_on_a_cluster_without_gpus_is_told_nothing(devices: Path) -> None:
+    assert "GPU" not in notes(pbs())
+    assert "GPU" not in notes(pbs(CUDA_VISIBLE_DEVICES=""))
+
+
+def test_devices_that_a_job_may_not_open_are_not_its_own(devices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a job of Slurm that asked for none, where control groups hold the devices."""
+    for name in ("nvidia0", "nvidia1"):
+        (devices / name).touch()
+    env = Environment({}, "node01", is_live=True)
+    assert resources.gpus(env, None)[0] == 2
+    assert "GPU" not in notes(pbs())
+
+    def refused(*_: object) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(resources.os, "open", refused)
+    assert resources.gpus(env, None)[0] == 0
+    assert "ngpus=2" in notes(pbs())
+
+
+def test_a_job_without_gpus_at_a_site_whose_nodes_have_them_is_told(devices: Path) -> None:
+    here = launch.find(SLURM, LaunchOptions(site="juwels-booster"), ["train", "ddp"])
+    assert "sbatch --gpus-per-node=4" in "\n".join(here.defaults.notes)
