@@ -22,7 +22,11 @@ case "$name $*" in
     printf '    %s\\n' 'Account_Name = my project' 'Resource_List.select = 2:ncpus=4' 'ctime = 1'
     ;;
   "module "*) ;;
-  "srun "* | "mpiexec "* | "jsrun "* | "blaunch "* | "qrsh "* | "flux run "*) exit "$CODE" ;;
+  "qrsh "*)
+    cat > "$(mktemp "$RECORDS/input.XXXXXX")"
+    exit "$CODE"
+    ;;
+  "srun "* | "mpiexec "* | "jsrun "* | "blaunch "* | "flux run "*) exit "$CODE" ;;
 esac
 """
 LAUNCHERS = {"slurm": "srun", "pbs": "mpiexec", "lsf": "blaunch", "grid_engine": "qrsh", "flux": "flux"}

@@ -69,24 +69,23 @@ def test_one_container_a_node_with_the_arguments_of_the_job(cluster: Cluster, na
     assert not (cluster.folder / "harm").exists()
 
 
-def test_grid_engine_gives_each_host_one_line_for_its_shell(cluster: Cluster) -> None:
+def test_grid_engine_tells_each_host_what_to_run_by_its_input(cluster: Cluster) -> None:
     arguments = ["--name", "it's a $(touch harm)", "&&", ";", "a\nb", ""]
-    done = cluster.run("grid-engine", making.make("grid-engine", Wanted()), *arguments, NCCL_DEBUG="a b", OTHER="x")
+    given = {"NCCL_DEBUG": "a b\nc", "HF_TOKEN": "hf_secret", "APPTAINER_DOCKER_PASSWORD": "it's $(touch harm)"}
+    done = cluster.run("grid-engine", making.make("grid-engine", Wanted()), *arguments, OTHER="x", **given)
     assert done.returncode == 0, done.stderr
-    calls = cluster.words("qrsh")
-    assert [call[:2] for call in calls] == [["-inherit", "h1"], ["-inherit", "h2"]]
-    assert calls[0][2:] == calls[1][2:]
-    # A shell reads the line: apptainer's stand-in shows what comes out, in a shell with nothing set.
-    (cluster.records / "apptainer.0").unlink(missing_ok=True)
-    subprocess.run(["sh", "-c", calls[0][2]], cwd="/", env={"RECORDS": str(cluster.records)}, check=True, timeout=30)
+    # Everybody on a host sees a command line.
+    assert cluster.words("qrsh") == [["-inherit", host, "/bin/bash", "-s"] for host in ("h1", "h2")]
+    first, second = (path.read_text() for path in cluster.records.glob("input.*"))
+    assert first == second
+    # apptainer's stand-in shows what comes out, in a shell with nothing set.
+    env = {"RECORDS": str(cluster.records)}
+    subprocess.run(["/bin/bash", "-s"], input=first, text=True, cwd="/", env=env, check=True, timeout=30)
     (words,) = cluster.words("apptainer")
     assert words[words.index(str(cluster.image)) + 1 :] == ["train", "ddp", *arguments]
     variables = cluster.environment("apptainer")
-    assert (variables["MUSTER_HOSTS"], variables["NCCL_DEBUG"], variables["PWD"]) == (
-        "h1,h2",
-        "a b",
-        str(cluster.folder),
-    )
+    assert (variables["MUSTER_HOSTS"], variables["PWD"]) == ("h1,h2", str(cluster.folder))
+    assert {name: variables[name] for name in given} == given
     assert "OTHER" not in variables
     assert not (cluster.folder / "harm").exists()
 
