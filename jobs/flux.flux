@@ -54,8 +54,11 @@ if [ -z "${MUSTER_JOB_END_TIME:-}" ]; then
     export MUSTER_JOB_START_TIME MUSTER_JOB_END_TIME
   fi
 fi
-# flux run --signal warns so long before.
-export MUSTER_GRACE_S=${MUSTER_GRACE_S:-300}
+# flux run --signal warns so long before the end: a tenth of the limit at most. A warning longer than the job would come
+# at its start, and end the containers before anything in them hears it.
+warning=300
+if [ -n "${limit:-}" ] && [ "$limit" -lt $((10 * warning)) ]; then warning=$((limit / 10)); fi
+export MUSTER_GRACE_S=${MUSTER_GRACE_S:-$warning}
 
 export MUSTER_ATTEMPT=${MUSTER_ATTEMPT:-0}
 MUSTER_RUN=${MUSTER_RUN:-muster-$(flux job id --to=dec "$(flux getattr jobid)")}
@@ -84,7 +87,7 @@ nodes=$(flux getattr size)
 is_ended=false
 trap 'is_signalled=true' USR1 USR2
 trap 'is_signalled=true; is_ended=true' ALRM HUP TERM
-flux run --nodes="$nodes" --ntasks="$nodes" --exclusive --signal=USR1@300s \
+flux run --nodes="$nodes" --ntasks="$nodes" --exclusive --signal="USR1@${warning}s" \
   "${container[@]}" "$MUSTER_IMAGE" "${command[@]}" &
 launch=$!
 # A signal ends `wait` early: then it waits on, for the exit code.

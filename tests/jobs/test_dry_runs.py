@@ -37,9 +37,14 @@ def container(cluster: Cluster, words: Sequence[str], engine: str = "apptainer")
 def test_one_container_a_node_with_the_arguments_of_the_job(cluster: Cluster, name: str) -> None:
     arguments = ["--data", "imagefolder:/a b", "--name=it's", "$(touch harm)", "--lr", "0.1"]
     quoted = "--data 'imagefolder:/a b' --name=\"it's\" '$(touch harm)' --lr 0.1"
-    in_words = name in ("slurm", "flux")
-    text = making.make(name, Wanted())
-    done = cluster.run(name, text, *(arguments if in_words else []), **({} if in_words else {"MUSTER_ARGS": quoted}))
+    # qsub damages quotes: such arguments are written into the script.
+    text = making.make(name, Wanted(command=("train", "ddp", *arguments)) if name == "pbs" else Wanted())
+    done = cluster.run(
+        name,
+        text,
+        *(arguments if name in ("slurm", "flux") else []),
+        **({"MUSTER_ARGS": quoted} if name == "lsf" else {}),
+    )
     assert done.returncode == 0, done.stderr
     words = launched(cluster, name)
     expected = ["apptainer", "exec", "--bind", "/:/host:ro"]
@@ -233,12 +238,27 @@ def test_open_mpi_is_told_which_variables_to_hand_on(cluster: Cluster) -> None:
     assert not {"HOME", "PBS_JOBID"} & carried
 
 
-@pytest.mark.parametrize("name", ["pbs", "lsf"])
-def test_arguments_with_half_a_quote_are_refused(cluster: Cluster, name: str) -> None:
-    done = cluster.run(name, making.make(name, Wanted()), MUSTER_ARGS="--name 'x")
+def test_arguments_with_half_a_quote_are_refused(cluster: Cluster) -> None:
+    done = cluster.run("lsf", making.make("lsf", Wanted()), MUSTER_ARGS="--name 'x")
     assert done.returncode == 2
     assert "MUSTER_ARGS has a quote without its other half" in done.stderr
-    assert not cluster.words(NAMES[name])
+    assert not cluster.words(NAMES["lsf"])
+
+
+@pytest.mark.parametrize("arguments", ["--name 'x'", '--name "x"', "--name \\\\x"])
+def test_arguments_that_qsub_damages_are_refused(cluster: Cluster, arguments: str) -> None:
+    done = cluster.run("pbs", making.make("pbs", Wanted()), MUSTER_ARGS=arguments)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 3)
+    assert "muster job pbs -- train ddp" in done.stderr
+    assert not cluster.words(NAMES["pbs"])
+
+
+def test_plain_arguments_come_through_qsub(cluster: Cluster) -> None:
+    done = cluster.run("pbs", making.make("pbs", Wanted()), MUSTER_ARGS="  --epochs 3\t--data * --lr=0,1\n--seed 1 ")
+    assert done.returncode == 0, done.stderr
+    words = launched(cluster, "pbs")
+    given = ["--epochs", "3", "--data", "*", "--lr=0,1", "--seed", "1"]
+    assert words[words.index("ddp") + 1 :][: len(given)] == given
 
 
 @pytest.mark.parametrize("name", NAMES)

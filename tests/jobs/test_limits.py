@@ -83,6 +83,25 @@ def test_the_grace_is_told_where_the_script_has_set_it(cluster: Cluster, name: s
     assert cluster.environment(NAMES[name]).get("MUSTER_GRACE_S") == grace
 
 
+@pytest.mark.parametrize(("limit", "warning"), [("75.2", "7"), ("7200", "300"), ("", "300")])
+def test_flux_warns_within_the_job_and_not_at_its_start(cluster: Cluster, limit: str, warning: str) -> None:
+    done = cluster.run("flux", making.make("flux", Wanted()), LIMIT=limit)
+    assert done.returncode == 0, done.stderr
+    (words,) = [call for call in cluster.words("flux") if call[0] == "run"]
+    assert f"--signal=USR1@{warning}s" in words
+    assert cluster.environment("flux")["MUSTER_GRACE_S"] == warning
+
+
+@pytest.mark.parametrize(
+    ("left_s", "grace", "is_told"), [(60, "", True), (60, "20", False), (3600, "", False)], ids=str
+)
+def test_a_job_shorter_than_slurms_warning_is_told(cluster: Cluster, left_s: int, grace: str, is_told: bool) -> None:
+    end = str(int(time.time()) + left_s)
+    done = cluster.run("slurm", making.make("slurm", Wanted()), SLURM_JOB_END_TIME=end, MUSTER_GRACE_S=grace)
+    assert done.returncode == 0, done.stderr
+    assert ("sbatch --signal=USR1@" in done.stderr) == is_told
+
+
 @pytest.mark.parametrize("name", ["grid-engine", "flux"])
 def test_the_next_attempt_has_an_end_of_its_own(cluster: Cluster, name: str) -> None:
     done = cluster.run(name, making.make(name, Wanted()), LIMIT="7200", CODE="75")
