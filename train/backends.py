@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore
 
 from muster.errors import MusterError
@@ -83,6 +84,7 @@ def open_group(world: World) -> None:
     if world.backend == "gloo" and torchs.get_debug_level() == torchs.DebugLevel.DETAIL:
         # The group would be wrapped, and over gloo DistributedDataParallel of torch 2.10 to 2.15 crashes on that.
         torchs.set_debug_level(torchs.DebugLevel.INFO)
+    run_gloo_on_one_thread()
     with silent_stdout() if world.backend == "gloo" else nullcontext():
         dist.init_process_group(
             world.backend,
@@ -92,6 +94,43 @@ def open_group(world: World) -> None:
             timeout=timedelta(seconds=world.timeout_s),
             device_id=world.device if "nccl" in (world.backend or "") else None,
         )
+
+
+def run_gloo_on_one_thread() -> None:
+    """Gives each group of gloo that is made from now on one worker thread in place of two.
+
+    The two of torch 2.10 to 2.15 write down the name of the last collective without a lock. Names of more than 15
+    letters lie on the heap, and are freed twice: "malloc(): unaligned tcache chunk detected", or a segmentation fault.
+    Tensor parallelism has such names (ALLGATHER_COALESCED).
+
+    torch has no option for the number of threads, but makes every group of gloo by this name of its module.
+    """
+    if not dist.is_gloo_available():
+        return
+    torchs: Any = distributed_c10d
+    if not issubclass(torchs.ProcessGroupGloo, _OnOneThread):
+        torchs.ProcessGroupGloo = _one_thread_class(torchs.ProcessGroupGloo)
+
+
+class _OnOneThread:
+    """Marks the class that `run_gloo_on_one_thread` has put in the place of torch's."""
+
+
+def _one_thread_class(torchs: Any) -> type:
+    class ProcessGroupGloo(_OnOneThread, torchs):
+        def __init__(self, store: Any, rank: int, size: int, *, timeout: timedelta, **more: Any) -> None:
+            options = torchs._Options()
+            options._threads = 1
+            options._timeout = timeout
+            # As torch does it: by default it makes the devices itself, and two threads for each.
+            names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+            devices = [torchs.create_device(interface=name) for name in names]
+            options._devices = devices or [torchs.create_default_device()]
+            for name, value in more.items():
+                setattr(options, name, value)
+            super().__init__(store, rank, size, options)
+
+    return ProcessGroupGloo
 
 
 def open_mpi(world: World) -> None:

@@ -95,3 +95,25 @@ def test_mpi_that_did_not_start_the_ranks(monkeypatch):
     with pytest.raises(MusterError, match="count the processes differently") as raised:
         open_group(World(rank=1, world_size=2, backend="mpi", store=dist.HashStore()))
     assert "mpirun" in raised.value.fix
+
+
+@pytest.mark.process
+def test_every_group_of_gloo_has_one_thread(train, small, tmp_path):
+    """With two, torch frees the names of tensor parallelism's collectives twice, and the process crashes."""
+    look = """
+import threading, torch.distributed as dist
+from torch.distributed.distributed_c10d import _world
+from muster.train import loop
+fit = loop.Loop.fit
+def look(self):
+    backends = [group._get_backend(self.world.device) for group in _world.pg_map]
+    print("threads", len(backends), {backend.options._threads for backend in backends})
+    return fit(self)
+loop.Loop.fit = look
+"""
+    argv = ["tp", "--model=gpt-tiny", "--data=synthetic", "--seq-len=8", "--max-steps=1", "--num-samples=8"]
+    argv += ["--batch-size=2", "--tensor-parallel=2", "--device=cpu", "--name=run", f"--runs-dir={tmp_path}"]
+    ended = train(argv, 4, ok=True, before=look)
+    found = [line.split(maxsplit=2) for rank in ended for line in rank.out.splitlines() if line.startswith("threads")]
+    assert found
+    assert all(int(number) > 2 and threads == "{1}" for _, number, threads in found), found
