@@ -117,7 +117,7 @@ class _OnOneThread:
 
 
 def _one_thread_class(torchs: Any) -> type:
-    class ProcessGroupGloo(_OnOneThread, torchs):
+    class ProcessGroupGloo(torchs, _OnOneThread):
         def __init__(self, store: Any, rank: int, size: int, *, timeout: timedelta, **more: Any) -> None:
             options = torchs._Options()
             options._threads = 1

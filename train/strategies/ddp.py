@@ -249,8 +249,8 @@ class PowerGradients(HookedGradients):
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
         mean = super().reduce(bucket)
         if self.world.device.type == "cpu":
-            # A bucket takes three rounds, and each begins when the one before ends: those of several buckets would mix, on
-            # each rank in another order.
+            # A bucket takes three rounds, and each begins when the one before ends: those of several buckets would mix,
+            # on each rank in another order.
             with self.world.waits.running():
                 mean.wait()
         return mean
