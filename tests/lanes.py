@@ -78,7 +78,10 @@ class Lane:
         return self.process is not None and self.process.returncode not in (None, 0, 5)
 
 
-FAULTS = ("deadline", "faults", "heartbeat", "interval", "logs", "memory", "notice", "orphans", "restart", "resume")
+FAULTS = (
+    *("console", "faults", "heartbeat", "memory", "parent", "restart", "resume"),
+    *("preemption", "preemption_deadline", "preemption_interval"),
+)
 """Files of tests/train about what ends a training, and what goes on after it."""
 
 CLUSTER_FAULTS = (

@@ -44,7 +44,10 @@ AREAS = {
     "launch": (["entrypoint/launch.py", "entrypoint/torchrun.py", "entrypoint/options.py"], ["tests/entrypoint"]),
     "checkpoints": (
         ["train/checkpoint.py", "train/storage.py", "train/run_directory.py", "train/state.py"],
-        [f"tests/train/test_{name}.py" for name in ("checkpoint", "keeper", "run_directory", "resume", "export")],
+        [
+            f"tests/train/test_{name}.py"
+            for name in ("checkpoint", "checkpoint_background", "run_directory", "resume", "export")
+        ],
     ),
     "data": (
         ["train/data/*.py", "train/order.py"],
@@ -54,7 +57,7 @@ AREAS = {
         ["train/strategies/*.py", "train/gradients.py"],
         [
             f"tests/train/test_{name}.py"
-            for name in ("strategies", "ddp", "fsdp", "tp", "pipeline", "matrix", "replicas")
+            for name in ("strategies", "ddp", "fsdp", "tp", "pipeline", "matrix", "ddp_zero1")
         ],
     ),
     "verdicts": (["muster/check/doctor/*.py", "muster/check/bench/*.py"], ["tests/check"]),

@@ -22,13 +22,13 @@ ELSEWHERE = {
     "make test-long": ("benchmarks/RESULTS.md", "make test-long"),
     "make test TESTS=tests/entrypoint": (".ci/run", "test-all"),
     "make test TESTS=tests/sites": (".ci/run", "test-all"),
-    "make jobs": ("tests/jobs/test_scripts.py", "make jobs"),
+    "make jobs": ("tests/jobs/test_making.py", "make jobs"),
     "train ddp": ("tests/train/test_train.py", '"ddp"'),
     "muster run": ("tests/docs/test_readme.py", "test_the_commands_for_a_laptop"),
     "muster detect --record FILE": ("tests/entrypoint/test_cli.py", '"--record"'),
     "muster site": ("tests/sites/test_commands.py", '"site"'),
     "muster site mysite.toml": ("tests/sites/test_commands.py", '"site", str(path)'),
-    "muster job ./mysite.toml": ("tests/jobs/test_job_command.py", ".toml"),
+    "muster job ./mysite.toml": ("tests/jobs/test_commands.py", ".toml"),
 }
 COMMAND = re.compile(r"`((?:make|train|muster|docker|podman|srun|sbatch|mpirun|apptainer|env) [^`]*)`")
 

@@ -19,7 +19,7 @@ from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 from tests.entrypoint import recorded
 from tests.entrypoint.test_cli import three_lines
-from tests.entrypoint.test_recording import SECRETS
+from tests.entrypoint.test_environment import SECRETS
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

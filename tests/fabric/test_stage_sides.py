@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.fabric.test_plan import names, planned
-from tests.fabric.test_refusals import refusal
+from tests.fabric.test_proof_refusals import refusal
+from tests.fabric.test_stage_plan import names, planned
 from tests.fabric.trees import Tree, fabric
 
 LIB = "/usr/lib64"

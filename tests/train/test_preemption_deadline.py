@@ -11,7 +11,7 @@ from muster.train import checkpoint
 from muster.train.preemption import Deadline, Notice, find, grace
 from muster.train.state import Progress, is_complete
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
-from tests.train.test_notice import steps_of
+from tests.train.test_preemption import steps_of
 from tests.train.test_resume import assert_same_bits, common, images  # noqa: F401
 
 NOW = 1_800_000_000.0

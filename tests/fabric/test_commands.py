@@ -13,7 +13,7 @@ from muster import ROOT
 from tests.entrypoint.conftest import clean_environment
 from tests.entrypoint.test_cli import three_lines
 from tests.fabric import nodes
-from tests.fabric.test_binds import LIBRARIES, options, words
+from tests.fabric.test_stage_binds import LIBRARIES, options, words
 
 pytestmark = pytest.mark.process
 
