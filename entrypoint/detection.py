@@ -32,7 +32,8 @@ def allocate(
         raise MusterError(
             "this process is a worker of torchrun already: a second torchrun inside it would start a world of its own",
             seen=f"TORCHELASTIC_RUN_ID={env['TORCHELASTIC_RUN_ID']}",
-            fix=f"start it without torchrun: {shlex.join(command)}",
+            fix=f"start it without torchrun: {shlex.join(command)}; or, where this shell or job only was started from "
+            "inside one: unset TORCHELASTIC_RUN_ID",
         )
     job, rejected = resolve.find_job(env)
     if options.node_rank is not None or "MUSTER_NODE_RANK" in env:

@@ -20,6 +20,10 @@ RESUME = "--resume goes on from the last checkpoint"
 """What mends a run whose processes were ended from outside."""
 
 
+MOST_TEXT = 1000
+"""Characters of a sentence, and of what was seen: a variable may have 100,000."""
+
+
 class MusterError(Exception):
     """A condition that the user, or the job script, can mend.
 
@@ -38,7 +42,8 @@ class MusterError(Exception):
         self.code = code
 
     def __str__(self) -> str:
-        return f"error: {one_line(self.wrong)}\n seen: {one_line(self.seen)}\n  fix: {one_line(self.fix)}"
+        wrong, seen = (text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..." for text in (self.wrong, self.seen))
+        return f"error: {one_line(wrong)}\n seen: {one_line(seen)}\n  fix: {one_line(self.fix)}"
 
 
 def one_line(text: str) -> str:

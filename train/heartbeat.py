@@ -155,7 +155,7 @@ def report_dead(ear: Ear, ranks: list[int], beat_s: float, world: World) -> tupl
     told = MusterError(
         f"{named(ranks, ear.hosts)} {wrong}",
         seen=f"last heard of in step {last.step + 1}, {last.place}; rank {world.rank} on {world.host} listened",
-        fix=f"look for what ended it (dmesg, sacct: memory? its host?); {RESUME}",
+        fix=f"look for what ended it (memory, its host? dmesg, the scheduler's accounting); {RESUME}",
         code=ExitCode.FAILED,
     )
     return told, Fault(first, last.host, ExitCode.FAILED, wrong)

@@ -63,6 +63,6 @@ def orphaned(rank: int | str, host: str, parent: int) -> MusterError:
     return MusterError(
         f"rank {rank} on {host} ends: {GONE}",
         seen=f"its parent was process {parent}, and is {os.getppid()}",
-        fix=f"look for what ended it (dmesg, sacct: memory?); {RESUME}",
+        fix=f"look for what ended it (memory? dmesg, the scheduler's accounting); {RESUME}",
         code=ExitCode.FAILED,
     )

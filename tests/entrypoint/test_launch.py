@@ -325,3 +325,4 @@ def test_an_error_is_three_lines_whatever_is_in_it() -> None:
     error = MusterError("a\nb", seen="c\x1b[31m\nd", fix="e")
     assert len(str(error).splitlines()) == 3
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", str(error))
+    assert len(str(MusterError("a", seen="x" * 100_000, fix="e"))) < 2000
