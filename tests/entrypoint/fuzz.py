@@ -6,7 +6,7 @@ One to three variables or files of a recording are left out, doubled, emptied, o
 hostile value. What comes of it has to be the right place in the right world, or a refusal of three lines: no traceback,
 at most MAX_SECONDS each, MAX_MIB of memory, no control character on the terminal, nothing that a shell would run.
 
-tests/entrypoint/test_mutations.py runs a small sample.
+tests/entrypoint/test_recordings_mutated.py runs a small sample.
 """
 
 import argparse
@@ -28,7 +28,8 @@ from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.program import Program
 from muster.errors import MusterError
-from tests.entrypoint import recorded, test_mutations
+from tests.entrypoint import recorded
+from tests.entrypoint import test_recordings_mutated as mutated
 from tests.entrypoint.recorded import Recording
 
 MAX_SECONDS = 2.0
@@ -84,7 +85,7 @@ def cases(count: int, seed: int) -> Iterator[Case]:
             what = rng.choice(rng.choice((own, own, [f"file {name}" for name in files] or own, ADDED, ("name",))))
             kind = rng.choice(("missing", "doubled", "emptied", "enormous", "foreign", "hostile"))
             # What a user sets is obeyed; of two witnesses that are both gone none is left to contradict.
-            believed |= what in (*ADDED, *test_mutations.SOLE_WITNESSES.get(recording.scenario, ())) or bool(changes)
+            believed |= what in (*ADDED, *mutated.SOLE_WITNESSES.get(recording.scenario, ())) or bool(changes)
             changes.append(f"{what} {kind}")
             if what == "name":
                 variables[rng.choice(NAMES)] = rng.choice(HOSTILE)
@@ -129,8 +130,8 @@ def answer(path: Path, form: str) -> tuple[str, Allocation | None]:
     return show(here.allocation, here.meeting, planned, here.site), here.allocation
 
 
-def problems(case: Case, folder: Path, form: str) -> Iterator[str]:
-    """What is wrong with the answer to `case`."""
+def problems(case: Case, folder: Path, form: str, ends: Counter[str]) -> Iterator[str]:
+    """What is wrong with the answer to `case`; how it ended is counted in `ends`."""
     path = folder / "job.env"
     path.write_bytes(as_file(case.environment))
     # A process detects once.
@@ -143,6 +144,7 @@ def problems(case: Case, folder: Path, form: str) -> Iterator[str]:
         yield f"{type(error).__name__}: {str(error)[:200]}"
         return
     took_s = time.process_time() - started
+    ends["refused" if found is None else "answered"] += 1
     if took_s > MAX_SECONDS:
         yield f"{took_s:.1f} s"
     if not all(character.isprintable() or character == "\n" for character in text):
@@ -152,7 +154,7 @@ def problems(case: Case, folder: Path, form: str) -> Iterator[str]:
             yield f"a refusal of {text.count(chr(10)) + 1} lines"
         return
     truth = recorded.find(case.recording.environment)
-    if not case.is_believed and (truth is None or not test_mutations.same_world(found, truth)):
+    if not case.is_believed and (truth is None or not mutated.same_world(found, truth)):
         yield f"another world: {found.world_size} ranks, rank {found.rank}"
     if form == "script" and CANARY in text:
         script = "\n".join(text.splitlines()[:-1])
@@ -171,9 +173,8 @@ def run(count: int, seed: int) -> tuple[list[str], Counter[str], float]:
         for number, case in enumerate(cases(count, seed)):
             form = ("script", "json", "script", "table")[number % 4]
             started = time.process_time()
-            found = list(problems(case, Path(folder), form))
+            found = list(problems(case, Path(folder), form, ends))
             longest_s = max(longest_s, time.process_time() - started)
-            ends["wrong" if found else "right"] += 1
             wrong += [f"{number}: {case.recording} ({', '.join(case.changes)}): {what}" for what in found]
     return wrong, ends, longest_s
 

@@ -163,4 +163,5 @@ def test_no_environment_gives_a_traceback_takes_long_or_reaches_a_shell_or_termi
 
     wrong, ends, _ = fuzz.run(400, seed=7)
     assert wrong == []
-    assert ends["right"] == 400
+    # Neither all refused, nor all believed.
+    assert min(ends["answered"], ends["refused"]) > 100
