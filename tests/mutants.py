@@ -46,7 +46,7 @@ AREAS = {
         ["train/checkpoint.py", "train/storage.py", "train/run_directory.py", "train/state.py"],
         [
             f"tests/train/test_{name}.py"
-            for name in ("checkpoint", "checkpoint_background", "run_directory", "resume", "export")
+            for name in ("checkpoint", "checkpoint_background", "run_directory", "restart", "resume", "export")
         ],
     ),
     "data": (

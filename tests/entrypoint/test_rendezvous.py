@@ -1,0 +1,99 @@
+"""Where ranks meet: what each says of itself where no list names the hosts, addresses, and ports."""
+
+import socket
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from muster.entrypoint import environment, network, rendezvous, rendezvous_file
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.rendezvous_file import Peers
+from muster.errors import MusterError
+from tests.entrypoint.recorded import FOLDERS, detect
+
+
+@pytest.fixture
+def peers_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Environment, LaunchOptions], Peers]:
+    """What a process of `env` would meet the others as; nobody is waited for."""
+
+    def find(env: Environment, options: LaunchOptions) -> Peers:
+        asked: list[Peers] = []
+
+        def meet(peers: Peers) -> tuple[str, int]:
+            asked.append(peers)
+            return "127.0.0.1", 4711
+
+        monkeypatch.setattr(rendezvous_file, "meet", meet)
+        monkeypatch.setattr(rendezvous_file, "exit_on_terminate", lambda: None)
+        allocation = detect(env, options)
+        meeting = rendezvous.by_file(rendezvous.meet(allocation, env, options), allocation, env, options)
+        assert meeting.master_addr == "127.0.0.1"
+        assert meeting.master_port is not None
+        return asked[0]
+
+    return find
+
+
+def hydra(rank: int, size: int, local_rank: int, local_size: int) -> Environment:
+    names = {"PMI_RANK": rank, "PMI_SIZE": size, "MPI_LOCALRANKID": local_rank, "MPI_LOCALNRANKS": local_size}
+    return Environment({name: str(value) for name, value in names.items()}, host="b")
+
+
+def world_of(peers: Peers) -> str:
+    assert not isinstance(peers.participant, MusterError)
+    return peers.participant.world
+
+
+def test_a_rank_of_its_own_meets_as_a_rank_and_an_agent_as_a_node(peers_of: Callable[..., Peers]) -> None:
+    rank = peers_of(hydra(3, 4, 1, 2), LaunchOptions())
+    assert (rank.number, rank.size) == (3, 4)
+    assert world_of(rank) == "2 nodes x 2 ranks"
+    agent = peers_of(hydra(1, 2, 0, 1), LaunchOptions(nproc_per_node="4"))
+    assert (agent.number, agent.size) == (1, 2)
+    # What torchrun starts may differ from node to node.
+    assert world_of(agent) == "2 nodes, a process on each"
+    spawned = peers_of(hydra(1, 2, 0, 1), LaunchOptions(nproc_per_node="4", spawn=4))
+    assert world_of(spawned) == "2 nodes x 4 ranks"
+
+
+def test_launches_of_one_job_are_told_apart_where_their_launcher_has_a_name_for_each(
+    peers_of: Callable[..., Peers],
+) -> None:
+    plain = peers_of(hydra(1, 2, 0, 1), LaunchOptions(nproc_per_node="1"))
+    assert not plain.is_told_apart
+    recorded = environment.load(FOLDERS / "mpi_own" / "ompi_one_a_node.node02.1.env")
+    named = peers_of(recorded, LaunchOptions(nproc_per_node="1"))
+    assert (named.job, named.is_told_apart) == (recorded["PMIX_NAMESPACE"], True)
+
+
+def test_the_address_of_the_default_route_is_offered_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def address(text: str, family: int = socket.AF_INET) -> object:
+        return SimpleNamespace(family=family, address=text)
+
+    found = {"lo": [address("127.0.0.1")], "eth0": [address("10.0.0.5")], "ib0": [address("192.168.1.5")]}
+    found["eth1"] = [address("fe80::1", socket.AF_INET6)]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    monkeypatch.setattr(network, "fabric_interface", lambda _: "ib0")
+    assert rendezvous_file._own_addresses() == ["192.168.1.5", "10.0.0.5"]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": found["lo"]})
+    assert rendezvous_file._own_addresses() == ["127.0.0.1"]
+
+
+def test_attempts_and_steps_of_a_job_have_ports_of_their_own() -> None:
+    ports = {rendezvous.port_of("4711", attempt, step) for attempt in range(20) for step in range(20)}
+    assert len(ports) == 400
+    assert all(1024 < port < 65536 for port in ports)
+    assert rendezvous.port_of("4711", 1, 2) == rendezvous.port_of("4711", 1, 2)
+    assert rendezvous.port_of("4711", 0, 0) != rendezvous.port_of("4712", 0, 0)
+
+
+def test_nobody_is_told_of_a_refusal_by_files_where_an_address_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Peers] = []
+    monkeypatch.setattr(rendezvous_file, "meet", lambda peers: asked.append(peers))
+    env = Environment({"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_JOB_ID": "f1"}, host="b")
+    refusal = MusterError("wrong", seen="seen", fix="fix")
+    rendezvous.refuse_all(refusal, env, LaunchOptions(master_addr="a"))
+    assert asked == []
