@@ -38,8 +38,12 @@ TAKEN = re.compile(
 SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASS|COOKIE|CREDENTIAL|AUTH|JWT|_KEY|KEY_|PRECONDITION_TRANSPORTS|_PW", re.IGNORECASE
 )
-# user:password@host, and what looks like a key: a long word of mixed characters, or a PEM block.
-SECRET_VALUE = re.compile(r"\w+://[^/\s]*:[^/\s]*@|-----BEGIN|\beyJ[\w-]{10,}\.|\b[0-9a-fA-F]{32,}\b")
+# user:password@host, what looks like a key (a long word of mixed characters, or a PEM block), and a command with one:
+# MUSTER_ARGS='--api-key 8f2c'
+SECRET_VALUE = re.compile(
+    r"\w+://[^/\s]*:[^/\s]*@|-----BEGIN|\beyJ[\w-]{10,}\.|\b[0-9a-fA-F]{32,}\b"
+    r"|-(?i:[\w-]*(?:token|secret|password|key))[=\s]+[^\s-]"
+)
 # The files that detection reads, by the variable that names them.
 TEXT_FILES = ("PBS_NODEFILE", "PE_HOSTFILE")
 # Written as hexadecimal digits.
