@@ -100,6 +100,8 @@ def test_a_job_shorter_than_slurms_warning_is_told(cluster: Cluster, left_s: int
     done = cluster.run("slurm", making.make("slurm", Wanted()), SLURM_JOB_END_TIME=end, MUSTER_GRACE_S=grace)
     assert done.returncode == 0, done.stderr
     assert ("sbatch --signal=USR1@" in done.stderr) == is_told
+    # What Slurm sends at the start of such a job is taken by a step of its own.
+    assert (["--nodes=1", "--ntasks=1", "sleep", "35"] in cluster.words("srun")) == is_told
 
 
 @pytest.mark.parametrize("name", ["grid-engine", "flux"])
