@@ -75,7 +75,9 @@ class Tee(io.TextIOBase):
         self.screen.flush()
 
     def isatty(self) -> bool:
-        return self.lines is None and self.screen.isatty()
+        # In a job Open MPI gives each rank a terminal of its own, and writes what comes out there into the job's file.
+        is_file = "MUSTER_SCHEDULER" in os.environ and "OMPI_COMM_WORLD_RANK" in os.environ
+        return self.lines is None and self.screen.isatty() and not is_file
 
     def fileno(self) -> int:
         return self.screen.fileno()

@@ -171,3 +171,15 @@ def test_lines_are_written_whole(tmp_path):
         stream.end_line()
     assert (tmp_path / "screen").read_text() == "[node02 3] one, two\n[node02 3] three \\xfc\n[node02 3] the rest\n"
     assert (tmp_path / "log").read_text() == "one, two\nthree ü\nthe rest\n"
+
+
+def test_a_rank_of_open_mpi_in_a_job_draws_no_bars_into_the_jobs_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI gives its ranks terminals."""
+    master, terminal = pty.openpty()
+    with os.fdopen(terminal, "w") as screen, os.fdopen(master), open(os.devnull, "w") as log:
+        stream = Tee(screen, log)
+        monkeypatch.delenv("MUSTER_SCHEDULER", raising=False)
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+        assert stream.isatty()
+        monkeypatch.setenv("MUSTER_SCHEDULER", "pbs")
+        assert not stream.isatty()
