@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from muster.check.doctor.facts import UNLIMITED, Facts, Finding, Gpu, Node, Rank, Software, Space
+from muster.check.doctor.facts import UNLIMITED, Facts, Finding, Gpu, Node, PcieLink, Port, Rank, Software, Space
 from muster.check.doctor.run import findings
 
 GIB = 2**30
@@ -23,6 +23,10 @@ SOFTWARE = Software(
     cudnn="9.10.2",
     driver="580.65.06",
 )
+
+
+PORT = Port(name="mlx5_0/1", is_active=True, rate_gbit_s=200)
+ADAPTER = PcieLink(name="mlx5_0", is_gpu=False, width=16, max_width=16, speed_gt_s=16, max_speed_gt_s=16)
 
 
 def gpu(index: int) -> Gpu:
@@ -53,7 +57,8 @@ def node(host: str, gpus: int = 2) -> Node:
         open_files=65536,
         interfaces=("eth0", "ib0"),
         fabric="infiniband",
-        active_ports=1,
+        ports=(PORT, replace(PORT, name="mlx5_1/1")),
+        pcie=(ADAPTER, replace(ADAPTER, name="GPU at 0000:17:00.0", is_gpu=True, speed_gt_s=2.5)),
         devices=("/dev/infiniband/uverbs0",),
         variables={"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_NET": "IB"},
     )

@@ -8,7 +8,7 @@ import pytest
 from muster.check.doctor.facts import Facts, Rank, Space, outliers
 from muster.check.doctor.run import findings
 from muster.check.ranks import listed
-from tests.check.healthy import found, healthy, node, only, with_gpu, with_node, with_ranks
+from tests.check.healthy import ADAPTER, PORT, found, healthy, node, only, with_gpu, with_node, with_ranks
 
 MIB, GIB = 2**20, 2**30
 
@@ -56,7 +56,16 @@ ODD: list[tuple[dict[str, Any], str, str, str]] = [
     ({"cudnn": "9.5.1"}, "cudnn", "warning", "9.5.1 on node02"),
     ({"driver": "570.1"}, "driver", "warning", "570.1 on node02"),
     ({"fabric": "tcp"}, "fabric", "fault", "tcp on node02, infiniband on"),
-    ({"active_ports": 0}, "ports", "warning", "0 on node02, 1 on"),
+    ({"ports": (replace(PORT, is_active=False),)}, "ports", "warning", "0 on node02, 2 on"),
+    (
+        {"ports": (PORT, replace(PORT, name="mlx5_1/1", rate_gbit_s=50))},
+        "ports",
+        "warning",
+        "mlx5_0/1 at 200 Gb/s, mlx5_1/1 at 50 Gb/s on node02, mlx5_0/1 at 200 Gb/s, mlx5_1/1 at 200 Gb/s on",
+    ),
+    ({"pcie": (replace(ADAPTER, width=8),)}, "pcie", "warning", "8 lanes of 16"),
+    ({"pcie": (replace(ADAPTER, speed_gt_s=8),)}, "pcie", "warning", "8 GT/s of 16"),
+    ({"pcie": (replace(ADAPTER, is_gpu=True, width=8),)}, "pcie", "warning", "8 lanes of 16"),
     ({"variables": {"NCCL_NET": "Socket"}}, "NCCL_NET", "warning", "Socket on node02, IB on node01, node03"),
 ]
 

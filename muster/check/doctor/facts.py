@@ -70,6 +70,37 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Port:
+    """An InfiniBand or RoCE port.
+
+    Attributes:
+        name: device and port: mlx5_0/1.
+        rate_gbit_s: 10^9 bits a second.
+    """
+
+    name: str
+    is_active: bool
+    rate_gbit_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PcieLink:
+    """The PCIe link of a network adapter or a GPU.
+
+    Attributes:
+        width, max_width: lanes in use; lanes that both the card and its slot have.
+        speed_gt_s, max_speed_gt_s: 10^9 transfers a second and lane.
+    """
+
+    name: str
+    is_gpu: bool
+    width: int
+    max_width: int
+    speed_gt_s: float | None = None
+    max_speed_gt_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Space:
     """A file system.
 
@@ -96,7 +127,6 @@ class Node:
         memlock: bytes that may be locked, or UNLIMITED; so open_files.
         interfaces: those with an address, but the loopback.
         fabric: what the launch found.
-        active_ports: InfiniBand and RoCE ports that are up; None without any.
         closed: device files of the fabric that this user may not open; `devices` are all of them.
         variables: settings of what the ranks speak through.
     """
@@ -111,7 +141,8 @@ class Node:
     open_files: int | None = None
     interfaces: tuple[str, ...] = ()
     fabric: str | None = None
-    active_ports: int | None = None
+    ports: tuple[Port, ...] = ()
+    pcie: tuple[PcieLink, ...] = ()
     devices: tuple[str, ...] = ()
     closed: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict[str, str])

@@ -1,4 +1,4 @@
-"""The network that was chosen: interfaces, the fabric's devices and ports, and by which address nodes are found."""
+"""The network that was chosen: interfaces, the fabric's devices, and by which address nodes are found."""
 
 import glob
 import os
@@ -6,7 +6,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -69,17 +68,9 @@ def gather() -> dict[str, Any]:
     return {
         "interfaces": tuple(sorted(name for name in attempt(own_addresses) or () if name != "lo")),
         "fabric": os.environ.get("MUSTER_FABRIC_FOUND"),
-        "active_ports": attempt(active_ports),
         "devices": devices,
         "closed": tuple(path for path in devices if not os.access(path, os.R_OK | os.W_OK)),
     }
-
-
-def active_ports() -> int | None:
-    """How many InfiniBand and RoCE ports are up; None where there are none."""
-    # "4: ACTIVE"
-    states = [Path(path).read_text() for path in glob.glob("/sys/class/infiniband/*/ports/*/state")]
-    return sum(state.strip().endswith(": ACTIVE") for state in states) if states else None
 
 
 def own_addresses() -> dict[str, list[str]]:
@@ -126,7 +117,7 @@ def towards(host: str) -> str:
 
 
 def findings(facts: Facts) -> Part:
-    """The interface that gloo is told, the way to rank 0, the fabric, its devices and ports."""
+    """The interface that gloo is told, the way to rank 0, the fabric and its devices."""
     found: list[Finding] = []
     for node in facts.nodes:
         # NCCL also takes prefixes, and what is to be left out: only gloo's plain names are held against what is there.
@@ -147,8 +138,5 @@ def findings(facts: Facts) -> Part:
             found.append(Finding("fault", "address", host, wrong, seen, fix))
     fix = "look at what `muster fabric plan` says on that node, and whether the host's libraries are bound there too"
     found += differences(facts.by_host(lambda node: node.fabric), "fault", "fabric", "fabric", fix)
-    up = facts.by_host(lambda node: node.active_ports)
-    fix = "tell the site: a link of that node is down (ibstat)"
-    found += differences(up, "warning", "ports", "number of active InfiniBand ports", fix)
     chosen = distinct([rank.interface for rank in facts.ranks]) or "-"
     return Part("network", f"{distinct([node.fabric for node in facts.nodes]) or 'tcp'} by {chosen}", found)
