@@ -150,12 +150,12 @@ def as_recording(env: Environment) -> str:
     for name, value in sorted(env.items()):
         if not TAKEN.fullmatch(name):
             continue
-        if is_secret(name, value) or "\n" in value:
+        if is_secret(name, value) or not value.isprintable():
             left_out += 1
         else:
             taken.append(f"{name}={value}")
     if left_out:
-        lines.append(f"# left out: {left_out} that may be secret, or are longer than a line")
+        lines.append(f"# left out: {left_out} that may be secret, or are more than a line of text")
     lines += taken
     for name in (*TEXT_FILES, *BINARY_FILES):
         content = _content(env.get(name, ""))
@@ -178,7 +178,7 @@ def save(env: Environment, path: Path) -> None:
         MusterError: there is such a file already, or it can't be written.
     """
     try:
-        with path.open("x", encoding="utf-8", errors="surrogateescape") as file:
+        with path.open("x", encoding="utf-8") as file:
             file.write(as_recording(env))
     except OSError as reason:
         wrong = f"the recording can't be written: {reason.strerror}"

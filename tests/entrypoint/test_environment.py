@@ -19,6 +19,8 @@ SECRETS = {
     "MUSTER_URL": "https://user:hidden@host/",
     "MUSTER_ARGS": "--epochs 3 --api-key hidden",
     "SLURM_COMMENT": "line\nhidden",
+    "SLURM_JOB_NAME": "\x1b]0;hidden\x07",
+    "PBS_JOBNAME": "hidden\udcff",
     "AWS_SECRET_ACCESS_KEY": "hidden",
     "SSH_AUTH_SOCK": "/tmp/hidden",
     "JOB_PASSWD": "hidden",
@@ -110,7 +112,7 @@ def test_what_was_recorded_is_detected_alike(tmp_path: Path) -> None:
 def test_no_secret_is_in_it() -> None:
     text = environment.as_recording(Environment(SECRETS, host="n2"))
     assert not [name for name, value in SECRETS.items() if name in text or value in text]
-    assert "# left out: 8" in text
+    assert "# left out: 10" in text
 
 
 def test_a_file_is_never_written_over(tmp_path: Path) -> None:
