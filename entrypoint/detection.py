@@ -112,7 +112,9 @@ def _alone(
     env: Environment, options: LaunchOptions, job: Hosts | None, command: Sequence[str], *, is_one_node: bool
 ) -> Allocation:
     """No launcher started this process: right on one node, or where one is asked for; a refusal on several."""
-    own = variables.own_index(job.hosts, env, job.sources["hosts"], "srun, or mpiexec") if job and is_one_node else None
+    own = None
+    if job and is_one_node:
+        own = variables.own_index(job.hosts, env, job.sources["hosts"], f"by its launcher: {job.launch_line(command)}")
     _check_alone(env, options, job, command, own, is_one_node=is_one_node)
     hosts = job.hosts if job and job.hosts else ((env.host,) if env.host else ())
     sources = {"launcher": "no launcher's variables"}

@@ -101,7 +101,7 @@ def load(path: Path) -> Environment:
             raise OSError(f"larger than {MAX_RECORDING_BYTES} bytes")
     except OSError as reason:
         raise MusterError("the recorded environment can't be read", seen=f"{path}: {reason}", fix=fix) from None
-    variables: dict[str, str] = {}
+    values: dict[str, list[str]] = {}
     files: dict[str, list[str]] = {}
     host: str | None = None
     lines: list[str] | None = None
@@ -125,19 +125,20 @@ def load(path: Path) -> Environment:
         elif line.strip():
             name, equals, value = line.partition("=")
             if equals and NAME.fullmatch(name):
-                variables[name], continued = value, name
+                values[name], continued = [value], name
             elif line.startswith("BASH_FUNC_"):
                 in_function, continued = number < last_brace, ""
             elif equals and name and not re.search(r"\s", name):
                 continued = ""  # a variable that no shell has, such as a.b=1
             elif continued:
-                variables[continued] += f"\n{line}"
-            elif not variables:
+                values[continued].append(line)
+            elif not values:
                 raise MusterError(
                     "a recorded environment begins with a line that is no NAME=VALUE",
                     seen=f"{path}, line {number + 1}: {line[:80]}",
                     fix=fix,
                 )
+    variables = {name: "\n".join(value) for name, value in values.items()}
     contents = {name: "".join(f"{line}\n" for line in content) for name, content in files.items()}
     return Environment(variables, host, contents, engine=container.engine(variables, root=None))
 
