@@ -3,8 +3,9 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
@@ -22,22 +23,36 @@ ALL_PAIRS_UP_TO = 32
 """Up to so many nodes each one is paired with each other one."""
 
 
+LOOK_S = 1.0
+"""How often rank 0, while it waits for others, looks whether an agent has told of a rank that died."""
+
+
 class Absent(MusterError):
-    """Some ranks did not come; all that came know of it.
+    """Some ranks did not come, or had come and gave no more answer; all the others know of it.
 
     Attributes:
         world: of the rank that tells it.
-        ranks: those that did not come.
+        ranks: those without an answer.
+        had_come: whether they had met the others.
+        fault: what a node's agent has told of a rank that died.
     """
 
-    def __init__(self, world: World, ranks: Sequence[int]) -> None:
-        super().__init__(
-            f"{'rank' if len(ranks) == 1 else 'ranks'} {listed([str(rank) for rank in ranks])} did not come",
-            seen=f"waited {world.timeout_s} s on rank {world.rank} of {world.world_size} ({world.host})",
-            fix="look at that node: does it answer, did the command start there? A slow start: --timeout-s",
-            code=ExitCode.FAILED,
-        )
-        self.world, self.ranks = world, ranks
+    def __init__(
+        self, world: World, ranks: Sequence[int], *, had_come: bool = False, fault: faults.Fault | None = None
+    ) -> None:
+        which = f"{'rank' if len(ranks) == 1 else 'ranks'} {listed([str(rank) for rank in ranks])}"
+        waited = f"waited {world.timeout_s} s on rank {world.rank} of {world.world_size} ({world.host})"
+        if fault is not None:
+            wrong, seen = f"rank {fault.rank} on {fault.host} died in the check", fault.wrong
+            fix = "look what it wrote, and at its node's log (dmesg): memory ran out, or a GPU or a driver failed"
+        elif had_come:
+            wrong, seen = f"{which} had come, and gave no more answer", waited
+            fix = "look what they wrote, and at their nodes' log (dmesg): they died, or hang"
+        else:
+            wrong, seen = f"{which} did not come", waited
+            fix = "look at that node: does it answer, did the command start there? A slow start: --timeout-s"
+        super().__init__(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
+        self.world, self.ranks, self.had_come, self.fault = world, ranks, had_come, fault
 
 
 def join(timeout_s: int) -> World:
@@ -87,21 +102,40 @@ def gather(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
     if world.store is None:
         return [value]
     turn = f"check/{next(world.turns)}"
+    had_come = bool(world.hosts)  # which are gathered first
     world.store.set(f"{turn}/{world.rank}", json.dumps(value))
     if world.main:
-        keys, absent = [f"{turn}/{rank}" for rank in range(world.world_size)], list[int]()
-        try:
-            world.store.wait(keys, timedelta(seconds=world.timeout_s))
-        except dist.DistError:
-            absent = [rank for rank, key in enumerate(keys) if not world.store.check([key])]
+        keys = [f"{turn}/{rank}" for rank in range(world.world_size)]
+        absent, told = _wait_for(keys, world)
         values = [] if absent else [json.loads(text) for text in world.store.multi_get(keys)]
-        world.store.set(f"{turn}/all", json.dumps([absent, values if to_all else []]))
+        world.store.set(f"{turn}/all", json.dumps([absent, told and asdict(told), values if to_all else []]))
     else:
         world.wait([f"{turn}/all"])
-        absent, values = json.loads(world.store.get(f"{turn}/all"))
+        absent, told, values = json.loads(world.store.get(f"{turn}/all"))
+        told = told and faults.Fault(**told)
     if absent:
-        raise Absent(world, absent)
+        raise Absent(world, absent, had_come=had_come, fault=told)
     return values
+
+
+def _wait_for(keys: Sequence[str], world: World) -> tuple[list[int], faults.Fault | None]:
+    """The ranks that have not set their key in time, and why, where an agent has told of a rank that died."""
+    store: Any = world.store
+    ends = time.monotonic() + world.timeout_s
+    while True:
+        try:
+            store.wait(list(keys), timedelta(seconds=max(0.1, min(LOOK_S, ends - time.monotonic()))))
+        except dist.DistError:
+            fault = fault_in(store)
+            if fault is not None or time.monotonic() >= ends:
+                return [rank for rank, key in enumerate(keys) if not store.check([key])], fault
+        else:
+            return [], None
+
+
+def fault_in(store: Any) -> faults.Fault | None:
+    """What the agent of a node has told of a rank that died (entrypoint/node_beats.py)."""
+    return faults.Fault(**json.loads(store.get("fault"))) if store.check(["fault"]) else None
 
 
 def gather_nodes(world: World, value: Any, *, to_all: bool = True) -> list[Any]:

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,35 @@ def test_a_rank_that_does_not_come_is_named_with_its_host(tmp_path: Path, unused
     assert (here.host, here.wrong) == ("alpha", "rank 1 did not come")
     assert (there.host, there.wrong) == ("beta", "ranks 2, 3 did not come")
     assert "waited 3 s" in there.seen
+
+
+# Rank 1 is killed in its first reduce: nothing of Muster runs there any more.
+KILLED = """
+import os, signal, sys, threading, time
+def plant():
+    while not hasattr(sys.modules.get("torch.distributed"), "batch_isend_irecv"):
+        time.sleep(0.01)
+    sys.modules["torch.distributed"].reduce = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+if os.environ.get("RANK") == "1" and "muster.check.doctor" in sys.orig_argv:
+    threading.Thread(target=plant, daemon=True).start()
+"""
+
+
+@pytest.mark.full
+def test_a_rank_that_is_killed_in_a_collective_is_told_by_another_node(tmp_path: Path, unused_port: int) -> None:
+    (tmp_path / "sitecustomize.py").write_text(KILLED)
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    words = ["doctor", "--json", "--device=cpu", "--nproc-per-node=1", "--nnodes=2", "--master-addr=127.0.0.1"]
+    words += [f"--master-port={unused_port}"]
+    with ThreadPoolExecutor() as pool:
+        nodes = [
+            pool.submit(start, "muster", *words, f"--node-rank={rank}", folder=tmp_path, env=env) for rank in (0, 1)
+        ]
+        first, second = (node.result() for node in nodes)
+    (finding,) = found_of(json.loads(first.stdout))
+    assert finding.wrong.startswith("rank 1 on ")
+    assert "SIGKILL" in finding.seen
+    assert (first.returncode, second.returncode) == (1, 1)
 
 
 def test_a_misspelt_option_is_told_in_three_lines(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, Collective, named
 from muster.check.doctor.facts import Finding, Part
 from muster.check.options import DoctorOptions
-from muster.check.ranks import gather, listed
+from muster.check.ranks import LOOK_S, fault_in, gather, listed
 from muster.train.backends import backend_for, open_group
 from muster.train.faults import agree
 from muster.train.world import World, close_group, device_for, silent_stdout
@@ -135,8 +135,12 @@ class Trial:
         self.since = time.monotonic()
         thread = Thread(target=call, daemon=True)
         thread.start()
+        # NCCL may wait for a rank that died; its own connection, as a collective may hold the other one.
+        store: Any = self.world.store and self.world.store.clone()
         while thread.is_alive() and time.monotonic() < self.since + self.limit_s + SLACK_S:
-            thread.join(0.2)
+            thread.join(LOOK_S)
+            if store and fault_in(store):
+                break
         if thread.is_alive() or raised:
             self.own.why = raised[0] if raised else f"{NOT_OVER} after {time.monotonic() - self.since:.0f} s"
 

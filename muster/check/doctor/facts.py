@@ -216,6 +216,9 @@ def attempt(function: Callable[[], Result]) -> Result | None:
 
 Level = Literal["fault", "warning"]
 
+DIED = "died"
+"""What a finding is about where the check itself failed, as a rank of it died."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -259,8 +262,10 @@ class Part:
 
 def code_of(findings: Sequence[Finding]) -> int:
     """The exit code that stands for all `findings`: with warnings alone a training may start."""
-    is_faulty = any(finding.level == "fault" for finding in findings)
-    return ExitCode.USER_MUST_CHANGE if is_faulty else ExitCode.DONE
+    faults = [finding for finding in findings if finding.level == "fault"]
+    if any(finding.about == DIED for finding in faults):
+        return ExitCode.FAILED
+    return ExitCode.USER_MUST_CHANGE if faults else ExitCode.DONE
 
 
 def outliers(values: Mapping[str, Any]) -> tuple[Any, dict[Any, list[str]]]:

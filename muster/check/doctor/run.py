@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from muster.check import ranks
 from muster.check.doctor import clock, collectives, gpus, links, names, network, ports, report, resources, software
-from muster.check.doctor.facts import Facts, Finding, Node, Part, Rank, attempt
+from muster.check.doctor.facts import DIED, Facts, Finding, Node, Part, Rank, attempt
 from muster.check.doctor.report import Report
 from muster.check.options import DoctorOptions
 from muster.errors import ExitCode, MusterError
@@ -36,8 +36,9 @@ def run(options: DoctorOptions) -> None:
         code = ranks.gather(world, found.code)[0]
         found.seconds = time.monotonic() - started
     except ranks.Absent as absent:
-        world, code = absent.world, ExitCode.USER_MUST_CHANGE
+        world = absent.world
         found.why += absent_ranks(absent)
+        code = found.code
     except MusterError as error:
         code, is_cut_off = ExitCode.USER_MUST_CHANGE, world is None
         found.why.append(Finding("fault", "launch", "", error.wrong, error.seen, error.fix))
@@ -144,12 +145,16 @@ def findings(facts: Facts) -> list[Part]:
 
 
 def absent_ranks(absent: ranks.Absent) -> list[Finding]:
-    """What is said of ranks that did not come, by the host that each should be on, where that is known."""
+    """What is said of ranks without an answer, by the host that each should be on, where that is known."""
+    if absent.fault is not None:
+        return [Finding("fault", DIED, absent.fault.host, absent.wrong, absent.seen, absent.fix)]
     by_host: dict[str, list[int]] = {}
     for rank in absent.ranks:
-        by_host.setdefault(ranks.host_of(rank, absent.world), []).append(rank)
-    each = {host: ranks.Absent(absent.world, own) for host, own in by_host.items()}
-    return [Finding("fault", "absent", host, error.wrong, error.seen, error.fix) for host, error in each.items()]
+        hosts = absent.world.hosts
+        by_host.setdefault(hosts[rank] if hosts else ranks.host_of(rank, absent.world), []).append(rank)
+    each = {host: ranks.Absent(absent.world, own, had_come=absent.had_come) for host, own in by_host.items()}
+    about = DIED if absent.had_come else "absent"
+    return [Finding("fault", about, host, error.wrong, error.seen, error.fix) for host, error in each.items()]
 
 
 def _lost(world: World | None, error: Exception) -> Finding:

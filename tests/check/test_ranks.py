@@ -1,0 +1,47 @@
+"""Ranks of a check without an answer: what is told of them."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from muster.check import ranks
+from muster.check.doctor.facts import code_of
+from muster.check.doctor.run import absent_ranks
+from muster.train.world import World
+
+
+def absence(fault: dict[str, Any] | None = None, hosts: tuple[str, ...] = ("a", "b")) -> ranks.Absent:
+    """What rank 0 of two tells after it waited for the other one for two seconds."""
+    store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    if fault is not None:
+        store.set("fault", json.dumps(fault))
+    world = World(rank=0, world_size=2, host="a", hosts=hosts, store=store, timeout_s=2)
+    with pytest.raises(ranks.Absent) as raised:
+        ranks.gather(world, "here")
+    return raised.value
+
+
+def test_a_rank_that_died_is_told_as_that_and_the_check_failed() -> None:
+    started = time.monotonic()
+    found = absence({"rank": 1, "host": "b", "code": 1, "wrong": "it was ended by SIGKILL"})
+    assert time.monotonic() - started < 2  # an agent has told of it: nobody waits to the end
+    (finding,) = absent_ranks(found)
+    assert (finding.host, finding.wrong) == ("b", "rank 1 on b died in the check")
+    assert "SIGKILL" in finding.seen
+    assert code_of([finding]) == 1
+
+
+def test_a_rank_that_had_come_is_not_told_as_one_that_did_not() -> None:
+    (finding,) = absent_ranks(absence())
+    assert finding.host == "b"
+    assert "rank 1 had come" in finding.wrong
+    assert code_of([finding]) == 1
+
+
+def test_a_rank_that_never_came_is_for_the_user_to_mend() -> None:
+    (finding,) = absent_ranks(absence(hosts=()))
+    assert finding.wrong == "rank 1 did not come"
+    assert code_of([finding]) == 2
