@@ -133,7 +133,8 @@ def test_no_secret_is_passed_and_a_line_says_how_many_were_not() -> None:
     env = Environment({**SECRETS, "SLURM_JOB_ID": "7", "NCCL_DEBUG": "INFO", "MASTER_ADDR": "http://u:hidden@h/"})
     for found in (passing.docker(env), passing.apptainer(env)):
         text = " ".join(found.words)
-        secrets = {name: value for name, value in SECRETS.items() if name != "SLURM_COMMENT"}
+        # The others are left out of a recording for their form.
+        secrets = {name: value for name, value in SECRETS.items() if value.isprintable()}
         assert not [name for name, value in secrets.items() if name in text.split() or value in text]
         assert "hidden" not in text
         assert "NCCL_DEBUG" in text
