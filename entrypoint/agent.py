@@ -85,6 +85,7 @@ def main(argv: list[str]) -> int:
         supervision.give_up_on_lost_stores()
         node_beats.wait_for_all()
         place = place_to_wait_for(arguments)
+        supervision.meet_on_loopback(arguments)
         if place is not None:
             wait_for(*place, timeout_s=rendezvous_timeout_s(arguments))
         run(arguments)

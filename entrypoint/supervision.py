@@ -1,5 +1,6 @@
 """torchrun's agent with what it lacks: only accidents are started again, and the nodes of a launch part in order."""
 
+import argparse
 import os
 import socket
 import sys
@@ -10,9 +11,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.utils import store as store_util
 
@@ -23,6 +33,8 @@ from muster.errors import ExitCode
 TELL_S = 5.0
 STORE_S = 30.0
 LEAVE_LOOK_S = 0.02
+
+LOOPBACK, LOOPBACK_ADDRESS = "loopback", "127.0.0.1"
 
 LEFT = "muster/left"
 """The key under which agents count those that ask the store no more."""
@@ -84,7 +96,11 @@ class Agent(LocalElasticAgent):
 
     def _before_start(self, group: Any) -> None:
         self._status.has_started = True
-        word = "" if group.spec.rdzv_handler.get_backend() == "static" else launch_word(group.store)
+        handler = group.spec.rdzv_handler
+        if isinstance(handler, Loopback):
+            word = handler.launch
+        else:
+            word = "" if handler.get_backend() == "static" else launch_word(group.store)
         # With the agent's process id: what a worker starts inherits the variable, and is no part of this launch.
         os.environ["MUSTER_LAUNCH"] = f"{word}.{os.getpid()}"
         before, self._num_nodes = self._num_nodes, group.group_world_size
@@ -112,6 +128,79 @@ class Agent(LocalElasticAgent):
             tell(f"{ended}: the ranks start again, restart {number} of {most}")
         else:
             tell(f"{ended}, and --max-restarts={most} allows no more restarts")
+
+
+class Loopback(RendezvousHandler):
+    """The rendezvous of one node: each time a new store, which listens on 127.0.0.1 alone.
+
+    torch's own listen on all interfaces, and whoever reaches a store can have its processes run code.
+
+    Args:
+        parameters: of torchrun; the endpoint's port is that of the first store, 0 takes a free one.
+
+    Attributes:
+        launch: a word that names this launch, and stays when its ranks are started again.
+
+    Source: https://github.com/pytorch/pytorch/security/policy (using distributed features)
+    """
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self.launch = uuid.uuid4().hex
+        self._id = parameters.run_id
+        self._port = int(parameters.endpoint.rpartition(":")[2])
+        self._is_closed = False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """A store for this agent and its ranks.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        listener = socket.create_server((LOOPBACK_ADDRESS, self._port))
+        port = int(listener.getsockname()[1])
+        self._port = 0  # for ranks that are started again: the store before this one may still listen
+        torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+        server = torchs(LOOPBACK_ADDRESS, port, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
+        return RendezvousInfo(PrefixStore("agent", server), 0, 1, RendezvousStoreInfo(LOOPBACK_ADDRESS, port))
+
+    @property
+    def use_agent_store(self) -> bool:
+        """True: the ranks are clients of this store."""
+        return True
+
+    def get_backend(self) -> str:
+        """The name by which torchrun knows this."""
+        return LOOPBACK
+
+    def get_run_id(self) -> str:
+        """The launch's id, as torchrun was given it."""
+        return self._id
+
+    def is_closed(self) -> bool:
+        """Whether the launch has ended."""
+        return self._is_closed
+
+    def set_closed(self) -> None:
+        """Ends the launch: nobody else takes part in it."""
+        self._is_closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """0: there are no other nodes."""
+        return 0
+
+    def shutdown(self) -> bool:
+        """True: nothing is left open."""
+        return True
+
+
+def meet_on_loopback(arguments: argparse.Namespace) -> None:
+    """Has torchrun take `Loopback` where its `arguments` are those of one node."""
+    if not arguments.standalone and (arguments.nnodes not in ("1", "1:1") or arguments.rdzv_backend != "static"):
+        return
+    port = 0 if arguments.standalone else arguments.master_port
+    arguments.standalone = False
+    arguments.rdzv_backend, arguments.rdzv_endpoint = LOOPBACK, f"{LOOPBACK_ADDRESS}:{port}"
+    rendezvous_handler_registry.register(LOOPBACK, Loopback)
 
 
 def launch_word(store: Any) -> str:

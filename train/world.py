@@ -222,10 +222,25 @@ def connect(world: World) -> Store | None:
     if world.world_size == 1:
         return None
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    timeout = timedelta(seconds=world.timeout_s)
+    is_host = world.main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        timeout = timedelta(seconds=world.timeout_s)
+        if is_host and os.environ["MASTER_ADDR"] == "127.0.0.1":
+            # torch would listen on all interfaces.
+            torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+            listener = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+            port = listener.getsockname()[1]
+            return torchs(
+                "127.0.0.1",
+                port,
+                world.world_size,
+                True,
+                timeout,
+                multi_tenant=True,
+                master_listen_fd=listener.detach(),
+            )
         return next(iter(rendezvous("env://", world.rank, world.world_size, timeout=timeout)))[0]
-    except (dist.DistError, ValueError) as error:
+    except (dist.DistError, ValueError, OSError) as error:
         raise MusterError(
             f"the ranks did not find each other: {str(error).splitlines()[0]}",
             seen=f"MASTER_ADDR:MASTER_PORT={address}, rank {world.rank} of {world.world_size} on {world.host}",

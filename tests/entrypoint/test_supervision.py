@@ -4,9 +4,12 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from muster import ROOT
@@ -128,3 +131,42 @@ def test_a_node_that_is_done_does_not_wait_for_one_that_has_failed(tmp_path: Pat
         for node in nodes:
             node.kill()
             node.communicate()
+
+
+JOINS = """
+import time, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+time.sleep(1)
+dist.destroy_process_group()
+"""
+SMALL = ("--data=digits", "--image-size=16", "--batch-size=8", "--num-samples=64", "--max-steps=2", "--device=cpu")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("muster", "run", "--nproc-per-node=2", "joins.py"),
+        pytest.param(("train", "ddp", "--nproc-per-node=2", *SMALL), marks=pytest.mark.full),
+        pytest.param(("train", "ddp", "--spawn=2", *SMALL), marks=pytest.mark.full),
+    ],
+    ids=lambda words: " ".join(words[:3]),
+)
+def test_on_one_node_nothing_listens_to_other_hosts(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Whoever reaches a store of torch's can run code by it."""
+    (tmp_path / "joins.py").write_text(JOINS)
+    program = Path(sys.executable).parent / words[0]
+    with (tmp_path / "said").open("w") as said:
+        started = psutil.Popen([program, *words[1:]], cwd=tmp_path, stdout=said, stderr=subprocess.STDOUT)
+    addresses: set[str] = set()
+    end = time.monotonic() + 240
+    while started.poll() is None and time.monotonic() < end:
+        with suppress(psutil.NoSuchProcess):
+            ours = {started.pid, *(child.pid for child in started.children(recursive=True))}
+            sockets = psutil.net_connections(kind="tcp")
+            listening = [each for each in sockets if each.pid in ours and each.status == psutil.CONN_LISTEN]
+            addresses |= {each.laddr.ip for each in listening if each.laddr}
+        time.sleep(0.2)
+    assert started.poll() == 0, (tmp_path / "said").read_text()
+    assert addresses == {"127.0.0.1"}
