@@ -293,11 +293,14 @@ def made_by(name: str, wanted: Wanted) -> str:
 
 def unknown(site: Site, partition: str | None, gpus: int | None) -> list[str]:
     """What the profile does not tell, in words."""
+    # Some sites choose nodes by QOS or constraint, and have no partition to name.
+    directives = site.launch.directives.value if site.launch.directives else ()
+    is_placed = partition is not None or mentions(directives, "--qos", "--constraint")
     missing = {
         "GPUs a node": gpus is None,
         "cores a node": site.nodes.cores is None,
         "container's command": site.container.command is None,
-        "partition" if site.scheduler == "slurm" else "queue": partition is None,
+        "partition" if site.scheduler == "slurm" else "queue": not is_placed,
         "folder for caches": not site.caches,
         "network": site.extends is None,
     }

@@ -117,3 +117,24 @@ def test_generic_profiles_name_nothing_of_a_site() -> None:
         tables = tomllib.loads((profiles.SITES / f"{name}.toml").read_text())
         assert not {"recognise", "caches", "storage", "network", "variables", "extends"} & set(tables)
         assert set(tables.get("launch", {})) <= {"directives"}
+
+
+@pytest.mark.parametrize(
+    ("site_name", "lines"),
+    [
+        # Its queue prod takes no job of less than 10 nodes.
+        ("polaris", ("#PBS -q debug", "10 to 496 nodes", " --cpu-bind none)")),
+        ("pbs", ("if [ -d /var/run/palsd ]; then launcher+=(--cpu-bind none); fi",)),
+        # Without --mem a job gets the default memory, which may be a core's.
+        ("slurm", ("#SBATCH --exclusive", "#SBATCH --mem=0")),
+        *((name, ("CPUs are aarch64", "nobody has built")) for name in ("alps", "isambard-ai", "jupiter")),
+    ],
+)
+def test_what_a_site_takes_is_asked_for_or_said(site_name: str, lines: tuple[str, ...]) -> None:
+    text = making.make(site_name, Wanted())
+    assert [line for line in lines if line not in text] == []
+
+
+def test_a_site_that_chooses_nodes_by_qos_has_no_partition_to_name() -> None:
+    assert "partition" not in making.make("perlmutter", Wanted()).lower()
+    assert "partition" in making.make("slurm", Wanted()).lower()
