@@ -83,6 +83,8 @@ def main(argv: list[str]) -> int:
         torchruns: Any = api  # it has no option for another agent than its own
         torchruns.LocalElasticAgent = functools.partial(Agent, status)
         supervision.give_up_on_lost_stores()
+        if not node_beats.is_ours():
+            supervision.tie_workers_to_agent()
         node_beats.wait_for_all()
         place = place_to_wait_for(arguments)
         supervision.meet_on_loopback(arguments)
@@ -90,7 +92,7 @@ def main(argv: list[str]) -> int:
             wait_for(*place, timeout_s=rendezvous_timeout_s(arguments))
         run(arguments)
     except ChildFailedError as error:
-        return warning.answer() if warning.explains(error.failures) else report(error.failures, status.ended)
+        return warning.answer() if warning.explains(error.failures) else report(error.failures, status)
     except SignalException as error:
         status.warning = status.warning or error.sigval.name
         return warning.answer()
@@ -129,6 +131,10 @@ class Warning:
                 worker.send_signal(warning)
             except psutil.NoSuchProcess:
                 continue
+        if warning.name == "SIGTERM" and not node_beats.is_ours():
+            # Not by print: this may have come while another line was written.
+            waits = "passed SIGTERM on to its ranks and waits for their end; a second SIGTERM ends them"
+            os.write(2, f"muster: {socket.gethostname()} {waits}\n".encode())
 
     def explains(self, failures: dict[int, ProcessFailure]) -> bool:
         """Whether the workers were ended by this very signal, before they could hear it."""
@@ -139,7 +145,7 @@ class Warning:
         """The exit code of a node that was stopped before its workers could write anything."""
         heard = self._status.warning
         # Our trainers had not begun, and can be started again as they were; of other programs nobody knows that.
-        is_ours = "MUSTER_COMMAND" in os.environ and heard in {number.name for number in WARNINGS}
+        is_ours = node_beats.is_ours() and heard in {number.name for number in WARNINGS}
         when = " before the training began" if is_ours else ""
         print(f"muster: ended by {heard} on {socket.gethostname()}{when}", file=sys.stderr)
         if heard == "SIGINT":
@@ -189,17 +195,18 @@ def wait_for(address: str, port: int, timeout_s: float) -> None:
         time.sleep(RETRY_S)
 
 
-def report(failures: Mapping[int, ProcessFailure], ended: Mapping[int, str]) -> int:
+def report(failures: Mapping[int, ProcessFailure], status: Status) -> int:
     """The exit code for workers that failed, after telling of the one that failed first, if it did not itself.
 
     Args:
         failures: by rank.
-        ended: why the agent ended a process, by its id, where it did.
+        status: which of them the agent ended, and what came before on another node.
     """
     codes = {failure.exitcode for failure in failures.values()}
-    # A worker with one of these has told the user what to do; those that died of its absence count for nothing.
+    # A trainer with one of these has told the user what to do; those that died of its absence count for nothing. In
+    # another program 2 may be an option that it does not know, and 75 anything.
     for code in (ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED):
-        if code in codes:
+        if node_beats.is_ours() and code in codes:
             return code
     words = {rank: words_of(failure) for rank, failure in failures.items()}
     told = {rank for rank in failures if "told" in words[rank]}
@@ -212,8 +219,10 @@ def report(failures: Mapping[int, ProcessFailure], ended: Mapping[int, str]) -> 
     first = failures[rank]
     how = node_beats.how_ended(first.exitcode)
     fix = "read what it said above; `muster run --debug` shows this program's traceback too"
-    if first.pid in ended:
-        how = f"was ended: {ended[first.pid]}"
+    if first.pid in status.ended:
+        how, fix = f"was ended: {status.ended[first.pid]}", "look what that rank's node said"
+    elif status.elsewhere:
+        how, fix = f"{how} after another: {status.elsewhere}", "look what that rank's node said"
     elif first.exitcode < 0:
         fix = FIX_BY_SIGNAL.get(first.signal_name(), fix)
     wrong = f"rank {rank} on {socket.gethostname()} {how}, and this node's other ranks were stopped"

@@ -217,7 +217,9 @@ def plan(
             notes.append(f"{name}={env[name]} is yours: it was kept")
     # torchrun reads PET_* as the defaults of its own options: inherited ones would change the launch unseen. And a job
     # that a rank submits inherits the name of that rank's agent, which the new ranks would miss (train/parent.py).
-    removed = tuple(sorted(name for name in env if name.startswith("PET_") or name == "MUSTER_LAUNCH"))
+    # It inherits what tells our programs from others, too.
+    foreign = {"MUSTER_LAUNCH", "MUSTER_COMMAND", "MUSTER_FAILURE"} - variables.keys()
+    removed = tuple(sorted(name for name in env if name.startswith("PET_") or name in foreign))
     if removed:
         notes.append(f"removed: {', '.join(removed)}")
     hears = program.is_ours or torchrun.AGENT in argv

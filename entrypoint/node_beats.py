@@ -55,6 +55,7 @@ class Nodes:
         self._ended = ended
         self._rounds = 0
         self._reason = ""
+        self._must_wait = False
         self._seen: dict[int, tuple[bytes, int]] = {}
         # Each with a connection of its own: a blocked wait holds its one.
         self._store: Any = PrefixStore("muster", group.store.underlying_store).clone()
@@ -75,6 +76,9 @@ class Nodes:
                 if store.check(["fault"]):
                     self._reason = why(store.get("fault"))
                 self._rounds += 1
+                if self._reason and not is_ours():
+                    self._must_wait = True
+                    self._say_heard(store)
             except dist.DistNetworkError:  # the store has closed, and does not come back
                 self._reason = gone(group)
             except RuntimeError:  # it was too slow, and the look counts that
@@ -89,12 +93,22 @@ class Nodes:
             time.sleep(BEAT_S)
             heard, quiet = self._rounds, (quiet + 1 if self._rounds == heard else 0)
         self._reason = self._reason or gone(self._group)
+        if not is_ours():  # such ranks hear nothing of a fault
+            self._end_workers(signal.SIGTERM)
         time.sleep(GRACE_S)
+        self._end_workers(signal.SIGKILL)
+
+    def _end_workers(self, number: signal.Signals) -> None:
         handlers: dict[int, Any] = getattr(self._agent._pcontext, "subprocess_handlers", {})
         for handler in handlers.values():
             if handler.proc.poll() is None:
                 self._ended[handler.proc.pid] = self._reason
-                handler.proc.kill()
+                handler.proc.send_signal(number)
+
+    def _say_heard(self, store: Any) -> None:
+        """Lets the node of the store go, which waits until all know why it ends."""
+        own = [f"left/{worker.global_rank}" for worker in self._group.workers]
+        store.multi_set(own, [""] * len(own))
 
     def _listen(self) -> None:
         """Publishes the death of a node that was heard and is silent."""
@@ -107,39 +121,61 @@ class Nodes:
                 wrong = f"its host gave no sign of life for {DEAD_BEATS * BEAT_S:.0f} s"
                 self._publish(self._beats, int(rank), host, ExitCode.FAILED, wrong)
 
-    def publish_failures(self, failures: Mapping[int, Any]) -> None:
-        """Tells the other nodes' ranks of a failure that this node's perhaps could not tell."""
-        group, rank = self._group, cause_of(failures)
+    def publish_failures(self, failures: Mapping[int, Any]) -> str:
+        """Tells the other nodes of a failure that this node's ranks perhaps could not tell.
+
+        Returns:
+            the failure on another node that was told before, in words; nothing if this is the first.
+        """
+        rank = cause_of(failures)
         if rank is None:
-            return
+            return ""
         codes = {failure.exitcode for failure in failures.values()}
         code = ExitCode.USER_MUST_CHANGE if ExitCode.USER_MUST_CHANGE in codes else ExitCode.FAILED
 
-        def tell_all() -> None:
+        def tell_all() -> bytes:
             store = self._store
             store.set_timeout(timedelta(seconds=STORE_S))
-            self._publish(store, rank, socket.gethostname(), code, f"it {how_ended(failures[rank].exitcode)}")
-            if group.group_rank == 0:
-                own = {worker.global_rank for worker in group.workers}
-                others = [f"left/{other}" for other in range(group.workers[0].world_size) if other not in own]
-                store.wait(others, timedelta(seconds=LEAVE_S))
+            told = self._publish(store, rank, socket.gethostname(), code, f"it {how_ended(failures[rank].exitcode)}")
+            if not is_ours():
+                self._say_heard(store)
+            return told
 
-        # RuntimeError: the store is gone, or another rank will never leave. A store whose node is gone answers nobody.
+        self._must_wait = True
+        # RuntimeError: the store is gone. A store whose node is gone answers nobody.
         with suppress(TimeoutError, RuntimeError):
-            within(LEAVE_S + STORE_S, tell_all)
+            first = within(STORE_S, tell_all)
+            if json.loads(first)["rank"] not in {worker.global_rank for worker in self._group.workers}:
+                return why(first)
+        return ""
 
-    def _publish(self, store: Any, rank: int, host: str, code: int, wrong: str) -> None:
-        """Tells all ranks of this fault, or of the one that was told before."""
+    def wait_for_others(self) -> None:
+        """Returns, on the node of the store, when all others have heard of a failure; on others at once."""
+        if self._group.group_rank or not self._must_wait:
+            return
+        own = {worker.global_rank for worker in self._group.workers}
+        others = [f"left/{other}" for other in range(self._group.workers[0].world_size) if other not in own]
+        # RuntimeError: another rank will never leave.
+        with suppress(TimeoutError, RuntimeError):
+            within(LEAVE_S + STORE_S, lambda: self._store.wait(others, timedelta(seconds=LEAVE_S)))
+
+    def _publish(self, store: Any, rank: int, host: str, code: int, wrong: str) -> bytes:
+        """Tells all ranks of this fault, or of the one that was told before; returns which it was."""
         fault = json.dumps({"rank": rank, "host": host, "code": code, "wrong": wrong})
         first = store.compare_set("fault", "", fault)
         keys = [f"end/{rank}" for rank in range(self._group.workers[0].world_size)]
         store.multi_set(keys, [first] * len(keys))
+        return first
+
+
+def is_ours() -> bool:
+    """Whether the workers are trainers of this project: the exit codes of others mean what their authors wanted."""
+    return "MUSTER_COMMAND" in os.environ
 
 
 def can_tell_others(group: Any) -> bool:
-    """Whether a node's workers are trainers of ours, which other nodes run too, and which are not started again."""
-    is_static = group.spec.rdzv_handler.get_backend() == "static"
-    return "MUSTER_COMMAND" in os.environ and is_static and group.group_world_size > 1
+    """Whether there are other nodes, and no node starts its workers again."""
+    return group.spec.rdzv_handler.get_backend() == "static" and group.group_world_size > 1
 
 
 def first_of(failures: Mapping[int, Any]) -> int:
@@ -152,7 +188,7 @@ def first_of(failures: Mapping[int, Any]) -> int:
 
 def cause_of(failures: Mapping[int, Any]) -> int | None:
     """The rank that made the others fail; None where a warning has ended all, which is no failure of this node's."""
-    if any(failure.exitcode == ExitCode.PREEMPTED for failure in failures.values()):
+    if is_ours() and any(failure.exitcode == ExitCode.PREEMPTED for failure in failures.values()):
         return None
     own = {rank: failure for rank, failure in failures.items() if failure.exitcode not in WARNED}
     return first_of(own) if own else None

@@ -1,12 +1,16 @@
 """torchrun's agent with what it lacks: only accidents are started again, and the nodes of a launch part in order."""
 
 import argparse
+import ctypes
+import functools
 import os
+import signal
 import socket
+import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -27,12 +32,15 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.utils import store as store_util
 
 from muster.entrypoint.network import within
-from muster.entrypoint.node_beats import Nodes, can_tell_others, first_of, how_ended
+from muster.entrypoint.node_beats import Nodes, can_tell_others, first_of, how_ended, is_ours
 from muster.errors import ExitCode
 
 TELL_S = 5.0
 STORE_S = 30.0
 LEAVE_LOOK_S = 0.02
+PR_SET_PDEATHSIG = 1
+GROUP_S = 3.0
+"""Seconds from SIGTERM to SIGKILL for what a worker leaves running."""
 
 LOOPBACK, LOOPBACK_ADDRESS = "loopback", "127.0.0.1"
 
@@ -51,11 +59,15 @@ class Status:
         warning: the name of the signal by which a scheduler has warned this node; empty until there is one.
         has_started: whether there were workers yet.
         ended: the workers that were ended by this agent, by process id, and why.
+        stopped: the process ids of the workers that were alive when torchrun began to stop them for another's failure.
+        elsewhere: the failure on another node that came before this node's, in words; empty if there is none.
     """
 
     warning: str = ""
     has_started: bool = False
     ended: dict[int, str] = field(default_factory=dict[int, str])
+    stopped: set[int] = field(default_factory=set[int])
+    elsewhere: str = ""
 
 
 class Agent(LocalElasticAgent):
@@ -73,11 +85,24 @@ class Agent(LocalElasticAgent):
         started = torchs._start_workers(worker_group)
         if self._nodes is None and can_tell_others(worker_group):
             self._nodes = Nodes(self, worker_group, self._status.ended)
+        # torchrun closes the workers' context when one has failed: who is alive at that moment can't be the cause.
+        context: Any = self._pcontext
+        close = context.close
+
+        def close_and_note(*arguments: Any, **options: Any) -> None:
+            self._before_stop(worker_group)
+            close(*arguments, **options)
+
+        context.close = close_and_note
         return started
 
     def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()
         result = torchs._monitor_workers(worker_group)
+        for rank, failure in list(result.failures.items()):
+            # A trainer that was stopped may still end with a code that says more than the one that failed.
+            if failure.pid in self._status.stopped and (failure.exitcode < 0 or not is_ours()):
+                del result.failures[rank]
         if result.failures:
             self._judge(worker_group.spec, result.failures)
         return result
@@ -86,13 +111,31 @@ class Agent(LocalElasticAgent):
         result = super()._invoke_run(role)
         if result.is_failed():
             check_out(self)
-        if result.failures and self._nodes:
+        if result.failures and self._nodes and is_ours():
             self._nodes.publish_failures(result.failures)
+        if result.failures and self._nodes:
+            self._nodes.wait_for_others()
         return result
 
     def _exit_barrier(self) -> None:
         super()._exit_barrier()
         leave(self)
+
+    def _shutdown(self, *arguments: Any, **options: Any) -> None:
+        context: Any = self._pcontext
+        super()._shutdown(*arguments, **options)
+        if context and self._worker_group.state != api.WorkerState.SUCCEEDED:
+            end_groups(context.pids().values())
+
+    def _before_stop(self, group: Any) -> None:
+        """Notes who is alive, and tells other nodes of a failure at once: theirs that follow come later."""
+        context: Any = self._pcontext
+        handlers = context.subprocess_handlers.values()
+        self._status.stopped |= {handler.proc.pid for handler in handlers if handler.proc.poll() is None}
+        failures = {group.workers[local].global_rank: failure for local, failure in context._failures.items()}
+        # Trainers of ours tell each other; and a scheduler's warning reaches all nodes.
+        if failures and self._nodes and not is_ours() and not self._status.warning:
+            self._status.elsewhere = self._nodes.publish_failures(failures)
 
     def _before_start(self, group: Any) -> None:
         self._status.has_started = True
@@ -116,7 +159,7 @@ class Agent(LocalElasticAgent):
             # A node comes. Another agent was the first to see it, and to stop its workers, and all heard of that.
             self._remaining_restarts += 1  # for this one, which doesn't count
             return
-        if codes & {ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED}:
+        if is_ours() and codes & {ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED}:
             self._remaining_restarts = 0
             return
         if not most:
@@ -201,6 +244,46 @@ def meet_on_loopback(arguments: argparse.Namespace) -> None:
     arguments.standalone = False
     arguments.rdzv_backend, arguments.rdzv_endpoint = LOOPBACK, f"{LOOPBACK_ADDRESS}:{port}"
     rendezvous_handler_registry.register(LOOPBACK, Loopback)
+
+
+def end_groups(leaders: Iterable[int]) -> None:
+    """Ends what the workers `leaders` have started and left: each leads a process group."""
+    left = set(leaders)
+    for number, limit_s in ((signal.SIGTERM, GROUP_S), (signal.SIGKILL, 0.0)):
+        for leader in list(left):
+            try:
+                os.killpg(leader, number)
+            except ProcessLookupError:
+                left.discard(leader)
+        end = time.monotonic() + limit_s
+        while left and time.monotonic() < end:
+            left = {leader for leader in left if has_members(leader)}
+            time.sleep(LEAVE_LOOK_S)
+
+
+def has_members(group: int) -> bool:
+    """Whether a process of this process group is there."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def tie_workers_to_agent() -> None:
+    """The kernel ends the workers with this process, however that ends: other programs than ours don't look for it.
+
+    Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
+    """
+    prctl, agent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def before_exec() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != agent:  # it ended before that
+            os._exit(ExitCode.FAILED)
+
+    torchs: Any = subprocess_handler
+    torchs.Popen = functools.partial(subprocess.Popen, preexec_fn=before_exec)
 
 
 def launch_word(store: Any) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
@@ -30,11 +31,20 @@ time.sleep(60)
 def run(folder: Path, how: str, told: str = "") -> subprocess.CompletedProcess[str]:
     """An agent with two workers, of which the second ends by itself."""
     (folder / "worker.py").write_text(WORKER)
-    argv = [sys.executable, "-P", "-m", "muster.entrypoint.agent", "--standalone", "--nproc-per-node=2"]
-    argv += ["--local-addr=127.0.0.1", "worker.py", how, told]
+    given = [*argv(), how, told]
+    return subprocess.run(given, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=120)
+
+
+def argv() -> list[str]:
+    """The command of an agent with two workers, worker.py."""
+    command = [sys.executable, "-P", "-m", "muster.entrypoint.agent", "--standalone", "--nproc-per-node=2"]
+    return [*command, "--local-addr=127.0.0.1", "worker.py"]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Its variables."""
     env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | {"TMPDIR": str(folder)}
-    env["PYTHONPATH"] = str(ROOT)
-    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    return env | {"PYTHONPATH": str(ROOT)}
 
 
 def test_of_a_worker_that_was_killed_the_last_lines_are_shown(tmp_path: Path) -> None:
@@ -74,7 +84,9 @@ def test_the_first_is_the_one_that_was_killed(
     log = tmp_path / "rank-5.log"
     (tmp_path / "105").write_text(f"{log}\n")
     failures = {4: failure(104, 1, 99), 5: failure(105, -signal.SIGSEGV, 100), 6: failure(106, 1, 99)}
-    assert agent.report(failures, {}) == 1
+    monkeypatch.setenv("MUSTER_COMMAND", "train ddp")
+    status = agent.Status()
+    assert agent.report(failures, status) == 1
     said = capsys.readouterr().err
     assert said.startswith("error: rank 5 on ")
     assert said.count("error: ") == 1
@@ -84,9 +96,58 @@ def test_the_first_is_the_one_that_was_killed(
     # A rank that said itself what was wrong, or followed another, is not the first.
     for pid in (104, 106):
         (tmp_path / str(pid)).write_text("/a/log\ntold\n")
-    assert agent.report({rank: failures[rank] for rank in (4, 6)}, {}) == 1
+    assert agent.report({rank: failures[rank] for rank in (4, 6)}, status) == 1
     assert capsys.readouterr().err == ""
     monkeypatch.delenv(agent.LAST_WORDS)
-    assert agent.report(failures, {}) == 1
+    assert agent.report(failures, status) == 1
     assert "log:" not in capsys.readouterr().err
-    assert agent.report({4: failure(104, 2, 1), 5: failure(105, -9, 0)}, {}) == 2
+    assert agent.report({4: failure(104, 2, 1), 5: failure(105, -9, 0)}, status) == 2
+
+
+STOPPED = """
+import os, signal, subprocess, sys, time
+if os.environ["RANK"] == "0":
+    while not os.path.exists("ready"):
+        time.sleep(0.01)
+    sys.exit(2)
+print(subprocess.Popen(["sleep", "300"]).pid)
+signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+os.close(os.open("ready", os.O_CREAT))
+time.sleep(60)
+"""
+
+
+def test_what_the_agent_stopped_is_not_the_cause_and_leaves_nothing_running(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(STOPPED)
+    ended = subprocess.run(argv(), cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120)
+    # 2 is the shell's code for a wrong call, and any program's: the launch of another's program ends with 1.
+    assert ended.returncode == 1
+    assert "error: rank 0 on " in ended.stderr
+    assert "exit code 2" in ended.stderr
+    assert "rank 1" not in ended.stderr
+    assert is_gone(int(ended.stdout))
+
+
+def test_workers_end_with_an_agent_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
+    with subprocess.Popen(
+        argv(), cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
+    ) as started:
+        assert started.stdout is not None
+        try:
+            workers = [int(started.stdout.readline()) for _ in range(2)]
+        finally:
+            started.kill()
+        assert all(map(is_gone, workers))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether this process ends within seconds."""
+    try:
+        psutil.Process(pid).wait(timeout=20)
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.TimeoutExpired:
+        psutil.Process(pid).kill()
+        return False
+    return True

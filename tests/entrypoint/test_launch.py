@@ -209,9 +209,12 @@ def test_inherited_pet_variables_are_removed() -> None:
 
 
 def test_the_agent_of_another_launch_is_not_missed() -> None:
-    env = recorded("b_srun_N2_1per.node02.1", MUSTER_LAUNCH=".1234")
+    env = recorded("b_srun_N2_1per.node02.1", MUSTER_LAUNCH=".1234", MUSTER_COMMAND="train ddp")
     found = planned(env)
     assert "MUSTER_LAUNCH" not in found.environment(env)
+    # Nor is an own script, which a rank of ours starts, taken for one of ours.
+    another = planned(env, program=Program("script", ("a.py",)))
+    assert "MUSTER_COMMAND" not in another.environment(env)
 
 
 def test_the_next_attempt_and_the_next_step_meet_elsewhere() -> None:

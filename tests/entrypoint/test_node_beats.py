@@ -22,6 +22,9 @@ from muster.entrypoint.node_beats import cause_of
         ({4: 75, 5: -9}, None),
     ],
 )
-def test_the_first_failure_is_none_of_a_warning(codes: dict[int, int], rank: int | None) -> None:
+def test_the_first_failure_is_none_of_a_warning(
+    codes: dict[int, int], rank: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_COMMAND", "train ddp")
     failures = {rank: SimpleNamespace(exitcode=code, timestamp=7) for rank, code in codes.items()}
     assert cause_of(failures) == rank

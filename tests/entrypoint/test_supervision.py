@@ -23,7 +23,7 @@ ONE_NODE = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
 def ran(folder: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
     """The ended agent, which has run `script` as two workers in `folder`."""
     (folder / "script.py").write_text(script)
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "MUSTER_COMMAND") if name in os.environ}
     env = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     argv = [*AGENT, *ONE_NODE, *options, "script.py"]
     return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
@@ -82,19 +82,22 @@ time.sleep(60)
 
 
 def test_workers_that_fail_each_time_end_with_a_count(tmp_path: Path) -> None:
-    (tmp_path / "code").write_text("3")
+    (tmp_path / "code").write_text("75")  # of ours a code that is not tried again, of others one like any other
     done = ran(tmp_path, DIES, "--max-restarts=2")
     assert done.returncode == 1
-    assert done.stderr.count("ended with exit code 3: the ranks start again, restart ") == 2
-    assert "ended with exit code 3, and --max-restarts=2 allows no more restarts" in done.stderr
+    assert done.stderr.count("ended with exit code 75: the ranks start again, restart ") == 2
+    assert "ended with exit code 75, and --max-restarts=2 allows no more restarts" in done.stderr
     # One launch, whose word ends in the agent's process id, which is the parent of its workers.
     [(word, parent)] = {tuple(line.split()) for line in done.stdout.splitlines()}
     assert word.endswith(f".{parent}")
 
 
 @pytest.mark.parametrize("code", [2, 75])
-def test_what_the_user_must_change_is_not_tried_again(tmp_path: Path, code: int) -> None:
+def test_what_the_user_must_change_is_not_tried_again(
+    tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "code").write_text(str(code))
+    monkeypatch.setenv("MUSTER_COMMAND", "train ddp")
     done = ran(tmp_path, DIES, "--max-restarts=2")
     assert done.returncode == code
     assert "start again" not in done.stderr
@@ -102,14 +105,17 @@ def test_what_the_user_must_change_is_not_tried_again(tmp_path: Path, code: int)
 
 ONE_FAILS = """
 import os, sys, time
-if os.environ["RANK"] == "1":
+if os.environ["RANK"] == sys.argv[1]:
     time.sleep(3)
-    sys.exit(1)
+    sys.exit(7)
+if len(sys.argv) > 2:
+    time.sleep(100)
 """
 
 
-def test_a_node_that_is_done_does_not_wait_for_one_that_has_failed(tmp_path: Path) -> None:
-    """It would for 5 minutes: longer than this test has."""
+@pytest.mark.parametrize("others", ["are done", "sleep"])
+def test_one_failure_on_another_node_keeps_nobody_waiting(tmp_path: Path, others: str) -> None:
+    """Who is done would wait for 5 minutes, and who sleeps for ever: longer than this test has."""
     (tmp_path / "script.py").write_text(ONE_FAILS)
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     env = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -118,15 +124,18 @@ def test_a_node_that_is_done_does_not_wait_for_one_that_has_failed(tmp_path: Pat
         port = probe.getsockname()[1]
     argv = [*AGENT, "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=static"]
     argv += ["--master-addr=127.0.0.1", f"--master-port={port}", "--rdzv-conf=timeout=60", "--max-restarts=0"]
+    # Once a node that is done hears of one that failed, once the node with the store tells the other.
+    script = ["script.py", "1"] if others == "are done" else ["script.py", "0", "sleep"]
     nodes = [
-        subprocess.Popen(
-            [*argv, f"--node-rank={node_rank}", "script.py"], cwd=tmp_path, env=env, stderr=subprocess.PIPE
-        )
+        subprocess.Popen([*argv, f"--node-rank={node_rank}", *script], cwd=tmp_path, env=env, stderr=subprocess.PIPE)
         for node_rank in range(2)
     ]
     try:
-        said = [node.communicate(timeout=120)[1].decode() for node in nodes]
-        assert [node.returncode for node in nodes] == [0, 1], said
+        said = [node.communicate(timeout=60)[1].decode() for node in nodes]
+        assert [node.returncode for node in nodes] == ([0, 1] if others == "are done" else [1, 1]), said
+        if others == "sleep":
+            assert f"error: rank 0 on {socket.gethostname()} ended with exit code 7" in said[0]
+            assert f"was ended: rank 0 on {socket.gethostname()} failed: it ended with exit code 7" in said[1]
     finally:
         for node in nodes:
             node.kill()
