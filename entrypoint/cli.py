@@ -26,6 +26,7 @@ from muster.entrypoint.sites import commands as site_commands
 from muster.errors import MusterError, one_line
 from muster.help import NAMES as HELP_NAMES
 from muster.help import Command
+from muster.names import check_here
 
 
 # torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.
@@ -82,11 +83,15 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 def train() -> None:
     """The command `train`."""
-    _run(_trainings(launch.start), "train", normalise(sys.argv[1:]))
+    _run(_trainings(), "train", normalise(sys.argv[1:]))
 
 
-def _trainings(start_program: Callable[..., None]) -> typer.Typer:
-    """What `train` has, its strategies started by `start_program`."""
+def _trainings(*, starts: bool = True) -> typer.Typer:
+    """What `train` has.
+
+    Args:
+        starts: False where the training is for another place: its options are checked, and nothing is started.
+    """
     app = typer.Typer(
         help="Train PyTorch models, on this machine or in the job that this is part of.",
         epilog=WHICH,
@@ -98,8 +103,12 @@ def _trainings(start_program: Callable[..., None]) -> typer.Typer:
 
         def start(options: LaunchOptions, training: Options, strategy: str = strategy) -> None:
             check_combination(strategy, training)
+            if not starts:
+                return
+            if not options.dry_run:
+                check_here(training.model, training.data)
             program = Program("module", ("muster.train", strategy, *to_argv(training)), is_ours=True)
-            start_program(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS)
+            launch.start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS)
 
         _detailed(app, strategy, HELP[strategy])(command(start, LaunchOptions, Options))
     app.command("export", help="Write a run's weights as one plain file, for torch.load.")(_export)
@@ -115,7 +124,7 @@ def _detailed(app: typer.Typer, name: str, text: str, **settings: Any) -> Callab
 
 def _check(words: Sequence[str]) -> None:
     """Ends this process as the command `words` would end itself, if it is a training that can't be parsed."""
-    app = _trainings(lambda *_, **__: None)
+    app = _trainings(starts=False)
     others = [each.name for each in app.registered_commands if each.name not in STRATEGIES]
     if words[0] == "train" and not (words[1:] and words[1] in others):
         _run(app, "train", normalise(words[1:]))
@@ -269,26 +278,37 @@ def _typed(name: str) -> list[str]:
 
 def _run(app: typer.Typer, name: str, argv: list[str]) -> None:
     """Runs the command and exits with its code: 0, or 2 with three lines on stderr."""
-    debug = "--debug" in argv or bool(os.environ.get("MUSTER_DEBUG"))
     asked = [command for command in app.registered_commands if command.name == next(iter(argv), None)]
     if asked:
         # Of the commands typer makes all options at once: those of the others would be a fifth of the launch.
         app.registered_commands, app.registered_groups = asked, []
         app.callback()(lambda: None)  # else a command that is alone would have no name
+    parser = typer.main.get_command(app)
     try:
-        typer.main.get_command(app).main(args=argv, prog_name=name, standalone_mode=False)
+        parser.main(args=argv, prog_name=name, standalone_mode=False)
     except MusterError as error:
-        if debug:
+        if _is_debugged(parser, argv):
             raise
         print(error, file=sys.stderr)
         sys.exit(error.code)
     except USAGE_ERROR as error:
-        if debug:
+        if _is_debugged(parser, argv):
             raise
         if str(error):
             print(_usage(error, [name, *argv]), file=sys.stderr)
         # Without a message it was the command alone, and its help has been shown.
         sys.exit(2)
+
+
+def _is_debugged(parser: Any, argv: Sequence[str]) -> bool:
+    """Whether tracebacks are wanted, by an option of ours: one behind the user's script is the script's own."""
+    if os.environ.get("MUSTER_DEBUG"):
+        return True
+    words = list(argv)
+    while words and hasattr(parser, "commands"):
+        parser = parser.commands.get(words.pop(0))
+    # Resilient: it stops at the first usage error in place of raising it.
+    return bool(parser and parser.make_context("", words, resilient_parsing=True).params.get("debug"))
 
 
 def _usage(error: Any, typed: list[str]) -> MusterError:

@@ -12,6 +12,7 @@ import typer
 
 from muster.arguments import command, normalise, option, to_argv
 from muster.errors import MusterError
+from muster.names import check_data, check_run, check_transformer, is_transformer
 
 STRATEGIES = ("single", "dp", "ddp", "fsdp", "tp", "pipeline")
 
@@ -291,7 +292,7 @@ class Options:
     @property
     def predicts_tokens(self) -> bool:
         """True for a transformer of train/models/gpt.py, misspelt ones too; False for a classifier of images."""
-        return self.model.lower().startswith("gpt")
+        return is_transformer(self.model)
 
     @property
     def pixels(self) -> int:
@@ -401,6 +402,10 @@ def check(strategy: str, options: Options) -> None:
             seen=f"--activation-checkpoint={options.activation_checkpoint}",
             fix="leave it out, or train a transformer: --model=gpt-tiny",
         )
+    check_run(options.name)
+    if options.predicts_tokens:
+        check_transformer(options.model)
+    check_data(options.data, options.model)
 
 
 def typed(options: Options, *names: str) -> str:

@@ -92,10 +92,6 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
     Raises:
         MusterError: the folder holds a run that is not to be continued, or what to continue can't be read.
     """
-    if options.name is not None and (options.name in ("", ".", "..") or "/" in options.name):
-        raise MusterError(
-            "a run's name is one folder name", seen=f"--name={options.name}", fix="--name=NAME --runs-dir=FOLDER"
-        )
     try:
         run = begun_by(launch, options, strategy) if launch else None
         if run is None:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from muster.config import STRATEGIES
+from muster.entrypoint import cli
 from muster.entrypoint.options import LaunchOptions
+from muster.errors import MusterError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -93,6 +95,49 @@ def test_a_misspelt_command_line_is_refused_before_anything_starts(
     said = three_lines(answer.stderr)
     assert wrong in said[0]
     assert fix in said[2]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "nearest"),
+    [
+        ("--model=resnet17", "resnet18"),
+        ("--model=gpt-tin", "gpt-tiny"),
+        ("--data=imagefolder:/none/images", "--data=imagefolder:"),
+        ("--data=digit", "--data=digits"),
+        ("--name=a/b", "--name=NAME"),
+    ],
+)
+def test_a_wrong_name_is_refused_before_torch_is_loaded(command: Run, tmp_path: Path, wrong: str, nearest: str) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was loaded')\n")
+    answer = command("train", "ddp", "--nproc-per-node=1", wrong, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
+    assert answer.returncode == 2
+    _, seen, fix = three_lines(answer.stderr)
+    assert wrong in seen
+    assert nearest in fix
+
+
+def test_a_job_script_may_name_what_is_only_on_its_nodes(command: Run) -> None:
+    there = command("muster", "job", "slurm", "--", "train", "ddp", "--data=imagefolder:/none/images")
+    assert there.returncode == 0, there.stderr
+    assert "--data=imagefolder:/none/images" in there.stdout
+    assert command("muster", "job", "slurm", "--", "train", "ddp", "--data=digit").returncode == 2
+
+
+def test_a_debug_option_of_the_users_script_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.touch()
+    wrong = ["muster", "run", "--nproc-per-node=none"]
+    monkeypatch.delenv("MUSTER_DEBUG", raising=False)
+    monkeypatch.setattr(sys, "argv", [*wrong, str(script), "--debug"])
+    with pytest.raises(SystemExit) as ended:
+        cli.muster()
+    assert ended.value.code == 2
+    three_lines(capsys.readouterr().err)
+    monkeypatch.setattr(sys, "argv", [*wrong, "--debug", str(script)])
+    with pytest.raises(MusterError):
+        cli.muster()
 
 
 def test_dry_run_prints_what_a_shell_would_run_and_runs_nothing(command: Run, tmp_path: Path) -> None:
@@ -306,8 +351,8 @@ def test_a_train_of_the_users_is_not_started_in_place_of_ours(command: Run, tmp_
     for name in ("__init__.py", "__main__.py", "options.py") if place == "package" else ("train.py",):
         (folder / name).write_text("raise SystemExit('the file of the user was started')\n")
     env = {} if place == "cwd" else {"PYTHONPATH": str(tmp_path)}
-    # A model that does not exist is told by our trainer, after the launch: the whole way was ours.
-    answer = command("train", "ddp", "--model", "resnet17", env=env, cwd=tmp_path)
+    # What the data folder lacks is told by our trainer, after the launch: the whole way was ours.
+    answer = command("train", "ddp", f"--data=shards:{tmp_path}", env=env, cwd=tmp_path)
     assert answer.returncode == 2
-    assert "resnet17" in answer.stderr
+    assert f"shards:{tmp_path}" in answer.stderr
     assert "of the user" not in answer.stderr + answer.stdout

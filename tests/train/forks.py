@@ -20,8 +20,8 @@ import torchvision  # noqa: F401
 
 import muster.train.process  # noqa: F401
 from muster.config import STRATEGIES, parse
+from muster.names import SOURCES
 from muster.train.__main__ import main
-from muster.train.data import SOURCES
 
 CLONE_NEWNS, MS_RDONLY, MS_REC, MS_PRIVATE = 0x20000, 1, 0x4000, 0x40000  # <sched.h>, <sys/mount.h>
 

@@ -45,12 +45,6 @@ def test_an_explicit_name_is_never_overwritten(tmp_path):
     assert str(folder) in raised.value.seen
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", ""])
-def test_a_name_is_one_folder(tmp_path, name):
-    with pytest.raises(MusterError, match="one folder name"):
-        choose_run(options(tmp_path, name=name), "ddp")
-
-
 def test_resume_takes_the_newest_that_has_a_checkpoint(tmp_path):
     first, second, _third = (choose_run(options(tmp_path), "ddp").folder for _ in range(3))
     with_checkpoint(second)

@@ -7,7 +7,6 @@ decoded by images.py, or on the GPU by nvjpeg.py. reader.py makes batches in the
 checks the room in /dev/shm; loader.py brings them to the device.
 """
 
-import difflib
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -15,18 +14,10 @@ from typing import Any
 import torch.distributed as dist
 
 from muster.config import Options
-from muster.errors import MusterError
+from muster.names import check_data
 from muster.train.data.source import Source
 from muster.train.faults import agree
 from muster.train.world import World
-
-SOURCES = {
-    **dict.fromkeys(("synthetic", "fake", "digits"), False),
-    **dict.fromkeys(("cifar10", "imagefolder", "shards", "tokens"), True),
-}
-"""Each source, and whether a folder goes with it."""
-
-OF_TOKENS = ("tokens", "synthetic")
 
 
 def open_source(options: Options) -> Source:
@@ -56,22 +47,6 @@ def import_source(options: Options) -> tuple[ModuleType, str]:
     Raises:
         MusterError: there is no such source, it is not for this model, or it needs a folder.
     """
+    check_data(options.data, options.model)
     name, _, folder = options.data.partition(":")
-    if name not in SOURCES:
-        near = difflib.get_close_matches(name, SOURCES, n=1) or list(SOURCES)
-        raise MusterError(
-            f"there is no data source called {name}",
-            seen=f"--data={options.data}",
-            fix=f"--data={' or '.join(near)}; there are: {', '.join(SOURCES)}",
-        )
-    if SOURCES[name] != bool(folder):
-        wrong = f"the data source {name} needs a folder" if SOURCES[name] else f"the data source {name} has no folder"
-        fix = f"--data={name}:FOLDER" if SOURCES[name] else f"--data={name}"
-        raise MusterError(wrong, seen=f"--data={options.data}", fix=fix)
-    if options.predicts_tokens and name not in OF_TOKENS:
-        fix = "--data=tokens:PATH of a text, of a folder with texts, or of a file of tokens; --data=synthetic"
-        raise MusterError(f"{options.model} reads tokens, no images", seen=f"--data={options.data}", fix=fix)
-    if name == "tokens" and not options.predicts_tokens:
-        fix = "--model=gpt-tiny, or another gpt-..."
-        raise MusterError(f"{options.model} reads images, no tokens", seen=f"--data={options.data}", fix=fix)
     return import_module(f"muster.train.data.{name}"), folder

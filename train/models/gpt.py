@@ -5,7 +5,6 @@ their names; heads are counted from what a projection returns, so that a rank ma
 between calls, and each weight is drawn by its own name, so that any part of the model can be made alone.
 """
 
-import difflib
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -24,7 +23,7 @@ from torch.utils.checkpoint import (
 )
 
 from muster.config import Options
-from muster.errors import MusterError
+from muster.names import TRANSFORMERS, check_transformer
 from muster.train.seeds import seed_of
 
 
@@ -72,6 +71,8 @@ SHAPES = {
     ),
 }
 
+assert tuple(SHAPES) == TRANSFORMERS
+
 aten = torch.ops.aten
 
 COSTLY = {
@@ -92,13 +93,7 @@ def shape_of(name: str) -> Shape:
     Raises:
         MusterError: there is none.
     """
-    if name not in SHAPES:
-        near = difflib.get_close_matches(name.lower(), SHAPES, n=1, cutoff=0.3) or list(SHAPES)
-        raise MusterError(
-            f"there is no transformer called {name}",
-            seen=f"--model={name}",
-            fix=f"--model={near[0]}; there are: {', '.join(SHAPES)}",
-        )
+    check_transformer(name)
     return SHAPES[name]
 
 

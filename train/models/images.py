@@ -1,7 +1,5 @@
 """The classification models of torchvision, by name."""
 
-import difflib
-
 import torch
 import torchvision.models
 from torch import nn
@@ -9,6 +7,7 @@ from torch.nn.functional import conv2d
 
 from muster.config import Options
 from muster.errors import MusterError
+from muster.names import check_classifier
 
 
 def build(options: Options, num_classes: int, image_size: int) -> nn.Module:
@@ -18,14 +17,7 @@ def build(options: Options, num_classes: int, image_size: int) -> nn.Module:
         MusterError: there is no such model, or it does not take images of `image_size`.
     """
     name = options.model
-    names = torchvision.models.list_models(module=torchvision.models)
-    if name not in names:
-        near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-        raise MusterError(
-            f"there is no classification model called {name}",
-            seen=f"--model={name}",
-            fix=f"--model={' or '.join(near or ['resnet18', 'resnet50', 'vit_b_16'])}",
-        )
+    check_classifier(name, torchvision.models.list_models(module=torchvision.models))
     arguments = arguments_for(name, image_size)
     probe(name, arguments, num_classes, image_size, options.batch_size)
     model = construct(name, num_classes, arguments)
