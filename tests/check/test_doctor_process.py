@@ -50,6 +50,10 @@ def test_two_ranks_tell_a_program(tmp_path: Path) -> None:
     names = [part["name"] for part in told["parts"]]
     assert names[0] == "software"
     assert names[-1] == "collectives"
+    # A person sees meanwhile what is being done, from one rank.
+    steps = [line for line in done.stderr.splitlines() if line.startswith("muster doctor: ")]
+    assert len(steps) == len(set(steps)) >= 3, done.stderr
+    assert "collectives" in steps[-1]
     assert list(tmp_path.iterdir()) == []
 
 

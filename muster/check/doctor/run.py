@@ -6,6 +6,7 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -30,9 +31,10 @@ def run(options: DoctorOptions) -> None:
     """Checks, prints, and ends this process: all ranks with the same code."""
     found, world, is_cut_off = Report(), None, False
     try:
+        tell("waiting for all ranks")
         world = ranks.join(options.timeout_s)
         started = time.monotonic()
-        check(world, options, found)
+        check(world, options, found, tell)
         code = ranks.gather(world, found.code)[0]
         found.seconds = time.monotonic() - started
     except ranks.Absent as absent:
@@ -82,12 +84,22 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
         raise SharedFault("the nodes are not fit to train on", seen=verdict, fix=fix, code=ExitCode.USER_MUST_CHANGE)
 
 
-def check(world: World, options: DoctorOptions, found: Report) -> None:
-    """Adds to `found` all that is found; to be called on all ranks."""
+def tell(step: str) -> None:
+    """Says on stderr what is done next, once for all ranks: a check of many nodes takes minutes."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"muster doctor: {step} ...", file=sys.stderr, flush=True)
+
+
+def check(
+    world: World, options: DoctorOptions, found: Report, begins: Callable[[str], None] = lambda step: None
+) -> None:
+    """Adds to `found` all that is found; to be called on all ranks, and calls `begins` before each step of it."""
+    begins("asking each node for its software, devices and limits")
     of_ranks = ranks.gather(world, msgspec.to_builtins(gather(world, options)), to_all=False)
     if world.main:
         found.facts = facts = Facts(msgspec.convert(of_ranks, list[Rank]), options.device)
         found.parts += findings(facts)
+    begins("trying names, ports and clocks between the nodes")
     places = network.gather_places(world)
     found.parts += [names.check(world, places, options), ports.check(world, places, options), clock.check(world)]
     if options.quick:
@@ -96,6 +108,7 @@ def check(world: World, options: DoctorOptions, found: Report) -> None:
     if ranks.gather(world, bool(in_the_way))[0]:
         found.parts.append(Part("collectives", "not tried: mend the faults first", is_seen=False))
     else:
+        begins("trying collectives between the ranks")
         found.parts.append(collectives.check(world, options))
 
 
