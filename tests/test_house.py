@@ -114,3 +114,16 @@ def test_links_in_the_documents_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)", document.read_text()):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+@pytest.mark.parametrize("target", ["check", "test", "train", "image", "sif"])
+def test_only_test_setup_installs_system_packages(target: str) -> None:
+    """What make would run, were nothing there yet, and what its scripts would."""
+    words = ["make", "--always-make", "--dry-run", "--no-print-directory", f"--directory={ROOT}", target]
+    env = {"PATH": "/usr/bin:/bin"}
+    shown = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+    scripts = {ROOT / name for name in re.findall(r"^(?:scripts|image)/[\w-]+\.sh", shown, re.MULTILINE)}
+    assert scripts
+    for text in (shown, *(path.read_text() for path in scripts)):
+        # What is only said to a person stands in quotes.
+        assert not re.search(r"^[^\"'\n]*\b(apt-get|dnf|yum|sudo|install-packages\.sh)\b", text, re.MULTILINE)

@@ -173,6 +173,20 @@ def test_a_base_image_that_cannot_be_pulled_is_an_error(machine: Machine, variab
     assert not (machine.folder / "words").exists()
 
 
+def test_make_hands_its_settings_on_and_installs_nothing_on_this_machine(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "mirror.list").write_text("deb http://mirror.example/debian bookworm main\n")
+    for program in ("apt", "apt-get", "dnf", "dpkg", "sudo", "yum"):
+        machine.program(program, f'#!/bin/sh\necho "$0 $*" >> {machine.folder}/installed\n')
+    settings = [f"APT_SOURCES={tmp_path / 'mirror.list'}", "TAG=mine"]
+    env = {"HOME": str(machine.home), "PATH": f"{machine.programs}:/usr/bin:/bin", "ENGINE": machine.engine}
+    argv = ["make", f"--directory={ROOT}", "image", *settings]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert machine.secret("apt.sources") == ["deb http://mirror.example/debian bookworm main"]
+    assert "mine" in machine.words()
+    assert not (machine.folder / "installed").exists()
+
+
 def test_a_build_that_fails(machine: Machine) -> None:
     machine.program("podman", "#!/bin/sh\n[ $1 != build ] || exit 7\n")
     assert_refused(machine.run(), "podman build ended with code 7")
