@@ -44,7 +44,9 @@ def test_messages_among_the_symptoms_are_words_of_the_program() -> None:
     page = (ROOT / "docs" / "tutorials" / "symptoms.md").read_text()
     quoted = [text for row in re.findall(r"^\| (.*?) \|", page, re.MULTILINE) for text in re.findall(r"`([^`]+)`", row)]
     assert len(quoted) >= 20
-    spoken = "\n".join(said(path) for folder in ("entrypoint", "train") for path in (ROOT / folder).rglob("*.py"))
+    spoken = "\n".join(
+        said(path) for folder in ("entrypoint", "muster", "train") for path in (ROOT / folder).rglob("*.py")
+    )
     assert [text for text in quoted if text not in spoken and text not in COMMANDS] == []
 
 
