@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from muster.errors import MusterError
@@ -154,6 +154,12 @@ class Allocation:
     def world_size(self) -> int:
         """How many ranks there are on all nodes."""
         return sum(self.ranks_per_node)
+
+    def of_tasks(self) -> "Allocation":
+        """This with one rank for each process that the launcher started, for where nothing starts more."""
+        if self.mode != "agent":
+            return self
+        return replace(self, rank=self.node_rank, ranks_per_node=(1,) * self.num_nodes)
 
     @property
     def nproc_per_node(self) -> int:

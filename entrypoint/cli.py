@@ -20,7 +20,7 @@ from muster.config import check as check_combination
 from muster.entrypoint import environment, frameworks, launch, passing, rendezvous, report
 from muster.entrypoint.fabric import commands as fabric_commands
 from muster.entrypoint.jobs import commands as job_commands
-from muster.entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions
+from muster.entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, TorchrunOptions
 from muster.entrypoint.program import Program
 from muster.entrypoint.sites import commands as site_commands
 from muster.errors import MusterError, one_line
@@ -185,6 +185,7 @@ def muster() -> None:
             _run_script,
             LaunchOptions,
             ProgramOptions,
+            TorchrunOptions,
             script=inspect.Parameter("script", inspect.Parameter.KEYWORD_ONLY, annotation=script),
         )
     )
@@ -206,24 +207,46 @@ def muster() -> None:
     _run(app, "muster", sys.argv[1:])
 
 
-def _run_script(options: LaunchOptions, how: ProgramOptions, script: list[str]) -> None:
+def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunOptions, script: list[str]) -> None:
+    if re.fullmatch(r"python(3(\.\d+)?)?", script[0]) and how.framework == "torch" and not how.no_python:
+        # As it is typed after mpirun and srun: python, its -u, perhaps -m.
+        script = script[2 if script[1:2] == ["-u"] else 1 :]
+        if script[:1] == ["-m"]:
+            how, script = replace(how, module=True), script[1:]
+        if not script or script[0].startswith("-"):
+            raise MusterError("no script after python", seen=shlex.join(_typed("muster")), fix="muster run SCRIPT.py")
     if how.module and how.no_python:
         raise MusterError("a module is run by python", seen="-m with --no-python", fix="give one of the two")
-    kind = "module" if how.module else "program" if how.no_python or how.framework != "torch" else "script"
+    kind = "module" if how.module else "program" if how.no_python else "script"
+    if how.framework != "torch" and kind == "script" and not script[0].endswith(".py"):
+        kind = "program"
     if kind == "script" and not Path(script[0]).is_file():
         raise MusterError(
             "there is no such script",
             seen=script[0],
             fix="muster run SCRIPT.py, muster run -m MODULE or muster run --no-python PROGRAM",
         )
-    launch.start(options, Program(kind, tuple(script), framework=how.framework), _typed("muster"), is_single=False)
+    if kind == "script":
+        _check_is_python(script[0])
+    program = Program(kind, tuple(script), framework=how.framework, torchrun=torchrun.passed_on())
+    launch.start(torchrun.decided(options), program, _typed("muster"), is_single=False)
+
+
+def _check_is_python(path: str) -> None:
+    with open(path, "rb") as file:
+        first = file.readline(200)
+    if first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first):
+        seen = "a compiled program" if first.startswith(b"\x7fELF") else first.decode(errors="replace").strip()
+        fix = f"muster run --no-python {shlex.quote(path)}"
+        raise MusterError(f"{path} is no script of Python", seen=one_line(seen), fix=fix)
 
 
 def _start_check(name: str) -> Callable[..., None]:
     """What starts a program of muster/check, as a training would be."""
 
     def start(options: LaunchOptions, checks: DoctorOptions | BenchOptions) -> None:
-        if options.rdzv_timeout == LaunchOptions.rdzv_timeout:
+        given = any(word.startswith(("--rdzv-timeout", "--rdzv_timeout")) for word in sys.argv)
+        if not given and options.rdzv_timeout == LaunchOptions.rdzv_timeout:
             options = replace(options, rdzv_timeout=CHECK_RDZV_TIMEOUT_S)
         program = Program("module", (f"muster.check.{name}", *to_argv(checks)), is_ours=True)
         launch.start(options, program, _typed("muster"))
@@ -261,7 +284,13 @@ def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
     here = launch.find(env, options, ["muster", "env"])
     allocation, meeting = here.allocation, here.meeting
     port = meeting.master_port or rendezvous.FIRST_PORT
-    print(report.exports(frameworks.variables(wanted.format or "torch", allocation, meeting, port)))
+    if options.nproc_per_node and allocation.mode == "agent" and allocation.nproc_per_node > 1:
+        raise MusterError(
+            "a shell is one process, and nothing here would start the others",
+            seen=f"--nproc-per-node={options.nproc_per_node}",
+            fix="muster run SCRIPT starts them; or one task for each of them, and no --nproc-per-node",
+        )
+    print(report.exports(frameworks.variables(wanted.format or "torch", allocation.of_tasks(), meeting, port)))
 
 
 def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
@@ -278,6 +307,12 @@ def _typed(name: str) -> list[str]:
 
 def _run(app: typer.Typer, name: str, argv: list[str]) -> None:
     """Runs the command and exits with its code: 0, or 2 with three lines on stderr."""
+    if argv[:1] == ["--version"]:
+        # Here and not above: a launch has no use for it.
+        from muster.entrypoint import version
+
+        print(f"{name} {version.package_version() or 'of unknown version'}")
+        return
     asked = [command for command in app.registered_commands if command.name == next(iter(argv), None)]
     if asked:
         # Of the commands typer makes all options at once: those of the others would be a fifth of the launch.

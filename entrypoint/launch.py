@@ -174,7 +174,8 @@ def start(options: LaunchOptions, program: Program, typed: Sequence[str], is_sin
     if options.debug_distributed:
         debugging.make(debug)
     if allocation.rank == 0:
-        print(report.headline(allocation, meeting, planned), file=sys.stderr)
+        shown = allocation if program.framework == "torch" else allocation.of_tasks()
+        print(report.headline(shown, meeting, planned), file=sys.stderr)
     execute(planned, env)
 
 
@@ -199,9 +200,14 @@ def plan(
     if allocation.mode == "agent" and options.spawn and program.framework == "torch":
         argv = _spawn_argv(allocation, meeting, port, program)
     elif allocation.mode == "agent" and program.framework == "torch":
-        argv = torchrun.agent_argv(allocation, meeting, options, program.agent_words())
+        argv = torchrun.agent_argv(allocation, meeting, options, [*program.torchrun, *program.agent_words()])
         variables |= torchrun.agent_variables(allocation, options)
     else:
+        _refuse_torchruns(allocation, options, program)
+        if program.torchrun:
+            notes.append(
+                f"torchrun does not start these ranks, and its options do nothing: {shlex.join(program.torchrun)}"
+            )
         argv = program.own_words()
         variables |= frameworks.variables(program.framework, allocation, meeting, port)
     if program.is_ours:
@@ -224,6 +230,27 @@ def plan(
         notes.append(f"removed: {', '.join(removed)}")
     hears = program.is_ours or torchrun.AGENT in argv
     return Launch(tuple(argv), variables, removed, tuple(notes), home.folder, hears)
+
+
+def _refuse_torchruns(allocation: Allocation, options: LaunchOptions, program: Program) -> None:
+    """Refuses what torchrun alone could do, where it starts no ranks."""
+    given = {
+        "--max-restarts": options.max_restarts,
+        "--nnodes": options.nnodes if options.min_nodes is not None else None,
+        "--numa-binding": options.numa_binding,
+        "--nproc-per-node": options.nproc_per_node if allocation.mode == "agent" else None,
+    }
+    for name, value in given.items():
+        if value:
+            is_worker = allocation.mode == "worker"
+            starter = (
+                "the scheduler starts each rank here" if is_worker else "one process is started here, not by torchrun"
+            )
+            raise MusterError(
+                f"{starter}, and {name} is torchrun's work",
+                seen=f"{name}={value}, {allocation.tasks_on_node} tasks on this node, --framework {program.framework}",
+                fix=f"one task on each node, or leave {name} out" if is_worker else f"leave {name} out",
+            )
 
 
 def _variables(allocation: Allocation, meeting: Rendezvous, env: Environment, notes: list[str]) -> dict[str, str]:
@@ -255,6 +282,8 @@ def _variables(allocation: Allocation, meeting: Rendezvous, env: Environment, no
 
 def _spawn_argv(allocation: Allocation, meeting: Rendezvous, port: int, program: Program) -> list[str]:
     """The command that starts this node's ranks by multiprocessing, in torchrun's place."""
+    if program.torchrun:
+        raise MusterError("--spawn does without torchrun", seen=shlex.join(program.torchrun), fix="leave --spawn out")
     if program.kind == "program":
         raise MusterError(
             "--spawn runs Python in processes of its own, and no other program",
@@ -340,5 +369,5 @@ def execute(launch: Launch, env: Environment) -> NoReturn:
         raise MusterError(
             f"the program can't be started: {reason.strerror}",
             seen=shlex.join(launch.argv[:1]),
-            fix="give the path of an executable file, or leave --no-python out",
+            fix="give the path of an executable file; a script of Python: without --no-python, or python SCRIPT",
         ) from None

@@ -1,7 +1,7 @@
 """The launch options: how many, where, and what to do instead of starting. Shared by every launching command."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -9,6 +9,7 @@ from muster.arguments import option
 from muster.errors import MusterError
 
 _launch = partial(option, panel="Launch (found by itself in a job)")
+_torchrun = partial(option, panel="Launch (torchrun's own, where it starts the ranks)")
 _host = partial(option, panel="This site and its network (found by itself)")
 _look = partial(option, panel="Look first")
 
@@ -130,6 +131,96 @@ class ProgramOptions:
             help="Whose variables are set. For jax and tensorflow SCRIPT is a whole command, run once for each task."
         ),
     ] = "torch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchrunOptions:
+    """Further options of torchrun: the first six are decided by the launch, the others are passed on as they are.
+
+    Source: https://docs.pytorch.org/docs/stable/elastic/run.html
+    """
+
+    standalone: Annotated[bool, _torchrun("--standalone", help="As --nnodes 1.")] = False
+    rdzv_backend: Annotated[
+        Literal["static", "c10d"] | None,
+        _torchrun(help="Taken, and decided by the launch: both meet at the same place."),
+    ] = None
+    rdzv_endpoint: Annotated[str | None, _torchrun(help="HOST:PORT, as --master-addr and --master-port.")] = None
+    rdzv_conf: Annotated[str, _torchrun(help="join_timeout=SECONDS or timeout=SECONDS, as --rdzv-timeout.")] = ""
+    signals_to_handle: Annotated[
+        str, _torchrun(help="Any of SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP, SIGQUIT: all are handled anyway.")
+    ] = ""
+    rdzv_id: Annotated[str | None, _torchrun(help="Name of this launch. Default: the job's id.")] = None
+    local_addr: Annotated[str | None, _torchrun(help="This node's address.")] = None
+    role: Annotated[str | None, _torchrun(help="Name of the ranks in torchrun's messages.")] = None
+    tee: Annotated[
+        str | None, _torchrun("--tee", "-t", help="3: output to the console, by rank, and to --log-dir.")
+    ] = None
+    redirects: Annotated[str | None, _torchrun("--redirects", "-r", help="3: output to files in --log-dir.")] = None
+    log_dir: Annotated[str | None, _torchrun(help="Folder of a log for each rank.")] = None
+    local_ranks_filter: Annotated[str | None, _torchrun(help="0,2: only these write to the console.")] = None
+    logs_specs: Annotated[str | None, _torchrun(help="Name of a plug-in for logs.")] = None
+    duplicate_stdout_filters: Annotated[str | None, _torchrun(help="Lines that go to one more file.")] = None
+    duplicate_stderr_filters: Annotated[str | None, _torchrun(help="Lines that go to one more file.")] = None
+    event_log_handler: Annotated[str | None, _torchrun(help="Name of a plug-in for events.")] = None
+    monitor_interval: Annotated[float | None, _torchrun(help="Seconds between two looks at the ranks.")] = None
+    start_method: Annotated[Literal["spawn", "fork", "forkserver"] | None, _torchrun(help="For functions only.")] = None
+    run_path: Annotated[bool, _torchrun("--run-path", help="Run SCRIPT by runpy.")] = False
+    virtual_local_rank: Annotated[
+        bool, _torchrun("--virtual-local-rank", help="Each rank sees its own GPU alone, with LOCAL_RANK 0.")
+    ] = False
+
+    def passed_on(self) -> tuple[str, ...]:
+        """The words that torchrun gets after the launch's own: of two alike it takes the last one."""
+        decided = {"standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_conf", "signals_to_handle"}
+        given = {
+            each.name.replace("_", "-"): getattr(self, each.name) for each in fields(self) if each.name not in decided
+        }
+        return tuple(f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items() if value)
+
+    def decided(self, options: LaunchOptions) -> LaunchOptions:
+        """`options` with what these say of the same things.
+
+        Raises:
+            MusterError: they contradict each other, or the launch.
+        """
+        if self.standalone:
+            if options.num_nodes not in (None, 1):
+                raise MusterError(
+                    "--standalone is a launch of one node",
+                    seen=f"--nnodes={options.nnodes}",
+                    fix="leave one of them out",
+                )
+            options = replace(options, nnodes="1")
+        if self.rdzv_endpoint is not None and not self.standalone:
+            host, _, port = (
+                self.rdzv_endpoint.rpartition(":") if ":" in self.rdzv_endpoint else (self.rdzv_endpoint, "", "")
+            )
+            if not port.isascii() or not (port or "0").isdigit() or int(port or 0) > 65535:
+                raise MusterError(
+                    "--rdzv-endpoint is HOST:PORT", seen=self.rdzv_endpoint, fix="--rdzv-endpoint node01:29500"
+                )
+            if int(port or 0):  # 0 is a free port
+                options = replace(options, master_port=options.master_port or int(port))
+            if options.num_nodes not in (None, 1):
+                options = replace(options, master_addr=options.master_addr or host.strip("[]"))
+        for word in filter(None, self.rdzv_conf.split(",")):
+            name, _, value = word.partition("=")
+            if name not in ("timeout", "join_timeout") or not value.isdigit():
+                raise MusterError(
+                    "of --rdzv-conf only the time-out is yours: the launch decides the rest by the job",
+                    seen=f"--rdzv-conf={self.rdzv_conf}",
+                    fix="--rdzv-timeout SECONDS",
+                )
+            options = replace(options, rdzv_timeout=int(value))
+        handled = {"SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGQUIT"}
+        if not set(filter(None, self.signals_to_handle.split(","))) <= handled:
+            raise MusterError(
+                "no other signals are handled",
+                seen=f"--signals-to-handle={self.signals_to_handle}",
+                fix=",".join(handled),
+            )
+        return options
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,14 @@ class Program:
         words: its name or path, then its arguments.
         is_ours: a trainer of this project: nothing in the user's folders may take its place.
         framework: `torch`: a process for each rank; `jax`, `tensorflow`: one for each task that the launcher started.
+        torchrun: further options of torchrun's.
     """
 
     kind: str
     words: tuple[str, ...]
     is_ours: bool = False
     framework: str = "torch"
+    torchrun: tuple[str, ...] = ()
 
     def agent_words(self) -> list[str]:
         """The positional part of torchrun's command line, and of spawn.py's."""

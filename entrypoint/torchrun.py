@@ -42,7 +42,8 @@ def agent_argv(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOp
         f"--master-port={rendezvous.master_port}",
         f"--rdzv-id={rendezvous.rdzv_id}",
         f"--rdzv-conf=timeout={options.rdzv_timeout}",
-        "--max-restarts=0",
+        # 0 where there are several nodes: those that restart are elastic.
+        f"--max-restarts={options.num_restarts}",
         *script,
     ]
 

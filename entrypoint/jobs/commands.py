@@ -1,5 +1,7 @@
 """`muster job`: parse, call, print."""
 
+import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -7,6 +9,7 @@ from typing import Annotated
 import typer
 
 from muster.entrypoint.sites.commands import print_list
+from muster.errors import MusterError
 
 KUBERNETES = "Kubernetes"
 
@@ -58,6 +61,7 @@ def _job(
         return
     if command:
         context.obj(command)
+        _refuse_worlds_of_one(site, command, nodes)
     wanted = Wanted(
         nodes=nodes,
         time_s=seconds(time),
@@ -72,3 +76,16 @@ def _job(
         devices=tuple(device or ()),
     )
     sys.stdout.write(making.make(site, checked(wanted)))
+
+
+def _refuse_worlds_of_one(site: str, command: Sequence[str], nodes: int) -> None:
+    """Refuses what would run once on each of several nodes, where no process knows of another."""
+    words = list(command)
+    while words and re.fullmatch(r"(.*/)?(torchrun|python[0-9.]*)|-u", words[0]):
+        words.pop(0)
+    if nodes > 1 and words and (len(words) < len(command) or words[0].endswith(".py")):
+        raise MusterError(
+            "without `muster run` this runs on each node by itself",
+            seen=shlex.join(command),
+            fix=f"muster job {shlex.quote(site)} --nodes {nodes} -- muster run {shlex.join(words)}",
+        )

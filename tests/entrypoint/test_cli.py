@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import parse_args  # pyright: ignore[reportUnknownVariableType]
 
 from muster.config import STRATEGIES
 from muster.entrypoint import cli
@@ -246,12 +248,14 @@ raise SystemExit(int(code))
 
 @pytest.mark.smoke
 @pytest.mark.process
-@pytest.mark.parametrize(("code", "attempts"), [(1, 3), (2, 1), (75, 1)])
-def test_only_accidents_are_started_again(command: Run, tmp_path: Path, code: int, attempts: int) -> None:
+@pytest.mark.parametrize(("code", "attempts"), [(2, 3), (75, 3)])
+def test_an_own_script_is_started_again_whatever_its_code(
+    command: Run, tmp_path: Path, code: int, attempts: int
+) -> None:
     script = tmp_path / "fails.py"
     script.write_text(FAILS)
     answer = command("muster", "run", "--nproc-per-node=2", "--max-restarts=2", str(script), str(tmp_path), str(code))
-    assert (answer.returncode, answer.stdout.count("started")) == (code, 2 * attempts), answer.stderr
+    assert (answer.returncode, answer.stdout.count("started")) == (1, 2 * attempts), answer.stderr
 
 
 @pytest.mark.process
@@ -356,3 +360,107 @@ def test_a_train_of_the_users_is_not_started_in_place_of_ours(command: Run, tmp_
     assert answer.returncode == 2
     assert f"shards:{tmp_path}" in answer.stderr
     assert "of the user" not in answer.stderr + answer.stdout
+
+
+def test_options_of_torchrun_are_taken_by_both_spellings(command: Run, hello: Path) -> None:
+    given = ["--standalone", "--rdzv_backend=c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id=7", "--tee", "3"]
+    given += ["--log_dir=logs", "-r", "3", "--local-ranks-filter=0", "--role=trainer", "--rdzv_conf=timeout=60"]
+    given += [
+        "--monitor-interval=1",
+        "--start-method=spawn",
+        "--signals-to-handle=SIGTERM,SIGINT",
+        "--virtual-local-rank",
+    ]
+    answer = command("muster", "run", "--dry-run", "--nproc-per-node=2", *given, str(hello), "--tee=1")
+    assert answer.returncode == 0, answer.stderr
+    words = shlex.split(answer.stdout.splitlines()[-1])
+    passed = words[words.index("muster.entrypoint.agent") + 1 : words.index(str(hello))]
+    assert {"--tee=3", "--log-dir=logs", "--redirects=3", "--local-ranks-filter=0", "--role=trainer"} <= set(passed)
+    assert {"--rdzv-id=7", "--monitor-interval=1.0", "--start-method=spawn", "--virtual-local-rank"} <= set(passed)
+    assert words[-1] == "--tee=1"
+    # torchrun itself reads them so.
+    assert parse_args([*passed, str(hello)]).role == "trainer"
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["--standalone", "--nnodes=2"], "--standalone"),
+        (["--rdzv-conf=is_host=1"], "--rdzv-conf"),
+        (["--rdzv-endpoint=a:b"], "--rdzv-endpoint"),
+        (["--signals-to-handle=SIGUSR3"], "signals"),
+        (["--spawn=2", "--tee=3"], "--spawn"),
+    ],
+)
+def test_options_of_torchrun_that_contradict_the_launch_are_refused(
+    command: Run, hello: Path, words: list[str], wrong: str
+) -> None:
+    answer = command("muster", "run", "--dry-run", *words, str(hello))
+    assert answer.returncode == 2
+    assert wrong in three_lines(answer.stderr)[0]
+
+
+def test_an_endpoint_of_torchrun_is_the_place_to_meet(command: Run, hello: Path) -> None:
+    where = ["--nnodes=2", "--node-rank=1", "--rdzv-endpoint=127.0.0.1:29501"]
+    answer = command("muster", "run", "--dry-run", "--nproc-per-node=1", *where, str(hello))
+    assert answer.returncode == 0, answer.stderr
+    assert "--master-addr=127.0.0.1 --master-port=29501" in answer.stdout
+
+
+@pytest.mark.parametrize(("words", "end"), [(["python3", "-u"], ""), (["python", "-m"], "-m ")])
+def test_python_may_stand_before_the_script(command: Run, hello: Path, words: list[str], end: str) -> None:
+    answer = command("muster", "run", "--dry-run", "--nproc-per-node=2", *words, str(hello), "x")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.rstrip().endswith(f" --local-addr=127.0.0.1 {end}{hello} x")
+
+
+def test_a_program_that_is_not_python_is_refused_with_the_option_for_it(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "prog.sh").write_text("#!/bin/sh\necho\n")
+    answer = command("muster", "run", "./prog.sh", cwd=tmp_path)
+    assert answer.returncode == 2
+    assert "muster run --no-python ./prog.sh" in three_lines(answer.stderr)[2]
+
+
+def test_both_commands_have_a_version(command: Run) -> None:
+    for name in ("muster", "train"):
+        answer = command(name, "--version")
+        assert answer.returncode == 0
+        assert answer.stdout.startswith(f"{name} ")
+
+
+def test_the_doctor_waits_as_long_as_it_is_told(command: Run) -> None:
+    where = ["--dry-run", "--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=29501"]
+    for given, limit in (([], 120), (["--rdzv-timeout", "900"], 900), (["--rdzv_timeout=900"], 900)):
+        answer = command("muster", "doctor", *where, *given)
+        assert f"--rdzv-conf=timeout={limit} " in answer.stdout, answer.stderr
+
+
+@pytest.mark.parametrize("words", [["--max-restarts=3"], ["--nnodes=1:2"], ["--numa-binding=node"]])
+def test_what_torchrun_alone_can_do_is_refused_where_the_scheduler_starts_each_rank(
+    command: Run, recordings: Path, hello: Path, words: list[str]
+) -> None:
+    file = recordings / "slurm" / "c_srun_N2_2per.node02.2.env"
+    answer = command("muster", "run", "--env-file", str(file), *words, str(hello))
+    assert answer.returncode == 2
+    assert words[0].partition("=")[0] in "\n".join(three_lines(answer.stderr))
+    noted = command("muster", "run", "--env-file", str(file), "--tee=3", str(hello))
+    assert noted.returncode == 0, noted.stderr
+
+
+def test_a_process_of_jax_is_a_task(command: Run, hello: Path) -> None:
+    answer = command("muster", "run", "--dry-run", "--framework=jax", str(hello))
+    assert answer.returncode == 0, answer.stderr
+    # A script of Python's is run by it.
+    assert answer.stdout.rstrip().endswith(f"-u {hello}")
+    answer = command("muster", "run", "--dry-run", "--framework=jax", "--nproc-per-node=2", str(hello))
+    assert answer.returncode == 2
+    assert "--nproc-per-node" in three_lines(answer.stderr)[0]
+
+
+def test_the_variables_for_a_shell_are_those_of_one_process(command: Run, recordings: Path) -> None:
+    """One task on each of two nodes: nobody would start a second rank beside it."""
+    file = recordings / "slurm" / "b_srun_N2_1per.node02.1.env"
+    answer = command("muster", "env", "--env-file", str(file))
+    assert {"export RANK=1", "export WORLD_SIZE=2", "export LOCAL_WORLD_SIZE=1"} <= set(answer.stdout.splitlines())
+    answer = command("muster", "env", "--env-file", str(file), "--nproc-per-node=2")
+    assert answer.returncode == 2

@@ -329,3 +329,8 @@ def test_an_error_is_three_lines_whatever_is_in_it() -> None:
     assert len(str(error).splitlines()) == 3
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", str(error))
     assert len(str(MusterError("a", seen="x" * 100_000, fix="e"))) < 2000
+
+
+def test_one_node_with_a_port_of_the_users_starts_ranks_again() -> None:
+    options = LaunchOptions(nproc_per_node="2", master_port=29501, max_restarts=3)
+    assert "--max-restarts=3" in planned(Environment({}, host="laptop"), options).argv

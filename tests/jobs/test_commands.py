@@ -103,6 +103,12 @@ def test_slurm_leaves_a_job_that_goes_on_with_fewer_nodes_to_them(words: list[st
     assert ("#SBATCH --no-kill" in lines) == is_kept
 
 
+@pytest.mark.parametrize("words", [["python", "hello.py"], ["hello.py"], ["torchrun", "hello.py"]])
+def test_a_script_that_would_run_on_each_node_by_itself_is_refused(words: list[str]) -> None:
+    assert "muster run hello.py" in refusal("derecho", "--nodes", "2", "--", *words)[2]
+    assert job("derecho", "--nodes", "2", "--", "muster", "run", "hello.py").returncode == 0
+
+
 def test_a_refused_site() -> None:
     wrong, _, _ = refusal("frontier")
     assert "this image does not run on Frontier" in wrong
