@@ -5,8 +5,7 @@ a node waits for the master with a deadline and a message, a failure is told in 
 workers survives (torchrun answers 1 whatever they answered). And a scheduler's warning goes on to the workers, who
 write a checkpoint and end by themselves; torchrun would take it for the order to stop them.
 
-It, supervision.py, node_beats.py and spawn.py are the files of this folder that load torch: nothing else here imports
-them.
+It, supervision.py and node_beats.py are the files of this folder that load torch: nothing else here imports them.
 """
 
 # ruff: noqa: E402
@@ -29,17 +28,29 @@ from typing import Any, cast
 
 import psutil
 
+from muster import interruption, processes
+from muster.notices import said_if_slow
+from muster.variables import LaunchVariable
+
+if __name__ == "__main__":
+    # Before torch is loaded, which takes seconds.
+    interruption.start(interruption.launched_command())
+
 # torch reads the level as it is loaded. Its notes on names that no address leads back to are of no use to a user.
 QUIET = "TORCH_CPP_LOG_LEVEL" not in os.environ
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
+# One node's agent speaks for all.
+SPEAKS = not any(re.fullmatch(r"--node-rank=[1-9][0-9]*|--rdzv-conf=.*is_host=0.*", word) for word in sys.argv)
+
 gc.disable()  # to look for garbage among what imports make, all of which stays, is an eighth of their time
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
-from torch.distributed.launcher import api
-from torch.distributed.run import parse_args, run  # pyright: ignore[reportUnknownVariableType]
+with said_if_slow("loading PyTorch", is_said=SPEAKS):
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
+    from torch.distributed.launcher import api
+    from torch.distributed.run import parse_args, run  # pyright: ignore[reportUnknownVariableType]
 
 from muster.entrypoint import node_beats, supervision
 from muster.entrypoint.supervision import Agent, Status
@@ -52,9 +63,6 @@ if QUIET:
 
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What schedulers send some time before SIGKILL: the trainers hear the same ones (train/preemption.py)."""
-
-LAST_WORDS = "MUSTER_LAST_WORDS"
-"""The variable with the folder in which trainers leave word for this agent, each in a file named by its process."""
 
 FIX_BY_SIGNAL = {
     "SIGKILL": "most often memory: ask the scheduler for more, or take a smaller --batch-size or fewer loader workers",
@@ -97,6 +105,8 @@ def main(argv: list[str]) -> int:
         status.warning = status.warning or error.sigval.name
         return warning.answer()
     except Exception as error:
+        if status.warning == "SIGINT":
+            return warning.answer()
         if os.environ.get("MUSTER_DEBUG"):
             raise
         address, port = place_to_wait_for(arguments) or (arguments.master_addr, arguments.master_port)
@@ -114,11 +124,21 @@ class Warning:
 
     def take_over(self, arguments: argparse.Namespace) -> None:
         """From now on this hears the signals, in torchrun's place."""
-        arguments.signals_to_handle = "SIGINT,SIGHUP,SIGQUIT"
+        arguments.signals_to_handle = "SIGHUP,SIGQUIT"
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._interrupt)
         for number in WARNINGS:
             signal.signal(number, self._pass_on)
         # The launcher holds those that come before this (entrypoint/launch.py).
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Has torchrun pass Ctrl-C on to its workers, and wait for them; a second one ends all at once."""
+        if self._status.warning == "SIGINT":
+            processes.kill_descendants()
+            interruption.end()
+        self._status.warning = "SIGINT"
+        raise SignalException("this process got SIGINT", sigval=signal.SIGINT)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Tells the workers. Where there are none yet, or for a second SIGTERM, torchrun ends everything."""
@@ -139,17 +159,20 @@ class Warning:
     def explains(self, failures: dict[int, ProcessFailure]) -> bool:
         """Whether the workers were ended by this very signal, before they could hear it."""
         heard = self._status.warning
+        if heard == "SIGINT":
+            return True
         return bool(heard) and all(failure.signal_name() == heard for failure in failures.values())
 
     def answer(self) -> int:
         """The exit code of a node that was stopped before its workers could write anything."""
         heard = self._status.warning
+        if heard == "SIGINT":
+            interruption.say_for_ranks()
+            return ExitCode.INTERRUPTED
         # Our trainers had not begun, and can be started again as they were; of other programs nobody knows that.
         is_ours = node_beats.is_ours() and heard in {number.name for number in WARNINGS}
         when = " before the training began" if is_ours else ""
         print(f"muster: ended by {heard} on {socket.gethostname()}{when}", file=sys.stderr)
-        if heard == "SIGINT":
-            return ExitCode.INTERRUPTED  # by the user, at the terminal: as a shell has it
         return ExitCode.PREEMPTED if is_ours else ExitCode.FAILED
 
 
@@ -239,7 +262,7 @@ def report(failures: Mapping[int, ProcessFailure], status: Status) -> int:
 def words_of(failure: ProcessFailure) -> list[str]:
     """What a trainer has left for its agent (train/console.py): its log, and "told" if the user knows why it ended."""
     try:
-        return Path(os.environ[LAST_WORDS], str(failure.pid)).read_text(encoding="utf-8").splitlines()
+        return Path(os.environ[LaunchVariable.LAST_WORDS], str(failure.pid)).read_text(encoding="utf-8").splitlines()
     except (KeyError, OSError, UnicodeDecodeError):
         return []  # another program, or no log yet
 
@@ -306,7 +329,7 @@ def say(error: MusterError) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as words:
-        os.environ[LAST_WORDS] = words
+        os.environ[LaunchVariable.LAST_WORDS] = words
         code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

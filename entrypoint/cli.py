@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from muster import interruption
 from muster.arguments import command, normalise, to_argv
 from muster.check.options import BenchOptions, DoctorOptions
 from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, Options
@@ -167,6 +168,7 @@ def _report(
 
 def _become(module: str, *arguments: str) -> None:
     """Turns this process into `python -m module`, ours, whatever lies in the working directory."""
+    interruption.hold()
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
 
 
@@ -318,9 +320,11 @@ def _run(app: typer.Typer, name: str, argv: list[str]) -> None:
         # Of the commands typer makes all options at once: those of the others would be a fifth of the launch.
         app.registered_commands, app.registered_groups = asked, []
         app.callback()(lambda: None)  # else a command that is alone would have no name
+    interruption.current.command = " ".join([name, *argv[: len(asked)]])
     parser = typer.main.get_command(app)
     try:
-        parser.main(args=argv, prog_name=name, standalone_mode=False)
+        with interruption.clearing_up():
+            parser.main(args=argv, prog_name=name, standalone_mode=False)
     except MusterError as error:
         if _is_debugged(parser, argv):
             raise

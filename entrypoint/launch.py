@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+from muster import interruption
 from muster.entrypoint import (
     additions,
     debugging,
@@ -40,6 +41,7 @@ from muster.entrypoint.sites import defaults, recognise
 from muster.entrypoint.sites.defaults import Defaults
 from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import MusterError
+from muster.variables import LaunchVariable
 
 INIT = "tini"
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -160,7 +162,7 @@ def start(options: LaunchOptions, program: Program, typed: Sequence[str], is_sin
     for more in (found, fabric, here.defaults):
         planned = planned.with_more(more.variables, more.notes)
     if here.site and program.is_ours:
-        planned = planned.with_more({"MUSTER_SITE_FOUND": here.site.name}, ())
+        planned = planned.with_more({LaunchVariable.SITE_FOUND: here.site.name}, ())
     debug = debugging.folder_of(meeting.rdzv_id, Path.cwd())
     if options.debug_distributed:
         planned = planned.with_more(*debugging.plan(env, debug, has_gpus=allocation.gpus_seen > 0))
@@ -214,7 +216,7 @@ def plan(
         # A file in the user's working directory must not take the place of a library's module.
         variables["PYTHONSAFEPATH"] = "1"
         variables |= of_the_job(allocation, env)
-        variables["MUSTER_COMMAND"] = shlex.join(command)
+        variables[LaunchVariable.COMMAND] = shlex.join(command)
     if options.debug:
         variables["MUSTER_DEBUG"] = "1"
     for source in (meeting.sources["master_addr"], meeting.sources["master_port"]):
@@ -222,13 +224,11 @@ def plan(
         if yours:
             notes.append(f"{name}={env[name]} is yours: it was kept")
     # torchrun reads PET_* as the defaults of its own options: inherited ones would change the launch unseen. And a job
-    # that a rank submits inherits the name of that rank's agent, which the new ranks would miss (train/parent.py).
-    # It inherits what tells our programs from others, too.
-    foreign = {"MUSTER_LAUNCH", "MUSTER_COMMAND", "MUSTER_FAILURE"} - variables.keys()
-    removed = tuple(sorted(name for name in env if name.startswith("PET_") or name in foreign))
+    # that a rank submits inherits what the rank's own launch had set.
+    removed = tuple(sorted(name for name in env if name.startswith("PET_") or name in tuple(LaunchVariable)))
     if removed:
         notes.append(f"removed: {', '.join(removed)}")
-    hears = program.is_ours or torchrun.AGENT in argv
+    hears = program.is_ours or torchrun.AGENT in argv or SPAWN in argv
     return Launch(tuple(argv), variables, removed, tuple(notes), home.folder, hears)
 
 
@@ -313,18 +313,18 @@ def of_the_job(allocation: Allocation, env: Mapping[str, str]) -> dict[str, str]
     """
     wanted: dict[str, str] = {}
     if allocation.scheduler not in ("local", "manual"):
-        wanted["MUSTER_SCHEDULER"] = allocation.scheduler
+        wanted[LaunchVariable.SCHEDULER] = allocation.scheduler
     if allocation.num_nodes > 1 and len(allocation.hosts) == allocation.num_nodes:
         nodes = ",".join(allocation.hosts)
         # The kernel starts no program with a longer variable than 128 KiB: some 9,000 nodes.
         if len(nodes) < MOST_NODES_TEXT:
-            wanted["MUSTER_NODES"] = nodes
-    if allocation.attempt:
+            wanted[LaunchVariable.NODES] = nodes
+    if allocation.attempt and not env.get("MUSTER_ATTEMPT"):
         wanted["MUSTER_ATTEMPT"] = str(allocation.attempt)
-    for which in ("START", "END"):
-        if env.get(f"SLURM_JOB_{which}_TIME"):
-            wanted[f"MUSTER_SCHEDULER_{which}_TIME"] = env[f"SLURM_JOB_{which}_TIME"]
-    return {name: value for name, value in wanted.items() if not env.get(name)}
+    for name in (LaunchVariable.SCHEDULER_START_TIME, LaunchVariable.SCHEDULER_END_TIME):
+        if time := env.get(name.replace("MUSTER_SCHEDULER", "SLURM_JOB")):
+            wanted[name] = time
+    return wanted
 
 
 def _init(env: Environment) -> list[str]:
@@ -349,7 +349,9 @@ def execute(launch: Launch, env: Environment) -> NoReturn:
     """
     if launch.home:
         homes.make(launch.home)
-    if not launch.hears:
+    if launch.hears:
+        interruption.hold()
+    else:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from muster.entrypoint.network import within
 from muster.errors import ExitCode
+from muster.variables import LaunchVariable
 
 WARNED = (-10, -12, -15)
 """Exit codes of workers that a warning has ended: their scheduler stops all."""
@@ -170,7 +171,7 @@ class Nodes:
 
 def is_ours() -> bool:
     """Whether the workers are trainers of this project: the exit codes of others mean what their authors wanted."""
-    return "MUSTER_COMMAND" in os.environ
+    return LaunchVariable.COMMAND in os.environ
 
 
 def can_tell_others(group: Any) -> bool:
@@ -256,7 +257,7 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
 
 def told(absent: list[int], num_nodes: int, limit_s: float, most: int = 8) -> str:
     """Who did not come, by the names of MUSTER_NODES where the launch has told them."""
-    names = os.environ.get("MUSTER_NODES", "").split(",")
+    names = os.environ.get(LaunchVariable.NODES, "").split(",")
     known = len(names) == num_nodes
     shown = [names[number] if known else f"node rank {number}" for number in absent[:most]]
     more = f" and {len(absent) - most} more" if len(absent) > most else ""

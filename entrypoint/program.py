@@ -45,7 +45,7 @@ class Launch:
         removed_variables: variables that it must not inherit.
         notes: one line for each thing that the user should know.
         home: the folder to be made for HOME; None where there is one.
-        hears: whether the new process hears a scheduler's warnings, and wants those that came while it started.
+        hears: whether the new process is ours: it hears warnings and Ctrl-C, those too that came while it started.
     """
 
     argv: tuple[str, ...]

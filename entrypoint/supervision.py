@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,9 +31,11 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.utils import store as store_util
 
+from muster import interruption
 from muster.entrypoint.network import within
 from muster.entrypoint.node_beats import Nodes, can_tell_others, first_of, how_ended, is_ours
 from muster.errors import ExitCode
+from muster.variables import LaunchVariable
 
 TELL_S = 5.0
 STORE_S = 30.0
@@ -82,7 +84,9 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()  # by which this one is not typed
         self._before_start(worker_group)
-        started = torchs._start_workers(worker_group)
+        # Trainers of ours hear Ctrl-C when they have their answer to it.
+        with interruption.held() if is_ours() else nullcontext():
+            started = torchs._start_workers(worker_group)
         if self._nodes is None and can_tell_others(worker_group):
             self._nodes = Nodes(self, worker_group, self._status.ended)
         # torchrun closes the workers' context when one has failed: who is alive at that moment can't be the cause.
@@ -145,7 +149,7 @@ class Agent(LocalElasticAgent):
         else:
             word = "" if handler.get_backend() == "static" else launch_word(group.store)
         # With the agent's process id: what a worker starts inherits the variable, and is no part of this launch.
-        os.environ["MUSTER_LAUNCH"] = f"{word}.{os.getpid()}"
+        os.environ[LaunchVariable.LAUNCH] = f"{word}.{os.getpid()}"
         before, self._num_nodes = self._num_nodes, group.group_world_size
         if group.group_rank == 0 and before not in (0, self._num_nodes):
             nodes = "1 node" if self._num_nodes == 1 else f"{self._num_nodes} nodes"

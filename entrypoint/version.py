@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from muster import ROOT
+from muster import ROOT, processes
 from muster.entrypoint import driver
 from muster.entrypoint.driver import written
 from muster.errors import ExitCode, MusterError, one_line
@@ -49,10 +49,7 @@ def _loaded(timeout_s: float) -> dict[str, Any]:
     """What muster/check/versions.py prints: torch is not loaded into this process."""
     command = [sys.executable, "-P", "-m", "muster.check.versions"]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s,
-            check=False,
-        )  # fmt: skip
+        done = processes.run(command, timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
         seen = f"no answer within {timeout_s:g} s; is the file system that holds this python slow?"
     else:

@@ -212,7 +212,7 @@ def copy_checkout(folder: Path) -> None:
     (site / "borrowed.pth").write_text(f"{folder}\n{sysconfig.get_path('purelib')}\n")
     for name in ("train", "muster"):
         script = folder / ".venv" / "bin" / name
-        script.write_text(f"#!{folder}/.venv/bin/python\nfrom muster.entrypoint.cli import {name}\n{name}()\n")
+        script.write_text(f"#!{folder}/.venv/bin/python\nfrom muster.entrypoint.main import {name}\n{name}()\n")
         script.chmod(0o755)
 
 

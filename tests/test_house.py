@@ -47,7 +47,7 @@ def test_launcher_and_trainer_do_not_know_each_other() -> None:
 
 
 def test_torch_is_loaded_only_by_what_is_execd_and_nothing_loads_that() -> None:
-    execd = {"agent", "node_beats", "supervision", "spawn"}
+    execd = {"agent", "node_beats", "supervision"}
     for path in sources("entrypoint"):
         if path.stem not in execd:
             assert not roots(path) & TORCH, path

@@ -1,14 +1,21 @@
 """`python -m muster.train STRATEGY OPTIONS`: one rank of a training run."""
 
-import gc
 import os
 import sys
+
+from muster import interruption
+
+if __name__ == "__main__":
+    interruption.start_rank(" ".join(["train", *sys.argv[1:2]]))
+
+import gc
 from collections.abc import Sequence
 
 import typer
 
 from muster.config import Options, parse
 from muster.errors import ExitCode, MusterError
+from muster.notices import said_if_slow
 from muster.train.parent import Guard
 
 
@@ -24,6 +31,7 @@ def read(argv: Sequence[str]) -> tuple[str, Options]:
 
 
 def main() -> None:
+    interruption.start_rank(" ".join(["train", *sys.argv[1:2]]))  # also where another program calls this
     guard = Guard()
     gc.disable()  # until the training begins (train/memory.py)
     strategy, options = read(sys.argv[1:])
@@ -31,7 +39,8 @@ def main() -> None:
         # Notes of torch's C++ side (reverse look-ups of addresses, retries) that a user can't act on.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Here and not above: a misspelt option must not wait for torch.
-    from muster.train.process import run_process
+    with said_if_slow("rank 0 is loading PyTorch", is_said=os.environ.get("RANK", "0") == "0"):
+        from muster.train.process import run_process
 
     run_process(strategy, options, guard)
 

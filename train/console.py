@@ -18,11 +18,11 @@ from typing import TextIO
 
 from muster.errors import MusterError, one_line
 from muster.train.world import World
+from muster.variables import LaunchVariable
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
-LAST_WORDS = "MUSTER_LAST_WORDS"
-"""The variable with the folder where the agent of this node looks for word of its ranks."""
+LAST_WORDS = LaunchVariable.LAST_WORDS
 
 TOLD = "told"
 
@@ -222,7 +222,8 @@ def tell_fatal(error: MusterError) -> None:
 
 
 def leave_word(text: str) -> None:
-    """Adds a line to what this rank leaves for its agent: the path of its log, TOLD when the user knows why it ends."""
+    """Adds a line to what this rank leaves for its agent: the path of its log, TOLD when the user knows why
+    it ends, or interruption.CHECKPOINT."""
     if LAST_WORDS not in os.environ:
         return
     try:

@@ -1,7 +1,13 @@
 """`python -m muster.train.export RUN`: a run's weights as one plain file, for torch.load and torchvision."""
 
-import argparse
 import sys
+
+from muster import interruption
+
+if __name__ == "__main__":
+    interruption.start("train export")
+
+import argparse
 from pathlib import Path
 
 import torch
@@ -52,7 +58,8 @@ def main() -> None:
     parser.add_argument("--to", type=Path)
     asked = parser.parse_args()
     try:
-        path, file = export(asked.run, asked.to)
+        with interruption.clearing_up():
+            path, file = export(asked.run, asked.to)
     except MusterError as error:
         print(error, file=sys.stderr)
         sys.exit(error.code)

@@ -96,8 +96,9 @@ class Watch:
             end_soon(fault.code, GRACE_S, lambda: self._say(fault))
 
     def _say(self, fault: Fault) -> None:
-        # Of a host with many ranks one line is enough.
-        say = console.tell if self.world.local_rank == 0 else console.keep
+        # Of a host with many ranks one line is enough; of Ctrl-C at most the one that every process has.
+        is_said = self.world.local_rank == 0 and fault.code != ExitCode.INTERRUPTED
+        say = console.tell if is_said else console.keep
         say(f"rank {self.world.rank} on {self.world.host} ends: {fault}")
         console.leave_word(console.TOLD)
         # By this connection: a blocked wait of the trainer's holds its own.

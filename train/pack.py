@@ -4,12 +4,18 @@ The format is webdataset's: of each sample the image as it is, and its class as 
 of shards give the same bytes.
 """
 
+import sys
+
+from muster import interruption
+
+if __name__ == "__main__":
+    interruption.start("train pack")
+
 import argparse
 import io
 import json
 import os
 import shutil
-import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -137,7 +143,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     try:
-        num_samples = pack(asked.folder, asked.out, asked.shard_mb, asked.seed)
+        with interruption.clearing_up():
+            num_samples = pack(asked.folder, asked.out, asked.shard_mb, asked.seed)
     except MusterError as error:
         print(error, file=sys.stderr)
         sys.exit(error.code)

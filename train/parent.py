@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import psutil
 
 from muster.errors import RESUME, ExitCode, MusterError
+from muster.variables import LaunchVariable
 
 LOOK_S = 1.0
 """Between two looks."""
@@ -54,7 +55,7 @@ def parent_of_rank(environ: Mapping[str, str]) -> int | None:
     world_size = environ.get("WORLD_SIZE", "")
     if "TORCHELASTIC_RUN_ID" not in environ and not (world_size.isdecimal() and int(world_size) > 1):
         return None
-    agent = environ.get("MUSTER_LAUNCH", "").rpartition(".")[2]
+    agent = environ.get(LaunchVariable.LAUNCH, "").rpartition(".")[2]
     return int(agent) if agent.isdecimal() and not psutil.pid_exists(int(agent)) else os.getppid()
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from muster.errors import ExitCode, MusterError
 from muster.train.faults import SharedFault
+from muster.variables import LaunchVariable
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Which of them warns is the scheduler's choice, and the job script's: `#SBATCH --signal=USR1@90`."""
@@ -26,11 +27,8 @@ WAIT_S = 2.0
 START, END = "MUSTER_JOB_START_TIME", "MUSTER_JOB_END_TIME"
 """Unix seconds: the job scripts export them where the scheduler itself has no such variable; yours win."""
 
-SCHEDULER_START, SCHEDULER_END = "MUSTER_SCHEDULER_START_TIME", "MUSTER_SCHEDULER_END_TIME"
+SCHEDULER_START, SCHEDULER_END = LaunchVariable.SCHEDULER_START_TIME, LaunchVariable.SCHEDULER_END_TIME
 """The same by the scheduler's own word, which the launcher passes on."""
-
-SCHEDULER = "MUSTER_SCHEDULER"
-"""The scheduler's name."""
 
 GRACE = "MUSTER_GRACE_S"
 """Seconds from the first warning to SIGKILL, where the job script knows them."""
@@ -115,14 +113,15 @@ def between(step_s: float, most: int) -> int:
 def deafen() -> None:
     """A data worker's part: warnings are the trainer's, which needs its workers until it has stopped.
 
-    Some schedulers signal all processes of a job. The second SIGTERM is the trainer's own, and ends the worker.
+    Some schedulers signal all processes of a job, and so does a terminal's Ctrl-C. The second SIGTERM is the trainer's
+    own, and ends the worker.
     """
 
     def ignore_once(number: int, frame: FrameType | None) -> None:
         signal.signal(number, lambda *_: os._exit(0))
 
     signal.signal(signal.SIGTERM, ignore_once)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -247,7 +246,7 @@ def grace(environ: Mapping[str, str], deadline: Deadline | None) -> Grace:
     Raises:
         MusterError: MUSTER_GRACE_S is no number of seconds.
     """
-    scheduler, text = environ.get(SCHEDULER, ""), environ.get(GRACE, "")
+    scheduler, text = environ.get(LaunchVariable.SCHEDULER, ""), environ.get(GRACE, "")
     if text and not (text.isascii() and text.isdecimal()):
         raise MusterError(f"{GRACE} is no number of seconds", seen=f"{GRACE}={text}", fix=f"export {GRACE}=300")
     found = Grace(float(text), GRACE) if text else Grace(GRACES_S.get(scheduler, math.inf), f"{scheduler}'s default")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from muster import interruption
 from muster.config import Options
 from muster.errors import ExitCode, MusterError
 from muster.train import console, faults, memory
@@ -80,9 +81,7 @@ class Process:
                 console.leave_word(console.TOLD)
                 return fault.code
         if isinstance(error, KeyboardInterrupt) and not DEBUG:
-            # All ranks of a terminal hear it at once.
-            if self.world is None or self.world.main:
-                console.tell("interrupted")
+            console.keep("interrupted")
         elif DEBUG or not isinstance(error, MusterError):
             console.tell(trace)
         elif not isinstance(error, SharedFault) or self.world is None or self.world.main:
@@ -129,14 +128,17 @@ def run_process(strategy: str, options: Options, guard: Guard) -> None:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(vision)?\.")
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch(vision)?\.")
     process, code = Process(guard), 0
-    try:
-        record(process.train)(strategy, options)  # so that torchrun's summary names the error
-    except BaseException as error:
-        cause = error.__cause__ if isinstance(error, SystemExit) else None
-        code = process.answer(cause or error)
-        faults.end_soon(code, 4 * faults.GRACE_S)
-    process.leave(failed=code != 0)
-    console.close(code)
+    with interruption.clearing_up():
+        try:
+            record(process.train)(strategy, options)  # so that torchrun's summary names the error
+        except BaseException as error:
+            cause = error.__cause__ if isinstance(error, SystemExit) else None
+            # Ctrl-C also ends what this rank waits for, and other errors may come of that.
+            code = process.answer(KeyboardInterrupt() if interruption.current.is_heard else cause or error)
+            faults.end_soon(code, 4 * faults.GRACE_S)
+        process.leave(failed=code != 0)
+        console.close(code)
     if code:
         # The destructors of a group that broke can abort the process, and so put a signal in place of the code.
         os._exit(code)
+    interruption.finish()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from muster import config
+from muster import config, interruption
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train import compilation, console, data, memory, models, optimizer, preemption, strategies, trackers
@@ -67,6 +67,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     )
     if chosen.resumed_from is not None:
         before = restore(trained, chosen, identity, manager, world)
+        can_resume()
         progress = Progress(**before["progress"])
         world.vitals.step = progress.step
         chosen.notes += differences(before, settings, world)
@@ -144,6 +145,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
 
         def on_saved(step: int, seconds: float) -> None:
             nonlocal grace
+            can_resume()
             if log is not None:
                 log.write({"kind": "checkpoint", "step": step, "save_s": round(seconds, 3)})
                 too_long = grace.note(seconds, loop.times.seconds[-1] if loop.times.seconds else 0.0)
@@ -171,6 +173,12 @@ def run(strategy_name: str, options: Options, world: World) -> None:
             write_summary(chosen.folder, summary)
             tracker.write({"kind": "run", **{name: summary[name] for name in summary.keys() - {"options"}}})
     display.summary(summary)
+
+
+def can_resume() -> None:
+    """Notes what to say where Ctrl-C ends this run from now on, here and by its agent."""
+    interruption.current.advice = interruption.GOES_ON
+    console.leave_word(interruption.CHECKPOINT)
 
 
 def fit(loop: Loop, manager: CheckpointManager) -> None:

@@ -22,6 +22,7 @@ from muster.train.files import write_text
 from muster.train.optimizer import highest_lr
 from muster.train.state import TrainState, misfit
 from muster.train.world import World
+from muster.variables import LaunchVariable
 
 RESULT_OPTIONS = (
     *("data", "image_size", "num_classes", "num_samples", "on_bad_sample", "batch_size", "seed", "bf16"),
@@ -80,7 +81,7 @@ def launch_of(environ: Mapping[str, str], parent: int) -> str:
     The agent gives it, with its process id (entrypoint/supervision.py): of what its workers start, nothing is started
     again.
     """
-    word, _, agent = environ.get("MUSTER_LAUNCH", "").rpartition(".")
+    word, _, agent = environ.get(LaunchVariable.LAUNCH, "").rpartition(".")
     return word if agent == str(parent) else ""
 
 

@@ -4,20 +4,28 @@ Each row is real trainings on this machine, in fp32, of a small transformer on t
 beside those of one process that accumulates over the same micro-batches. For whoever has to trust an installation.
 """
 
+import sys
+
+from muster import interruption, processes
+from muster.notices import said_if_slow
+
+if __name__ == "__main__":
+    interruption.start("train selftest")
+
 import argparse
 import json
 import os
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from typing import Any
 
-import torch
+with said_if_slow("loading PyTorch", is_said=__name__ == "__main__"):
+    import torch
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
@@ -111,7 +119,10 @@ def run_ranks(argv: Sequence[str], num_ranks: int, output: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     arguments = (list(argv), num_ranks, port, str(output))
-    ranks = start_processes(become, arguments, nprocs=num_ranks, join=False, start_method="forkserver")
+    resource_tracker.ensure_running()  # its start lets signals through that are held
+    # They hear Ctrl-C when they have their answer to it.
+    with interruption.held():
+        ranks = start_processes(become, arguments, nprocs=num_ranks, join=False, start_method="forkserver")
     assert ranks is not None
     try:
         while not ranks.join(grace_period=GRACE_S):
@@ -187,15 +198,39 @@ def main() -> None:
     num_ranks = asked.ranks or max((number for number in (2, 4, 8) if number <= num_gpus), default=2)
     # On GPUs gradients are not added up exactly, and AdamW would make much of it.
     trainings = [steps for steps in STEPS if steps != "adamw" or not num_gpus]
-    with tempfile.TemporaryDirectory(prefix="selftest-") as name:
+    with interruption.clearing_up(), tempfile.TemporaryDirectory(prefix="selftest-") as name:
         try:
-            singles = {steps: launch(Case("single", 1, split(1)), steps, Path(name)) for steps in trainings}
+            rows = make_rows(cases(num_ranks), trainings, Path(name))
         except MusterError as error:
             print(error, file=sys.stderr)
             sys.exit(error.code)
-        rows = [compare(case, singles, Path(name)) for case in cases(num_ranks)]
+        except KeyboardInterrupt:
+            processes.kill_descendants()
+            raise
     print(json.dumps(rows, indent=2)) if asked.json else show(rows, num_gpus)
     sys.exit(0 if all(row["passed"] for row in rows) else ExitCode.FAILED)
+
+
+def make_rows(wanted: Sequence[Case], trainings: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+    """The rows of the cases `wanted`; says each on stderr as soon as it is there: all of them take minutes.
+
+    Raises:
+        MusterError: the single process failed.
+    """
+    print(f"muster: trains the single process, then {len(wanted)} rows beside it", file=sys.stderr, flush=True)
+    singles = {steps: launch(Case("single", 1, split(1)), steps, folder) for steps in trainings}
+    rows: list[dict[str, Any]] = []
+    for case in wanted:
+        rows.append(row := compare(case, singles, folder))
+        what = " ".join([case.strategy, f"on {case.num_ranks} ranks,", *shown_options(row)])
+        verdict = "PASS" if row["passed"] else "FAIL"
+        print(f"{verdict}  {len(rows)} of {len(wanted)}: {what}, {row['seconds']:.0f} s", file=sys.stderr, flush=True)
+    return rows
+
+
+def shown_options(row: Mapping[str, Any]) -> list[str]:
+    """The options of a row without those that every row has."""
+    return [word for word in row["options"].split() if not word.startswith(EVERYWHERE)]
 
 
 def show(rows: list[dict[str, Any]], num_gpus: int) -> None:
@@ -206,7 +241,7 @@ def show(rows: list[dict[str, Any]], num_gpus: int) -> None:
     for row in rows:
         numbers = ["" if row[name] is None else f"{row[name]:.0e}" for name in COLUMNS]
         word = "[green]PASS[/green]" if row["passed"] else "[red]FAIL[/red]"
-        what = row.get("error") or " ".join(word for word in row["options"].split() if not word.startswith(EVERYWHERE))
+        what = row.get("error") or " ".join(shown_options(row))
         table.add_row(word, row["strategy"], str(row["ranks"]), *numbers, f"{row['seconds']:.0f}", what)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     console.print(table)

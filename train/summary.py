@@ -24,6 +24,7 @@ from muster.train.measure.profile import NAME
 from muster.train.metrics import peak_memory_gib
 from muster.train.precision import Precision
 from muster.train.world import World
+from muster.variables import LaunchVariable
 
 
 def effective(options: Options, precision: Precision, source: Source, world: World) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def effective(options: Options, precision: Precision, source: Source, world: Wor
 
 def command() -> str:
     """The command that the user typed, as far as it is known."""
-    return os.environ.get("MUSTER_COMMAND") or shlex.join(sys.argv)
+    return os.environ.get(LaunchVariable.COMMAND) or shlex.join(sys.argv)
 
 
 def versions() -> dict[str, str | None]:
@@ -92,7 +93,7 @@ def collect(
         "world_size": world.world_size,
         "num_nodes": len(world.nodes),
         "hosts": world.nodes,
-        "fabric": os.environ.get("MUSTER_FABRIC_FOUND") or ("tcp" if len(world.nodes) > 1 else "none"),
+        "fabric": os.environ.get(LaunchVariable.FABRIC_FOUND) or ("tcp" if len(world.nodes) > 1 else "none"),
         "global_batch": global_batch,
         "num_parameters": num_parameters,
         **rates,

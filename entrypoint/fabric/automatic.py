@@ -22,6 +22,7 @@ from muster.entrypoint.fabric import AUTO, FABRIC_ROOT, HOST_ROOT, OFF, TCP, Nee
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.program import Program
 from muster.errors import MusterError, one_line
+from muster.variables import LaunchVariable
 
 # Loaded where they are needed: most launches have no host mounted.
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from muster.entrypoint.fabric.stage import FabricPlan
     from muster.entrypoint.sites.schema import Site
 
-FOUND = "MUSTER_FABRIC_FOUND"
+FOUND = LaunchVariable.FABRIC_FOUND
 """Tells the program which fabric it got; a run's summary.json has it."""
 
 MOUNT = "apptainer exec --bind /:/host:ro, docker run -v /:/host:ro"

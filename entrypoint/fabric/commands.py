@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muster import processes
 from muster.entrypoint import environment
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.fabric import AUTO, HOST_ROOT, OFF, Need
@@ -127,9 +128,7 @@ def _become_check(env: Mapping[str, str], as_json: bool, timeout_s: float = CHEC
     """Ends with the code of muster/check/fabric.py: a library that it opens may end or hold its process."""
     command = [sys.executable, "-P", "-m", "muster.check.fabric", *(["--json"] if as_json else [])]
     try:
-        code = subprocess.run(
-            command, env=dict(env), stdin=subprocess.DEVNULL, timeout=timeout_s, check=False
-        ).returncode
+        code = processes.run(command, env=env, timeout_s=timeout_s, captures=False).returncode
         seen = f"signal {-code}"
     except subprocess.TimeoutExpired:
         code, seen = -1, f"no end within {timeout_s:g} s"

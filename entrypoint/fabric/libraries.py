@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from muster import processes
 from muster.entrypoint.fabric.host import HostRoot
 
 if TYPE_CHECKING:
@@ -181,10 +182,8 @@ def loader_cache(path: Path) -> dict[str, list[str]] | str:
     if program is None:
         return f"no ldconfig here to read {CACHE}"
     try:
-        done = subprocess.run(
-            [program, "-p", "-C", str(path)], env={}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="surrogateescape", timeout=_LDCONFIG_TIMEOUT_S, check=False,
-        )  # fmt: skip
+        command = [program, "-p", "-C", str(path)]
+        done = processes.run(command, env={}, errors="surrogateescape", timeout_s=_LDCONFIG_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as reason:
         return f"{CACHE} can't be read ({reason})"
     if done.returncode:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster import processes
 from muster.entrypoint import homes
 from muster.entrypoint.fabric.libraries import (
     CACHE,
@@ -599,10 +600,7 @@ def run_python(
 ) -> "subprocess.CompletedProcess[str] | str":
     """A program of Python's, ended; or why it did not end by itself, or could not be started."""
     try:
-        return subprocess.run(
-            [sys.executable, "-I", "-S", "-c", program, *words], env=dict(env), stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
-        )  # fmt: skip
+        return processes.run([sys.executable, "-I", "-S", "-c", program, *words], env=env, timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
         return f"no answer within {timeout_s:g} s"
     except OSError as reason:

@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from muster.errors import ExitCode, MusterError
 from muster.train import console, faults
 from muster.train.world import World, read_environment
+from muster.variables import LaunchVariable
 
 MOST_LISTED = 4
 """So many names are listed before the rest is counted."""
@@ -170,7 +171,7 @@ def plural(number: int, word: str) -> str:
 
 def host_of(rank: int, world: World) -> str:
     """The node that `rank` should be on; empty where the launch did not tell the nodes."""
-    nodes = [name for name in os.environ.get("MUSTER_NODES", "").split(",") if name]  # by node_rank
+    nodes = [name for name in os.environ.get(LaunchVariable.NODES, "").split(",") if name]  # by node_rank
     a_node = world.local_world_size or 1
     # Where nodes have different numbers of ranks, nobody here knows whose is which.
     return nodes[rank // a_node] if nodes and len(nodes) * a_node == world.world_size else ""

@@ -1,7 +1,13 @@
 """`python -m muster.report RUN...`: tables on the terminal, and a page with charts."""
 
-import argparse
 import sys
+
+from muster import interruption
+
+if __name__ == "__main__":
+    interruption.start("muster report")
+
+import argparse
 from pathlib import Path
 
 from muster.errors import MusterError, one_line
@@ -33,12 +39,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     try:
-        made = report(asked.runs, asked.output)
+        with interruption.clearing_up():
+            made = report(asked.runs, asked.output)
     except MusterError as error:
         sys.stdout.flush()
         print(error, file=sys.stderr)
         sys.exit(error.code)
     print(f"page     {one_line(str(made))}")
+    interruption.finish()
 
 
 if __name__ == "__main__":

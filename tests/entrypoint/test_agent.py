@@ -12,6 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from muster import ROOT
 from muster.entrypoint import agent
+from muster.variables import LaunchVariable
 
 WORKER = """
 import os, signal, sys, time
@@ -80,7 +81,7 @@ def test_the_first_is_the_one_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Others may fail for want of it, and record a time that is older: whole seconds."""
-    monkeypatch.setenv(agent.LAST_WORDS, str(tmp_path))
+    monkeypatch.setenv(LaunchVariable.LAST_WORDS, str(tmp_path))
     log = tmp_path / "rank-5.log"
     (tmp_path / "105").write_text(f"{log}\n")
     failures = {4: failure(104, 1, 99), 5: failure(105, -signal.SIGSEGV, 100), 6: failure(106, 1, 99)}
@@ -98,7 +99,7 @@ def test_the_first_is_the_one_that_was_killed(
         (tmp_path / str(pid)).write_text("/a/log\ntold\n")
     assert agent.report({rank: failures[rank] for rank in (4, 6)}, status) == 1
     assert capsys.readouterr().err == ""
-    monkeypatch.delenv(agent.LAST_WORDS)
+    monkeypatch.delenv(LaunchVariable.LAST_WORDS)
     assert agent.report(failures, status) == 1
     assert "log:" not in capsys.readouterr().err
     assert agent.report({4: failure(104, 2, 1), 5: failure(105, -9, 0)}, status) == 2

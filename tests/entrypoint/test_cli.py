@@ -209,7 +209,15 @@ def test_a_users_script_runs_on_every_rank_and_finds_its_neighbours(command: Run
     assert answer.returncode == 0, answer.stderr
     expected = [f"rank {rank} of 2 found ['0', '--x=1']" for rank in (0, 1)]
     assert sorted(answer.stdout.splitlines()) == expected
-    assert answer.stderr.splitlines() == ["muster: local: 1 node x 2 = 2 ranks, meeting on this host over lo"]
+    said = [line for line in answer.stderr.splitlines() if "loading PyTorch" not in line]
+    assert said == ["muster: local: 1 node x 2 = 2 ranks, meeting on this host over lo"]
+
+
+def test_debug_among_the_scripts_own_arguments_is_the_scripts(command: Run, hello: Path) -> None:
+    wrong = ["--nnodes=2", "--node-rank=7", str(hello)]
+    answer = command("muster", "run", *wrong, "--debug", cwd=hello.parent)
+    assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 3), answer.stderr
+    assert "Traceback" in command("muster", "run", "--debug", *wrong, cwd=hello.parent).stderr
 
 
 @pytest.mark.process

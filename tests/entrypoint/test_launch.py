@@ -14,6 +14,7 @@ from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.program import Launch, Program
 from muster.errors import MusterError
+from muster.variables import LaunchVariable
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings" / "slurm"
 TRAINER = Program("module", ("muster.train", "ddp", "--epochs=3"), is_ours=True)
@@ -74,6 +75,15 @@ def test_the_trainers_are_told_of_the_job() -> None:
     assert not [name for name in planned(Environment({}, host="laptop")).set_variables if name in told]
     another = planned(recorded("b_srun_N2_1per.node02.1", **job), program=Program("script", ("a.py",)))
     assert not told.keys() & another.set_variables.keys()
+
+
+def test_nothing_is_left_of_the_launch_that_submitted_this_job() -> None:
+    leaked = {str(name): "leaked" for name in LaunchVariable}
+    for env in (Environment(leaked, host="laptop"), recorded("b_srun_N2_1per.node02.1", **leaked)):
+        for program in (TRAINER, Program("script", ("a.py",))):
+            found = planned(env, program=program).environment(env)
+            assert "leaked" not in found.values()
+            assert ("MUSTER_COMMAND" in found) == program.is_ours
 
 
 def test_a_list_of_nodes_too_long_for_a_variable_is_left_out() -> None:

@@ -136,13 +136,15 @@ def test_the_agent_passes_a_warning_on(argv_of_three, tmp_path, name):
 
 @pytest.mark.process
 @pytest.mark.once
-@pytest.mark.parametrize(("strategy", "words"), [("ddp", "ended by SIGINT on"), ("single", "interrupted")])
+@pytest.mark.parametrize(("strategy", "words"), [("ddp", "train ddp was"), ("single", "train single was")])
 def test_control_c_at_a_terminal_ends_at_once_with_a_line(tmp_path, strategy, words):
     """A terminal sends it to the launcher and to all ranks."""
     argv = [strategy, *TEXT, *STEPS, "--name=run", *(["--nproc-per-node=2"] if strategy == "ddp" else [])]
     code, said = disturbed(tmp_path, argv, lambda launch: os.killpg(launch.pid, signal.SIGINT))
     assert code == 130, said
     assert words in said.splitlines()[-1], said
+    assert "--resume" in said.splitlines()[-1], said
+    assert said.count("interrupted") == 1, said
     assert "death signal" not in said
 
 

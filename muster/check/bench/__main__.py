@@ -1,16 +1,25 @@
 """`python -m muster.check.bench OPTIONS`: one rank of a measurement of what the ranks send each other."""
 
+import os
 import sys
 
+from muster import interruption
+
+if __name__ == "__main__":
+    interruption.start_rank("muster bench")
+
 from muster.check.options import BenchOptions, parse
+from muster.notices import said_if_slow
 
 
 def main() -> None:
     options = parse("muster bench", BenchOptions, sys.argv[1:])
     # Here and not above: a misspelt option must not wait for torch.
-    from muster.check.bench.main import run
+    with said_if_slow("rank 0 is loading PyTorch", is_said=os.environ.get("RANK", "0") == "0"):
+        from muster.check.bench.main import run
 
-    run(options)
+    with interruption.clearing_up():
+        run(options)
 
 
 if __name__ == "__main__":

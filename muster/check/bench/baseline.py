@@ -24,10 +24,11 @@ from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError
 from muster.train.faults import agree
 from muster.train.world import World
+from muster.variables import LaunchVariable
 
 FORMAT = 1
 
-SITE = "MUSTER_SITE_FOUND"
+SITE = LaunchVariable.SITE_FOUND
 """The variable by which the launch tells whose profile it used."""
 
 FIGURES = ("mean", "p50")

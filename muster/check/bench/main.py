@@ -30,8 +30,6 @@ def run(options: BenchOptions) -> None:
     bench, code = Bench(options), int(ExitCode.FAILED)
     try:
         code = bench.run()
-    except KeyboardInterrupt:
-        code = ExitCode.INTERRUPTED
     except Exception as error:
         if os.environ.get("MUSTER_DEBUG"):
             traceback.print_exc()

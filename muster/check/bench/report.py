@@ -25,6 +25,7 @@ from muster.check.ranks import plural
 from muster.errors import ExitCode, MusterError
 from muster.train import console
 from muster.train.world import World
+from muster.variables import LaunchVariable
 
 Word = Literal["PASS", "FAIL", "NO BASELINE"]
 COLOURS: dict[Word, str] = {"PASS": "green", "FAIL": "red", "NO BASELINE": "yellow"}
@@ -213,7 +214,7 @@ class Report:
             "torch": str(torch.__version__),
             "nccl": versions.nccl(),
             "date": self.started,
-            "command": os.environ.get("MUSTER_COMMAND", ""),
+            "command": os.environ.get(LaunchVariable.COMMAND, ""),
         }
 
     def save_baseline(self, rows: Sequence[Row], verdict: Verdict, used: Transport) -> None:

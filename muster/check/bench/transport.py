@@ -26,8 +26,9 @@ from muster.check.options import BenchOptions
 from muster.check.ranks import listed
 from muster.errors import ExitCode, MusterError
 from muster.train.world import World
+from muster.variables import LaunchVariable
 
-FOUND = "MUSTER_FABRIC_FOUND"
+FOUND = LaunchVariable.FABRIC_FOUND
 """What the launch tells: the fabric by its profile's name, tcp, or off."""
 
 NO_RDMA = ("tcp",)

@@ -1,16 +1,25 @@
 """`python -m muster.check.doctor OPTIONS`: one rank of a check of all nodes of a job."""
 
+import os
 import sys
 
+from muster import interruption
+
+if __name__ == "__main__":
+    interruption.start_rank("muster doctor")
+
 from muster.check.options import DoctorOptions, parse
+from muster.notices import said_if_slow
 
 
 def main() -> None:
     options = parse("muster doctor", DoctorOptions, sys.argv[1:])
     # Here and not above: a misspelt option must not wait for torch.
-    from muster.check.doctor.run import run
+    with said_if_slow("rank 0 is loading PyTorch", is_said=os.environ.get("RANK", "0") == "0"):
+        from muster.check.doctor.run import run
 
-    run(options)
+    with interruption.clearing_up():
+        run(options)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from muster.check.fabric import DEVICES
 from muster.check.options import DoctorOptions
 from muster.check.ranks import ALL_PAIRS_UP_TO, gather_nodes, partners
 from muster.train.world import World
+from muster.variables import LaunchVariable
 
 QUICK_ALL_PAIRS_UP_TO = 8
 """Up to so many nodes every one is tried by every other with `--quick`; without it: ALL_PAIRS_UP_TO."""
@@ -67,7 +68,7 @@ def gather() -> dict[str, Any]:
     devices = tuple(sorted(path for pattern in DEVICES for path in glob.glob(pattern)))
     return {
         "interfaces": tuple(sorted(name for name in attempt(own_addresses) or () if name != "lo")),
-        "fabric": os.environ.get("MUSTER_FABRIC_FOUND"),
+        "fabric": os.environ.get(LaunchVariable.FABRIC_FOUND),
         "devices": devices,
         "closed": tuple(path for path in devices if not os.access(path, os.R_OK | os.W_OK)),
     }

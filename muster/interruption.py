@@ -1,0 +1,194 @@
+"""Ctrl-C: at any moment of any command one line that says what was interrupted and how to go on, and exit code 130.
+
+A command's first import is this module, and its first call `start`: Python's own answer to SIGINT is a traceback of
+whatever was being loaded. Until there is something to clear up a process ends inside the handler. Within `clearing_up`
+SIGINT is a KeyboardInterrupt, with a deadline: it may come where it is swallowed, or while the main thread is held by a
+call into C++, which no handler interrupts.
+
+A terminal sends SIGINT to all processes of a command, a scheduler or `kill -INT` to one: who starts others passes it
+on.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+from muster.errors import RESUME, ExitCode
+from muster.variables import LaunchVariable
+
+CHECKPOINT = "checkpoint"
+"""The word that a rank leaves for its agent when its run has one."""
+
+GOES_ON = f"the same command with {RESUME}"
+"""How to go on after that."""
+
+CLEAR_UP_S = 5.0
+"""From SIGINT until a process ends whether it has cleared up or not."""
+
+
+class Interruption:
+    """What there is to know when SIGINT comes.
+
+    Attributes:
+        command: what is interrupted.
+        advice: how to go on.
+        is_silent: whether another process says the line, or it is said already.
+        is_heard: whether SIGINT has come.
+    """
+
+    def __init__(self) -> None:
+        self.command = ""
+        self.advice = "the same command starts it again"
+        self.is_silent = False
+        self.is_heard = False
+
+
+current = Interruption()
+
+
+def start(command: str, *, is_silent: bool = False) -> None:
+    """From now on SIGINT ends this process with the line, or silently, and code 130; one that was held comes now.
+
+    Who ignores SIGINT (nohup, a shell's background) goes on ignoring it.
+    """
+    current.command, current.is_silent = command, is_silent
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _end_at_once)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+def start_rank(command: str) -> None:
+    """`start`, for one rank of a job: its agent says the line, or where there is none rank 0 does."""
+    is_silent = LaunchVariable.LAST_WORDS in os.environ or os.environ.get("RANK", "0") != "0"
+    start(command, is_silent=is_silent)
+
+
+def launched_command() -> str:
+    """What the user typed, in two words, as the launcher has told the process that it became."""
+    return " ".join(os.environ.get(LaunchVariable.COMMAND, "muster run").split()[:2])
+
+
+def finish() -> None:
+    """From now on SIGINT changes nothing: this process has done its work and ends, with a code of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def hold() -> None:
+    """Holds SIGINT, for the program of ours that this process becomes: it hears it when it calls `start`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+
+
+@contextmanager
+def held() -> Generator[None]:
+    """A context in which programs of ours are started, which hear SIGINT when they call `start`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def clearing_up() -> Generator[None]:
+    """A context in which SIGINT is a KeyboardInterrupt; after it, or CLEAR_UP_S later, it ends this process.
+
+    Other threads than the main one can't do this: there nothing changes.
+    """
+    from threading import current_thread, main_thread  # here and not above: until `start` a Ctrl-C is a traceback
+
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    owner = os.getpid()
+
+    def interrupt(*_: object) -> None:
+        if os.getpid() != owner:
+            os._exit(ExitCode.INTERRUPTED)  # a fork that has no answer of its own yet
+        if current.is_heard:
+            end()  # the second one
+        current.is_heard = True
+        raise KeyboardInterrupt
+
+    watch = _Watch()
+    before, unraisable = signal.signal(signal.SIGINT, interrupt), sys.unraisablehook
+    # Python swallows what is raised in a destructor.
+    sys.unraisablehook = lambda what: end() if current.is_heard else unraisable(what)
+    try:
+        yield
+    except BaseException:
+        if not current.is_heard:
+            raise
+    finally:
+        if current.is_heard:
+            end()
+        signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = unraisable
+        watch.close()
+
+
+class _Watch:
+    """A thread that sees SIGINT although the main thread does not come to its handler, and sets the deadline."""
+
+    def __init__(self) -> None:
+        from threading import Thread
+
+        # Python's C code writes the number of each signal there as soon as it comes.
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        # A fork has the same pipe: a signal to a data worker is not one to the trainer.
+        os.register_at_fork(after_in_child=self._forget)
+        Thread(target=self._wait, name="interruption", daemon=True).start()
+
+    def _forget(self) -> None:
+        with suppress(ValueError):  # of a thread's fork
+            signal.set_wakeup_fd(-1)
+
+    def _wait(self) -> None:
+        from time import sleep
+
+        while numbers := os.read(self._read, 64):
+            if signal.SIGINT in numbers:
+                sleep(CLEAR_UP_S)
+                end()
+        os.close(self._read)
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(-1)
+        os.close(self._write)
+
+
+def _end_at_once(number: int, frame: object) -> None:
+    end()
+
+
+def end() -> None:
+    """Says what was interrupted, and ends this process with code 130, without its destructors."""
+    say()
+    with suppress(Exception):
+        sys.stdout.flush()
+    os._exit(ExitCode.INTERRUPTED)
+
+
+def say() -> None:
+    """Says what was interrupted, once, on a line of its own: a terminal may stand in that of a progress bar."""
+    if current.is_silent:
+        return
+    current.is_silent = True
+    line = f"muster: {current.command} was interrupted: {current.advice}\n"
+    with suppress(OSError):
+        # Where there was a bar the cursor is hidden.
+        os.write(2, (f"\n\x1b[?25h{line}" if os.isatty(2) else line).encode(errors="replace"))
+
+
+def say_for_ranks() -> None:
+    """Says what was interrupted for the ranks that this process has started, which have left word of a checkpoint."""
+    with suppress(KeyError, OSError):
+        folder = os.environ[LaunchVariable.LAST_WORDS]
+        for name in os.listdir(folder):
+            with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
+                if CHECKPOINT in file.read().splitlines():
+                    current.advice = GOES_ON
+    say()

@@ -1,0 +1,47 @@
+"""Other programs, run to their end or to a deadline that holds."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import psutil
+
+REAP_S = 1.0
+
+
+def kill_descendants() -> None:
+    """Ends all processes that this one has started, and those that they have."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def run(
+    command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, errors: str = "replace",
+    captures: bool = True,
+) -> "subprocess.CompletedProcess[str]":  # fmt: skip
+    """What `command` has answered.
+
+    Unlike `subprocess.run` it does not wait for a child that a driver or a dead file system holds in an uninterruptible
+    sleep: such a one does not end even by SIGKILL. A terminal's Ctrl-C is for this process, which ends its child.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end within `timeout_s`.
+        OSError: it can't be started.
+    """
+    stream = subprocess.PIPE if captures else None
+    child = subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, text=True, errors=errors,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        said, complained = child.communicate(timeout=timeout_s)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(REAP_S)
+        raise
+    return subprocess.CompletedProcess(list(command), child.returncode, said, complained)
