@@ -177,5 +177,5 @@ def test_links_that_differ_do_not_pass_although_none_stands_out() -> None:
     found = verdict_of_pairs(Pairs(differ=5.04), 4)
     assert (found.word, found.code) == ("NO BASELINE", 0)
     assert "links differ 5.0-fold" in found.held
-    assert verdict_of_pairs(Pairs(differ=1.9), 4).word == "PASS"
+    assert verdict_of_pairs(Pairs(differ=1.4), 4).word == "PASS"
     assert "two nodes" in verdict_of_pairs(Pairs(differ=5), 2).held
