@@ -9,6 +9,7 @@ A terminal sends SIGINT to all processes of a command, a scheduler or `kill -INT
 on.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -54,6 +55,8 @@ def start(command: str, *, is_silent: bool = False) -> None:
     Who ignores SIGINT (nohup, a shell's background) goes on ignoring it.
     """
     current.command, current.is_silent = command, is_silent
+    # Else Python gives SIGINT its default answer back while it ends: a signal in place of the code.
+    atexit.register(finish)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _end_at_once)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

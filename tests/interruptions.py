@@ -8,6 +8,7 @@ import argparse
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,9 @@ import psutil
 BIN = Path(sys.executable).parent
 MARK = "MUSTER_TEST_MARK"
 """A variable by which the processes of a command are found, whatever session and process group they are in."""
+
+RUNS = Path(__file__).parent / "report" / "recordings"
+"""What `muster report` reads."""
 
 FIRST_S = 0.05
 END_S = 60.0
@@ -126,6 +130,7 @@ def marked(mark: str) -> list[psutil.Process]:
 def prepare(folder: Path) -> None:
     """Makes what the commands read."""
     (folder / "script.py").write_text(SCRIPT)
+    shutil.copytree(RUNS, folder / "runs")
 
 
 def measure_start_s() -> float:

@@ -54,6 +54,15 @@ def test_a_process_that_is_held_in_c_or_clears_up_for_ever_has_a_deadline() -> N
         assert (done.returncode, done.stderr) == (130, LINE)
 
 
+def test_one_that_comes_while_python_ends_leaves_the_code() -> None:
+    """Modules are emptied after Python has given signals their default answers back."""
+    last = (
+        "class A:\n    def __del__(self, kill=os.kill, pid=os.getpid()):\n        kill(pid, 2)\na = A()\nsys.exit(2)\n"
+    )
+    done = ran(last)
+    assert (done.returncode, done.stderr) == (2, "")
+
+
 def test_who_ignores_it_goes_on_ignoring_it() -> None:
     code = f"{KILL}with interruption.clearing_up():\n    {KILL}print('done')\n"
     done = ran(code, answer=signal.SIG_IGN)
