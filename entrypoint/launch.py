@@ -91,6 +91,12 @@ def find(
     site = recognise.here(env, options)
     if is_start:
         recognise.check(site)
+    if is_single and options.nproc_per_node not in (None, "1"):
+        raise MusterError(
+            "this strategy trains in one process",
+            seen=f"--nproc-per-node={options.nproc_per_node}",
+            fix="train ddp, or leave --nproc-per-node out",
+        )
     allocation = detection.allocate(env, options, typed, is_single=is_single)
     if is_single:
         allocation = detection.single(allocation, typed)

@@ -17,12 +17,12 @@ def option(*names: str, help: str, panel: str, **limits: Any) -> Any:
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
-    """`argv` with a bare `--resume` written out as `--resume auto`."""
+    """`argv` with a bare `--resume` written out as `--resume latest`."""
     words = list(argv)
     for index in range(len(words) - 1, -1, -1):
         last = index + 1 == len(words)
         if words[index] == "--resume" and (last or words[index + 1].startswith("-")):
-            words.insert(index + 1, "auto")
+            words.insert(index + 1, "latest")
     return words
 
 

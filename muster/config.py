@@ -220,8 +220,8 @@ class Options:
     resume: Annotated[
         str | None,
         option(
-            help="Go on from the run's latest checkpoint ('auto', or nothing after it); or from the run's folder or "
-            "the checkpoint that is named.",
+            help="Go on from the run's latest checkpoint; or from the run's folder or the checkpoint that is named. "
+            "auto, for job scripts: from the latest checkpoint, or from the beginning where there is none.",
             panel=RUN,
         ),
     ] = None

@@ -92,6 +92,7 @@ class Loop:
         interval: from one checkpoint to the next within an epoch.
         warned: whether any was, as all ranks know: they stop after this step.
         is_due: whether the interval is over, as all ranks know.
+        has_checkpoint: whether there is one of this run.
     """
 
     strategy: Strategy
@@ -111,6 +112,7 @@ class Loop:
     interval: Interval = field(default_factory=Interval)
     warned: bool = False
     is_due: bool = False
+    has_checkpoint: bool = False
 
     def __post_init__(self) -> None:
         self.times.waits = self.world.waits
@@ -237,6 +239,7 @@ class Loop:
     def checkpoint(self, progress: Progress, own: Statistics) -> None:
         """Writes a checkpoint; the interval to the next one begins."""
         self.save(progress, own)
+        self.has_checkpoint = True
         self.interval.begin()
         self.is_due = False
 
@@ -269,7 +272,8 @@ class Loop:
             f"the training loss is {loss} from step {step} on, where rank {rank} was the first",
             seen=f"epoch {self.progress.epoch + 1}, at step {self.progress.step}, --lr={self.options.lr} "
             f"--warmup-steps={self.options.warmup_steps}",
-            fix="a smaller --lr, a longer warm-up or --clip-norm=1; the last checkpoint is from before: --resume",
+            fix="a smaller --lr, a longer warm-up or --clip-norm=1"
+            + ("; the last checkpoint is from before: --resume" if self.has_checkpoint else ""),
             code=ExitCode.FAILED,
         )
 

@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from muster import interruption
 from muster.config import Options
 from muster.errors import ExitCode, MusterError
-from muster.train import console, faults, memory
+from muster.train import console, faults, memory, run_directory
 from muster.train.backends import backend_for, open_group, places
 from muster.train.faults import Fault, SharedFault, agree
 from muster.train.heartbeat import Heartbeat, report_lost_store
@@ -92,6 +92,7 @@ class Process:
 
     def leave(self, *, failed: bool) -> None:
         """Takes this rank out of the world, in the order that lets the others hear of it."""
+        run_directory.release()
         close_group()
         if self.heartbeat is not None:
             self.heartbeat.close()

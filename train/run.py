@@ -135,6 +135,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
             log=record,
             save=save,
             progress=progress,
+            has_checkpoint=chosen.resumed_from is not None,
             notice=notice,
             interval=Interval(60 * options.save_every if world.main else 0.0),
         )

@@ -3,19 +3,26 @@
 Rank 0 chooses the folder, and never one that holds another run.
 """
 
+import difflib
 import json
 import os
 import re
+import socket
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
+import msgspec
+import psutil
 from torch import nn
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train import checkpoint
+from muster.train import checkpoint, console
 from muster.train.checkpoint import CheckpointManager
 from muster.train.faults import agree
 from muster.train.files import write_text
@@ -23,6 +30,12 @@ from muster.train.optimizer import highest_lr
 from muster.train.state import TrainState, misfit
 from muster.train.world import World
 from muster.variables import LaunchVariable
+
+WRITER = ".writer"
+TOUCH_S, SILENT_S = 5.0, 20.0
+
+_claims: dict[Path, Event] = {}
+"""The claims of this process, by file, and what ends each one's thread."""
 
 RESULT_OPTIONS = (
     *("data", "image_size", "num_classes", "num_samples", "on_bad_sample", "batch_size", "seed", "bf16"),
@@ -71,8 +84,8 @@ def numbered(base: Path) -> list[Path]:
 
 
 def holds_run(folder: Path) -> bool:
-    """True where `folder` has the files of a run."""
-    return any((folder / name).exists() for name in ("summary.json", "metrics.jsonl", "checkpoints"))
+    """True where `folder` has a run that can be used: one that ended without a checkpoint gives its name back."""
+    return (folder / "summary.json").exists() or bool(checkpoint.saved(folder))
 
 
 def launch_of(environ: Mapping[str, str], parent: int) -> str:
@@ -98,8 +111,11 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
         if run is None:
             run = choose_folder(options, strategy)
             told = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": latest(run.folder)}
+            claim(run.folder, launch)
             if launch:  # should it start its ranks again
                 write_text(run.folder / LAUNCH, json.dumps(told))
+        else:
+            claim(run.folder, launch)
         return run
     except OSError as error:
         raise MusterError(
@@ -107,6 +123,105 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
             seen=f"--runs-dir={options.runs_dir} ({error.filename})",
             fix="--runs-dir=FOLDER that this user may write, on a file system that all nodes share",
         ) from error
+
+
+class Writer(msgspec.Struct, frozen=True):
+    """The process that alone writes into a run's folder: rank 0 of a training.
+
+    Attributes:
+        host: its name, for a person.
+        pid: its id in the namespace of processes with the name `namespace`.
+        started: when it started, in seconds since 1970, which tells it from a later process with this id.
+        launch: the word that names its launch, if it has one.
+    """
+
+    host: str
+    pid: int
+    namespace: str
+    started: float
+    launch: str
+
+    @classmethod
+    def here(cls, launch: str) -> "Writer":
+        """This process."""
+        process = psutil.Process()
+        namespace = os.readlink("/proc/self/ns/pid")
+        return cls(socket.gethostname(), process.pid, namespace, process.create_time(), launch)
+
+
+def claim(folder: Path, launch: str) -> None:
+    """Makes this process the one that writes into `folder`, until `release` or its end.
+
+    A file says who that is, and is touched every few seconds for those on other hosts to see.
+
+    Raises:
+        MusterError: another process trains in this folder.
+        OSError: the folder can't be written to.
+    """
+    own, path = Writer.here(launch), folder / WRITER
+    while True:
+        try:
+            with path.open("xb") as file:
+                file.write(msgspec.json.encode(own))
+            break
+        except FileExistsError:
+            if is_alive(path, own):
+                raise MusterError(
+                    "another training writes into this run's folder",
+                    seen=f"{path}: {path.read_text(errors='replace')[:400]}",
+                    fix="wait for its end, or choose another --name",
+                ) from None
+            path.unlink(missing_ok=True)
+    released = Event()
+
+    def touch() -> None:
+        while not released.wait(TOUCH_S):
+            with suppress(OSError):
+                os.utime(path)
+
+    _claims[path] = released
+    Thread(target=touch, daemon=True).start()
+
+
+def is_alive(path: Path, own: Writer) -> bool:
+    """Whether the process that the file at `path` names still runs; on another host: whether it touches the file."""
+    try:
+        other = msgspec.json.decode(path.read_bytes(), type=Writer)
+    except FileNotFoundError:
+        return False
+    except msgspec.MsgspecError:
+        other = None  # still being written, or cut off
+    if other is not None and own.launch and other.launch == own.launch:
+        return False  # the ranks of this launch were started again
+    if other is not None and (other.host, other.namespace) == (own.host, own.namespace):
+        with suppress(psutil.NoSuchProcess):
+            return other.pid != own.pid and abs(psutil.Process(other.pid).create_time() - other.started) < 1
+        return False
+    console.tell(f"muster: looks for {SILENT_S:.0f} s whether another training writes into {path.parent}")
+    first, end = touched(path), time.monotonic() + SILENT_S
+    while time.monotonic() < end:
+        time.sleep(1)
+        if touched(path) != first:
+            return touched(path) is not None
+    return False
+
+
+def touched(path: Path) -> int | None:
+    """When the file was touched last; None where it is gone. Opened, as network file systems ask their server then."""
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def release() -> None:
+    """Gives back what this process has claimed."""
+    for path, released in _claims.items():
+        released.set()
+        with suppress(OSError):
+            path.unlink()
+    _claims.clear()
 
 
 def begun_by(launch: str, options: Options, strategy: str) -> Run | None:
@@ -149,7 +264,7 @@ def choose_folder(options: Options, strategy: str) -> Run:
     base = base_of(options, strategy)
     if options.resume is None:
         return Run(new_folder(base, explicit=options.name is not None))
-    if options.resume != "auto":
+    if options.resume not in ("auto", "latest"):
         return continue_from(options, base)
     candidates = [base] if options.name else numbered(base)
     if options.name:
@@ -158,11 +273,36 @@ def choose_folder(options: Options, strategy: str) -> Run:
     if with_checkpoint:
         folder = max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime)
         return with_newest(folder)
+    if options.resume == "latest":
+        check_name(base)
     if options.name:
         base.mkdir(parents=True, exist_ok=True)
     run = Run(base if options.name else new_folder(base, explicit=False))
     run.notes.append(f"nothing to resume yet in {base}: starts from the beginning")
     return run
+
+
+def check_name(base: Path) -> None:
+    """Returns where no other run has a name so like that of `base` that this one may be misspelt.
+
+    Names that differ by numbers alone are those of a series.
+
+    Raises:
+        MusterError: there is one, and it has a checkpoint.
+    """
+
+    def letters(name: str) -> str:
+        return re.sub(r"[-_.]?\d+", "", name)
+
+    others = {folder.name for folder in base.parent.glob("*") if checkpoint.saved(folder)}
+    others = {name for name in others if letters(name) != letters(base.name)}
+    near = difflib.get_close_matches(base.name, others, 1, 0.8)
+    if near:
+        raise MusterError(
+            "there is no checkpoint of a run of this name",
+            seen=f"{base}; a run with a checkpoint: {base.with_name(near[0])}",
+            fix=f"--name {near[0]} --resume; or leave --resume out",
+        )
 
 
 def continue_from(options: Options, base: Path) -> Run:

@@ -344,3 +344,11 @@ def test_an_error_is_three_lines_whatever_is_in_it() -> None:
 def test_one_node_with_a_port_of_the_users_starts_ranks_again() -> None:
     options = LaunchOptions(nproc_per_node="2", master_port=29501, max_restarts=3)
     assert "--max-restarts=3" in planned(Environment({}, host="laptop"), options).argv
+
+
+def test_several_processes_are_refused_where_a_strategy_is_one() -> None:
+    with pytest.raises(MusterError, match="one process") as refused:
+        launch.find(Environment({}, host="a"), LaunchOptions(nproc_per_node="4"), ["train", "single"], is_single=True)
+    assert refused.value.seen == "--nproc-per-node=4"
+    found = launch.find(Environment({}, host="a"), LaunchOptions(), ["train", "single"], is_single=True)
+    assert found.allocation.world_size == 1

@@ -1,9 +1,14 @@
+import socket
+import subprocess
+import sys
+from contextlib import nullcontext
+
 import pytest
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train import checkpoint
-from muster.train.run_directory import choose_run, default_name
+from muster.train import checkpoint, run_directory
+from muster.train.run_directory import choose_run, default_name, release
 from tests.train.comparing import save
 
 
@@ -38,8 +43,10 @@ def test_without_a_name_each_run_gets_its_own_folder(tmp_path):
 
 def test_an_explicit_name_is_never_overwritten(tmp_path):
     folder = choose_run(options(tmp_path, name="mine"), "ddp").folder
-    assert choose_run(options(tmp_path, name="mine"), "ddp").folder == folder  # empty as yet
+    # A run that ended before its first checkpoint gives its name back.
     (folder / "metrics.jsonl").touch()
+    assert choose_run(options(tmp_path, name="mine"), "ddp").folder == folder
+    with_checkpoint(folder)
     with pytest.raises(MusterError, match="never overwritten") as raised:
         choose_run(options(tmp_path, name="mine"), "ddp")
     assert str(folder) in raised.value.seen
@@ -91,3 +98,44 @@ def test_a_checkpoint_whose_successor_was_killed_is_the_newest(tmp_path, resume)
     path.rename(path.with_name(f".{path.name}.old.partial"))
     name = "mine" if resume == "auto" else None
     assert choose_run(options(tmp_path, resume=resume, name=name), "ddp").resumed_from == path
+
+
+WRITES = """
+import sys, time
+from muster.config import Options
+from muster.train.run_directory import choose_run
+choose_run(Options(runs_dir=sys.argv[1], name="mine"), "ddp", "their launch")
+print("writes", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["this host", "another host"])
+def test_a_run_that_another_process_writes_is_refused_until_that_is_gone(tmp_path, monkeypatch, is_elsewhere):
+    runs = tmp_path / "runs"
+    with subprocess.Popen([sys.executable, "-c", WRITES, str(runs)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "writes\n"
+        monkeypatch.setattr(run_directory, "SILENT_S", 8.0)
+        if is_elsewhere:
+            monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+        for resume in (None, "auto"):
+            with pytest.raises(MusterError, match="another training writes"):
+                choose_run(options(tmp_path, name="mine", resume=resume), "ddp")
+        # Ranks that are started again by the same launch go on at once.
+        other.kill()
+    assert choose_run(options(tmp_path, name="mine"), "ddp", "their launch").folder == runs / "mine"
+    release()
+    assert not list((runs / "mine").glob(".writer"))
+
+
+@pytest.mark.parametrize(("name", "is_refused"), [("frist", True), ("first-2", False), ("another", False)])
+def test_a_misspelt_name_is_not_resumed_from_the_beginning(tmp_path, name, is_refused):
+    with_checkpoint(tmp_path / "runs" / "first-1")
+    with_checkpoint(tmp_path / "runs" / "first")
+    with pytest.raises(MusterError) if is_refused else nullcontext() as refused:
+        choose_run(options(tmp_path, name=name, resume="latest"), "ddp")
+    if is_refused:
+        assert "--name first --resume" in refused.value.fix
+    # The job script of a new run says auto.
+    assert choose_run(options(tmp_path, name=name, resume="auto"), "ddp").resumed_from is None
