@@ -122,7 +122,7 @@ def test_options_survive_the_way_to_the_trainer(strategy):
     options = Options(data="imagefolder:/a b", lr=0.25, bf16=False, fused=False, max_steps=3, resume="auto", name="-x")
     assert parse([strategy, *to_argv(options)]) == (strategy, options)
     assert parse([strategy]) == (strategy, Options())
-    assert parse([strategy, "--resume"])[1].resume == "auto"
+    assert parse([strategy, "--resume"])[1].resume == "latest"
 
 
 def test_who_knows_whom():
