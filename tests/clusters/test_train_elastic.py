@@ -91,13 +91,13 @@ dist.barrier()
 
 @pytest.mark.parametrize(("code", "ranks"), [(2, "3"), (75, "0 1 2 3")])
 @pytest.mark.parametrize("mode", ["agent", "worker"])
-def test_exit_codes_survive(slurm2: SlurmCluster, code: int, ranks: str, mode: str) -> None:
-    """75 is said by all ranks, which agree to write a checkpoint; 2 perhaps by one, and the others break off."""
+def test_exit_codes_of_an_own_script(slurm2: SlurmCluster, code: int, ranks: str, mode: str) -> None:
+    """A task that is a rank ends with its code; an agent with 1: what a code means is the script's own matter."""
     script = slurm2.shared / "ends.py"
     script.write_text(ENDS)
     where, own = (ONE_A_NODE, ["--nproc-per-node=2"]) if mode == "agent" else (["-N2", "--ntasks-per-node=2"], [])
     done = slurm2.srun(*where, MUSTER, "run", *own, str(script), str(code), *ranks.split(), timeout=60)
-    assert done.returncode == code, done.stderr
+    assert done.returncode == (code if mode == "worker" else 1), done.stderr
 
 
 def test_spawn_on_one_node(slurm2: SlurmCluster) -> None:
