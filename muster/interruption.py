@@ -172,6 +172,11 @@ def end() -> None:
     say()
     with suppress(Exception):
         sys.stdout.flush()
+    if current.is_heard:
+        from muster.processes import kill_descendants  # here and not above, as threading
+
+        with suppress(Exception):
+            kill_descendants()
     os._exit(ExitCode.INTERRUPTED)
 
 

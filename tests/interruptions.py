@@ -45,10 +45,10 @@ COMMANDS: dict[str, tuple[float, list[str]]] = {
     "train": (12.0, ["train", "ddp", "--nproc-per-node=2", "--device=cpu", "--epochs=1000"]),
     "train single": (8.0, ["train", "single", "--device=cpu", "--epochs=1000", "--train-num-workers=1"]),
     "muster run": (8.0, ["muster", "run", "--nproc-per-node=2", "script.py"]),
-    "doctor": (15.0, ["muster", "doctor", "--nproc-per-node=2", "--device=cpu"]),
-    "bench": (12.0, ["muster", "bench", "--nproc-per-node=2", "--device=cpu"]),
+    "doctor": (8.0, ["muster", "doctor", "--nproc-per-node=2", "--device=cpu"]),
+    "bench": (8.0, ["muster", "bench", "--nproc-per-node=2", "--device=cpu"]),
     "selftest": (15.0, ["train", "selftest"]),
-    "report": (3.0, ["muster", "report", "runs"]),
+    "report": (1.5, ["muster", "report", "runs"]),
     "env": (0.8, ["muster", "env"]),
     "detect": (0.8, ["muster", "detect"]),
     "job": (0.8, ["muster", "job", "slurm"]),
@@ -80,7 +80,7 @@ class Ended:
             return "a traceback"
         if self.code == 130 and len(re.findall(r"^muster: .* was interrupted: ", self.said, re.MULTILINE)) != 1:
             return "not one line that says what was interrupted"
-        return "" if self.code in (130, 0, 1) and self.code >= 0 else f"code {self.code}"
+        return "" if self.code in (130, 0, 1, 2) else f"code {self.code}"
 
 
 def interrupt(argv: Sequence[str], after_s: float, folder: Path, *, to_group: bool = True) -> Ended:
