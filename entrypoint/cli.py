@@ -103,9 +103,12 @@ def _trainings(*, starts: bool = True) -> typer.Typer:
     for strategy in STRATEGIES:
 
         def start(options: LaunchOptions, training: Options, strategy: str = strategy) -> None:
-            check_combination(strategy, training)
             if not starts:
+                # The arguments of a job come after these: --data may be among them.
+                is_open = training.data == Options.data
+                check_combination(strategy, replace(training, data="synthetic") if is_open else training)
                 return
+            check_combination(strategy, training)
             if not options.dry_run:
                 check_here(training.model, training.data)
             program = Program("module", ("muster.train", strategy, *to_argv(training)), is_ours=True)
