@@ -356,11 +356,16 @@ def _is_debugged(parser: Any, argv: Sequence[str]) -> bool:
 def _usage(error: Any, typed: list[str]) -> MusterError:
     context = error.ctx
     path = context.command_path if context else typed[0]
-    nearest = getattr(error, "possibilities", None)
-    if nearest:
-        return MusterError(error.message, seen=shlex.join(typed), fix=f"{path} {nearest[0]}")
+    # Here and not above: only errors need it.
+    from muster import hints
+
+    asked, parameter = getattr(error, "option_name", None), getattr(error, "param", None)
+    if asked is not None and context:
+        fix = hints.of_option(asked, context.command.params, path)
+        return MusterError(error.message, seen=shlex.join(typed), fix=fix)
     wrong, _, meant = str(error.format_message()).replace("Value error, ", "").rstrip(".").partition(". Did you mean ")
     if meant:
         fix = " or ".join(f"{path} {name}" for name in re.findall("'(.+?)'", meant))
         return MusterError(wrong, seen=shlex.join(typed), fix=fix)
-    return MusterError(wrong, seen=shlex.join(typed), fix=f"{path} --help lists what there is")
+    fix = hints.of_value(parameter, path) if parameter is not None else None
+    return MusterError(wrong, seen=shlex.join(typed), fix=fix or f"{path} --help lists what there is")
