@@ -63,8 +63,13 @@ def places(world: World) -> list[tuple[str, str]]:
     return found
 
 
-def open_group(world: World) -> None:
+def open_group(world: World, *, has_powersgd: bool = False) -> None:
     """Starts the process group of `world`, by its backend; nothing in a world of one.
+
+    Args:
+        world: with its device, backend and store.
+        has_powersgd: whether gradients travel by PowerSGD, whose second round waits for its third in gloo's thread: it
+            takes two of them.
 
     Raises:
         MusterError: the ranks were not started by MPI, where they are to speak through it.
@@ -84,7 +89,8 @@ def open_group(world: World) -> None:
     if world.backend == "gloo" and torchs.get_debug_level() == torchs.DebugLevel.DETAIL:
         # The group would be wrapped, and over gloo DistributedDataParallel of torch 2.10 to 2.15 crashes on that.
         torchs.set_debug_level(torchs.DebugLevel.INFO)
-    run_gloo_on_one_thread()
+    if not has_powersgd:
+        run_gloo_on_one_thread()
     with silent_stdout() if world.backend == "gloo" else nullcontext():
         dist.init_process_group(
             world.backend,

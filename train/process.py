@@ -119,7 +119,7 @@ def meet(world: World, strategy: str, options: Options) -> World:
     alone = world.store is None
     world = replace(world, backend=None if alone else backend, local_world_size=local_world_size)
     world = replace(world, waits=Stopwatch(device, counts=False))
-    agree(world, lambda: open_group(world))
+    agree(world, lambda: open_group(world, has_powersgd=options.comm_hook == "powersgd"))
     return world
 
 
