@@ -339,7 +339,7 @@ def test_a_program_that_is_none(command: Run, tmp_path: Path, arguments: list[st
 
 
 def test_what_detect_records_it_reads_back(command: Run, tmp_path: Path) -> None:
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01", "SLURM_JOB_NAME": "mine"}
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01", "SLURMD_NODENAME": "node01"}
     written = command("muster", "detect", "--record", "job.env", env=job, cwd=tmp_path)
     assert written.returncode == 0, written.stderr
     assert {f"{name}={value}" for name, value in job.items()} <= set((tmp_path / "job.env").read_text().splitlines())

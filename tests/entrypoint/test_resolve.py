@@ -127,6 +127,15 @@ def test_ranks_that_nobody_set_are_refused_rather_than_forgotten() -> None:
     )
 
 
+def test_a_shell_of_salloc_on_a_login_node_is_not_the_node_of_its_job() -> None:
+    of_job = {"SLURM_JOB_ID": "9", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01"}
+    with pytest.raises(MusterError, match="slurm lists node01 only, and this is login1") as refused:
+        detect(Environment(of_job, host="login1"))
+    assert refused.value.fix.startswith("srun ")
+    # The batch script, where the node's own name is another one than Slurm's.
+    assert detect(Environment({**of_job, "SLURMD_NODENAME": "node01"}, host="n1")).num_nodes == 1
+
+
 def test_a_script_on_a_host_that_pbs_does_not_list_is_not_alone() -> None:
     with pytest.raises(MusterError, match="pbs lists pbsn1 only, and this is pbsn9"):
         detect(replace(PBS, host="pbsn9"))
