@@ -39,7 +39,7 @@ def main() -> None:
         # Notes of torch's C++ side (reverse look-ups of addresses, retries) that a user can't act on.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Here and not above: a misspelt option must not wait for torch.
-    with said_if_slow("rank 0 is loading PyTorch", is_said=os.environ.get("RANK", "0") == "0"):
+    with said_if_slow("loading PyTorch", is_said=not interruption.current.is_silent):
         from muster.train.process import run_process
 
     run_process(strategy, options, guard)

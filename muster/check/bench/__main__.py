@@ -1,6 +1,5 @@
 """`python -m muster.check.bench OPTIONS`: one rank of a measurement of what the ranks send each other."""
 
-import os
 import sys
 
 from muster import interruption
@@ -15,7 +14,7 @@ from muster.notices import said_if_slow
 def main() -> None:
     options = parse("muster bench", BenchOptions, sys.argv[1:])
     # Here and not above: a misspelt option must not wait for torch.
-    with said_if_slow("rank 0 is loading PyTorch", is_said=os.environ.get("RANK", "0") == "0"):
+    with said_if_slow("loading PyTorch", is_said=not interruption.current.is_silent):
         from muster.check.bench.main import run
 
     with interruption.clearing_up():
