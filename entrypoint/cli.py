@@ -109,10 +109,12 @@ def _trainings(*, starts: bool = True) -> typer.Typer:
                 check_combination(strategy, replace(training, data="synthetic") if is_open else training)
                 return
             check_combination(strategy, training)
-            if not options.dry_run:
-                check_here(training.model, training.data)
             program = Program("module", ("muster.train", strategy, *to_argv(training)), is_ours=True)
-            launch.start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS)
+
+            def check() -> None:
+                check_here(training.model, training.data)
+
+            launch.start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS, check=check)
 
         _detailed(app, strategy, HELP[strategy])(command(start, LaunchOptions, Options))
     app.command("export", help="Write a run's weights as one plain file, for torch.load.")(_export)

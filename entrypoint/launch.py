@@ -9,7 +9,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -130,7 +130,13 @@ def _with_site(refusal: MusterError, found: Defaults) -> MusterError:
     return MusterError(refusal.wrong, seen=seen, fix=f"{refusal.fix}; or --site off", code=refusal.code)
 
 
-def start(options: LaunchOptions, program: Program, typed: Sequence[str], is_single: bool = False) -> None:
+def start(
+    options: LaunchOptions,
+    program: Program,
+    typed: Sequence[str],
+    is_single: bool = False,
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Becomes the launch of `program`; returns only where nothing is to be started.
 
     Args:
@@ -138,6 +144,8 @@ def start(options: LaunchOptions, program: Program, typed: Sequence[str], is_sin
         program: what runs in each rank.
         typed: the command line, for errors and for trainers that start anew.
         is_single: whether it runs in one process, whatever is allocated.
+        check: refuses what this host does not have. Called where this process is the only one of the launch: of several
+            each would say the same, or one would leave the others waiting. They find out together, as ranks.
 
     Raises:
         MusterError: it can't be started here.
@@ -154,6 +162,8 @@ def start(options: LaunchOptions, program: Program, typed: Sequence[str], is_sin
     try:
         here = find(env, options, typed, is_single=is_single, is_start=True)
         allocation, meeting = here.allocation, here.meeting
+        if not is_dry and allocation.num_nodes == allocation.tasks_on_node == 1:
+            check()
         found = Additions() if is_dry else driver.check(allocation, env, program)
         site = here.site.site if here.site else None
         fabric = automatic.inject(allocation, env, options, program, found.variables, site)

@@ -115,7 +115,7 @@ def test_a_node_that_does_not_come_is_named(cluster: SlurmCluster) -> None:
     where = [f"-N{len(NODES)}", "--ntasks-per-node=1"]
     command = [MUSTER, "doctor", "--nproc-per-node=1", "--rdzv-timeout=15"]
     done = cluster.srun(*where, "sh", "-c", ONE_STAYS_AWAY, "sh", *command, timeout=200, env=ENV)
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 1, done.stderr
     assert "node02 did not come within 15 s; 2 of 3 did" in done.stderr
     assert "Traceback" not in done.stderr
 
