@@ -22,7 +22,7 @@ ELSEWHERE = {
     "make test-long": ("benchmarks/RESULTS.md", "make test-long"),
     "make test TESTS=tests/entrypoint": (".ci/run", "test-all"),
     "make test TESTS=tests/sites": (".ci/run", "test-all"),
-    "make mutants": ("tests/test_lanes.py", "mutants"),
+    "make mutants": ("benchmarks/RESULTS.md", "python -m tests.mutants"),
     "make tour": ("tests/test_tour.py", "tour.follow"),
     "make jobs": ("tests/jobs/test_making.py", "make jobs"),
     "train ddp": ("tests/train/test_train.py", '"ddp"'),
