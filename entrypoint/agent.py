@@ -104,6 +104,9 @@ def main(argv: list[str]) -> int:
     except SignalException as error:
         status.warning = status.warning or error.sigval.name
         return warning.answer()
+    except MusterError as error:
+        say(error)
+        return error.code
     except Exception as error:
         if status.warning == "SIGINT":
             return warning.answer()

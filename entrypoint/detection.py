@@ -275,7 +275,7 @@ def _check_alone(
     # PBS leaves the script's own host out of its list where the first chunk has mpiprocs=0: then there are two.
     # slurmd sets SLURMD_NODENAME for the batch script and all tasks. salloc's shell lacks it: it runs where salloc was
     # typed, on a login node most often.
-    is_of_job = job.scheduler not in ("pbs", "grid_engine", "slurm") or "SLURMD_NODENAME" in env
+    is_of_job = job.scheduler not in ("pbs", "grid_engine", "lsf", "slurm") or "SLURMD_NODENAME" in env
     if not is_of_job and env.host and hostlist.short(env.host) != hostlist.short(job.hosts[0]):
         alone = f"to use this host alone: MUSTER_HOSTS={env.host} {shlex.join(command)}"
         raise MusterError(

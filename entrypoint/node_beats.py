@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -21,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from muster.entrypoint.network import within
-from muster.errors import ExitCode
+from muster.errors import ExitCode, MusterError
 from muster.variables import LaunchVariable
 
 WARNED = (-10, -12, -15)
@@ -240,10 +241,19 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
     """Returns, on node rank 0, when all nodes have come; on others at once.
 
     Raises:
+        MusterError: another process has come as this node.
         TimeoutError: some did not within `limit`; it names them.
     """
     here = PrefixStore("muster", store)
-    here.set(f"came/{node_rank}", socket.gethostname())
+    own = f"{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex}"
+    first = here.compare_set(f"came/{node_rank}", "", own).decode()
+    if first != own:
+        raise MusterError(
+            f"two processes take themselves for node rank {node_rank}: one of them was started twice, or its place is "
+            "wrong",
+            seen=" and ".join(each.rpartition(", ")[0] for each in (first, own)),
+            fix="start one process on each node, each with a node rank of its own",
+        )
     if node_rank:
         return
     keys = [f"came/{number}" for number in range(num_nodes)]

@@ -111,6 +111,11 @@ def by_file(meeting: Rendezvous, allocation: Allocation, env: Environment, optio
         size=allocation.world_size if is_worker else allocation.num_nodes,
         timeout_s=options.rdzv_timeout,
         participant=participant,
+        # mpirun by ssh starts the processes of its own host with the job's variables, and all others without.
+        hint="mpirun gave no scheduler's variables to this host; in a job of PBS carry them along: "
+        "mpirun -x PBS_JOBID -x PBS_ENVIRONMENT -x PBS_NODEFILE"
+        if allocation.launcher == "openmpi" and allocation.scheduler == "local"
+        else "",
     )
     rendezvous_file.exit_on_terminate()
     address, port = rendezvous_file.meet(peers)
@@ -197,7 +202,10 @@ def _route(meeting: Rendezvous, allocation: Allocation, hosts: tuple[str, ...]) 
                 fix=network.FIX_NAME,
             )
         return meeting, network.fabric_interface((master,))
-    others = tuple(network.resolve(host, f"host {host}") for host in hosts[1:2])
+    others: tuple[str, ...] = ()
+    # The next host's name only tells the way by which the others come in: else the default route tells it.
+    with contextlib.suppress(MusterError):
+        others = tuple(network.resolve(host, f"host {host}") for host in hosts[1:2])
     try:
         # Its own name leads to the interface that the others come in by, unless it is a loopback address here: then
         # only the way to the next host tells.

@@ -34,12 +34,13 @@ import msgspec
 import psutil
 
 from muster.entrypoint import network
-from muster.errors import ExitCode, MusterError
+from muster.errors import ExitCode, MusterError, one_line
 
 POLL_S = 0.1
 # The others look less and less often: a thousand of them share a file system.
 LONGEST_POLL_S = 1.0
 CONNECT_TIMEOUT_S = 3.0
+SAY_AFTER_S = 20.0
 # Where launches can't be told apart: how long after the last answer another one may still come.
 CONFLICT_S = 1.0
 # After the first refusal: how long the others have to come and read it.
@@ -90,6 +91,7 @@ class Peers:
         timeout_s: how long they wait for each other.
         participant: what this one says of itself; or why it can't take part, which all shall hear.
         is_told_apart: whether no other launch can have the same `job`.
+        hint: what else may keep the others away, for who waits long; empty without any.
     """
 
     folder: Path
@@ -99,6 +101,7 @@ class Peers:
     timeout_s: float
     participant: Participant | MusterError
     is_told_apart: bool = True
+    hint: str = ""
 
     @property
     def path(self) -> Path:
@@ -282,7 +285,13 @@ def _join(peers: Peers) -> tuple[str, int]:
     last = "the file did not appear"
     # A --rendezvous-dir that is not there is a mistake, and not waited for.
     peers.folder.stat()
+    say_at = time.monotonic() + SAY_AFTER_S
     for _ in _polls(deadline):
+        if time.monotonic() >= say_at:
+            say_at = deadline
+            why = "; ".join(filter(None, [last, peers.hint]))
+            line = f"{socket.gethostname()} waits for the others by {peers.path}, {peers.timeout_s} s at most: {why}"
+            print(f"muster: {one_line(line)}", file=sys.stderr, flush=True)
         with contextlib.suppress(FileNotFoundError), _opened(peers.path) as folder:
             host = _read(folder, "host", _Host)
             if host is None:
@@ -347,7 +356,16 @@ def _too_late(peers: Peers, wrong: str) -> MusterError:
     return MusterError(
         wrong,
         seen=f"{peers.path} on {socket.gethostname()}",
-        fix="see that the command started everywhere, in the same folder; a slow start: --rdzv-timeout SECONDS",
+        fix="; ".join(
+            filter(
+                None,
+                [
+                    peers.hint,
+                    "see that the command started everywhere, in the same folder",
+                    "a slow start: --rdzv-timeout SECONDS",
+                ],
+            )
+        ),
         code=ExitCode.FAILED,
     )
 

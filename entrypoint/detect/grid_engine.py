@@ -134,7 +134,8 @@ def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     if job is None or not is_task(env):
         return None
     mark = variables.seen(env, "SGE_JOB_SPOOL_DIR")
-    if max(job.slots, default=1) > 1:
+    # qrsh is told the host of each task: who lists the hosts has started one on each.
+    if max(job.slots, default=1) > 1 and "MUSTER_HOSTS" not in env:
         raise MusterError(
             f"a node of this job has {max(job.slots)} slots, and qrsh gives the tasks on them no ranks",
             seen=f"{mark}, {job.sources['hosts']}",

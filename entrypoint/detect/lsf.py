@@ -156,7 +156,7 @@ def blaunch_task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     if job.problem:
         raise job.problem
     seen = f"LSF_PM_TASKID={task}, {job.sources['hosts']}"
-    if max(job.slots, default=1) > 1:
+    if max(job.slots, default=1) > 1 and "MUSTER_HOSTS" not in env:
         raise MusterError(
             "blaunch may have started a task for each slot or one for each host: which of them this is can't be told",
             seen=seen,

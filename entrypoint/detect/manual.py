@@ -8,7 +8,7 @@ One process a node is what it stands for: the place of this host in the list is 
 import re
 from dataclasses import replace
 
-from muster.entrypoint import variables
+from muster.entrypoint import hostlist, variables
 from muster.entrypoint.allocation import Hosts, Rejected, Task
 from muster.entrypoint.detect import placing
 from muster.entrypoint.environment import Environment
@@ -43,8 +43,17 @@ def override(job: Hosts | None, listed: Hosts) -> Hosts:
     if job is None:
         return listed
     sources = {**job.sources, "hosts": listed.sources["hosts"], "num_nodes": listed.sources["num_nodes"]}
+    # How many processes the scheduler planned for each host holds for the user's list too.
+    planned = {hostlist.short(host): slots for host, slots in zip(job.hosts, job.slots, strict=False)}
+    slots = tuple(planned.get(hostlist.short(host), 0) for host in listed.hosts)
     return replace(
-        job, hosts=listed.hosts, num_nodes=listed.num_nodes, is_shared=True, slots=(), problem=None, sources=sources
+        job,
+        hosts=listed.hosts,
+        num_nodes=listed.num_nodes,
+        is_shared=True,
+        slots=slots if all(slots) else (),
+        problem=None,
+        sources=sources,
     )
 
 

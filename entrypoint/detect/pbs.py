@@ -17,7 +17,9 @@ Source: https://github.com/openpbs/openpbs/blob/master/src/cmds/pbsdsh.c
 """
 
 import re
+import shlex
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -52,7 +54,8 @@ def job(env: Environment) -> Hosts | None:
         slots = _node_file(env)
     except MusterError as reason:
         problem = reason
-    nodes = f"PBS_NODEFILE={env['PBS_NODEFILE']}" if slots else "no PBS_NODEFILE that can be read"
+    nodes = variables.seen(env, "PBS_NODEFILE") or f"PBS's own file of job {job_id}"
+    nodes = nodes if slots else "no PBS_NODEFILE that can be read"
     return Hosts(
         scheduler="pbs",
         job_id=job_id,
@@ -86,12 +89,15 @@ def _launch(env: Environment, num_nodes: int | str) -> str:
 
 def _node_file(env: Environment) -> dict[str, int]:
     """The hosts in the order in which the file names them first, and how often it names each."""
-    if not env.get("PBS_NODEFILE"):
-        # pbsdsh leaves it out on the job's first node.
+    if env.get("PBS_NODEFILE"):
+        text = variables.text_file(env, "PBS_NODEFILE", FIX_HOSTS)
+    elif env.is_live and is_task(env) and (own := _own_node_file(env)):
+        text = own
+    else:
         raise MusterError(
             "PBS_NODEFILE is not set, so the job's nodes are not known", seen="no PBS_NODEFILE", fix=FIX_HOSTS
         )
-    lines = [line.strip() for line in variables.text_file(env, "PBS_NODEFILE", FIX_HOSTS).splitlines()]
+    lines = [line.strip() for line in text.splitlines()]
     names = [line for line in lines if line]
     wrong = [name for name in names if not hostlist.is_name(name)]
     if wrong or not names:
@@ -99,10 +105,25 @@ def _node_file(env: Environment) -> dict[str, int]:
             f"PBS's list of nodes holds {wrong[0]!r}, which is no host name"
             if wrong
             else "PBS's list of nodes is empty",
-            seen=f"PBS_NODEFILE={env['PBS_NODEFILE']}",
+            seen=variables.seen(env, "PBS_NODEFILE", "PBS_JOBID"),
             fix=FIX_JOB,
         )
     return dict(Counter(names))
+
+
+def _own_node_file(env: Environment) -> str | None:
+    """The content of the job's file of nodes where PBS keeps it, or None where that can't be read.
+
+    pbsdsh leaves PBS_NODEFILE out on the job's first node, which has the file.
+
+    Source: https://help.altair.com/2022.1.0/PBS%20Professional/PBSAdminGuide2022.1.pdf (pbs.conf, PBS_HOME)
+    """
+    try:
+        settings = Path(env.get("PBS_CONF_FILE", "/etc/pbs.conf")).read_text()
+        home = re.search(r"^PBS_HOME=(.+)$", settings, re.MULTILINE)
+        return (Path(home[1].strip()) / "aux" / env["PBS_JOBID"]).read_text() if home else None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def sets_threads(env: Environment) -> bool:
@@ -121,6 +142,11 @@ def is_task(env: Environment) -> bool:
     return re.fullmatch(r"[0-9A-Fa-f]{8}", env.get("PBS_TASKNUM", "")) is not None
 
 
+def _path_of_train(env: Environment) -> str:
+    path = Path(sys.executable).with_name("train")
+    return str(path) if env.is_live and path.is_file() else "/PATH/TO/train"
+
+
 def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     """The task of PBS that this process is, or None for a job script and outside PBS.
 
@@ -130,9 +156,11 @@ def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     if job is None or not is_task(env):
         return None
     mark = f"PBS_TASKNUM={env['PBS_TASKNUM']}"
+    # A task has PATH=/bin:/usr/bin and starts in $HOME, whatever the job script has.
     fix = (
-        "for each host of the job, the index counted from 0: "
-        "pbs_tmrsh HOST env MUSTER_HOSTS=HOST0,HOST1 MUSTER_NODE_RANK=INDEX train ddp"
+        "for each host of the job, the index counted from 0, with the path of train: "
+        "pbs_tmrsh HOST env MUSTER_HOSTS=HOST0,HOST1 MUSTER_NODE_RANK=INDEX "
+        f"{shlex.quote(_path_of_train(env))} ddp"
     )
     if max(job.slots, default=1) > 1:
         raise MusterError(

@@ -1,10 +1,14 @@
-"""What a node's agent tells the others of its workers' ends."""
+"""How the agents of a launch meet, and what each tells the others of its workers' ends."""
 
+from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
-from muster.entrypoint.node_beats import cause_of
+from muster.entrypoint.node_beats import call, cause_of
+from muster.errors import MusterError
 
 
 @pytest.mark.parametrize(
@@ -28,3 +32,14 @@ def test_the_first_failure_is_none_of_a_warning(
     monkeypatch.setenv("MUSTER_COMMAND", "train ddp")
     failures = {rank: SimpleNamespace(exitcode=code, timestamp=7) for rank, code in codes.items()}
     assert cause_of(failures) == rank
+
+
+def test_a_second_process_of_a_node_is_refused_where_the_nodes_meet() -> None:
+    """As pbsdsh starts them: one for each line of the job's file of nodes."""
+    store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    meeting = store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    call(meeting, 1, 2, timedelta(seconds=5))
+    call(meeting, 0, 2, timedelta(seconds=5))
+    for node_rank in (0, 1):
+        with pytest.raises(MusterError, match=f"two processes take themselves for node rank {node_rank}"):
+            call(meeting, node_rank, 2, timedelta(seconds=5))

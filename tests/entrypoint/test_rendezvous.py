@@ -59,6 +59,17 @@ def test_a_rank_of_its_own_meets_as_a_rank_and_an_agent_as_a_node(peers_of: Call
     assert world_of(spawned) == "2 nodes x 4 ranks"
 
 
+def test_a_process_of_mpirun_without_a_job_is_told_of_the_variables_that_mpirun_left_behind(
+    peers_of: Callable[..., Peers],
+) -> None:
+    """By ssh, to the second node of a job of PBS."""
+    folder = FOLDERS / "pbs"
+    rank = environment.load(next(folder.glob("pbs_mpi_ompi-tmrsh.rank2.*")))
+    alone = {name: value for name, value in rank.items() if not name.startswith("PBS_")}
+    assert "-x PBS_JOBID" in peers_of(Environment(alone, host="pbsn2"), LaunchOptions()).hint
+    assert not peers_of(hydra(3, 4, 1, 2), LaunchOptions()).hint
+
+
 def test_launches_of_one_job_are_told_apart_where_their_launcher_has_a_name_for_each(
     peers_of: Callable[..., Peers],
 ) -> None:
@@ -80,6 +91,14 @@ def test_the_address_of_the_default_route_is_offered_first(monkeypatch: pytest.M
     assert rendezvous_file._own_addresses() == ["192.168.1.5", "10.0.0.5"]
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": found["lo"]})
     assert rendezvous_file._own_addresses() == ["127.0.0.1"]
+
+
+def test_the_master_need_not_resolve_the_names_of_the_others() -> None:
+    """They only tell which way the others come in by."""
+    own = socket.gethostname()
+    env = Environment({"MUSTER_HOSTS": f"{own},no-such-host.invalid"}, host=own, is_live=True)
+    meeting = rendezvous.meet(detect(env), env, LaunchOptions())
+    assert meeting.master_port
 
 
 def test_attempts_and_steps_of_a_job_have_ports_of_their_own() -> None:

@@ -50,6 +50,17 @@ def test_all_learn_the_address_of_number_0_and_its_port_is_free_then(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_long_wait_says_what_it_waits_for_and_what_may_be_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rendezvous_file, "SAY_AFTER_S", 0.1)
+    alone = replace(peers(tmp_path, 1, timeout_s=1), hint="mpirun -x PBS_JOBID")
+    with pytest.raises(MusterError) as refusal:
+        meet(alone)
+    assert str(alone.path) in capsys.readouterr().err
+    assert "mpirun -x PBS_JOBID" in refusal.value.fix
+
+
 def test_one_alone_meets_itself(tmp_path: Path) -> None:
     assert meet(peers(tmp_path, 0, 1))[1] > 0
 

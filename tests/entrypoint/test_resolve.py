@@ -73,6 +73,29 @@ def test_listed_hosts_tell_a_task_of_qrsh_its_place() -> None:
     assert (found.launcher, found.mode, found.node_rank, found.num_nodes) == ("qrsh", "agent", 1, 2)
 
 
+def test_listed_hosts_do_not_make_several_tasks_of_pbsdsh_on_a_node_one(tmp_path: Path) -> None:
+    task = environment.load(FOLDERS / "pbs" / "pbs_scatter2x2_pbsdsh.pbsn2.task20000001.env")
+    with pytest.raises(MusterError, match="pbsdsh starts 2 tasks on a node"):
+        detect(changed(task, MUSTER_HOSTS="pbsn1,pbsn2"))
+    # On the first node PBS leaves PBS_NODEFILE out of a task's variables, and keeps the file.
+    first = environment.load(FOLDERS / "pbs" / "pbs_scatter2x2_pbsdsh.pbsn1.task00000002.env")
+    (tmp_path / "aux").mkdir()
+    (tmp_path / "pbs.conf").write_text(f"PBS_EXEC=/opt/pbs\nPBS_HOME={tmp_path}\n")
+    (tmp_path / "aux" / first["PBS_JOBID"]).write_text("pbsn1\npbsn1\n")
+    packed = changed(first, MUSTER_HOSTS="pbsn1", PBS_CONF_FILE=str(tmp_path / "pbs.conf"))
+    with pytest.raises(MusterError, match="pbsdsh starts 2 tasks on a node"):
+        detect(replace(packed, is_live=True))
+
+
+def test_a_task_on_the_first_node_finds_the_file_of_nodes_that_pbs_does_not_name_there(tmp_path: Path) -> None:
+    first = environment.load(FOLDERS / "pbs" / "pbs_cgroupshook_gpu1_pbsdsh.pbsn1.task00000002.1332.env")
+    (tmp_path / "aux").mkdir()
+    (tmp_path / "pbs.conf").write_text(f"PBS_HOME={tmp_path}\n")
+    (tmp_path / "aux" / first["PBS_JOBID"]).write_text("pbsn1\npbsn2\n")
+    live = replace(changed(first, PBS_CONF_FILE=str(tmp_path / "pbs.conf")), is_live=True)
+    assert (detect(live).node_rank, detect(live).hosts) == (0, ("pbsn1", "pbsn2"))
+
+
 def test_listed_hosts_without_a_scheduler_are_a_launch_by_hand() -> None:
     found = detect(Environment({"MUSTER_HOSTS": "alpha.example.org beta"}, host="Alpha"))
     assert (found.scheduler, found.launcher, found.node_rank, found.num_nodes) == ("manual", "manual", 0, 2)
@@ -125,6 +148,14 @@ def test_ranks_that_nobody_set_are_refused_rather_than_forgotten() -> None:
     assert detect(changed(PBS, RANK="1", WORLD_SIZE="2")).rejected == (
         "RANK=1 WORLD_SIZE=2: set by hand or left over, not used",
     )
+
+
+def test_a_login_node_is_not_the_one_node_of_a_job_of_lsf() -> None:
+    of_job = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "node01 4"}
+    assert detect(Environment(of_job, host="node01.cluster")).num_nodes == 1
+    with pytest.raises(MusterError, match="lsf lists node01 only, and this is login1") as refused:
+        detect(Environment(of_job, host="login1"))
+    assert "MUSTER_HOSTS=login1" in refused.value.fix
 
 
 def test_a_shell_of_salloc_on_a_login_node_is_not_the_node_of_its_job() -> None:
