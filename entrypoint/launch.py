@@ -33,7 +33,7 @@ from muster.entrypoint.additions import Additions
 from muster.entrypoint.allocation import Allocation
 from muster.entrypoint.detect import pbs
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.fabric import automatic
+from muster.entrypoint.fabric import launch as fabric_launch
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.program import Launch, Program
 from muster.entrypoint.rendezvous import Rendezvous
@@ -166,7 +166,7 @@ def start(
             check()
         found = Additions() if is_dry else driver.check(allocation, env, program)
         site = here.site.site if here.site else None
-        fabric = automatic.inject(allocation, env, options, program, found.variables, site)
+        fabric = fabric_launch.inject(allocation, env, options, program, found.variables, site)
     except MusterError as refusal:
         if not is_dry:
             rendezvous.refuse_all(refusal, env, options)

@@ -1,8 +1,8 @@
 """The host's network libraries in the container: found below the host's root, proved to load, and put before NCCL.
 
-host.py and libraries.py read the host, and find.py tells its fabric. proof.py asks the dynamic loader what has to come
-along, and whether it opens; stage.py adds settings and devices, and links or binds it. automatic.py does all that at a
-launch, commands.py by hand.
+find.py tells the host's fabric, devices and libraries. proof.py asks the dynamic loader what has to come along, and
+whether it opens; stage.py adds settings and devices, and links or binds it. launch.py does all that at a launch,
+commands.py by hand.
 """
 
 from dataclasses import dataclass

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +14,7 @@ import typer
 from muster import processes
 from muster.entrypoint import environment
 from muster.entrypoint.detect import resolve
-from muster.entrypoint.fabric import AUTO, HOST_ROOT, OFF, Need
-from muster.entrypoint.fabric.automatic import Places
+from muster.entrypoint.fabric import AUTO, HOST_ROOT, OFF, TCP, Need
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import ExitCode, MusterError, one_line
 
@@ -93,16 +93,14 @@ def _binds(
         raise MusterError("there is no such format", seen=f"--format {engine}", fix=f"one of {' '.join(stage.ENGINES)}")
     plan = _planned(root, fabric, site, nodes)
     _refuse(plan)
-    found = stage.binds_of(plan, os.environ, Need(_num_nodes(nodes), uses_nccl=True))
-    text = stage.engine_options(found, engine)
-    nothing = (
-        []
-        if found.files or plan.net
-        else [f"no fabric: {plan.finding.why}; where the compute nodes have one: --fabric NAME"]
-    )
-    for note in (*nothing, *found.settings.notes, *plan.notes):
+    settings = stage.settings(plan, os.environ, Need(_num_nodes(nodes), uses_nccl=True))
+    options = stage.engine_options(plan, settings.variables, engine)
+    notes = [*settings.notes, *plan.notes]
+    if not stage.bound_files(plan) and not plan.net:
+        notes.insert(0, f"no fabric: {plan.finding.why}; where the compute nodes have one: --fabric NAME")
+    for note in notes:
         print(f"muster: {one_line(note)}", file=sys.stderr)
-    print(text)
+    print(options)
 
 
 def _check(
@@ -114,10 +112,10 @@ def _check(
 ) -> None:
     env = dict(os.environ)
     if fabric != OFF:
-        from muster.entrypoint.fabric import automatic
+        from muster.entrypoint.fabric import launch
 
         need = Need(_num_nodes(nodes), True, fabric, is_proved=False)
-        found = automatic.for_need(need, env, _site(site), Places(root))
+        found = launch.for_need(need, env, _site(site), launch.Places(root))
         env.update(found.variables)
         for note in found.notes:
             print(f"muster: {note}", file=sys.stderr)
@@ -148,7 +146,9 @@ def _planned(root: Path, fabric: str, site: str, nodes: int | None) -> "FabricPl
 
     profile = _site(site)
     finding = find(_mounted(root), _name(fabric), profile)
-    return plan_for(finding, _num_nodes(nodes), os.environ, profile, is_named=_name(fabric) != AUTO)
+    plan = plan_for(finding, _num_nodes(nodes), os.environ, profile)
+    # Where no device tells a fabric, NCCL is not held to TCP: it may know another network.
+    return replace(plan, net=None) if finding.fabric == TCP and _name(fabric) == AUTO else plan
 
 
 def _refuse(plan: "FabricPlan") -> None:
@@ -161,9 +161,9 @@ def _refuse(plan: "FabricPlan") -> None:
 
 
 def _mounted(root: Path) -> Path:
-    from muster.entrypoint.fabric import automatic
+    from muster.entrypoint.fabric.launch import is_host
 
-    if not automatic.is_host(root):
+    if not is_host(root):
         raise MusterError(
             "the host's root is not mounted here",
             seen=f"no {root}/etc and no {root}/usr",

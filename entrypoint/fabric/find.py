@@ -1,22 +1,536 @@
-"""What a host has of a fabric: devices, interfaces, libraries, and the profile in jobs/fabrics that fits."""
+"""What a host has of a fabric: its devices, its libraries, and the profile in jobs/fabrics that fits.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+    HostRoot         files below the folder where the host's root is mounted, as in a chroot
+    fabric_devices   the devices of fabrics that /dev and /sys show
+    read             what a shared object says of itself
+    HostLibraries    where the host's own loader would find a library
+    find             devices, interfaces, NCCL's plugin and the fabric, as a Finding
 
-from muster.entrypoint.fabric import AUTO, OFF, TCP, host
-from muster.entrypoint.fabric.host import Device, HostRoot
-from muster.entrypoint.fabric.libraries import HostLibraries, Library
+No program of the host is run, and none of its libraries is loaded.
+"""
+
+import fnmatch
+import os
+import platform
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from muster import processes
+from muster.entrypoint.fabric import AUTO, OFF, TCP
 from muster.entrypoint.sites import profiles
 from muster.entrypoint.sites.schema import Fabric, Fact, Libraries, Site
-from muster.errors import MusterError
+from muster.errors import MusterError, one_line
+
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
+
+T = TypeVar("T")
+
+# As many as the kernel follows. Source: https://man7.org/linux/man-pages/man7/path_resolution.7.html
+MAX_LINKS = 40
+_MAX_TEXT = 1 << 20
+
+
+class HostRoot:
+    """The root folder of a host, mounted at `root`. Nothing above that folder is ever reached through a link.
+
+    Attributes:
+        root: where it is mounted.
+        notes: one line for each thing that was left out.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.notes: list[str] = []
+
+    def note(self, line: str) -> None:
+        """Adds a line to the notes, once."""
+        if one_line(line) not in self.notes:
+            self.notes.append(one_line(line))
+
+    def path(self, resolved: str) -> Path:
+        """The path in this file system of a resolved path of the host."""
+        return self.root / resolved.lstrip("/")
+
+    def resolve(self, path: str) -> str | None:
+        """The host's path after all links, as in a chroot: `..` and absolute links stay below the root.
+
+        None where it leads nowhere, in circles, or where this user may not look.
+        """
+        found: list[str] = []
+        parts = _parts(path)
+        links = 0
+        while parts:
+            part = parts.pop(0)
+            if part == "..":
+                del found[-1:]
+                continue
+            here = os.path.join(self.root, *found, part)
+            try:
+                target = os.readlink(here) if stat.S_ISLNK(os.lstat(here).st_mode) else None
+            except (OSError, ValueError):
+                return None
+            if target is None:
+                found.append(part)
+                continue
+            links += 1
+            if links > MAX_LINKS:
+                return None
+            if target.startswith("/"):
+                found = []
+            parts = _parts(target) + parts
+        resolved = "/" + "/".join(found)
+        if not _is_utf8(resolved):
+            self.note(f"left out: a name that is no UTF-8, {resolved!a}")
+            return None
+        return resolved
+
+    def file(self, path: str) -> str | None:
+        """The host's path after all links, of a regular file; None for anything else."""
+        resolved = self.resolve(path)
+        return resolved if resolved and os.path.isfile(self.path(resolved)) else None
+
+    def folder(self, path: str) -> str | None:
+        """The host's path after all links, of a folder; None for anything else."""
+        resolved = self.resolve(path)
+        return resolved if resolved and os.path.isdir(self.path(resolved)) else None
+
+    def exists(self, path: str) -> bool:
+        """Whether the host has something there, links followed."""
+        return self.resolve(path) is not None
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder of the host, sorted; those that are no UTF-8 are left out, with a note."""
+        resolved = self.folder(folder)
+        if resolved is None:
+            return []
+        try:
+            names = sorted(os.listdir(self.path(resolved)))
+        except OSError:
+            return []
+        readable = [name for name in names if _is_utf8(name)]
+        if len(readable) < len(names):
+            self.note(f"left out of {resolved}: names that are no UTF-8, {len(names) - len(readable)} of them")
+        return readable
+
+    def glob(self, pattern: str) -> list[str]:
+        """The host's paths that match, as the host names them: `*`, `?` and `[...]` within a name. Sorted."""
+        found = ["/"]
+        for part in _parts(pattern):
+            matching = [str(PurePosixPath(folder) / name) for folder in found for name in self._matching(folder, part)]
+            found = [path for path in matching if self.exists(path)]
+        return [path for path in found if path != "/"]
+
+    def _matching(self, folder: str, part: str) -> list[str]:
+        if not set("*?[") & set(part):
+            return [part]
+        # As in a shell, a pattern shows hidden names only where it begins with their dot.
+        return [
+            name
+            for name in fnmatch.filter(self.names(folder), part)
+            if part.startswith(".") or not name.startswith(".")
+        ]
+
+    def read_text(self, path: str) -> str:
+        """The text in a file of the host, without the spaces around it; empty where it can't be read."""
+        resolved = self.file(path)
+        if resolved is None:
+            return ""
+        try:
+            with self.path(resolved).open("rb") as file:
+                return file.read(_MAX_TEXT).decode(errors="replace").strip()
+        except OSError:
+            # A port that is down refuses to tell its speed.
+            return ""
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def _is_utf8(name: str) -> bool:
+    # Python has such bytes of a file's name as lone surrogates.
+    return re.search("[\ud800-\udfff]", name) is None
+
+
+_VERBS = "/sys/class/infiniband"
+_CXI_FOLDERS = ("/dev", "/sys/class/cxi", "/sys/class/cxi_user")
+# PCI's vendor number of Amazon. Source: https://github.com/amzn/amzn-drivers (kernel/linux/efa/src/efa_main.c)
+_AMAZON = "0x1d0f"
+_LINK_LAYERS = {"InfiniBand": "infiniband", "Ethernet": "roce"}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device of a fabric.
+
+    Attributes:
+        name: mlx5_0, cxi0, rdmap0s6.
+        kind: infiniband, roce, efa, slingshot, gdrcopy, xpmem; iwarp and omnipath, which no profile takes.
+        path: its file in /dev, or in /sys where it has none.
+        state: ACTIVE, DOWN...; empty where it tells none.
+    """
+
+    name: str
+    kind: str
+    path: str
+    state: str = ""
+
+
+def fabric_devices(root: HostRoot) -> tuple[Device, ...]:
+    """All devices of fabrics, by kind and name."""
+    found = [_verbs_device(root, name) for name in root.names(_VERBS)]
+    names = {name for folder in _CXI_FOLDERS for name in root.names(folder) if re.fullmatch(r"cxi[0-9]+", name)}
+    for name in sorted(names):
+        paths = [f"{folder}/{name}" for folder in _CXI_FOLDERS]
+        found.append(Device(name, "slingshot", next((path for path in paths if root.exists(path)), paths[-1])))
+    for name, kind in (("gdrdrv", "gdrcopy"), ("xpmem", "xpmem")):
+        if root.exists(f"/dev/{name}"):
+            found.append(Device(name, kind, f"/dev/{name}"))
+    return tuple(found)
+
+
+def _verbs_device(root: HostRoot, name: str) -> Device:
+    """A device of the kernel's verbs, which InfiniBand, RoCE, EFA and others have.
+
+    Source: https://www.kernel.org/doc/Documentation/ABI/stable/sysfs-class-infiniband
+    """
+    folder = f"{_VERBS}/{name}"
+    ports: list[tuple[str, str]] = []
+    for port in root.names(f"{folder}/ports"):
+        # 4: ACTIVE
+        state = root.read_text(f"{folder}/ports/{port}/state").rpartition(":")[2].strip()
+        ports.append((state, root.read_text(f"{folder}/ports/{port}/link_layer")))
+    # The active port tells, where there are several.
+    ports.sort(key=lambda port: port[0] != "ACTIVE")
+    if root.read_text(f"{folder}/device/vendor") == _AMAZON:
+        kind = "efa"
+    elif root.read_text(f"{folder}/node_type").endswith("RNIC"):
+        kind = "iwarp"
+    elif name.startswith("hfi1"):
+        kind = "omnipath"
+    else:
+        kind = next((_LINK_LAYERS[layer] for _, layer in ports if layer in _LINK_LAYERS), "unknown")
+    return Device(name, kind, _verbs_file(root, name) or folder, next((state for state, _ in ports if state), ""))
+
+
+def _verbs_file(root: HostRoot, name: str) -> str | None:
+    """/dev/infiniband/uverbs0 of mlx5_0."""
+    for file in root.names(f"{_VERBS}_verbs"):
+        if root.read_text(f"{_VERBS}_verbs/{file}/ibdev") == name and root.exists(f"/dev/infiniband/{file}"):
+            return f"/dev/infiniband/{file}"
+    return None
+
+
+CACHE = "/etc/ld.so.cache"
+
+# No library has as many; a damaged file can claim four billion.
+_MOST = 20_000
+_LONGEST_NAME = 200
+_PLUGIN = re.compile(r"ncclNetPlugin_v([0-9]{1,3})")
+_ASKED_FOR = re.compile(rb"\0ncclNetPlugin_v([0-9]{1,3})(?=\0)")
+# 	libnl-3.so.200 (libc6,x86-64, OS ABI: Linux 3.2.0) => /lib/x86_64-linux-gnu/libnl-3.so.200
+_CACHED = re.compile(r"\t(\S+) \(([^()]*)\) => (/.*)")
+_LDCONFIG_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Elf:
+    """What the loader reads of a shared object.
+
+    Attributes:
+        soname: its own name; the file's where it tells none.
+        machine: the architecture as ELF names it: EM_X86_64.
+        needed: sonames, in order.
+        versions: the symbol versions that it defines.
+        search: folders of DT_RPATH, or of DT_RUNPATH, as written ($ORIGIN and all).
+        has_runpath: whether they are of DT_RUNPATH: for its own needs alone, and not for those of what it needs.
+    """
+
+    soname: str
+    machine: str
+    needed: tuple[str, ...]
+    versions: frozenset[str]
+    search: tuple[str, ...] = ()
+    has_runpath: bool = False
+
+
+@dataclass(frozen=True)
+class NetPlugin:
+    """What NCCL sees of a network plugin.
+
+    Attributes:
+        name: what NCCL_NET has to be; None where the plugin makes it up as it is loaded.
+        versions: N of each ncclNetPlugin_vN that it exports, in order.
+    """
+
+    name: str | None = None
+    versions: tuple[int, ...] = ()
+
+
+def read(path: Path) -> Elf | None:
+    """What a shared object or a program says; None for what is neither: a linker script, a damaged or static file."""
+    return _read(path, _elf)
+
+
+def net_plugin(path: Path) -> NetPlugin:
+    """What a plugin of NCCL exports; without any version it is no plugin, or can't be read.
+
+    Source: https://github.com/NVIDIA/nccl/blob/master/plugins/net/README.md
+    """
+    return _read(path, _net_plugin) or NetPlugin()
+
+
+def opened_plugins(nccl: Path) -> tuple[int, ...]:
+    """N of each ncclNetPlugin_vN that an NCCL asks its network plugin for, in order; none where it can't be told."""
+    return _read(nccl, _opened_plugins) or ()
+
+
+@cache
+def own_machine() -> str:
+    """This image's architecture, as ELF names it."""
+    elf = read(Path(sys.executable))
+    return elf.machine if elf else ""
+
+
+def is_name(name: str) -> bool:
+    """Whether `name` can be a file's name in one folder, and be written in a list of paths."""
+    return bool(name) and "/" not in name and ":" not in name and name not in (".", "..") and name.isprintable()
+
+
+def by_numbers(text: str) -> list[tuple[int, int, str]]:
+    """A key for sorting by which GLIBC_2.9 comes before GLIBC_2.34."""
+    parts = re.split("([0-9]+)", text)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
+
+
+def _read(path: Path, how: "Callable[[ELFFile, Path], T]") -> T | None:
+    # Here and not above: most hosts' fabrics need no library read.
+    from elftools.elf.elffile import ELFFile
+
+    try:
+        # Opening a pipe would wait for somebody to write into it.
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return how(ELFFile(file), path)
+    except Exception:
+        # pyelftools trusts what it reads: damaged bytes raise whatever they come to, and the file is no library then.
+        return None
+
+
+def _sections(file: "ELFFile", kind: str) -> Iterator[Any]:
+    for section in islice(file.iter_sections(), _MOST):
+        if section.header["sh_type"] == kind:
+            yield section
+
+
+def _elf(file: "ELFFile", path: Path) -> Elf | None:
+    dynamic = next(_sections(file, "SHT_DYNAMIC"), None)
+    if dynamic is None:
+        return None
+    tags: dict[str, list[str]] = {"DT_NEEDED": [], "DT_SONAME": [], "DT_RPATH": [], "DT_RUNPATH": []}
+    for tag in islice(dynamic.iter_tags(), _MOST):
+        kind = tag.entry.d_tag
+        if kind in tags:
+            tags[kind].append(getattr(tag, kind.removeprefix("DT_").lower()))
+    versions: set[str] = set()
+    for section in _sections(file, "SHT_GNU_verdef"):
+        for _, names in islice(section.iter_versions(), _MOST):
+            # The first of the names is the version's own, the others are those of its parents. One version has the
+            # soname's name, and libcudnn.so.9 is asked for by it.
+            versions |= {own.name for own in islice(names, 1)}
+    soname = tags["DT_SONAME"][0] if tags["DT_SONAME"] else ""
+    machine = str(file.header["e_machine"])
+    return Elf(
+        # A name with a slash in it would be a path wherever it is used.
+        soname=soname if is_name(soname) else path.name,
+        # x32 has the machine of x86-64, and other pointers.
+        machine=machine if file.elfclass == 64 else f"{machine} of {file.elfclass} bits",
+        needed=tuple(dict.fromkeys(tags["DT_NEEDED"])),
+        versions=frozenset(versions),
+        search=tuple(part for value in tags["DT_RUNPATH"] or tags["DT_RPATH"] for part in value.split(":") if part),
+        has_runpath=bool(tags["DT_RUNPATH"]),
+    )
+
+
+def _opened_plugins(file: "ELFFile", path: Path) -> tuple[int, ...]:
+    texts = file.get_section_by_name(".rodata")
+    return tuple(sorted({int(match[1]) for match in _ASKED_FOR.finditer(texts.data() if texts else b"")}))
+
+
+def _net_plugin(file: "ELFFile", path: Path) -> NetPlugin:
+    addresses: dict[int, int] = {}
+    for section in _sections(file, "SHT_DYNSYM"):
+        for symbol in islice(section.iter_symbols(), _MOST):
+            match = _PLUGIN.fullmatch(symbol.name)
+            if match and symbol.entry["st_shndx"] != "SHN_UNDEF":
+                addresses[int(match[1])] = symbol.entry["st_value"]
+    # Each is a struct that begins with a pointer to the name.
+    names = [_text_at(file, _pointer_at(file, addresses[version])) for version in sorted(addresses, reverse=True)]
+    return NetPlugin(next((name for name in names if name), None), tuple(sorted(addresses)))
+
+
+def _pointer_at(file: "ELFFile", address: int) -> int:
+    """The pointer that the loader will have put at an address of memory."""
+    for section in _sections(file, "SHT_RELA"):
+        symbols = cast(Any, file.get_section(section.header["sh_link"]))
+        for relocation in section.iter_relocations():
+            entry = relocation.entry
+            if entry["r_offset"] == address:
+                # One of a symbol, such as R_X86_64_64, or a relative one, which has the address itself.
+                index = entry["r_info_sym"]
+                value = entry["r_addend"] + (symbols.get_symbol(index).entry["st_value"] if index else 0)
+                if value:
+                    return value
+    # RELR, which is without addends, leaves them in place.
+    return int.from_bytes(_bytes_at(file, address, 8), "little")
+
+
+def _text_at(file: "ELFFile", address: int) -> str | None:
+    text, end, _ = (_bytes_at(file, address, _LONGEST_NAME) if address else b"").partition(b"\0")
+    return text.decode() if end and text.isascii() and text.decode().isprintable() else None
+
+
+def _bytes_at(file: "ELFFile", address: int, count: int) -> bytes:
+    """The file's bytes from an address of memory on; empty where that is zeroed memory alone."""
+    for offset in file.address_offsets(address) if file.num_segments() < _MOST else ():
+        file.stream.seek(offset)
+        return file.stream.read(count)
+    return b""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A shared object on the host.
+
+    Attributes:
+        path: as the host has it, after all links.
+        elf: what it says.
+        opened_in: the folder in which it was found, before links: the loader's $ORIGIN.
+    """
+
+    path: str
+    elf: Elf
+    opened_in: str = field(default="", compare=False)
+
+
+class HostLibraries:
+    """Finds libraries below a host's root, as the host's own loader would.
+
+    Source: https://man7.org/linux/man-pages/man8/ld.so.8.html
+
+    Args:
+        root: of the host.
+        search: folders, `*` allowed, that come before those which the loader itself knows. Of several that match a
+            pattern a site's own choice comes first, then the newest: /opt/fab/default, /opt/fab/1.22, /opt/fab/1.3.
+    """
+
+    def __init__(self, root: HostRoot, search: tuple[str, ...] = ()) -> None:
+        self.root = root
+        found = [path for pattern in search for path in sorted(root.glob(pattern), key=by_numbers, reverse=True)]
+        self.search = [path for path in found if root.folder(path)]
+        self.cached: dict[str, list[str]] = {}
+        resolved = root.file(CACHE)
+        cached = loader_cache(root.path(resolved)) if resolved else f"there is no {CACHE} on the host"
+        if isinstance(cached, str):
+            root.note(f"{cached}: only its loader's own folders are looked at")
+        else:
+            self.cached = cached
+        machine = platform.machine()
+        triple = f"{'powerpc64le' if machine == 'ppc64le' else machine}-linux-gnu"
+        self.folders = ["/lib64", "/usr/lib64", f"/lib/{triple}", f"/usr/lib/{triple}", "/lib", "/usr/lib"]
+        self._read: dict[str, Elf | None] = {}
+
+    def at(self, path: str) -> Library | None:
+        """The library at a path of the host, after all links; None where there is none."""
+        resolved = self.root.file(path)
+        if resolved is None:
+            return None
+        if resolved not in self._read:
+            self._read[resolved] = read(self.root.path(resolved))
+        elf = self._read[resolved]
+        if elf is None:
+            self.root.note(f"left out: {resolved} can't be read as a shared object")
+            return None
+        return Library(resolved, elf, opened_in=os.path.dirname(path))
+
+    def find(self, name: str, by: Sequence[Library] = ()) -> Library | None:
+        """The library of that name; one of another architecture where there is no other.
+
+        Args:
+            name: a soname, or a path.
+            by: the library that needs it, the one that needs that, and so on.
+        """
+        if "/" in name:
+            return self.at(name)
+        if not is_name(name):
+            return None
+        first = [f"{folder}/{name}" for folder in (*_search_of(by), *self.search)]
+        last = [f"{folder}/{name}" for folder in self.folders]
+        other = None
+        for path in (*first, *self.cached.get(name, []), *last):
+            found = self.at(path)
+            if found is not None and found.elf.machine == own_machine():
+                return found
+            other = other or found
+        return other
+
+
+def loader_cache(path: Path) -> dict[str, list[str]] | str:
+    """The paths by soname in a cache of glibc's loader, as this image's ldconfig reads it; or why it can't be read.
+
+    Copies for certain processors (glibc-hwcaps) are left out.
+    """
+    program = shutil.which("ldconfig", path="/sbin:/usr/sbin:/bin:/usr/bin")
+    if program is None:
+        return f"no ldconfig here to read {CACHE}"
+    try:
+        command = [program, "-p", "-C", str(path)]
+        done = processes.run(command, env={}, errors="surrogateescape", timeout_s=_LDCONFIG_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as reason:
+        return f"{CACHE} can't be read ({reason})"
+    if done.returncode:
+        return f"{CACHE} can't be read (ldconfig ended with code {done.returncode})"
+    found: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        entry = _CACHED.fullmatch(line)
+        if entry and "hwcap" not in entry[2]:
+            found.setdefault(entry[1], []).append(entry[3])
+    return found or f"{CACHE} can't be read (ldconfig finds no library in it)"
+
+
+def _search_of(by: Sequence[Library]) -> list[str]:
+    """The folders that the libraries of a chain of needs name for the last need.
+
+    DT_RPATH holds down the whole chain, unless the library that needs another has DT_RUNPATH.
+    Source: https://sourceware.org/git/?p=glibc.git;a=blob;f=elf/dl-load.c (_dl_map_object)
+    """
+    telling = by[:1] if by and by[0].elf.has_runpath else [library for library in by if not library.elf.has_runpath]
+    machine = platform.machine()
+    folders: list[str] = []
+    for library in telling:
+        # As it was opened, as the loader has it; and where it really is, as the host may open it by another name.
+        origins = [*([library.opened_in] if library.opened_in else []), os.path.dirname(library.path)]
+        for folder in library.elf.search:
+            folder = re.sub(r"\$\{(\w+)\}", r"$\1", folder).replace("$PLATFORM", machine)
+            for place in (folder.replace("$ORIGIN", origin) for origin in origins):
+                folders += [place.replace("$LIB", lib) for lib in ("lib64", f"lib/{machine}-linux-gnu")]
+    return [folder for folder in dict.fromkeys(folders) if folder.startswith("/")]
+
 
 # Of what is present, the first: nodes with Slingshot or EFA may have InfiniBand for their storage.
 _KINDS = {"slingshot": ("slingshot",), "efa": ("efa",), "infiniband": ("infiniband", "roce")}
 _NETWORK = "/sys/class/net"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,7 +576,7 @@ def find(
         here.note(
             f"nothing is mounted at {root}/sys: no device of the host can be found; bind its root with all below it"
         )
-    devices = host.devices(here)
+    devices = fabric_devices(here)
     name, why = _chosen(here, devices, fabrics, wanted)
     words = profiles.libraries(site, fabrics[name]) if name in fabrics else Libraries()
     libraries = HostLibraries(here, values(words.search))

@@ -1,8 +1,8 @@
 """What goes from the host into this image, by the words of the image's own dynamic loader.
 
     trace      LD_TRACE_LOADED_OBJECTS, as ldd does: what is found where, what is not, whose symbol versions are missing
-    Closure    plugin, named libraries -> links in a folder of a moment -> the loader's words -> more links, and so on
-                                                                     -> refusals: what is still missing, and whose need
+    Closure    plugin, named libraries -> links in a temporary folder -> the loader's words -> more links, and so on
+                                                                      -> refusals: what is still missing, and whose need
     prove      dlopen in a process of its own, which a library may end or hold: nothing of the host runs before that
 
 Source: https://man7.org/linux/man-pages/man8/ld.so.8.html
@@ -24,17 +24,7 @@ from pathlib import Path
 
 from muster import processes
 from muster.entrypoint import homes
-from muster.entrypoint.fabric.libraries import (
-    CACHE,
-    HostLibraries,
-    Library,
-    by_numbers,
-    is_drivers,
-    is_images,
-    loader_cache,
-    never_leaves_host,
-    own_machine,
-)
+from muster.entrypoint.fabric.find import CACHE, HostLibraries, Library, by_numbers, loader_cache, own_machine
 from muster.errors import MusterError
 
 TIMEOUT_S = 60.0
@@ -45,22 +35,29 @@ FIX_FOLDER = "TMPDIR=FOLDER, one that this user may write to; or --fabric off"
 # comma.
 UNUSABLE = re.compile(r"[\s:;,$]")
 
-# As NCCL opens its plugins.
-_OPEN = """
-import ctypes, os, sys
-count = int(sys.argv[1]) + 2
-for path in sys.argv[2:count]:
-    try:
-        ctypes.CDLL(path)
-    except OSError:
-        # Who needs it says so.
-        pass
-for path in sys.argv[count:]:
-    try:
-        ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
-    except OSError as reason:
-        sys.exit(f"{path}: {reason}")
-"""
+_OF_LIBC = r"libc|libm|libmvec|libpthread|libdl|librt|libutil|libresolv|libanl|libnsl|libthread_db|libBrokenLocale"
+# One C library and one C++ runtime in a process; and NCCL is the wheel's, which torch was built with. libnsl.so.2 and
+# later are a project of their own.
+_IMAGES = re.compile(
+    rf"(?!libnsl\.so\.[2-9])(({_OF_LIBC}|libstdc\+\+|libgcc_s|libnccl)\.so(\.[0-9.]+)?|libnss_.*|ld-linux.*|ld64?\.so.*)"
+)
+_DRIVERS = re.compile(r"(libcuda|libnvidia-[^/]+|libnvcuvid|libcudadebugger)\.so(\.[0-9.]+)?")
+
+
+def is_images(soname: str) -> bool:
+    """Whether a library comes from the image alone: the C library's family, compilers' runtimes, NCCL."""
+    return bool(_IMAGES.fullmatch(soname))
+
+
+def is_drivers(soname: str) -> bool:
+    """Whether a library comes with NVIDIA's driver, which the container's engine puts in place (--nv, --gpus)."""
+    return bool(_DRIVERS.fullmatch(soname))
+
+
+def never_leaves_host(soname: str) -> bool:
+    """Whether a library has to be the image's or the driver's, whatever the host has."""
+    return is_images(soname) or is_drivers(soname)
+
 
 # 	libfabric.so.1 => /lib/x86_64-linux-gnu/libfabric.so.1 (0x00007f2b950fa000)
 # 	/lib64/ld-linux-x86-64.so.2 (0x00007f2b95109000)
@@ -71,10 +68,6 @@ _NOT_FOUND = re.compile(r"\t(\S.*) => not found")
 _NOT_PRELOADED = re.compile(r"ERROR: ld\.so: object '(.*)' from LD_PRELOAD cannot be preloaded .*")
 # python: /lib/libfabric.so.1: version `FABRIC_1.7' not found (required by /tmp/links/libnccl-net.so)
 _LACKING = re.compile(r"(/.*): version `(.*)' not found \(required by (/.*)\)")
-
-_PROFILE = "the profile"
-# Paths that go into one variable, of which the kernel takes 128 KiB.
-_BATCH = 500
 
 
 @dataclass(frozen=True)
@@ -100,6 +93,51 @@ class Trace:
     absent: tuple[str, ...]
     lacking: tuple[Lacking, ...]
 
+    def name_of(self, file: Path) -> str:
+        """The soname by which the loader came to a file."""
+        return next((name for name, found in self.found.items() if found == file), file.name)
+
+
+def trace(names: Sequence[str], library_path: str, timeout_s: float = TIMEOUT_S) -> Trace:
+    """What the loader finds for libraries and all that they need; none of their code runs, nor does this Python.
+
+    Raises:
+        MusterError: one of the libraries ends the loader, or it takes too long.
+    """
+    loadable = [name for name in names if not UNUSABLE.search(name)]
+    env = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_LIBRARY_PATH": library_path, "LD_PRELOAD": " ".join(loadable)}
+    done = run_python("", [], env, timeout_s)
+    if isinstance(done, str) or done.returncode < 0:
+        said = done if isinstance(done, str) else last_words(done)
+        raise MusterError(
+            "the dynamic loader can't read the host's network libraries", seen=f"{said}: {' '.join(loadable)}", fix=FIX
+        )
+    found: dict[str, Path] = {}
+    absent: dict[str, None] = {}
+    lacking: dict[Lacking, None] = {}
+    for line in done.stdout.splitlines():
+        if match := _NOT_FOUND.fullmatch(line):
+            absent[match[1]] = None
+        elif match := _FOUND.fullmatch(line):
+            found[match[1] or Path(match[2]).name] = Path(match[2])
+    for line in done.stderr.splitlines():
+        if match := _NOT_PRELOADED.fullmatch(line):
+            absent[match[1]] = None
+        elif match := _LACKING.fullmatch(line.removeprefix(f"{sys.executable}: ")):
+            lacking[Lacking(Path(match[1]), match[2], Path(match[3]))] = None
+    return Trace(found, tuple(absent), tuple(lacking))
+
+
+@functools.cache
+def _found_for(library: Path, library_path: str) -> Mapping[str, Path]:
+    return trace([str(library)], library_path).found
+
+
+def installed_torch() -> Path | None:
+    """The folder of the package torch, which is not loaded; None without one."""
+    spec = importlib.util.find_spec("torch")
+    return Path(spec.origin).parent if spec and spec.origin else None
+
 
 @dataclass(frozen=True)
 class Image:
@@ -121,6 +159,11 @@ class Image:
         library = package / "lib/libtorch_cuda.so" if package else None
         return cls(env, library if library and library.is_file() else None)
 
+    @property
+    def library_path(self) -> str:
+        """LD_LIBRARY_PATH of the trainer."""
+        return self.env.get("LD_LIBRARY_PATH", "")
+
     def trace(self, names: Iterable[str], path: str | None = None) -> Trace:
         """What the loader finds for libraries and all that they need, in a process that has loaded torch.
 
@@ -137,17 +180,11 @@ class Image:
         preloaded = self.loaded_by_torch(found.absent)
         return trace([*preloaded, *names], path) if preloaded else found
 
-    @property
-    def library_path(self) -> str:
-        """LD_LIBRARY_PATH of the trainer."""
-        return self.env.get("LD_LIBRARY_PATH", "")
-
-    def loaded_by_torch(self, names: Iterable[str]) -> list[str]:
+    def loaded_by_torch(self, names: Sequence[str]) -> list[str]:
         """The paths of those of `names` that are libraries which torch loads."""
-        names = list(names)
         if not names or not self.torch:
             return []
-        found = _needs_of(self.torch, self.library_path)
+        found = _found_for(self.torch, self.library_path)
         return [str(found[name]) for name in names if name in found]
 
     def users(self) -> list[Path]:
@@ -187,47 +224,6 @@ def temporary_folder(env: Mapping[str, str]) -> Path:
     )
 
 
-def installed_torch() -> Path | None:
-    """The folder of the package torch, which is not loaded; None without one."""
-    spec = importlib.util.find_spec("torch")
-    return Path(spec.origin).parent if spec and spec.origin else None
-
-
-def trace(names: Sequence[str], library_path: str, timeout_s: float = TIMEOUT_S) -> Trace:
-    """What the loader finds for libraries and all that they need; none of their code runs, nor does this Python.
-
-    Raises:
-        MusterError: one of the libraries ends the loader, or it takes too long.
-    """
-    loadable = [name for name in names if not UNUSABLE.search(name)]
-    env = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_LIBRARY_PATH": library_path, "LD_PRELOAD": " ".join(loadable)}
-    done = run_python("", [], env, timeout_s)
-    if isinstance(done, str) or done.returncode < 0:
-        said = done if isinstance(done, str) else last_words(done)
-        raise MusterError(
-            "the dynamic loader can't read the host's network libraries", seen=f"{said}: {' '.join(loadable)}", fix=FIX
-        )
-    found: dict[str, Path] = {}
-    absent: dict[str, None] = {}
-    lacking: dict[Lacking, None] = {}
-    for line in done.stdout.splitlines():
-        if match := _NOT_FOUND.fullmatch(line):
-            absent[match[1]] = None
-        elif match := _FOUND.fullmatch(line):
-            found[match[1] or Path(match[2]).name] = Path(match[2])
-    for line in done.stderr.splitlines():
-        if match := _NOT_PRELOADED.fullmatch(line):
-            absent[match[1]] = None
-        elif match := _LACKING.fullmatch(line.removeprefix(f"{sys.executable}: ")):
-            lacking[Lacking(Path(match[1]), match[2], Path(match[3]))] = None
-    return Trace(found, tuple(absent), tuple(lacking))
-
-
-@functools.cache
-def _needs_of(library: Path, library_path: str) -> Mapping[str, Path]:
-    return trace([str(library)], library_path).found
-
-
 @dataclass(frozen=True)
 class Refusal:
     """Why a library of the host can't go into this image.
@@ -255,6 +251,26 @@ class LibrarySet:
     folders: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Link:
+    """A library that comes from the host.
+
+    Attributes:
+        library: the host's.
+        needed_by: who asked for it first: NCCL, the profile, or the path of another library.
+        chain: the library itself, the one that needs it, and so on.
+    """
+
+    library: Library
+    needed_by: str
+    chain: tuple[Library, ...]
+
+
+_PROFILE = "the profile"
+# Paths that go into one variable, of which the kernel takes 128 KiB.
+_BATCH = 500
+
+
 class Closure:
     """What comes from the host: links, asks the loader, and links what it misses, until it misses nothing there is.
 
@@ -270,7 +286,6 @@ class Closure:
 
     Attributes:
         links: by the name under which the loader has to find it, in the order in which it was needed.
-        needed_by: by that name, who asked first.
         winners: the names of those that the image has too.
         joined: the sets that come from the host.
         refusals: every reason why the links can't be loaded.
@@ -289,132 +304,122 @@ class Closure:
         sets: tuple[LibrarySet, ...] = (),
     ) -> None:
         self.host, self.image, self.roots, self.sets = host, image, roots, sets
-        self.links: dict[str, Library] = {}
-        self.needed_by: dict[str, str] = {}
+        self.links: dict[str, Link] = {}
         self.winners: frozenset[str] = frozenset()
         self.joined: list[LibrarySet] = []
         self.refusals: tuple[Refusal, ...] = ()
-        # Of each link, the library itself, the one that needs it, and so on.
-        self.chains: dict[str, tuple[Library, ...]] = {}
-        self.forced: set[str] = set()
-        # Names that only a set asks for.
-        self.optional: set[str] = set()
-        # Names that have to be the host's, and are not there.
-        self.missing: list[str] = []
+        # Names of links that only a set asks for.
+        self._optional: set[str] = set()
+        # What has to be the host's, and is not there.
+        self._missing: list[str] = []
         if plugin or roots or host_wins:
             with tempfile.TemporaryDirectory(prefix="muster-fabric-", dir=temporary_folder(image.env)) as folder:
-                self.folder = Path(folder)
-                self.search(plugin, host_wins)
+                self._folder = Path(folder)
+                self._search(plugin, host_wins)
 
-    def search(self, plugin: Library | None, host_wins: tuple[str, ...]) -> None:
-        """Finds all of it, with links in a folder of a moment."""
-        self.before = self.image.trace(())
+    def _search(self, plugin: Library | None, host_wins: tuple[str, ...]) -> None:
         if plugin:
-            self.link(plugin.elf.soname, plugin, "NCCL")
-        for name in host_wins:
-            library = self.host.find(name)
-            if library and self.link(name, library, _PROFILE):
-                self.forced.add(name)
-            elif not never_leaves_host(name):
-                self.missing.append(name)
-        for path in (name for name in self.roots if "/" in name):
-            library = self.host.find(path)
+            self._link(plugin.elf.soname, plugin, "NCCL")
+        for named in (*host_wins, *(root for root in self.roots if "/" in root)):
+            library = self.host.find(named)
+            name = library.elf.soname if library and "/" in named else named
             if library:
-                self.link(library.elf.soname, library, _PROFILE)
-            else:
-                self.missing.append(path)
+                self._link(name, library, _PROFILE)
+            if name not in self.links and not never_leaves_host(name):
+                self._missing.append(named)
         while True:
-            words = self.ask()
-            if self.link_absent(words) or self.replace_outdated(words) or self.join_sets():
+            words = self._ask()
+            if self._link_absent(words) or self._replace_outdated(words) or self._join_sets():
                 continue
             own = self.image.trace(self.links).found
             self.winners = frozenset(name for name in self.links if name in own)
-            broken = self.broken_users([own[name] for name in self.winners]) if self.winners else ()
-            if not self.leave_to_image(broken):
+            broken = self._broken_users([own[name] for name in self.winners]) if self.winners else []
+            if not self._leave_to_image(broken):
                 break
-        found = [*self.refuse_absent(words), *self.refuse_versions(words), *self.refuse_users(words, broken)]
+        found = [*self._refuse_absent(words), *self._refuse_versions(words), *self._refuse_users(words, broken)]
         self.refusals = tuple(dict.fromkeys(found))
 
-    def link(self, name: str, library: Library, by: str, chain: tuple[Library, ...] = ()) -> bool:
+    def _link(self, name: str, library: Library, by: str, chain: tuple[Library, ...] = ()) -> bool:
         """Links a library under a name; False where it never comes from the host, whatever its file is called."""
         if name in self.links or never_leaves_host(name) or never_leaves_host(library.elf.soname):
             return False
-        (self.folder / name).symlink_to(self.host.root.path(library.path).absolute())
-        self.links[name] = library
-        self.needed_by[name] = by
-        self.chains[name] = (library, *chain)
+        (self._folder / name).symlink_to(self.host.root.path(library.path).absolute())
+        self.links[name] = Link(library, by, (library, *chain))
         return True
 
-    def ask(self) -> Trace:
+    def _ask(self) -> Trace:
         """The loader's words to all links and named libraries."""
         named = [name for name in self.roots if "/" not in name and not never_leaves_host(name)]
-        return self.image.trace(dict.fromkeys([*self.links, *named]), self.library_path())
+        return self.image.trace(dict.fromkeys([*self.links, *named]), self._library_path())
 
-    def library_path(self) -> str:
+    def _library_path(self) -> str:
         """The library path of a launch with these links."""
-        return on_path(self.folder, self.image.library_path, self.forced)
+        return on_path(self._folder, self.image.library_path, self.links)
 
-    def absent(self, words: Trace) -> list[str]:
-        """What the loader misses now, and has not missed before anything was linked."""
-        return [name for name in words.absent if name not in self.before.absent and not is_drivers(name)]
+    def _link_of(self, file: Path) -> str | None:
+        """The name of a link, by its path; None for a file of the image."""
+        return file.name if file.parent == self._folder else None
 
-    def who_needs(self, name: str) -> tuple[str, tuple[Library, ...]]:
+    def _who_needs(self, name: str) -> tuple[str, tuple[Library, ...]]:
         """Who asks for a name: to be told, and as a chain of needs."""
         if name in self.roots:
             return _PROFILE, ()
-        for link, library in self.links.items():
-            if name in library.elf.needed:
-                return library.path, self.chains[link]
+        for link in self.links.values():
+            if name in link.library.elf.needed:
+                return link.library.path, link.chain
         return "a library of the image", ()
 
-    def link_absent(self, words: Trace) -> bool:
+    def _link_absent(self, words: Trace) -> bool:
         """Links what the loader misses and the host has; whether anything was."""
         is_more = False
-        for name in self.absent(words):
-            by, chain = self.who_needs(name)
+        for name in words.absent:
+            by, chain = self._who_needs(name)
             # What needs a path looks there in the container too: a link elsewhere is of no help.
             library = None if "/" in name else self.host.find(name, chain)
-            is_more |= library is not None and self.link(name, library, by, chain)
+            is_more |= library is not None and self._link(name, library, by, chain)
         return is_more
 
-    def replace_outdated(self, words: Trace) -> bool:
-        """Links the host's copy where the image's lacks symbol versions that a link needs; whether anything was."""
-        lacking: dict[tuple[str, str], set[str]] = {}
+    def _lacking(self, words: Trace) -> dict[tuple[str, Path], set[str]]:
+        """The symbol versions that links need and do not find, by the link's name and the file that lacks them."""
+        found: dict[tuple[str, Path], set[str]] = {}
         for each in words.lacking:
-            user, name = self.link_of(each.required_by), self.name_of(each.library, words)
-            # Of two CUDA runtimes, torch's and another, both can be loaded.
-            is_replaceable = not self.link_of(each.library) and not name.startswith("libcudart.so")
-            if user and is_replaceable:
-                lacking.setdefault((user, name), set()).add(each.version)
+            user = self._link_of(each.required_by)
+            if user:
+                found.setdefault((user, each.library), set()).add(each.version)
+        return found
+
+    def _replace_outdated(self, words: Trace) -> bool:
+        """Links the host's copy where the image's lacks symbol versions that a link needs; whether anything was."""
         is_more = False
-        for (user, name), versions in lacking.items():
-            library, by = self.host.find(name, self.chains[user]), self.links[user].path
-            is_newer = library is not None and versions <= library.elf.versions
-            if library and is_newer and self.link(name, library, by, self.chains[user]):
-                self.forced.add(name)
-                is_more = True
+        for (user, file), versions in self._lacking(words).items():
+            name, link = words.name_of(file), self.links[user]
+            # Of two CUDA runtimes, torch's and another, both can be loaded.
+            if self._link_of(file) or name.startswith("libcudart.so"):
+                continue
+            library = self.host.find(name, link.chain)
+            if library and versions <= library.elf.versions:
+                is_more |= self._link(name, library, link.library.path, link.chain)
         return is_more
 
-    def join_sets(self) -> bool:
+    def _join_sets(self) -> bool:
         """Links all of a set of which a part is linked; whether anything was."""
         is_more = False
         for one in self.sets:
             if one in self.joined or not any(name in self.links for name in one.sonames):
                 continue
             self.joined.append(one)
-            files = self.provider_files(one)
+            files = self._provider_files(one)
             named = {name: library for name in one.sonames if (library := self.host.find(name))}
             # A provider by its soname too, as NCCL opens libmlx5.so.1.
             named = {library.elf.soname: library for library in files.values()} | named
             for name, library in (named | files).items():
-                is_linked = self.link(name, library, f"the set of {one.sonames[0]}")
+                is_linked = self._link(name, library, f"the set of {one.sonames[0]}")
                 is_more |= is_linked
                 if is_linked and name in named and name != one.sonames[0]:
-                    self.optional.add(name)
-            self.forced |= set(named)
+                    self._optional.add(name)
         return is_more
 
-    def provider_files(self, one: LibrarySet) -> dict[str, Library]:
+    def _provider_files(self, one: LibrarySet) -> dict[str, Library]:
         """The libraries in a set's folders on the host, by the names under which its library opens them."""
         found: dict[str, Library] = {}
         for path in (path for folder in one.folders for path in self.host.root.glob(f"{folder}/*.so*")):
@@ -423,33 +428,32 @@ class Closure:
                 found[path.rpartition("/")[2]] = library
         return found
 
-    def broken_users(self, replaced: list[Path]) -> tuple[Lacking, ...]:
+    def _set_members(self) -> dict[str, str]:
+        """The sonames of the image's own files of the sets that come from the host, by their real paths."""
+        names = [name for one in self.joined for name in one.sonames]
+        found = self.image.trace(names).found
+        return {os.path.realpath(found[name]): name for name in names if name in found}
+
+    def _broken_users(self, replaced: list[Path]) -> list[Lacking]:
         """What the image's own libraries miss with the links, and do not miss without them.
 
         Args:
             replaced: files of the image that links take the place of.
         """
-        in_sets = {os.path.realpath(path) for path in self.set_members().values()}
-        unused = in_sets | {os.path.realpath(path) for path in replaced}
+        members = self._set_members()
+        unused = {*members, *map(os.path.realpath, replaced)}
         users = [str(path) for path in self.image.users() if os.path.realpath(path) not in unused]
-        found = [
-            each
-            for each in self.lacking_of(users, self.library_path())
-            if self.link_of(each.library) and not self.link_of(each.required_by)
-        ]
-        if not found:
-            return ()
-        had = {(each.version, each.required_by) for each in self.lacking_of(users)}
-        of_sets = {name for one in self.joined for name in one.sonames}
-
-        def is_unused(each: Lacking) -> bool:
+        found: list[Lacking] = []
+        for each in self._lacking_of(users, self._library_path()):
             # A provider that asks for its library's private interface, where its set comes from the host.
-            is_private = "_PRIVATE" in each.version and each.library.name in of_sets
-            return is_private and os.path.realpath(each.required_by) not in in_sets
+            is_unused = "_PRIVATE" in each.version and any(each.library.name in one.sonames for one in self.joined)
+            is_unused &= os.path.realpath(each.required_by) not in members
+            if self._link_of(each.library) and not self._link_of(each.required_by) and not is_unused:
+                found.append(each)
+        had = [(each.version, each.required_by) for each in self._lacking_of(users)] if found else []
+        return [each for each in found if (each.version, each.required_by) not in had]
 
-        return tuple(each for each in found if (each.version, each.required_by) not in had and not is_unused(each))
-
-    def lacking_of(self, users: list[str], path: str | None = None) -> list[Lacking]:
+    def _lacking_of(self, users: list[str], path: str | None = None) -> list[Lacking]:
         """The symbol versions that libraries of the image miss."""
         batches = [users[start : start + _BATCH] for start in range(0, len(users), _BATCH)]
         try:
@@ -458,71 +462,48 @@ class Closure:
             # A library of the image that ends the loader says nothing of the host's.
             return []
 
-    def leave_to_image(self, broken: tuple[Lacking, ...]) -> bool:
+    def _leave_to_image(self, broken: list[Lacking]) -> bool:
         """Takes back what only a set asks for and the image's own users can't do with; whether anything was."""
-        needed = {name for library in self.links.values() for name in library.elf.needed}
-        taken_back = {each.library.name for each in broken} & self.optional - needed
+        needed = {name for link in self.links.values() for name in link.library.elf.needed}
+        taken_back = {each.library.name for each in broken} & self._optional - needed
         for name in taken_back:
-            (self.folder / name).unlink()
+            (self._folder / name).unlink()
             del self.links[name]
-        self.optional -= taken_back
-        self.forced -= taken_back
+        self._optional -= taken_back
         return bool(taken_back)
 
-    def set_members(self) -> dict[str, Path]:
-        """The image's own files of the sets that come from the host, by soname."""
-        names = [name for one in self.joined for name in one.sonames]
-        found = self.image.trace(names).found
-        return {name: found[name] for name in names if name in found}
-
-    def link_of(self, file: Path) -> str | None:
-        """The name of a link, by its path; None for a file of the image."""
-        return file.name if file.parent == self.folder else None
-
-    def name_of(self, file: Path, words: Trace) -> str:
-        """The soname by which the loader came to a file."""
-        return next((name for name, found in words.found.items() if found == file), file.name)
-
-    def refuse_absent(self, words: Trace) -> Iterator[Refusal]:
-        for name in self.missing:
-            yield self.nowhere(name, _PROFILE)
-        for name in self.absent(words):
-            library = self.links.get(name)
-            if library is None:
-                yield self.nowhere(name, self.who_needs(name)[0])
-            else:
-                machine = library.elf.machine
+    def _refuse_absent(self, words: Trace) -> Iterator[Refusal]:
+        for name in self._missing:
+            has_image = name in self.image.trace([name]).found
+            yield _nowhere(
+                name, _PROFILE, "it has to be the host's, and the host does not have it" if has_image else ""
+            )
+        for name in words.absent:
+            link = self.links.get(name)
+            if link is None and not is_drivers(name):
+                yield _nowhere(name, self._who_needs(name)[0])
+            elif link:
+                machine = link.library.elf.machine
                 is_foreign = machine != own_machine()
                 yield Refusal(
-                    library.path,
+                    link.library.path,
                     f"it is built for another architecture: {machine}" if is_foreign else "the loader can't read it",
                     own_machine(),
-                    self.needed_by[name],
+                    link.needed_by,
                     "install the host's package anew, or name another folder in the profile's search",
                 )
         for one in self.joined:
-            if one.folders and not self.provider_files(one):
+            if one.folders and not self._provider_files(one):
                 folder = " ".join(one.folders)
-                yield self.mixed(one, f"providers in {folder}", folder)
+                yield self._mixed(one, f"providers in {folder}", folder)
 
-    def nowhere(self, name: str, by: str) -> Refusal:
-        if name in self.missing and name in self.image.trace([name]).found:
-            wrong = "it has to be the host's, and the host does not have it"
-        else:
-            wrong = "neither the host nor the image has it"
-        fix = f"name the host's folder with {name} in the profile's search, or --fabric off"
-        return Refusal(name, wrong, name, by, fix)
-
-    def refuse_versions(self, words: Trace) -> Iterator[Refusal]:
+    def _refuse_versions(self, words: Trace) -> Iterator[Refusal]:
         """Links that need symbol versions which nobody has."""
-        lacking: dict[tuple[str, Path], set[str]] = {}
-        for each in words.lacking:
-            user = self.link_of(each.required_by)
-            if user and not is_drivers(self.name_of(each.library, words)):
-                lacking.setdefault((user, each.library), set()).add(each.version)
-        for (user, file), versions in lacking.items():
-            soname, link, path = self.name_of(file, words), self.link_of(file), self.links[user].path
-            of = f"the host's {self.links[link].path}" if link else f"the image's {file}"
+        for (user, file), versions in self._lacking(words).items():
+            soname, link, path = words.name_of(file), self._link_of(file), self.links[user].library.path
+            if is_drivers(soname):
+                continue
+            of = f"the host's {self.links[link].library.path}" if link else f"the image's {file}"
             missing = sorted(versions, key=by_numbers)
             if is_images(soname):
                 fix = f"an image whose {soname} has {missing[-1]}, or a build of the library for an older system"
@@ -532,33 +513,34 @@ class Closure:
             wrong = f"it needs symbol versions of {soname} that {of} does not have"
             yield Refusal(path, wrong, " ".join(missing), path, fix)
 
-    def refuse_users(self, words: Trace, broken: tuple[Lacking, ...]) -> Iterator[Refusal]:
+    def _refuse_users(self, words: Trace, broken: list[Lacking]) -> Iterator[Refusal]:
         """Links that would take the place of the image's copies, and have less than the image's own libraries need."""
-        members = {os.path.realpath(path): name for name, path in self.set_members().items()}
-        lacking: dict[str, dict[str, set[str]]] = {}
+        members = self._set_members()
+        versions: dict[str, set[str]] = {}
+        users: dict[str, set[str]] = {}
         for each in (*words.lacking, *broken):
-            link = self.link_of(each.library)
-            if not link or self.link_of(each.required_by):
+            link = self._link_of(each.library)
+            if not link or self._link_of(each.required_by):
                 continue
             member = members.get(os.path.realpath(each.required_by))
             if member:
                 one = next(one for one in self.joined if member in one.sonames)
-                yield self.mixed(one, member, str(each.required_by))
+                yield self._mixed(one, member, str(each.required_by))
             else:
-                users = lacking.setdefault(link, {}).setdefault(each.version, set())
-                users.add(str(each.required_by))
-        for link, versions in lacking.items():
-            users = sorted(set[str]().union(*versions.values()))
-            more = f" and {len(users) - 3} more" if len(users) > 3 else ""
+                versions.setdefault(link, set()).add(each.version)
+                users.setdefault(link, set()).add(str(each.required_by))
+        for link, missing in versions.items():
+            named = sorted(users[link])
+            more = f" and {len(named) - 3} more" if len(named) > 3 else ""
             yield Refusal(
-                self.links[link].path,
+                self.links[link].library.path,
                 f"it would take the place of the image's {link}, and has less than the image's own libraries need",
-                " ".join(sorted(versions, key=by_numbers)),
-                " ".join(users[:3]) + more,
+                " ".join(sorted(missing, key=by_numbers)),
+                " ".join(named[:3]) + more,
                 f"a newer {link} on the host, or a fabric whose libraries do with the image's: --fabric tcp",
             )
 
-    def mixed(self, one: LibrarySet, name: str, path: str) -> Refusal:
+    def _mixed(self, one: LibrarySet, name: str, path: str) -> Refusal:
         first = next((each for each in one.sonames if each in self.links), one.sonames[0])
         return Refusal(
             path,
@@ -567,6 +549,29 @@ class Closure:
             f"{first} of the host",
             f"install the host's package with {name}, or name its folder in the profile's search and sets",
         )
+
+
+def _nowhere(name: str, by: str, wrong: str = "") -> Refusal:
+    fix = f"name the host's folder with {name} in the profile's search, or --fabric off"
+    return Refusal(name, wrong or "neither the host nor the image has it", name, by, fix)
+
+
+# As NCCL opens its plugins.
+_OPEN = """
+import ctypes, os, sys
+count = int(sys.argv[1]) + 2
+for path in sys.argv[2:count]:
+    try:
+        ctypes.CDLL(path)
+    except OSError:
+        # Who needs it says so.
+        pass
+for path in sys.argv[count:]:
+    try:
+        ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as reason:
+        sys.exit(f"{path}: {reason}")
+"""
 
 
 def prove(folder: Path, names: Sequence[str], image: Image, timeout_s: float = TIMEOUT_S) -> None:

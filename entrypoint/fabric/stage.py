@@ -1,9 +1,9 @@
-"""What the container gets of the host, and how: links in a folder of this user's own, or an engine's options.
+"""What the container gets of the host, and how: links in a folder of this user's own, or a container engine's options.
 
-    FabricPlan  the closure of the fabric's libraries, settings, devices, variables
-    of_host     links in a private folder, and the variables that lead there
-    settings    the variables, there or where `muster fabric binds` put each library under its own name
-    Binds       what those options say, for apptainer, docker and podman
+    plan_for         the closure of the fabric's libraries, variables, files and devices, as a FabricPlan
+    links, make      links to the libraries in a private folder
+    settings         the variables that lead there, or to where `muster fabric binds` put the libraries
+    engine_options   what brings the same into a container of apptainer, docker or podman, one by one
 
 The process is exec'd away, so nobody could remove the folder of links: it is named by what is in it, all tasks of a
 node share it, and the next run finds it again. No folder of the host is ever put over one of the image's: its libraries
@@ -17,16 +17,22 @@ import shlex
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from muster.entrypoint import additions
 from muster.entrypoint.additions import Additions
-from muster.entrypoint.fabric import FABRIC_ROOT, TCP, Need, libraries
-from muster.entrypoint.fabric.find import Finding, values
-from muster.entrypoint.fabric.host import HostRoot
-from muster.entrypoint.fabric.libraries import NCCL, HostLibraries, Library, NetPlugin, never_leaves_host
+from muster.entrypoint.fabric import FABRIC_ROOT, Need
+from muster.entrypoint.fabric.find import (
+    Finding,
+    HostLibraries,
+    HostRoot,
+    NetPlugin,
+    net_plugin,
+    opened_plugins,
+    values,
+)
 from muster.entrypoint.fabric.proof import (
     FIX_FOLDER,
     UNUSABLE,
@@ -34,6 +40,7 @@ from muster.entrypoint.fabric.proof import (
     Image,
     LibrarySet,
     Refusal,
+    never_leaves_host,
     on_path,
     temporary_folder,
 )
@@ -42,17 +49,18 @@ from muster.entrypoint.sites import profiles
 from muster.entrypoint.sites.schema import Context, Fabric, Fact, Libraries, Site, value_of
 from muster.errors import MusterError
 
+NCCL = "libnccl.so.2"
 NCCL_PLUGINS = tuple(range(6, 13))
 """N of each ncclNetPlugin_vN that NCCL 2.30 opens, as its library tells; for an image without NCCL."""
-
-# libibverbs opens a provider by the file's name, mlx5 -> libmlx5-rdmav34.so, and not by its soname.
-_PROVIDER = re.compile(r"(lib.+)-rdmav\d+\.so")
 
 ENGINES = ("apptainer", "podman", "docker")
 
 # What RDMA needs of docker and podman: memory that may be locked, the host's shared memory and its network.
 # Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
 RDMA_OPTIONS = ("--ulimit", "memlock=-1", "--cap-add", "IPC_LOCK", "--ipc=host", "--network=host")
+
+# libibverbs opens a provider by the file's name, mlx5 -> libmlx5-rdmav34.so, and not by its soname.
+_PROVIDER = re.compile(r"(lib.+)-rdmav\d+\.so")
 
 
 @dataclass(frozen=True)
@@ -99,29 +107,22 @@ class FabricPlan:
     notes: tuple[str, ...] = ()
 
 
-def plan_for(
-    finding: Finding, num_nodes: int, env: Mapping[str, str], site: Site | None = None, *, is_named: bool = True
-) -> FabricPlan:
+def plan_for(finding: Finding, num_nodes: int, env: Mapping[str, str], site: Site | None = None) -> FabricPlan:
     """What a job on `num_nodes` takes of what was found, into this image.
 
     Args:
         env: the job's variables.
         site: its libraries and variables come before the fabric's.
-        is_named: whether the user named the fabric. Where no device told one, NCCL is not held to TCP: it may know
-            another network.
 
     Raises:
         MusterError: the loader can't be asked.
     """
-    profile = profiles.load_fabric(finding.fabric)
-    planned = make_plan(finding, profile, Image.here(env), Context.here(num_nodes), site)
-    return planned if is_named or finding.fabric != TCP else replace(planned, net=None)
+    return make_plan(finding, profiles.load_fabric(finding.fabric), Image.here(env), Context.here(num_nodes), site)
 
 
 def plan_without_host(finding: Finding, num_nodes: int, site: Site | None = None) -> FabricPlan:
     """What such a job needs where the container's own libraries are all that there is."""
-    profile = profiles.load_fabric(finding.fabric)
-    context = Context.here(num_nodes)
+    profile, context = profiles.load_fabric(finding.fabric), Context.here(num_nodes)
     return FabricPlan(finding, net=value_of(profile.net, context), variables=profiles.variables(site, profile, context))
 
 
@@ -144,26 +145,24 @@ def make_plan(
     root = HostRoot(finding.root)
     host = HostLibraries(root, values(words.search))
     plugin = finding.plugin if words.plugins else None
-    exported = libraries.net_plugin(root.path(plugin.path)) if plugin else None
-    wrong = [*_without_plugin(finding, profile, words), *_unfit_plugin(plugin, exported, image)]
+    exported = net_plugin(root.path(plugin.path)) if plugin else NetPlugin()
     if finding.root == Path("/"):
         # The host is the image: no copy of it wins over itself.
         found = Closure(host, image, plugin, values(words.roots))
     else:
-        sets = tuple(one for members in values(words.sets) if (one := _library_set(members)).sonames)
-        found = Closure(host, image, plugin, values(words.roots), values(words.host_wins), sets)
-    wrong += found.refusals
+        found = Closure(host, image, plugin, values(words.roots), values(words.host_wins), _library_sets(words))
+    refusals = (*_refuse_plugin(finding, profile, words, exported, image), *found.refusals)
     notes = tuple(dict.fromkeys([*finding.notes, *root.notes]))
-    if wrong:
-        return FabricPlan(finding, refusals=tuple(wrong), notes=notes)
-    net = value_of(profile.net, context) or (exported.name if exported else None)
+    if refusals:
+        return FabricPlan(finding, refusals=refusals, notes=notes)
+    net = value_of(profile.net, context) or exported.name
     if plugin and net is None:
         notes += (f"{plugin.path} tells its name only to NCCL: without NCCL_NET nothing keeps it from TCP",)
     return FabricPlan(
         finding,
         injected=tuple(
-            Injected(name, library.path, found.needed_by[name], wins=name in found.winners)
-            for name, library in found.links.items()
+            Injected(name, link.library.path, link.needed_by, wins=name in found.winners)
+            for name, link in found.links.items()
         ),
         plugin=plugin.elf.soname if plugin else None,
         net=net,
@@ -174,41 +173,37 @@ def make_plan(
     )
 
 
-def _library_set(members: tuple[str, ...]) -> LibrarySet:
-    folders = tuple(member.rstrip("/") for member in members if member.startswith("/"))
-    names = (member for member in members if not member.startswith("/"))
-    return LibrarySet(tuple(name for name in names if not never_leaves_host(name)), folders)
+def _library_sets(words: Libraries) -> tuple[LibrarySet, ...]:
+    sets: list[LibrarySet] = []
+    for members in values(words.sets):
+        sonames = tuple(name for name in members if "/" not in name and not never_leaves_host(name))
+        if sonames:
+            sets.append(LibrarySet(sonames, tuple(path.rstrip("/") for path in members if "/" in path)))
+    return tuple(sets)
 
 
-def _without_plugin(finding: Finding, profile: Fabric, words: Libraries) -> list[Refusal]:
-    """Where only a plugin lets NCCL use the fabric, that there is none; NCCL itself knows InfiniBand."""
-    names = values(words.plugins)
-    if not names or finding.plugin is not None or profile.net is not None:
+def _refuse_plugin(
+    finding: Finding, profile: Fabric, words: Libraries, exported: NetPlugin, image: Image
+) -> list[Refusal]:
+    """Why NCCL would fall back to TCP: no network plugin where the fabric needs one, or one that it would not open."""
+    plugin, names = finding.plugin, values(words.plugins)
+    if not names:
         return []
-    searched = ", ".join(values(words.search)) or "the loader's folders"
-    return [
-        Refusal(
-            names[0],
-            f"the host has no network plugin of NCCL's for {profile.title}; looked in {searched}",
-            " or ".join(names),
-            "NCCL",
-            "load the site's module for aws-ofi-nccl, or name its folder in the site's profile: libraries.search",
-        )
-    ]
-
-
-def _unfit_plugin(plugin: Library | None, exported: NetPlugin | None, image: Image) -> list[Refusal]:
-    """Why this image's NCCL would not open the plugin."""
     if plugin is None:
-        return []
-    versions = exported.versions if exported else ()
+        # NCCL itself knows InfiniBand.
+        if profile.net is not None:
+            return []
+        searched = ", ".join(values(words.search)) or "the loader's folders"
+        wrong = f"the host has no network plugin of NCCL's for {profile.title}; looked in {searched}"
+        fix = "load the site's module for aws-ofi-nccl, or name its folder in the site's profile: libraries.search"
+        return [Refusal(names[0], wrong, " or ".join(names), "NCCL", fix)]
     nccl = image.loaded_by_torch([NCCL]) or [path for name, path in image.trace([NCCL]).found.items() if name == NCCL]
-    opened = (libraries.opened_plugins(Path(nccl[0])) if nccl else ()) or NCCL_PLUGINS
+    opened = (opened_plugins(Path(nccl[0])) if nccl else ()) or NCCL_PLUGINS
     if never_leaves_host(plugin.elf.soname):
         wrong = f"NCCL's network plugin calls itself {plugin.elf.soname}, which never comes from the host"
         needs = "a soname of its own, such as libnccl-net.so"
-    elif not set(versions) & set(opened):
-        has = ", ".join(f"ncclNetPlugin_v{version}" for version in versions) or "no ncclNetPlugin_vN at all"
+    elif not set(exported.versions) & set(opened):
+        has = ", ".join(f"ncclNetPlugin_v{version}" for version in exported.versions) or "no ncclNetPlugin_vN at all"
         wrong = f"NCCL's network plugin is of no version that this image's NCCL opens: it has {has}"
         needs = f"ncclNetPlugin_v{min(opened)} to v{max(opened)}"
     else:
@@ -222,69 +217,30 @@ def _files(root: HostRoot, profile: Fabric, words: Libraries, found: Closure, co
     goes_along = bool(found.joined) if words.sets else bool(found.links)
     paths = [*(_existing(root, words.files, context) if goes_along else ())]
     paths += _existing(root, profile.devices.folders, context)
-    for one in found.joined:
+    for folder in (path for one in found.joined for pattern in one.folders for path in root.glob(pattern)):
         # A folder of libraries goes in by its libraries; one of settings, /etc/libibverbs.d, at its own place.
-        paths += [path for folder in one.folders for path in root.glob(folder) if not _has_libraries(root, path)]
+        if not any(name.endswith(".so") or ".so." in name for name in root.names(folder)):
+            paths.append(folder)
     return tuple(dict.fromkeys(paths))
-
-
-def _has_libraries(root: HostRoot, folder: str) -> bool:
-    return any(name.endswith(".so") or ".so." in name for name in root.names(folder))
 
 
 def _existing(root: HostRoot, fact: Fact[tuple[str, ...]] | None, context: Context) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for pattern in (value_of(fact, context) or ()) for path in root.glob(pattern)))
 
 
-@dataclass(frozen=True)
-class Staging:
-    """A folder, the file that each name in it is to lead to, and the settings that lead to the folder."""
-
-    folder: Path
-    links: Mapping[str, str]
-    settings: Additions
-
-
-def of_host(plan: FabricPlan, env: Mapping[str, str], need: Need) -> Staging:
-    """The staging of what `plan` takes of the host that is mounted at its finding's root. Nothing is made yet.
-
-    Raises:
-        MusterError: a library has a name that can't be linked, or there is no folder for the links.
-    """
-    # A link's target is read from the link's own folder, and not from this one.
-    root = plan.finding.root.absolute()
-    links = {each.soname: f"{root}{each.path}" for each in plan.injected}
-    for name in links:
-        if name in ("", ".", "..") or "/" in name or UNUSABLE.search(name):
-            raise MusterError(
-                "a library of the host has a name that can't be linked",
-                seen=f"{name!r}, {links[name]}",
-                fix="--fabric off, and tell whoever installed it",
-            )
-    folder = _place(links, env)
-    winners = [each.soname for each in plan.injected if each.wins]
-    return Staging(folder, links, settings(plan, env, need, folder, winners))
-
-
-def settings(
-    plan: FabricPlan,
-    env: Mapping[str, str],
-    need: Need,
-    folder: Path = FABRIC_ROOT,
-    winners: Iterable[str] | None = None,
-) -> Additions:
+def settings(plan: FabricPlan, env: Mapping[str, str], need: Need, folder: Path = FABRIC_ROOT) -> Additions:
     """The variables that lead to a plan's libraries in `folder`, and a note for each value of the user's that stays.
 
-    Args:
-        winners: those of which no copy may be found before this one; None takes all.
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_NET, NCCL_NET_PLUGIN)
+    Source: https://github.com/linux-rdma/rdma-core/blob/HEAD/libibverbs/init.c (IBV_DRIVERS, RDMAV_DRIVERS)
     """
-    names = [each.soname for each in plan.injected]
     wanted = {name: value for name, value in plan.variables.items() if _fits(name, value, plan, need)}
     forced: dict[str, str] = {}
-    if names:
-        path = env.get("LD_LIBRARY_PATH", "")
-        forced["LD_LIBRARY_PATH"] = on_path(folder, path, names if winners is None else winners)
-        providers = [str(folder / found[1]) for name in names if (found := _PROVIDER.fullmatch(name))]
+    if plan.injected:
+        winners = [each.soname for each in plan.injected if each.wins]
+        forced["LD_LIBRARY_PATH"] = on_path(folder, env.get("LD_LIBRARY_PATH", ""), winners)
+        matches = [_PROVIDER.fullmatch(each.soname) for each in plan.injected]
+        providers = [str(folder / match[1]) for match in matches if match]
         # Of the two names for the same thing libibverbs reads the older one first.
         if providers and "RDMAV_DRIVERS" not in env:
             wanted["IBV_DRIVERS"] = ":".join(providers)
@@ -297,7 +253,10 @@ def settings(
 
 
 def _fits(name: str, value: str, plan: FabricPlan, need: Need) -> bool:
-    """Whether the profile's value can be used: NCCL and gloo fail where no interface is called so."""
+    """Whether the profile's value can be used: NCCL and gloo fail where no interface is called so.
+
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    """
     if not name.endswith("_SOCKET_IFNAME"):
         return True
     if need.interface is not None:
@@ -310,20 +269,39 @@ def _fits(name: str, value: str, plan: FabricPlan, need: Need) -> bool:
     return any(each.startswith(part) for each in interfaces for part in value.split(",") if part)
 
 
-def _place(links: Mapping[str, str], env: Mapping[str, str]) -> Path:
-    """The folder for `links`: one that holds just them and is ours, or a name that nobody has."""
+def links(plan: FabricPlan) -> dict[str, str]:
+    """The links to a plan's libraries below the root that its finding tells: their targets by name.
+
+    Raises:
+        MusterError: a library has a name that can't be linked.
+    """
+    # A link's target is read from the link's own folder, and not from this one.
+    root = plan.finding.root.absolute()
+    found = {each.soname: f"{root}{each.path}" for each in plan.injected}
+    for name, target in found.items():
+        if name in ("", ".", "..") or "/" in name or UNUSABLE.search(name):
+            raise MusterError(
+                "a library of the host has a name that can't be linked",
+                seen=f"{name!r}, {target}",
+                fix="--fabric off, and tell whoever installed it",
+            )
+    return found
+
+
+def folder_for(links: Mapping[str, str], env: Mapping[str, str]) -> Path:
+    """The folder for `links`: one that holds just them and is ours, or a name that nobody has. Nothing is made yet.
+
+    Raises:
+        MusterError: there is no temporary folder, or others took all the names.
+    """
     content = "\0".join(f"{name}\0{target}" for name, target in sorted(links.items()))
     digest = hashlib.sha256(os.fsencode(content)).hexdigest()[:16]
-    temporary = temporary_folder(env)
-    name = f"muster-fabric-{os.getuid()}-{digest}"
-    for count in range(100):
-        folder = temporary / (f"{name}-{count}" if count else name)
+    first = temporary_folder(env) / f"muster-fabric-{os.getuid()}-{digest}"
+    for folder in (first, *(first.with_name(f"{first.name}-{count}") for count in range(1, 100))):
         if not os.path.lexists(folder) or is_ours(folder, links):
             return folder
     raise MusterError(
-        "others took all the names for a folder of links to the host's libraries",
-        seen=str(temporary / name),
-        fix=FIX_FOLDER,
+        "others took all the names for a folder of links to the host's libraries", seen=str(first), fix=FIX_FOLDER
     )
 
 
@@ -338,64 +316,50 @@ def is_ours(folder: Path, links: Mapping[str, str]) -> bool:
         return False
 
 
-def make(staging: Staging) -> None:
+def make(folder: Path, links: Mapping[str, str]) -> None:
     """Makes the folder with its links, whole or not at all; all tasks of a node may do so at once.
 
     Raises:
         MusterError: it can't be made, or somebody else has its name by now.
     """
-    if not staging.links or is_ours(staging.folder, staging.links):
+    if not links or is_ours(folder, links):
         return
     fresh: Path | None = None
     try:
-        fresh = Path(tempfile.mkdtemp(prefix=f"{staging.folder.name}.", dir=staging.folder.parent))
-        for name, target in staging.links.items():
+        fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+        for name, target in links.items():
             (fresh / name).symlink_to(target)
         # Onto a folder with something in it, or another's, this fails.
-        fresh.rename(staging.folder)
+        fresh.rename(folder)
     except OSError as reason:
         if fresh is not None:
             shutil.rmtree(fresh, ignore_errors=True)
-        if is_ours(staging.folder, staging.links):
+        if is_ours(folder, links):
             return
         raise MusterError(
             f"no folder can be made for links to the host's libraries: {reason.strerror}",
-            seen=str(staging.folder),
+            seen=str(folder),
             fix=FIX_FOLDER,
         ) from None
 
 
-@dataclass(frozen=True)
-class Binds:
-    """What a container gets: `files` on the host with their places in it, `devices`, and `settings`."""
-
-    files: tuple[tuple[str, str], ...]
-    devices: tuple[str, ...]
-    settings: Additions
-    is_rdma: bool
-
-
-def binds_of(plan: FabricPlan, env: Mapping[str, str], need: Need) -> Binds:
-    """What brings the libraries of a plan into a container one by one, where the host's root is not mounted.
-
-    Args:
-        env: of the image: its library path goes before the host's libraries.
-        need: of the launches to come.
-    """
-    made = settings(plan, env, need)
+def bound_files(plan: FabricPlan) -> list[tuple[str, str]]:
+    """The host's files that a container without the host's root gets, each with its path in the container."""
     files = [(each.path, str(FABRIC_ROOT / each.soname)) for each in plan.injected]
     has_verbs = any(each.soname.startswith("libibverbs.so") for each in plan.injected)
     # The list of providers goes with the library that reads it.
-    files += [(path, path) for path in plan.files if has_verbs or path != "/etc/libibverbs.d"]
-    named = {"MUSTER_FABRIC": plan.finding.fabric} if plan.injected or plan.net else {}
-    is_rdma = profiles.load_fabric(plan.finding.fabric).is_rdma
-    return Binds(tuple(files), plan.devices, Additions({**made.variables, **named}, made.notes), is_rdma)
+    return files + [(path, path) for path in plan.files if has_verbs or path != "/etc/libibverbs.d"]
 
 
-def engine_options(binds: Binds, engine: str) -> str:
+def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) -> str:
     """The options of a container's engine, for `eval "apptainer exec $(muster fabric binds) IMAGE ..."`.
 
     A shell reads their words once.
+
+    Args:
+        plan: whose files and devices the container gets.
+        variables: `settings` of the launches to come.
+        engine: one of ENGINES.
 
     Raises:
         MusterError: a file's name, or a value, can't be passed to this engine.
@@ -403,20 +367,22 @@ def engine_options(binds: Binds, engine: str) -> str:
     is_apptainer = engine == "apptainer"
     option, refused = ("--bind", r"[:,\\\n]") if is_apptainer else ("--volume", ":")
     words: list[str] = []
-    for host, container in binds.files:
+    for host, container in bound_files(plan):
         if re.search(refused, host + container):
             raise _unusable(f"{option} can't name such a file", host)
         words += [option, shlex.quote(f"{host}:{container}:ro")]
     # Apptainer has /dev and /sys there by themselves.
-    for path in () if is_apptainer else binds.devices:
+    for path in () if is_apptainer else plan.devices:
         if ":" in path:
             raise _unusable("docker's --device takes no colons", path)
         words += ["--device", shlex.quote(path)]
-    for name, value in sorted(binds.settings.variables.items()):
+    named = {"MUSTER_FABRIC": plan.finding.fabric} if plan.injected or plan.net else {}
+    for name, value in sorted({**variables, **named}.items()):
         if is_apptainer and re.search(r"[$`\\\n\r\0]", value):
             raise _unusable("apptainer has a shell evaluate what is in a variable", f"{name}={value}")
         words += ["--env", shlex.quote(assignment(name, value) if is_apptainer else f"{name}={value}")]
-    return " ".join([*words, *(RDMA_OPTIONS if binds.is_rdma and not is_apptainer else ())])
+    is_rdma = profiles.load_fabric(plan.finding.fabric).is_rdma
+    return " ".join([*words, *(RDMA_OPTIONS if is_rdma and not is_apptainer else ())])
 
 
 def _unusable(why: str, seen: str) -> MusterError:

@@ -1,10 +1,13 @@
 """Hosts made for a test: shared objects that stand in for a fabric's libraries, and plans that name them."""
 
 import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from muster.entrypoint.fabric.find import Finding
-from muster.entrypoint.fabric.host import Device
+from muster.entrypoint.additions import Additions
+from muster.entrypoint.fabric import Need, stage
+from muster.entrypoint.fabric.find import Device, Finding
 from muster.entrypoint.fabric.stage import FabricPlan, Injected
 from tests.entrypoint.standins import compiled
 
@@ -92,6 +95,24 @@ def planned(root: Path, **changes: object) -> FabricPlan:
         "variables": {"FI_CXI_RX_MATCH_MODE": "hybrid", "NCCL_SOCKET_IFNAME": "hsn"},
     }
     return FabricPlan(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The folder that a launch takes for its links, and its settings."""
+
+    folder: Path
+    links: Mapping[str, str]
+    settings: Additions
+
+
+def staged(plan: FabricPlan, env: Mapping[str, str], need: Need, *, is_dry: bool = False) -> Staged:
+    """What a launch makes of a plan."""
+    links = stage.links(plan)
+    folder = stage.folder_for(links, env)
+    if not is_dry:
+        stage.make(folder, links)
+    return Staged(folder, links, stage.settings(plan, env, need, folder))
 
 
 def loaded(path: Path) -> list[str]:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from muster.entrypoint.fabric import find
-from muster.entrypoint.fabric.find import Finding
-from muster.entrypoint.fabric.host import Device
+from muster.entrypoint.fabric.find import Device, Finding
 from muster.entrypoint.sites.schema import Fabric
 from muster.errors import MusterError
 from tests.fabric.trees import Tree, fabric

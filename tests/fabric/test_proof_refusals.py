@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.fabric.libraries import own_machine
+from muster.entrypoint.fabric.find import own_machine
 from muster.entrypoint.fabric.proof import Refusal
 from muster.entrypoint.fabric.stage import FabricPlan
 from muster.entrypoint.sites.schema import Fabric

@@ -10,10 +10,11 @@ import pytest
 
 from muster.entrypoint.fabric import Need, proof, stage
 from muster.entrypoint.fabric.proof import Image
-from muster.entrypoint.fabric.stage import Injected, Staging
+from muster.entrypoint.fabric.stage import Injected
 from muster.errors import MusterError
 from tests.entrypoint import standins
 from tests.fabric import nodes
+from tests.fabric.nodes import Staged
 
 SEVERAL = Need(num_nodes=2, uses_nccl=True)
 ONE = Need(num_nodes=1, uses_nccl=True)
@@ -26,10 +27,8 @@ def temporary(tmp_path: Path) -> dict[str, str]:
     return {"TMPDIR": str(tmp_path / "tmp")}
 
 
-def staged(root: Path, env: dict[str, str], need: Need = SEVERAL, **changes: object) -> Staging:
-    found = stage.of_host(nodes.planned(root, **changes), env, need)
-    stage.make(found)
-    return found
+def staged(root: Path, env: dict[str, str], need: Need = SEVERAL, **changes: object) -> Staged:
+    return nodes.staged(nodes.planned(root, **changes), env, need)
 
 
 def test_the_plugin_opens_by_what_was_staged_and_not_without(tmp_path: Path, temporary: dict[str, str]) -> None:
@@ -79,7 +78,7 @@ def test_the_folder_is_private_and_the_next_run_shares_it(tmp_path: Path, tempor
 
 
 def test_nothing_is_made_before_it_is_asked_for(tmp_path: Path, temporary: dict[str, str]) -> None:
-    found = stage.of_host(nodes.planned(tmp_path), temporary, SEVERAL)
+    found = nodes.staged(nodes.planned(tmp_path), temporary, SEVERAL, is_dry=True)
     assert found.settings.variables["NCCL_NET_PLUGIN"] == str(found.folder / "libnccl-net.so")
     assert os.listdir(temporary["TMPDIR"]) == []
 
@@ -87,12 +86,13 @@ def test_nothing_is_made_before_it_is_asked_for(tmp_path: Path, temporary: dict[
 STAGE = """
 import sys
 from pathlib import Path
-from muster.entrypoint.fabric import Need, stage
+from muster.entrypoint.fabric import stage
 from tests.fabric import nodes
-found = stage.of_host(nodes.planned(Path(sys.argv[1])), {"TMPDIR": sys.argv[2]}, Need(1, True))
+links = stage.links(nodes.planned(Path(sys.argv[1])))
+folder = stage.folder_for(links, {"TMPDIR": sys.argv[2]})
 sys.stdin.readline()
-stage.make(found)
-print(found.folder)
+stage.make(folder, links)
+print(folder)
 """
 
 
@@ -114,7 +114,7 @@ def test_all_tasks_of_a_node_stage_at_once(tmp_path: Path, temporary: dict[str, 
 
 @pytest.mark.parametrize("what", ["a link", "a file", "other links", "open to others"])
 def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path, temporary: dict[str, str], what: str) -> None:
-    name = stage.of_host(nodes.planned(tmp_path), temporary, SEVERAL).folder
+    name = nodes.staged(nodes.planned(tmp_path), temporary, SEVERAL, is_dry=True).folder
     if what == "a link":
         (tmp_path / "elsewhere").mkdir()
         name.symlink_to(tmp_path / "elsewhere")
@@ -132,17 +132,17 @@ def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path, temporary: dict
 
 
 def test_a_name_that_is_taken_meanwhile_is_an_error(tmp_path: Path, temporary: dict[str, str]) -> None:
-    found = stage.of_host(nodes.planned(tmp_path), temporary, SEVERAL)
+    found = nodes.staged(nodes.planned(tmp_path), temporary, SEVERAL, is_dry=True)
     found.folder.touch()
     with pytest.raises(MusterError, match="no folder can be made"):
-        stage.make(found)
+        stage.make(found.folder, found.links)
     assert os.listdir(temporary["TMPDIR"]) == [found.folder.name]
 
 
 @pytest.mark.parametrize("name", ["with:colon", "with blank", "with,comma", "with$ORIGIN"])
 def test_a_temporary_folder_that_no_library_path_can_name(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
-    found = stage.of_host(nodes.planned(tmp_path), {"TMPDIR": str(tmp_path / name)}, SEVERAL)
+    found = nodes.staged(nodes.planned(tmp_path), {"TMPDIR": str(tmp_path / name)}, SEVERAL, is_dry=True)
     assert name not in str(found.folder)
 
 
@@ -225,5 +225,5 @@ def test_links_lead_somewhere_though_the_root_is_relative(
 
 
 def test_a_temporary_folder_that_can_not_be_looked_at(tmp_path: Path) -> None:
-    found = stage.of_host(nodes.planned(tmp_path), {"TMPDIR": "/" + "x" * 300}, SEVERAL)
+    found = nodes.staged(nodes.planned(tmp_path), {"TMPDIR": "/" + "x" * 300}, SEVERAL, is_dry=True)
     assert "xxx" not in str(found.folder)

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from muster.entrypoint.fabric import Need, stage
 from muster.entrypoint.fabric.find import Finding
-from muster.entrypoint.fabric.stage import Binds, FabricPlan, Injected
+from muster.entrypoint.fabric.stage import FabricPlan, Injected
 from muster.errors import MusterError
 from tests.fabric import nodes
 
@@ -27,8 +28,12 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def of(plan: FabricPlan, num_nodes: int = 2, **env: str) -> Binds:
-    return stage.binds_of(plan, env, Need(num_nodes, uses_nccl=True))
+def settings(plan: FabricPlan, num_nodes: int = 2, **env: str) -> Mapping[str, str]:
+    return stage.settings(plan, env, Need(num_nodes, uses_nccl=True)).variables
+
+
+def printed(plan: FabricPlan, engine: str) -> str:
+    return stage.engine_options(plan, settings(plan), engine)
 
 
 def words(text: str, folder: Path) -> list[str]:
@@ -50,7 +55,7 @@ def options(found: list[str], name: str) -> list[str]:
 
 
 def test_apptainer_gets_files_one_by_one_and_variables(tmp_path: Path) -> None:
-    found = words(stage.engine_options(of(nodes.planned(tmp_path)), "apptainer"), tmp_path / "empty")
+    found = words(printed(nodes.planned(tmp_path), "apptainer"), tmp_path / "empty")
     assert options(found, "--bind") == LIBRARIES
     assert set(options(found, "--env")) == {
         "FI_CXI_RX_MATCH_MODE=hybrid",
@@ -66,14 +71,14 @@ def test_apptainer_gets_files_one_by_one_and_variables(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["docker", "podman"])
 def test_docker_and_podman_get_devices_and_limits_too(tmp_path: Path, engine: str) -> None:
     plan = nodes.planned(tmp_path, devices=("/dev/cxi0", "/dev/xpmem"))
-    found = words(stage.engine_options(of(plan), engine), tmp_path / "empty")
+    found = words(printed(plan, engine), tmp_path / "empty")
     assert options(found, "--volume") == LIBRARIES
     assert options(found, "--device") == ["/dev/cxi0", "/dev/xpmem"]
     assert (options(found, "--ulimit"), options(found, "--cap-add")) == (["memlock=-1"], ["IPC_LOCK"])
     assert {"--ipc=host", "--network=host"} <= set(found)
     assert "NCCL_NET=Libfabric" in options(found, "--env")
-    tcp = of(nodes.planned(tmp_path, finding=Finding(tmp_path, "tcp", "it was asked for")))
-    assert "--ulimit" not in words(stage.engine_options(tcp, engine), tmp_path / "empty")
+    tcp = nodes.planned(tmp_path, finding=Finding(tmp_path, "tcp", "it was asked for"))
+    assert "--ulimit" not in words(printed(tcp, engine), tmp_path / "empty")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -83,18 +88,16 @@ def test_names_come_back_intact_and_nothing_runs(tmp_path: Path, name: str) -> N
     plan = nodes.planned(
         tmp_path, injected=injected, plugin=None, variables={"MINE": name}, devices=(f"/dev/{name}",), files=(path,)
     )
-    found = words(stage.engine_options(of(plan), "docker"), tmp_path / "empty")
+    found = words(printed(plan, "docker"), tmp_path / "empty")
     assert options(found, "--volume") == [f"{path}:/opt/fabric/lib/lib.so:ro", f"{path}:{path}:ro"]
     assert options(found, "--device") == [f"/dev/{name}"]
     assert f"MINE={name}" in options(found, "--env")
     if set("\\\n") & set(name):
         with pytest.raises(MusterError, match="can't be passed"):
-            stage.engine_options(of(plan), "apptainer")
+            printed(plan, "apptainer")
         return
     plain = replace(plan, variables={})
-    assert options(words(stage.engine_options(of(plain), "apptainer"), tmp_path / "empty"), "--bind")[0].startswith(
-        path
-    )
+    assert options(words(printed(plain, "apptainer"), tmp_path / "empty"), "--bind")[0].startswith(path)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,7 @@ def test_names_come_back_intact_and_nothing_runs(tmp_path: Path, name: str) -> N
 def test_names_that_an_engine_can_not_take_are_refused(tmp_path: Path, engine: str, name: str) -> None:
     plan = nodes.planned(tmp_path, injected=(Injected("lib.so", f"/opt/{name}/lib.so", "x"),), plugin=None)
     with pytest.raises(MusterError) as refused:
-        stage.engine_options(of(plan), engine)
+        printed(plan, engine)
     assert name in refused.value.seen
     assert "/:/host:ro" in refused.value.fix
 
@@ -111,20 +114,22 @@ def test_names_that_an_engine_can_not_take_are_refused(tmp_path: Path, engine: s
 @pytest.mark.parametrize("value", ["$(id)", "`id`", "a\\b", "a\nb"])
 def test_apptainer_would_evaluate_such_a_value(tmp_path: Path, value: str) -> None:
     with pytest.raises(MusterError, match="evaluate"):
-        stage.engine_options(of(nodes.planned(tmp_path, variables={"MINE": value})), "apptainer")
+        printed(nodes.planned(tmp_path, variables={"MINE": value}), "apptainer")
 
 
 def test_the_images_own_library_path_stays_before_the_hosts(tmp_path: Path) -> None:
-    found = of(nodes.planned(tmp_path), LD_LIBRARY_PATH="/usr/local/nvidia/lib64")
-    assert found.settings.variables["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64:/opt/fabric/lib"
+    found = settings(nodes.planned(tmp_path), LD_LIBRARY_PATH="/usr/local/nvidia/lib64")
+    assert found["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64:/opt/fabric/lib"
 
 
 def test_one_node_is_not_held_to_the_network(tmp_path: Path) -> None:
-    assert "NCCL_NET" not in of(nodes.planned(tmp_path), 1).settings.variables
+    assert "NCCL_NET" not in settings(nodes.planned(tmp_path), 1)
 
 
 def test_the_list_of_providers_goes_with_the_hosts_verbs_alone(tmp_path: Path) -> None:
     plan = nodes.planned(tmp_path, files=("/etc/libibverbs.d", "/run/cxi"))
-    assert [host for host, _ in of(plan).files][3:] == ["/run/cxi"]
+    assert [host for host, _ in stage.bound_files(plan)][3:] == ["/run/cxi"]
     verbs = Injected("libibverbs.so.1", "/usr/lib64/libibverbs.so.1.14.48.0", "infiniband")
-    assert ("/etc/libibverbs.d", "/etc/libibverbs.d") in of(replace(plan, injected=(verbs,), plugin=None)).files
+    assert ("/etc/libibverbs.d", "/etc/libibverbs.d") in stage.bound_files(
+        replace(plan, injected=(verbs,), plugin=None)
+    )

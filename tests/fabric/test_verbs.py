@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.fabric import Need, stage
+from muster.entrypoint.fabric import Need
 from muster.entrypoint.fabric.find import Finding
 from muster.entrypoint.fabric.stage import FabricPlan, Injected
 from tests.clusters.requirements import refuse
+from tests.fabric import nodes
 
 pytestmark = pytest.mark.process
 
@@ -57,8 +58,7 @@ def test_libibverbs_takes_the_providers_that_came_with_it(bookworm: Path, tmp_pa
         for name, path in real.items()
     )
     env = {"PATH": "/usr/bin:/bin", **node(tmp_path)}
-    found = stage.of_host(FabricPlan(Finding(bookworm, "infiniband", "mlx5_0"), injected), env, Need(1, True))
-    stage.make(found)
+    found = nodes.staged(FabricPlan(Finding(bookworm, "infiniband", "mlx5_0"), injected), env, Need(1, True))
     # Without IBV_DRIVERS it would look in the folder that it was built with, where the image's providers may be.
     command = ["sh", "-c", WITH_DEVICE.format(dev=tmp_path / "dev"), "sh", sys.executable, "-c", ASK]
     done = subprocess.run(

@@ -58,9 +58,10 @@ class TreeImage(Image):
     root: Path = Path("/")
 
     def trace(self, names: Iterable[str], path: str | None = None) -> Trace:
-        words = super().trace(names, path)
+        words, own = super().trace(names, path), super().trace(()).found
         inside = {name: file for name, file in words.found.items() if self.has(file)}
-        outside = [name for name in words.found if name not in inside]
+        # What Python itself needs is there in every image.
+        outside = [name for name in words.found if name not in inside and name not in own]
         return Trace(inside, (*words.absent, *outside), tuple(each for each in words.lacking if self.has(each.library)))
 
     def users(self) -> list[Path]:

@@ -9,7 +9,7 @@ Only NCCL uses a fabric, and only from node to node: elsewhere what does not wor
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +27,6 @@ from muster.variables import LaunchVariable
 # Loaded where they are needed: most launches have no host mounted.
 if TYPE_CHECKING:
     from muster.entrypoint.fabric.find import Finding
-    from muster.entrypoint.fabric.host import Device
-    from muster.entrypoint.fabric.proof import Refusal
     from muster.entrypoint.fabric.stage import FabricPlan
     from muster.entrypoint.sites.schema import Site
 
@@ -94,9 +92,9 @@ def for_need(need: Need, env: Mapping[str, str], site: "Site | None" = None, pla
             return _of_host(need, env, site, places)
         if has_bound(places.bound):
             return _of_binds(need, env, site, places)
-        if not need.is_strict:
-            return Additions()
-        return _of_own(need, env, site, places)
+        if need.is_strict:
+            return _of_own(need, env, site, places)
+        return Additions()
     except MusterError as error:
         if need.is_strict:
             raise
@@ -118,24 +116,30 @@ def has_bound(folder: Path) -> bool:
 
 
 def _of_host(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
+    """What the host's root gives."""
     from muster.entrypoint.fabric import stage
 
     finding = _look(need, site, places)
     if finding.fabric == TCP and need.wanted == AUTO:
         return _without(need, finding)
-    plan = stage.plan_for(finding, need.num_nodes, env, site, is_named=need.wanted != AUTO)
+    plan = stage.plan_for(finding, need.num_nodes, env, site)
     if plan.refusals:
-        raise _refused(plan.refusals)
+        first, others = plan.refusals[0], plan.refusals[1:]
+        seen = [f"{each.library}: {each.needs}, needed by {each.needed_by}" for each in plan.refusals[:4]]
+        more = f" (and {len(others)} more: muster fabric plan)" if others else ""
+        raise MusterError(first.wrong + more, seen="; ".join(seen), fix=f"{first.fix}; or {ANYWAY}")
     if not plan.injected:
         if finding.fabric != TCP:
             _check_verbs(need, plan, env, places)
         return _told(plan, stage.settings(plan, env, need), "the image's own libraries")
-    _check_devices(need, plan, places)
-    staging = stage.of_host(plan, env, need)
+    _check_devices(need, finding, places)
+    links = stage.links(plan)
+    folder = stage.folder_for(links, env)
+    settings = stage.settings(plan, env, need, folder)
     if not need.is_dry:
-        stage.make(staging)
-        _prove(need, staging.folder, {**env, **staging.settings.variables}, list(staging.links), plan.plugin)
-    return _told(plan, staging.settings, f"{_names(plan)} from the host")
+        stage.make(folder, links)
+        _prove(need, folder, {**env, **settings.variables}, links, plan.plugin)
+    return _told(plan, settings, f"{_names(plan)} from the host")
 
 
 def _look(need: Need, site: "Site | None", places: Places) -> "Finding":
@@ -156,21 +160,20 @@ def _look(need: Need, site: "Site | None", places: Places) -> "Finding":
 
 def _of_binds(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
     """Where `muster fabric binds` put the host's libraries: what lies there, as the plan that put it there."""
-    from muster.entrypoint.fabric import libraries, stage
-    from muster.entrypoint.fabric.find import find, values
+    from muster.entrypoint.fabric import stage
+    from muster.entrypoint.fabric.find import find, net_plugin, values
     from muster.entrypoint.sites import profiles
 
     finding = find(places.own, need.wanted, site)
     names = sorted(path.name for path in places.bound.iterdir())
     named = values(profiles.load_fabric(finding.fabric).libraries.plugins)
     plugin = next((name for name in (*named, "libnccl-net.so") if name in names), None)
-    exported = libraries.net_plugin(places.bound / plugin) if plugin else None
     planned = stage.plan_without_host(finding, need.num_nodes, site)
     plan = replace(
         planned,
         injected=tuple(stage.Injected(name, str(places.bound / name), finding.fabric, wins=True) for name in names),
         plugin=plugin,
-        net=planned.net or (exported.name if exported else None),
+        net=planned.net or (net_plugin(places.bound / plugin).name if plugin else None),
     )
     settings = stage.settings(plan, env, need, places.bound)
     if not need.is_dry:
@@ -192,19 +195,19 @@ def _of_own(need: Need, env: Mapping[str, str], site: "Site | None", places: Pla
     settings = stage.settings(plan, env, need)
     if not profile.is_rdma:
         return _told(plan, settings, "as it was asked for")
-    # NCCL itself knows verbs; any other network is a plugin's.
-    if profile.net is None and not {"NCCL_NET", "NCCL_NET_PLUGIN"} & set(env):
+    if profile.net is not None:
+        _check_verbs(need, plan, env, places)
+    elif not {"NCCL_NET", "NCCL_NET_PLUGIN"} & set(env):
+        # NCCL itself knows verbs; any other network is a plugin's.
         raise MusterError(
             f"this is {profile.title}, and NCCL needs the host's libraries for it: it would silently use TCP",
             seen=f"{finding.why}; nothing at {places.host} or {places.bound}",
             fix=f"{MOUNT}; or {ANYWAY}",
         )
-    if profile.net is not None:
-        _check_verbs(need, plan, env, places)
     return _told(plan, settings, "the image's own libraries")
 
 
-def _prove(need: Need, folder: Path, env: Mapping[str, str], names: list[str], plugin: str | None) -> None:
+def _prove(need: Need, folder: Path, env: Mapping[str, str], names: Iterable[str], plugin: str | None) -> None:
     """Returns if the libraries can be opened, the plugin first: what it lacks is what the user has to know."""
     if need.is_proved:
         from muster.entrypoint.fabric.proof import Image, prove
@@ -218,18 +221,17 @@ def _without(need: Need, finding: "Finding") -> Additions:
 
 
 def _told(plan: "FabricPlan", settings: Additions, what: str) -> Additions:
-    line = f"fabric: {_place(plan.finding)}: {what}"
+    """The settings, with a line that tells the fabric, its devices and where the libraries are from."""
+    place = plan.finding.fabric
+    names = [device.name for device in plan.finding.devices if device.kind in _KINDS]
+    if names and place != TCP:
+        shown = [*names[:4], f"{len(names) - 4} more"] if len(names) > 4 else names
+        place += f" ({', '.join(shown)})"
+    line = f"fabric: {place}: {what}"
     if "NCCL_NET" in settings.variables:
         line += f"; NCCL_NET={settings.variables['NCCL_NET']}"
     notes = tuple(map(one_line, (line, *settings.notes, *plan.notes)))
     return Additions({**settings.variables, FOUND: plan.finding.fabric}, notes)
-
-
-def _place(finding: "Finding") -> str:
-    """slingshot (cxi0, cxi1)."""
-    names = [device.name for device in _devices(finding)]
-    shown = ", ".join([*names[:4], *([f"{len(names) - 4} more"] if len(names) > 4 else [])])
-    return f"{finding.fabric} ({shown})" if names and finding.fabric != TCP else finding.fabric
 
 
 def _names(plan: "FabricPlan") -> str:
@@ -238,28 +240,12 @@ def _names(plan: "FabricPlan") -> str:
     return ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
-def _devices(finding: "Finding") -> "list[Device]":
-    """Those that NCCL sends by."""
-    return [device for device in finding.devices if device.kind in _KINDS]
-
-
-def _refused(refusals: "tuple[Refusal, ...]") -> MusterError:
-    """One error for all that does not fit into this image."""
-    first, others = refusals[0], refusals[1:]
-    seen = [f"{each.library}: {each.needs}, needed by {each.needed_by}" for each in refusals[:4]]
-    more = f" (and {len(others)} more: muster fabric plan)" if others else ""
-    return MusterError(first.wrong + more, seen="; ".join(seen), fix=f"{first.fix}; or {ANYWAY}")
-
-
-def _check_devices(need: Need, plan: "FabricPlan", places: Places) -> None:
+def _check_devices(need: Need, finding: "Finding", places: Places) -> None:
     """Returns if one of the fabric's device files is in this container, or the fabric has none."""
-    paths = [each.path for each in _devices(plan.finding) if each.path.startswith("/dev/")]
-    if (
-        need.is_several
-        and need.is_proved
-        and paths
-        and not any(os.path.exists(places.own / path[1:]) for path in paths)
-    ):
+    if not (need.is_several and need.is_proved):
+        return
+    paths = [each.path for each in finding.devices if each.kind in _KINDS and each.path.startswith("/dev/")]
+    if paths and not any(os.path.exists(places.own / path[1:]) for path in paths):
         raise MusterError(
             "the fabric's device files are not in this container",
             seen=f"{', '.join(paths)} on the host",

@@ -11,9 +11,8 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muster.entrypoint.fabric import libraries
-from muster.entrypoint.fabric.host import HostRoot
-from muster.entrypoint.fabric.libraries import CACHE, HostLibraries, NetPlugin
+from muster.entrypoint.fabric import find
+from muster.entrypoint.fabric.find import CACHE, HostLibraries, HostRoot, NetPlugin
 from muster.entrypoint.fabric.stage import NCCL_PLUGINS
 from tests.fabric import trees
 from tests.fabric.trees import CACHE_FLAGS, Tree, cache_bytes
@@ -27,7 +26,7 @@ def test_what_a_library_says(host: Tree) -> None:
         {"libnl.so.3": ["NL_3", "NL_4"], "libplain.so": []},
         ["-rpath", "$ORIGIN/../lib:/opt/x"],
     )
-    read = libraries.read(path)
+    read = find.read(path)
     assert read is not None
     assert (read.soname, read.needed) == ("libfab.so.1", ("libnl.so.3", "libplain.so"))
     # Its own name is a version too: who needs all of it asks for that.
@@ -37,14 +36,14 @@ def test_what_a_library_says(host: Tree) -> None:
 
 
 def test_a_library_without_a_name_has_its_files(host: Tree) -> None:
-    read = libraries.read(host.library("/plain.so"))
+    read = find.read(host.library("/plain.so"))
     assert read is not None
     assert (read.soname, read.versions) == ("plain.so", frozenset())
 
 
 @pytest.mark.parametrize("soname", ["../evil.so", "/etc/evil.so", "a:b", "..", "new\nline.so"])
 def test_a_soname_that_is_no_name_is_not_taken(host: Tree, soname: str) -> None:
-    read = libraries.read(host.library("/libgood.so", soname))
+    read = find.read(host.library("/libgood.so", soname))
     assert read is not None
     assert read.soname == "libgood.so"
 
@@ -57,11 +56,11 @@ def test_what_is_no_library_is_none(host: Tree) -> None:
         "/archive.so": b"!<arch>\n",
     }
     for path, content in files.items():
-        assert libraries.read(host.file(path, content)) is None
-        assert libraries.net_plugin(host.at(path)) is None
+        assert find.read(host.file(path, content)) is None
+        assert find.net_plugin(host.at(path)) == NetPlugin()
     os.mkfifo(host.at("/pipe.so"))
     for path in ("/pipe.so", "/none.so", "/"):
-        assert libraries.read(host.at(path)) is None
+        assert find.read(host.at(path)) is None
 
 
 @pytest.fixture(scope="module")
@@ -81,33 +80,33 @@ def test_damaged_bytes_are_no_library_or_another(plugin_bytes: tuple[Path, bytes
         place = data.draw(st.one_of(st.integers(0, 600), st.integers(len(valid) - 1500, len(valid) - 1)))
         damaged[place] = data.draw(st.integers(0, 255))
     path.write_bytes(damaged[: data.draw(st.integers(0, len(valid)) | st.just(len(valid)))])
-    read = libraries.read(path)
-    assert read is None or libraries.is_name(read.soname)
-    plugin = libraries.net_plugin(path)
-    assert plugin is None or all(isinstance(version, int) for version in plugin.versions)
+    read = find.read(path)
+    assert read is None or find.is_name(read.soname)
+    plugin = find.net_plugin(path)
+    assert all(isinstance(version, int) for version in plugin.versions)
 
 
 def test_a_plugin_tells_its_name_and_versions(host: Tree) -> None:
-    assert libraries.net_plugin(host.plugin("/a.so", [6, 8, 10], "Libfabric")) == NetPlugin("Libfabric", (6, 8, 10))
-    assert libraries.net_plugin(host.plugin("/b.so", [5], "AWS Libfabric")) == NetPlugin("AWS Libfabric", (5,))
-    assert libraries.net_plugin(host.library("/c.so")) == NetPlugin(None, ())
+    assert find.net_plugin(host.plugin("/a.so", [6, 8, 10], "Libfabric")) == NetPlugin("Libfabric", (6, 8, 10))
+    assert find.net_plugin(host.plugin("/b.so", [5], "AWS Libfabric")) == NetPlugin("AWS Libfabric", (5,))
+    assert find.net_plugin(host.library("/c.so")) == NetPlugin(None, ())
 
 
 def test_the_plugins_that_an_nccl_opens(host: Tree) -> None:
     names = "".join(f'.asciz "ncclNetPlugin_v{version}"\n' for version in (9, 8, 10))
     source = f'.section .rodata\n.asciz "x"\n{names}.asciz "ncclNetPlugin_v77 is none"\n'
-    assert libraries.opened_plugins(host.library("/libnccl.so.2", source=source)) == (8, 9, 10)
-    assert libraries.opened_plugins(host.library("/libother.so")) == ()
-    assert libraries.opened_plugins(host.file("/no", "no")) == ()
+    assert find.opened_plugins(host.library("/libnccl.so.2", source=source)) == (8, 9, 10)
+    assert find.opened_plugins(host.library("/libother.so")) == ()
+    assert find.opened_plugins(host.file("/no", "no")) == ()
 
 
 def test_the_installed_nccl_opens_those_that_are_taken_for_granted() -> None:
     path = Path(sysconfig.get_path("platlib"), "nvidia/nccl/lib/libnccl.so.2")
     if not path.exists():
         pytest.skip("needs a torch with NCCL")
-    assert libraries.opened_plugins(path)[0] == NCCL_PLUGINS[0]
+    assert find.opened_plugins(path)[0] == NCCL_PLUGINS[0]
     # An older torch's NCCL opens fewer.
-    assert set(libraries.opened_plugins(path)) <= set(NCCL_PLUGINS)
+    assert set(find.opened_plugins(path)) <= set(NCCL_PLUGINS)
 
 
 def test_a_plugin_that_is_relocated_in_the_compact_way(host: Tree) -> None:
@@ -116,7 +115,7 @@ def test_a_plugin_that_is_relocated_in_the_compact_way(host: Tree) -> None:
     with path.open("rb") as file:
         kinds = {section["sh_type"] for section in ELFFile(file).iter_sections()}
     assert "SHT_RELR" in kinds
-    assert libraries.net_plugin(path) == NetPlugin("Libfabric", tuple(range(1, 9)))
+    assert find.net_plugin(path) == NetPlugin("Libfabric", tuple(range(1, 9)))
 
 
 def test_a_plugin_whose_name_is_a_symbol(host: Tree) -> None:
@@ -132,7 +131,7 @@ plugin_name: .asciz "AWS Libfabric"
 ncclNetPlugin_v8: .quad plugin_name
 .size ncclNetPlugin_v8, 8
 """
-    assert libraries.net_plugin(host.library("/a.so", source=source)) == NetPlugin("AWS Libfabric", (8,))
+    assert find.net_plugin(host.library("/a.so", source=source)) == NetPlugin("AWS Libfabric", (8,))
 
 
 def test_a_plugin_that_makes_its_name_up_as_it_is_loaded(host: Tree) -> None:
@@ -143,7 +142,7 @@ def test_a_plugin_that_makes_its_name_up_as_it_is_loaded(host: Tree) -> None:
 ncclNetPlugin_v8: .skip 168
 .size ncclNetPlugin_v8, 168
 """
-    assert libraries.net_plugin(host.library("/a.so", source=source)) == NetPlugin(None, (8,))
+    assert find.net_plugin(host.library("/a.so", source=source)) == NetPlugin(None, (8,))
 
 
 def test_a_plugin_for_aarch64(host: Tree) -> None:
@@ -161,7 +160,7 @@ def test_a_plugin_for_aarch64(host: Tree) -> None:
         # R_AARCH64_RELATIVE in place of R_X86_64_RELATIVE.
         struct.pack_into("<I", data, place, 1027)
     path.write_bytes(data)
-    assert libraries.net_plugin(trees.as_machine(path, 183)) == NetPlugin("Libfabric", (8,))
+    assert find.net_plugin(trees.as_machine(path, 183)) == NetPlugin("Libfabric", (8,))
 
 
 OWN = CACHE_FLAGS[platform.machine()]
