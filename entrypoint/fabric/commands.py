@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from muster.entrypoint.sites.schema import Site
 
 CHECK_TIMEOUT_S = 180.0
-
-Tables = dict[tuple[str, ...], list[tuple[str, ...]]]
-"""Rows by headings."""
 
 Root = Annotated[Path, typer.Option("--root", metavar="FOLDER", help="Where the host's root is mounted.")]
 FabricName = Annotated[
@@ -56,13 +52,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _find(root: Root = HOST_ROOT, fabric: FabricName = AUTO, site: SiteName = AUTO, as_json: AsJson = False) -> None:
-    from muster.entrypoint.fabric.find import find
-
-    found = find(_mounted(root), _name(fabric), _site(site))
+    finding = _found(root, fabric, _site(site))
     if as_json:
-        _print_json(found)
+        _print_json(finding)
     else:
-        _show({}, _devices(found), found, found.notes)
+        _show(finding)
 
 
 def _plan(
@@ -76,7 +70,7 @@ def _plan(
     if as_json:
         _print_json(plan)
     else:
-        _show_plan(plan)
+        _show(plan.finding, plan)
     _refuse(plan)
 
 
@@ -119,17 +113,13 @@ def _check(
         env.update(found.variables)
         for note in found.notes:
             print(f"muster: {note}", file=sys.stderr)
-    _become_check(env, as_json)
-
-
-def _become_check(env: Mapping[str, str], as_json: bool, timeout_s: float = CHECK_TIMEOUT_S) -> None:
-    """Ends with the code of muster/check/fabric.py: a library that it opens may end or hold its process."""
+    # In a process of its own, as a library that it opens may end or hold that.
     command = [sys.executable, "-P", "-m", "muster.check.fabric", *(["--json"] if as_json else [])]
     try:
-        code = processes.run(command, env=env, timeout_s=timeout_s, captures=False).returncode
+        code = processes.run(command, env=env, timeout_s=CHECK_TIMEOUT_S, captures=False).returncode
         seen = f"signal {-code}"
     except subprocess.TimeoutExpired:
-        code, seen = -1, f"no end within {timeout_s:g} s"
+        code, seen = -1, f"no end within {CHECK_TIMEOUT_S:g} s"
     if code < 0:
         raise MusterError(
             "one of the fabric's libraries ended the process that asked it, or held it",
@@ -140,15 +130,32 @@ def _become_check(env: Mapping[str, str], as_json: bool, timeout_s: float = CHEC
     sys.exit(code)
 
 
-def _planned(root: Path, fabric: str, site: str, nodes: int | None) -> "FabricPlan":
+def _found(root: Path, fabric: str, site: "Site | None") -> "Finding":
+    """What the host has, whose root is mounted at `root`.
+
+    Raises:
+        MusterError: nothing is mounted there, or there is no such fabric.
+    """
     from muster.entrypoint.fabric.find import find
+    from muster.entrypoint.fabric.launch import is_host
+
+    if not is_host(root):
+        raise MusterError(
+            "the host's root is not mounted here",
+            seen=f"no {root}/etc and no {root}/usr",
+            fix="apptainer exec --bind /:/host:ro IMAGE muster fabric ..., docker run -v /:/host:ro IMAGE muster ...",
+        )
+    return find(root, AUTO if fabric == OFF else fabric, site)
+
+
+def _planned(root: Path, fabric: str, site: str, nodes: int | None) -> "FabricPlan":
     from muster.entrypoint.fabric.stage import plan_for
 
     profile = _site(site)
-    finding = find(_mounted(root), _name(fabric), profile)
+    finding = _found(root, fabric, profile)
     plan = plan_for(finding, _num_nodes(nodes), os.environ, profile)
     # Where no device tells a fabric, NCCL is not held to TCP: it may know another network.
-    return replace(plan, net=None) if finding.fabric == TCP and _name(fabric) == AUTO else plan
+    return replace(plan, net=None) if finding.fabric == TCP and fabric in (AUTO, OFF) else plan
 
 
 def _refuse(plan: "FabricPlan") -> None:
@@ -158,22 +165,6 @@ def _refuse(plan: "FabricPlan") -> None:
         print(MusterError(each.wrong, seen=seen, fix=each.fix), file=sys.stderr)
     if plan.refusals:
         sys.exit(2)
-
-
-def _mounted(root: Path) -> Path:
-    from muster.entrypoint.fabric.launch import is_host
-
-    if not is_host(root):
-        raise MusterError(
-            "the host's root is not mounted here",
-            seen=f"no {root}/etc and no {root}/usr",
-            fix="apptainer exec --bind /:/host:ro IMAGE muster fabric ..., docker run -v /:/host:ro IMAGE muster ...",
-        )
-    return root
-
-
-def _name(fabric: str) -> str:
-    return AUTO if fabric == OFF else fabric
 
 
 def _site(name: str) -> "Site | None":
@@ -201,36 +192,31 @@ def _print_json(found: "Finding | FabricPlan") -> None:
     print(json.dumps(msgspec.to_builtins(found, enc_hook=str, order="deterministic"), indent=2))
 
 
-def _show_plan(plan: "FabricPlan") -> None:
-    tables: Tables = {
-        **_devices(plan.finding),
-        ("from the host", "its path there", "needed by", "wins"): [
-            (each.soname, each.path, each.needed_by, "the host's" if each.wins else "") for each in plan.injected
-        ],
-        ("variable", "value"): sorted(plan.variables.items()),
-        ("further files",): [(path,) for path in plan.files],
-        ("devices to pass",): [(path,) for path in plan.devices],
-    }
-    _show({"NCCL's plugin": plan.plugin or "none", "NCCL_NET": plan.net or "not set"}, tables, plan.finding, plan.notes)
-
-
-def _devices(found: "Finding") -> Tables:
-    return {
-        ("device", "kind", "state", "path"): [(each.name, each.kind, each.state, each.path) for each in found.devices]
-    }
-
-
-def _show(head: Mapping[str, str], tables: Tables, found: "Finding", notes: Sequence[str]) -> None:
-    """Prints what was found, then the lines of `head`, tables by their headings, and notes."""
+def _show(finding: "Finding", plan: "FabricPlan | None" = None) -> None:
+    """Prints what was found and planned: lines, tables by their headings, notes."""
     # Here and not above: only what prints needs it.
     from rich.console import Console
     from rich.text import Text
 
     from muster.entrypoint.sites.commands import new_table
 
+    interfaces = " ".join(finding.interfaces) or "none"
+    lines = {"fabric": finding.fabric, "because of": finding.why, "interfaces": interfaces}
+    tables: dict[tuple[str, ...], list[tuple[str, ...]]] = {
+        ("device", "kind", "state", "path"): [(each.name, each.kind, each.state, each.path) for each in finding.devices]
+    }
+    if plan:
+        lines |= {"NCCL's plugin": plan.plugin or "none", "NCCL_NET": plan.net or "not set"}
+        tables |= {
+            ("from the host", "its path there", "needed by", "wins"): [
+                (each.soname, each.path, each.needed_by, "the host's" if each.wins else "") for each in plan.injected
+            ],
+            ("variable", "value"): sorted(plan.variables.items()),
+            ("further files",): [(path,) for path in plan.files],
+            ("devices to pass",): [(path,) for path in plan.devices],
+        }
     console = Console()
-    first = {"fabric": found.fabric, "because of": found.why, "interfaces": " ".join(found.interfaces) or "none"}
-    for name, value in (first | dict(head)).items():
+    for name, value in lines.items():
         console.print(Text.assemble((f"{name:<14}", "bold"), value), soft_wrap=True)
     for headings, rows in tables.items():
         table = new_table(*headings)
@@ -238,5 +224,5 @@ def _show(head: Mapping[str, str], tables: Tables, found: "Finding", notes: Sequ
             table.add_row(*map(Text, row))
         if rows:
             console.print(table)
-    for note in notes:
+    for note in (plan or finding).notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)

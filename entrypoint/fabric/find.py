@@ -2,7 +2,7 @@
 
     HostRoot         files below the folder where the host's root is mounted, as in a chroot
     fabric_devices   the devices of fabrics that /dev and /sys show
-    read             what a shared object says of itself
+    read_elf         what a shared object says of itself
     HostLibraries    where the host's own loader would find a library
     find             devices, interfaces, NCCL's plugin and the fabric, as a Finding
 
@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, wraps
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -126,19 +126,14 @@ class HostRoot:
         """The host's paths that match, as the host names them: `*`, `?` and `[...]` within a name. Sorted."""
         found = ["/"]
         for part in _parts(pattern):
-            matching = [str(PurePosixPath(folder) / name) for folder in found for name in self._matching(folder, part)]
-            found = [path for path in matching if self.exists(path)]
+            paths: list[str] = []
+            for folder in found:
+                names = fnmatch.filter(self.names(folder), part) if set("*?[") & set(part) else [part]
+                # As in a shell, a pattern shows hidden names only where it begins with their dot.
+                visible = [name for name in names if part.startswith(".") or not name.startswith(".")]
+                paths += [str(PurePosixPath(folder) / name) for name in visible]
+            found = [path for path in paths if self.exists(path)]
         return [path for path in found if path != "/"]
-
-    def _matching(self, folder: str, part: str) -> list[str]:
-        if not set("*?[") & set(part):
-            return [part]
-        # As in a shell, a pattern shows hidden names only where it begins with their dot.
-        return [
-            name
-            for name in fnmatch.filter(self.names(folder), part)
-            if part.startswith(".") or not name.startswith(".")
-        ]
 
     def read_text(self, path: str) -> str:
         """The text in a file of the host, without the spaces around it; empty where it can't be read."""
@@ -277,31 +272,6 @@ class NetPlugin:
     versions: tuple[int, ...] = ()
 
 
-def read(path: Path) -> Elf | None:
-    """What a shared object or a program says; None for what is neither: a linker script, a damaged or static file."""
-    return _read(path, _elf)
-
-
-def net_plugin(path: Path) -> NetPlugin:
-    """What a plugin of NCCL exports; without any version it is no plugin, or can't be read.
-
-    Source: https://github.com/NVIDIA/nccl/blob/master/plugins/net/README.md
-    """
-    return _read(path, _net_plugin) or NetPlugin()
-
-
-def opened_plugins(nccl: Path) -> tuple[int, ...]:
-    """N of each ncclNetPlugin_vN that an NCCL asks its network plugin for, in order; none where it can't be told."""
-    return _read(nccl, _opened_plugins) or ()
-
-
-@cache
-def own_machine() -> str:
-    """This image's architecture, as ELF names it."""
-    elf = read(Path(sys.executable))
-    return elf.machine if elf else ""
-
-
 def is_name(name: str) -> bool:
     """Whether `name` can be a file's name in one folder, and be written in a list of paths."""
     return bool(name) and "/" not in name and ":" not in name and name not in (".", "..") and name.isprintable()
@@ -313,19 +283,25 @@ def by_numbers(text: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
 
 
-def _read(path: Path, how: "Callable[[ELFFile, Path], T]") -> T | None:
-    # Here and not above: most hosts' fabrics need no library read.
-    from elftools.elf.elffile import ELFFile
+def _of_file(how: "Callable[[ELFFile, Path], T]") -> "Callable[[Path], T | None]":
+    """The function `how` of an ELF file as one of its path: None for what is none, or is damaged."""
 
-    try:
-        # Opening a pipe would wait for somebody to write into it.
-        if not path.is_file():
+    @wraps(how)
+    def read(path: Path) -> T | None:
+        # Here and not above: most fabrics need no library of the host.
+        from elftools.elf.elffile import ELFFile
+
+        try:
+            # Opening a pipe would wait for somebody to write into it.
+            if not path.is_file():
+                return None
+            with path.open("rb") as file:
+                return how(ELFFile(file), path)
+        except Exception:
+            # pyelftools trusts what it reads: damaged bytes raise whatever they come to.
             return None
-        with path.open("rb") as file:
-            return how(ELFFile(file), path)
-    except Exception:
-        # pyelftools trusts what it reads: damaged bytes raise whatever they come to, and the file is no library then.
-        return None
+
+    return read
 
 
 def _sections(file: "ELFFile", kind: str) -> Iterator[Any]:
@@ -334,7 +310,9 @@ def _sections(file: "ELFFile", kind: str) -> Iterator[Any]:
             yield section
 
 
-def _elf(file: "ELFFile", path: Path) -> Elf | None:
+@_of_file
+def read_elf(file: "ELFFile", path: Path) -> Elf | None:
+    """What a shared object or a program says; None for what is neither: a linker script, a damaged or static file."""
     dynamic = next(_sections(file, "SHT_DYNAMIC"), None)
     if dynamic is None:
         return None
@@ -363,42 +341,45 @@ def _elf(file: "ELFFile", path: Path) -> Elf | None:
     )
 
 
-def _opened_plugins(file: "ELFFile", path: Path) -> tuple[int, ...]:
+@_of_file
+def plugins_of_nccl(file: "ELFFile", path: Path) -> tuple[int, ...]:
+    """N of each ncclNetPlugin_vN that an NCCL asks its network plugin for, in order; none where it can't be told."""
     texts = file.get_section_by_name(".rodata")
     return tuple(sorted({int(match[1]) for match in _ASKED_FOR.finditer(texts.data() if texts else b"")}))
 
 
-def _net_plugin(file: "ELFFile", path: Path) -> NetPlugin:
+@_of_file
+def net_plugin(file: "ELFFile", path: Path) -> NetPlugin:
+    """What a plugin of NCCL exports; without any version it is no plugin.
+
+    Source: https://github.com/NVIDIA/nccl/blob/master/plugins/net/README.md
+    """
     addresses: dict[int, int] = {}
     for section in _sections(file, "SHT_DYNSYM"):
         for symbol in islice(section.iter_symbols(), _MOST):
             match = _PLUGIN.fullmatch(symbol.name)
             if match and symbol.entry["st_shndx"] != "SHN_UNDEF":
                 addresses[int(match[1])] = symbol.entry["st_value"]
-    # Each is a struct that begins with a pointer to the name.
-    names = [_text_at(file, _pointer_at(file, addresses[version])) for version in sorted(addresses, reverse=True)]
-    return NetPlugin(next((name for name in names if name), None), tuple(sorted(addresses)))
+    for version in sorted(addresses, reverse=True):
+        # Each is a struct that begins with a pointer to the name.
+        pointer = _pointer_at(file, addresses[version])
+        name, end, _ = (_bytes_at(file, pointer, _LONGEST_NAME) if pointer else b"").partition(b"\0")
+        if name and end and name.isascii() and name.decode().isprintable():
+            return NetPlugin(name.decode(), tuple(sorted(addresses)))
+    return NetPlugin(None, tuple(sorted(addresses)))
 
 
 def _pointer_at(file: "ELFFile", address: int) -> int:
     """The pointer that the loader will have put at an address of memory."""
     for section in _sections(file, "SHT_RELA"):
         symbols = cast(Any, file.get_section(section.header["sh_link"]))
-        for relocation in section.iter_relocations():
-            entry = relocation.entry
+        for entry in (relocation.entry for relocation in section.iter_relocations()):
             if entry["r_offset"] == address:
                 # One of a symbol, such as R_X86_64_64, or a relative one, which has the address itself.
                 index = entry["r_info_sym"]
-                value = entry["r_addend"] + (symbols.get_symbol(index).entry["st_value"] if index else 0)
-                if value:
-                    return value
+                return entry["r_addend"] + (symbols.get_symbol(index).entry["st_value"] if index else 0)
     # RELR, which is without addends, leaves them in place.
     return int.from_bytes(_bytes_at(file, address, 8), "little")
-
-
-def _text_at(file: "ELFFile", address: int) -> str | None:
-    text, end, _ = (_bytes_at(file, address, _LONGEST_NAME) if address else b"").partition(b"\0")
-    return text.decode() if end and text.isascii() and text.decode().isprintable() else None
 
 
 def _bytes_at(file: "ELFFile", address: int, count: int) -> bytes:
@@ -407,6 +388,13 @@ def _bytes_at(file: "ELFFile", address: int, count: int) -> bytes:
         file.stream.seek(offset)
         return file.stream.read(count)
     return b""
+
+
+@cache
+def own_machine() -> str:
+    """This image's architecture, as ELF names it."""
+    elf = read_elf(Path(sys.executable))
+    return elf.machine if elf else ""
 
 
 @dataclass(frozen=True)
@@ -457,7 +445,7 @@ class HostLibraries:
         if resolved is None:
             return None
         if resolved not in self._read:
-            self._read[resolved] = read(self.root.path(resolved))
+            self._read[resolved] = read_elf(self.root.path(resolved))
         elf = self._read[resolved]
         if elf is None:
             self.root.note(f"left out: {resolved} can't be read as a shared object")

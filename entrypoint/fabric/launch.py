@@ -9,7 +9,7 @@ Only NCCL uses a fabric, and only from node to node: elsewhere what does not wor
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,11 +89,9 @@ def for_need(need: Need, env: Mapping[str, str], site: "Site | None" = None, pla
     """The same for a launch of which only that is known."""
     try:
         if is_host(places.host):
-            return _of_host(need, env, site, places)
-        if has_bound(places.bound):
-            return _of_binds(need, env, site, places)
-        if need.is_strict:
-            return _of_own(need, env, site, places)
+            return _with_host(need, env, site, places)
+        if need.is_strict or bound_libraries(places.bound):
+            return _without_host(need, env, site, places)
         return Additions()
     except MusterError as error:
         if need.is_strict:
@@ -107,21 +105,21 @@ def is_host(root: Path) -> bool:
     return os.path.isdir(root / "etc") or os.path.isdir(root / "usr")
 
 
-def has_bound(folder: Path) -> bool:
-    """Whether `muster fabric binds` put libraries there."""
+def bound_libraries(folder: Path) -> list[Path]:
+    """The libraries that `muster fabric binds` put there, sorted."""
     try:
-        return any(os.scandir(folder))
+        return sorted(folder.iterdir())
     except OSError:
-        return False
+        return []
 
 
-def _of_host(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
+def _with_host(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
     """What the host's root gives."""
     from muster.entrypoint.fabric import stage
 
     finding = _look(need, site, places)
     if finding.fabric == TCP and need.wanted == AUTO:
-        return _without(need, finding)
+        return _without_fabric(need, finding)
     plan = stage.plan_for(finding, need.num_nodes, env, site)
     if plan.refusals:
         first, others = plan.refusals[0], plan.refusals[1:]
@@ -138,7 +136,7 @@ def _of_host(need: Need, env: Mapping[str, str], site: "Site | None", places: Pl
     settings = stage.settings(plan, env, need, folder)
     if not need.is_dry:
         stage.make(folder, links)
-        _prove(need, folder, {**env, **settings.variables}, links, plan.plugin)
+    _prove(need, plan, settings, env, folder)
     return _told(plan, settings, f"{_names(plan)} from the host")
 
 
@@ -158,41 +156,21 @@ def _look(need: Need, site: "Site | None", places: Places) -> "Finding":
     return finding
 
 
-def _of_binds(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
-    """Where `muster fabric binds` put the host's libraries: what lies there, as the plan that put it there."""
-    from muster.entrypoint.fabric import stage
-    from muster.entrypoint.fabric.find import find, net_plugin, values
-    from muster.entrypoint.sites import profiles
-
-    finding = find(places.own, need.wanted, site)
-    names = sorted(path.name for path in places.bound.iterdir())
-    named = values(profiles.load_fabric(finding.fabric).libraries.plugins)
-    plugin = next((name for name in (*named, "libnccl-net.so") if name in names), None)
-    planned = stage.plan_without_host(finding, need.num_nodes, site)
-    plan = replace(
-        planned,
-        injected=tuple(stage.Injected(name, str(places.bound / name), finding.fabric, wins=True) for name in names),
-        plugin=plugin,
-        net=planned.net or (net_plugin(places.bound / plugin).name if plugin else None),
-    )
-    settings = stage.settings(plan, env, need, places.bound)
-    if not need.is_dry:
-        _prove(need, places.bound, {**env, **settings.variables}, names, plugin)
-    return _told(plan, settings, f"{_names(plan)} from {places.bound}")
-
-
-def _of_own(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
-    """Where there is nothing of the host's: what this container's own /sys tells."""
+def _without_host(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
+    """What `muster fabric binds` put there, or the image's own libraries. Its own /sys tells the fabric."""
     from muster.entrypoint.fabric import stage
     from muster.entrypoint.fabric.find import find
     from muster.entrypoint.sites import profiles
 
     finding = find(places.own, need.wanted, site)
-    if finding.fabric == TCP and need.wanted == AUTO:
-        return _without(need, finding)
+    plan = stage.plan_without_host(finding, need.num_nodes, bound_libraries(places.bound), site)
+    settings = stage.settings(plan, env, need, places.bound)
     profile = profiles.load_fabric(finding.fabric)
-    plan = stage.plan_without_host(finding, need.num_nodes, site)
-    settings = stage.settings(plan, env, need)
+    if plan.injected:
+        _prove(need, plan, settings, env, places.bound)
+        return _told(plan, settings, f"{_names(plan)} from {places.bound}")
+    if finding.fabric == TCP and need.wanted == AUTO:
+        return _without_fabric(need, finding)
     if not profile.is_rdma:
         return _told(plan, settings, "as it was asked for")
     if profile.net is not None:
@@ -207,15 +185,16 @@ def _of_own(need: Need, env: Mapping[str, str], site: "Site | None", places: Pla
     return _told(plan, settings, "the image's own libraries")
 
 
-def _prove(need: Need, folder: Path, env: Mapping[str, str], names: Iterable[str], plugin: str | None) -> None:
+def _prove(need: Need, plan: "FabricPlan", settings: Additions, env: Mapping[str, str], folder: Path) -> None:
     """Returns if the libraries can be opened, the plugin first: what it lacks is what the user has to know."""
-    if need.is_proved:
+    if need.is_proved and not need.is_dry:
         from muster.entrypoint.fabric.proof import Image, prove
 
-        prove(folder, sorted(names, key=lambda name: name != plugin), Image.here(env))
+        names = sorted((each.soname for each in plan.injected), key=lambda name: name != plan.plugin)
+        prove(folder, names, Image.here({**env, **settings.variables}))
 
 
-def _without(need: Need, finding: "Finding") -> Additions:
+def _without_fabric(need: Need, finding: "Finding") -> Additions:
     """Where there is no fabric that a profile knows: NCCL is left to itself, as it may know another."""
     return Additions({}, (one_line(f"fabric: none: {finding.why}"),) if need.is_several else ())
 

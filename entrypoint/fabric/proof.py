@@ -24,7 +24,8 @@ from pathlib import Path
 
 from muster import processes
 from muster.entrypoint import homes
-from muster.entrypoint.fabric.find import CACHE, HostLibraries, Library, by_numbers, loader_cache, own_machine
+from muster.entrypoint.fabric.find import CACHE, HostLibraries, Library, by_numbers, loader_cache, own_machine, values
+from muster.entrypoint.sites.schema import Libraries
 from muster.errors import MusterError
 
 TIMEOUT_S = 60.0
@@ -68,6 +69,10 @@ _NOT_FOUND = re.compile(r"\t(\S.*) => not found")
 _NOT_PRELOADED = re.compile(r"ERROR: ld\.so: object '(.*)' from LD_PRELOAD cannot be preloaded .*")
 # python: /lib/libfabric.so.1: version `FABRIC_1.7' not found (required by /tmp/links/libnccl-net.so)
 _LACKING = re.compile(r"(/.*): version `(.*)' not found \(required by (/.*)\)")
+
+
+# Paths that go into one variable, of which the kernel takes 128 KiB.
+_BATCH = 500
 
 
 @dataclass(frozen=True)
@@ -196,6 +201,14 @@ class Image:
         folders.append(Path(str(sysconfig.get_config_var("DESTSHARED"))))
         return [*found, *(path for folder in folders for path in sorted(folder.glob("*.so*")) if path.is_file())]
 
+    def lacking(self, users: Sequence[str], path: str | None = None) -> list[Lacking]:
+        """The symbol versions that libraries of the image miss; none where one of them ends the loader."""
+        batches = [users[start : start + _BATCH] for start in range(0, len(users), _BATCH)]
+        try:
+            return [each for batch in batches for each in self.trace(batch, path).lacking]
+        except MusterError:
+            return []
+
 
 def on_path(folder: Path, path: str, winners: Iterable[str]) -> str:
     """The library path `path` with `folder` last, or first where another folder on it has one of `winners`.
@@ -250,6 +263,13 @@ class LibrarySet:
     sonames: tuple[str, ...]
     folders: tuple[str, ...]
 
+    @classmethod
+    def of(cls, members: Iterable[str]) -> "LibrarySet":
+        """The set of a profile's words, of which those with a slash are folders."""
+        members = list(members)
+        sonames = tuple(name for name in members if "/" not in name and not never_leaves_host(name))
+        return cls(sonames, tuple(path.rstrip("/") for path in members if "/" in path))
+
 
 @dataclass(frozen=True)
 class Link:
@@ -266,11 +286,6 @@ class Link:
     chain: tuple[Library, ...]
 
 
-_PROFILE = "the profile"
-# Paths that go into one variable, of which the kernel takes 128 KiB.
-_BATCH = 500
-
-
 class Closure:
     """What comes from the host: links, asks the loader, and links what it misses, until it misses nothing there is.
 
@@ -280,9 +295,7 @@ class Closure:
         host: where libraries are looked for.
         image: what they go into.
         plugin: NCCL's network plugin; it is the host's.
-        roots: sonames that are needed whether or not something names them; or paths.
-        host_wins: sonames that have to be the host's.
-        sets: what comes from one side.
+        words: the profile's: `roots`, `host_wins` and `sets`.
 
     Attributes:
         links: by the name under which the loader has to find it, in the order in which it was needed.
@@ -294,25 +307,22 @@ class Closure:
         MusterError: the loader can't be asked.
     """
 
-    def __init__(
-        self,
-        host: HostLibraries,
-        image: Image,
-        plugin: Library | None = None,
-        roots: tuple[str, ...] = (),
-        host_wins: tuple[str, ...] = (),
-        sets: tuple[LibrarySet, ...] = (),
-    ) -> None:
-        self.host, self.image, self.roots, self.sets = host, image, roots, sets
+    def __init__(self, host: HostLibraries, image: Image, plugin: Library | None, words: Libraries) -> None:
+        self.host = host
+        self.image = image
+        self.roots, host_wins = values(words.roots), values(words.host_wins)
+        self.sets = [LibrarySet.of(members) for members in values(words.sets)]
         self.links: dict[str, Link] = {}
         self.winners: frozenset[str] = frozenset()
         self.joined: list[LibrarySet] = []
         self.refusals: tuple[Refusal, ...] = ()
-        # Names of links that only a set asks for.
-        self._optional: set[str] = set()
         # What has to be the host's, and is not there.
         self._missing: list[str] = []
-        if plugin or roots or host_wins:
+        # Names of links that only a set asks for.
+        self._optional: set[str] = set()
+        # The image's own files of the sets that come from the host, by their real paths: soname and set.
+        self._members: dict[str, tuple[str, LibrarySet]] = {}
+        if plugin or self.roots or host_wins:
             with tempfile.TemporaryDirectory(prefix="muster-fabric-", dir=temporary_folder(image.env)) as folder:
                 self._folder = Path(folder)
                 self._search(plugin, host_wins)
@@ -324,12 +334,13 @@ class Closure:
             library = self.host.find(named)
             name = library.elf.soname if library and "/" in named else named
             if library:
-                self._link(name, library, _PROFILE)
+                self._link(name, library, "the profile")
             if name not in self.links and not never_leaves_host(name):
                 self._missing.append(named)
         while True:
-            words = self._ask()
-            if self._link_absent(words) or self._replace_outdated(words) or self._join_sets():
+            names = [*self.links, *(root for root in self.roots if "/" not in root and not never_leaves_host(root))]
+            words = self.image.trace(dict.fromkeys(names), self._library_path())
+            if self._link_missing(words) or self._join_sets():
                 continue
             own = self.image.trace(self.links).found
             self.winners = frozenset(name for name in self.links if name in own)
@@ -347,11 +358,6 @@ class Closure:
         self.links[name] = Link(library, by, (library, *chain))
         return True
 
-    def _ask(self) -> Trace:
-        """The loader's words to all links and named libraries."""
-        named = [name for name in self.roots if "/" not in name and not never_leaves_host(name)]
-        return self.image.trace(dict.fromkeys([*self.links, *named]), self._library_path())
-
     def _library_path(self) -> str:
         """The library path of a launch with these links."""
         return on_path(self._folder, self.image.library_path, self.links)
@@ -363,23 +369,13 @@ class Closure:
     def _who_needs(self, name: str) -> tuple[str, tuple[Library, ...]]:
         """Who asks for a name: to be told, and as a chain of needs."""
         if name in self.roots:
-            return _PROFILE, ()
+            return "the profile", ()
         for link in self.links.values():
             if name in link.library.elf.needed:
                 return link.library.path, link.chain
         return "a library of the image", ()
 
-    def _link_absent(self, words: Trace) -> bool:
-        """Links what the loader misses and the host has; whether anything was."""
-        is_more = False
-        for name in words.absent:
-            by, chain = self._who_needs(name)
-            # What needs a path looks there in the container too: a link elsewhere is of no help.
-            library = None if "/" in name else self.host.find(name, chain)
-            is_more |= library is not None and self._link(name, library, by, chain)
-        return is_more
-
-    def _lacking(self, words: Trace) -> dict[tuple[str, Path], set[str]]:
+    def _unmet(self, words: Trace) -> dict[tuple[str, Path], set[str]]:
         """The symbol versions that links need and do not find, by the link's name and the file that lacks them."""
         found: dict[tuple[str, Path], set[str]] = {}
         for each in words.lacking:
@@ -388,17 +384,20 @@ class Closure:
                 found.setdefault((user, each.library), set()).add(each.version)
         return found
 
-    def _replace_outdated(self, words: Trace) -> bool:
-        """Links the host's copy where the image's lacks symbol versions that a link needs; whether anything was."""
-        is_more = False
-        for (user, file), versions in self._lacking(words).items():
+    def _link_missing(self, words: Trace) -> bool:
+        """Links what the host has of what the loader misses: libraries, and newer copies; whether anything was."""
+        # What needs a path looks there in the container too: a link elsewhere is of no help.
+        wanted = [(name, *self._who_needs(name), set[str]()) for name in words.absent if "/" not in name]
+        for (user, file), versions in self._unmet(words).items():
             name, link = words.name_of(file), self.links[user]
             # Of two CUDA runtimes, torch's and another, both can be loaded.
-            if self._link_of(file) or name.startswith("libcudart.so"):
-                continue
-            library = self.host.find(name, link.chain)
+            if not self._link_of(file) and not name.startswith("libcudart.so"):
+                wanted.append((name, link.library.path, link.chain, versions))
+        is_more = False
+        for name, by, chain, versions in wanted:
+            library = self.host.find(name, chain)
             if library and versions <= library.elf.versions:
-                is_more |= self._link(name, library, link.library.path, link.chain)
+                is_more |= self._link(name, library, by, chain)
         return is_more
 
     def _join_sets(self) -> bool:
@@ -408,6 +407,8 @@ class Closure:
             if one in self.joined or not any(name in self.links for name in one.sonames):
                 continue
             self.joined.append(one)
+            own = self.image.trace(one.sonames).found
+            self._members |= {os.path.realpath(own[name]): (name, one) for name in one.sonames if name in own}
             files = self._provider_files(one)
             named = {name: library for name in one.sonames if (library := self.host.find(name))}
             # A provider by its soname too, as NCCL opens libmlx5.so.1.
@@ -428,39 +429,23 @@ class Closure:
                 found[path.rpartition("/")[2]] = library
         return found
 
-    def _set_members(self) -> dict[str, str]:
-        """The sonames of the image's own files of the sets that come from the host, by their real paths."""
-        names = [name for one in self.joined for name in one.sonames]
-        found = self.image.trace(names).found
-        return {os.path.realpath(found[name]): name for name in names if name in found}
-
     def _broken_users(self, replaced: list[Path]) -> list[Lacking]:
         """What the image's own libraries miss with the links, and do not miss without them.
 
         Args:
             replaced: files of the image that links take the place of.
         """
-        members = self._set_members()
-        unused = {*members, *map(os.path.realpath, replaced)}
+        unused = {*self._members, *map(os.path.realpath, replaced)}
         users = [str(path) for path in self.image.users() if os.path.realpath(path) not in unused]
         found: list[Lacking] = []
-        for each in self._lacking_of(users, self._library_path()):
+        for each in self.image.lacking(users, self._library_path()):
             # A provider that asks for its library's private interface, where its set comes from the host.
             is_unused = "_PRIVATE" in each.version and any(each.library.name in one.sonames for one in self.joined)
-            is_unused &= os.path.realpath(each.required_by) not in members
+            is_unused &= os.path.realpath(each.required_by) not in self._members
             if self._link_of(each.library) and not self._link_of(each.required_by) and not is_unused:
                 found.append(each)
-        had = [(each.version, each.required_by) for each in self._lacking_of(users)] if found else []
+        had = [(each.version, each.required_by) for each in self.image.lacking(users)] if found else []
         return [each for each in found if (each.version, each.required_by) not in had]
-
-    def _lacking_of(self, users: list[str], path: str | None = None) -> list[Lacking]:
-        """The symbol versions that libraries of the image miss."""
-        batches = [users[start : start + _BATCH] for start in range(0, len(users), _BATCH)]
-        try:
-            return [each for batch in batches for each in self.image.trace(batch, path).lacking]
-        except MusterError:
-            # A library of the image that ends the loader says nothing of the host's.
-            return []
 
     def _leave_to_image(self, broken: list[Lacking]) -> bool:
         """Takes back what only a set asks for and the image's own users can't do with; whether anything was."""
@@ -473,16 +458,10 @@ class Closure:
         return bool(taken_back)
 
     def _refuse_absent(self, words: Trace) -> Iterator[Refusal]:
-        for name in self._missing:
-            has_image = name in self.image.trace([name]).found
-            yield _nowhere(
-                name, _PROFILE, "it has to be the host's, and the host does not have it" if has_image else ""
-            )
-        for name in words.absent:
+        """Names that nobody has, files that the loader can't take, and sets without the folders of their providers."""
+        for name in (*self._missing, *words.absent):
             link = self.links.get(name)
-            if link is None and not is_drivers(name):
-                yield _nowhere(name, self._who_needs(name)[0])
-            elif link:
+            if link:
                 machine = link.library.elf.machine
                 is_foreign = machine != own_machine()
                 yield Refusal(
@@ -492,6 +471,14 @@ class Closure:
                     link.needed_by,
                     "install the host's package anew, or name another folder in the profile's search",
                 )
+            elif not is_drivers(name):
+                wrong, by = "neither the host nor the image has it", self._who_needs(name)[0]
+                if name in self._missing:
+                    by = "the profile"
+                    if name in self.image.trace([name]).found:
+                        wrong = "it has to be the host's, and the host does not have it"
+                fix = f"name the host's folder with {name} in the profile's search, or --fabric off"
+                yield Refusal(name, wrong, name, by, fix)
         for one in self.joined:
             if one.folders and not self._provider_files(one):
                 folder = " ".join(one.folders)
@@ -499,7 +486,7 @@ class Closure:
 
     def _refuse_versions(self, words: Trace) -> Iterator[Refusal]:
         """Links that need symbol versions which nobody has."""
-        for (user, file), versions in self._lacking(words).items():
+        for (user, file), versions in self._unmet(words).items():
             soname, link, path = words.name_of(file), self._link_of(file), self.links[user].library.path
             if is_drivers(soname):
                 continue
@@ -515,17 +502,15 @@ class Closure:
 
     def _refuse_users(self, words: Trace, broken: list[Lacking]) -> Iterator[Refusal]:
         """Links that would take the place of the image's copies, and have less than the image's own libraries need."""
-        members = self._set_members()
         versions: dict[str, set[str]] = {}
         users: dict[str, set[str]] = {}
         for each in (*words.lacking, *broken):
             link = self._link_of(each.library)
             if not link or self._link_of(each.required_by):
                 continue
-            member = members.get(os.path.realpath(each.required_by))
-            if member:
-                one = next(one for one in self.joined if member in one.sonames)
-                yield self._mixed(one, member, str(each.required_by))
+            name, one = self._members.get(os.path.realpath(each.required_by), ("", None))
+            if one:
+                yield self._mixed(one, name, str(each.required_by))
             else:
                 versions.setdefault(link, set()).add(each.version)
                 users.setdefault(link, set()).add(str(each.required_by))
@@ -549,11 +534,6 @@ class Closure:
             f"{first} of the host",
             f"install the host's package with {name}, or name its folder in the profile's search and sets",
         )
-
-
-def _nowhere(name: str, by: str, wrong: str = "") -> Refusal:
-    fix = f"name the host's folder with {name} in the profile's search, or --fabric off"
-    return Refusal(name, wrong or "neither the host nor the image has it", name, by, fix)
 
 
 # As NCCL opens its plugins.

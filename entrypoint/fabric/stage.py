@@ -17,9 +17,11 @@ import shlex
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import structs
 
 from muster.entrypoint import additions
 from muster.entrypoint.additions import Additions
@@ -30,7 +32,7 @@ from muster.entrypoint.fabric.find import (
     HostRoot,
     NetPlugin,
     net_plugin,
-    opened_plugins,
+    plugins_of_nccl,
     values,
 )
 from muster.entrypoint.fabric.proof import (
@@ -38,7 +40,6 @@ from muster.entrypoint.fabric.proof import (
     UNUSABLE,
     Closure,
     Image,
-    LibrarySet,
     Refusal,
     never_leaves_host,
     on_path,
@@ -120,10 +121,26 @@ def plan_for(finding: Finding, num_nodes: int, env: Mapping[str, str], site: Sit
     return make_plan(finding, profiles.load_fabric(finding.fabric), Image.here(env), Context.here(num_nodes), site)
 
 
-def plan_without_host(finding: Finding, num_nodes: int, site: Site | None = None) -> FabricPlan:
-    """What such a job needs where the container's own libraries are all that there is."""
+def plan_without_host(
+    finding: Finding, num_nodes: int, bound: Sequence[Path] = (), site: Site | None = None
+) -> FabricPlan:
+    """What such a job has where no host's root is mounted.
+
+    Args:
+        bound: the libraries that `muster fabric binds` put into the container; without any the image's own have to do.
+    """
     profile, context = profiles.load_fabric(finding.fabric), Context.here(num_nodes)
-    return FabricPlan(finding, net=value_of(profile.net, context), variables=profiles.variables(site, profile, context))
+    libraries = {path.name: path for path in bound}
+    named = (*values(profile.libraries.plugins), "libnccl-net.so")
+    plugin = next((name for name in named if name in libraries), None)
+    exported = (net_plugin(libraries[plugin]) if plugin else None) or NetPlugin()
+    return FabricPlan(
+        finding,
+        injected=tuple(Injected(name, str(path), finding.fabric, wins=True) for name, path in libraries.items()),
+        plugin=plugin,
+        net=value_of(profile.net, context) or exported.name,
+        variables=profiles.variables(site, profile, context),
+    )
 
 
 def make_plan(
@@ -145,12 +162,10 @@ def make_plan(
     root = HostRoot(finding.root)
     host = HostLibraries(root, values(words.search))
     plugin = finding.plugin if words.plugins else None
-    exported = net_plugin(root.path(plugin.path)) if plugin else NetPlugin()
-    if finding.root == Path("/"):
-        # The host is the image: no copy of it wins over itself.
-        found = Closure(host, image, plugin, values(words.roots))
-    else:
-        found = Closure(host, image, plugin, values(words.roots), values(words.host_wins), _library_sets(words))
+    exported = (net_plugin(root.path(plugin.path)) if plugin else None) or NetPlugin()
+    # Where the host is the image, no copy of it wins over itself.
+    is_image = finding.root == Path("/")
+    found = Closure(host, image, plugin, structs.replace(words, host_wins=None, sets=None) if is_image else words)
     refusals = (*_refuse_plugin(finding, profile, words, exported, image), *found.refusals)
     notes = tuple(dict.fromkeys([*finding.notes, *root.notes]))
     if refusals:
@@ -173,15 +188,6 @@ def make_plan(
     )
 
 
-def _library_sets(words: Libraries) -> tuple[LibrarySet, ...]:
-    sets: list[LibrarySet] = []
-    for members in values(words.sets):
-        sonames = tuple(name for name in members if "/" not in name and not never_leaves_host(name))
-        if sonames:
-            sets.append(LibrarySet(sonames, tuple(path.rstrip("/") for path in members if "/" in path)))
-    return tuple(sets)
-
-
 def _refuse_plugin(
     finding: Finding, profile: Fabric, words: Libraries, exported: NetPlugin, image: Image
 ) -> list[Refusal]:
@@ -198,7 +204,7 @@ def _refuse_plugin(
         fix = "load the site's module for aws-ofi-nccl, or name its folder in the site's profile: libraries.search"
         return [Refusal(names[0], wrong, " or ".join(names), "NCCL", fix)]
     nccl = image.loaded_by_torch([NCCL]) or [path for name, path in image.trace([NCCL]).found.items() if name == NCCL]
-    opened = (opened_plugins(Path(nccl[0])) if nccl else ()) or NCCL_PLUGINS
+    opened = (plugins_of_nccl(Path(nccl[0])) if nccl else ()) or NCCL_PLUGINS
     if never_leaves_host(plugin.elf.soname):
         wrong = f"NCCL's network plugin calls itself {plugin.elf.soname}, which never comes from the host"
         needs = "a soname of its own, such as libnccl-net.so"

@@ -26,7 +26,7 @@ def test_what_a_library_says(host: Tree) -> None:
         {"libnl.so.3": ["NL_3", "NL_4"], "libplain.so": []},
         ["-rpath", "$ORIGIN/../lib:/opt/x"],
     )
-    read = find.read(path)
+    read = find.read_elf(path)
     assert read is not None
     assert (read.soname, read.needed) == ("libfab.so.1", ("libnl.so.3", "libplain.so"))
     # Its own name is a version too: who needs all of it asks for that.
@@ -36,14 +36,14 @@ def test_what_a_library_says(host: Tree) -> None:
 
 
 def test_a_library_without_a_name_has_its_files(host: Tree) -> None:
-    read = find.read(host.library("/plain.so"))
+    read = find.read_elf(host.library("/plain.so"))
     assert read is not None
     assert (read.soname, read.versions) == ("plain.so", frozenset())
 
 
 @pytest.mark.parametrize("soname", ["../evil.so", "/etc/evil.so", "a:b", "..", "new\nline.so"])
 def test_a_soname_that_is_no_name_is_not_taken(host: Tree, soname: str) -> None:
-    read = find.read(host.library("/libgood.so", soname))
+    read = find.read_elf(host.library("/libgood.so", soname))
     assert read is not None
     assert read.soname == "libgood.so"
 
@@ -56,11 +56,11 @@ def test_what_is_no_library_is_none(host: Tree) -> None:
         "/archive.so": b"!<arch>\n",
     }
     for path, content in files.items():
-        assert find.read(host.file(path, content)) is None
-        assert find.net_plugin(host.at(path)) == NetPlugin()
+        assert find.read_elf(host.file(path, content)) is None
+        assert find.net_plugin(host.at(path)) is None
     os.mkfifo(host.at("/pipe.so"))
     for path in ("/pipe.so", "/none.so", "/"):
-        assert find.read(host.at(path)) is None
+        assert find.read_elf(host.at(path)) is None
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +80,10 @@ def test_damaged_bytes_are_no_library_or_another(plugin_bytes: tuple[Path, bytes
         place = data.draw(st.one_of(st.integers(0, 600), st.integers(len(valid) - 1500, len(valid) - 1)))
         damaged[place] = data.draw(st.integers(0, 255))
     path.write_bytes(damaged[: data.draw(st.integers(0, len(valid)) | st.just(len(valid)))])
-    read = find.read(path)
+    read = find.read_elf(path)
     assert read is None or find.is_name(read.soname)
     plugin = find.net_plugin(path)
-    assert all(isinstance(version, int) for version in plugin.versions)
+    assert plugin is None or all(isinstance(version, int) for version in plugin.versions)
 
 
 def test_a_plugin_tells_its_name_and_versions(host: Tree) -> None:
@@ -95,18 +95,19 @@ def test_a_plugin_tells_its_name_and_versions(host: Tree) -> None:
 def test_the_plugins_that_an_nccl_opens(host: Tree) -> None:
     names = "".join(f'.asciz "ncclNetPlugin_v{version}"\n' for version in (9, 8, 10))
     source = f'.section .rodata\n.asciz "x"\n{names}.asciz "ncclNetPlugin_v77 is none"\n'
-    assert find.opened_plugins(host.library("/libnccl.so.2", source=source)) == (8, 9, 10)
-    assert find.opened_plugins(host.library("/libother.so")) == ()
-    assert find.opened_plugins(host.file("/no", "no")) == ()
+    assert find.plugins_of_nccl(host.library("/libnccl.so.2", source=source)) == (8, 9, 10)
+    assert find.plugins_of_nccl(host.library("/libother.so")) == ()
+    assert find.plugins_of_nccl(host.file("/no", "no")) is None
 
 
 def test_the_installed_nccl_opens_those_that_are_taken_for_granted() -> None:
     path = Path(sysconfig.get_path("platlib"), "nvidia/nccl/lib/libnccl.so.2")
     if not path.exists():
         pytest.skip("needs a torch with NCCL")
-    assert find.opened_plugins(path)[0] == NCCL_PLUGINS[0]
+    opened = find.plugins_of_nccl(path) or ()
+    assert opened[0] == NCCL_PLUGINS[0]
     # An older torch's NCCL opens fewer.
-    assert set(find.opened_plugins(path)) <= set(NCCL_PLUGINS)
+    assert set(opened) <= set(NCCL_PLUGINS)
 
 
 def test_a_plugin_that_is_relocated_in_the_compact_way(host: Tree) -> None:
