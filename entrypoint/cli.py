@@ -18,7 +18,7 @@ from muster.arguments import command, normalise, to_argv
 from muster.check.options import BenchOptions, DoctorOptions
 from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, Options
 from muster.config import check as check_combination
-from muster.entrypoint import environment, frameworks, launch, passing, rendezvous, report
+from muster.entrypoint import frameworks, launch, passing, recording, rendezvous, report
 from muster.entrypoint.fabric import commands as fabric_commands
 from muster.entrypoint.jobs import commands as job_commands
 from muster.entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, TorchrunOptions
@@ -265,7 +265,7 @@ def _detect(options: LaunchOptions, show: ShowOptions) -> None:
     env = launch.environment_of(options)
     if show.record is not None:
         # Before anything is detected: what can't be is what one records.
-        environment.save(env, Path(show.record))
+        recording.save(env, Path(show.record))
         print(f"written: {show.record}; muster detect --env-file reads it", file=sys.stderr)
         return
     typed = ["train", "ddp"]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from muster import ROOT
 from muster.entrypoint.additions import Additions
-from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.program import Program
 from muster.errors import MusterError

@@ -6,7 +6,7 @@ GPUs that it sees.
 
 import json
 
-from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.rendezvous import FIRST_PORT, NUM_PORTS, Rendezvous
 from muster.errors import MusterError
 

@@ -18,7 +18,6 @@ from muster import interruption
 from muster.entrypoint import (
     additions,
     debugging,
-    detection,
     driver,
     environment,
     frameworks,
@@ -30,8 +29,8 @@ from muster.entrypoint import (
     torchrun,
 )
 from muster.entrypoint.additions import Additions
-from muster.entrypoint.allocation import Allocation
-from muster.entrypoint.detect import pbs
+from muster.entrypoint.detect import resolve
+from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.fabric import launch as fabric_launch
 from muster.entrypoint.options import LaunchOptions
@@ -70,7 +69,12 @@ class Place:
 
 def environment_of(options: LaunchOptions) -> Environment:
     """This process's environment, or the recorded one that the options name."""
-    return environment.load(Path(options.env_file)) if options.env_file else environment.live()
+    if options.env_file is None:
+        return environment.live()
+    # Here and not above: a launch reads none.
+    from muster.entrypoint import recording
+
+    return recording.load(Path(options.env_file))
 
 
 def find(
@@ -97,9 +101,9 @@ def find(
             seen=f"--nproc-per-node={options.nproc_per_node}",
             fix="train ddp, or leave --nproc-per-node out",
         )
-    allocation = detection.allocate(env, options, typed, is_single=is_single)
+    allocation = resolve.resolve(env, options, typed, is_single=is_single)
     if is_single:
-        allocation = detection.single(allocation, typed)
+        allocation = resolve.single(allocation, typed)
     found = defaults.of(site, allocation.num_nodes, env, options)
     gpus = site.site.nodes.gpus if site else None
     missing = resources.without_gpus(env, allocation, options, typed, gpus.value if gpus else 0)
@@ -280,13 +284,14 @@ def _variables(allocation: Allocation, meeting: Rendezvous, env: Environment, no
         threads = resources.threads_per_rank(
             cores, allocation.cpus_on_node, allocation.nproc_per_node, allocation.tasks_on_node
         )
-        if pbs.sets_threads(env):
+        by_default = allocation.default_threads
+        if by_default is not None:
             set_by_user.pop("OMP_NUM_THREADS")
-            threads = min(threads, int(env["OMP_NUM_THREADS"]))
-            if str(threads) != env["OMP_NUM_THREADS"]:
+            threads = min(threads, int(by_default))
+            if str(threads) != by_default:
                 notes.append(
-                    f"OMP_NUM_THREADS={env['OMP_NUM_THREADS']} was set by PBS: {threads} for each of this node's "
-                    f"{allocation.nproc_per_node} ranks was taken"
+                    f"OMP_NUM_THREADS={by_default} was set by {allocation.scheduler}: {threads} for each of this "
+                    f"node's {allocation.nproc_per_node} ranks was taken"
                 )
         wanted["OMP_NUM_THREADS"] = str(threads)
     if meeting.interface is not None:
@@ -324,8 +329,6 @@ def of_the_job(allocation: Allocation, env: Mapping[str, str]) -> dict[str, str]
     """What our programs want to know of the job: its nodes, scheduler, attempt, and its limit in unix seconds.
 
     The nodes are by node_rank, as the scheduler calls them: so one that does not come has a name.
-
-    Source: https://slurm.schedmd.com/sbatch.html (SLURM_JOB_START_TIME, SLURM_JOB_END_TIME: 23.02 and newer)
     """
     wanted: dict[str, str] = {}
     if allocation.scheduler not in ("local", "manual"):
@@ -337,9 +340,10 @@ def of_the_job(allocation: Allocation, env: Mapping[str, str]) -> dict[str, str]
             wanted[LaunchVariable.NODES] = nodes
     if allocation.attempt and not env.get("MUSTER_ATTEMPT"):
         wanted["MUSTER_ATTEMPT"] = str(allocation.attempt)
-    for name in (LaunchVariable.SCHEDULER_START_TIME, LaunchVariable.SCHEDULER_END_TIME):
-        if time := env.get(name.replace("MUSTER_SCHEDULER", "SLURM_JOB")):
-            wanted[name] = time
+    if allocation.start_time is not None:
+        wanted[LaunchVariable.SCHEDULER_START_TIME] = str(allocation.start_time)
+    if allocation.end_time is not None:
+        wanted[LaunchVariable.SCHEDULER_END_TIME] = str(allocation.end_time)
     return wanted
 
 

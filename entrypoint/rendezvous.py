@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 
 from muster.entrypoint import network
-from muster.entrypoint.allocation import Allocation
 from muster.entrypoint.detect import mpi
+from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -134,7 +134,7 @@ def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -
     mpirun ends all when one ends with an error. Hydra does so only once they have called MPI, and Flux not at all.
     """
     is_flux = "FLUX_TASK_RANK" in env
-    names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE") if is_flux else (mpi.HYDRA_NAMES.rank, mpi.HYDRA_NAMES.size)
+    names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE") if is_flux else (mpi.HYDRA.rank, mpi.HYDRA.size)
     rank, size = (whole_number(env.get(name, "")) for name in names)
     if rank is None or size is None or not env.is_live:
         return

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import NAME
 from muster.entrypoint.frameworks import bracketed
 from muster.entrypoint.jobs import quoting

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from muster.entrypoint.allocation import Allocation, Hosts
+from muster.entrypoint.detect.allocation import Allocation, Job
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -23,17 +23,8 @@ DEVICES = Path("/dev")
 # In a container too, and where a scheduler lets the job open none of them.
 GPUS_OF_DRIVER = Path("/proc/driver/nvidia/gpus")
 
-_ASK = {
-    "slurm": "sbatch --gpus-per-node={gpus}",
-    "pbs": "qsub -l select=NODES:ngpus={gpus}",
-    "lsf": "bsub -gpu num={gpus}",
-    "grid_engine": "qsub -l gpu={gpus}, by the name that this site has for it",
-    "flux": "flux batch or flux run with --gpus-per-node={gpus}, or -g 1 for a task",
-    "kubernetes": "nvidia.com/gpu: {gpus} in the limits of the pod's resources",
-    "docker": "docker run --gpus all",
-    "podman": "podman run --device nvidia.com/gpu=all",
-}
-"""How GPUs are asked for, by scheduler and container engine."""
+_ASK_ENGINE = {"docker": "docker run --gpus all", "podman": "podman run --device nvidia.com/gpu=all"}
+"""How GPUs are asked for, by container engine."""
 
 
 def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
@@ -69,15 +60,16 @@ def without_gpus(
     """
     is_job = allocation.scheduler not in ("local", "manual")
     giver = allocation.scheduler if is_job else env.engine
+    ask = allocation.gpu_request if is_job else _ASK_ENGINE.get(env.engine or "")
     on_cpu = options.nproc_per_node == "cpu" or "--device=cpu" in words or "--device cpu" in " ".join(words)
-    if allocation.gpus_seen or on_cpu or giver not in _ASK:
+    if allocation.gpus_seen or on_cpu or not ask:
         return None
     here = max(len(_device_nodes()), len(list(GPUS_OF_DRIVER.glob("*")))) if env.is_live else 0
     if not here and not (is_job and gpus_of_site):
         return None
     has = f"this machine has {here} GPUs" if here else f"this site's nodes have {gpus_of_site} GPUs"
     whom = "job" if is_job else "container"
-    ask = _ASK[giver].format(gpus=here or gpus_of_site)
+    ask = ask.format(gpus=here or gpus_of_site)
     return f"{has}, and {giver} gave this {whom} none: the CPUs compute. To ask for GPUs: {ask}"
 
 
@@ -130,7 +122,7 @@ def threads_per_rank(num_cores: int, cpus_on_node: int | None, ranks_on_node: in
     return max(1, num_cores if bound else num_cores // ranks_on_node)
 
 
-def processes_per_node(env: Environment, options: LaunchOptions, job: Hosts | None) -> tuple[int, str]:
+def processes_per_node(env: Environment, options: LaunchOptions, job: Job | None) -> tuple[int, str]:
     """How many processes this node's agent starts: as the user says, else one for each GPU; and what says so.
 
     Raises:

@@ -5,7 +5,7 @@ Source: https://docs.pytorch.org/docs/stable/elastic/run.html
 
 import sys
 
-from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import Rendezvous
 

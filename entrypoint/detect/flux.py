@@ -1,4 +1,4 @@
-"""Flux: the job's id and its number of nodes; and which task of the job this process is.
+"""Flux: the job's number of nodes; and which task of the job this process is.
 
     FLUX_JOB_ID=ƒnhnrsZ or fnhnrsZ     no number
     FLUX_JOB_NNODES=2
@@ -14,41 +14,49 @@ Source: https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man7/
 
 import re
 
-from muster.entrypoint import variables
-from muster.entrypoint.allocation import Hosts, Rejected, Task
+from muster.entrypoint.detect.allocation import Job, Task
+from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
-FIX = "start the command by Flux itself: `flux run -N NODES -n NODES --exclusive train ddp`"
+TASK_NAMES = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
+VARIABLES = (*TASK_NAMES, "FLUX_JOB_ID", "FLUX_JOB_TMPDIR", "FLUX_URI")
 
+PREFIXES = ("FLUX_",)
+# /system.slice/flux.service                                   and imp-shell-0-f123.service
+# Source: https://flux-framework.readthedocs.io/projects/flux-core/en/latest/guide/admin.html
+CGROUP = re.compile(r"/flux\.service\b|/imp-shell-[^/\s]+")
+PARENTS = {"flux-shell": "flux", "flux-broker": "flux"}
+
+FIX = "start the command by Flux itself: `flux run -N NODES -n NODES --exclusive train ddp`"
 FIX_HOSTS = "where the nodes share no folder, set MASTER_ADDR to the first one's name"
 
 
-def job(env: Environment) -> Hosts | None:
+def job(env: Environment) -> Job | None:
     """The Flux job, or the instance of Flux, that `env` belongs to, or None where there is none.
 
     Raises:
         MusterError: its variables can't be right.
     """
-    if not any(name in env for name in ("FLUX_JOB_ID", "FLUX_TASK_RANK", "FLUX_URI")):
+    if not {"FLUX_JOB_ID", "FLUX_TASK_RANK", "FLUX_URI"} & env.keys():
         return None
+    read = Reader(env, FIX)
     is_job = "FLUX_JOB_ID" in env or "FLUX_TASK_RANK" in env
     job_id = env.get("FLUX_JOB_ID")
     if is_job and not re.fullmatch(r"[ƒf][0-9A-Za-z]+", job_id or ""):
         raise MusterError("FLUX_JOB_ID is missing or no job id", seen=f"FLUX_JOB_ID={job_id}", fix=FIX)
-    num_nodes = variables.number(env, "FLUX_JOB_NNODES", FIX) if is_job else None
-    source = variables.seen(env, "FLUX_JOB_NNODES") or variables.seen(env, "FLUX_URI")
-    return Hosts(
+    num_nodes = read.number("FLUX_JOB_NNODES") if is_job else None
+    source = read.seen("FLUX_JOB_NNODES") or read.seen("FLUX_URI")
+    return Job(
         scheduler="flux",
         job_id=job_id,
-        attempt=0,
-        hosts=(),
         num_nodes=num_nodes,
         launch=launch(num_nodes),
+        gpu_request="flux batch or flux run with --gpus-per-node={gpus}, or -g 1 for a task",
         problem=MusterError("Flux does not say which nodes its job has", seen=source, fix=FIX_HOSTS if is_job else FIX),
         sources={
-            "scheduler": variables.seen(env, "FLUX_JOB_ID") or variables.seen(env, "FLUX_URI"),
-            "job_id": variables.seen(env, "FLUX_JOB_ID") or "none: a shell of the instance",
+            "scheduler": read.seen("FLUX_JOB_ID") or read.seen("FLUX_URI"),
+            "job_id": read.seen("FLUX_JOB_ID") or "none: a shell of the instance",
             "attempt": "Flux does not count restarts",
             "hosts": "Flux names no hosts",
             "num_nodes": source,
@@ -62,55 +70,56 @@ def launch(num_nodes: int | None) -> str:
     return f"flux run -N {nodes} -n {nodes} --exclusive {{command}}"
 
 
-_NAMES = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
-
-
-def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+def task(env: Environment, job: Job | None) -> Task | None:
     """The Flux task that this process is, or None outside a Flux job.
 
     Raises:
         MusterError: its variables are incomplete, contradict each other, or leave the node open.
     """
-    if not any(name in env for name in (*_NAMES, "FLUX_JOB_ID")):
+    if not {*TASK_NAMES, "FLUX_JOB_ID"} & env.keys():
         return None
-    rank, size, local_rank, num_nodes = (variables.number(env, name, FIX) for name in _NAMES)
-    seen = variables.seen(env, *_NAMES)
-    if not (rank < size and 1 <= num_nodes <= size):
-        raise MusterError("Flux's variables contradict each other", seen=seen, fix=FIX)
+    read = Reader(env, FIX)
+    rank = read.number("FLUX_TASK_RANK", "rank")
+    size = read.number("FLUX_JOB_SIZE")
+    local_rank = read.number("FLUX_TASK_LOCAL_ID", "local_rank")
+    num_nodes = read.number("FLUX_JOB_NNODES", "num_nodes")
+    fits = rank < size and 1 <= num_nodes <= size
+    read.agree(fits, "Flux's variables contradict each other", *TASK_NAMES)
     # Flux speaks PMI to its own tasks: other values are those of a launcher inside the task.
     if env.get("PMI_RANK", str(rank)) != str(rank) or env.get("PMI_SIZE", str(size)) != str(size):
         raise MusterError(
             "Flux and another launcher disagree on which process this is",
-            seen=f"{seen} {variables.seen(env, 'PMI_RANK', 'PMI_SIZE')}",
+            seen=read.seen(*TASK_NAMES, "PMI_RANK", "PMI_SIZE"),
             fix=f"{FIX}, without mpiexec inside the task",
         )
-    if size % num_nodes:
-        raise MusterError("the nodes have different numbers of tasks", seen=seen, fix=FIX)
+    read.agree(size % num_nodes == 0, "the nodes have different numbers of tasks", *TASK_NAMES)
     local_size = size // num_nodes
     if rank % local_size != local_rank:
         raise MusterError(
             "the tasks don't lie in blocks, a node after the other, so which node this is can't be told",
-            seen=seen,
+            seen=read.seen(*TASK_NAMES),
             fix="flux run without --taskmap",
         )
     node_rank = rank // local_size
-    known = job.hosts if job and len(job.hosts) == num_nodes else ()
+    hosts = job.hosts if job and len(job.hosts) == num_nodes else ()
+    if num_nodes == 1 and env.host and not (job and job.hosts):
+        hosts = (env.host,)
+    note = f"node rank {node_rank}: Flux gives none; tasks are taken to lie in blocks of {local_size} a node"
     return Task(
         launcher="flux",
         node_rank=node_rank,
         local_rank=local_rank,
         rank=rank,
         tasks_per_node=(local_size,) * num_nodes,
-        hosts=known or ((env.host,) if num_nodes == 1 and env.host and not (job and job.hosts) else ()),
-        notes=(f"node rank {node_rank}: Flux gives none; tasks are taken to lie in blocks of {local_size} a node",)
-        if num_nodes > 1
-        else (),
+        hosts=hosts,
+        notes=(note,) if num_nodes > 1 else (),
         sources={
+            **read.sources,
             "launcher": f"FLUX_TASK_RANK={rank}",
-            "num_nodes": f"FLUX_JOB_NNODES={num_nodes}",
             "node_rank": f"FLUX_TASK_RANK={rank} in blocks of {local_size}",
-            "local_rank": f"FLUX_TASK_LOCAL_ID={local_rank}",
-            "rank": f"FLUX_TASK_RANK={rank}",
-            "tasks_on_node": variables.seen(env, "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"),
+            "tasks_on_node": read.seen("FLUX_JOB_SIZE", "FLUX_JOB_NNODES"),
         },
     )
+
+
+TASKS = {"flux": task}

@@ -1,4 +1,4 @@
-"""Grid Engine (SGE, Son of, Univa, Open Cluster Scheduler): the job's id and nodes; and where a task of qrsh is.
+"""Grid Engine (SGE, Son of, Univa, Open Cluster Scheduler): the job's nodes; and where a task of qrsh is.
 
 A parallel job has its nodes in a file:
 
@@ -19,12 +19,23 @@ Source: https://manpages.debian.org/bookworm/gridengine-client/qrsh.1.en.html
 
 import re
 
-from muster.entrypoint import hostlist, variables
-from muster.entrypoint.allocation import Hosts, Rejected, Task
-from muster.entrypoint.detect import placing
+from muster.entrypoint.detect import hostlist
+from muster.entrypoint.detect.allocation import Job, Task
+from muster.entrypoint.detect.manual import by_host
+from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 from muster.units import whole_number
+
+VARIABLES = (
+    "JOB_ID", "JOB_SCRIPT", "NHOSTS", "NSLOTS", "PE", "PE_HOSTFILE", "RESTARTED", "SGE_HGR_gpu", "SGE_JOB_SPOOL_DIR",
+    "SGE_TASK_ID",
+)  # fmt: skip
+TEXT_FILES = ("PE_HOSTFILE",)
+
+PREFIXES = ("SGE_", "PE_")
+MOUNT = re.compile(r"/active_jobs/\d+\.\d+(?:/|$)")
+PARENTS = {"sge_shepherd": "grid_engine", "sge_execd": "grid_engine"}
 
 FIX_JOB = "start from a fresh job: `qsub -pe PE SLOTS SCRIPT`, without setting Grid Engine's variables by hand"
 FIX_HOSTS = (
@@ -33,7 +44,78 @@ FIX_HOSTS = (
 )
 
 
-def is_task(env: Environment) -> bool:
+def job(env: Environment) -> Job | None:
+    """The Grid Engine job in `env`, or None where there is none.
+
+    Raises:
+        MusterError: its variables, or the file of its nodes, can't be right.
+    """
+    # SGE_ROOT and its like are set on a login node too, and JOB_ID alone is anybody's.
+    if not {"PE_HOSTFILE", "SGE_JOB_SPOOL_DIR", "SGE_TASK_ID"} & env.keys():
+        return None
+    read = Reader(env, FIX_JOB)
+    job_id = str(read.identifier("JOB_ID"))
+    task = env.get("SGE_TASK_ID", "undefined")
+    slots: dict[str, int] = {}
+    problem = None
+    try:
+        slots = _slots(read)
+    except MusterError as reason:
+        problem = reason
+    nodes = read.seen("PE_HOSTFILE") or "no PE_HOSTFILE"
+    hosts = ",".join(slots)
+    return Job(
+        scheduler="grid_engine",
+        job_id=job_id if task == "undefined" else f"{job_id}.{task}",
+        attempt=read.optional("RESTARTED") or 0,
+        hosts=tuple(slots),
+        num_nodes=len(slots) or None,
+        slots=tuple(slots.values()),
+        gpus_on_node=len(env["SGE_HGR_gpu"].split()) if env.get("SGE_HGR_gpu") else None,
+        # A task starts in $HOME, with the PATH of a login, and its words are read by a shell once more.
+        launch=f"for host in {hosts.replace(',', ' ')}; do qrsh -inherit $host "
+        f"\"cd '$PWD' && env PATH='$PATH' MUSTER_HOSTS={hosts} \"{{quoted}} & done; wait",
+        gpu_request="qsub -l gpu={gpus}, by the name that this site has for it",
+        is_shared=len(slots) == 1,
+        problem=problem,
+        sources={
+            "scheduler": f"JOB_ID={job_id}",
+            "job_id": read.seen("JOB_ID", "SGE_TASK_ID"),
+            "attempt": read.seen("RESTARTED") or "no RESTARTED: the first run",
+            "hosts": nodes if slots else f"{nodes} that can be read",
+            "num_nodes": f"{len(slots)} hosts in {nodes}" if slots else nodes,
+        },
+    )
+
+
+def _slots(read: Reader) -> dict[str, int]:
+    """The hosts in the file's order, with the number of slots on each."""
+    env = read.env
+    if "PE_HOSTFILE" not in env:
+        if "PE" not in env and not _is_task(env) and env.get("NHOSTS") == "1" and env.host:
+            return {env.host: read.number("NSLOTS")}
+        raise MusterError(
+            "PE_HOSTFILE is not set, so the job's nodes are not known", seen="no PE_HOSTFILE", fix=FIX_HOSTS
+        )
+
+    def check(holds: bool, wrong: str) -> None:
+        read.agree(holds, f"Grid Engine's list of nodes {wrong}", "PE_HOSTFILE", "NHOSTS")
+
+    slots: dict[str, int] = {}
+    for line in Reader(env, FIX_HOSTS).text_file("PE_HOSTFILE").splitlines():
+        words = line.split()
+        if not words:
+            continue
+        num_slots = whole_number(words[1]) if len(words) > 1 else None
+        check(num_slots is not None and hostlist.is_name(words[0]), f"holds {line[:60]!r}")
+        # A host comes again where several queues gave slots on it.
+        slots[words[0]] = slots.get(words[0], 0) + (num_slots or 0)
+    check(bool(slots), "is empty")
+    check(_is_task(env) or env.get("NHOSTS", str(len(slots))) == str(len(slots)), f"names {len(slots)} hosts")
+    return slots
+
+
+def _is_task(env: Environment) -> bool:
     """Whether `qrsh -inherit` started this process.
 
     Raises:
@@ -44,96 +126,20 @@ def is_task(env: Environment) -> bool:
     # A job has .../active_jobs/2.1, the second task on node01 in it .../active_jobs/2.1/2.node01
     match = re.search(r"/active_jobs/[0-9]+\.[0-9]+(/[0-9]+\..+)?$", env.get("SGE_JOB_SPOOL_DIR", ""))
     if match is None:
-        raise MusterError(
-            "SGE_JOB_SPOOL_DIR does not tell whether this is a job or a task of one",
-            seen=variables.seen(env, "JOB_SCRIPT", "SGE_JOB_SPOOL_DIR"),
-            fix=FIX_JOB,
-        )
+        wrong = "SGE_JOB_SPOOL_DIR does not tell whether this is a job or a task of one"
+        raise Reader(env, FIX_JOB).error(wrong, "JOB_SCRIPT", "SGE_JOB_SPOOL_DIR")
     return match[1] is not None
 
 
-def job(env: Environment) -> Hosts | None:
-    """The Grid Engine job in `env`, or None where there is none.
-
-    Raises:
-        MusterError: its variables, or the file of its nodes, can't be right.
-    """
-    # SGE_ROOT and its like are set on a login node too, and JOB_ID alone is anybody's.
-    if not any(name in env for name in ("PE_HOSTFILE", "SGE_JOB_SPOOL_DIR", "SGE_TASK_ID")):
-        return None
-    job_id = str(variables.identifier(env, "JOB_ID", FIX_JOB))
-    task = env.get("SGE_TASK_ID", "undefined")
-    slots: dict[str, int] = {}
-    problem = None
-    try:
-        slots = _slots(env)
-    except MusterError as reason:
-        problem = reason
-    nodes = variables.seen(env, "PE_HOSTFILE") or "no PE_HOSTFILE"
-    hosts = ",".join(slots)
-    return Hosts(
-        scheduler="grid_engine",
-        job_id=job_id if task == "undefined" else f"{job_id}.{task}",
-        attempt=variables.optional(env, "RESTARTED", FIX_JOB) or 0,
-        hosts=tuple(slots),
-        num_nodes=len(slots) or None,
-        gpus_on_node=len(env["SGE_HGR_gpu"].split()) if env.get("SGE_HGR_gpu") else None,
-        is_shared=len(slots) == 1,
-        # A task starts in $HOME, with the PATH of a login, and its words are read by a shell once more.
-        launch=f"for host in {hosts.replace(',', ' ')}; do qrsh -inherit $host "
-        f"\"cd '$PWD' && env PATH='$PATH' MUSTER_HOSTS={hosts} \"{{quoted}} & done; wait",
-        slots=tuple(slots.values()),
-        problem=problem,
-        sources={
-            "scheduler": f"JOB_ID={job_id}",
-            "job_id": variables.seen(env, "JOB_ID", "SGE_TASK_ID"),
-            "attempt": variables.seen(env, "RESTARTED") or "no RESTARTED: the first run",
-            "hosts": nodes if slots else f"{nodes} that can be read",
-            "num_nodes": f"{len(slots)} hosts in {nodes}" if slots else nodes,
-        },
-    )
-
-
-def _slots(env: Environment) -> dict[str, int]:
-    """The hosts in the file's order, with the number of slots on each."""
-    if "PE_HOSTFILE" not in env:
-        if "PE" not in env and not is_task(env) and env.get("NHOSTS") == "1" and env.host:
-            return {env.host: variables.number(env, "NSLOTS", FIX_JOB)}
-        raise MusterError(
-            "PE_HOSTFILE is not set, so the job's nodes are not known", seen="no PE_HOSTFILE", fix=FIX_HOSTS
-        )
-    slots: dict[str, int] = {}
-    for line in variables.text_file(env, "PE_HOSTFILE", FIX_HOSTS).splitlines():
-        words = line.split()
-        if not words:
-            continue
-        num_slots = whole_number(words[1]) if len(words) > 1 else None
-        if num_slots is None or not hostlist.is_name(words[0]):
-            raise _unreadable(env, f"holds {line[:60]!r}")
-        # A host comes again where several queues gave slots on it.
-        slots[words[0]] = slots.get(words[0], 0) + num_slots
-    if not slots:
-        raise _unreadable(env, "is empty")
-    if not is_task(env) and env.get("NHOSTS", str(len(slots))) != str(len(slots)):
-        raise _unreadable(env, f"names {len(slots)} hosts")
-    return slots
-
-
-def _unreadable(env: Environment, why: str) -> MusterError:
-    return MusterError(
-        f"Grid Engine's list of nodes {why}", seen=variables.seen(env, "PE_HOSTFILE", "NHOSTS"), fix=FIX_JOB
-    )
-
-
-def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+def task(env: Environment, job: Job | None) -> Task | None:
     """The task of Grid Engine that this process is, or None for a job script and outside Grid Engine.
 
     Raises:
         MusterError: the job's nodes are not known here, or several tasks may be on this one.
     """
-    if job is None or not is_task(env):
+    if job is None or not _is_task(env):
         return None
-    mark = variables.seen(env, "SGE_JOB_SPOOL_DIR")
+    mark = f"SGE_JOB_SPOOL_DIR={env['SGE_JOB_SPOOL_DIR'][:200]}"
     # qrsh is told the host of each task: who lists the hosts has started one on each.
     if max(job.slots, default=1) > 1 and "MUSTER_HOSTS" not in env:
         raise MusterError(
@@ -141,4 +147,7 @@ def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
             seen=f"{mark}, {job.sources['hosts']}",
             fix=f"start one task on each node, and say so with its hosts: {FIX_HOSTS}",
         )
-    return placing.by_host("qrsh", mark, env, job, FIX_HOSTS)
+    return by_host("qrsh", mark, env, job, FIX_HOSTS)
+
+
+TASKS = {"qrsh": task}

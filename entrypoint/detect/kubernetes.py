@@ -13,11 +13,19 @@ Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
 import re
 from typing import NamedTuple
 
-from muster.entrypoint import hostlist, variables
-from muster.entrypoint.allocation import Hosts, Rejected, Task
+from muster.entrypoint.detect import hostlist
+from muster.entrypoint.detect.allocation import Job, Task
+from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 from muster.units import whole_number
+
+VARIABLES = (
+    "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES",
+    "PET_NODE_RANK", "PET_NPROC_PER_NODE", "VC_MASTER_HOSTS", "VC_TASK_INDEX", "VC_WORKER_HOSTS", "VK_TASK_INDEX",
+)  # fmt: skip
+
+PREFIXES = ("PET_", "VC_", "VK_")
 
 FIX = "on each pod: train ddp --nnodes PODS --node-rank INDEX --master-addr HOST"
 
@@ -36,23 +44,24 @@ class _Pods(NamedTuple):
     host_source: str
 
 
-def job(env: Environment) -> Hosts | None:
+def job(env: Environment) -> Job | None:
     """The job that this pod belongs to, or None outside Kubernetes and for a pod alone.
 
     Raises:
         MusterError: the variables of the pods contradict each other.
     """
-    found = _pods(env)
+    found = _pods(Reader(env, FIX))
     if found is None:
         return None
     problem = MusterError("nothing tells the names of the job's pods", seen=found.num_source, fix=FIX)
-    return Hosts(
+    return Job(
         scheduler="kubernetes",
         job_id=None,
-        attempt=0,
         hosts=found.hosts,
         num_nodes=found.num_pods,
         launch=FIX.replace("train ddp", "{command}"),
+        gpu_request="nvidia.com/gpu: {gpus} in the limits of the pod's resources",
+        is_host_proved=True,
         problem=None if found.hosts else problem,
         sources={
             "scheduler": "KUBERNETES_SERVICE_HOST",
@@ -62,36 +71,38 @@ def job(env: Environment) -> Hosts | None:
     )
 
 
-def _pods(env: Environment) -> _Pods | None:
+def _pods(read: Reader) -> _Pods | None:
     """The pods of this pod's job, or None where it is alone."""
+    env = read.env
     if "KUBERNETES_SERVICE_HOST" not in env:
         return None
     if any(re.fullmatch(r"VC_\w+_HOSTS", name) for name in env):
-        return _volcano(env)
+        return _volcano(read)
     if any(name.startswith("PET_") for name in env):
-        return _counted(env, "PET_NNODES")
+        return _counted(read, "PET_NNODES")
     if "RANK" in env or "WORLD_SIZE" in env:
-        return _counted(env, "WORLD_SIZE")
+        return _counted(read, "WORLD_SIZE")
     for name in ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX"):
         if name in env:
-            rank = variables.number(env, name, FIX)
+            rank = read.number(name)
             return _Pods(None, rank, f"{name}={rank}", (), f"{name}={rank}, and no number of pods", "no names of pods")
     return None
 
 
-def _counted(env: Environment, name: str) -> _Pods:
+def _counted(read: Reader, name: str) -> _Pods:
+    env = read.env
     if ":" in env.get(name, ""):
         raise MusterError(
             "an elastic job gives its pods no ranks",
-            seen=variables.seen(env, name),
+            seen=read.seen(name),
             fix="leave elasticPolicy out of the PyTorchJob, with a fixed number of replicas",
         )
-    num_pods = variables.number(env, name, FIX)
-    ranks = {place: variables.number(env, place, FIX) for place in _RANKS if place in env}
-    seen = variables.seen(env, name, "WORLD_SIZE", "PET_NPROC_PER_NODE", *ranks)
+    num_pods = read.number(name)
+    ranks = {place: read.number(place) for place in _RANKS if place in env}
+    seen = read.seen(name, "WORLD_SIZE", "PET_NPROC_PER_NODE", *ranks)
     if len(set(ranks.values())) != 1 or num_pods < 1 or next(iter(ranks.values())) >= num_pods:
         raise MusterError("the variables disagree on which pod of the job this is", seen=seen, fix=FIX)
-    world_size = variables.optional(env, "WORLD_SIZE", FIX)
+    world_size = read.optional("WORLD_SIZE")
     per_pod = whole_number(env.get("PET_NPROC_PER_NODE", "1"))
     # Newer operators count processes in WORLD_SIZE, as far as their number is given.
     if world_size not in (None, num_pods, num_pods * (per_pod or 1)):
@@ -129,18 +140,19 @@ def _indexed_names(env: Environment, rank: int, num_pods: int) -> tuple[tuple[st
     return tuple(f"{base}-{pod}{dot}{domain}" for pod in range(num_pods)), f"the pattern of {master}"
 
 
-def _volcano(env: Environment) -> _Pods:
+def _volcano(read: Reader) -> _Pods:
+    env = read.env
     # The task called master goes first: its index 0 is where Volcano's PyTorch plugin puts MASTER_ADDR.
     names = sorted(
         (name for name in env if re.fullmatch(r"VC_\w+_HOSTS", name)),
         key=lambda name: (name != "VC_MASTER_HOSTS", name),
     )
-    by_task = {name: variables.hosts(env, name, FIX) for name in names}
+    by_task = {name: read.hosts(name) for name in names}
     hosts = tuple(host for task in by_task.values() for host in task)
-    seen = variables.seen(env, *names, "VC_TASK_INDEX", "VK_TASK_INDEX", "RANK")
+    seen = read.seen(*names, "VC_TASK_INDEX", "VK_TASK_INDEX", "RANK")
     index_name = "VC_TASK_INDEX" if "VC_TASK_INDEX" in env else "VK_TASK_INDEX"
-    index = variables.number(env, index_name, FIX)
-    own = variables.own_index(hosts, env, seen, FIX)
+    index = read.number(index_name)
+    own = read.own_index(hosts, seen)
     if own is None and len(names) == 1 and index < len(hosts):
         own = index
     if (
@@ -153,17 +165,17 @@ def _volcano(env: Environment) -> _Pods:
         raise MusterError("RANK and WORLD_SIZE disagree with the list of pods", seen=seen, fix=FIX)
     if env.get("VK_TASK_INDEX", str(index)) != str(index):
         raise MusterError("the variables disagree on which pod of the task this is", seen=seen, fix=FIX)
-    listed = variables.seen(env, *names)
+    listed = read.seen(*names)
     return _Pods(len(hosts), own, f"{index_name}={index}", hosts, f"{len(hosts)} hosts in {listed}", listed)
 
 
-def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+def task(env: Environment, job: Job | None) -> Task | None:
     """The pod that this process is in, as the one task of a node, or None outside a job of several pods.
 
     Raises:
         MusterError: the variables contradict each other.
     """
-    found = _pods(env)
+    found = _pods(Reader(env, FIX))
     if found is None or found.num_pods is None:
         return None
     return Task(
@@ -182,3 +194,6 @@ def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
             "tasks_on_node": "one process a pod",
         },
     )
+
+
+TASKS = {"kubernetes": task}

@@ -1,4 +1,4 @@
-"""LSF: the job's id and nodes; and which task of jsrun or of blaunch this process is.
+"""LSF: the job's nodes; and which task of jsrun or of blaunch this process is.
 
     LSB_MCPU_HOSTS="host1 4 host2 4"       hosts and slots in turns; always complete
     LSB_HOSTS="host1 host1 host2 ..."      a name for each slot; left out by LSF where it gets too long
@@ -24,72 +24,81 @@ from collections import Counter
 from dataclasses import replace
 from itertools import zip_longest
 
-from muster.entrypoint import hostlist, variables
-from muster.entrypoint.allocation import Hosts, Rejected, Task
-from muster.entrypoint.detect import placing
+from muster.entrypoint.detect import hostlist
+from muster.entrypoint.detect.allocation import Job, Task
+from muster.entrypoint.detect.mpi import JSRUN, by_rank, read_ranks
+from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 from muster.units import whole_number
 
+VARIABLES = (
+    "LSB_DJOB_HOSTFILE", "LSB_DJOB_RANKFILE", "LSB_HOSTS", "LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_RESTART",
+    "LSF_PM_TASKID", *JSRUN,
+)  # fmt: skip
+
+PREFIXES = ("LSB_", "LSF_", "JSM_")
+PARENTS = {"sbatchd": "lsf", "res": "lsf"}
+
 FIX_JOB = "start from a fresh job: `bsub < SCRIPT`, without setting LSB_ variables by hand"
+FIX_JSRUN = "start the command by jsrun itself: `jsrun --rs_per_host=1 --tasks_per_rs=1 ... train ddp`"
+FIX_BLAUNCH = "submit with one slot a host: `bsub -n NODES -R 'span[ptile=1]'`, in the job script: `blaunch train ddp`"
 
 
-def job(env: Environment) -> Hosts | None:
+def job(env: Environment) -> Job | None:
     """The LSF job in `env`, or None where there is none.
 
     Raises:
         MusterError: its variables can't be right.
     """
-    if not any(name in env for name in ("LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_DJOB_RANKFILE")):
+    if not {"LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_DJOB_RANKFILE"} & env.keys():
         return None
-    job_id = str(variables.identifier(env, "LSB_JOBID", FIX_JOB))
-    index = variables.optional(env, "LSB_JOBINDEX", FIX_JOB)
+    read = Reader(env, FIX_JOB)
+    job_id = str(read.identifier("LSB_JOBID"))
+    index = read.optional("LSB_JOBINDEX")
     # LSF only says that it is not the first time; our script counts, so that no attempt reads keys of another.
-    counted = variables.optional(env, "MUSTER_ATTEMPT", FIX_JOB)
+    counted = read.optional("MUSTER_ATTEMPT")
     slots: dict[str, int] = {}
     problem = None
     try:
-        slots = _slots(env)
+        slots = _slots(read)
     except MusterError as reason:
         problem = reason
-    source = variables.seen(env, "LSB_MCPU_HOSTS") if slots else "no list of hosts"
-    return Hosts(
+    source = read.seen("LSB_MCPU_HOSTS") if slots else "no list of hosts"
+    attempt = read.seen("MUSTER_ATTEMPT" if counted else "LSB_RESTART") or "no LSB_RESTART: the first run"
+    return Job(
         scheduler="lsf",
         job_id=f"{job_id}[{index}]" if index else job_id,
         attempt=counted or int(env.get("LSB_RESTART") == "Y"),
         hosts=tuple(slots),
         num_nodes=len(slots) or None,
-        launch=_launch(slots),
         slots=tuple(slots.values()),
+        launch=_launch(slots),
+        gpu_request="bsub -gpu num={gpus}",
         problem=problem,
         sources={
             "scheduler": f"LSB_JOBID={job_id}",
-            "job_id": variables.seen(env, "LSB_JOBID", "LSB_JOBINDEX"),
-            "attempt": variables.seen(env, "MUSTER_ATTEMPT" if counted else "LSB_RESTART")
-            or "no LSB_RESTART: the first run",
+            "job_id": read.seen("LSB_JOBID", "LSB_JOBINDEX"),
+            "attempt": attempt,
             "hosts": source,
             "num_nodes": f"{len(slots)} hosts in {source}",
         },
     )
 
 
-def _slots(env: Environment) -> dict[str, int]:
+def _slots(read: Reader) -> dict[str, int]:
     """The hosts with the number of slots on each."""
-    words = env.get("LSB_MCPU_HOSTS", "").split()
-    if not words:
-        seen = variables.seen(env, "LSB_JOBID")
-        raise MusterError("LSF's list of the job's nodes is missing", seen=seen, fix=FIX_JOB)
+    words = read.env.get("LSB_MCPU_HOSTS", "").split()
+    read.agree(bool(words), "LSF's list of the job's nodes is missing", "LSB_JOBID")
     slots: Counter[str] = Counter()
     for host, count in zip_longest(words[::2], words[1::2], fillvalue=""):
         num_slots = whole_number(count)
         if num_slots is None or not hostlist.is_name(host):
-            seen = variables.seen(env, "LSB_MCPU_HOSTS")
-            raise MusterError("LSB_MCPU_HOSTS is no list of hosts", seen=seen, fix=FIX_JOB)
+            raise read.error("LSB_MCPU_HOSTS is no list of hosts", "LSB_MCPU_HOSTS")
         slots[host] += num_slots
-    by_slot = env.get("LSB_HOSTS", "").split()
-    if by_slot and set(by_slot) != set(slots):
-        seen = variables.seen(env, "LSB_MCPU_HOSTS", "LSB_HOSTS")
-        raise MusterError("LSF's two lists of the job's nodes differ", seen=seen, fix=FIX_JOB)
+    by_slot = read.env.get("LSB_HOSTS", "").split()
+    is_same = not by_slot or set(by_slot) == set(slots)
+    read.agree(is_same, "LSF's two lists of the job's nodes differ", "LSB_MCPU_HOSTS", "LSB_HOSTS")
     return dict(slots)
 
 
@@ -110,41 +119,33 @@ def _launch(slots: dict[str, int]) -> str:
     return f"blaunch -z '{hosts}' bash -c 'MUSTER_NODE_RANK=$((LSF_PM_TASKID - 1)) exec \"$@\"' bash {{command}}"
 
 
-JSRUN_NAMES = placing.Names(
-    "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"
-)
-FIX_JSRUN = "start the command by jsrun itself: `jsrun --rs_per_host=1 --tasks_per_rs=1 ... train ddp`"
-
-
-def jsrun_task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+def jsrun_task(env: Environment, job: Job | None) -> Task | None:
     """The task of jsrun that this process is, or None where jsrun started nothing.
 
     Raises:
         MusterError: its variables are incomplete or contradict each other.
     """
-    if not any(name in env for name in JSRUN_NAMES):
+    if not set(JSRUN) & env.keys():
         return None
-    ranks = placing.read(JSRUN_NAMES, env, FIX_JSRUN)
+    read = Reader(env, FIX_JSRUN)
+    ranks = read_ranks(JSRUN, read)
     if job:
-        own = variables.own_index(job.hosts, env, job.sources["hosts"], FIX_JSRUN)
+        own = read.own_index(job.hosts, job.sources["hosts"])
         slots = job.slots[own] if own is not None and own < len(job.slots) else None
         has_launch_node = _has_launch_node(job.slots)
         if slots is not None and (ranks.local_size > slots or (own == 0 and has_launch_node)):
             raise MusterError(
                 f"jsrun's variables are here, but LSF gave the job {slots} slots on this host: they are left over",
-                seen=f"{variables.seen(env, *JSRUN_NAMES)}, {job.sources['hosts']}",
+                seen=f"{read.seen(*JSRUN)}, {job.sources['hosts']}",
                 fix=FIX_JSRUN,
             )
         if own != 0 and (len(job.hosts) == ranks.num_nodes + 1 or has_launch_node):
             source = f"{job.sources['hosts']}, without the launch node {job.hosts[0]}"
             job = replace(job, hosts=job.hosts[1:], sources={**job.sources, "hosts": source})
-    return placing.by_rank("jsrun", JSRUN_NAMES, env, job, FIX_JSRUN)
+    return by_rank("jsrun", JSRUN, read, job)
 
 
-FIX_BLAUNCH = "submit with one slot a host: `bsub -n NODES -R 'span[ptile=1]'`, in the job script: `blaunch train ddp`"
-
-
-def blaunch_task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+def blaunch_task(env: Environment, job: Job | None) -> Task | None:
     """The task of blaunch that this process is, or None where blaunch started nothing.
 
     Raises:
@@ -152,7 +153,8 @@ def blaunch_task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     """
     if "LSF_PM_TASKID" not in env or job is None:
         return None
-    task = variables.number(env, "LSF_PM_TASKID", FIX_BLAUNCH)
+    read = Reader(env, FIX_BLAUNCH)
+    task = read.number("LSF_PM_TASKID")
     if job.problem:
         raise job.problem
     seen = f"LSF_PM_TASKID={task}, {job.sources['hosts']}"
@@ -162,7 +164,7 @@ def blaunch_task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
             seen=seen,
             fix=f"{FIX_BLAUNCH}; or {job.launch_line(['train', 'ddp'])}",
         )
-    own = variables.own_index(job.hosts, env, seen, FIX_BLAUNCH)
+    own = read.own_index(job.hosts, seen)
     if not 1 <= task <= len(job.hosts) or own not in (None, task - 1):
         raise MusterError("blaunch's task does not fit the job's list of hosts", seen=seen, fix=FIX_BLAUNCH)
     return Task(
@@ -181,3 +183,6 @@ def blaunch_task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
             "tasks_on_node": "one slot a host",
         },
     )
+
+
+TASKS = {"jsrun": jsrun_task, "blaunch": blaunch_task}

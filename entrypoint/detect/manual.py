@@ -2,21 +2,25 @@
 
     MUSTER_HOSTS=node[01-02],gpu7         compressed as Slurm does, or plain names between commas or blanks
 
-One process a node is what it stands for: the place of this host in the list is its node rank.
+One process a node is what it stands for: the place of this host in the list is its node rank. So it is for the remote
+shells of schedulers, which tell a process nothing of its place.
 """
 
 import re
 from dataclasses import replace
 
-from muster.entrypoint import hostlist, variables
-from muster.entrypoint.allocation import Hosts, Rejected, Task
-from muster.entrypoint.detect import placing
+from muster.entrypoint.detect import hostlist
+from muster.entrypoint.detect.allocation import Job, Task
+from muster.entrypoint.detect.reader import Reader, own_index, seen
 from muster.entrypoint.environment import Environment
+from muster.errors import MusterError
+
+VARIABLES = ("MUSTER_HOSTS", "MUSTER_NODE_RANK")
 
 FIX = "MUSTER_HOSTS=node01,node02 or MUSTER_HOSTS=node[01-02], the same on all nodes"
 
 
-def job(env: Environment) -> Hosts | None:
+def listed(env: Environment) -> Job | None:
     """The nodes that MUSTER_HOSTS lists, or None without it.
 
     Raises:
@@ -25,12 +29,11 @@ def job(env: Environment) -> Hosts | None:
     if "MUSTER_HOSTS" not in env:
         return None
     with_commas = re.sub(r"\s+", ",", env["MUSTER_HOSTS"].strip())
-    hosts = variables.hosts({"MUSTER_HOSTS": with_commas}, "MUSTER_HOSTS", FIX)
-    source = variables.seen(env, "MUSTER_HOSTS")
-    return Hosts(
+    hosts = Reader(Environment({"MUSTER_HOSTS": with_commas}), FIX).hosts("MUSTER_HOSTS")
+    source = seen(env, "MUSTER_HOSTS")
+    return Job(
         scheduler="manual",
         job_id=None,
-        attempt=0,
         hosts=hosts,
         num_nodes=len(hosts),
         launch="on each host: {command}",
@@ -38,7 +41,7 @@ def job(env: Environment) -> Hosts | None:
     )
 
 
-def override(job: Hosts | None, listed: Hosts) -> Hosts:
+def override(job: Job | None, listed: Job) -> Job:
     """`job` with the nodes that the user listed."""
     if job is None:
         return listed
@@ -57,7 +60,44 @@ def override(job: Hosts | None, listed: Hosts) -> Hosts:
     )
 
 
-def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+def by_host(launcher: str, mark: str, env: Environment, job: Job, fix: str) -> Task:
+    """The one task on this host, of the launcher that the variable `mark` shows.
+
+    Raises:
+        MusterError: the hosts are not known, or this one is not clearly one of them.
+    """
+    if job.problem:
+        raise job.problem
+    source = job.sources["hosts"]
+    own = own_index(job.hosts, env, source, fix)
+    if own is None:
+        raise MusterError(
+            f"this host, {env.host}, is not in the job's list of nodes",
+            seen=f"{source}: {' '.join(job.hosts[:20])}",
+            fix=fix,
+        )
+    return Task(
+        launcher=launcher,
+        node_rank=own,
+        local_rank=0,
+        rank=own,
+        tasks_per_node=(1,) * len(job.hosts),
+        hosts=job.hosts,
+        notes=(f"{launcher} gives no ranks: one process on each of the {len(job.hosts)} nodes is taken for granted",)
+        if len(job.hosts) > 1
+        else (),
+        sources={
+            "launcher": mark,
+            "num_nodes": job.sources["num_nodes"],
+            "hosts": source,
+            "node_rank": f"the place of {env.host} in {source}",
+            "local_rank": "one process a node",
+            "tasks_on_node": "one process a node",
+        },
+    )
+
+
+def task(env: Environment, job: Job | None) -> Task | None:
     """The one process on this host, where MUSTER_HOSTS lists the hosts and no scheduler does.
 
     Raises:
@@ -65,4 +105,7 @@ def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     """
     if job is None or job.scheduler != "manual":
         return None
-    return placing.by_host("manual", job.sources["hosts"], env, job, f"{FIX}; or --nnodes N --node-rank I")
+    return by_host("manual", job.sources["hosts"], env, job, f"{FIX}; or --nnodes N --node-rank I")
+
+
+TASKS = {"manual": task}

@@ -1,5 +1,9 @@
 """The launchers of MPI: which process of Open MPI's mpirun, of Hydra's mpiexec or of mpirun_rsh this one is.
 
+Each gives a rank, a size, and the same two for this node, as LSF's jsrun does. The node rank is this host's place in
+the scheduler's list where there is one. Where there is none, ranks are taken to lie in blocks, the launchers' default,
+and that is checked: a rank and a local rank that don't fit it are refused.
+
 Open MPI. OMPI_COMM_WORLD_NODE_RANK is no node rank: it counts the processes on this node over all of mpirun's jobs.
 Inside Slurm the processes carry the SLURM_ variables of the daemon that started them: not theirs.
 
@@ -23,45 +27,80 @@ Source: https://mvapich.cse.ohio-state.edu/static/media/mvapich/mvapich2-usergui
 
 import operator
 import re
+from typing import NamedTuple
 
-from muster.entrypoint import hostlist, variables
-from muster.entrypoint.allocation import Hosts, Rejected, Task
-from muster.entrypoint.detect import placing
-from muster.entrypoint.detect.lsf import JSRUN_NAMES
+from muster.entrypoint.detect import hostlist
+from muster.entrypoint.detect.allocation import Job, Rejected, Task
+from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 from muster.units import whole_number
 
-OPENMPI_NAMES = placing.Names(
+
+class Names(NamedTuple):
+    """The four variables of a launcher."""
+
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
+JSRUN = Names("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE")
+"""LSF's: jsrun sets Open MPI's names beside its own."""
+
+
+OPENMPI = Names(
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
 )
+HYDRA = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+MVAPICH = Names("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
+VARIABLES = (
+    *OPENMPI, *HYDRA, *MVAPICH, "MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "OMPI_COMM_WORLD_NODE_RANK",
+    "OMPI_MCA_orte_ess_num_procs", "OMPI_MCA_orte_num_nodes", "PMIX_DSTORE_21_BASE_PATH", "PMIX_HOSTNAME",
+    "PMIX_NAMESPACE", "PMIX_RANK",
+)  # fmt: skip
+
+PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "MPIR_", "MPIEXEC_", "HYDRA_", "HYDI_", "I_MPI_", "MV2_")
+PARENTS = {
+    "hydra_pmi_proxy": "mpiexec",
+    "mpiexec": "mpiexec",
+    "orted": "mpirun",
+    "orterun": "mpirun",
+    "prted": "mpirun",
+    "prterun": "mpirun",
+    "mpirun": "mpirun",
+}
+
 FIX_OPENMPI = "start the command by mpirun itself, from a shell without another run's OMPI_ and PMIX_ variables"
 
 
-def openmpi_task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+def openmpi_task(env: Environment, job: Job | None) -> Task | Rejected | None:
     """The process of mpirun that this one is, or None where mpirun started nothing.
 
     Raises:
         MusterError: its variables are incomplete or contradict each other.
     """
-    if not any(name in env for name in OPENMPI_NAMES):
+    if not set(OPENMPI) & env.keys():
         return None
+    read = Reader(env, FIX_OPENMPI)
     # jsrun sets Open MPI's names too, for IBM's Spectrum MPI, with the same values as its own.
-    pairs = zip(JSRUN_NAMES, OPENMPI_NAMES, strict=True)
-    if JSRUN_NAMES.rank in env and all(env.get(jsm) == env[name] for jsm, name in pairs if name in env):
+    pairs = zip(JSRUN, OPENMPI, strict=True)
+    if JSRUN.rank in env and all(env.get(jsm) == env[name] for jsm, name in pairs if name in env):
         if job is None or job.scheduler == "lsf":
             return None
-        return Rejected(f"{variables.seen(env, JSRUN_NAMES.rank)} says the same: jsrun set them, in a job of LSF")
+        return Rejected(f"{read.seen(JSRUN.rank)} says the same: jsrun set them, in a job of LSF")
     host = env.get("PMIX_HOSTNAME")
     if host and env.host and hostlist.short(host) != hostlist.short(env.host):
         return Rejected(f"PMIX_HOSTNAME={host}, but this host is {env.host}")
-    _cross_check(env)
-    _check_daemon(env)
-    return placing.by_rank("openmpi", OPENMPI_NAMES, env, job, FIX_OPENMPI, env.get("PMIX_NAMESPACE"))
+    _check_repeated(read)
+    _check_daemon(read)
+    return by_rank("openmpi", OPENMPI, read, job, env.get("PMIX_NAMESPACE"))
 
 
-def _check_daemon(env: Environment) -> None:
+def _check_daemon(read: Reader) -> None:
     """Returns if nothing shows that another task of Slurm than this one started the daemon."""
+    env = read.env
     # Where srun started the daemon, the daemon is Slurm's task, and its PID is in the names of its folders:
     # OMPI_FILE_LOCATION=/tmp/ompi.node01.0/jf.1134/0/1 (pid.33 in place of jf.1134 is mpirun itself, no daemon)
     # PMIX_DSTORE_21_BASE_PATH=/tmp/ompi.node01.0/jf.1134/pmix_dstor_ds21_582
@@ -69,19 +108,19 @@ def _check_daemon(env: Environment) -> None:
     if match and "SLURM_STEP_ID" in env and env.get("SLURM_TASK_PID", match[1]) != match[1]:
         raise MusterError(
             "the variables of Open MPI are left over from another job: this task of Slurm did not start its daemon",
-            seen=variables.seen(env, "PMIX_DSTORE_21_BASE_PATH", "SLURM_TASK_PID"),
+            seen=read.seen("PMIX_DSTORE_21_BASE_PATH", "SLURM_TASK_PID"),
             fix="submit from a shell outside of mpirun, or unset the OMPI_ and PMIX_ variables",
         )
 
 
-def _cross_check(env: Environment) -> None:
+def _check_repeated(read: Reader) -> None:
     """Returns if the values that mpirun repeats elsewhere are the same there."""
-    ranks = placing.read(OPENMPI_NAMES, env, FIX_OPENMPI)
+    env, ranks = read.env, read_ranks(OPENMPI, read)
     if "PMIX_RANK" not in env or "PMIX_NAMESPACE" not in env:
         raise MusterError(
             "Open MPI's variables are here without PMIX_RANK and PMIX_NAMESPACE, by which its processes find it",
-            seen=variables.seen(env, *OPENMPI_NAMES),
-            fix=f"unset {' '.join(OPENMPI_NAMES)} if they are left over from another job; else {FIX_OPENMPI}",
+            seen=read.seen(*OPENMPI),
+            fix=f"unset {' '.join(OPENMPI)} if they are left over from another job; else {FIX_OPENMPI}",
         )
     repeated = (
         ("PMIX_RANK", operator.eq, ranks.rank),
@@ -94,15 +133,14 @@ def _cross_check(env: Environment) -> None:
     # One that is too large to be read fits nothing.
     fitting = {name for name, fits, own in repeated if (n := numbers.get(name)) is not None and fits(n, own)}
     wrong = sorted(numbers.keys() - fitting)
-    if wrong:
-        raise MusterError(
-            "Open MPI's variables contradict each other, or the nodes have different numbers of processes",
-            seen=variables.seen(env, *OPENMPI_NAMES, *wrong),
-            fix=FIX_OPENMPI,
-        )
+    read.agree(
+        not wrong,
+        "Open MPI's variables contradict each other, or the nodes have different numbers of processes",
+        *OPENMPI,
+        *wrong,
+    )
 
 
-HYDRA_NAMES = placing.Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 FIX_HYDRA = "start the command by mpiexec itself, from a shell without another run's PMI_ and MPI_ variables"
 
 # Launchers that set PMI_RANK and PMI_SIZE for their own tasks: their variables of the same meaning.
@@ -112,53 +150,213 @@ _OWNERS = (
 )
 
 
-def hydra_task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+def hydra_task(env: Environment, job: Job | None) -> Task | Rejected | None:
     """The process of mpiexec that this one is, or None where mpiexec started nothing.
 
     Raises:
         MusterError: its variables are incomplete or contradict each other.
     """
-    present = [name for name in HYDRA_NAMES if name in env]
+    present = [name for name in HYDRA if name in env]
     if not present:
         return None
-    of_pmi = [name for name in (HYDRA_NAMES.rank, HYDRA_NAMES.size) if name in env]
+    read = Reader(env, FIX_HYDRA)
+    of_pmi = [name for name in (HYDRA.rank, HYDRA.size) if name in env]
     for owner, mark, rank, size in _OWNERS:
         if mark in env and all(env[name] == env.get(other) for name, other in zip(of_pmi, (rank, size), strict=False)):
             if owner == "flux":
-                return Rejected(f"{variables.seen(env, *of_pmi)} is Flux's own", is_certain=True)
+                return Rejected(f"{read.seen(*of_pmi)} is Flux's own", is_certain=True)
             if len(present) == len(of_pmi):
                 return None
     if not of_pmi and "FLUX_URI" in env:
         # The rest of what Hydra gave a broker of Flux, which takes these two for itself and away from its shells.
-        reason = f"{variables.seen(env, *present)} without PMI_RANK: Hydra started Flux, which started this process"
+        reason = f"{read.seen(*present)} without PMI_RANK: Hydra started Flux, which started this process"
         return Rejected(reason, is_certain=True)
     if "PALS_APID" in env and env.get("PALS_RANKID") == env.get("PMI_RANK"):
         return None
     if len(present) == len(of_pmi):
         raise MusterError(
             "PMI_RANK or PMI_SIZE is here without its companions: no launcher set it for this process",
-            seen=variables.seen(env, *present),
+            seen=read.seen(*present),
             fix=f"unset {' '.join(present)} if it is left over from another job; else {FIX_HYDRA}",
         )
     host = env.get("MPIR_CVAR_CH3_INTERFACE_HOSTNAME")
     if host and env.host and hostlist.is_name(host) and hostlist.short(host) != hostlist.short(env.host):
         return Rejected(f"MPIR_CVAR_CH3_INTERFACE_HOSTNAME={host}, but this host is {env.host}")
-    return placing.by_rank("hydra", HYDRA_NAMES, env, job, FIX_HYDRA)
+    return by_rank("hydra", HYDRA, read, job)
 
 
-MVAPICH_NAMES = placing.Names(
-    "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"
-)
 FIX_MVAPICH = "start the command by mpirun_rsh itself, from a shell without another run's MV2_ variables"
 
 
-def mvapich_task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+def mvapich_task(env: Environment, job: Job | None) -> Task | Rejected | None:
     """The process of mpirun_rsh that this one is, or None where it started nothing.
 
     Raises:
         MusterError: its variables are incomplete or contradict each other.
     """
     # The local size alone is set by users too, as a hint to the library.
-    if not any(name in env for name in (MVAPICH_NAMES.rank, MVAPICH_NAMES.size, MVAPICH_NAMES.local_rank)):
+    if not {MVAPICH.rank, MVAPICH.size, MVAPICH.local_rank} & env.keys():
         return None
-    return placing.by_rank("mvapich", MVAPICH_NAMES, env, job, FIX_MVAPICH)
+    return by_rank("mvapich", MVAPICH, Reader(env, FIX_MVAPICH), job)
+
+
+class Ranks(NamedTuple):
+    """Their values."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes there are, if all have as many processes as this one."""
+        return self.size // self.local_size
+
+
+def read_ranks(names: Names, read: Reader) -> Ranks:
+    """The values of a launcher's four variables.
+
+    Raises:
+        MusterError: one is missing or no number, or they can't be those of one process.
+    """
+    found = Ranks(*(read.number(name) for name in names))
+    fits = found.rank < found.size and found.local_rank < found.local_size <= found.size
+    read.agree(fits, "the launcher's ranks and sizes contradict each other", *names)
+    return found
+
+
+def by_rank(launcher: str, names: Names, read: Reader, job: Job | None, job_id: str | None = None) -> Task:
+    """The task that a launcher's four variables describe.
+
+    Args:
+        launcher: its name, as users say it.
+        names: its variables.
+        read: the process's.
+        job: the scheduler's answer, whose list of hosts tells the node rank.
+        job_id: the launch's own id, if it has one.
+
+    Raises:
+        MusterError: they contradict each other, or the scheduler's hosts, or leave the node rank open.
+    """
+    ranks = read_ranks(names, read)
+    uneven = _on_uneven_nodes(ranks, read, job)
+    if job and uneven is not None:
+        tasks_per_node = job.slots
+        hosts, node_rank, notes = job.hosts, uneven, list[str]()
+        counts = f"the processes for each host in {job.sources['hosts']}"
+        source = {"hosts": job.sources["hosts"], "node_rank": f"the place of {read.env.host} in {job.sources['hosts']}"}
+        source |= {"num_nodes": job.sources["num_nodes"], "tasks_on_node": counts}
+    elif ranks.size % ranks.local_size:
+        raise MusterError(
+            "the nodes have different numbers of processes, and nothing tells how many each of the others has",
+            seen=read.seen(*names),
+            fix="start the same number of processes on each node, or one on each: then torchrun starts the others",
+        )
+    else:
+        tasks_per_node = (ranks.local_size,) * ranks.num_nodes
+        hosts, node_rank, source, notes = _on_even_nodes(ranks, read, job, read.seen(*names), launcher)
+    return Task(
+        launcher=launcher,
+        node_rank=node_rank,
+        local_rank=ranks.local_rank,
+        rank=ranks.rank,
+        tasks_per_node=tasks_per_node,
+        hosts=hosts,
+        job_id=job_id,
+        is_counted=True,
+        notes=tuple(notes),
+        sources={
+            "launcher": read.seen(names.rank),
+            "num_nodes": read.seen(names.size, names.local_size),
+            "local_rank": read.seen(names.local_rank),
+            "rank": read.seen(names.rank),
+            "tasks_on_node": read.seen(names.local_size),
+            **source,
+        },
+    )
+
+
+def _on_uneven_nodes(ranks: Ranks, read: Reader, job: Job | None) -> int | None:
+    """The node rank where the scheduler planned different numbers of processes for the nodes, and these are they.
+
+    As by PBS's `select=1:mpiprocs=2+1:mpiprocs=1`, whose file of nodes names the first host twice.
+    """
+    if job is None or not job.is_shared or len(set(job.slots)) < 2:
+        return None
+    # jsrun's launch node is among LSF's slots, and not among the hosts.
+    if len(job.slots) != len(job.hosts) or sum(job.slots) != ranks.size:
+        return None
+    own = read.own_index(job.hosts, job.sources["hosts"])
+    is_fitting = own is not None and (
+        (job.slots[own], sum(job.slots[:own])) == (ranks.local_size, ranks.rank - ranks.local_rank)
+    )
+    return own if is_fitting else None
+
+
+def _on_even_nodes(
+    ranks: Ranks, read: Reader, job: Job | None, seen: str, launcher: str
+) -> tuple[tuple[str, ...], int, dict[str, str], list[str]]:
+    """As `_node`, where each node is taken to run as many processes as this one."""
+    hosts, node_rank, source, notes = _node(ranks, read, job, seen)
+    _check_order(ranks, node_rank, bool(hosts) and ranks.num_nodes > 1, seen, launcher)
+    if ranks.num_nodes > 1 and ranks.local_size > 1:
+        notes.append(f"each node is taken to run {ranks.local_size} processes, as this one does")
+    return hosts, node_rank, source, notes
+
+
+def _node(
+    ranks: Ranks, read: Reader, job: Job | None, seen: str
+) -> tuple[tuple[str, ...], int, dict[str, str], list[str]]:
+    """The launch's hosts as far as known, the node rank, where both come from, and what was taken for granted."""
+    num_nodes, host = ranks.num_nodes, read.env.host
+    # Where only some of the nodes see the list, all have to do without it, or they would number themselves in two ways.
+    listed = job.hosts if job and (job.is_shared or num_nodes == 1) else ()
+    source = job.sources["hosts"] if job else "no host list"
+    own = read.own_index(listed, source)
+    if listed and num_nodes > len(listed):
+        # Hydra counts each process of hosts that come in turns (a b a b) as if it were alone on its node.
+        line = job.launch_line(["train", "ddp"]) if job else "mpiexec -ppn 1"
+        raise MusterError(
+            f"the launcher says that {ranks.local_size} of {ranks.size} processes run on each node, which makes "
+            f"{num_nodes} nodes, but the job has {len(listed)}",
+            seen=f"{seen}, {source}",
+            fix=f"one process on each node: {line}; or as many on each, a node after the other, from a shell or script "
+            "of one job only",
+        )
+    if num_nodes == 1:
+        host = listed[own] if own is not None else None if listed else host
+        return (host,) if host else (), 0, {"hosts": "this host", "node_rank": "one node"}, []
+    if len(listed) == num_nodes and own is not None:
+        return listed, own, {"hosts": source, "node_rank": f"the place of {host} in {source}"}, []
+    if not listed:
+        why = "the launcher names no hosts"
+    elif own is None:
+        why = f"this host, {host}, is not among the job's by that name"
+    else:
+        why = f"the launch uses {num_nodes} of the job's {len(listed)} nodes, and which is not told"
+    node_rank = ranks.rank // ranks.local_size
+    note = f"node rank {node_rank}: {why}; ranks are taken to lie in blocks of {ranks.local_size} a node"
+    return (), node_rank, {"hosts": why, "node_rank": f"rank {ranks.rank} in blocks of {ranks.local_size}"}, [note]
+
+
+def _check_order(ranks: Ranks, node_rank: int, hosts_known: bool, seen: str, launcher: str) -> None:
+    if ranks.local_size == 1:
+        # One process a node: its rank decides nothing, the node rank does.
+        return
+    block = node_rank * ranks.local_size + ranks.local_rank
+    in_turns = ranks.local_rank * ranks.num_nodes + node_rank
+    if ranks.rank == block or (hosts_known and ranks.rank == in_turns):
+        return
+    raise MusterError(
+        "the ranks don't lie in blocks, a node after the other, so which node this is can't be told"
+        if not hosts_known
+        else "the ranks lie neither in blocks nor in turns on the nodes, so where they meet can't be told",
+        seen=seen,
+        fix="mpirun --map-by slot (Open MPI) or mpiexec -ppn N (MPICH, Intel MPI): the ranks of a node in one block"
+        if launcher != "jsrun"
+        else "jsrun --launch_distribution=packed",
+    )
+
+
+TASKS = {"openmpi": openmpi_task, "hydra": hydra_task, "mvapich": mvapich_task}

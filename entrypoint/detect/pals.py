@@ -20,42 +20,48 @@ Source: https://github.com/SchedMD/slurm/blob/master/src/plugins/mpi/cray_shasta
 Source: https://github.com/flux-framework/flux-coral2/tree/master/src/common/libapinfo (versions 1 and 5)
 """
 
+import re
 import struct
 from collections import Counter
 from typing import Any
 
-from muster.entrypoint import hostlist, variables
-from muster.entrypoint.allocation import Hosts, Rejected, Task
-from muster.entrypoint.detect import pbs
+from muster.entrypoint.detect import hostlist, pbs
+from muster.entrypoint.detect.allocation import Job, Rejected, Task
+from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 from muster.units import MAX_COUNT
 
+PREFIXES = ("PALS_",)
+MOUNT = re.compile(r"/palsd(?:/|$)")
+PARENTS = {"palsd": "pals"}
+
 FIX = "start the command by mpiexec itself, from a shell without another run's PALS_ variables"
 FIX_HOSTS = "set MASTER_ADDR to the first node's name"
 _NAMES = ("PALS_RANKID", "PALS_NODEID", "PALS_LOCAL_RANKID")
+VARIABLES = (*_NAMES, "PALS_APID", "PALS_APINFO", "PALS_LOCAL_SIZE", "PALS_SPOOL_DIR", "PMI_LOCAL_SIZE")
+BINARY_FILES = ("PALS_APINFO",)
 
 
-def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+def task(env: Environment, job: Job | None) -> Task | Rejected | None:
     """The process of PALS that this one is, or None where PALS started nothing.
 
     Raises:
         MusterError: its variables are incomplete, or contradict each other or the file of its nodes.
     """
-    if not any(name in env for name in ("PALS_APID", *_NAMES)):
+    if not {"PALS_APID", *_NAMES} & env.keys():
         return None
+    read = Reader(env, FIX)
     owner = _owner(env)
     if owner:
-        return Rejected(
-            f"{variables.seen(env, 'PALS_APID', 'PALS_RANKID')} was set by {owner}, for Cray MPI", is_certain=True
-        )
+        return Rejected(f"{read.seen('PALS_APID', 'PALS_RANKID')} was set by {owner}, for Cray MPI", is_certain=True)
     if job and job.scheduler not in ("pbs", "manual"):
-        return Rejected(f"{variables.seen(env, 'PALS_APID')}, but this is a job of {job.scheduler}")
+        return Rejected(f"{read.seen('PALS_APID')}, but this is a job of {job.scheduler}")
     if pbs.is_task(env):
         # PALS has daemons of its own, and hands the job script's environment on.
-        return Rejected(f"{variables.seen(env, 'PALS_APID', 'PBS_TASKNUM')}: pbsdsh, not PALS, started this process")
-    rank, node_rank, local_rank = (variables.number(env, name, FIX) for name in _NAMES)
-    seen = variables.seen(env, "PALS_APID", *_NAMES, "PALS_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE")
+        return Rejected(f"{read.seen('PALS_APID', 'PBS_TASKNUM')}: pbsdsh, not PALS, started this process")
+    rank, node_rank, local_rank = (read.number(name) for name in _NAMES)
+    seen = read.seen("PALS_APID", *_NAMES, "PALS_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE")
     if env.get("PMI_RANK", str(rank)) != str(rank) or not env.get("PALS_APID"):
         raise MusterError("PALS's variables contradict each other", seen=seen, fix=FIX)
     notes: list[str] = []
@@ -63,7 +69,7 @@ def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     if isinstance(data, bytes):
         hosts, tasks_per_node, source = _from_file(env, data, rank, node_rank, local_rank, seen)
     else:
-        hosts, tasks_per_node, source = _from_variables(env, job, rank, node_rank, local_rank, seen)
+        hosts, tasks_per_node, source = _from_variables(read, job, rank, node_rank, local_rank, seen)
         if len(tasks_per_node) > 1 and not hosts:
             notes.append(f"{data.wrong}; {data.fix}")
         if len(tasks_per_node) > 1 and tasks_per_node[0] > 1:
@@ -76,6 +82,7 @@ def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
         tasks_per_node=tasks_per_node,
         hosts=hosts,
         job_id=env["PALS_APID"],
+        is_counted=True,
         notes=tuple(notes),
         sources={
             "launcher": f"PALS_RANKID={rank}",
@@ -105,7 +112,7 @@ def _file(env: Environment, seen: str) -> bytes | MusterError:
     if not env.get("PALS_APINFO"):
         return MusterError("PALS_APINFO is not set", seen=seen, fix=FIX_HOSTS)
     try:
-        return variables.binary_file(env, "PALS_APINFO", FIX_HOSTS)
+        return Reader(env, FIX_HOSTS).binary_file("PALS_APINFO")
     except MusterError as error:
         return error
 
@@ -135,12 +142,13 @@ def _from_file(
 
 
 def _from_variables(
-    env: Environment, job: Hosts | None, rank: int, node_rank: int, local_rank: int, seen: str
+    read: Reader, job: Job | None, rank: int, node_rank: int, local_rank: int, seen: str
 ) -> tuple[tuple[str, ...], tuple[int, ...], str]:
     """The same without the file: PMI's sizes, and the scheduler's hosts if this one has its place in them."""
+    env = read.env
     local_name = "PALS_LOCAL_SIZE" if "PALS_LOCAL_SIZE" in env else "PMI_LOCAL_SIZE"
-    local_size = variables.number(env, local_name, FIX)
-    size = variables.number(env, "PMI_SIZE", FIX)
+    local_size = read.number(local_name)
+    size = read.number("PMI_SIZE")
     if not (local_rank < local_size <= size and rank < size) or size % local_size or node_rank >= size // local_size:
         raise MusterError(
             "PALS's variables contradict each other, or the nodes have different numbers of processes",
@@ -150,17 +158,17 @@ def _from_variables(
     num_nodes = size // local_size
     if rank not in (node_rank * local_size + local_rank, local_rank * num_nodes + node_rank):
         raise MusterError("PALS's variables contradict each other", seen=seen, fix=FIX)
-    source = variables.seen(env, "PMI_SIZE", local_name)
+    source = read.seen("PMI_SIZE", local_name)
     hosts = job.hosts if job else ()
     if hosts and num_nodes > len(hosts):
         raise MusterError(
             "PALS's variables and the scheduler's hosts disagree", seen=f"{seen}, {' '.join(hosts)}", fix=FIX
         )
     if num_nodes == 1:
-        own = variables.own_index(hosts, env, source, FIX)
+        own = read.own_index(hosts, source)
         host = hosts[own] if own is not None else None if hosts else env.host
         return (host,) if host else (), (local_size,), source
-    is_listed = len(hosts) == num_nodes and variables.own_index(hosts, env, source, FIX) is not None
+    is_listed = len(hosts) == num_nodes and read.own_index(hosts, source) is not None
     return hosts if is_listed else (), (local_size,) * num_nodes, source
 
 
@@ -208,3 +216,6 @@ def _records(data: bytes, layout: struct.Struct, size: int, offset: int, count: 
     if not (1 <= count <= MAX_RECORDS and is_inside):
         raise ValueError(f"{count} records of {size} bytes at {offset} do not fit into {len(data)} bytes")
     return [layout.unpack_from(data, offset + size * index) for index in range(count)]
+
+
+TASKS = {"pals": task}

@@ -1,16 +1,14 @@
-"""PBS Professional and OpenPBS: the job's id and nodes; and on which of the nodes a task of pbsdsh is.
+"""PBS Professional and OpenPBS: the job's nodes, and on which of them a task of pbsdsh is.
 
-The nodes are in a file, one line for each MPI process.
+The nodes are in a file, one line for each MPI process. It is not sorted: hosts may come in turns, and several chunks
+may lie on one host.
 
     PBS_JOBID=7.pbshead                            an array's job: 2[1].pbshead
     PBS_NODEFILE=/var/spool/pbs/aux/7.pbshead      pbsn1 pbsn1 pbsn2 pbsn2, a line each
+    PBS_TASKNUM=20000001                           a task; the job script has 1. Neither this nor PBS_NODENUM is a rank
 
-The file is not sorted: hosts may come in turns, and several chunks may lie on one host. PBS_NODENUM is no index.
-
-    PBS_TASKNUM=20000001       a task; the job script itself has 1. It is no rank
-
-pbsdsh starts a task for each line of PBS_NODEFILE, pbs_tmrsh one on the host that it is given. The job's first node
-lacks PBS_NODEFILE in such a task.
+pbsdsh starts a task for each line of PBS_NODEFILE, pbs_tmrsh one on the host that it is given. A task has
+PATH=/bin:/usr/bin and starts in $HOME, whatever the job script has. On the job's first node it lacks PBS_NODEFILE.
 
 Source: https://help.altair.com/2022.1.0/PBS%20Professional/PBSUserGuide2022.1.pdf (PBS_NODEFILE, PBS_ENVIRONMENT)
 Source: https://github.com/openpbs/openpbs/blob/master/src/cmds/pbsdsh.c
@@ -23,48 +21,61 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from muster.entrypoint import hostlist, variables
-from muster.entrypoint.allocation import Hosts, Rejected, Task
-from muster.entrypoint.detect import placing
+from muster.entrypoint.detect import hostlist
+from muster.entrypoint.detect.allocation import Job, Task
+from muster.entrypoint.detect.manual import by_host
+from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 from muster.units import whole_number
+
+VARIABLES = ("NCPUS", "PBS_ENVIRONMENT", "PBS_JOBID", "PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM")
+TEXT_FILES = ("PBS_NODEFILE",)
+
+PREFIXES = ("PBS_",)
+# /pbs_jobs.service/jobid/7.pbshead                            /pbs_jobs.service/jobs/... with cgroup v2
+# Source: https://github.com/openpbs/openpbs/blob/master/test/tests/functional/pbs_cgroups_hook.py
+CGROUP = re.compile(r"/pbs_jobs\.service/[^/\s]+/[^/\s]+")
+MOUNT = re.compile(r"/(?:pbs|PBS|torque)/aux/+\d[^/\s]*$")
+PARENTS = {"pbs_mom": "pbs"}
 
 FIX_JOB = "start from a fresh job: `qsub SCRIPT`, without -V and without setting PBS_ variables by hand"
 FIX_HOSTS = "in the job script: export MUSTER_HOSTS=$(awk '!seen[$1]++ {print $1}' \"$PBS_NODEFILE\" | paste -sd,)"
 
 
-def job(env: Environment) -> Hosts | None:
+def job(env: Environment) -> Job | None:
     """The PBS job in `env`, or None where there is none.
 
     Raises:
         MusterError: its variables, or the file of its nodes, can't be right.
     """
-    if not any(name in env for name in ("PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE")):
+    if not {"PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE"} & env.keys():
         return None
+    read = Reader(env, FIX_JOB)
     job_id = env.get("PBS_JOBID", "")
     if not re.fullmatch(r"[0-9]+(\[[0-9]*\])?(\.[A-Za-z0-9_.-]+)?", job_id):
         raise MusterError("PBS_JOBID is missing or no job id", seen=f"PBS_JOBID={job_id}", fix=FIX_JOB)
-    if env.get("PBS_ENVIRONMENT") not in ("PBS_BATCH", "PBS_INTERACTIVE"):
-        seen = variables.seen(env, "PBS_ENVIRONMENT", "PBS_JOBID")
-        raise MusterError("PBS_ENVIRONMENT is neither PBS_BATCH nor PBS_INTERACTIVE", seen=seen, fix=FIX_JOB)
+    is_complete = env.get("PBS_ENVIRONMENT") in ("PBS_BATCH", "PBS_INTERACTIVE")
+    read.agree(is_complete, "PBS_ENVIRONMENT is neither PBS_BATCH nor PBS_INTERACTIVE", "PBS_ENVIRONMENT", "PBS_JOBID")
     slots: dict[str, int] = {}
     problem = None
     try:
         slots = _node_file(env)
     except MusterError as reason:
         problem = reason
-    nodes = variables.seen(env, "PBS_NODEFILE") or f"PBS's own file of job {job_id}"
-    nodes = nodes if slots else "no PBS_NODEFILE that can be read"
-    return Hosts(
+    nodes = (
+        read.seen("PBS_NODEFILE") or f"PBS's own file of job {job_id}" if slots else "no PBS_NODEFILE that can be read"
+    )
+    return Job(
         scheduler="pbs",
         job_id=job_id,
-        attempt=0,
         hosts=tuple(slots),
         num_nodes=len(slots) or None,
-        cpus_on_node=variables.optional(env, "NCPUS", FIX_JOB),
-        launch=_launch(env, len(slots) or "NODES"),
         slots=tuple(slots.values()),
+        cpus_on_node=read.optional("NCPUS"),
+        default_threads=_default_threads(env),
+        launch=_launch(env, len(slots) or "NODES"),
+        gpu_request="qsub -l select=NODES:ngpus={gpus}",
         problem=problem,
         sources={
             "scheduler": f"PBS_JOBID={job_id}",
@@ -90,31 +101,23 @@ def _launch(env: Environment, num_nodes: int | str) -> str:
 def _node_file(env: Environment) -> dict[str, int]:
     """The hosts in the order in which the file names them first, and how often it names each."""
     if env.get("PBS_NODEFILE"):
-        text = variables.text_file(env, "PBS_NODEFILE", FIX_HOSTS)
+        text = Reader(env, FIX_HOSTS).text_file("PBS_NODEFILE")
     elif env.is_live and is_task(env) and (own := _own_node_file(env)):
         text = own
     else:
         raise MusterError(
             "PBS_NODEFILE is not set, so the job's nodes are not known", seen="no PBS_NODEFILE", fix=FIX_HOSTS
         )
-    lines = [line.strip() for line in text.splitlines()]
-    names = [line for line in lines if line]
+    names = [line.strip() for line in text.splitlines() if line.strip()]
     wrong = [name for name in names if not hostlist.is_name(name)]
     if wrong or not names:
-        raise MusterError(
-            f"PBS's list of nodes holds {wrong[0]!r}, which is no host name"
-            if wrong
-            else "PBS's list of nodes is empty",
-            seen=variables.seen(env, "PBS_NODEFILE", "PBS_JOBID"),
-            fix=FIX_JOB,
-        )
+        what = f"holds {wrong[0]!r}, which is no host name" if wrong else "is empty"
+        raise Reader(env, FIX_JOB).error(f"PBS's list of nodes {what}", "PBS_NODEFILE", "PBS_JOBID")
     return dict(Counter(names))
 
 
 def _own_node_file(env: Environment) -> str | None:
     """The content of the job's file of nodes where PBS keeps it, or None where that can't be read.
-
-    pbsdsh leaves PBS_NODEFILE out on the job's first node, which has the file.
 
     Source: https://help.altair.com/2022.1.0/PBS%20Professional/PBSAdminGuide2022.1.pdf (pbs.conf, PBS_HOME)
     """
@@ -126,15 +129,16 @@ def _own_node_file(env: Environment) -> str | None:
         return None
 
 
-def sets_threads(env: Environment) -> bool:
-    """Whether OMP_NUM_THREADS is PBS's own value and no wish of the user.
+def _default_threads(env: Environment) -> str | None:
+    """OMP_NUM_THREADS where it is PBS's own value and no wish of the user.
 
     PBS sets it in every job, to the CPUs of a chunk or to what `ompthreads` asks for, and NCPUS to the same.
 
     Source: https://help.altair.com/2022.1.0/PBS%20Professional/PBSUserGuide2022.1.pdf (OMP_NUM_THREADS)
     """
     threads = env.get("OMP_NUM_THREADS", "")
-    return "PBS_ENVIRONMENT" in env and bool(whole_number(threads)) and threads == env.get("NCPUS")
+    is_of_pbs = "PBS_ENVIRONMENT" in env and whole_number(threads) and threads == env.get("NCPUS")
+    return threads if is_of_pbs else None
 
 
 def is_task(env: Environment) -> bool:
@@ -142,12 +146,7 @@ def is_task(env: Environment) -> bool:
     return re.fullmatch(r"[0-9A-Fa-f]{8}", env.get("PBS_TASKNUM", "")) is not None
 
 
-def _path_of_train(env: Environment) -> str:
-    path = Path(sys.executable).with_name("train")
-    return str(path) if env.is_live and path.is_file() else "/PATH/TO/train"
-
-
-def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
+def task(env: Environment, job: Job | None) -> Task | None:
     """The task of PBS that this process is, or None for a job script and outside PBS.
 
     Raises:
@@ -156,11 +155,11 @@ def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
     if job is None or not is_task(env):
         return None
     mark = f"PBS_TASKNUM={env['PBS_TASKNUM']}"
-    # A task has PATH=/bin:/usr/bin and starts in $HOME, whatever the job script has.
+    train = Path(sys.executable).with_name("train")
+    path = shlex.quote(str(train)) if env.is_live and train.is_file() else "/PATH/TO/train"
     fix = (
         "for each host of the job, the index counted from 0, with the path of train: "
-        "pbs_tmrsh HOST env MUSTER_HOSTS=HOST0,HOST1 MUSTER_NODE_RANK=INDEX "
-        f"{shlex.quote(_path_of_train(env))} ddp"
+        f"pbs_tmrsh HOST env MUSTER_HOSTS=HOST0,HOST1 MUSTER_NODE_RANK=INDEX {path} ddp"
     )
     if max(job.slots, default=1) > 1:
         raise MusterError(
@@ -170,4 +169,7 @@ def task(env: Environment, job: Hosts | None) -> Task | Rejected | None:
         )
     if job.problem:
         raise MusterError(job.problem.wrong, seen=f"{mark}, {job.problem.seen}", fix=f"{job.problem.fix}; then {fix}")
-    return placing.by_host("pbsdsh", mark, env, job, fix)
+    return by_host("pbsdsh", mark, env, job, fix)
+
+
+TASKS = {"pbsdsh": task}

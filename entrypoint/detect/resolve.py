@@ -1,229 +1,346 @@
-"""Who owns the nodes, and who started this process: each family is asked, and where several answer, evidence decides.
+"""environment -> Job of a scheduler, Task of a launcher -> Allocation, or the refusal of a world of the wrong shape."""
 
-Of a scheduler it is `job(env) -> Hosts | None`, of a launcher `task(env, job) -> Task | Rejected | None`. `None` means
-"not mine"; present but broken raises; `Rejected` means that its variables were made for another process.
-To add one: the function in its family's file, its line below, its variables in environment.py and passing.py, a
-recording with its test.
-"""
-
-from collections.abc import Callable
+import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import NamedTuple
 
-from muster.entrypoint import hostlist
-from muster.entrypoint.allocation import Hosts, Rejected, Task
-from muster.entrypoint.detect import flux, grid_engine, kubernetes, lsf, manual, mpi, pals, pbs, slurm
+from muster.entrypoint import container, resources
+from muster.entrypoint.detect import families, hostlist
+from muster.entrypoint.detect.allocation import Allocation, Job, Task
+from muster.entrypoint.detect.reader import Reader, own_index, seen
 from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 
-# Flux comes first: it runs inside the others' jobs, and never one of them inside its own. The order of the others
-# decides nothing: where two of them are found, evidence does. MUSTER_HOSTS is no rival, it adds to what is found.
-SCHEDULERS: tuple[tuple[str, Callable[[Environment], Hosts | None]], ...] = (
-    ("flux", flux.job),
-    ("slurm", slurm.job),
-    ("pbs", pbs.job),
-    ("lsf", lsf.job),
-    ("grid_engine", grid_engine.job),
-    ("kubernetes", kubernetes.job),
-)
 
+def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *, is_single: bool = False) -> Allocation:
+    """Where this process stands in its job.
 
-class _Candidate(NamedTuple):
-    name: str
-    job: Hosts | None
-    error: MusterError | None
-    fits: bool | None  # whether this host is one of the job's; None where its hosts, or this host, are not known
-
-    @property
-    def described(self) -> str:
-        return self.job.sources["scheduler"] if self.job else self.error.seen if self.error else ""
-
-
-def find_job(env: Environment) -> tuple[Hosts | None, tuple[str, ...]]:
-    """The job that this process belongs to, or None without a scheduler; and a line for each that was ruled out.
+    Args:
+        env: its environment, live or recorded.
+        options: what the user said; wins over what is found.
+        command: what the user typed, for the launch line in an error.
+        is_single: whether one process is meant, and no world.
 
     Raises:
-        MusterError: a scheduler's variables are broken, or two schedulers' are there and nothing decides.
+        MusterError: what is there contradicts itself or the options, or several nodes are allocated and nothing tells
+            which of them this is: never a silent world of one.
     """
-    candidates = [found for name, detector in SCHEDULERS if (found := _try(name, detector, env))]
-    listed = manual.job(env)
-    job, rejected = _decide(candidates, env) if candidates else (None, ())
-    return (manual.override(job, listed) if listed else job), rejected
-
-
-def _try(name: str, detector: Callable[[Environment], Hosts | None], env: Environment) -> _Candidate | None:
-    try:
-        job = detector(env)
-    except MusterError as error:
-        return _Candidate(name, None, error, None)
-    if job is None:
-        return None
-    try:
-        fits = hostlist.index_of(job.hosts, env.host) is not None if job.hosts and env.host else None
-    except hostlist.HostListError:
-        fits = True
-    return _Candidate(name, job, None, fits)
-
-
-def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Hosts | None, tuple[str, ...]]:
-    # A shell may point to an instance of Flux elsewhere: that alone makes it no job of Flux.
-    is_shell_of_flux = candidates[0].name == "flux" and not {"FLUX_JOB_ID", "FLUX_TASK_RANK"} & env.keys()
-    if len(candidates) > 1 and is_shell_of_flux:
-        candidates = candidates[1:]
-    if len(candidates) == 1:
-        only = candidates[0]
-        if only.error:
-            raise only.error
-        if only.job and is_shell_of_flux and _holds_flux(only, env):
-            return replace(only.job, launch=flux.launch(only.job.num_nodes)), ()
-        return only.job, ()
-    flux_job, *others = candidates
-    is_flux = flux_job.name == "flux"
-    if is_flux and flux_job.job and all(_holds_flux(other, env) for other in others):
-        reason = f"{flux_job.described} runs inside it"
-        return flux_job.job, tuple(f"{other.name} ({other.described}): {reason}" for other in others)
-    # Flux names no hosts: it can't be shown to be left over, and several of its tasks may share this host.
-    fitting = [] if is_flux else [candidate for candidate in candidates if candidate.fits]
-    if len(fitting) == 1:
-        winner = fitting[0]
-        return winner.job, tuple(_lost(other, env) for other in candidates if other is not winner)
-    names = " and ".join(candidate.name for candidate in candidates)
-    raise MusterError(
-        f"the variables of {names} are all here, and nothing tells which of them runs this process",
-        seen=", ".join(candidate.described for candidate in candidates),
-        fix="submit from a shell outside of any job, without -V or --export=ALL, or unset the others' variables",
-    )
-
-
-def _holds_flux(outer: _Candidate, env: Environment) -> bool:
-    """Whether an instance of Flux that this process sees was started in the job `outer`."""
-    # FLUX_URI=local:///var/tmp/pbs.27.pbshead/flux-37ohsP/local-0: Flux keeps its sockets in the job's own TMPDIR.
-    path = env.get("FLUX_URI", "").removeprefix("local://")
-    folder = env.get("TMPDIR", "/tmp").rstrip("/") + "/"
-    if not path.startswith(folder):
-        return False
-    job_id = outer.job.job_id if outer.job else None
-    if job_id and job_id in folder:
-        return True
-    # PBS gives each job a TMPDIR of its own, so that another one, such as /tmp, was set in this job, and what was left
-    # over from another job does not lie in it. On the node itself the socket tells.
-    if outer.name == "pbs" and env.get("TMPDIR"):
-        return not env.is_live or Path(path).is_socket()
-    # A folder that all jobs share is no evidence by itself; one task a node, as brokers are started, adds to it.
-    return set(env.get("SLURM_STEP_TASKS_PER_NODE", "").split(",")) <= {
-        "1",
-        f"1(x{env.get('SLURM_STEP_NUM_NODES')})",
-    }
-
-
-def _lost(candidate: _Candidate, env: Environment) -> str:
-    if candidate.error:
-        return f"{candidate.name} ({candidate.described}): {candidate.error.wrong}"
-    why = "left over: this host is not in its job" if candidate.fits is False else "nothing shows this host in its job"
-    return f"{candidate.name} ({candidate.described}): {why}, {env.host}"
-
-
-class Launcher(NamedTuple):
-    """A launcher, as users call it, and which of its processes an environment belongs to."""
-
-    name: str
-    detect: Callable[[Environment, Hosts | None], Task | Rejected | None]
-    scheduler: str | None = None  # the one it belongs to; None where it works under any
-
-
-# The innermost launcher comes first: it is the one that knows this process. Those after it may have started its daemon,
-# and their variables then describe that: mpirun starts its daemons by srun, pbs_tmrsh, blaunch or qrsh, and Flux is
-# started by any of them. Hydra comes before srun for the same reason; that srun sets PMI_RANK too, mpi.py knows.
-LAUNCHERS: tuple[Launcher, ...] = (
-    Launcher("pals", pals.task),
-    Launcher("flux", flux.task, "flux"),
-    Launcher("openmpi", mpi.openmpi_task),
-    Launcher("jsrun", lsf.jsrun_task, "lsf"),
-    Launcher("hydra", mpi.hydra_task),
-    Launcher("mvapich", mpi.mvapich_task),
-    Launcher("srun", slurm.task, "slurm"),
-    Launcher("blaunch", lsf.blaunch_task, "lsf"),
-    Launcher("pbsdsh", pbs.task, "pbs"),
-    Launcher("qrsh", grid_engine.task, "grid_engine"),
-    # A pod is a machine: what was started inside it knows more.
-    Launcher("kubernetes", kubernetes.task, "kubernetes"),
-    Launcher("manual", manual.task),
-)
-
-
-def find_task(env: Environment, job: Hosts | None) -> tuple[Task | None, tuple[str, ...]]:
-    """Which task of which launcher this process is, or None where nothing started it as one of several; and the losers.
-
-    Raises:
-        MusterError: a launcher's variables are there, but broken; or two launchers disagree and neither can have
-            started the other.
-    """
-    winner: Task | None = None
-    losers: list[tuple[str, Rejected]] = []
-    for launcher in LAUNCHERS:
-        if winner is None and (job is None or launcher.scheduler in (None, job.scheduler)):
-            found = launcher.detect(env, job)
-            winner = found if isinstance(found, Task) else None
-        else:
-            found = _loser(launcher, env, job)
-            if isinstance(found, Task):
-                found = _beside(winner, found) if winner else None
-            if isinstance(found, MusterError):
-                found = Rejected(found.wrong, is_certain=True)
-        if isinstance(found, Rejected):
-            losers.append((launcher.name, found))
-    _check_losers(losers, winner)
-    return winner, tuple(f"{name}: {found.reason}" for name, found in losers)
-
-
-def _loser(launcher: Launcher, env: Environment, job: Hosts | None) -> Task | Rejected | MusterError | None:
-    """What a launcher says that comes after the one that was found, or that another scheduler's job can't have."""
-    foreign = job is not None and launcher.scheduler not in (None, job.scheduler)
-    try:
-        found = launcher.detect(env, None if foreign else job)
-    except MusterError as error:
-        found = error
-    if foreign and isinstance(found, (Task, MusterError)):
-        return Rejected(
-            f"belongs to {launcher.scheduler}, and this is a job of {job.scheduler if job else 'none'}", True
+    if "TORCHELASTIC_RUN_ID" in env:
+        raise MusterError(
+            "this process is a worker of torchrun already: a second torchrun inside it would start a world of its own",
+            seen=f"TORCHELASTIC_RUN_ID={env['TORCHELASTIC_RUN_ID']}",
+            fix=f"start it without torchrun: {shlex.join(command)}; or, where this shell or job only was started from "
+            "inside one: unset TORCHELASTIC_RUN_ID",
         )
-    return found
-
-
-def _beside(winner: Task, outer: Task) -> Rejected | None:
-    """Why `outer` is not this process's launcher, though its variables are whole.
-
-    Raises:
-        MusterError: it started several tasks on this node, so it can't have started the winner's daemon here.
-    """
-    place = (outer.node_rank, outer.local_rank, outer.rank, outer.tasks_per_node)
-    if place == (winner.node_rank, winner.local_rank, winner.rank, winner.tasks_per_node):
-        return Rejected("it says the same", is_certain=True)
-    if max(outer.tasks_per_node) == 1:
-        reason = f"{outer.sources['launcher']} is that of the daemon that started this process"
-        return Rejected(reason, is_certain=True)
-    raise MusterError(
-        f"two launchers disagree on which process this is: {winner.launcher} says {winner.rank} of "
-        f"{sum(winner.tasks_per_node)}, {outer.launcher} says {outer.rank} of {sum(outer.tasks_per_node)}",
-        seen=f"{winner.sources['launcher']}, {outer.sources['launcher']}",
-        fix="start the command by one of them; if the other's variables are left over from the shell that submitted "
-        "the job, submit without -V or --export=ALL, or unset them",
+    job, rejected = families.find_job(env)
+    if options.node_rank is not None or "MUSTER_NODE_RANK" in env:
+        allocation, losers = _by_hand(env, options, job), ()
+    else:
+        task, losers = families.find_task(env, job)
+        if job is None and not is_single:
+            _check_traces(env, options, task)
+        is_one_node = is_single or options.num_nodes == 1
+        allocation = (
+            _launched(env, options, job, task, command)
+            if task
+            else _alone(env, options, job, command, is_one_node=is_one_node)
+        )
+    notes = [f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours: it was taken"] if "MUSTER_HOSTS" in env else []
+    unused = seen(env, "RANK", "WORLD_SIZE") if allocation.scheduler != "kubernetes" else ""
+    return replace(
+        allocation,
+        gpus_seen=resources.gpus(env, job.gpus_on_node if job else None)[0],
+        gpu_request=job.gpu_request if job else "",
+        default_threads=job.default_threads if job else None,
+        start_time=job.start_time if job else None,
+        end_time=job.end_time if job else None,
+        notes=(*notes, *allocation.notes),
+        rejected=(*rejected, *losers, *([f"{unused}: set by hand or left over, not used"] if unused else ())),
     )
 
 
-def _check_losers(losers: list[tuple[str, Rejected]], winner: Task | None) -> None:
-    """Returns if this can't be a process of a launcher that was rejected.
+def single(allocation: Allocation, command: Sequence[str]) -> Allocation:
+    """`allocation` as a world of one, for what runs in one process only.
 
     Raises:
-        MusterError: it can: nothing else started it, or what did may have started that launcher's daemon.
+        MusterError: several processes were started: each of them would train alone, and write over the others' files.
     """
-    if winner and max(winner.tasks_per_node) > 1:
+    if allocation.num_nodes > 1 or allocation.tasks_on_node > 1:
+        tasks = sum(allocation.ranks_per_node) if allocation.mode == "worker" else allocation.num_nodes
+        once = "srun --nodes=1 --ntasks=1 " if allocation.launcher == "srun" else "in the job script, by itself: "
+        raise MusterError(
+            f"single is one process, and {allocation.launcher} started {tasks}",
+            seen=f"{allocation.sources['num_nodes']}, {allocation.sources.get('tasks_on_node', 'one task a node')}",
+            fix=f"start it once: {once}{shlex.join(command)}; or train ddp on all of them",
+        )
+    sources = {**allocation.sources, "nproc_per_node": "single"}
+    return replace(allocation, ranks_per_node=(1,), rank=0, mode="single", sources=sources)
+
+
+def _by_hand(env: Environment, options: LaunchOptions, job: Job | None) -> Allocation:
+    num_nodes, node_rank = options.num_nodes, options.node_rank
+    rank_source, num_source = f"--node-rank={node_rank}", f"--nnodes={num_nodes}"
+    if node_rank is None:
+        read = Reader(env, "MUSTER_NODE_RANK=I, from 0, another one on each node")
+        node_rank = read.number("MUSTER_NODE_RANK")
+        rank_source = f"MUSTER_NODE_RANK={node_rank}"
+        if num_nodes is None and job and job.num_nodes:
+            num_nodes, num_source = job.num_nodes, job.sources["num_nodes"]
+        _check_variable(env, job, node_rank, rank_source)
+    if num_nodes is None:
+        raise MusterError(
+            f"{rank_source.partition('=')[0]} needs the number of nodes",
+            seen=f"{rank_source} without --nnodes",
+            fix=f"--nnodes N --node-rank {node_rank}",
+        )
+    if node_rank >= num_nodes:
+        raise MusterError(
+            "the node rank must be below the number of nodes",
+            seen=f"{num_source} {rank_source}",
+            fix=f"--node-rank 0 to {num_nodes - 1}",
+        )
+    hosts = job.hosts if job and len(job.hosts) == num_nodes else ()
+    if not hosts and num_nodes == 1 and env.host:
+        hosts = (env.host,)
+    notes = [f"by hand: node rank {node_rank} of {num_nodes}, as {rank_source.partition('=')[0]} says"]
+    if job and not hosts and job.num_nodes != num_nodes:
+        notes.append(f"{job.scheduler} gave this job {job.num_nodes or 'unknown'} nodes; {num_source} was taken")
+    sources = {"launcher": rank_source, "num_nodes": num_source, "node_rank": rank_source}
+    task = Task("manual", node_rank, 0, node_rank, (1,) * num_nodes, hosts, sources=sources)
+    return _allocation(env, options, job, task, notes, without_job="manual")
+
+
+def _alone(
+    env: Environment, options: LaunchOptions, job: Job | None, command: Sequence[str], *, is_one_node: bool
+) -> Allocation:
+    """No launcher started this process: right on one node, or where one is asked for; a refusal on several."""
+    own = None
+    if job and is_one_node:
+        own = own_index(job.hosts, env, job.sources["hosts"], f"by its launcher: {job.launch_line(command)}")
+    _check_alone(env, options, job, command, own, is_one_node=is_one_node)
+    hosts = job.hosts if job and job.hosts else ((env.host,) if env.host else ())
+    sources = {"launcher": "no launcher's variables"}
+    notes: list[str] = []
+    if job is None:
+        sources |= {"scheduler": "no scheduler's variables", "num_nodes": "one machine", "hosts": "this host's name"}
+    elif own is not None and len(hosts) > 1:
+        hosts = (hosts[own],)
+        sources |= {"num_nodes": "--nnodes=1" if options.num_nodes == 1 else "single", "hosts": "this host"}
+        notes.append(f"this uses 1 of the job's {job.num_nodes} nodes")
+    _check_nnodes(options, 1, job.sources["num_nodes"] if job else "no scheduler's variables")
+    return _allocation(env, options, job, Task("local", 0, 0, 0, (1,), hosts, sources=sources), notes)
+
+
+def _launched(
+    env: Environment, options: LaunchOptions, job: Job | None, task: Task, command: Sequence[str]
+) -> Allocation:
+    """A launcher started this process as one of several."""
+    num_nodes = len(task.tasks_per_node)
+    _check_nnodes(options, num_nodes, task.sources["num_nodes"])
+    _check_hosts(env, job, task)
+    _check_all_nodes(options, job, task)
+    if max(task.tasks_per_node) > 1 and options.nproc_per_node is not None:
+        line = job.launch_line(command) if job else "start one task a node"
+        raise MusterError(
+            f"{task.launcher} started {max(task.tasks_per_node)} tasks on a node, and --nproc-per-node asks each to "
+            f"start {options.nproc_per_node} more; torchrun wants one task a node",
+            seen=f"{task.sources['tasks_on_node']} --nproc-per-node={options.nproc_per_node}",
+            fix=f"{line}, or leave --nproc-per-node out: each task is a rank",
+        )
+    notes = list(task.notes)
+    if job and job.num_nodes and num_nodes < job.num_nodes:
+        notes.append(f"this step uses {num_nodes} of the job's {job.num_nodes} nodes")
+    if num_nodes > 1 and not task.hosts and job and job.problem and not env.get("MASTER_ADDR"):
+        notes.append(f"{job.problem.wrong}; {job.problem.fix}")
+    if job is None:
+        local = {"scheduler": "no scheduler's variables", "job_id": f"{task.launcher}'s own"}
+        task = replace(task, sources={**local, **task.sources})
+    return _allocation(env, options, job, task, notes)
+
+
+def _allocation(
+    env: Environment,
+    options: LaunchOptions,
+    job: Job | None,
+    task: Task,
+    notes: Sequence[str],
+    *,
+    without_job: str = "local",
+) -> Allocation:
+    """`task` in its job. One task a node is an agent, which starts the node's ranks; of several each is a rank."""
+    num_nodes = len(task.tasks_per_node)
+    if max(task.tasks_per_node) > 1:
+        mode, ranks_per_node, rank = "worker", task.tasks_per_node, task.rank
+        source = task.sources["tasks_on_node"]
+    else:
+        nproc, source = resources.processes_per_node(env, options, job)
+        mode = "single" if num_nodes == 1 and nproc == 1 else "agent"
+        ranks_per_node, rank = (nproc,) * num_nodes, task.node_rank * nproc
+    return Allocation(
+        scheduler=job.scheduler if job else without_job,
+        launcher=task.launcher,
+        job_id=(job.job_id if job else None) or task.job_id,
+        attempt=job.attempt if job else 0,
+        step=task.step,
+        hosts=task.hosts,
+        num_nodes=num_nodes,
+        node_rank=task.node_rank,
+        local_rank=task.local_rank,
+        rank=rank,
+        tasks_on_node=task.tasks_on_node,
+        ranks_per_node=ranks_per_node,
+        mode=mode,
+        cpus_on_node=job.cpus_on_node if job else None,
+        sources={**(job.sources if job else {}), **task.sources, "nproc_per_node": source},
+        notes=tuple(notes),
+    )
+
+
+# What is refused: each of these would start a world of the wrong shape, or several worlds in place of one.
+
+
+def _check_variable(env: Environment, job: Job | None, node_rank: int, source: str) -> None:
+    """Refuses a MUSTER_NODE_RANK of another node, as one that all tasks inherit, or one for several processes."""
+    own = own_index(job.hosts, env, source, "give each node its own MUSTER_NODE_RANK") if job else None
+    if own not in (None, node_rank):
+        raise MusterError(
+            f"MUSTER_NODE_RANK says node rank {node_rank}, but this host is the one with {own}",
+            seen=f"{source} on {env.host}; {job.sources['hosts'] if job else ''}",
+            fix="give each node its own MUSTER_NODE_RANK, or leave it out where MUSTER_HOSTS is set",
+        )
+    try:
+        task, _ = families.find_task(env, job)
+    except MusterError:
         return
-    for name, found in losers:
-        if not found.is_certain:
+    if task and task.tasks_on_node > 1:
+        raise MusterError(
+            f"MUSTER_NODE_RANK stands for one process a node, and {task.launcher} started {task.tasks_on_node} here",
+            seen=f"{source} {task.sources['tasks_on_node']}",
+            fix="unset MUSTER_NODE_RANK",
+        )
+
+
+def _check_alone(
+    env: Environment,
+    options: LaunchOptions,
+    job: Job | None,
+    command: Sequence[str],
+    own: int | None,
+    *,
+    is_one_node: bool,
+) -> None:
+    """Refuses a process that no launcher started where there are several nodes, or their number is not known.
+
+    Where but one node is asked for, any of the job's will do; `own` is this one's place among them.
+    """
+    if job is None:
+        places = [name for name in ("WORLD_SIZE", "PET_NNODES") if env.get(name, "1") != "1"]
+        places += [name for name in env if re.fullmatch(r"JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX", name)]
+        if places and options.num_nodes != 1:
             raise MusterError(
-                f"the variables of {name} are here, but seem to be made for another process",
-                seen=found.reason,
-                fix=f"start the command by {name} itself, or unset its variables if they are left over",
+                "these variables speak of several processes, but nothing tells who started this one",
+                seen=seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
+                fix=f"unset {' '.join(places)}; or --nnodes N --node-rank I --master-addr HOST on each node",
             )
+        return
+    if job.num_nodes is None:
+        if is_one_node:
+            return
+        problem = job.problem
+        raise MusterError(
+            f"how many nodes this job of {job.scheduler} has can't be told{f': {problem.wrong}' if problem else ''}",
+            seen=problem.seen if problem else job.sources["num_nodes"],
+            fix=f"{problem.fix if problem else job.launch}; or, if it is but one node, --nnodes 1",
+        )
+    if job.num_nodes > 1 and own is not None:
+        return
+    if job.num_nodes > 1 and is_one_node:
+        raise MusterError(
+            f"this host, {env.host}, is none of the {job.num_nodes} nodes that {job.scheduler} gave this job",
+            seen=f"{job.sources['hosts']}: {' '.join(job.hosts[:20])}",
+            fix=(job.launch_one or f"on {job.hosts[0]}: {{command}}").replace("{command}", shlex.join(command)),
+        )
+    if job.num_nodes > 1:
+        raise MusterError(
+            f"{job.scheduler} gave this job {job.num_nodes} nodes, but nothing started this process on each of them",
+            seen=f"{job.sources['num_nodes']}, {job.sources['hosts']}, and no task of a launcher",
+            fix=job.launch_line(command),
+        )
+    # PBS leaves the script's own host out of its list where the first chunk has mpiprocs=0: then there are two.
+    is_here = job.is_host_proved or not job.hosts or not env.host
+    if not is_here and hostlist.short(env.host or "") != hostlist.short(job.hosts[0]):
+        alone = f"to use this host alone: MUSTER_HOSTS={env.host} {shlex.join(command)}"
+        raise MusterError(
+            f"{job.scheduler} lists {job.hosts[0]} only, and this is {env.host}",
+            seen=f"{job.sources['hosts']}: {job.hosts[0]}",
+            fix=job.launch_line(command) if job.launch_one else alone,
+        )
+
+
+def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -> None:
+    """Refuses a process in a container that none of the variables of the job around it have reached."""
+    if not env.is_live or env.engine is None or options.num_nodes == 1:
+        return
+    if task and len(task.tasks_per_node) > 1:
+        return
+    # Here and not above: few launches are in a container without a job's variables.
+    from muster.entrypoint.detect import traces
+
+    found, is_own_pid_namespace = traces.read()
+    # Inside the container mpirun may have started this process: that is no trace of a launcher outside.
+    if found is None or (task and found.owner not in families.schedulers()):
+        return
+    raise MusterError(
+        f"this container is inside a job of {found.owner}, but none of its variables reached it",
+        seen=f"{found.seen}, and this is a container of {env.engine}",
+        fix=f"{container.way_in(env.engine, is_own_pid_namespace)}; or, if it is but one node, --nnodes 1",
+    )
+
+
+def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str) -> None:
+    """Refuses another --nnodes than what was found."""
+    if options.num_nodes is not None and options.num_nodes != num_nodes:
+        raise MusterError(
+            f"--nnodes says {options.num_nodes}, but here it is {num_nodes}, and nothing tells which node this is",
+            seen=f"--nnodes={options.num_nodes}; {source}",
+            fix=f"--nnodes {options.num_nodes} --node-rank I --master-addr HOST on each node, or leave --nnodes out",
+        )
+
+
+def _check_all_nodes(options: LaunchOptions, job: Job | None, task: Task) -> None:
+    """Refuses an MPI launch on fewer nodes than the job has, but for --nnodes: left-over variables look the same."""
+    num_nodes = len(task.tasks_per_node)
+    # The first of the hosts that LSF gives a job for jsrun may be the launch node.
+    missing = (job.num_nodes or 0) - num_nodes - (task.launcher == "jsrun") if job else 0
+    if job and missing > 0 and task.is_counted and options.num_nodes != num_nodes:
+        raise MusterError(
+            f"{task.launcher} uses {num_nodes} of the job's {job.num_nodes} nodes, or its variables are left over",
+            seen=f"{task.sources['num_nodes']}, {job.sources['num_nodes']}",
+            fix=f"start it on all nodes; if fewer are meant: --nnodes {num_nodes}",
+        )
+
+
+def _check_hosts(env: Environment, job: Job | None, task: Task) -> None:
+    """Refuses variables that were made for another job or another node."""
+    strangers: list[str] = []
+    if job and job.hosts and task.hosts != job.hosts:
+        listed = {hostlist.short(host) for host in job.hosts}
+        strangers = [host for host in task.hosts if hostlist.short(host) not in listed]
+    hosts = task.sources.get("hosts") or (job.sources["hosts"] if job else "")
+    if strangers and job:
+        raise MusterError(
+            f"the step runs on {strangers[0]}, which is no node of the job: variables of two jobs are mixed",
+            seen=f"{hosts}, {job.sources['hosts']}",
+            fix="start the command from a shell or script of one job only",
+        )
+    # A host name that differs from the scheduler's is common (aliases, suffixes). One that belongs to another node of
+    # the same job is not: then these variables were made for a process over there.
+    own = own_index(task.hosts, env, task.sources["node_rank"], "start the command from a fresh shell")
+    if own not in (None, task.node_rank):
+        raise MusterError(
+            f"the variables say node rank {task.node_rank}, but this host is the one with {own}",
+            seen=f"{task.sources['node_rank']} on {env.host}; {hosts}",
+            fix=f"start the command by {task.launcher} itself, not by ssh out of one of its tasks",
+        )

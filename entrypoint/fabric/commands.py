@@ -12,7 +12,7 @@ import typer
 
 from muster import processes
 from muster.entrypoint import environment
-from muster.entrypoint.detect import resolve
+from muster.entrypoint.detect import families
 from muster.entrypoint.fabric import AUTO, HOST_ROOT, OFF, TCP, Need
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import ExitCode, MusterError, one_line
@@ -179,7 +179,7 @@ def _num_nodes(nodes: int | None) -> int:
     if nodes is not None:
         return nodes
     try:
-        job = resolve.find_job(environment.live())[0]
+        job = families.find_job(environment.live())[0]
     except MusterError:
         job = None
     return job.num_nodes if job and job.num_nodes and job.job_id else 2

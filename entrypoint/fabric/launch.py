@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muster.entrypoint.additions import Additions
-from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.fabric import AUTO, FABRIC_ROOT, HOST_ROOT, OFF, TCP, Need
 from muster.entrypoint.options import LaunchOptions

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.entrypoint import environment
+from muster.entrypoint import environment, recording
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.sites import recognise
@@ -44,7 +44,7 @@ def _site(
     # Here and not above, as all that reads whole profiles: the launch loads this module too.
     from muster.entrypoint.sites import profiles
 
-    env = environment.load(Path(env_file)) if env_file else environment.live()
+    env = recording.load(Path(env_file)) if env_file else environment.live()
     if what == "list" and as_json:
         from msgspec import to_builtins
 

@@ -22,8 +22,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muster.entrypoint import hostlist, launch, passing, report
-from muster.entrypoint.allocation import Allocation
+from muster.entrypoint import launch, passing, report
+from muster.entrypoint.detect import hostlist
+from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.program import Program
@@ -79,7 +80,7 @@ def cases(count: int, seed: int) -> Iterator[Case]:
         recording = rng.choice(recorded.ALL)
         env = recording.environment
         variables, files = dict(env), dict(env.files)
-        own = sorted(name for name in env if name in passing.NAMES) or ["RANK"]
+        own = sorted(name for name in env if name in passing.names()) or ["RANK"]
         changes: list[str] = []
         believed = False
         for _ in range(rng.choice((1, 1, 1, 2, 3))):

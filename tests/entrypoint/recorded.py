@@ -20,8 +20,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from muster.entrypoint import detection, environment
-from muster.entrypoint.allocation import Allocation
+from muster.entrypoint import recording
+from muster.entrypoint.detect import resolve
+from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -39,7 +40,7 @@ class Recording:
 
     @cached_property
     def environment(self) -> Environment:
-        return environment.load(self.file)
+        return recording.load(self.file)
 
     @property
     def host(self) -> str:
@@ -91,7 +92,7 @@ def ranks_by_host(recording: Recording) -> dict[str, list[int | None]]:
 
 def detect(env: Environment, options: LaunchOptions | None = None) -> Allocation:
     """What `train ddp` finds in `env`."""
-    return detection.allocate(env, options or LaunchOptions(), ["train", "ddp"])
+    return resolve.resolve(env, options or LaunchOptions(), ["train", "ddp"])
 
 
 def find(env: Environment) -> Allocation | None:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import container, detection, environment, variables
-from muster.entrypoint.container import Trace
+from muster.entrypoint import container, recording
+from muster.entrypoint.detect import resolve, traces
+from muster.entrypoint.detect.reader import Reader
+from muster.entrypoint.detect.traces import Trace
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -46,7 +48,7 @@ SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
     ],
 )
 def test_the_control_group_tells(cgroup: str, owner: str) -> None:
-    found = container.find(cgroup, MOUNTS, ["bash"])
+    found = traces.find(cgroup, MOUNTS, ["bash"])
     assert found
     assert found.owner == owner
     assert found.seen.removeprefix("the control group ") in cgroup
@@ -56,7 +58,7 @@ def test_the_control_group_tells(cgroup: str, owner: str) -> None:
     "cgroup", ["", "0::/\n", DOCKER, SESSION, "0::/system.slice/slurmd.service\n", "0::/kubepods.slice/pod1/cri-2\n"]
 )
 def test_a_machine_without_a_job_has_no_trace(cgroup: str) -> None:
-    assert container.find(cgroup, MOUNTS, ["starter", "bash", "sshd", "systemd"]) is None
+    assert traces.find(cgroup, MOUNTS, ["starter", "bash", "sshd", "systemd"]) is None
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_a_machine_without_a_job_has_no_trace(cgroup: str) -> None:
     ],
 )
 def test_a_process_above_tells(name: str, owner: str) -> None:
-    found = container.find(SESSION, MOUNTS, ["starter", "bash", name, "systemd"])
+    found = traces.find(SESSION, MOUNTS, ["starter", "bash", name, "systemd"])
     assert found == Trace(owner, f"the process {name} above this one")
 
 
@@ -92,13 +94,13 @@ def test_a_process_above_tells(name: str, owner: str) -> None:
 )
 def test_a_mount_of_the_jobs_files_tells(path: str, owner: str) -> None:
     mounts = f"{MOUNTS}1241 1210 254:0 {path} {path} ro,relatime - ext4 /dev/vda rw\n"
-    assert container.find(DOCKER, mounts, []) == Trace(owner, f"the mount {path}")
+    assert traces.find(DOCKER, mounts, []) == Trace(owner, f"the mount {path}")
 
 
 @pytest.mark.parametrize("path", ["/var/spool/slurmd", "/var/spool/pbs", "/home/u/pbs/aux", "/home/palsdog"])
 def test_a_folder_that_login_nodes_bind_too_tells_nothing(path: str) -> None:
     mounts = f"{MOUNTS}1241 1210 254:0 {path} {path} ro,relatime - ext4 /dev/vda rw\n"
-    assert container.find(DOCKER, mounts, []) is None
+    assert traces.find(DOCKER, mounts, []) is None
 
 
 @pytest.mark.parametrize(
@@ -124,14 +126,14 @@ def test_the_engine(tmp_path: Path, names: list[str], files: list[str], engine: 
 
 
 @pytest.fixture
-def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def leave_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Gives this process ancestors, the nearest first, a control group and mounts."""
 
     def leave(names: list[str], cgroup: str = SESSION, mounts: str = MOUNTS) -> None:
         (tmp_path / "cgroup").write_text(cgroup)
         (tmp_path / "mountinfo").write_text(mounts)
-        monkeypatch.setattr(container, "PROC", tmp_path)
-        monkeypatch.setattr(container, "ancestors", lambda: names)
+        monkeypatch.setattr(traces, "PROC", tmp_path)
+        monkeypatch.setattr(traces, "ancestors", lambda: names)
 
     return leave
 
@@ -139,11 +141,11 @@ def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 def alone(engine: str | None = "apptainer", nnodes: str | None = None, **more: str) -> str:
     """The launcher that is found for a process without a job's variables in a container of `engine`."""
     env = Environment(more, "node01", is_live=True, engine=engine)
-    return detection.allocate(env, LaunchOptions(nnodes=nnodes), ["train", "ddp"]).launcher
+    return resolve.resolve(env, LaunchOptions(nnodes=nnodes), ["train", "ddp"]).launcher
 
 
-def test_apptainer_with_cleanenv_in_a_job_is_refused(traces: Callable[..., None]) -> None:
-    traces(["starter", "slurmstepd", "systemd"])
+def test_apptainer_with_cleanenv_in_a_job_is_refused(leave_traces: Callable[..., None]) -> None:
+    leave_traces(["starter", "slurmstepd", "systemd"])
     with pytest.raises(MusterError) as refusal:
         alone()
     error = refusal.value
@@ -154,9 +156,9 @@ def test_apptainer_with_cleanenv_in_a_job_is_refused(traces: Callable[..., None]
     assert error.fix.endswith("or, if it is but one node, --nnodes 1")
 
 
-def test_with_a_pid_namespace_it_was_containall(traces: Callable[..., None]) -> None:
+def test_with_a_pid_namespace_it_was_containall(leave_traces: Callable[..., None]) -> None:
     cgroup = "0::/system.slice/slurmstepd.scope/job_9/step_0/user/task_0\n"
-    traces(["appinit"], cgroup)
+    leave_traces(["appinit"], cgroup)
     with pytest.raises(MusterError) as refusal:
         alone()
     assert "job_9" in refusal.value.seen
@@ -164,29 +166,29 @@ def test_with_a_pid_namespace_it_was_containall(traces: Callable[..., None]) -> 
 
 
 @pytest.mark.parametrize("engine", ["docker", "podman"])
-def test_docker_is_told_how_to_pass_them(traces: Callable[..., None], engine: str) -> None:
-    traces([], DOCKER, MOUNTS + NODE_FILE)
+def test_docker_is_told_how_to_pass_them(leave_traces: Callable[..., None], engine: str) -> None:
+    leave_traces([], DOCKER, MOUNTS + NODE_FILE)
     with pytest.raises(MusterError, match="a job of pbs") as refusal:
         alone(engine)
     assert f"{engine} run $(muster env --docker-args) IMAGE COMMAND" in refusal.value.fix
 
 
-def test_what_the_user_says_by_hand_goes_on(traces: Callable[..., None]) -> None:
-    traces(["slurmstepd"])
+def test_what_the_user_says_by_hand_goes_on(leave_traces: Callable[..., None]) -> None:
+    leave_traces(["slurmstepd"])
     assert alone(nnodes="1") == "local"
     assert alone(MUSTER_HOSTS="node01") == "manual"
     assert alone(nnodes="2", MUSTER_NODE_RANK="0") == "manual"
     assert alone(engine=None) == "local"
 
 
-def test_one_process_that_is_meant_to_be_alone_goes_on(traces: Callable[..., None]) -> None:
-    traces(["slurmstepd"])
+def test_one_process_that_is_meant_to_be_alone_goes_on(leave_traces: Callable[..., None]) -> None:
+    leave_traces(["slurmstepd"])
     env = Environment({}, "node01", is_live=True, engine="docker")
-    assert detection.allocate(env, LaunchOptions(), ["train", "single"], is_single=True).launcher == "local"
+    assert resolve.resolve(env, LaunchOptions(), ["train", "single"], is_single=True).launcher == "local"
 
 
-def test_a_container_outside_of_any_job_is_a_machine(traces: Callable[..., None]) -> None:
-    traces(["starter", "bash", "sshd"], DOCKER)
+def test_a_container_outside_of_any_job_is_a_machine(leave_traces: Callable[..., None]) -> None:
+    leave_traces(["starter", "bash", "sshd"], DOCKER)
     assert alone() == "local"
 
 
@@ -201,14 +203,14 @@ MPIRUN = {
 }
 
 
-def test_mpirun_inside_the_container_does_not_hide_the_job_outside(traces: Callable[..., None]) -> None:
-    traces(["mpirun"], "0::/system.slice/slurmstepd.scope/job_9/step_0\n")
+def test_mpirun_inside_the_container_does_not_hide_the_job_outside(leave_traces: Callable[..., None]) -> None:
+    leave_traces(["mpirun"], "0::/system.slice/slurmstepd.scope/job_9/step_0\n")
     with pytest.raises(MusterError, match="a job of slurm"):
         alone(**MPIRUN)
 
 
-def test_mpirun_beside_its_process_is_no_trace(traces: Callable[..., None]) -> None:
-    traces(["mpirun", "bash"])
+def test_mpirun_beside_its_process_is_no_trace(leave_traces: Callable[..., None]) -> None:
+    leave_traces(["mpirun", "bash"])
     assert alone(**MPIRUN) == "openmpi"
 
 
@@ -216,14 +218,14 @@ def test_reading_takes_less_than_5_ms() -> None:
     times: list[float] = []
     for _ in range(5):
         start = time.process_time()
-        container.read()
+        traces.read()
         times.append(time.process_time() - start)
     assert min(times) < 0.005, times
 
 
 def test_the_processes_above_this_one_are_named() -> None:
     parent = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
-    assert container.ancestors()[0] == parent
+    assert traces.ancestors()[0] == parent
 
 
 def test_a_file_that_is_hidden_names_the_option_of_this_container() -> None:
@@ -235,7 +237,7 @@ def test_a_file_that_is_hidden_names_the_option_of_this_container() -> None:
     ):
         env = Environment({"PBS_NODEFILE": "/a/b"}, is_live=True, engine=engine)
         with pytest.raises(MusterError) as refusal:
-            variables.text_file(env, "PBS_NODEFILE", "x")
+            Reader(env, "x").text_file("PBS_NODEFILE")
         assert refusal.value.fix == option
 
 
@@ -245,12 +247,12 @@ def test_a_file_that_is_no_list_of_hosts_is_not_read(tmp_path: Path) -> None:
         file.truncate(1 << 40)  # it takes no room
     for path in (enormous, Path("/dev/zero")):
         with pytest.raises(MusterError, match="PBS_NODEFILE"):
-            variables.text_file(Environment({"PBS_NODEFILE": str(path)}, is_live=True), "PBS_NODEFILE", "x")
+            Reader(Environment({"PBS_NODEFILE": str(path)}, is_live=True), "x").text_file("PBS_NODEFILE")
 
 
 @pytest.mark.parametrize(("engine", "way"), [("docker", "--docker-args"), ("apptainer", "--apptainer-args")])
 def test_some_of_the_variables_name_the_option_as_well(engine: str, way: str) -> None:
-    task = environment.load(recorded.FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
+    task = recording.load(recorded.FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
     less = {name: value for name, value in task.items() if name != "SLURM_STEP_NODELIST"}
     with pytest.raises(MusterError, match="SLURM_STEP_NODELIST is missing") as refusal:
         recorded.detect(replace(task, variables=less, engine=engine))

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from muster import ROOT
-from muster.entrypoint import environment, hostlist
+from muster.entrypoint import recording
+from muster.entrypoint.detect import hostlist
 from muster.entrypoint.environment import Environment
 from tests.entrypoint.recorded import FOLDERS, detect
 
@@ -18,7 +19,7 @@ NAMES = [f"node{number:05}" for number in range(NODES)]
 
 def slurm() -> Environment:
     listed = f"node[{','.join(str(number).zfill(5) for number in range(NODES))}]"
-    task = environment.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
+    task = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
     numbers = {name: str(NODES) for name in ("SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS")}
     lists = {name: listed for name in ("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_NODELIST")}
     tasks = {name: f"1(x{NODES})" for name in ("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE")}
@@ -35,7 +36,7 @@ def heterogeneous_slurm() -> Environment:
 
 
 def pbs() -> Environment:
-    task = environment.load(FOLDERS / "pbs" / "pbs_cgroupshook_gpu1_pbsdsh.pbsn2.task40000001.618.env")
+    task = recording.load(FOLDERS / "pbs" / "pbs_cgroupshook_gpu1_pbsdsh.pbsn2.task40000001.618.env")
     return Environment(dict(task), NAMES[-1], {"PBS_NODEFILE": "\n".join(NAMES)})
 
 
@@ -61,7 +62,9 @@ def test_ten_thousand_nodes_take_less_than_50_ms(make: Callable[[], Environment]
 
 
 def test_detection_loads_nothing_heavy() -> None:
-    code = "import sys, muster.entrypoint.detection; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    code = (
+        "import sys, muster.entrypoint.detect.resolve; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(answer.stdout.split())
     assert not loaded & {"torch", "numpy", "rich", "asyncio", "http", "hypothesis"}

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import detection, driver
+from muster.entrypoint import driver
 from muster.entrypoint.additions import Additions
+from muster.entrypoint.detect import resolve
 from muster.entrypoint.driver import Driver, Places, Toolkit
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
@@ -57,7 +58,7 @@ def checked(
     """The check where the driver's library answers `cuda`: no other can be loaded into the process of the tests."""
     monkeypatch.setattr(driver, "supported", lambda: cuda)
     env = Environment({"CUDA_VISIBLE_DEVICES": "0,1", **variables}, host="node")
-    return driver.check(detection.allocate(env, LaunchOptions(), ["train", "ddp"]), env, program, places)
+    return driver.check(resolve.resolve(env, LaunchOptions(), ["train", "ddp"]), env, program, places)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import environment
+from muster.entrypoint import recording
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
@@ -34,7 +34,7 @@ def test_comments_variables_and_files(tmp_path: Path) -> None:
     file.write_text(
         "# source: OpenPBS\n# host: n2\n#host of nothing\nA=1=2\nEMPTY=\n\n--- file PBS_NODEFILE\nn1\nn2\n--- file X\n"
     )
-    env = environment.load(file)
+    env = recording.load(file)
     assert dict(env) == {"A": "1=2", "EMPTY": ""}
     assert env.host == "n2"
     assert env.files == {"PBS_NODEFILE": "n1\nn2\n", "X": ""}
@@ -44,7 +44,7 @@ def test_comments_variables_and_files(tmp_path: Path) -> None:
 def test_a_recording_without_a_host(tmp_path: Path) -> None:
     file = tmp_path / "job.env"
     file.write_text("A=1\n")
-    assert environment.load(file).host is None
+    assert recording.load(file).host is None
 
 
 def test_what_env_prints_is_read_where_environment_modules_are(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_what_env_prints_is_read_where_environment_modules_are(tmp_path: Path) -
         b"SEPARATED=a\xe2\x80\xa8b\x0bc\nLATIN=\xe4\nCRLF=x\r\n"
         b"BASH_FUNC_which%%=() {  ( alias;\n eval ${which_declare} )\n}\nSLURM_PROCID=3\n"
     )
-    assert dict(environment.load(file)) == {
+    assert dict(recording.load(file)) == {
         "A": "1",
         "TEXT": "first\n second = x\n}\nthird",
         "B": "2",
@@ -71,7 +71,7 @@ def test_a_file_too_large_for_an_environment(tmp_path: Path) -> None:
     file = tmp_path / "job.env"
     file.write_bytes(b"A=1\n" * (5 << 20))
     with pytest.raises(MusterError, match="can't be read"):
-        environment.load(file)
+        recording.load(file)
 
 
 @pytest.mark.parametrize("content", [b"no equals sign\n", b"=value\n", b"\xff\xfe\n"])
@@ -79,13 +79,13 @@ def test_a_file_that_is_no_recording(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "job.env"
     file.write_bytes(content)
     with pytest.raises(MusterError) as refusal:
-        environment.load(file)
+        recording.load(file)
     assert str(file) in refusal.value.seen
 
 
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(MusterError, match="can't be read"):
-        environment.load(tmp_path / "none")
+        recording.load(tmp_path / "none")
 
 
 def test_what_was_recorded_is_detected_alike(tmp_path: Path) -> None:
@@ -103,14 +103,14 @@ def test_what_was_recorded_is_detected_alike(tmp_path: Path) -> None:
     }
     env = Environment({**variables, **SECRETS, "HOME": "/home/x", "PATH": "/bin"}, host="n2", is_live=True)
     file = tmp_path / "job.env"
-    environment.save(env, file)
-    read = environment.load(file)
+    recording.save(env, file)
+    read = recording.load(file)
     assert dict(read) == variables
     assert (read.host, read.files) == ("n2", {"PBS_NODEFILE": "n1\nn2\n", "PALS_APINFO": "0100ff\n"})
 
 
 def test_no_secret_is_in_it() -> None:
-    text = environment.as_recording(Environment(SECRETS, host="n2"))
+    text = recording.as_recording(Environment(SECRETS, host="n2"))
     assert not [name for name, value in SECRETS.items() if name in text or value in text]
     assert "# left out: 10" in text
 
@@ -119,5 +119,5 @@ def test_a_file_is_never_written_over(tmp_path: Path) -> None:
     file = tmp_path / "job.env"
     file.write_text("mine")
     with pytest.raises(MusterError, match="File exists"):
-        environment.save(Environment({}), file)
+        recording.save(Environment({}), file)
     assert file.read_text() == "mine"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import agent, detection, environment, frameworks, launch, rendezvous
-from muster.entrypoint.allocation import Allocation
+from muster.entrypoint import agent, frameworks, launch, recording, rendezvous
+from muster.entrypoint.detect import resolve
+from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.program import Launch, Program
@@ -19,7 +20,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "recordings" / "slurm"
 
 def placed(env: Environment, options: LaunchOptions | None = None) -> tuple[Allocation, rendezvous.Rendezvous]:
     options = options or LaunchOptions()
-    allocation = detection.allocate(env, options, ["train", "ddp"])
+    allocation = resolve.resolve(env, options, ["train", "ddp"])
     return allocation, rendezvous.meet(allocation, env, options)
 
 
@@ -28,7 +29,7 @@ def planned(env: Environment, options: LaunchOptions, program: Program) -> Launc
 
 
 def task(name: str, **changes: str) -> Environment:
-    env = environment.load(FOLDER / f"{name}.env")
+    env = recording.load(FOLDER / f"{name}.env")
     return replace(env, variables={**env, **changes})
 
 
@@ -152,7 +153,7 @@ def test_binding_is_torchruns_own() -> None:
 @pytest.mark.parametrize("nnodes", ["0", "2:1", "0:2", ":2", "two", "1:2:3", "-1", "9" * 20])
 def test_a_range_of_nodes_that_is_none(nnodes: str) -> None:
     with pytest.raises(MusterError, match="--nnodes is a number"):
-        detection.allocate(Environment({}, host="b"), LaunchOptions(nnodes=nnodes, node_rank=0), ["train", "ddp"])
+        resolve.resolve(Environment({}, host="b"), LaunchOptions(nnodes=nnodes, node_rank=0), ["train", "ddp"])
 
 
 def test_a_range_of_nodes_larger_than_the_job_is_refused() -> None:
@@ -188,7 +189,7 @@ def test_the_suffix_goes_to_listed_hosts_and_not_to_what_the_user_gave() -> None
 
 @pytest.mark.parametrize("name", ["ompi_ssh", "mpich_ssh"])
 def test_without_hosts_the_meeting_is_open(name: str) -> None:
-    env = environment.load(FOLDER.parent / "mpi" / f"{name}.node02.3.env")
+    env = recording.load(FOLDER.parent / "mpi" / f"{name}.node02.3.env")
     allocation, meeting = placed(env)
     assert (allocation.rank, allocation.world_size, allocation.hosts) == (3, 4, ())
     assert meeting.master_addr is None

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.entrypoint.hostlist import HostListError, expand, expand_counts
+from muster.entrypoint.detect.hostlist import HostListError, expand, expand_counts
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import detection, environment, launch, network, rendezvous, report, resources
+from muster.entrypoint import launch, network, recording, rendezvous, report, resources
+from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.program import Launch, Program
@@ -22,12 +23,12 @@ TRAINER = Program("module", ("muster.train", "ddp", "--epochs=3"), is_ours=True)
 
 def planned(env: Environment, options: LaunchOptions | None = None, program: Program = TRAINER) -> Launch:
     options = options or LaunchOptions()
-    allocation = detection.allocate(env, options, ["train", "ddp"])
+    allocation = resolve.resolve(env, options, ["train", "ddp"])
     return launch.plan(allocation, rendezvous.meet(allocation, env, options), env, options, program, ["train", "ddp"])
 
 
 def recorded(name: str, **changes: str) -> Environment:
-    env = environment.load(FOLDER / f"{name}.env")
+    env = recording.load(FOLDER / f"{name}.env")
     return replace(env, variables={**env, **changes})
 
 
@@ -87,7 +88,7 @@ def test_nothing_is_left_of_the_launch_that_submitted_this_job() -> None:
 
 
 def test_a_list_of_nodes_too_long_for_a_variable_is_left_out() -> None:
-    found = detection.allocate(recorded("b_srun_N2_1per.node02.1"), LaunchOptions(), ["train", "ddp"])
+    found = resolve.resolve(recorded("b_srun_N2_1per.node02.1"), LaunchOptions(), ["train", "ddp"])
     for number, is_told in ((2000, True), (9408, False)):
         nodes = tuple(f"frontier{node:05d}" for node in range(number))
         told = launch.of_the_job(replace(found, hosts=nodes, num_nodes=number, ranks_per_node=(2,) * number), {})
@@ -176,7 +177,7 @@ def test_what_the_user_set_stays_and_a_line_says_so() -> None:
 )
 def test_threads_that_pbs_sets_are_no_wish_of_the_user(recording: str, threads: str, taken: str) -> None:
     """PBS gives each process of a chunk the number of all its cores."""
-    env = environment.load(FOLDER.parent / f"{recording}.env")
+    env = recording.load(FOLDER.parent / f"{recording}.env")
     found = planned(replace(env, variables={**env, "NCPUS": threads, "OMP_NUM_THREADS": threads}))
     assert found.set_variables["OMP_NUM_THREADS"] == taken
     notes = "\n".join(found.notes)
@@ -187,7 +188,7 @@ def test_threads_that_pbs_sets_are_no_wish_of_the_user(recording: str, threads: 
 
 
 def test_an_operators_address_is_not_called_the_users() -> None:
-    env = environment.load(FOLDER.parent / "documented" / "kubeflow_pytorchjob.mnist-worker-1.2.env")
+    env = recording.load(FOLDER.parent / "documented" / "kubeflow_pytorchjob.mnist-worker-1.2.env")
     found = planned(env)
     assert "--master-addr=mnist-master-0" in found.argv
     assert not [note for note in found.notes if "yours" in note]

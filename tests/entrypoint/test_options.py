@@ -2,7 +2,8 @@
 
 import pytest
 
-from muster.entrypoint import detection, environment
+from muster.entrypoint import recording
+from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -13,7 +14,7 @@ FOLDER = FOLDERS / "slurm"
 
 def step() -> Environment:
     """Node 1 of two: a task of a Slurm step."""
-    return environment.load(FOLDER / "b_srun_N2_1per.node02.1.env")
+    return recording.load(FOLDER / "b_srun_N2_1per.node02.1.env")
 
 
 def test_nodes_asked_for_that_are_not_there() -> None:
@@ -64,6 +65,6 @@ def test_one_process_for_each_visible_gpu_and_two_without(variables: dict[str, s
 
 def test_single_is_refused_where_several_processes_were_started() -> None:
     for file in ("b_srun_N2_1per.node02.1.env", "c_srun_N2_2per.node02.2.env"):
-        allocation = detect(environment.load(FOLDER / file))
+        allocation = detect(recording.load(FOLDER / file))
         with pytest.raises(MusterError, match="single is one process"):
-            detection.single(allocation, ["train", "single"])
+            resolve.single(allocation, ["train", "single"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import environment
+from muster.entrypoint import recording
 from muster.entrypoint.detect import pals
 from muster.errors import MusterError
 from tests.entrypoint import recorded
@@ -97,17 +97,17 @@ def test_a_damaged_file_is_refused_or_read_never_a_crash() -> None:
 
 
 def test_the_documented_recordings_hold_such_files() -> None:
-    for recording in recorded.load("documented"):
-        if recording.scenario in ("pals_file_v1", "pals_file_v5"):
-            data = bytes.fromhex(recording.environment.files["PALS_APINFO"])
+    for each in recorded.load("documented"):
+        if each.scenario in ("pals_file_v1", "pals_file_v5"):
+            data = bytes.fromhex(each.environment.files["PALS_APINFO"])
             assert pals.parse_apinfo(data) == (HOSTS, PROCESSES)
 
 
 def test_the_file_is_read_from_disk_in_a_live_process(tmp_path: Path) -> None:
     path = tmp_path / "apinfo"
     path.write_bytes(write(5, HOSTS, PROCESSES))
-    recording = environment.load(recorded.FOLDERS / "documented" / "pals_file_v5.x3001c0s13b1n0.3.env")
-    live = replace(recording, variables={**recording, "PALS_APINFO": str(path)}, files={}, is_live=True)
+    first = recording.load(recorded.FOLDERS / "documented" / "pals_file_v5.x3001c0s13b1n0.3.env")
+    live = replace(first, variables={**first, "PALS_APINFO": str(path)}, files={}, is_live=True)
     found = recorded.detect(live)
     assert (found.hosts, found.rank, found.ranks_per_node) == (HOSTS, 3, (2, 2))
     path.write_bytes(write(5, HOSTS, ((0, 0), (1, 0), (0, 1), (1, 1))))
@@ -119,5 +119,5 @@ def test_the_file_is_read_from_disk_in_a_live_process(tmp_path: Path) -> None:
 
 def test_uneven_nodes_are_known_from_the_file() -> None:
     path = recorded.FOLDERS / "documented" / "pals_file_uneven.x3001c0s13b1n0.1.env"
-    found = recorded.detect(environment.load(path))
+    found = recorded.detect(recording.load(path))
     assert (found.ranks_per_node, found.rank, found.local_rank, found.world_size) == ((2, 1), 1, 0, 3)

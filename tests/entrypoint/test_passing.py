@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import ROOT
-from muster.entrypoint import environment, passing
+from muster.entrypoint import passing, recording
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 from tests.entrypoint import recorded
@@ -24,7 +24,7 @@ from tests.entrypoint.test_environment import SECRETS
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # What the variables' values are told apart by, not names; and TMPDIR, which only Flux needs.
-NO_NAMES = {"PBS_BATCH", "PBS_INTERACTIVE"}
+NO_NAMES = {"PBS_BATCH", "PBS_INTERACTIVE", "PBS_CONF_FILE", "NUM_NODES"}
 SLURM = recorded.FOLDERS / "slurm" / "c_srun_N2_2per.node02.2.env"
 PBS = recorded.FOLDERS / "pbs" / "pbs_scatter2x2_script.env"
 
@@ -54,9 +54,9 @@ def names(words: tuple[str, ...]) -> set[str]:
 def test_all_that_detection_asks_for_in_any_recording_is_passed_to_docker() -> None:
     passed = names(passing.docker(Environment({})).words)
     asked: set[str] = set()
-    for recording in recorded.ALL:
-        watched = Watched(recording.environment.variables)
-        recorded.find(replace(recording.environment, variables=watched))
+    for each in recorded.ALL:
+        watched = Watched(each.environment.variables)
+        recorded.find(replace(each.environment, variables=watched))
         asked |= watched.asked
     assert len(asked) > 80
     assert asked - {"TMPDIR"} <= passed
@@ -65,7 +65,7 @@ def test_all_that_detection_asks_for_in_any_recording_is_passed_to_docker() -> N
 def test_all_that_detection_names_in_its_code_is_passed_to_docker() -> None:
     passed = names(passing.docker(Environment({})).words)
     files = [*(ROOT / "entrypoint" / "detect").glob("*.py")]
-    files += [ROOT / "entrypoint" / f"{name}.py" for name in ("detection", "resources", "rendezvous")]
+    files += [ROOT / "entrypoint" / f"{name}.py" for name in ("resources", "rendezvous")]
     named: set[str] = set()
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
@@ -75,22 +75,22 @@ def test_all_that_detection_names_in_its_code_is_passed_to_docker() -> None:
     assert named - NO_NAMES <= passed
 
 
-@pytest.mark.parametrize("recording", recorded.ALL, ids=str)
-def test_a_container_that_gets_what_is_passed_finds_the_same(recording: recorded.Recording) -> None:
-    env = recording.environment
+@pytest.mark.parametrize("each", recorded.ALL, ids=str)
+def test_a_container_that_gets_what_is_passed_finds_the_same(each: recorded.Recording) -> None:
+    env = each.environment
     inside = {name: env[name] for name in names(passing.docker(env).words) if name in env}
     assert recorded.find(replace(env, variables=inside)) == recorded.find(env)
 
 
 def test_names_that_a_task_will_have_are_passed_from_the_job_script_too() -> None:
-    script = environment.load(recorded.FOLDERS / "slurm" / "a_sbatch_N2.node01.0.env")
+    script = recording.load(recorded.FOLDERS / "slurm" / "a_sbatch_N2.node01.0.env")
     assert "SLURM_STEP_ID" not in script
     passed = names(passing.docker(script).words)
     assert {"SLURM_STEP_ID", "PMI_RANK", "SLURM_JOB_NAME"} <= passed
 
 
 def test_files_that_variables_name_are_shown_to_the_container() -> None:
-    env = environment.load(PBS)
+    env = recording.load(PBS)
     path = env["PBS_NODEFILE"]
     assert ("--volume", f"{path}:{path}:ro") == passing.docker(env).words[-4:-2]
     assert ("--bind", path) == passing.apptainer(env).words[-2:]
@@ -120,7 +120,7 @@ def test_a_path_that_cannot_be_passed_is_an_error(tmp_path: Path, of: str, name:
     ("file", "is_shared"), [("slurm/c_srun_N2_2per.node02.2", True), ("slurm/g_array_0.node01.0", False)]
 )
 def test_the_hosts_network_where_nodes_have_to_meet(file: str, is_shared: bool) -> None:
-    words = passing.docker(environment.load(recorded.FOLDERS / f"{file}.env")).words
+    words = passing.docker(recording.load(recorded.FOLDERS / f"{file}.env")).words
     # Without its network, the host's name has to be asked for: the job's lists know it by that.
     assert words[-2:] == ("--network" if is_shared else "--uts", "host")
 

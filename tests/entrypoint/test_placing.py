@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import environment, rendezvous, rendezvous_file
-from muster.entrypoint.allocation import Allocation
+from muster.entrypoint import recording, rendezvous, rendezvous_file
+from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 from tests.entrypoint.recorded import FOLDERS, detect
 
-OMPI_IN_SLURM = environment.load(FOLDERS / "mpi" / "ompi_in_salloc.node02.3.env")
-FLUX = environment.load(FOLDERS / "flux" / "flux_in_pbs_run-N2n4g1.pbsn2.task3.env")
-SRUN = environment.load(FOLDERS / "slurm" / "c_srun_N2_2per.node02.2.env")
+OMPI_IN_SLURM = recording.load(FOLDERS / "mpi" / "ompi_in_salloc.node02.3.env")
+FLUX = recording.load(FOLDERS / "flux" / "flux_in_pbs_run-N2n4g1.pbsn2.task3.env")
+SRUN = recording.load(FOLDERS / "slurm" / "c_srun_N2_2per.node02.2.env")
 
 INTERFACE = "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"
 
@@ -67,7 +67,7 @@ def test_ranks_in_turns_are_right_where_the_hosts_are_known() -> None:
 
 
 def test_a_list_of_hosts_that_one_node_alone_sees_numbers_no_nodes() -> None:
-    first = environment.load(FOLDERS / "grid_engine_own" / "hydra.node01.0.env")
+    first = recording.load(FOLDERS / "grid_engine_own" / "hydra.node01.0.env")
     in_turn = "".join(reversed(first.files["PE_HOSTFILE"].splitlines(keepends=True)))
     found = detect(replace(first, files={**first.files, "PE_HOSTFILE": in_turn}))
     assert (found.node_rank, found.rank, found.num_nodes) == (0, 0, 2)
@@ -138,7 +138,7 @@ def test_flux_in_turns_and_uneven_flux_are_refused() -> None:
 
 
 def test_no_launch_line_can_be_made_to_run_something_else() -> None:
-    script = environment.load(FOLDERS / "grid_engine" / "pe_two.master.node01.env")
+    script = recording.load(FOLDERS / "grid_engine" / "pe_two.master.node01.env")
     hostile = Environment(dict(script), script.host, {"PE_HOSTFILE": "node01 1 q x\n$(reboot) 1 q x\n"})
     with pytest.raises(MusterError, match="holds"):
         detect(hostile)
@@ -146,7 +146,7 @@ def test_no_launch_line_can_be_made_to_run_something_else() -> None:
 
 def test_an_instance_of_flux_left_over_from_elsewhere_is_no_launcher_of_this_job() -> None:
     """PBS gives its job a TMPDIR of its own, in which Flux's socket does not lie then."""
-    script = environment.load(FOLDERS / "flux" / "flux_in_pbs_instance-script.env")
+    script = recording.load(FOLDERS / "flux" / "flux_in_pbs_instance-script.env")
     with pytest.raises(MusterError) as refusal:
         detect(changed(script, TMPDIR="/var/tmp/pbs.37.pbshead"))
     assert refusal.value.fix.startswith("mpiexec ")
@@ -171,7 +171,7 @@ def test_flux_in_turns_is_refused_by_all_its_tasks(monkeypatch: pytest.MonkeyPat
 
 def test_different_numbers_of_processes_as_the_file_of_nodes_has_them() -> None:
     """PBS's select=1:mpiprocs=2+1:mpiprocs=1, and mpiexec as it is."""
-    of_pbs = environment.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank3.pbsn2.env")
+    of_pbs = recording.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank3.pbsn2.env")
     nodes = {"PBS_NODEFILE": "pbsn1\npbsn1\npbsn2\n"}
     for host, ranks, expected in (
         ("pbsn1", (0, 3, 0, 2), (0, 0, 0, 3)),
@@ -186,7 +186,7 @@ def test_different_numbers_of_processes_as_the_file_of_nodes_has_them() -> None:
 
 
 def test_hosts_in_turns_are_told_of_a_process_a_node() -> None:
-    of_pbs = environment.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank3.pbsn2.env")
+    of_pbs = recording.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank3.pbsn2.env")
     nodes = {"PBS_NODEFILE": "pbsn1\npbsn2\npbsn1\npbsn2\n"}
     with pytest.raises(MusterError, match="makes 4 nodes, but the job has 2") as refusal:
         detect(Environment({**of_pbs, **hydra(3, 4, 0, 1), INTERFACE: "pbsn2"}, "pbsn2", nodes))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from muster.entrypoint.allocation import Allocation
+from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from tests.entrypoint import recorded
 from tests.entrypoint.recorded import Recording

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from muster.entrypoint import environment
+from muster.entrypoint import recording
 from tests.entrypoint import recorded
 
 # What one process can't know from its environment, and why it does no harm.
@@ -53,7 +53,7 @@ ALL = list(processes())
 
 @pytest.mark.parametrize("process", ALL, ids=lambda process: process.file.removesuffix(".env"))
 def test_a_recorded_process_is_where_its_name_says_or_refused(process: Process) -> None:
-    found = recorded.find(environment.load(recorded.FOLDERS / process.file))
+    found = recorded.find(recording.load(recorded.FOLDERS / process.file))
     if found is None or {process.scenario, f"{process.scenario}.{process.host}"} & set(BELIEVED):
         return
     if process.scenario in ARRAYS:
@@ -77,6 +77,6 @@ STARTED = {
 
 
 def test_the_usual_launches_are_found() -> None:
-    found = [(process.scenario, recorded.find(environment.load(recorded.FOLDERS / process.file))) for process in ALL]
+    found = [(process.scenario, recorded.find(recording.load(recorded.FOLDERS / process.file))) for process in ALL]
     assert {scenario for scenario, _ in found} >= STARTED
     assert not {scenario for scenario, allocation in found if allocation is None} & STARTED

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from muster.entrypoint import environment, network, rendezvous, rendezvous_file
+from muster.entrypoint import network, recording, rendezvous, rendezvous_file
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous_file import Peers
@@ -64,7 +64,7 @@ def test_a_process_of_mpirun_without_a_job_is_told_of_the_variables_that_mpirun_
 ) -> None:
     """By ssh, to the second node of a job of PBS."""
     folder = FOLDERS / "pbs"
-    rank = environment.load(next(folder.glob("pbs_mpi_ompi-tmrsh.rank2.*")))
+    rank = recording.load(next(folder.glob("pbs_mpi_ompi-tmrsh.rank2.*")))
     alone = {name: value for name, value in rank.items() if not name.startswith("PBS_")}
     assert "-x PBS_JOBID" in peers_of(Environment(alone, host="pbsn2"), LaunchOptions()).hint
     assert not peers_of(hydra(3, 4, 1, 2), LaunchOptions()).hint
@@ -75,7 +75,7 @@ def test_launches_of_one_job_are_told_apart_where_their_launcher_has_a_name_for_
 ) -> None:
     plain = peers_of(hydra(1, 2, 0, 1), LaunchOptions(nproc_per_node="1"))
     assert not plain.is_told_apart
-    recorded = environment.load(FOLDERS / "mpi_own" / "ompi_one_a_node.node02.1.env")
+    recorded = recording.load(FOLDERS / "mpi_own" / "ompi_one_a_node.node02.1.env")
     named = peers_of(recorded, LaunchOptions(nproc_per_node="1"))
     assert (named.job, named.is_told_apart) == (recorded["PMIX_NAMESPACE"], True)
 

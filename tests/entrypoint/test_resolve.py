@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import detection, environment
-from muster.entrypoint.detect import resolve
+from muster.entrypoint import recording
+from muster.entrypoint.detect import families, resolve
+from muster.entrypoint.detect.hostlist import HostListError, index_of
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.hostlist import HostListError, index_of
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 from tests.entrypoint.recorded import FOLDERS, detect
 
-PBS = environment.load(FOLDERS / "pbs" / "pbs_batch_1node.env")
-PBS_TASK = environment.load(FOLDERS / "pbs" / "pbs_cgroupshook_gpu1_pbsdsh.pbsn2.task40000001.618.env")
-PBS_RANK = environment.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank3.pbsn2.env")
-QRSH = environment.load(FOLDERS / "grid_engine" / "pe_two.qrsh_noV.node02.env")
-LSF = environment.load(FOLDERS / "documented" / "lsf_blaunch_slots.hosta.0.env")
-SLURM = environment.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
+PBS = recording.load(FOLDERS / "pbs" / "pbs_batch_1node.env")
+PBS_TASK = recording.load(FOLDERS / "pbs" / "pbs_cgroupshook_gpu1_pbsdsh.pbsn2.task40000001.618.env")
+PBS_RANK = recording.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank3.pbsn2.env")
+QRSH = recording.load(FOLDERS / "grid_engine" / "pe_two.qrsh_noV.node02.env")
+LSF = recording.load(FOLDERS / "documented" / "lsf_blaunch_slots.hosta.0.env")
+SLURM = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
 
 
 def changed(env: Environment, **variables: str) -> Environment:
@@ -26,7 +26,7 @@ def changed(env: Environment, **variables: str) -> Environment:
 
 
 def test_hosts_of_a_file_come_once_each_in_the_order_of_their_first_line() -> None:
-    job, _ = resolve.find_job(replace(PBS, files={"PBS_NODEFILE": "n2\nn1\nn2\n\nn3\nn1\n"}))
+    job, _ = families.find_job(replace(PBS, files={"PBS_NODEFILE": "n2\nn1\nn2\n\nn3\nn1\n"}))
     assert job
     assert (job.hosts, job.slots, job.num_nodes) == (("n2", "n1", "n3"), (2, 2, 1), 3)
 
@@ -74,11 +74,11 @@ def test_listed_hosts_tell_a_task_of_qrsh_its_place() -> None:
 
 
 def test_listed_hosts_do_not_make_several_tasks_of_pbsdsh_on_a_node_one(tmp_path: Path) -> None:
-    task = environment.load(FOLDERS / "pbs" / "pbs_scatter2x2_pbsdsh.pbsn2.task20000001.env")
+    task = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_pbsdsh.pbsn2.task20000001.env")
     with pytest.raises(MusterError, match="pbsdsh starts 2 tasks on a node"):
         detect(changed(task, MUSTER_HOSTS="pbsn1,pbsn2"))
     # On the first node PBS leaves PBS_NODEFILE out of a task's variables, and keeps the file.
-    first = environment.load(FOLDERS / "pbs" / "pbs_scatter2x2_pbsdsh.pbsn1.task00000002.env")
+    first = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_pbsdsh.pbsn1.task00000002.env")
     (tmp_path / "aux").mkdir()
     (tmp_path / "pbs.conf").write_text(f"PBS_EXEC=/opt/pbs\nPBS_HOME={tmp_path}\n")
     (tmp_path / "aux" / first["PBS_JOBID"]).write_text("pbsn1\npbsn1\n")
@@ -88,7 +88,7 @@ def test_listed_hosts_do_not_make_several_tasks_of_pbsdsh_on_a_node_one(tmp_path
 
 
 def test_a_task_on_the_first_node_finds_the_file_of_nodes_that_pbs_does_not_name_there(tmp_path: Path) -> None:
-    first = environment.load(FOLDERS / "pbs" / "pbs_cgroupshook_gpu1_pbsdsh.pbsn1.task00000002.1332.env")
+    first = recording.load(FOLDERS / "pbs" / "pbs_cgroupshook_gpu1_pbsdsh.pbsn1.task00000002.1332.env")
     (tmp_path / "aux").mkdir()
     (tmp_path / "pbs.conf").write_text(f"PBS_HOME={tmp_path}\n")
     (tmp_path / "aux" / first["PBS_JOBID"]).write_text("pbsn1\npbsn2\n")
@@ -111,7 +111,7 @@ def test_listed_hosts_do_not_make_a_job_script_a_task() -> None:
 
 
 def test_a_node_rank_in_a_variable_wins_and_is_checked() -> None:
-    script = environment.load(FOLDERS / "pbs" / "pbs_scatter2x2_script.env")
+    script = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_script.env")
     found = detect(changed(script, MUSTER_NODE_RANK="0"))
     assert (found.launcher, found.node_rank, found.num_nodes, found.hosts) == ("manual", 0, 2, ("pbsn1", "pbsn2"))
     assert "MUSTER_NODE_RANK" in "\n".join(found.notes)
@@ -173,14 +173,14 @@ def test_a_script_on_a_host_that_pbs_does_not_list_is_not_alone() -> None:
 
 
 def test_a_shell_of_flux_may_say_that_it_is_one_node() -> None:
-    shell = environment.load(FOLDERS / "documented" / "flux_instance.node01.x.env")
+    shell = recording.load(FOLDERS / "documented" / "flux_instance.node01.x.env")
     found = detect(shell, LaunchOptions(nnodes="1"))
     assert found.num_nodes == 1
     assert found.sources["scheduler"].startswith("FLUX_URI=")
 
 
 def test_a_task_of_flux_names_its_job_as_the_source() -> None:
-    found = detect(environment.load(FOLDERS / "flux" / "flux_in_pbs_run-N2n4g1.pbsn2.task3.env"))
+    found = detect(recording.load(FOLDERS / "flux" / "flux_in_pbs_run-N2n4g1.pbsn2.task3.env"))
     assert found.sources["scheduler"].startswith("FLUX_JOB_ID=")
 
 
@@ -195,13 +195,13 @@ def test_a_task_of_flux_names_its_job_as_the_source() -> None:
 )
 def test_attempts_of_lsf_are_counted_by_the_script(told: dict[str, str], attempt: int) -> None:
     """They all have the same job id: only the attempt keeps their rendezvous apart."""
-    job, _ = resolve.find_job(changed(LSF, **told))
+    job, _ = families.find_job(changed(LSF, **told))
     assert job
     assert job.attempt == attempt
 
 
 def test_gpus_of_grid_engine_are_counted() -> None:
-    script = environment.load(FOLDERS / "grid_engine" / "pe_two.master.node01.env")
+    script = recording.load(FOLDERS / "grid_engine" / "pe_two.master.node01.env")
     one_node = replace(script, files={"PE_HOSTFILE": "node01 2 main.q@node01 UNDEFINED\n"})
     assert detect(changed(one_node, NHOSTS="1", SGE_HGR_gpu="0 1 3")).nproc_per_node == 3
 
@@ -230,43 +230,43 @@ def test_a_name_that_two_hosts_share_is_no_place() -> None:
 
 @pytest.mark.parametrize(("restarted", "attempt"), [("0", 0), ("1", 1)])
 def test_grid_engine_tells_which_attempt_this_is(restarted: str, attempt: int) -> None:
-    job, _ = resolve.find_job(changed(QRSH, RESTARTED=restarted))
+    job, _ = families.find_job(changed(QRSH, RESTARTED=restarted))
     assert job
     assert job.attempt == attempt
 
 
 def test_a_pod_whose_name_volcano_does_not_list_is_told_by_its_index_where_there_is_one_list() -> None:
     """As where a pod has a host name of its own."""
-    worker = environment.load(FOLDERS / "documented" / "volcano_workers.job-worker-1.1.env")
+    worker = recording.load(FOLDERS / "documented" / "volcano_workers.job-worker-1.1.env")
     assert detect(replace(worker, host="other")).node_rank == 1
-    of_two_lists = environment.load(FOLDERS / "documented" / "volcano_pytorch.job-worker-0.1.env")
+    of_two_lists = recording.load(FOLDERS / "documented" / "volcano_pytorch.job-worker-0.1.env")
     with pytest.raises(MusterError, match="disagree on which pod"):
         detect(replace(of_two_lists, host="other"))
 
 
-TWO_NODES = environment.load(FOLDERS / "pbs" / "pbs_scatter2x2_script.env")
+TWO_NODES = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_script.env")
 
 
 @pytest.mark.parametrize("options", [LaunchOptions(), LaunchOptions(nnodes="1")])
 def test_one_process_may_be_started_in_the_script_of_a_job_of_two_nodes(options: LaunchOptions) -> None:
-    found = detection.allocate(TWO_NODES, options, ["train", "single"], is_single=True)
+    found = resolve.resolve(TWO_NODES, options, ["train", "single"], is_single=True)
     assert (found.num_nodes, found.hosts, found.job_id) == (1, ("pbsn1",), TWO_NODES["PBS_JOBID"])
     assert "this uses 1 of the job's 2 nodes" in found.notes
     assert detect(TWO_NODES, LaunchOptions(nnodes="1")).num_nodes == 1
-    assert detection.single(found, ["train", "single"]).world_size == 1
+    assert resolve.single(found, ["train", "single"]).world_size == 1
 
 
 def test_one_process_is_not_started_where_the_scheduler_gave_no_node() -> None:
-    login = environment.load(FOLDERS / "slurm" / "d_salloc_bash.login.x.env")
+    login = recording.load(FOLDERS / "slurm" / "d_salloc_bash.login.x.env")
     with pytest.raises(MusterError, match="none of the 2 nodes") as refusal:
-        detection.allocate(login, LaunchOptions(), ["train", "single"], is_single=True)
+        resolve.resolve(login, LaunchOptions(), ["train", "single"], is_single=True)
     assert refusal.value.fix == "srun --nodes=1 --ntasks=1 train single"
 
 
 def test_several_tasks_of_one_process_are_told_a_way_out_that_is_taken() -> None:
     started = detect(PBS_RANK)
     with pytest.raises(MusterError, match="single is one process") as refusal:
-        detection.single(started, ["train", "single"])
+        resolve.single(started, ["train", "single"])
     assert "in the job script, by itself: train single" in refusal.value.fix
 
 

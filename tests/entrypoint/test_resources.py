@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import environment, launch, resources
+from muster.entrypoint import launch, recording, resources
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from tests.entrypoint.recorded import FOLDERS
 
-SLURM = environment.load(FOLDERS / "slurm_own" / "het_srun_default.node01.0.env")
-PBS = environment.load(FOLDERS / "pbs" / "pbs_batch_1node.env")
+SLURM = recording.load(FOLDERS / "slurm_own" / "het_srun_default.node01.0.env")
+PBS = recording.load(FOLDERS / "pbs" / "pbs_batch_1node.env")
 
 
 @pytest.fixture

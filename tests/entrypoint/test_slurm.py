@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.entrypoint import environment
+from muster.entrypoint import recording
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -14,7 +14,7 @@ FOLDER = FOLDERS / "slurm"
 
 def step(**changes: str) -> Environment:
     """A task of a Slurm step, rank 1 of 2 nodes, with some variables changed."""
-    variables = dict(environment.load(FOLDER / "b_srun_N2_1per.node02.1.env").variables)
+    variables = dict(recording.load(FOLDER / "b_srun_N2_1per.node02.1.env").variables)
     return Environment(variables | changes, host=changes.get("host", "node02"))
 
 
@@ -38,14 +38,14 @@ def test_a_host_name_that_slurm_does_not_know_is_no_error() -> None:
 
 
 def test_cyclic_ranks_are_not_computed_from_the_node() -> None:
-    env = environment.load(FOLDER / "c_srun_N2_2per.node02.2.env")
+    env = recording.load(FOLDER / "c_srun_N2_2per.node02.2.env")
     cyclic = Environment({**env, "SLURM_PROCID": "1", "SLURM_GTIDS": "1,3"}, host="node02")
     found = detect(cyclic)
     assert (found.node_rank, found.local_rank, found.rank) == (1, 0, 1)
 
 
 def test_uneven_tasks_are_ranks_each() -> None:
-    env = environment.load(FOLDER / "c_srun_N2_2per.node02.2.env")
+    env = recording.load(FOLDER / "c_srun_N2_2per.node02.2.env")
     uneven = {"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_TASKS_PER_NODE": "2,1", "SLURM_STEP_NUM_TASKS": "3"}
     uneven["SLURM_GTIDS"] = "2"
     found = detect(Environment({**env, **uneven}, host="node02"))
@@ -53,7 +53,7 @@ def test_uneven_tasks_are_ranks_each() -> None:
 
 
 def test_several_tasks_a_node_and_nproc_per_node_contradict_each_other() -> None:
-    env = environment.load(FOLDER / "c_srun_N2_2per.node02.2.env")
+    env = recording.load(FOLDER / "c_srun_N2_2per.node02.2.env")
     with pytest.raises(MusterError, match="torchrun wants one task a node") as refusal:
         detect(env, LaunchOptions(nproc_per_node="2"))
     assert "--ntasks=2 --ntasks-per-node=1" in refusal.value.fix

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import detection
 from muster.entrypoint.additions import Additions
+from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.fabric import Need, find, launch, stage
 from muster.entrypoint.fabric.launch import FOUND, Places
@@ -261,7 +261,7 @@ def test_a_trainer_on_the_cpu_needs_none(tmp_path: Path, env: dict[str, str], wo
     (tmp_path / "own/dev").mkdir(parents=True)
     (tmp_path / "own/dev/cxi0").touch()
     here = Environment({**env, "CUDA_VISIBLE_DEVICES": "0"}, host="n1")
-    allocation = detection.allocate(here, LaunchOptions(nnodes="2", node_rank=0, nproc_per_node="1"), ["train", "ddp"])
+    allocation = resolve.resolve(here, LaunchOptions(nnodes="2", node_rank=0, nproc_per_node="1"), ["train", "ddp"])
     program = Program("module", ("train", "ddp", *words), is_ours=True)
     live = replace(here, is_live=True)
     assert launch.inject(allocation, here, LaunchOptions(), program, {}, None, places(tmp_path)) == Additions()

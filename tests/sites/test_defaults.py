@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from muster.entrypoint import environment, launch
+from muster.entrypoint import launch, recording
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.sites import defaults, profiles
@@ -136,7 +136,7 @@ def test_the_gpu_and_nccl_decide_with_the_nodes(tmp_path: Path, monkeypatch: pyt
 
 
 def recorded(**variables: str) -> Environment:
-    env = environment.load(RECORDINGS / "slurm" / "b_srun_N2_1per.node02.1.env")
+    env = recording.load(RECORDINGS / "slurm" / "b_srun_N2_1per.node02.1.env")
     return replace(env, variables={**env, **variables})
 
 

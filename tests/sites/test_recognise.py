@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import environment
+from muster.entrypoint import recording
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.sites import recognise
@@ -26,7 +26,7 @@ def here(env: Environment, folder: Path, site: str = "auto") -> Recognised | Non
 
 
 def recorded(recordings: Path, **variables: str) -> Environment:
-    env = environment.load(recordings / "slurm" / "b_srun_N2_1per.node02.1.env")
+    env = recording.load(recordings / "slurm" / "b_srun_N2_1per.node02.1.env")
     return replace(env, variables={**env, **variables})
 
 
@@ -79,7 +79,7 @@ def test_no_recording_of_this_project_is_of_a_known_site(recordings: Path) -> No
     files = [path for path in recordings.rglob("*.env") if path.parent.name != "documented"]
     assert len(files) > 100
     for path in files:
-        assert recognise.matches(environment.load(path)) == {}, path
+        assert recognise.matches(recording.load(path)) == {}, path
 
 
 def test_all_of_its_variables_have_to_match(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Allocation: which hosts, which of them is this one, how many processes, and where each value came from."""
+"""What detection answers: a scheduler's Job, a launcher's Task, and both together, the Allocation of this process.
+
+Each value comes with the variable that it was read from.
+"""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,8 +13,8 @@ from muster.errors import MusterError
 Mode = Literal["single", "agent", "worker"]
 
 
-@dataclass(frozen=True)
-class Hosts:
+@dataclass(frozen=True, kw_only=True)
+class Job:
     """A scheduler's answer: the job and the nodes it owns.
 
     Attributes:
@@ -20,26 +23,38 @@ class Hosts:
         attempt: how often the job was started before: 0 on the first run.
         hosts: the job's nodes in the scheduler's order; empty where they are not known.
         num_nodes: how many there are; None where nothing tells.
+        slots: how many processes the scheduler planned for each host; empty where it doesn't say.
         gpus_on_node: GPUs that the scheduler says this node has for the job; None where it doesn't say.
         cpus_on_node: likewise CPUs.
+        default_threads: OMP_NUM_THREADS as the scheduler itself sets it; None where it is the user's if it is there.
+        start_time: when the job started, in unix seconds; None where nothing tells.
+        end_time: when its time limit ends it, likewise.
         launch: the line that starts a command once on each node, with `{command}` in the command's place, or `{quoted}`
             where another shell reads it once more.
+        launch_one: the same for one process on one node; empty where that is typed on the first host itself.
+        gpu_request: how GPUs are asked for, with `{gpus}` in their number's place; empty where nothing is known.
         is_shared: whether all the job's nodes see this list of hosts.
-        slots: how many processes the scheduler planned for each host; empty where it doesn't say.
+        is_host_proved: whether something else than its name shows that this host is one of the job's.
         problem: why the hosts are not known, to be raised where they are needed.
         sources: for each of the fields above, the variable it came from, with its value.
     """
 
     scheduler: str
     job_id: str | None
-    attempt: int
-    hosts: tuple[str, ...]
-    num_nodes: int | None
+    attempt: int = 0
+    hosts: tuple[str, ...] = ()
+    num_nodes: int | None = None
+    slots: tuple[int, ...] = ()
     gpus_on_node: int | None = None
     cpus_on_node: int | None = None
+    default_threads: str | None = None
+    start_time: int | None = None
+    end_time: int | None = None
     launch: str = "{command}"
+    launch_one: str = ""
+    gpu_request: str = ""
     is_shared: bool = True
-    slots: tuple[int, ...] = ()
+    is_host_proved: bool = False
     problem: MusterError | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -62,6 +77,7 @@ class Task:
         hosts: the launch's nodes where it knows them, else empty: then they are the scheduler's.
         step: tells several launches of one job apart; 0 where there is but one.
         job_id: the launch's own id, for where there is no scheduler to give one.
+        is_counted: whether its nodes are known by its own counts, which may be of fewer nodes than the job's.
         notes: what was taken for granted: one line each.
         sources: for each of the fields above, the variable it came from, with its value.
     """
@@ -74,6 +90,7 @@ class Task:
     hosts: tuple[str, ...] = ()
     step: int = 0
     job_id: str | None = None
+    is_counted: bool = False
     notes: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -108,6 +125,7 @@ class Allocation:
         hosts: empty where only their number is known.
         sources: the variable or option that gave each value.
         gpus_seen: how many GPUs this process may use.
+        gpu_request: how GPUs are asked for; default_threads, start_time, end_time: as in Job.
         notes: one line for each thing that the user should know before the start.
         rejected: one line for each scheduler and launcher whose variables are there too, with why it lost.
     """
@@ -128,6 +146,10 @@ class Allocation:
     cpus_on_node: int | None
     sources: Mapping[str, str]
     gpus_seen: int = 0
+    gpu_request: str = ""
+    default_threads: str | None = None
+    start_time: int | None = None
+    end_time: int | None = None
     notes: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
 

@@ -1,0 +1,280 @@
+"""The schedulers and launchers, in order: who owns the nodes, and who started this process.
+
+Each family is a file of this folder, and is asked where one of its variables is there. It has as many of these as it
+needs; what recordings hold and what goes into a container is derived from them:
+
+    job(env) -> Job | None                              of a scheduler: the job and its nodes
+    TASKS = {"srun": task}                              of each launcher: task(env, job) -> Task | Rejected | None
+    VARIABLES, PREFIXES, TEXT_FILES, BINARY_FILES       what it reads, and how its other variables begin
+    CGROUP, MOUNT, PARENTS                              the traces of its jobs in a container, see traces.py
+    SCRIPT                                              the template of its job script, where jobs/templates has none
+
+`None` means "not mine"; present but broken raises; `Rejected` means that its variables were made for another process.
+To add a family: its file, its line below, and a recording in tests/recordings with what it has to be read as.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from muster.entrypoint import container
+from muster.entrypoint.detect import hostlist, manual
+from muster.entrypoint.detect.allocation import Job, Rejected, Task
+from muster.entrypoint.environment import Environment
+from muster.errors import MusterError
+
+
+class Family(NamedTuple):
+    """A family, by the name of its file.
+
+    Attributes:
+        marks: how the names of those variables begin without which it is not there.
+        is_scheduler: whether it owns nodes. A scheduler's launcher starts processes in its own jobs only.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    is_scheduler: bool = False
+
+    @property
+    def module(self) -> ModuleType:
+        """The family's file."""
+        return importlib.import_module(f"{__package__}.{self.name}")
+
+
+# The innermost launcher comes first: it is the one that knows this process. Those after it may have started its daemon,
+# and their variables then describe that: mpirun starts its daemons by srun, pbs_tmrsh, blaunch or qrsh.
+FAMILIES = [
+    Family("pals", ("PALS_",)),  # daemons of its own in jobs of PBS; srun and Flux set its variables for Cray MPI
+    Family("flux", ("FLUX_",), True),  # runs inside the others' jobs, and never one of them inside its own
+    Family("mpi", ("OMPI_", "PMI_", "MPI_", "MV2_")),  # under any scheduler, whose remote start brings its daemons
+    Family("slurm", ("SLURM_",), True),
+    Family("lsf", ("LSB_", "LSF_", "JSM_"), True),
+    Family("pbs", ("PBS_",), True),
+    Family("grid_engine", ("SGE_", "PE_"), True),
+    Family("kubernetes", ("KUBERNETES_",), True),  # a pod is a machine: what was started inside it knows more
+    Family("manual", ("MUSTER_HOSTS",)),  # the user's list is no rival, it adds to what is found
+]
+
+
+def schedulers() -> list[str]:
+    """The names of all schedulers."""
+    return [family.name for family in FAMILIES if family.is_scheduler]
+
+
+def variables() -> frozenset[str]:
+    """The names of all variables that a family reads."""
+    return frozenset(name for family in FAMILIES for name in family.module.VARIABLES)
+
+
+def prefixes() -> list[str]:
+    """How the variables begin that families set, those included which nothing here reads."""
+    return [prefix for family in FAMILIES for prefix in getattr(family.module, "PREFIXES", ())]
+
+
+def files(kind: str) -> list[str]:
+    """The variables that name files which are read.
+
+    Args:
+        kind: `TEXT_FILES` or `BINARY_FILES`.
+    """
+    return [name for family in FAMILIES for name in getattr(family.module, kind, ())]
+
+
+def _present(env: Mapping[str, str]) -> Iterator[Family]:
+    for family in FAMILIES:
+        if any(name.startswith(family.marks) for name in env):
+            yield family
+
+
+class _Candidate(NamedTuple):
+    """A scheduler whose variables are there.
+
+    Attributes:
+        fits: whether this host is one of the job's; None where its hosts, or this host, are not known.
+    """
+
+    name: str
+    job: Job | None
+    error: MusterError | None
+    fits: bool | None
+
+    @property
+    def described(self) -> str:
+        return self.job.sources["scheduler"] if self.job else self.error.seen if self.error else ""
+
+
+def find_job(env: Environment) -> tuple[Job | None, tuple[str, ...]]:
+    """The job that this process belongs to, or None without a scheduler; and a line for each that was ruled out.
+
+    Raises:
+        MusterError: a scheduler's variables are broken, or two schedulers' are there and nothing decides.
+    """
+    candidates = [found for family in _present(env) if family.is_scheduler and (found := _candidate(family, env))]
+    listed = manual.listed(env)
+    job, rejected = _decide(candidates, env) if candidates else (None, ())
+    return (manual.override(job, listed) if listed else job), rejected
+
+
+def _candidate(family: Family, env: Environment) -> _Candidate | None:
+    try:
+        job: Job | None = family.module.job(env)
+    except MusterError as error:
+        return _Candidate(family.name, None, error, None)
+    if job is None:
+        return None
+    try:
+        fits = hostlist.index_of(job.hosts, env.host) is not None if job.hosts and env.host else None
+    except hostlist.HostListError:
+        fits = True
+    return _Candidate(family.name, job, None, fits)
+
+
+def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job | None, tuple[str, ...]]:
+    """The job of the one scheduler that evidence speaks for.
+
+    The order of the schedulers decides nothing, but for Flux, which runs inside the others' jobs.
+    """
+    # A shell may point to an instance of Flux elsewhere: that alone makes it no job of Flux.
+    is_shell_of_flux = candidates[0].name == "flux" and not {"FLUX_JOB_ID", "FLUX_TASK_RANK"} & env.keys()
+    if len(candidates) > 1 and is_shell_of_flux:
+        candidates = candidates[1:]
+    if len(candidates) == 1:
+        only = candidates[0]
+        if only.error:
+            raise only.error
+        if only.job and is_shell_of_flux and _holds_flux(only, env):
+            from muster.entrypoint.detect import flux
+
+            return replace(only.job, launch=flux.launch(only.job.num_nodes)), ()
+        return only.job, ()
+    flux_job, *others = candidates
+    is_flux = flux_job.name == "flux"
+    if is_flux and flux_job.job and all(_holds_flux(other, env) for other in others):
+        reason = f"{flux_job.described} runs inside it"
+        return flux_job.job, tuple(f"{other.name} ({other.described}): {reason}" for other in others)
+    # Flux names no hosts: it can't be shown to be left over, and several of its tasks may share this host.
+    fitting = [] if is_flux else [candidate for candidate in candidates if candidate.fits]
+    if len(fitting) == 1:
+        winner = fitting[0]
+        return winner.job, tuple(_why_lost(other, env) for other in candidates if other is not winner)
+    names = " and ".join(candidate.name for candidate in candidates)
+    raise MusterError(
+        f"the variables of {names} are all here, and nothing tells which of them runs this process",
+        seen=", ".join(candidate.described for candidate in candidates),
+        fix="submit from a shell outside of any job, without -V or --export=ALL, or unset the others' variables",
+    )
+
+
+def _holds_flux(outer: _Candidate, env: Environment) -> bool:
+    """Whether an instance of Flux that this process sees was started in the job `outer`."""
+    # FLUX_URI=local:///var/tmp/pbs.27.pbshead/flux-37ohsP/local-0: Flux keeps its sockets in the job's own TMPDIR.
+    path = env.get("FLUX_URI", "").removeprefix("local://")
+    folder = env.get("TMPDIR", "/tmp").rstrip("/") + "/"
+    if not path.startswith(folder):
+        return False
+    job_id = outer.job.job_id if outer.job else None
+    if job_id and job_id in folder:
+        return True
+    # PBS gives each job a TMPDIR of its own, so that another one, such as /tmp, was set in this job, and what was left
+    # over from another job does not lie in it. On the node itself the socket tells.
+    if outer.name == "pbs" and env.get("TMPDIR"):
+        return not env.is_live or Path(path).is_socket()
+    # A folder that all jobs share is no evidence by itself; one task a node, as brokers are started, adds to it.
+    one_a_node = {"1", f"1(x{env.get('SLURM_STEP_NUM_NODES')})"}
+    return set(env.get("SLURM_STEP_TASKS_PER_NODE", "").split(",")) <= one_a_node
+
+
+def _why_lost(candidate: _Candidate, env: Environment) -> str:
+    if candidate.error:
+        return f"{candidate.name} ({candidate.described}): {candidate.error.wrong}"
+    why = "left over: this host is not in its job" if candidate.fits is False else "nothing shows this host in its job"
+    return f"{candidate.name} ({candidate.described}): {why}, {env.host}"
+
+
+def find_task(env: Environment, job: Job | None) -> tuple[Task | None, tuple[str, ...]]:
+    """Which task of which launcher this process is, or None where nothing started it as one of several; and the losers.
+
+    Raises:
+        MusterError: a launcher's variables are there, but broken; or two launchers disagree and neither can have
+            started the other.
+    """
+    winner: Task | None = None
+    owner: Family | None = None
+    losers: dict[str, Rejected] = {}
+    for family in _present(env):
+        is_foreign = job is not None and family.is_scheduler and family.name != job.scheduler
+        for launcher, detect in family.module.TASKS.items():
+            found: Task | Rejected | None
+            if winner is None and not is_foreign:
+                found = detect(env, job)
+                if isinstance(found, Task):
+                    winner, owner = found, family
+            else:
+                found = _loser(detect, env, job, family if is_foreign else None)
+                if isinstance(found, Task):
+                    found = _beside(winner, found) if winner else None
+            if isinstance(found, Rejected):
+                losers[launcher] = found
+    _check_losers(losers, winner)
+    if winner and owner and owner.is_scheduler and job is None:
+        raise MusterError(
+            f"{winner.launcher} started this process, but its scheduler's variables are not there",
+            seen=winner.sources["launcher"],
+            fix=f"don't unset the scheduler's variables; {container.way_in(env.engine)}",
+        )
+    return winner, tuple(f"{launcher}: {found.reason}" for launcher, found in losers.items())
+
+
+Detect = Callable[[Environment, Job | None], Task | Rejected | None]
+
+
+def _loser(detect: Detect, env: Environment, job: Job | None, foreign: Family | None) -> Task | Rejected | None:
+    """What a launcher says that comes after the one that was found, or whose scheduler, `foreign`, has not this job."""
+    belongs = f"belongs to {foreign.name}, and this is a job of {job.scheduler if job else 'none'}" if foreign else ""
+    try:
+        found = detect(env, None if foreign else job)
+    except MusterError as error:
+        return Rejected(belongs or error.wrong, is_certain=True)
+    return Rejected(belongs, is_certain=True) if belongs and isinstance(found, Task) else found
+
+
+def _beside(winner: Task, outer: Task) -> Rejected:
+    """Why `outer` is not this process's launcher, though its variables are whole.
+
+    Raises:
+        MusterError: it started several tasks on this node, so it can't have started the winner's daemon here.
+    """
+    place = (outer.node_rank, outer.local_rank, outer.rank, outer.tasks_per_node)
+    if place == (winner.node_rank, winner.local_rank, winner.rank, winner.tasks_per_node):
+        return Rejected("it says the same", is_certain=True)
+    if max(outer.tasks_per_node) == 1:
+        reason = f"{outer.sources['launcher']} is that of the daemon that started this process"
+        return Rejected(reason, is_certain=True)
+    raise MusterError(
+        f"two launchers disagree on which process this is: {winner.launcher} says {winner.rank} of "
+        f"{sum(winner.tasks_per_node)}, {outer.launcher} says {outer.rank} of {sum(outer.tasks_per_node)}",
+        seen=f"{winner.sources['launcher']}, {outer.sources['launcher']}",
+        fix="start the command by one of them; if the other's variables are left over from the shell that submitted "
+        "the job, submit without -V or --export=ALL, or unset them",
+    )
+
+
+def _check_losers(losers: Mapping[str, Rejected], winner: Task | None) -> None:
+    """Returns if this can't be a process of a launcher that was rejected.
+
+    Raises:
+        MusterError: it can: nothing else started it, or what did may have started that launcher's daemon.
+    """
+    if winner and max(winner.tasks_per_node) > 1:
+        return
+    for launcher, found in losers.items():
+        if not found.is_certain:
+            raise MusterError(
+                f"the variables of {launcher} are here, but seem to be made for another process",
+                seen=found.reason,
+                fix=f"start the command by {launcher} itself, or unset its variables if they are left over",
+            )

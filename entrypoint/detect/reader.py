@@ -1,0 +1,157 @@
+"""Reading a family's variables: numbers, lists and files, each with an error that names its variable.
+
+A reader notes what it reads, `NAME=VALUE`, as the source of a field: `muster detect` shows where each value came from.
+"""
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from muster.entrypoint import container
+from muster.entrypoint.detect import hostlist
+from muster.entrypoint.environment import Environment
+from muster.errors import MusterError
+from muster.units import MAX_COUNT, MAX_ID, whole_number
+
+T = TypeVar("T")
+
+MAX_FILE_BYTES = 64 << 20
+"""A list of hosts is smaller; a variable may name any file."""
+
+
+class Reader:
+    """The variables of one job or task.
+
+    Args:
+        env: all variables of the process.
+        fix: what to do where they can't be right.
+
+    Attributes:
+        sources: for each field that was read, the variable it came from with its value.
+    """
+
+    def __init__(self, env: Environment, fix: str) -> None:
+        self.env = env
+        self.fix = fix
+        self.sources: dict[str, str] = {}
+
+    def number(self, name: str, field: str | None = None, *, most: int = MAX_COUNT) -> int:
+        """The value of `name`, a whole number from 0 to `most`.
+
+        Raises:
+            MusterError: it is missing, empty or something else.
+        """
+        found = whole_number(self._value(name), most)
+        if found is None:
+            raise self.error(f"{name} is no number from 0 to {most}", name)
+        self._note(field, name)
+        return found
+
+    def identifier(self, name: str, field: str | None = None) -> int:
+        """As `number`, for the number by which a scheduler calls a job or a step."""
+        return self.number(name, field, most=MAX_ID)
+
+    def optional(self, name: str, field: str | None = None) -> int | None:
+        """As `number`, or None without the variable."""
+        return self.number(name, field) if name in self.env else None
+
+    def hosts(self, name: str, field: str | None = None) -> tuple[str, ...]:
+        """The hosts in `name`, in their order; a MusterError where it is missing, or no host list."""
+        return self._list(name, field, "a host list", hostlist.expand)
+
+    def counts(self, name: str, field: str | None = None) -> tuple[int, ...]:
+        """The counts in `name`, one a node; a MusterError where it is missing, or no list of counts."""
+        return self._list(name, field, "a list of counts", hostlist.expand_counts)
+
+    def text_file(self, name: str) -> str:
+        """The content of the file that `name` names.
+
+        Raises:
+            MusterError: it can't be seen from here, with the options that show it to a container.
+        """
+        return self._file(name, bytes.decode, str)
+
+    def binary_file(self, name: str) -> bytes:
+        """The same, not decoded; in a recording it is written in hexadecimal digits."""
+        return self._file(name, bytes, bytes.fromhex)
+
+    def own_index(self, hosts: tuple[str, ...], source: str) -> int | None:
+        """The place of this host in `hosts`, or None where it is not among them; see `own_index` below."""
+        return own_index(hosts, self.env, source, self.fix)
+
+    def seen(self, *names: str) -> str:
+        """`NAME=VALUE` for each of `names` that there is."""
+        return seen(self.env, *names)
+
+    def agree(self, holds: bool, wrong: str, *names: str) -> None:
+        """Raises a MusterError that shows `names`, unless what they say `holds`."""
+        if not holds:
+            raise self.error(wrong, *names)
+
+    def error(self, wrong: str, *names: str) -> MusterError:
+        """The error that shows the values of `names`."""
+        return MusterError(wrong, seen=self.seen(*names) or f"no {' '.join(names)}", fix=self.fix)
+
+    def _value(self, name: str) -> str:
+        if name in self.env:
+            return self.env[name]
+        fix = self.fix
+        # A container may have been given some of the variables, by name.
+        if self.env.engine in ("apptainer", "docker", "podman"):
+            fix = f"{container.way_in(self.env.engine)}; or {fix}"
+        raise MusterError(f"{name} is missing, though its companions are there", seen=f"no {name}", fix=fix)
+
+    def _note(self, field: str | None, name: str) -> None:
+        if field:
+            self.sources[field] = f"{name}={self.env[name]}"
+
+    def _list(self, name: str, field: str | None, kind: str, expand: Callable[[str], T]) -> T:
+        try:
+            found = expand(self._value(name))
+        except hostlist.HostListError as reason:
+            raise self.error(f"{name} can't be read as {kind}: {reason}", name) from None
+        self._note(field, name)
+        return found
+
+    def _file(self, name: str, of_live: Callable[[bytes], T], of_recorded: Callable[[str], T]) -> T:
+        path = self.env[name]
+        try:
+            if not self.env.is_live:
+                if name not in self.env.files:
+                    raise OSError("it is not in the recording")
+                return of_recorded(self.env.files[name])
+            if not Path(path).is_file():
+                raise OSError("no such file")
+            if Path(path).stat().st_size > MAX_FILE_BYTES:
+                raise OSError(f"larger than {MAX_FILE_BYTES} bytes")
+            return of_live(Path(path).read_bytes())
+        except (OSError, ValueError) as reason:
+            raise MusterError(
+                f"the file that {name} names can't be read here: {reason}",
+                seen=f"{name}={path[:400]}",
+                fix=f"{container.bind(self.env.engine, shlex.quote(path))}; or {self.fix}",
+            ) from None
+
+
+def seen(env: Environment, *names: str) -> str:
+    """`NAME=VALUE` for each of `names` that there is."""
+    return " ".join(f"{name}={env[name][:200]}" for name in names if name in env)
+
+
+def own_index(hosts: tuple[str, ...], env: Environment, source: str, fix: str) -> int | None:
+    """The place of this process's host in `hosts`, or None where it is not among them.
+
+    Args:
+        hosts: the job's, in its order.
+        env: the process's variables, with the name of its host.
+        source: where the hosts came from, for the error.
+        fix: what to do where it could be several of them.
+
+    Raises:
+        MusterError: it could be.
+    """
+    try:
+        return hostlist.index_of(hosts, env.host)
+    except hostlist.HostListError as reason:
+        raise MusterError(f"which of the nodes this one is can't be told: {reason}", seen=source, fix=fix) from None

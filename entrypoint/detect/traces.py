@@ -1,0 +1,83 @@
+"""What in a container tells of a job whose variables did not get there.
+
+Without its variables each of a job's processes would look alone, and train a model of its own: so the traces that a
+scheduler or launcher leaves beside them are looked for. Each family has its own: CGROUP, a pattern of the control group
+that its processes are in; MOUNT, one of a file or folder of one job that is bound into the container (a spool folder as
+a whole is none: login nodes may bind it too); PARENTS, the processes above those of a job, and whose they are.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from muster.entrypoint.detect.families import FAMILIES
+
+PROC = Path("/proc/self")
+
+# The first process of a PID namespace that Apptainer made: --pid, --containall.
+_APPTAINERS_INIT = "appinit"
+
+
+class Trace(NamedTuple):
+    """What tells of a job: the scheduler or launcher that left it, and where it was seen."""
+
+    owner: str
+    seen: str
+
+
+def find(cgroup: str, mounts: str, ancestors: Iterable[str]) -> Trace | None:
+    """The trace of a job in these, or None.
+
+    Args:
+        cgroup: as in /proc/self/cgroup.
+        mounts: as in /proc/self/mountinfo.
+        ancestors: the names of the processes above, the nearest first.
+    """
+    families = {family.name: family.module for family in FAMILIES}
+    for line in cgroup.splitlines():
+        path = line.split(":", 2)[-1]
+        for owner, module in families.items():
+            if hasattr(module, "CGROUP") and module.CGROUP.search(path):
+                return Trace(owner, f"the control group {path}")
+    parents: dict[str, str] = {}
+    for module in families.values():
+        parents |= getattr(module, "PARENTS", {})
+    for name in ancestors:
+        # mpirun.openmpi, mpiexec.hydra: several are often installed side by side.
+        owner = parents.get(name.partition(".")[0])
+        if owner:
+            return Trace(owner, f"the process {name} above this one")
+    for line in mounts.splitlines():
+        # 36 35 98:0 /spool/pbs/aux/7.head /var/spool/pbs/aux/7.head ro,relatime - ext4 /dev/sda1 ro
+        for path in line.split()[3:5]:
+            for owner, module in families.items():
+                if hasattr(module, "MOUNT") and module.MOUNT.search(path):
+                    return Trace(owner, f"the mount {path}")
+    return None
+
+
+def read() -> tuple[Trace | None, bool]:
+    """The strongest trace of a job that this process sees, and whether Apptainer hid the processes outside."""
+    names = ancestors()
+    first = find(_text(PROC / "cgroup"), _text(PROC / "mountinfo"), names)
+    return first, names[-1:] == [_APPTAINERS_INIT]
+
+
+def ancestors() -> list[str]:
+    """The names of the processes above this one, the nearest first; a PID namespace ends the list."""
+    names: list[str] = []
+    # One that has ended meanwhile, or is another user's secret, ends the list too.
+    with suppress(psutil.Error):
+        for process in psutil.Process().parents():
+            names.append(process.name())
+    return names
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

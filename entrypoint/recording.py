@@ -1,0 +1,147 @@
+"""Recorded environments, as `muster detect --record` writes them and `--env-file` reads them.
+
+    # source:  Slurm 22.05.8, srun -N2
+    # host:    node02
+    SLURM_JOB_ID=9
+    --- file PBS_NODEFILE
+    node01
+
+What `env` prints is read too, with values of several lines and the functions of bash that environment modules export:
+
+    BASH_FUNC_module%%=() {  eval $(/usr/bin/modulecmd bash $*)
+    }
+"""
+
+import re
+from pathlib import Path
+
+from muster.entrypoint import container
+from muster.entrypoint.detect import families
+from muster.entrypoint.environment import NAME, Environment
+from muster.errors import MusterError
+
+# Of users, torchrun and communication libraries, beside those of the families: what is recorded.
+_TAKEN = re.compile(
+    r"(KUBERNETES|JOBSET|JOB|TORCHELASTIC|MUSTER|NCCL|GLOO|OMP|MASTER|LOCAL|GROUP|ROLE|CUDA|GPU|ROCR|APPTAINER"
+    r"|SINGULARITY)(_\w+)?"
+    r"|PMIX?|RANK|WORLD_SIZE|NODE_RANK|NQUEUES|QUEUE|ENVIRONMENT|HOSTNAME|TMPDIR"
+)
+SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASS|COOKIE|CREDENTIAL|AUTH|JWT|_KEY|KEY_|PRECONDITION_TRANSPORTS|_PW", re.IGNORECASE
+)
+# user:password@host, what looks like a key (a long word of mixed characters, or a PEM block), and a command with one:
+# MUSTER_ARGS='--api-key 8f2c'
+SECRET_VALUE = re.compile(
+    r"\w+://[^/\s]*:[^/\s]*@|-----BEGIN|\beyJ[\w-]{10,}\.|\b[0-9a-fA-F]{32,}\b"
+    r"|-(?i:[\w-]*(?:token|secret|password|key))[=\s]+[^\s-]"
+)
+MAX_FILE = 1_000_000
+MAX_RECORDING_BYTES = 16 << 20
+
+
+def load(path: Path) -> Environment:
+    """The environment that the recording at `path` holds.
+
+    Raises:
+        MusterError: the file can't be read, or begins with what is neither a comment nor NAME=VALUE.
+    """
+    fix = "muster detect --env-file FILE, with a file of NAME=VALUE lines, as `env` prints them"
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_RECORDING_BYTES + 1)
+        if len(content) > MAX_RECORDING_BYTES:
+            raise OSError(f"larger than {MAX_RECORDING_BYTES} bytes")
+    except OSError as reason:
+        raise MusterError("the recorded environment can't be read", seen=f"{path}: {reason}", fix=fix) from None
+    values: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
+    host: str | None = None
+    lines: list[str] | None = None
+    # As the operating system has variables: any bytes, and lines end by nothing but a line feed.
+    text = content.decode("utf-8", "surrogateescape").removesuffix("\n").split("\n")
+    last_brace = max((number for number, line in enumerate(text) if line.rstrip("\r") == "}"), default=-1)
+    in_function = False
+    continued = ""  # the variable that a line without NAME= belongs to
+    for number, line in enumerate(line.removesuffix("\r") for line in text):
+        if in_function:
+            in_function = line != "}"
+            continue
+        if line.startswith("--- file "):
+            lines = files.setdefault(line.removeprefix("--- file ").strip(), [])
+        elif lines is not None:
+            lines.append(line)
+        elif line.startswith("#"):
+            key, _, value = line[1:].partition(":")
+            if key.strip() == "host":
+                host = value.strip() or None
+        elif line.strip():
+            name, equals, value = line.partition("=")
+            if equals and NAME.fullmatch(name):
+                values[name], continued = [value], name
+            elif line.startswith("BASH_FUNC_"):
+                in_function, continued = number < last_brace, ""
+            elif equals and name and not re.search(r"\s", name):
+                continued = ""  # a variable that no shell has, such as a.b=1
+            elif continued:
+                values[continued].append(line)
+            elif not values:
+                raise MusterError(
+                    "a recorded environment begins with a line that is no NAME=VALUE",
+                    seen=f"{path}, line {number + 1}: {line[:80]}",
+                    fix=fix,
+                )
+    variables = {name: "\n".join(value) for name, value in values.items()}
+    contents = {name: "".join(f"{line}\n" for line in content) for name, content in files.items()}
+    return Environment(variables, host, contents, engine=container.engine(variables, root=None))
+
+
+def as_recording(env: Environment) -> str:
+    """The recording of a live environment, without its secrets: for a help desk to read, or a test to be made of."""
+    lines = ["# source:  muster detect --record", f"# host:    {env.host or ''}"]
+    taken: list[str] = []
+    left_out = 0
+    read, prefixes = families.variables(), tuple(families.prefixes())
+    for name, value in sorted(env.items()):
+        if not (name in read or name.startswith(prefixes) or _TAKEN.fullmatch(name)):
+            continue
+        if is_secret(name, value) or not value.isprintable():
+            left_out += 1
+        else:
+            taken.append(f"{name}={value}")
+    if left_out:
+        lines.append(f"# left out: {left_out} that may be secret, or are more than a line of text")
+    lines += taken
+    text_files = families.files("TEXT_FILES")
+    for name in (*text_files, *families.files("BINARY_FILES")):
+        content = _content(env.get(name, ""))
+        if content is None:
+            continue
+        readable = content.decode("utf-8", "replace").replace("\0", "").splitlines()
+        lines += [f"--- file {name}", *(readable if name in text_files else [content.hex()])]
+    return "\n".join(lines) + "\n"
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether the variable may be one that nobody else should see."""
+    return bool(SECRET_NAME.search(name) or SECRET_VALUE.search(value))
+
+
+def save(env: Environment, path: Path) -> None:
+    """Writes the recording of `env` to a new file at `path`.
+
+    Raises:
+        MusterError: there is such a file already, or it can't be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(as_recording(env))
+    except OSError as reason:
+        wrong = f"the recording can't be written: {reason.strerror}"
+        raise MusterError(wrong, seen=str(path), fix="--record NEW_FILE, where you may write") from None
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes()[:MAX_FILE] if path else None
+    except OSError:
+        return None
