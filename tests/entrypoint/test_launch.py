@@ -168,20 +168,20 @@ def test_what_the_user_set_stays_and_a_line_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recording", "threads", "taken"),
+    ("name", "threads", "taken"),
     [
         ("pbs/pbs_batch_1node", "4", "2"),  # an agent, whose two ranks share the chunk's four
         ("pbs/pbs_mpi_hydra-tmrsh.rank3.pbsn2", "4", "2"),  # two ranks by mpiexec on this node
         ("pbs/pbs_batch_1node", "1", "1"),
     ],
 )
-def test_threads_that_pbs_sets_are_no_wish_of_the_user(recording: str, threads: str, taken: str) -> None:
+def test_threads_that_pbs_sets_are_no_wish_of_the_user(name: str, threads: str, taken: str) -> None:
     """PBS gives each process of a chunk the number of all its cores."""
-    env = recording.load(FOLDER.parent / f"{recording}.env")
+    env = recording.load(FOLDER.parent / f"{name}.env")
     found = planned(replace(env, variables={**env, "NCPUS": threads, "OMP_NUM_THREADS": threads}))
     assert found.set_variables["OMP_NUM_THREADS"] == taken
     notes = "\n".join(found.notes)
-    assert "OMP_NUM_THREADS" not in notes if threads == taken else "was set by PBS" in notes
+    assert "OMP_NUM_THREADS" not in notes if threads == taken else "was set by pbs" in notes
     assert f"OMP_NUM_THREADS={threads} is yours" not in notes
     of_the_user = planned(replace(env, variables={**env, "NCPUS": threads, "OMP_NUM_THREADS": "3"}))
     assert "OMP_NUM_THREADS=3 is yours: it was kept" in of_the_user.notes
