@@ -37,7 +37,7 @@ NO_TESTS = 5
 
 AREAS = {
     "detection": (
-        ["entrypoint/detect/*.py", "entrypoint/detection.py", "entrypoint/hostlist.py", "entrypoint/resources.py"],
+        ["entrypoint/detect/*.py", "entrypoint/resources.py"],
         ["tests/entrypoint"],
     ),
     "rendezvous": (["entrypoint/rendezvous.py", "entrypoint/rendezvous_file.py"], ["tests/entrypoint"]),
