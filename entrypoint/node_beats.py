@@ -30,7 +30,7 @@ WARNED = (-10, -12, -15)
 
 BEAT_S = 5.0
 DEAD_BEATS = 9
-"""So many beats missed in a row are a death: 45 s, as between ranks."""
+"""So many beats missed in a row are a death: 45 s, as in train/heartbeat.py."""
 
 STORE_S = 10.0
 """Seconds for one answer of the store."""

@@ -288,6 +288,15 @@ class Options:
             min=0,
         ),
     ] = None
+    silence_timeout: Annotated[
+        int | None,
+        option(
+            help="Seconds in which a rank may give no sign of life, as it is stopped, or storage stands still. "
+            "Default: 300; 45 where the ranks of several nodes are started again (--max-restarts, --nnodes MIN:MAX).",
+            panel=RUN,
+            min=10,
+        ),
+    ] = None
 
     @property
     def predicts_tokens(self) -> bool:

@@ -31,9 +31,13 @@ from muster.train.world import LEFT, World
 BEAT_S = 3.0
 """Seconds between two beats."""
 
-DEAD_BEATS = 15
-"""So many beats missed in a row are a death: 45 s. All shall have ended a minute after one, and a process may be
-silent though it lives: native code that keeps Python's lock while a file system stands still."""
+GONE_S = 45
+"""Seconds without a sign of life after which a process, or its host, counts as gone. All shall have ended a minute
+after that."""
+
+SILENT_S = 300
+"""Seconds without one that a rank may take whose end others would tell: a page of a memory-mapped file that storage
+does not deliver stops a process inside of Python's lock, and a file server's standby takes minutes to come up."""
 
 DOUBTED_BEATS = 3
 """The same where some rank has lost a connection, so that a death is likely."""
@@ -138,6 +142,17 @@ class Ear:
         return sorted(behind)
 
 
+def silence_s(chosen: int | None, environ: Mapping[str, str] = os.environ) -> int:
+    """Seconds without a beat after which a rank counts as dead: those that the user has `chosen`, or the default.
+
+    That a process, an agent or a host is gone, agents tell each other after GONE_S (entrypoint/node_beats.py). They do
+    not where ranks are started again, on several nodes: there only the ranks notice a host that is gone.
+    """
+    several_nodes = environ.get("GROUP_WORLD_SIZE", "1") != "1"
+    restarts = environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    return chosen or (GONE_S if several_nodes and restarts else SILENT_S)
+
+
 def named(ranks: list[int], hosts: Mapping[int, str]) -> str:
     """`ranks` with their hosts, in words: "ranks 8, 9 on node02"."""
     shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
@@ -155,7 +170,8 @@ def report_dead(ear: Ear, ranks: list[int], beat_s: float, world: World) -> tupl
     told = MusterError(
         f"{named(ranks, ear.hosts)} {wrong}",
         seen=f"last heard of in step {last.step + 1}, {last.place}; rank {world.rank} on {world.host} listened",
-        fix=f"look for what ended it (memory, its host? dmesg, the scheduler's accounting); {RESUME}",
+        fix="look for what ended it (memory, its host? dmesg, the scheduler's accounting); where storage may stand "
+        f"still as long: --silence-timeout SECONDS; {RESUME}",
         code=ExitCode.FAILED,
     )
     return told, Fault(first, last.host, ExitCode.FAILED, wrong)
@@ -199,12 +215,14 @@ class Heartbeat:
 
     Args:
         hang_s: seconds in which a rank that stands still counts as hung; 0: none does.
+        silence_s: seconds without a beat after which a rank counts as dead.
         parent: the process that started this one, with which it ends; None for a rank that nobody launched.
     """
 
-    def __init__(self, world: World, hang_s: float, parent: int | None) -> None:
+    def __init__(self, world: World, hang_s: float, silence_s: float, parent: int | None) -> None:
         self.world, self.vitals = world, world.vitals
         self.hang_beats = hang_s / BEAT_S if hang_s else math.inf
+        self.dead_beats = math.ceil(silence_s / BEAT_S)
         self.ear = Ear()
         self.number = 0
         self.rounds = 0
@@ -289,7 +307,7 @@ class Heartbeat:
             if first is not None and first.asks and not self.has_dumped:
                 self._dump()
         doubts = self.vitals.doubts or any(beat.doubts for beat in self.ear.last.values())
-        dead = self.ear.dead(DOUBTED_BEATS if doubts else DEAD_BEATS)
+        dead = self.ear.dead(DOUBTED_BEATS if doubts else self.dead_beats)
         if dead:
             self._end(*report_dead(self.ear, dead, BEAT_S, self.world))
         elif self.world.main and self.ear.is_hung(self.hang_beats):
@@ -348,7 +366,7 @@ class Heartbeat:
                 return
             heard, quiet = self.rounds, (quiet + 1 if self.rounds == heard else 0)
             # A store that has closed may be that of a rank which has told why: who heard of it ends before this does.
-            if quiet >= (2 * faults.GRACE_S / BEAT_S + 1 if self.lost else DEAD_BEATS + DUMP_S / BEAT_S):
+            if quiet >= (2 * faults.GRACE_S / BEAT_S + 1 if self.lost else (GONE_S + DUMP_S) / BEAT_S):
                 self.is_over = True
                 seen = self.lost or f"no answer for {quiet * BEAT_S:.0f} s"
                 console.tell_fatal(report_lost_store(self.world, seen))

@@ -14,7 +14,7 @@ from muster.errors import ExitCode, MusterError
 from muster.train import console, faults, memory, run_directory
 from muster.train.backends import backend_for, open_group, places
 from muster.train.faults import Fault, SharedFault, agree
-from muster.train.heartbeat import Heartbeat, report_lost_store
+from muster.train.heartbeat import Heartbeat, report_lost_store, silence_s
 from muster.train.parent import Guard
 from muster.train.run import run
 from muster.train.stopwatch import Stopwatch
@@ -53,7 +53,7 @@ class Process:
         store = connect(self.world)
         self.world = replace(self.world, store=None if store is None else PrefixStore("muster", store))
         self.watch = faults.Watch(self.world)
-        self.heartbeat = Heartbeat(self.world, options.hang_s, self.guard.parent)
+        self.heartbeat = Heartbeat(self.world, options.hang_s, silence_s(options.silence_timeout), self.guard.parent)
         self.guard.close()
         self.world = meet(self.world, strategy, options)
         run(strategy, options, self.world)

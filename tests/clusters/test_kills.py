@@ -15,7 +15,18 @@ from pathlib import Path
 import pytest
 
 from tests.clusters.deadline import wait_for
-from tests.clusters.faults import END_S, EPOCH, EPOCHS, WHOLE_S, Place, Running, Training, assert_same_bits, newest_of
+from tests.clusters.faults import (
+    END_S,
+    EPOCH,
+    EPOCHS,
+    LONG,
+    WHOLE_S,
+    Place,
+    Running,
+    Training,
+    assert_same_bits,
+    newest_of,
+)
 from tests.clusters.hosts import Hosts
 from tests.clusters.weights import summary
 
@@ -34,6 +45,7 @@ class Fault:
         named: what a line of an error says of it, as a pattern.
         newest: the step of the checkpoint that is the newest then.
         dead: the host whose agent it kills; all others end with 1.
+        options: of the training, besides the usual ones.
     """
 
     place: Place
@@ -41,6 +53,7 @@ class Fault:
     named: str
     newest: int
     dead: str = ""
+    options: tuple[str, ...] = ()
 
 
 def kill_worker(host: str) -> Callable[[Running], None]:
@@ -77,7 +90,7 @@ WHOLE_HOSTS = (
     Fault(Place(0, "step 7"), kill_host(ALPHA), "alpha", 5, ALPHA),
     Fault(Place(1, "file 15"), kill_host(BETA), "rank 1 on beta", 10, BETA),
 )
-STOPPED = (Fault(Place(1, "step 7"), stop_worker(BETA), "rank 1 on beta", 5),)
+STOPPED = (Fault(Place(1, "step 7"), stop_worker(BETA), "rank 1 on beta", 5, options=("--silence-timeout=45",)),)
 CUT_OFF = (Fault(Place(1, "step 12"), cut(BETA), "rank 1 on beta", 10),)
 
 
@@ -96,7 +109,7 @@ def goes_through(faults: tuple[Fault, ...], folder: Path, straight: Path, end: C
 def meets_with(fault: Fault, training: Training, straight: Path) -> None:
     """Starts the training, and holds if it ends by the fault as it should."""
     before = newest_of(training.run)
-    running = training.start(fault.place)
+    running = training.start(fault.place, [*LONG, *fault.options])
     running.await_place()
     # What is written in the background may come later than the steps that follow.
     wait_for(f"the checkpoint of step {fault.newest}", lambda: newest_of(training.run) == fault.newest, END_S)

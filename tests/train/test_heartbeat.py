@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from muster.train.heartbeat import Beat, Ear, named
+from muster.train.heartbeat import Beat, Ear, named, silence_s
 from muster.train.world import COMPUTING, DATA, LEFT, Vitals
 
 DEADLINE_S = 120
 
-FAST = "from muster.train import heartbeat\nheartbeat.BEAT_S, heartbeat.DUMP_S = 0.5, 10.0\n"
-"""Death is called after 7.5 s instead of 45."""
+FAST = "from muster.train import heartbeat\nheartbeat.BEAT_S, heartbeat.GONE_S, heartbeat.DUMP_S = 0.5, 7.5, 10.0\n"
+"""A process counts as gone after 7.5 s instead of 45."""
 
 PLANTED = """
 import os, signal, time
@@ -43,6 +43,8 @@ def do():
     elif not os.fork():
         if deed == "suspend":
             suspend(pids)
+        elif deed == "pause":
+            suspend([own])
         else:
             while any(is_alive(pid) for pid in pids if pid != own):
                 time.sleep(0.1)
@@ -169,7 +171,8 @@ def planted(folder, rank, deed, fast=FAST):
 @pytest.mark.process
 @pytest.mark.parametrize("deed", ["kill", pytest.param("stop", marks=pytest.mark.full)])
 def test_a_rank_that_is_killed_or_stopped_is_named(train, small, tmp_path, deed):
-    ended = train(["ddp", *small, f"--runs-dir={tmp_path / 'runs'}"], 3, before=planted(tmp_path, 1, deed))
+    argv = ["ddp", *small, "--silence-timeout=10", f"--runs-dir={tmp_path / 'runs'}"]
+    ended = train(argv, 3, before=planted(tmp_path, 1, deed))
     assert [rank.code for rank in ended] == [1, -9, 1]
     [line] = errors(ended[0].err + ended[2].err)
     assert "rank 1 on" in line
@@ -195,9 +198,28 @@ def test_without_rank_0_and_its_store_all_end(train, small, tmp_path, deed):
 def test_a_job_that_is_suspended_as_a_whole_goes_on(train, small, tmp_path):
     # For twice as long as makes a death, or a hang.
     argv = ["ddp", *small, "--max-steps=12", "--hang-timeout=4", f"--runs-dir={tmp_path / 'runs'}"]
-    fast = "from muster.train import heartbeat\nheartbeat.BEAT_S = 0.3\n"
+    fast = "from muster.train import heartbeat\nheartbeat.BEAT_S, heartbeat.SILENT_S = 0.3, 4.5\n"
     train(argv, 3, before=planted(tmp_path, 2, "suspend", fast), ok=True)
     assert (tmp_path / "suspended").exists()
+
+
+@pytest.mark.full
+@pytest.mark.process
+def test_a_rank_that_is_silent_for_a_minute_ends_nothing(train, small, tmp_path):
+    # As one that waits for a page of a file, inside of Python's lock: for longer than what makes a process be gone.
+    argv = ["ddp", *small, "--max-steps=12", f"--runs-dir={tmp_path / 'runs'}"]
+    train(argv, 2, before=planted(tmp_path, 1, "pause"), ok=True)
+    assert (tmp_path / "suspended").exists()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "nodes", "restarts", "expected"),
+    [(None, "1", "3", 300), (None, "2", "0", 300), (None, "2", "3", 45), (20, "2", "3", 20)],
+)
+def test_silence_is_short_only_where_no_agent_tells_of_a_host_that_is_gone(chosen, nodes, restarts, expected):
+    agents = {"GROUP_WORLD_SIZE": nodes, "TORCHELASTIC_MAX_RESTARTS": restarts}
+    assert silence_s(chosen, agents) == expected
+    assert silence_s(None, {}) == 300  # a task a rank, without agents
 
 
 @pytest.mark.process
