@@ -46,8 +46,14 @@ GROUP_S = 3.0
 
 LOOPBACK, LOOPBACK_ADDRESS = "loopback", "127.0.0.1"
 
+AGENTS = "agent"
+"""What the agent's own keys begin with in such a store."""
+
 LEFT = "muster/left"
 """The key under which agents count those that ask the store no more."""
+
+BRIEF_S = 30.0
+"""Programs that end sooner train nothing: they show hosts, or devices."""
 
 LOST: set[int] = set()
 """Stores that are asked no more."""
@@ -80,6 +86,7 @@ class Agent(LocalElasticAgent):
         self._status = status
         self._num_nodes = 0
         self._nodes: Nodes | None = None
+        self._start = 0.0
 
     def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()  # by which this one is not typed
@@ -123,6 +130,8 @@ class Agent(LocalElasticAgent):
 
     def _exit_barrier(self) -> None:
         super()._exit_barrier()
+        if time.monotonic() - self._start > BRIEF_S and not is_ours():
+            try_briefly(lambda: tell_if_apart(self._worker_group))
         leave(self)
 
     def _shutdown(self, *arguments: Any, **options: Any) -> None:
@@ -143,6 +152,7 @@ class Agent(LocalElasticAgent):
 
     def _before_start(self, group: Any) -> None:
         self._status.has_started = True
+        self._start = time.monotonic()
         handler = group.spec.rdzv_handler
         if isinstance(handler, Loopback):
             word = handler.launch
@@ -208,7 +218,7 @@ class Loopback(RendezvousHandler):
         self._port = 0  # for ranks that are started again: the store before this one may still listen
         torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
         server = torchs(LOOPBACK_ADDRESS, port, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
-        return RendezvousInfo(PrefixStore("agent", server), 0, 1, RendezvousStoreInfo(LOOPBACK_ADDRESS, port))
+        return RendezvousInfo(PrefixStore(AGENTS, server), 0, 1, RendezvousStoreInfo(LOOPBACK_ADDRESS, port))
 
     @property
     def use_agent_store(self) -> bool:
@@ -354,6 +364,24 @@ def leave(agent: Any) -> None:
 
     if size > 1:
         try_briefly(wait)
+
+
+def tell_if_apart(group: Any) -> None:
+    """Says, where this agent has the store of the ranks, that none of the `group`'s world has used it.
+
+    With a store of their own (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, torchrun.py) nobody knows.
+    """
+    handler, world_size = group.spec.rdzv_handler, group.workers[0].world_size
+    prefix = {LOOPBACK: AGENTS, "static": handler.get_run_id()}.get(handler.get_backend())
+    if prefix is None or group.group_rank or world_size == 1:
+        return
+    keys = group.store.underlying_store.list_keys()
+    if all(key.startswith((f"{prefix}/", "muster/")) for key in keys):
+        tell(
+            f"none of the {world_size} ranks opened a process group: each has run the whole script by itself, and a "
+            "file that it writes was written by all. To train together: torch.distributed.init_process_group() and "
+            "DistributedDataParallel; to run once: --nproc-per-node 1"
+        )
 
 
 def try_briefly(ask: Callable[[], None]) -> None:

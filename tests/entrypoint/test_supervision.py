@@ -149,6 +149,39 @@ dist.barrier()
 time.sleep(1)
 dist.destroy_process_group()
 """
+FOR_LONG = """
+import runpy
+from muster.entrypoint import supervision
+supervision.BRIEF_S = 0
+runpy.run_module("muster.entrypoint.agent", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("num_nodes", [1, 2])
+@pytest.mark.parametrize("script", ["", pytest.param(JOINS, marks=pytest.mark.full)], ids=["apart", "together"])
+def test_ranks_that_never_met_are_told_at_the_end(tmp_path: Path, script: str, num_nodes: int) -> None:
+    (tmp_path / "script.py").write_text(script)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    argv = [sys.executable, "-P", "-c", FOR_LONG, f"--nnodes={num_nodes}", f"--nproc-per-node={3 - num_nodes}"]
+    argv += ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={port}", "--rdzv-conf=timeout=60"]
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    env = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen([*argv, f"--node-rank={node}", "script.py"], cwd=tmp_path, env=env, stderr=subprocess.PIPE)
+        for node in range(num_nodes)
+    ]
+    try:
+        said = "".join(node.communicate(timeout=60)[1].decode() for node in nodes)
+        assert [node.returncode for node in nodes] == [0] * num_nodes, said
+        assert said.count("none of the 2 ranks opened a process group") == (not script), said
+    finally:
+        for node in nodes:
+            node.kill()
+            node.communicate()
+
+
 SMALL = ("--data=digits", "--image-size=16", "--batch-size=8", "--num-samples=64", "--max-steps=2", "--device=cpu")
 
 
