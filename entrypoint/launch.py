@@ -5,11 +5,13 @@ environment -> Allocation -> Rendezvous -> Launch, with what the site, the drive
 
 import errno
 import os
+import re
 import shlex
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -48,6 +50,9 @@ SPAWN = "muster.entrypoint.spawn"
 
 MOST_NODES_TEXT = 100_000
 """Characters of the list of nodes that a program is told; of a longer one none."""
+
+MOST_SCRIPT_BYTES = 500_000
+"""Of a script that is read for what it expects of its launch."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +219,7 @@ def plan(
     home = homes.plan(env)
     variables = _variables(allocation, meeting, env, notes) | dict(home.variables)
     notes += home.notes
+    notes += _of_script(program, allocation, env)
     if env.is_live and os.getpid() == 1 and not _init(env):
         notes.append(f"this is process 1, and there is no {INIT} to pass SIGTERM on and to reap: docker run --init")
     port = meeting.master_port
@@ -250,6 +256,32 @@ def plan(
         notes.append(f"removed: {', '.join(removed)}")
     hears = program.is_ours or torchrun.AGENT in argv or SPAWN in argv
     return Launch(tuple(argv), variables, removed, tuple(notes), home.folder, hears)
+
+
+def _of_script(program: Program, allocation: Allocation, env: Environment) -> list[str]:
+    """What a script that was made for another launch would do here; nothing of one that reads torchrun's variables."""
+    text = ""
+    with suppress(OSError, ValueError):
+        path = Path(program.words[0])
+        if program.kind == "script" and path.is_file() and path.stat().st_size < MOST_SCRIPT_BYTES:
+            text = path.read_text(encoding="utf-8", errors="replace")
+    name, num_ranks = Path(program.words[0]).name, allocation.nproc_per_node
+    is_agent = allocation.mode == "agent"
+    notes: list[str] = []
+    for number in ("SLURM_PROCID", "SLURM_LOCALID"):
+        if is_agent and num_ranks > 1 and number in text and number in env and not re.search(r"\bRANK\b", text):
+            notes.append(
+                f"{name} reads {number}, which is the same in this task's {num_ranks} ranks: let it read RANK and "
+                f"LOCAL_RANK, or start a task for each rank: srun --ntasks-per-node={num_ranks} muster run {name}"
+            )
+            break
+    if num_ranks > 1 and re.search(r"\b(mp|multiprocessing)\.(spawn|start_processes)\(", text):
+        one = "--nproc-per-node 1" if is_agent else "one task on each node"
+        notes.append(f"{name} starts processes itself, and here in each of a node's {num_ranks} ranks: give it {one}")
+    # DeepSpeed's scripts have the option too, and it reads the variable.
+    if (found := re.search(r"--local[_-]rank\b", text)) and not re.search("LOCAL_RANK|deepspeed", text):
+        notes.append(f"{name} takes {found[0]}, which no rank is given: let it read LOCAL_RANK, as under torchrun")
+    return notes
 
 
 def _refuse_torchruns(allocation: Allocation, options: LaunchOptions, program: Program) -> None:

@@ -159,6 +159,37 @@ def test_a_program_of_its_own_in_worker_mode() -> None:
     assert list(found.argv) == ["./run.sh", "1"]
 
 
+PROCID = "rank = int(os.environ['SLURM_PROCID'])"
+SPAWNS = "torch.multiprocessing.spawn(train, nprocs=4)"
+OPTION = "parser.add_argument('--local_rank', type=int, required=True)"
+
+
+@pytest.mark.parametrize(
+    ("text", "recording", "words"),
+    [
+        (PROCID, "b_srun_N2_1per.node01.0", "srun --ntasks-per-node=2 muster run own.py"),
+        (PROCID, "c_srun_N2_2per.node01.0", None),
+        (f"{PROCID} if 'RANK' not in os.environ else 0", "b_srun_N2_1per.node01.0", None),
+        (SPAWNS, "b_srun_N2_1per.node01.0", "--nproc-per-node 1"),
+        (SPAWNS, "c_srun_N2_2per.node01.0", "one task on each node"),
+        (OPTION, "b_srun_N2_1per.node01.0", "LOCAL_RANK"),
+        (f"{OPTION} # LOCAL_RANK", "b_srun_N2_1per.node01.0", None),
+        ("import torch", "b_srun_N2_1per.node01.0", None),
+        (None, "b_srun_N2_1per.node01.0", None),
+    ],
+)
+def test_a_script_made_for_another_launch_is_told_so(
+    tmp_path: Path, text: str | None, recording: str, words: str | None
+) -> None:
+    script = tmp_path / "own.py"
+    if text is not None:
+        script.write_text(text)
+    found = planned(recorded(recording), program=Program("script", (str(script),)))
+    notes = [note for note in found.notes if note.startswith("own.py ")]
+    assert len(notes) == (words is not None)
+    assert words is None or words in notes[0]
+
+
 def test_what_the_user_set_stays_and_a_line_says_so() -> None:
     found = planned(recorded("b_srun_N2_1per.node02.1", OMP_NUM_THREADS="7", MASTER_ADDR="node01i", MASTER_PORT="4000"))
     assert "OMP_NUM_THREADS" not in found.set_variables
