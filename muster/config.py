@@ -4,9 +4,10 @@ The command line shows the fields of `Options`, the launcher passes on what the 
 same arguments back: `parse([strategy, *to_argv(options)]) == (strategy, options)`.
 """
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -415,6 +416,36 @@ def check(strategy: str, options: Options) -> None:
     if options.predicts_tokens:
         check_transformer(options.model)
     check_data(options.data, options.model)
+
+
+def to_toml(strategy: str, options: Options) -> str:
+    """`options` as a file in TOML, in the sections of the help text; the strategy's own in one by its name.
+
+    What was not given and has no default of its own is left out, and so is what is of other strategies.
+
+    Source: https://toml.io/en/v1.0.0
+    """
+    hints = get_type_hints(Options, include_extras=True)
+    sections: dict[str, dict[str, Any]] = {}
+    for name in (field.name for field in fields(options)):
+        heading = hints[name].__metadata__[0].rich_help_panel.lower()
+        if heading == STRATEGY.lower():
+            heading = strategy if name in ONLY.get(strategy, ()) else ""
+        value = getattr(options, name)
+        if heading and value is not None:
+            sections.setdefault(heading, {})[name] = value
+    lines = [f"strategy = {_toml(strategy)}"]
+    for heading, values in sections.items():
+        lines += ["", f"[{heading}]", *(f"{name} = {_toml(value)}" for name, value in values.items())]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _toml(value: str | float) -> str:
+    if not isinstance(value, str):
+        return repr(value).lower()
+    # A path's bytes may be no text, which TOML has no way to write.
+    text = value.encode(errors="replace").decode()
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def typed(options: Options, *names: str) -> str:

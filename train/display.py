@@ -18,6 +18,7 @@ from muster.config import Options
 from muster.train import console
 from muster.train.console import Tee
 from muster.train.data.source import Source
+from muster.train.optimizer import highest_lr
 from muster.train.precision import Precision
 from muster.train.run_directory import Run
 from muster.train.world import World
@@ -168,6 +169,7 @@ def header(
     kind = f"{source.num_classes} classes, {source.size} x {source.size} pixels"
     if source.unit == "tokens":
         kind = f"sequences of {source.size} tokens, {source.num_classes} different ones"
+    momentum = f"momentum {options.momentum:g}, " if options.optimizer == "sgd" else ""
     rows = {
         "world": f"{processes} on {hosts} ({strategy}{', ' + world.backend if world.backend else ''})",
         "device": f"{device}, {precision}",
@@ -176,6 +178,8 @@ def header(
         "batch": f"{options.batch_size * options.accumulate * world.num_shares} "
         f"({options.batch_size} x {world.num_shares} {'processes' if world.share is None else 'groups'}"
         + (f" x {options.accumulate} accumulated)" if options.accumulate > 1 else ")"),
+        "optimizer": f"{options.optimizer}, {momentum}weight decay {options.weight_decay:g}; seed {options.seed}",
+        "lr": learning_rate(options, options.accumulate * world.num_shares),
         "run": str(chosen.folder),
     }
     if options.train_num_workers or options.valid_num_workers:
@@ -185,6 +189,21 @@ def header(
     if chosen.resumed_from is not None:
         rows["resumes"] = str(chosen.resumed_from)
     return rows
+
+
+def learning_rate(options: Options, num_micro_batches: int) -> str:
+    """The learning rate of a step of `num_micro_batches`, and its schedule, in words; `options` are settled."""
+    assert options.lr is not None
+    highest = highest_lr(options.lr, options.lr_scale, num_micro_batches)
+    words = f"{highest:.4g}"
+    if options.lr_scale != "none":
+        words += f" ({options.lr:g} x {highest_lr(1.0, options.lr_scale, num_micro_batches):.4g} by --lr-scale)"
+    if options.warmup_steps:
+        words += f" after {options.warmup_steps} steps of warm-up"
+    if options.lr_schedule == "constant":
+        return f"{words}, then constant" if options.warmup_steps else f"{words}, constant"
+    last = f"step {options.lr_steps}" if options.lr_steps else "the last step"
+    return f"{words}, down half a cosine to {highest * options.lr_end:.4g} at {last}"
 
 
 def promised_gpus(environ: Mapping[str, str], world: World) -> list[str]:

@@ -26,14 +26,14 @@ from muster.train.preemption import Grace, Interval, Notice, Preempted
 from muster.train.run_directory import differences, restore, share_run
 from muster.train.seeds import seed_of
 from muster.train.state import Progress, Statistics, TrainState, is_complete
-from muster.train.summary import Log, collect, command, effective, write_summary
+from muster.train.summary import Log, collect, command, effective, write_config, write_summary
 from muster.train.world import ENDING, World
 
 
 def run(strategy_name: str, options: Options, world: World) -> None:
     """Trains as `options` say, on this rank."""
     started = time.perf_counter()
-    options = options.settled()
+    given, options = options, options.settled()
     strategy = strategies.load(strategy_name, world)
     agree(world, lambda: config.check(strategy_name, options))
     agree(world, lambda: strategy.check(world, options))
@@ -53,6 +53,8 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     chosen = share_run(world, options, strategy_name)
     world.vitals.folder = console.log_folder(chosen.folder, world.host, os.environ)
     console.open_log(chosen.folder, world, command(), all_ranks=options.console == "all")
+    if world.main and chosen.resumed_from is None:
+        write_config(chosen.folder, strategy_name, given)
     settings = effective(options, precision, source, world)
     identity = {"model": options.model, "num_classes": source.num_classes, "optimizer": options.optimizer}
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -106,6 +108,9 @@ def run(strategy_name: str, options: Options, world: World) -> None:
         done = f"{progress.epoch} epochs, {progress.step} steps"
         display.note(f"the run is complete already ({done}); a larger --epochs or --max-steps continues it")
         return
+    if world.main and chosen.resumed_from is not None:
+        # Not before: what can't be continued keeps its options.
+        write_config(chosen.folder, strategy_name, given)
     kind = options.track if world.main else "none"
     with agree(
         world, lambda: trackers.open_tracker(kind, chosen.folder, progress.step, settings, display.note)

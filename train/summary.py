@@ -1,4 +1,4 @@
-"""What a run leaves for people and programs: summary.json and metrics.jsonl."""
+"""What a run leaves for people and programs: config.toml, summary.json and metrics.jsonl."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from muster.config import Options
+from muster.config import Options, to_toml
 from muster.errors import ExitCode, MusterError
 from muster.train.data.source import Source
 from muster.train.files import write_text
@@ -216,6 +216,17 @@ def joules(owns: list[float | None], num_targets: int, unit: str) -> dict[str, f
     total = sum(known) if known and len(known) == len(owns) else None
     each = None if total is None or not num_targets else total / num_targets
     return {"energy_j": None if total is None else round(total, 3), f"energy_j_per_{unit.removesuffix('s')}": each}
+
+
+def write_config(folder: Path, strategy: str, options: Options) -> None:
+    """Puts the options of a run that begins, or goes on, at folder/config.toml, whole or not at all.
+
+    Raises:
+        MusterError: the disk is full, or the folder is gone.
+    """
+    path = folder / "config.toml"
+    with told_if_not_written(path):
+        write_text(path, to_toml(strategy, options))
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:

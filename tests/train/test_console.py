@@ -58,7 +58,7 @@ def test_each_rank_has_a_file_and_the_console_shows_rank_0(train, tmp_path):
     assert "epoch 1/10  step 2  " in other
     shown = [line for line in first.out.splitlines() if line != "written by 0"]
     assert shown == [line for line in own.splitlines() if line[:4] != "=== " and line != "complained by 0"]
-    for words in ("world   2 processes", "train loss", "validation accuracy"):
+    for words in ("world      2 processes", "train loss", "validation accuracy"):
         assert words in own
     # The next start leaves these as they are.
     train([*argv, "--resume", "--max-steps=3"], 2, ok=True, env={"MUSTER_ATTEMPT": "1"})

@@ -6,15 +6,18 @@ import os
 import pty
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from muster.arguments import to_argv
-from muster.config import STRATEGIES, Options, parse
+from muster.config import STRATEGIES, Options, parse, to_toml
 from muster.train import checkpoint
 
 ROOT = Path(__file__).parents[2]
+SHORT = ["--model=squeezenet1_1", "--data=fake", "--num-samples=128", "--num-classes=2", "--image-size=32"]
+SHORT += ["--no-bf16", "--batch-size=4", "--max-steps=8"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
@@ -123,6 +126,32 @@ def test_options_survive_the_way_to_the_trainer(strategy):
     assert parse([strategy, *to_argv(options)]) == (strategy, options)
     assert parse([strategy]) == (strategy, Options())
     assert parse([strategy, "--resume"])[1].resume == "latest"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_options_survive_the_way_to_a_file(strategy):
+    options = Options(data='imagefolder:/a "b"\\\n\x7fé', lr=1e-05, bf16=False, max_steps=3, replicate=1)
+    read = tomllib.loads(to_toml(strategy, options))
+    assert read.pop("strategy") == strategy
+    assert Options(**{name: value for section in read.values() for name, value in section.items()}) == options
+    assert set(read) - {strategy} == {"model", "data", "training", "speed", "run"}
+    assert read["training"]["lr"] == 1e-05
+    assert "optimizer" not in read["training"]  # nobody said which
+
+
+@pytest.mark.process
+def test_a_run_that_fails_has_its_options_and_said_what_it_trains_with(train, tmp_path):
+    argv = ["ddp", *SHORT, "--lr=1e30", "--lr-scale=linear", "--accumulate=2", "--warmup-steps=0", "--seed=7"]
+    ended = train([*argv, "--lr-schedule=cosine", "--name=run", f"--runs-dir={tmp_path}"], 2)
+    assert [each.code for each in ended] == [1, 1]
+    assert "the training loss is" in ended[0].err
+    assert not (tmp_path / "run" / "summary.json").exists()
+    training = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["training"]
+    assert (training["lr"], training["lr_scale"], training["accumulate"], training["seed"]) == (1e30, "linear", 2, 7)
+    lines = [line for line in ended[0].out.splitlines() if line.startswith(("optimizer", "lr "))]
+    assert "sgd, momentum 0.9, weight decay 0.0001; seed 7" in lines[0]
+    assert "4e+30 (1e+30 x 4 by --lr-scale)" in lines[1]
+    assert "cosine to 0 at the last step" in lines[1]
 
 
 def test_who_knows_whom():
