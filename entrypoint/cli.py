@@ -19,7 +19,6 @@ from muster.check.options import BenchOptions, DoctorOptions
 from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, Options
 from muster.config import check as check_combination
 from muster.entrypoint import frameworks, launch, passing, recording, rendezvous, report
-from muster.entrypoint.fabric import commands as fabric_commands
 from muster.entrypoint.jobs import commands as job_commands
 from muster.entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, TorchrunOptions
 from muster.entrypoint.program import Program
@@ -179,6 +178,9 @@ def _become(module: str, *arguments: str) -> None:
 
 def muster() -> None:
     """The command `muster`."""
+    # Here and not above: `train` needs none of it.
+    from muster.entrypoint.fabric import commands as fabric_commands
+
     app = typer.Typer(
         help="Start programs on all nodes of a job, and see what was found about it.",
         context_settings=SETTINGS,

@@ -297,10 +297,11 @@ def prove(library: str, needed: int, env: Mapping[str, str], timeout_s: float = 
             seen=f"{library}: {done}",
             fix="look at this node's GPUs with nvidia-smi, or leave the node out",
         )
-    answer = proof.answer(done)
-    if answer is None:
+    # The two numbers are after "answer" in the last line: a library may have said something before.
+    words = (done.stdout.splitlines() or [""])[-1].split()
+    if done.returncode or len(words) != 3 or words[0] != "answer":
         return proof.last_words(done)
-    code, cuda = answer[0], _version(answer[1])
+    code, cuda = int(words[1]), _version(int(words[2]))
     if code:
         return f"cuInit answers {_error(code)}"
     return "" if cuda[0] >= needed else f"it supports CUDA {written(cuda)}"

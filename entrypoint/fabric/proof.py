@@ -62,14 +62,15 @@ def never_leaves_host(soname: str) -> bool:
 
 # 	libfabric.so.1 => /lib/x86_64-linux-gnu/libfabric.so.1 (0x00007f2b950fa000)
 # 	/lib64/ld-linux-x86-64.so.2 (0x00007f2b95109000)
-_FOUND = re.compile(r"\t(?:(\S.*?) => )?(/.*) \(0x[0-9a-f]+\)")
+_FOUND = re.compile(r"^\t(?:(\S.*?) => )?(/.*) \(0x[0-9a-f]+\)$", re.MULTILINE)
 # 	libpsm2.so.2 => not found
-_NOT_FOUND = re.compile(r"\t(\S.*) => not found")
+_NOT_FOUND = re.compile(r"^\t(\S.*) => not found$", re.MULTILINE)
 # ERROR: ld.so: object 'libcxi.so.1' from LD_PRELOAD cannot be preloaded (cannot open shared object file): ignored.
-_NOT_PRELOADED = re.compile(r"ERROR: ld\.so: object '(.*)' from LD_PRELOAD cannot be preloaded .*")
-# python: /lib/libfabric.so.1: version `FABRIC_1.7' not found (required by /tmp/links/libnccl-net.so)
-_LACKING = re.compile(r"(/.*): version `(.*)' not found \(required by (/.*)\)")
-
+_NOT_PRELOADED = re.compile(r"^ERROR: ld\.so: object '(.*)' from LD_PRELOAD cannot be preloaded", re.MULTILINE)
+# /usr/bin/python: /lib/libfabric.so.1: version `FABRIC_1.7' not found (required by /tmp/links/libnccl-net.so)
+_LACKING = re.compile(
+    rf"^(?:{re.escape(sys.executable)}: )?(/.*): version `(.*)' not found \(required by (/.*)\)$", re.MULTILINE
+)
 
 # Paths that go into one variable, of which the kernel takes 128 KiB.
 _BATCH = 500
@@ -117,20 +118,10 @@ def trace(names: Sequence[str], library_path: str, timeout_s: float = TIMEOUT_S)
         raise MusterError(
             "the dynamic loader can't read the host's network libraries", seen=f"{said}: {' '.join(loadable)}", fix=FIX
         )
-    found: dict[str, Path] = {}
-    absent: dict[str, None] = {}
-    lacking: dict[Lacking, None] = {}
-    for line in done.stdout.splitlines():
-        if match := _NOT_FOUND.fullmatch(line):
-            absent[match[1]] = None
-        elif match := _FOUND.fullmatch(line):
-            found[match[1] or Path(match[2]).name] = Path(match[2])
-    for line in done.stderr.splitlines():
-        if match := _NOT_PRELOADED.fullmatch(line):
-            absent[match[1]] = None
-        elif match := _LACKING.fullmatch(line.removeprefix(f"{sys.executable}: ")):
-            lacking[Lacking(Path(match[1]), match[2], Path(match[3]))] = None
-    return Trace(found, tuple(absent), tuple(lacking))
+    found = {name or Path(file).name: Path(file) for name, file in _FOUND.findall(done.stdout)}
+    absent = [*_NOT_FOUND.findall(done.stdout), *_NOT_PRELOADED.findall(done.stderr)]
+    lacking = [Lacking(Path(file), version, Path(user)) for file, version, user in _LACKING.findall(done.stderr)]
+    return Trace(found, tuple(dict.fromkeys(absent)), tuple(dict.fromkeys(lacking)))
 
 
 @functools.cache
@@ -295,7 +286,7 @@ class Closure:
         host: where libraries are looked for.
         image: what they go into.
         plugin: NCCL's network plugin; it is the host's.
-        words: the profile's: `roots`, `host_wins` and `sets`.
+        wanted: the profile's `roots`, `host_wins` and `sets`.
 
     Attributes:
         links: by the name under which the loader has to find it, in the order in which it was needed.
@@ -307,11 +298,11 @@ class Closure:
         MusterError: the loader can't be asked.
     """
 
-    def __init__(self, host: HostLibraries, image: Image, plugin: Library | None, words: Libraries) -> None:
+    def __init__(self, host: HostLibraries, image: Image, plugin: Library | None, wanted: Libraries) -> None:
         self.host = host
         self.image = image
-        self.roots, host_wins = values(words.roots), values(words.host_wins)
-        self.sets = [LibrarySet.of(members) for members in values(words.sets)]
+        self.roots, host_wins = values(wanted.roots), values(wanted.host_wins)
+        self.sets = [LibrarySet.of(members) for members in values(wanted.sets)]
         self.links: dict[str, Link] = {}
         self.winners: frozenset[str] = frozenset()
         self.joined: list[LibrarySet] = []
@@ -339,15 +330,15 @@ class Closure:
                 self._missing.append(named)
         while True:
             names = [*self.links, *(root for root in self.roots if "/" not in root and not never_leaves_host(root))]
-            words = self.image.trace(dict.fromkeys(names), self._library_path())
-            if self._link_missing(words) or self._join_sets():
+            traced = self.image.trace(dict.fromkeys(names), self._library_path())
+            if self._link_missing(traced) or self._join_sets():
                 continue
             own = self.image.trace(self.links).found
             self.winners = frozenset(name for name in self.links if name in own)
             broken = self._broken_users([own[name] for name in self.winners]) if self.winners else []
             if not self._leave_to_image(broken):
                 break
-        found = [*self._refuse_absent(words), *self._refuse_versions(words), *self._refuse_users(words, broken)]
+        found = [*self._refuse_absent(traced), *self._refuse_versions(traced), *self._refuse_users(traced, broken)]
         self.refusals = tuple(dict.fromkeys(found))
 
     def _link(self, name: str, library: Library, by: str, chain: tuple[Library, ...] = ()) -> bool:
@@ -375,55 +366,59 @@ class Closure:
                 return link.library.path, link.chain
         return "a library of the image", ()
 
-    def _unmet(self, words: Trace) -> dict[tuple[str, Path], set[str]]:
+    def _unmet(self, traced: Trace) -> dict[tuple[str, Path], set[str]]:
         """The symbol versions that links need and do not find, by the link's name and the file that lacks them."""
         found: dict[tuple[str, Path], set[str]] = {}
-        for each in words.lacking:
+        for each in traced.lacking:
             user = self._link_of(each.required_by)
             if user:
                 found.setdefault((user, each.library), set()).add(each.version)
         return found
 
-    def _link_missing(self, words: Trace) -> bool:
+    def _link_missing(self, traced: Trace) -> bool:
         """Links what the host has of what the loader misses: libraries, and newer copies; whether anything was."""
-        # What needs a path looks there in the container too: a link elsewhere is of no help.
-        wanted = [(name, *self._who_needs(name), set[str]()) for name in words.absent if "/" not in name]
-        for (user, file), versions in self._unmet(words).items():
-            name, link = words.name_of(file), self.links[user]
-            # Of two CUDA runtimes, torch's and another, both can be loaded.
-            if not self._link_of(file) and not name.startswith("libcudart.so"):
-                wanted.append((name, link.library.path, link.chain, versions))
         is_more = False
-        for name, by, chain, versions in wanted:
-            library = self.host.find(name, chain)
+        for name in traced.absent:
+            by, chain = self._who_needs(name)
+            # What needs a path looks there in the container too: a link elsewhere is of no help.
+            library = None if "/" in name else self.host.find(name, chain)
+            is_more |= library is not None and self._link(name, library, by, chain)
+        for (user, file), versions in self._unmet(traced).items():
+            name, link = traced.name_of(file), self.links[user]
+            # Of two CUDA runtimes, torch's and another, both can be loaded.
+            if self._link_of(file) or name.startswith("libcudart.so"):
+                continue
+            library = self.host.find(name, link.chain)
             if library and versions <= library.elf.versions:
-                is_more |= self._link(name, library, by, chain)
+                is_more |= self._link(name, library, link.library.path, link.chain)
         return is_more
 
     def _join_sets(self) -> bool:
         """Links all of a set of which a part is linked; whether anything was."""
         is_more = False
-        for one in self.sets:
-            if one in self.joined or not any(name in self.links for name in one.sonames):
+        for library_set in self.sets:
+            if library_set in self.joined or not any(name in self.links for name in library_set.sonames):
                 continue
-            self.joined.append(one)
-            own = self.image.trace(one.sonames).found
-            self._members |= {os.path.realpath(own[name]): (name, one) for name in one.sonames if name in own}
-            files = self._provider_files(one)
-            named = {name: library for name in one.sonames if (library := self.host.find(name))}
+            self.joined.append(library_set)
+            own = self.image.trace(library_set.sonames).found
+            self._members |= {
+                os.path.realpath(own[name]): (name, library_set) for name in library_set.sonames if name in own
+            }
+            files = self._provider_files(library_set)
+            named = {name: library for name in library_set.sonames if (library := self.host.find(name))}
             # A provider by its soname too, as NCCL opens libmlx5.so.1.
             named = {library.elf.soname: library for library in files.values()} | named
             for name, library in (named | files).items():
-                is_linked = self._link(name, library, f"the set of {one.sonames[0]}")
+                is_linked = self._link(name, library, f"the set of {library_set.sonames[0]}")
                 is_more |= is_linked
-                if is_linked and name in named and name != one.sonames[0]:
+                if is_linked and name in named and name != library_set.sonames[0]:
                     self._optional.add(name)
         return is_more
 
-    def _provider_files(self, one: LibrarySet) -> dict[str, Library]:
+    def _provider_files(self, library_set: LibrarySet) -> dict[str, Library]:
         """The libraries in a set's folders on the host, by the names under which its library opens them."""
         found: dict[str, Library] = {}
-        for path in (path for folder in one.folders for path in self.host.root.glob(f"{folder}/*.so*")):
+        for path in (path for folder in library_set.folders for path in self.host.root.glob(f"{folder}/*.so*")):
             library = self.host.at(path)
             if library is not None and library.elf.machine == own_machine():
                 found[path.rpartition("/")[2]] = library
@@ -440,7 +435,9 @@ class Closure:
         found: list[Lacking] = []
         for each in self.image.lacking(users, self._library_path()):
             # A provider that asks for its library's private interface, where its set comes from the host.
-            is_unused = "_PRIVATE" in each.version and any(each.library.name in one.sonames for one in self.joined)
+            is_unused = "_PRIVATE" in each.version and any(
+                each.library.name in library_set.sonames for library_set in self.joined
+            )
             is_unused &= os.path.realpath(each.required_by) not in self._members
             if self._link_of(each.library) and not self._link_of(each.required_by) and not is_unused:
                 found.append(each)
@@ -457,9 +454,9 @@ class Closure:
         self._optional -= taken_back
         return bool(taken_back)
 
-    def _refuse_absent(self, words: Trace) -> Iterator[Refusal]:
+    def _refuse_absent(self, traced: Trace) -> Iterator[Refusal]:
         """Names that nobody has, files that the loader can't take, and sets without the folders of their providers."""
-        for name in (*self._missing, *words.absent):
+        for name in (*self._missing, *traced.absent):
             link = self.links.get(name)
             if link:
                 machine = link.library.elf.machine
@@ -479,15 +476,15 @@ class Closure:
                         wrong = "it has to be the host's, and the host does not have it"
                 fix = f"name the host's folder with {name} in the profile's search, or --fabric off"
                 yield Refusal(name, wrong, name, by, fix)
-        for one in self.joined:
-            if one.folders and not self._provider_files(one):
-                folder = " ".join(one.folders)
-                yield self._mixed(one, f"providers in {folder}", folder)
+        for library_set in self.joined:
+            if library_set.folders and not self._provider_files(library_set):
+                folder = " ".join(library_set.folders)
+                yield self._mixed(library_set, f"providers in {folder}", folder)
 
-    def _refuse_versions(self, words: Trace) -> Iterator[Refusal]:
+    def _refuse_versions(self, traced: Trace) -> Iterator[Refusal]:
         """Links that need symbol versions which nobody has."""
-        for (user, file), versions in self._unmet(words).items():
-            soname, link, path = words.name_of(file), self._link_of(file), self.links[user].library.path
+        for (user, file), versions in self._unmet(traced).items():
+            soname, link, path = traced.name_of(file), self._link_of(file), self.links[user].library.path
             if is_drivers(soname):
                 continue
             of = f"the host's {self.links[link].library.path}" if link else f"the image's {file}"
@@ -500,17 +497,17 @@ class Closure:
             wrong = f"it needs symbol versions of {soname} that {of} does not have"
             yield Refusal(path, wrong, " ".join(missing), path, fix)
 
-    def _refuse_users(self, words: Trace, broken: list[Lacking]) -> Iterator[Refusal]:
+    def _refuse_users(self, traced: Trace, broken: list[Lacking]) -> Iterator[Refusal]:
         """Links that would take the place of the image's copies, and have less than the image's own libraries need."""
         versions: dict[str, set[str]] = {}
         users: dict[str, set[str]] = {}
-        for each in (*words.lacking, *broken):
+        for each in (*traced.lacking, *broken):
             link = self._link_of(each.library)
             if not link or self._link_of(each.required_by):
                 continue
-            name, one = self._members.get(os.path.realpath(each.required_by), ("", None))
-            if one:
-                yield self._mixed(one, name, str(each.required_by))
+            name, library_set = self._members.get(os.path.realpath(each.required_by), ("", None))
+            if library_set:
+                yield self._mixed(library_set, name, str(each.required_by))
             else:
                 versions.setdefault(link, set()).add(each.version)
                 users.setdefault(link, set()).add(str(each.required_by))
@@ -525,8 +522,8 @@ class Closure:
                 f"a newer {link} on the host, or a fabric whose libraries do with the image's: --fabric tcp",
             )
 
-    def _mixed(self, one: LibrarySet, name: str, path: str) -> Refusal:
-        first = next((each for each in one.sonames if each in self.links), one.sonames[0])
+    def _mixed(self, library_set: LibrarySet, name: str, path: str) -> Refusal:
+        first = next((each for each in library_set.sonames if each in self.links), library_set.sonames[0])
         return Refusal(
             path,
             "a set that has to come from one side would be mixed: the host does not have all of it",
@@ -590,13 +587,6 @@ def run_python(
         return f"no answer within {timeout_s:g} s"
     except OSError as reason:
         return str(reason)
-
-
-def answer(done: "subprocess.CompletedProcess[str]") -> tuple[int, int] | None:
-    """The two numbers after "answer" in the last line: a library may have said something before. None without."""
-    words = (done.stdout.splitlines() or [""])[-1].split()
-    is_whole = done.returncode == 0 and len(words) == 3 and words[0] == "answer"
-    return (int(words[1]), int(words[2])) if is_whole else None
 
 
 def last_words(done: "subprocess.CompletedProcess[str]") -> str:

@@ -158,15 +158,15 @@ def make_plan(
     Raises:
         MusterError: the loader can't be asked.
     """
-    words = profiles.libraries(site, profile, context)
+    wanted = profiles.libraries(site, profile, context)
     root = HostRoot(finding.root)
-    host = HostLibraries(root, values(words.search))
-    plugin = finding.plugin if words.plugins else None
+    host = HostLibraries(root, values(wanted.search))
+    plugin = finding.plugin if wanted.plugins else None
     exported = (net_plugin(root.path(plugin.path)) if plugin else None) or NetPlugin()
     # Where the host is the image, no copy of it wins over itself.
     is_image = finding.root == Path("/")
-    found = Closure(host, image, plugin, structs.replace(words, host_wins=None, sets=None) if is_image else words)
-    refusals = (*_refuse_plugin(finding, profile, words, exported, image), *found.refusals)
+    found = Closure(host, image, plugin, structs.replace(wanted, host_wins=None, sets=None) if is_image else wanted)
+    refusals = (*_refuse_plugin(finding, profile, wanted, exported, image), *found.refusals)
     notes = tuple(dict.fromkeys([*finding.notes, *root.notes]))
     if refusals:
         return FabricPlan(finding, refusals=refusals, notes=notes)
@@ -182,24 +182,24 @@ def make_plan(
         plugin=plugin.elf.soname if plugin else None,
         net=net,
         variables=profiles.variables(site, profile, context),
-        files=_files(root, profile, words, found, context),
+        files=_files(root, profile, wanted, found, context),
         devices=_existing(root, profile.devices.needed, context),
         notes=notes,
     )
 
 
 def _refuse_plugin(
-    finding: Finding, profile: Fabric, words: Libraries, exported: NetPlugin, image: Image
+    finding: Finding, profile: Fabric, wanted: Libraries, exported: NetPlugin, image: Image
 ) -> list[Refusal]:
     """Why NCCL would fall back to TCP: no network plugin where the fabric needs one, or one that it would not open."""
-    plugin, names = finding.plugin, values(words.plugins)
+    plugin, names = finding.plugin, values(wanted.plugins)
     if not names:
         return []
     if plugin is None:
         # NCCL itself knows InfiniBand.
         if profile.net is not None:
             return []
-        searched = ", ".join(values(words.search)) or "the loader's folders"
+        searched = ", ".join(values(wanted.search)) or "the loader's folders"
         wrong = f"the host has no network plugin of NCCL's for {profile.title}; looked in {searched}"
         fix = "load the site's module for aws-ofi-nccl, or name its folder in the site's profile: libraries.search"
         return [Refusal(names[0], wrong, " or ".join(names), "NCCL", fix)]
@@ -218,12 +218,14 @@ def _refuse_plugin(
     return [Refusal(plugin.path, wrong, needs, "NCCL", fix)]
 
 
-def _files(root: HostRoot, profile: Fabric, words: Libraries, found: Closure, context: Context) -> tuple[str, ...]:
+def _files(root: HostRoot, profile: Fabric, wanted: Libraries, found: Closure, context: Context) -> tuple[str, ...]:
     # The settings of libraries that stay the image's stay the image's too.
-    goes_along = bool(found.joined) if words.sets else bool(found.links)
-    paths = [*(_existing(root, words.files, context) if goes_along else ())]
+    goes_along = bool(found.joined) if wanted.sets else bool(found.links)
+    paths = [*(_existing(root, wanted.files, context) if goes_along else ())]
     paths += _existing(root, profile.devices.folders, context)
-    for folder in (path for one in found.joined for pattern in one.folders for path in root.glob(pattern)):
+    for folder in (
+        path for library_set in found.joined for pattern in library_set.folders for path in root.glob(pattern)
+    ):
         # A folder of libraries goes in by its libraries; one of settings, /etc/libibverbs.d, at its own place.
         if not any(name.endswith(".so") or ".so." in name for name in root.names(folder)):
             paths.append(folder)

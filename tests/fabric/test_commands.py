@@ -185,6 +185,17 @@ def test_a_dry_run_prints_what_would_be_set(run: Run, tmp_path: Path) -> None:
     assert "NCCL_NET_PLUGIN" not in off.stdout
 
 
+def test_a_launch_without_a_host_loads_one_file_of_this_package(tmp_path: Path) -> None:
+    tell = (
+        "import atexit; atexit.register(lambda: print(*(name for name in sys.modules if 'entrypoint.fabric.' in name)))"
+    )
+    nothing = str(tmp_path / "nothing")
+    code = COMMAND.format(host=nothing, nothing=nothing, argv=["train", "ddp", "--dry-run"])
+    env = {**clean_environment(), "PYTHONPATH": str(ROOT)}
+    done = nodes.run(sys.executable, "-c", f"import sys\n{tell}\n{code}", env=env, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "muster.entrypoint.fabric.launch", done.stderr
+
+
 def test_only_rank_0_tells_it(run: Run, tmp_path: Path) -> None:
     words = ["--framework=jax", "--nnodes=2", "--master-addr=localhost"]
     for rank, told in ((0, 1), (1, 0)):

@@ -92,6 +92,8 @@ def test_an_older_libfabric_wins_in_a_newer_image_and_opens(
     if platform.machine() == "x86_64":
         # A library that Debian 13 no longer has.
         assert wins["libpsm_infinipath.so.1"] is False
+        by = {one.soname: one.needed_by for one in plan.injected}
+        assert "libpsm_infinipath" in by["libinfinipath.so.4"]
     # These are new enough in the image.
     assert not {"libibverbs.so.1", "librdmacm.so.1", "libefa.so.1", "libnl-3.so.200", "libc.so.6"} & set(wins)
     said, mapped = opened(opener, "libfabric.so.1", trixie, staged(plan, tmp_path / "links"))
