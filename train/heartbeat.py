@@ -241,11 +241,12 @@ class Heartbeat:
         for thread in self.threads:
             thread.start()
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         """Ends the threads; the others hear that this rank has left and is not dead."""
         self.stopped.set()
         for thread in self.threads:
-            thread.join(faults.GRACE_S)
+            # For longer than an answer of the store may take, unless others wait for this rank's end.
+            thread.join(faults.GRACE_S if failed else STORE_S + faults.GRACE_S)
 
     def doubt(self) -> None:
         """For a rank that has lost a connection: returns when the reason is known, or after some beats without."""

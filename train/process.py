@@ -90,16 +90,22 @@ class Process:
             console.leave_word(console.TOLD)
         return code
 
-    def leave(self, *, failed: bool) -> None:
-        """Takes this rank out of the world, in the order that lets the others hear of it."""
+    def leave(self, *, failed: bool) -> bool:
+        """Takes this rank out of the world, in the order that lets the others hear of it.
+
+        Returns:
+            whether all threads that ask the store have ended.
+        """
         run_directory.release()
         close_group()
         if self.heartbeat is not None:
-            self.heartbeat.close()
+            self.heartbeat.close(failed=failed)
         if self.watch is not None:
             self.watch.close()
         if self.world is not None:
             faults.leave(self.world, self.world.store, failed=failed, main=self.world.main)
+        threads = [*(self.heartbeat.threads if self.heartbeat else ()), self.watch.thread if self.watch else None]
+        return not any(thread.is_alive() for thread in threads if thread is not None)
 
 
 def meet(world: World, strategy: str, options: Options) -> World:
@@ -137,9 +143,10 @@ def run_process(strategy: str, options: Options, guard: Guard) -> None:
             # Ctrl-C also ends what this rank waits for, and other errors may come of that.
             code = process.answer(KeyboardInterrupt() if interruption.current.is_heard else cause or error)
             faults.end_soon(code, 4 * faults.GRACE_S)
-        process.leave(failed=code != 0)
+        has_left = process.leave(failed=code != 0)
         console.close(code)
-    if code:
-        # The destructors of a group that broke can abort the process, and so put a signal in place of the code.
+    if code or not has_left:
+        # The destructors of a group that broke can abort the process, and so put a signal in place of the code. So can
+        # a thread that comes back from the store into an interpreter that has ended.
         os._exit(code)
     interruption.finish()

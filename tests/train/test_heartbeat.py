@@ -61,13 +61,6 @@ def planted(self, batches, sums):
 Loop.step = planted
 """
 
-ALONE = """
-import os, sys
-exec(os.environ["BEFORE"])
-from muster.train.__main__ import main
-main()
-"""
-
 STUCK = """
 import os, time
 {fast}
@@ -239,3 +232,39 @@ def test_a_rank_that_stands_still_is_named_with_its_place_and_stacks(train, smal
     stacks = [(folder / f"rank-{number}.stacks.txt").read_text() for number in range(world_size)]
     assert ["quite_stuck" in text for text in stacks] == [number == rank for number in range(world_size)]
     assert "quite_stuck" in ended[0].err
+
+
+SLOW_STORE = """
+import sys, time
+from datetime import timedelta
+from muster.train import heartbeat
+say = heartbeat.Heartbeat._say
+
+def slow(self):
+    if self.stopped.is_set():
+        try:
+            self.store.wait(["never"], timedelta(seconds=5))
+        except RuntimeError:
+            pass
+    return say(self)
+
+heartbeat.Heartbeat._say = slow
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(6)  # the interpreter ends meanwhile
+
+sys.modules["slow"] = Slow()
+from muster.train.__main__ import main
+main()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.process
+def test_a_run_that_is_done_waits_for_its_last_word_to_the_store(ranks, small, tmp_path):
+    # A thread that comes back from torch into an interpreter that has ended aborts the process.
+    start, wait = ranks
+    argv = ["ddp", *small, "--max-steps=2", "--train-num-workers=0", f"--runs-dir={tmp_path / 'runs'}"]
+    ended = wait(start(argv, 2, tmp_path, program=("-c", SLOW_STORE)), tmp_path)
+    assert [rank.code for rank in ended] == [0, 0], ended[0].err + ended[1].err
