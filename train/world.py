@@ -300,8 +300,15 @@ def open_side_group(world: World) -> Any:
 
     A group that MPI has started has no store by which gloo's ranks would find each other.
     """
+    if world.backend is None:
+        return None
     with silent_stdout():
-        return None if world.backend is None else dist.new_group(backend="mpi" if world.backend == "mpi" else "gloo")
+        group: Any = dist.new_group(backend="mpi" if world.backend == "mpi" else "gloo")
+    # Before another thread uses it. By its first collective torch's flight recorder learns of a group, and that of
+    # torch 2.10 takes no lock for it: of two threads that tell it of two groups, one may search its map for ever.
+    # Source: https://github.com/pytorch/pytorch/pull/179313
+    dist.all_reduce(torch.zeros(1), group=group)
+    return group
 
 
 @contextmanager

@@ -1,10 +1,13 @@
 """Checkpoints in the background: of the moment they were asked for, and counted only when they are complete."""
 
 import errno
+import pickle
 import threading
 
 import pytest
 import torch
+import torch._C._distributed_c10d as c10d
+import torch.distributed as dist
 
 from muster.errors import MusterError
 from muster.train import checkpoint, storage
@@ -47,6 +50,17 @@ def test_training_goes_on_while_the_moment_is_kept(keeper, held, tmp_path):
     [path] = checkpoint.saved(tmp_path)
     assert (checkpoint.folder_of(tmp_path) / "latest").read_text() == f"{path.name}\n"
     assert torch.equal(checkpoint.load(path)["model"]["w"], torch.zeros(1000))
+
+
+def test_the_flight_recorder_knows_the_group_before_another_thread_uses_it(tmp_path):
+    # In torch 2.10 two threads that tell it of two groups may hang: nothing locks its list of groups.
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        manager = CheckpointManager(tmp_path, World(backend="gloo"), keep=2, in_background=True)
+        recorded = {entry["process_group"][0] for entry in pickle.loads(c10d._dump_fr_trace())["entries"]}
+        assert manager.group.group_name in recorded
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_second_one_waits_for_the_first(keeper, held, tmp_path):
