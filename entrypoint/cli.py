@@ -97,7 +97,6 @@ def _trainings(*, starts: bool = True) -> typer.Typer:
         epilog=WHICH,
         context_settings=SETTINGS,
         no_args_is_help=True,
-        add_completion=False,
     )
     for strategy in STRATEGIES:
 
@@ -185,7 +184,6 @@ def muster() -> None:
         help="Start programs on all nodes of a job, and see what was found about it.",
         context_settings=SETTINGS,
         no_args_is_help=True,
-        add_completion=False,
     )
     script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The program, then its arguments.")]
     run = "Start SCRIPT on all ranks of this job, in torchrun's place."

@@ -48,6 +48,9 @@ INIT = "tini"
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 SPAWN = "muster.entrypoint.spawn"
 
+MOST_RANKS_PER_CORE = 4
+"""Ranks that may share a core without a word: a laptop tries with a few what a cluster does."""
+
 MOST_NODES_TEXT = 100_000
 """Characters of the list of nodes that a program is told; of a longer one none."""
 
@@ -313,6 +316,12 @@ def _variables(allocation: Allocation, meeting: Rendezvous, env: Environment, no
     if cores is not None:
         if cores == 1 and allocation.job_id is not None and env.is_live:
             notes.append("this process has one core: its ranks and data workers share it; ask for more CPUs a task")
+        num_cores, num_ranks = max(cores, allocation.cpus_on_node or 0), allocation.nproc_per_node
+        if num_ranks > MOST_RANKS_PER_CORE * num_cores:
+            notes.append(
+                f"{num_ranks} ranks on this node share {num_cores} core{'' if num_cores == 1 else 's'}: they slow each "
+                f"other down, and each takes memory; --nproc-per-node {num_cores} starts one for each core"
+            )
         threads = resources.threads_per_rank(
             cores, allocation.cpus_on_node, allocation.nproc_per_node, allocation.tasks_on_node
         )

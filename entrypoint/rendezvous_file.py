@@ -35,6 +35,7 @@ import psutil
 
 from muster.entrypoint import network
 from muster.errors import ExitCode, MusterError, one_line
+from muster.units import processes
 
 POLL_S = 0.1
 # The others look less and less often: a thousand of them share a file system.
@@ -191,7 +192,7 @@ def check(participants: Mapping[int, Participant]) -> None:
     counts = Counter(one.machine for one in participants.values())
     for number, one in sorted(participants.items()):
         if counts[one.machine] != one.tasks_on_node:
-            counted = f"{one.tasks_on_node} processes on {one.host}, and there are {counts[one.machine]}"
+            counted = f"{processes(one.tasks_on_node)} on {one.host}, and there are {counts[one.machine]}"
             raise refusal(f"number {number} counts {counted}", number)
 
 

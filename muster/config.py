@@ -4,21 +4,46 @@ The command line shows the fields of `Options`, the launcher passes on what the 
 same arguments back: `parse([strategy, *to_argv(options)]) == (strategy, options)`.
 """
 
+import glob
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
 from muster.arguments import command, normalise, option, to_argv
 from muster.errors import MusterError
-from muster.names import check_data, check_run, check_transformer, is_transformer
+from muster.names import (
+    SOURCES,
+    TRANSFORMERS,
+    check_data,
+    check_run,
+    check_transformer,
+    classifiers,
+    is_transformer,
+)
 
 STRATEGIES = ("single", "dp", "ddp", "fsdp", "tp", "pipeline")
 
 IN_ONE_PROCESS = ("single", "dp")
 """Strategies that are started as one process, whatever there is."""
+
+
+def _complete_models(incomplete: str) -> list[str]:
+    return [name for name in (*TRANSFORMERS, *classifiers()) if name.startswith(incomplete)]
+
+
+def _complete_data(incomplete: str) -> list[str]:
+    words = (f"{name}:" if has_folder else name for name, has_folder in SOURCES.items())
+    return [word for word in words if word.startswith(incomplete)]
+
+
+def _complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    folder = Path(ctx.params.get("runs_dir") or Options.runs_dir)
+    return sorted(path.name for path in folder.glob(f"{glob.escape(incomplete)}*") if path.is_dir())
+
 
 MODEL, DATA, TRAINING, SPEED, RUN = "Model", "Data", "Training", "Speed", "Run"
 STRATEGY = "Strategy"
@@ -34,6 +59,7 @@ class Options:
             help="Any classification model of torchvision (resnet18, resnet50, vit_b_16 ...), or a transformer that "
             "predicts the next token: gpt-tiny, gpt-small, gpt-124m, gpt-1b, gpt-8b.",
             panel=MODEL,
+            autocompletion=_complete_models,
         ),
     ] = "resnet18"
     activation_checkpoint: Annotated[
@@ -51,6 +77,7 @@ class Options:
             "webdataset's, made by 'train pack'). Tokens: synthetic, or tokens:PATH of a text, of a folder with texts "
             "(both as bytes), or of a .bin, .u16, .u32 or .npy file.",
             panel=DATA,
+            autocompletion=_complete_data,
         ),
     ] = "digits"
     image_size: Annotated[
@@ -215,7 +242,12 @@ class Options:
         ),
     ] = False
     name: Annotated[
-        str | None, option(help="The run's folder below --runs-dir. Default: made of model, data, strategy.", panel=RUN)
+        str | None,
+        option(
+            help="The run's folder below --runs-dir. Default: made of model, data, strategy.",
+            panel=RUN,
+            autocompletion=_complete_runs,
+        ),
     ] = None
     runs_dir: Annotated[str, option(help="Where runs leave their files.", panel=RUN)] = "runs"
     resume: Annotated[
@@ -224,6 +256,15 @@ class Options:
             help="Go on from the run's latest checkpoint; or from the run's folder or the checkpoint that is named. "
             "auto, for job scripts: from the latest checkpoint, or from the beginning where there is none.",
             panel=RUN,
+        ),
+    ] = None
+    log_every: Annotated[
+        int | None,
+        option(
+            help="Steps from one line of metrics.jsonl to the next, and of the console where it is no terminal. "
+            "Default: 10, after step 1,000 50; fewer in a run of less than 100 steps; on the console 15 seconds.",
+            panel=RUN,
+            min=1,
         ),
     ] = None
     track: Annotated[

@@ -1,5 +1,6 @@
 """Numbers as people and schedulers write them."""
 
+import math
 import re
 
 NONE = "-"
@@ -34,6 +35,16 @@ def quantity(value: float | None) -> str:
 def count(value: float | None) -> str:
     """A whole number, thousands set apart."""
     return NONE if value is None else f"{value:,.0f}"
+
+
+def processes(number: int) -> str:
+    """1 process, 2 processes."""
+    return f"{number} process{'' if number == 1 else 'es'}"
+
+
+def perplexity(loss: float) -> float:
+    """The number of tokens between which a model with this mean cross-entropy `loss`, in nats, could be choosing."""
+    return math.exp(min(loss, 700.0))  # a larger one has no floating-point number
 
 
 def percent(value: float | None, digits: int = 1) -> str:

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, TextIO
 
 import torch
@@ -22,7 +23,7 @@ from muster.train.optimizer import highest_lr
 from muster.train.precision import Precision
 from muster.train.run_directory import Run
 from muster.train.world import World
-from muster.units import duration, percent, quantity
+from muster.units import duration, percent, processes, quantity
 
 WIDTH = 80
 LINE_EVERY_S = 15.0
@@ -53,13 +54,17 @@ class Display:
         enabled: whether this rank is the one that shows.
         global_batch: images or tokens of one step over all ranks.
         unit: which of the two.
+        log_every: steps of an epoch from one line to the next, where they go to a file; None: LINE_EVERY_S.
     """
 
-    def __init__(self, *, enabled: bool, epochs: int, global_batch: int, unit: str = "images") -> None:
+    def __init__(
+        self, *, enabled: bool, epochs: int, global_batch: int, unit: str = "images", log_every: int | None = None
+    ) -> None:
         self.enabled = enabled
         self.epochs = epochs
         self.global_batch = global_batch
         self.unit = unit
+        self.log_every = log_every
         is_terminal = sys.stdout.isatty()
         if is_terminal and isinstance(sys.stdout, Tee):
             self.console: Console = Both(sys.stdout.screen, sys.stdout.log, quiet=not enabled)
@@ -112,7 +117,8 @@ class Display:
     def step(self, done: int) -> None:
         """Shows that `done` steps of the epoch are done, now and then."""
         now = time.perf_counter()
-        if not self.enabled or now < self.due:
+        is_due = now >= self.due if self.bar is not None or not self.log_every else done % self.log_every == 0
+        if not self.enabled or not is_due:
             return
         self.due = now + self.every_s
         rate = done * self.global_batch / (now - self.started)
@@ -134,15 +140,20 @@ class Display:
             return
         if self.bar is not None:
             self.bar.stop()
+        score, width, digits = ("perplexity", 10, ",.4g") if self.unit == "tokens" else ("accuracy", 9, ".2%")
         if not self.head_shown:
             self.head_shown = True
             self.console.print(
-                f"{'epoch':>9}  {'train loss':>10}  {'accuracy':>9}  {'valid loss':>10}  {'accuracy':>9}  {'time':>8}",
+                f"{'epoch':>9}  {'train loss':>10}  {score:>{width}}  {'valid loss':>10}  {score:>{width}}  "
+                f"{'time':>8}",
                 style="bold",
             )
+        parts = (
+            f"{record[f'{part}_loss']:>10.4f}  {record[f'{part}_{score}']:>{width}{digits}}"
+            for part in ("train", "valid")
+        )
         self.console.print(
-            f"{record['epoch']:>4}/{self.epochs:<4}  {record['train_loss']:>10.4f}  {record['train_accuracy']:>9.2%}  "
-            f"{record['valid_loss']:>10.4f}  {record['valid_accuracy']:>9.2%}  {record['seconds']:>6.1f} s"
+            f"{record['epoch']:>4}/{self.epochs:<4}  {'  '.join(parts)}  {record['seconds']:>6.1f} s", markup=False
         )
 
     def summary(self, summary: dict[str, Any]) -> None:
@@ -163,20 +174,21 @@ def header(
     chosen: Run,
 ) -> dict[str, str]:
     """What the first lines of a run say: a name and a value for each."""
-    processes = f"{world.world_size} process{'es' if world.world_size > 1 else ''}"
     hosts = ", ".join(world.nodes[:4]) + (f" and {len(world.nodes) - 4} more" if len(world.nodes) > 4 else "")
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     kind = f"{source.num_classes} classes, {source.size} x {source.size} pixels"
     if source.unit == "tokens":
         kind = f"sequences of {source.size} tokens, {source.num_classes} different ones"
+    groups = "1 group" if world.num_shares == 1 else f"{world.num_shares} groups"
     momentum = f"momentum {options.momentum:g}, " if options.optimizer == "sgd" else ""
     rows = {
-        "world": f"{processes} on {hosts} ({strategy}{', ' + world.backend if world.backend else ''})",
+        "world": f"{processes(world.world_size)} on {hosts} "
+        f"({strategy}{', ' + world.backend if world.backend else ''})",
         "device": f"{device}, {precision}",
         "model": f"{options.model}, {num_parameters / 1e6:.1f} M parameters",
         "data": f"{options.data}: {len(source.train):,} train, {len(source.valid):,} validate, " + kind,
         "batch": f"{options.batch_size * options.accumulate * world.num_shares} "
-        f"({options.batch_size} x {world.num_shares} {'processes' if world.share is None else 'groups'}"
+        f"({options.batch_size} x {processes(world.num_shares) if world.share is None else groups}"
         + (f" x {options.accumulate} accumulated)" if options.accumulate > 1 else ")"),
         "optimizer": f"{options.optimizer}, {momentum}weight decay {options.weight_decay:g}; seed {options.seed}",
         "lr": learning_rate(options, options.accumulate * world.num_shares),
@@ -227,8 +239,9 @@ def table(summary: dict[str, Any], unit: str) -> Table:
     shown = Table(box=box.ROUNDED, show_header=False, width=WIDTH, padding=(0, 1))
     shown.add_column(style="dim", no_wrap=True)
     shown.add_column(ratio=1, overflow="fold")
-    final, best = summary["final_accuracy"], summary["best_accuracy"]
-    shown.add_row("validation accuracy", f"[bold green]{final:.2%}[/bold green] at the end, {best:.2%} at best")
+    score, show = ("perplexity", quantity) if unit == "tokens" else ("accuracy", partial(percent, digits=2))
+    final, best = (show(summary[f"{which}_{score}"]) for which in ("final", "best"))
+    shown.add_row(f"validation {score}", f"[bold green]{final}[/bold green] at the end, {best} at best")
     losses = f"{summary['final_train_loss']:.4f} training, {summary['final_valid_loss']:.4f} validation"
     shown.add_row("loss", losses)
     shown.add_section()

@@ -17,7 +17,7 @@ from muster.train.compilation import compile_loss, uncompiled
 from muster.train.data.loader import Batches
 from muster.train.display import Display
 from muster.train.faults import SharedFault
-from muster.train.metrics import Readout, StepTimes, Sums, averages
+from muster.train.metrics import Readout, StepTimes, Sums, averages, results
 from muster.train.optimizer import extent, lr_at
 from muster.train.order import TrainOrder
 from muster.train.precision import Precision
@@ -31,7 +31,7 @@ LOOK_STEPS = 10
 """Steps between two looks at the losses of all ranks, at most."""
 
 LOG_STEPS = 50
-"""Steps between two lines of metrics.jsonl after step LOG_ALL; before it each look is one."""
+"""Steps between two lines of metrics.jsonl after step LOG_ALL; before it LOOK_STEPS, and fewer in a short run."""
 
 LOG_ALL = 1000
 
@@ -46,13 +46,15 @@ class Looks:
 
     Args:
         done: steps that are done already.
+        every: steps of which one looks after each multiple, besides.
 
     Attributes:
         next: the step after which one looks again.
     """
 
-    def __init__(self, world: World, done: int = 0) -> None:
+    def __init__(self, world: World, done: int = 0, every: int = LOOK_STEPS) -> None:
         self.world = world
+        self.every = every
         # Soon, to learn how long a step takes.
         self.next = done + 1
         self.since = done, time.perf_counter()
@@ -76,7 +78,7 @@ class Looks:
         step_s, *rest = self.under_way.wait()
         self.under_way = None
         steps = between(step_s, LOOK_STEPS)
-        self.next = (done // steps + 1) * steps
+        self.next = min((done // size + 1) * size for size in (steps, self.every))
         return rest
 
 
@@ -122,8 +124,10 @@ class Loop:
         self.gradients.smoothing = self.options.label_smoothing
         compile_loss(self.gradients, self.options)
         self.num_steps, self.lr_ahead = extent(self.options, self.progress, self.order)
-        self.looks = Looks(self.world, self.progress.step)
-        self.looks.next += 1  # the very first step is no measure
+        # A chart of a short run, too, needs some points.
+        self.log_every = self.options.log_every or min(LOOK_STEPS, max(1, self.num_steps // 10))
+        self.looks = Looks(self.world, self.progress.step, self.log_every)
+        self.looks.next += self.log_every > 1  # the very first step is no measure
         self.facts: dict[str, Any] | None = None
 
     def fit(self) -> Progress:
@@ -141,15 +145,13 @@ class Loop:
                 self.warned = True
                 self.checkpoint(progress, own)
                 return progress
-            (train_loss, train_accuracy), (valid_loss, valid_accuracy) = averages(progress.sums), valid
-            progress.best_accuracy = max(progress.best_accuracy, valid_accuracy)
+            progress.best_accuracy = max(progress.best_accuracy, valid[1])
+            unit = self.train.source.unit
             record = {
                 "epoch": epoch + 1,
                 "step": progress.step,
-                "train_loss": train_loss,
-                "train_accuracy": train_accuracy,
-                "valid_loss": valid_loss,
-                "valid_accuracy": valid_accuracy,
+                **results("train", *averages(progress.sums), unit),
+                **results("valid", *valid, unit),
                 "seconds": round(time.perf_counter() - started, 3),
             }
             progress.history = [*(old for old in progress.history if old["epoch"] != epoch + 1), record]
@@ -280,7 +282,8 @@ class Loop:
     def facts_now(self) -> dict[str, Any] | None:
         """What a line of metrics.jsonl says of now; None where there is none at this step. Nothing waits for it."""
         step = self.progress.step
-        if not self.world.main or step % (LOOK_STEPS if step <= LOG_ALL else LOG_STEPS):
+        is_late = step > LOG_ALL and not self.options.log_every
+        if not self.world.main or step % (LOG_STEPS if is_late else self.log_every):
             return None
         num_targets = self.order.global_batch * self.train.source.targets_of_sample
         lr = self.trained.optimizer.param_groups[0]["lr"]
@@ -301,7 +304,7 @@ class Loop:
         loss, accuracy = averages(values)
         self.display.loss(loss)
         if self.facts is not None:
-            self.log({"kind": "steps", **self.facts, "train_loss": loss, "train_accuracy": accuracy})
+            self.log({"kind": "steps", **self.facts, **results("train", loss, accuracy, self.train.source.unit)})
 
     def step(self, batches: Any, sums: Sums) -> None:
         """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""

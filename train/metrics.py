@@ -13,6 +13,7 @@ import torch
 from muster.train.measure.profile import Profile
 from muster.train.models import IGNORED
 from muster.train.stopwatch import Mark, Stopwatch
+from muster.units import perplexity
 
 Item = TypeVar("Item")
 
@@ -264,6 +265,12 @@ def averages(sums: list[float]) -> tuple[float, float]:
     """Mean loss and accuracy (0 to 1) of [summed loss, hits, targets]."""
     loss, hits, num_targets = sums
     return loss / num_targets, hits / num_targets
+
+
+def results(part: str, loss: float, accuracy: float, unit: str) -> dict[str, float]:
+    """What a line of metrics.jsonl says of a `part`, train or valid; of tokens the perplexity too."""
+    found = {f"{part}_loss": loss, f"{part}_accuracy": accuracy}
+    return found | ({f"{part}_perplexity": perplexity(loss)} if unit == "tokens" else {})
 
 
 def peak_memory_gib(device: torch.device) -> float:

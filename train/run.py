@@ -79,6 +79,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
         epochs=options.epochs,
         global_batch=train.order.global_batch * source.targets_of_sample,  # type: ignore[union-attr]
         unit=source.unit,
+        log_every=options.log_every,
     )
     display.header(header(strategy_name, options, world, precision, source, num_parameters, chosen))
     for note in [

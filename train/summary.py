@@ -24,6 +24,7 @@ from muster.train.measure.profile import NAME
 from muster.train.metrics import peak_memory_gib
 from muster.train.precision import Precision
 from muster.train.world import World
+from muster.units import perplexity
 from muster.variables import LaunchVariable
 
 
@@ -106,6 +107,7 @@ def collect(
         "epochs": progress.history,
         "best_accuracy": progress.best_accuracy,
         "final_accuracy": last["valid_accuracy"],
+        **perplexities(progress.history, source.unit),
         "final_train_loss": last["train_loss"],
         "final_valid_loss": last["valid_loss"],
         "bad_samples": [{"name": name, "reason": reason} for name, reason in sorted(bad.items())],
@@ -116,6 +118,14 @@ def collect(
         "versions": versions(),
         **(traced(loop) if world.main else {}),
     }
+
+
+def perplexities(history: list[dict[str, Any]], unit: str) -> dict[str, float]:
+    """The last and the best perplexity of the validation, of tokens."""
+    if unit != "tokens":
+        return {}
+    losses = [epoch["valid_loss"] for epoch in history]
+    return {"best_perplexity": perplexity(min(losses)), "final_perplexity": perplexity(losses[-1])}
 
 
 def compare_ranks(world: World, owns: list[dict[str, Any]]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from muster.entrypoint.detect.allocation import Job, Rejected, Task
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
-from muster.units import whole_number
+from muster.units import processes, whole_number
 
 
 class Names(NamedTuple):
@@ -301,7 +301,7 @@ def _on_even_nodes(
     hosts, node_rank, source, notes = _node(ranks, read, job, seen)
     _check_order(ranks, node_rank, bool(hosts) and ranks.num_nodes > 1, seen, launcher)
     if ranks.num_nodes > 1 and ranks.local_size > 1:
-        notes.append(f"each node is taken to run {ranks.local_size} processes, as this one does")
+        notes.append(f"each node is taken to run {processes(ranks.local_size)}, as this one does")
     return hosts, node_rank, source, notes
 
 

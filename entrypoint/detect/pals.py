@@ -30,7 +30,7 @@ from muster.entrypoint.detect.allocation import Job, Rejected, Task
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
-from muster.units import MAX_COUNT
+from muster.units import MAX_COUNT, processes
 
 PREFIXES = ("PALS_",)
 MOUNT = re.compile(r"/palsd(?:/|$)")
@@ -73,7 +73,7 @@ def task(env: Environment, job: Job | None) -> Task | Rejected | None:
         if len(tasks_per_node) > 1 and not hosts:
             notes.append(f"{data.wrong}; {data.fix}")
         if len(tasks_per_node) > 1 and tasks_per_node[0] > 1:
-            notes.append(f"each node is taken to run {tasks_per_node[0]} processes, as this one does")
+            notes.append(f"each node is taken to run {processes(tasks_per_node[0])}, as this one does")
     return Task(
         launcher="pals",
         node_rank=node_rank,

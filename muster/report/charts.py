@@ -113,6 +113,7 @@ def of_runs(runs: Sequence[Run]) -> list[Chart]:
         charts = [
             _over_steps("Loss", "cross-entropy loss", _learning(runs, "loss"), LEARNING, of="loss"),
             _over_steps("Accuracy", "share of right answers", _learning(runs, "accuracy"), LEARNING, of="share"),
+            _over_steps("Perplexity", "perplexity", _learning(runs, "perplexity"), LEARNING, of="loss"),
             *(
                 _over_steps("Throughput over steps", label, _curves(runs, name), "All ranks together.")
                 for name, label in rates
@@ -141,6 +142,8 @@ def _learning(runs: Sequence[Run], name: str) -> list[Line]:
     lines: list[Line] = []
     several = len(runs) > 1
     for index, run in enumerate(runs):
+        if name == "accuracy" and run.unit == "tokens":
+            continue  # of next tokens it says little
         train, valid = _points(run, f"train_{name}"), _points(run, f"valid_{name}")
         if train:
             lines.append(Line(run.label if several else "training", index, train))

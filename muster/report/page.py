@@ -20,7 +20,7 @@ MARK = '<meta name="generator" content="muster report">'
 
 FIRST = (
     *("images a second", "tokens a second", "step, median", "MFU", "peak memory, a GPU", "peak memory, a process"),
-    *("valid. accuracy", "validation loss", "time of this run"),
+    *("valid. accuracy", "valid. perplexity", "validation loss", "time of this run"),
 )
 """Facts of a run that stand above the others."""
 

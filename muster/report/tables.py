@@ -6,7 +6,7 @@ from typing import Any
 from muster.errors import one_line
 from muster.report.runs import Run, record
 from muster.report.scaling import Scaling
-from muster.units import NONE, count, duration, memory, percent, quantity
+from muster.units import NONE, count, duration, memory, percent, perplexity, quantity
 
 ONE = {"images": "an image", "tokens": "a token"}
 
@@ -51,6 +51,7 @@ def facts(runs: Sequence[Run]) -> dict[str, Facts]:
         "Learning": [
             ("valid. accuracy", lambda run: percent(accuracy(run), digits=2)),
             ("valid. accuracy, best", lambda run: percent(best_accuracy(run), digits=2)),
+            ("valid. perplexity", lambda run: quantity(valid_perplexity(run))),
             ("training loss", lambda run: quantity(last(run, "train_loss"))),
             ("validation loss", lambda run: quantity(last(run, "valid_loss"))),
             ("steps in all", lambda run: count(run.last_step)),
@@ -129,15 +130,25 @@ def last(run: Run, name: str) -> float | None:
 
 
 def accuracy(run: Run) -> float | None:
-    """The last validation's accuracy, from 0 to 1."""
+    """The last validation's accuracy, from 0 to 1; None for tokens."""
+    if run.unit == "tokens":
+        return None
     value = run.number("final_accuracy") if run.is_finished else None
     return last(run, "valid_accuracy") if value is None else value
 
 
 def best_accuracy(run: Run) -> float | None:
-    """The best validation's accuracy, from 0 to 1."""
+    """The best validation's accuracy, from 0 to 1; None for tokens."""
+    if run.unit == "tokens":
+        return None
     best = run.number("best_accuracy")
     return max([*run.curve("valid_accuracy").values(), *([] if best is None else [best])], default=None)
+
+
+def valid_perplexity(run: Run) -> float | None:
+    """The last validation's perplexity; None for images."""
+    loss = last(run, "valid_loss")
+    return None if loss is None or run.unit != "tokens" else perplexity(loss)
 
 
 def state(run: Run) -> str:

@@ -347,6 +347,32 @@ def test_what_detect_records_it_reads_back(command: Run, tmp_path: Path) -> None
     assert (found["scheduler"], found["job_id"], found["hosts"]) == ("slurm", "7", ["node01"])
 
 
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("train pip", {"pipeline"}),
+        ("muster do", {"doctor"}),
+        ("train ddp --max-s", {"--max-steps"}),
+        ("train ddp --model gpt-t", {"gpt-tiny"}),
+        ("train ddp --model resnet1", {"resnet101", "resnet152", "resnet18"}),
+        ("train ddp --data s", {"synthetic", "shards:"}),
+        ("train ddp --name f", {"first"}),
+    ],
+)
+def test_a_shell_completes(command: Run, tmp_path: Path, typed: str, found: set[str]) -> None:
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    name, *words = typed.split()
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(len(words)), f"_{name.upper()}_COMPLETE": "complete_bash"}
+    answer = command(name, cwd=tmp_path, env=asked)
+    assert (set(answer.stdout.split()), answer.stderr) == (found, "")
+
+
+def test_completion_is_installed(command: Run, tmp_path: Path) -> None:
+    answer = command("train", "--install-completion", "bash", env={"HOME": str(tmp_path)})
+    assert answer.returncode == 0, answer.stderr
+    assert "train" in (tmp_path / ".bashrc").read_text()
+
+
 def test_a_misspelt_command_is_told_the_nearest(command: Run) -> None:
     assert three_lines(command("muster", "docter").stderr)[1:] == ("muster docter", "muster doctor")
 

@@ -56,7 +56,7 @@ def steps_of(run):
     ids=["in mid-epoch", "read at its end", "heard at its end", "at the last", "between looks: at the epoch's end"],
 )
 def test_one_ranks_warning_stops_all_and_loses_nothing(train, argv_of_three, straight, tmp_path, step, stopped, every):
-    argv = [*argv_of_three, f"--runs-dir={tmp_path}"]
+    argv = [*argv_of_three, f"--log-every={every}", f"--runs-dir={tmp_path}"]
     ended = train(argv, 2, before=WARN.format(step=step, rank=1, name="SIGUSR1", every=every))
     assert [rank.code for rank in ended] == [75, 75]
     assert steps_of(tmp_path / "run") == stopped

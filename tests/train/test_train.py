@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import os
 import pty
 import subprocess
@@ -152,6 +153,32 @@ def test_a_run_that_fails_has_its_options_and_said_what_it_trains_with(train, tm
     assert "sgd, momentum 0.9, weight decay 0.0001; seed 7" in lines[0]
     assert "4e+30 (1e+30 x 4 by --lr-scale)" in lines[1]
     assert "cosine to 0 at the last step" in lines[1]
+
+
+@pytest.mark.process
+def test_a_run_of_tokens_reports_perplexity_and_a_short_one_has_a_curve(train, tmp_path):
+    argv = ["single", "--model=gpt-tiny", "--data=synthetic", "--seq-len=16", "--num-samples=64", "--batch-size=4"]
+    (ended,) = train([*argv, "--max-steps=12", "--name=run", f"--runs-dir={tmp_path}"], 1, ok=True)
+    assert "perplexity" in ended.out
+    assert "accuracy" not in ended.out
+    assert "(4 x 1 process)" in ended.out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["final_perplexity"] == pytest.approx(math.exp(summary["final_valid_loss"]))
+    assert summary["best_perplexity"] == summary["final_perplexity"]
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [record for record in records if record["kind"] == "steps"]
+    assert [line["step"] for line in lines] == [*range(1, 13)]
+    assert all(line["train_perplexity"] == pytest.approx(math.exp(line["train_loss"])) for line in lines)
+
+
+@pytest.mark.process
+def test_lines_come_as_often_as_asked(train, tmp_path):
+    (ended,) = train(
+        ["single", *SHORT, "--log-every=3", "--max-steps=8", "--name=run", f"--runs-dir={tmp_path}"], 1, ok=True
+    )
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if record["kind"] == "steps"] == [3, 6]
+    assert [line.split()[3] for line in ended.out.splitlines() if "  step " in line] == ["3/8", "6/8"]
 
 
 def test_who_knows_whom():

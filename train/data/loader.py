@@ -18,6 +18,7 @@ from muster.train.models import IGNORED
 from muster.train.order import Draw, TrainOrder, ValidOrder
 from muster.train.seeds import generator
 from muster.train.world import World
+from muster.units import processes
 
 Item = TypeVar("Item")
 Tensors = tuple[torch.Tensor, torch.Tensor]
@@ -240,7 +241,7 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
     if order.num_steps == 0:
         raise MusterError(
             f"{len(source.train)} training samples don't fill one global batch of {order.global_batch}",
-            seen=f"--batch-size={options.batch_size}, {world.world_size} processes, --accumulate={options.accumulate}",
+            seen=f"--batch-size={options.batch_size}, {processes(world.world_size)}, --accumulate={options.accumulate}",
             fix="a smaller --batch-size or --accumulate, fewer processes, or more samples",
         )
     valid_order = ValidOrder(

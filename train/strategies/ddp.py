@@ -22,6 +22,7 @@ from muster.train.metrics import Sums
 from muster.train.models import place
 from muster.train.precision import Precision
 from muster.train.world import World
+from muster.units import processes
 
 OF_MANY = ("comm_hook", "zero1", "sync_bn")
 """Options that mean nothing to a rank alone."""
@@ -38,7 +39,7 @@ def check(world: World, options: Options) -> None:
     if options.sync_bn and on_cpu:
         raise MusterError(
             "batch normalisation over all ranks is for GPUs: torch has no kernel for CPUs",
-            seen=f"--sync-bn, {world.world_size} processes on CPUs",
+            seen=f"--sync-bn, {processes(world.world_size)} on CPUs",
             fix="leave it out, or a larger --batch-size: each rank normalises by its own samples",
         )
     if options.comm_hook == "powersgd" and on_cpu and torch.cuda.is_available():

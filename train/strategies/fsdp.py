@@ -14,6 +14,7 @@ from muster.train.gradients import Gradients, are_exact
 from muster.train.models import place, units_of
 from muster.train.precision import Precision
 from muster.train.world import World, open_mesh
+from muster.units import processes
 
 
 def check(world: World, options: Options) -> None:
@@ -21,8 +22,8 @@ def check(world: World, options: Options) -> None:
     world_size = world.world_size
     if world_size % options.replicate or options.replicate == world_size > 1:
         raise MusterError(
-            f"{world_size} processes can't be divided into {options.replicate} groups of two or more",
-            seen=f"--replicate={options.replicate}, {world_size} processes",
+            f"{processes(world_size)} can't be divided into {options.replicate} groups of two or more",
+            seen=f"--replicate={options.replicate}, {processes(world_size)}",
             fix="--replicate=1, or fewer groups whose number divides the processes; 'train ddp' for whole models",
         )
 

@@ -29,6 +29,7 @@ from muster.train.models import gpt, logits_of, loss_of, place
 from muster.train.precision import Precision
 from muster.train.stopwatch import Stopwatch
 from muster.train.world import World, open_mesh
+from muster.units import processes
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -81,10 +82,10 @@ def check(world: World, options: Options) -> None:
         return
     plan = Pipelines.of(options, world_size)
     size, parts = plan.size, plan.num_parts
-    seen = f"{world_size} processes, --model={options.model} --pipeline-parallel={size} --schedule={options.schedule}"
+    seen = f"{processes(world_size)}, --model={options.model} --pipeline-parallel={size} --schedule={options.schedule}"
     if world_size % size:
         raise MusterError(
-            f"{world_size} processes can't stand in lines of {size}",
+            f"{processes(world_size)} can't stand in lines of {size}",
             seen=seen,
             fix="--pipeline-parallel=N, where N divides the processes",
         )

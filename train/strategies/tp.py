@@ -27,6 +27,7 @@ from muster.train.models import gpt, place
 from muster.train.precision import Precision
 from muster.train.strategies import fsdp
 from muster.train.world import World, open_mesh
+from muster.units import processes
 
 SEQUENCE = Shard(1)
 
@@ -44,7 +45,7 @@ def check(world: World, options: Options) -> None:
         if number % size:
             raise MusterError(
                 f"{number} {name} can't be divided by {size} ranks",
-                seen=f"--tensor-parallel={size}, {world.world_size} processes, --model={options.model}",
+                seen=f"--tensor-parallel={size}, {processes(world.world_size)}, --model={options.model}",
                 fix=f"--tensor-parallel={math.gcd(*numbers.values())}, or a divisor of that",
             )
 
