@@ -18,10 +18,14 @@ from muster.arguments import command, normalise, to_argv
 from muster.check.options import BenchOptions, DoctorOptions
 from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, Options
 from muster.config import check as check_combination
-from muster.entrypoint import frameworks, launch, passing, recording, rendezvous, report
+from muster.entrypoint import passing, recording
+from muster.entrypoint import show as report
 from muster.entrypoint.jobs import commands as job_commands
+from muster.entrypoint.launch import frameworks
+from muster.entrypoint.launch import start as launch
+from muster.entrypoint.launch.program import Program
 from muster.entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, TorchrunOptions
-from muster.entrypoint.program import Program
+from muster.entrypoint.rendezvous import address as rendezvous
 from muster.entrypoint.sites import commands as site_commands
 from muster.errors import MusterError, one_line
 from muster.help import NAMES as HELP_NAMES

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from muster import ROOT, processes
-from muster.entrypoint import driver
-from muster.entrypoint.driver import written
+from muster.entrypoint.launch import driver
+from muster.entrypoint.launch.driver import written
 from muster.errors import ExitCode, MusterError, one_line
 
 TIMEOUT_S = 120.0

@@ -40,8 +40,11 @@ AREAS = {
         ["entrypoint/detect/*.py", "entrypoint/resources.py"],
         ["tests/entrypoint"],
     ),
-    "rendezvous": (["entrypoint/rendezvous.py", "entrypoint/rendezvous_file.py"], ["tests/entrypoint"]),
-    "launch": (["entrypoint/launch.py", "entrypoint/torchrun.py", "entrypoint/options.py"], ["tests/entrypoint"]),
+    "rendezvous": (["entrypoint/rendezvous/address.py", "entrypoint/rendezvous/file.py"], ["tests/entrypoint"]),
+    "launch": (
+        ["entrypoint/launch/start.py", "entrypoint/launch/torchrun.py", "entrypoint/options.py"],
+        ["tests/entrypoint"],
+    ),
     "checkpoints": (
         ["train/checkpoint.py", "train/storage.py", "train/run_directory.py", "train/state.py"],
         [

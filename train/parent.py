@@ -50,7 +50,7 @@ class Guard:
 def parent_of_rank(environ: Mapping[str, str]) -> int | None:
     """The process that started this rank of a world; None for a process that nobody launched.
 
-    An agent names itself (entrypoint/supervision.py): one that was killed before this line was reached is known by it.
+    An agent names itself (entrypoint/agent/agent.py): one that was killed before this line was reached is known by it.
     """
     world_size = environ.get("WORLD_SIZE", "")
     if "TORCHELASTIC_RUN_ID" not in environ and not (world_size.isdecimal() and int(world_size) > 1):

@@ -91,7 +91,7 @@ def holds_run(folder: Path) -> bool:
 def launch_of(environ: Mapping[str, str], parent: int) -> str:
     """The word that names this launch through all its restarts; empty where this is none of an agent's own workers.
 
-    The agent gives it, with its process id (entrypoint/supervision.py): of what its workers start, nothing is started
+    The agent gives it, with its process id (entrypoint/agent/agent.py): of what its workers start, nothing is started
     again.
     """
     word, _, agent = environ.get(LaunchVariable.LAUNCH, "").rpartition(".")

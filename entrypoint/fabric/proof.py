@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster import processes
-from muster.entrypoint import homes
 from muster.entrypoint.fabric.find import CACHE, HostLibraries, Library, by_numbers, loader_cache, own_machine, values
+from muster.entrypoint.launch import home as homes
 from muster.entrypoint.sites.schema import Libraries
 from muster.errors import MusterError
 

@@ -23,8 +23,6 @@ from pathlib import Path
 
 from msgspec import structs
 
-from muster.entrypoint import additions
-from muster.entrypoint.additions import Additions
 from muster.entrypoint.fabric import FABRIC_ROOT, Need
 from muster.entrypoint.fabric.find import (
     Finding,
@@ -45,6 +43,8 @@ from muster.entrypoint.fabric.proof import (
     on_path,
     temporary_folder,
 )
+from muster.entrypoint.launch import additions
+from muster.entrypoint.launch.additions import Additions
 from muster.entrypoint.passing import assignment
 from muster.entrypoint.sites import profiles
 from muster.entrypoint.sites.schema import Context, Fabric, Fact, Libraries, Site, value_of

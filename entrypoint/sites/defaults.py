@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from muster.entrypoint import additions, network
 from muster.entrypoint.environment import Environment
+from muster.entrypoint.launch import additions
 from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.rendezvous import network
 from muster.entrypoint.sites.recognise import VARIABLE, Recognised
 
 if TYPE_CHECKING:

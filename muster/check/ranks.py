@@ -135,7 +135,7 @@ def _wait_for(keys: Sequence[str], world: World) -> tuple[list[int], faults.Faul
 
 
 def fault_in(store: Any) -> faults.Fault | None:
-    """What the agent of a node has told of a rank that died (entrypoint/node_beats.py)."""
+    """What the agent of a node has told of a rank that died (entrypoint/agent/nodes.py)."""
     return faults.Fault(**json.loads(store.get("fault"))) if store.check(["fault"]) else None
 
 

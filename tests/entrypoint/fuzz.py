@@ -22,12 +22,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muster.entrypoint import launch, passing, report
+from muster.entrypoint import passing
+from muster.entrypoint import show as report
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
+from muster.entrypoint.launch import start as launch
+from muster.entrypoint.launch.program import Program
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.program import Program
 from muster.errors import MusterError
 from tests.entrypoint import recorded
 from tests.entrypoint import test_recordings_mutated as mutated

@@ -11,7 +11,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from muster import ROOT
-from muster.entrypoint import agent
+from muster.entrypoint.agent import __main__ as agent
 from muster.variables import LaunchVariable
 
 WORKER = """

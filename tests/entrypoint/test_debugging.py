@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import debugging
+from muster.entrypoint.launch import debugging
 from muster.errors import MusterError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import driver
-from muster.entrypoint.additions import Additions
 from muster.entrypoint.detect import resolve
-from muster.entrypoint.driver import Driver, Places, Toolkit
 from muster.entrypoint.environment import Environment
+from muster.entrypoint.launch import driver
+from muster.entrypoint.launch.additions import Additions
+from muster.entrypoint.launch.driver import Driver, Places, Toolkit
+from muster.entrypoint.launch.program import Program
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.program import Program
 from muster.errors import MusterError
 from tests.entrypoint import standins
 from tests.entrypoint.conftest import clean_environment
@@ -78,7 +78,7 @@ def test_torch_tells_its_cuda_without_being_loaded(
 def test_the_installed_torch_tells_what_it_says_of_itself() -> None:
     code = """
 import sys
-from muster.entrypoint import driver
+from muster.entrypoint.launch import driver
 found = driver.toolkit_of()
 assert "torch" not in sys.modules
 import torch
@@ -290,7 +290,8 @@ def test_the_program_loads_the_forward_compatibility(tmp_path: Path, old: dict[s
     code = f"""
 import functools, sys
 from pathlib import Path
-from muster.entrypoint import cli, driver
+from muster.entrypoint import cli
+from muster.entrypoint.launch import driver
 places = driver.Places(torch=Path({str(tmp_path / "version.py")!r}), toolkits=Path({str(tmp_path / "local")!r}))
 driver.check = functools.partial(driver.check, places=places)
 sys.argv = ["muster", "run", "mine.py"]

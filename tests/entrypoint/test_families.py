@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import detect, launch, passing, recording
+from muster.entrypoint import detect, passing, recording
 from muster.entrypoint.detect import families
 from muster.entrypoint.detect.families import Family
 from muster.entrypoint.environment import Environment
+from muster.entrypoint.launch import start as launch
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 from tests.entrypoint import recorded

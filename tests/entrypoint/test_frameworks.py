@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import agent, frameworks, launch, recording, rendezvous
+from muster.entrypoint import recording
+from muster.entrypoint.agent import __main__ as agent
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
+from muster.entrypoint.launch import frameworks
+from muster.entrypoint.launch import start as launch
+from muster.entrypoint.launch.program import Launch, Program
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.program import Launch, Program
+from muster.entrypoint.rendezvous import address as rendezvous
 from muster.errors import MusterError
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings" / "slurm"
@@ -105,7 +109,7 @@ def test_spawn_takes_the_place_of_torchrun() -> None:
         sys.executable,
         "-P",
         "-m",
-        "muster.entrypoint.spawn",
+        "muster.entrypoint.agent.spawn",
         "--nnodes=2",
         "--node-rank=1",
         "--nproc-per-node=3",

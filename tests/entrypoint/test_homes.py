@@ -14,9 +14,10 @@ from typing import IO
 import psutil
 import pytest
 
-from muster.entrypoint import homes, launch
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.program import Launch
+from muster.entrypoint.launch import home as homes
+from muster.entrypoint.launch import start as launch
+from muster.entrypoint.launch.program import Launch
 from muster.errors import MusterError
 from tests.entrypoint.conftest import COMMANDS, clean_environment
 from tests.entrypoint.test_launch import planned

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import launch, network, recording, rendezvous, report, resources
+from muster.entrypoint import recording, resources
+from muster.entrypoint import show as report
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
+from muster.entrypoint.launch import start as launch
+from muster.entrypoint.launch.program import Launch, Program
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.program import Launch, Program
+from muster.entrypoint.rendezvous import address as rendezvous
+from muster.entrypoint.rendezvous import network
 from muster.errors import MusterError
 from muster.variables import LaunchVariable
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from muster.entrypoint.node_beats import call, cause_of
+from muster.entrypoint.agent.nodes import call, cause_of
 from muster.errors import MusterError
 
 

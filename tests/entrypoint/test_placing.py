@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import recording, rendezvous, rendezvous_file
+from muster.entrypoint import recording
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.rendezvous import address as rendezvous
+from muster.entrypoint.rendezvous import file as rendezvous_file
 from muster.errors import MusterError
 from tests.entrypoint.recorded import FOLDERS, detect
 

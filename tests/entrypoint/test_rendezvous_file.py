@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import rendezvous_file
-from muster.entrypoint.rendezvous_file import Participant, Peers, check, meet
+from muster.entrypoint.rendezvous import file as rendezvous_file
+from muster.entrypoint.rendezvous.file import Participant, Peers, check, meet
 from muster.errors import MusterError
 from tests.clusters.deadline import wait_for
 
@@ -230,7 +230,7 @@ def whole_host(folder: Path) -> dict[str, int] | None:
 
 MANY = """
 import pathlib, resource, sys
-from muster.entrypoint.rendezvous_file import Participant, Peers, meet
+from muster.entrypoint.rendezvous.file import Participant, Peers, meet
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 me = Participant("node", "machine", 0, 0, 1200, "1 nodes x 1200 ranks")
 print(meet(Peers(pathlib.Path(sys.argv[1]), "nojob", 0, 1200, 60, me))[1])
@@ -353,7 +353,7 @@ def test_a_host_that_finds_its_file_replaced_ends(tmp_path: Path) -> None:
 
 TERMINATED = """
 import pathlib, sys
-from muster.entrypoint.rendezvous_file import Participant, Peers, exit_on_terminate, meet
+from muster.entrypoint.rendezvous.file import Participant, Peers, exit_on_terminate, meet
 exit_on_terminate()
 meet(Peers(pathlib.Path(sys.argv[1]), "nojob", int(sys.argv[2]), 3, 60, Participant("a", "a", 0, 0, 1, "")))
 """

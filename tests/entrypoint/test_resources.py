@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import launch, recording, resources
+from muster.entrypoint import recording, resources
 from muster.entrypoint.environment import Environment
+from muster.entrypoint.launch import start as launch
 from muster.entrypoint.options import LaunchOptions
 from tests.entrypoint.recorded import FOLDERS
 

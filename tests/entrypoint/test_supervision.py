@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from muster import ROOT
-from muster.entrypoint.node_beats import how_ended
-from muster.entrypoint.supervision import LEFT, leave
+from muster.entrypoint.agent.agent import LEFT, leave
+from muster.entrypoint.agent.nodes import how_ended
 
 AGENT = [sys.executable, "-P", "-m", "muster.entrypoint.agent"]
 ONE_NODE = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.entrypoint.additions import Additions
 from muster.entrypoint.fabric import Need, stage
 from muster.entrypoint.fabric.find import Device, Finding
 from muster.entrypoint.fabric.stage import FabricPlan, Injected
+from muster.entrypoint.launch.additions import Additions
 from tests.entrypoint.standins import compiled
 
 FOLDER = "/opt/cray/libfabric/1.25/lib64"

@@ -8,8 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from muster.entrypoint import launch, recording
+from muster.entrypoint import recording
 from muster.entrypoint.environment import Environment
+from muster.entrypoint.launch import start as launch
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.sites import defaults, profiles
 from muster.entrypoint.sites.defaults import Defaults

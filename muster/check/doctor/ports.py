@@ -29,7 +29,7 @@ from muster.check.ranks import gather_nodes, listed
 from muster.train.world import World
 
 FIRST_PORT, NUM_PORTS = 61000, 4536
-"""Of these the launcher takes the port at which ranks meet (entrypoint/rendezvous.py)."""
+"""Of these the launcher takes the port at which ranks meet (entrypoint/rendezvous/address.py)."""
 
 EPHEMERAL, MEETING = "ephemeral", "rendezvous"
 """The kinds of ports: those that the kernel gives out, and those at which ranks meet."""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 
-from muster.entrypoint import network
 from muster.entrypoint.detect import mpi
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.rendezvous import network
 from muster.errors import MusterError
 from muster.units import MAX_ID, whole_number
 
@@ -88,7 +88,7 @@ def by_file(meeting: Rendezvous, allocation: Allocation, env: Environment, optio
         MusterError: they can't, not all came in time, or they are not what each takes the others to be.
     """
     # Here and not above: most launches have a list of hosts.
-    from muster.entrypoint import rendezvous_file
+    from muster.entrypoint.rendezvous import file as rendezvous_file
 
     is_worker = allocation.mode == "worker"
     # What torchrun starts on a node may differ from node to node; what --spawn starts may not, it only multiplies.
@@ -142,7 +142,7 @@ def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -
     launch = f"{env.get('FLUX_JOB_ID')}.0.0" if is_flux else _hydra_launch()
     if not launch or options.master_addr or env.get("MASTER_ADDR"):
         return
-    from muster.entrypoint import rendezvous_file
+    from muster.entrypoint.rendezvous import file as rendezvous_file
 
     timeout_s = min(rendezvous_file.REFUSED_TIMEOUT_S, options.rdzv_timeout)
     peers = rendezvous_file.Peers(Path(options.rendezvous_dir), launch, rank, size, timeout_s, refusal)

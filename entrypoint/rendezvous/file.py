@@ -33,7 +33,7 @@ from typing import TypeVar
 import msgspec
 import psutil
 
-from muster.entrypoint import network
+from muster.entrypoint.rendezvous import network
 from muster.errors import ExitCode, MusterError, one_line
 from muster.units import processes
 

@@ -32,8 +32,8 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.utils import store as store_util
 
 from muster import interruption
-from muster.entrypoint.network import within
-from muster.entrypoint.node_beats import Nodes, can_tell_others, first_of, how_ended, is_ours
+from muster.entrypoint.agent.nodes import Nodes, can_tell_others, first_of, how_ended, is_ours
+from muster.entrypoint.rendezvous.network import within
 from muster.errors import ExitCode
 from muster.variables import LaunchVariable
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster import ROOT
-from muster.entrypoint.additions import Additions
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.program import Program
+from muster.entrypoint.launch.additions import Additions
+from muster.entrypoint.launch.program import Program
 from muster.errors import MusterError
 
 Version = tuple[int, int]

@@ -7,7 +7,7 @@ import sys
 
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.rendezvous import Rendezvous
+from muster.entrypoint.rendezvous.address import Rendezvous
 
 AGENT = "muster.entrypoint.agent"
 

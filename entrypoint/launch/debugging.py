@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from muster.entrypoint.additions import defaults
+from muster.entrypoint.launch.additions import defaults
 from muster.errors import MusterError
 
 

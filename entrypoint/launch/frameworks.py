@@ -7,7 +7,7 @@ GPUs that it sees.
 import json
 
 from muster.entrypoint.detect.allocation import Allocation
-from muster.entrypoint.rendezvous import FIRST_PORT, NUM_PORTS, Rendezvous
+from muster.entrypoint.rendezvous.address import FIRST_PORT, NUM_PORTS, Rendezvous
 from muster.errors import MusterError
 
 

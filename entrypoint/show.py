@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import NAME
-from muster.entrypoint.frameworks import bracketed
 from muster.entrypoint.jobs import quoting
-from muster.entrypoint.program import Launch
-from muster.entrypoint.rendezvous import Rendezvous
+from muster.entrypoint.launch.frameworks import bracketed
+from muster.entrypoint.launch.program import Launch
+from muster.entrypoint.rendezvous.address import Rendezvous
 from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import one_line
 

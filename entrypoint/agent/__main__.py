@@ -52,8 +52,9 @@ with said_if_slow("loading PyTorch", is_said=SPEAKS):
     from torch.distributed.launcher import api
     from torch.distributed.run import parse_args, run  # pyright: ignore[reportUnknownVariableType]
 
-from muster.entrypoint import node_beats, supervision
-from muster.entrypoint.supervision import Agent, Status
+from muster.entrypoint.agent import agent as supervision
+from muster.entrypoint.agent import nodes as node_beats
+from muster.entrypoint.agent.agent import Agent, Status
 from muster.errors import ExitCode, MusterError
 
 gc.enable()
@@ -132,7 +133,7 @@ class Warning:
             signal.signal(signal.SIGINT, self._interrupt)
         for number in WARNINGS:
             signal.signal(number, self._pass_on)
-        # The launcher holds those that come before this (entrypoint/launch.py).
+        # The launcher holds those that come before this (entrypoint/launch/start.py).
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

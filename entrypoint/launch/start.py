@@ -17,27 +17,20 @@ from pathlib import Path
 from typing import NoReturn
 
 from muster import interruption
-from muster.entrypoint import (
-    additions,
-    debugging,
-    driver,
-    environment,
-    frameworks,
-    homes,
-    network,
-    rendezvous,
-    report,
-    resources,
-    torchrun,
-)
-from muster.entrypoint.additions import Additions
+from muster.entrypoint import environment, resources
+from muster.entrypoint import show as report
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.fabric import launch as fabric_launch
+from muster.entrypoint.launch import additions, debugging, driver, frameworks, torchrun
+from muster.entrypoint.launch import home as homes
+from muster.entrypoint.launch.additions import Additions
+from muster.entrypoint.launch.program import Launch, Program
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.program import Launch, Program
-from muster.entrypoint.rendezvous import Rendezvous
+from muster.entrypoint.rendezvous import address as rendezvous
+from muster.entrypoint.rendezvous import network
+from muster.entrypoint.rendezvous.address import Rendezvous
 from muster.entrypoint.sites import defaults, recognise
 from muster.entrypoint.sites.defaults import Defaults
 from muster.entrypoint.sites.recognise import Recognised
@@ -46,7 +39,7 @@ from muster.variables import LaunchVariable
 
 INIT = "tini"
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-SPAWN = "muster.entrypoint.spawn"
+SPAWN = "muster.entrypoint.agent.spawn"
 
 MOST_RANKS_PER_CORE = 4
 """Ranks that may share a core without a word: a laptop tries with a few what a cluster does."""

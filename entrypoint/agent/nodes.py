@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from muster.entrypoint.network import within
+from muster.entrypoint.rendezvous.network import within
 from muster.errors import ExitCode, MusterError
 from muster.variables import LaunchVariable
 
