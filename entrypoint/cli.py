@@ -18,15 +18,11 @@ from muster.arguments import command, normalise, to_argv
 from muster.check.options import BenchOptions, DoctorOptions
 from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, Options
 from muster.config import check as check_combination
-from muster.entrypoint import passing, recording
-from muster.entrypoint import show as report
-from muster.entrypoint.jobs import commands as job_commands
-from muster.entrypoint.launch import frameworks
-from muster.entrypoint.launch import start as launch
-from muster.entrypoint.launch.program import Program
+from muster.entrypoint import show
+from muster.entrypoint.launch import frameworks, start
+from muster.entrypoint.launch.program import Additions, Program
 from muster.entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, TorchrunOptions
-from muster.entrypoint.rendezvous import address as rendezvous
-from muster.entrypoint.sites import commands as site_commands
+from muster.entrypoint.rendezvous import address
 from muster.errors import MusterError, one_line
 from muster.help import NAMES as HELP_NAMES
 from muster.help import Command
@@ -104,7 +100,7 @@ def _trainings(*, starts: bool = True) -> typer.Typer:
     )
     for strategy in STRATEGIES:
 
-        def start(options: LaunchOptions, training: Options, strategy: str = strategy) -> None:
+        def train_by(options: LaunchOptions, training: Options, strategy: str = strategy) -> None:
             if not starts:
                 # The arguments of a job come after these: --data may be among them.
                 is_open = training.data == Options.data
@@ -116,9 +112,9 @@ def _trainings(*, starts: bool = True) -> typer.Typer:
             def check() -> None:
                 check_here(training.model, training.data)
 
-            launch.start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS, check=check)
+            start.start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS, check=check)
 
-        _detailed(app, strategy, HELP[strategy])(command(start, LaunchOptions, Options))
+        _detailed(app, strategy, HELP[strategy])(command(train_by, LaunchOptions, Options))
     app.command("export", help="Write a run's weights as one plain file, for torch.load.")(_export)
     app.command("pack", help="Put images into few tar files, for --data shards:FOLDER.")(_pack)
     app.command("selftest", help="Train here with each strategy, and compare: PASS or FAIL.")(_selftest)
@@ -181,8 +177,10 @@ def _become(module: str, *arguments: str) -> None:
 
 def muster() -> None:
     """The command `muster`."""
-    # Here and not above: `train` needs none of it.
+    # Here and not above: `train` has no use for them.
     from muster.entrypoint.fabric import commands as fabric_commands
+    from muster.entrypoint.jobs import commands as job_commands
+    from muster.entrypoint.sites import commands as site_commands
 
     app = typer.Typer(
         help="Start programs on all nodes of a job, and see what was found about it.",
@@ -240,7 +238,7 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
     if kind == "script":
         _check_is_python(script[0])
     program = Program(kind, tuple(script), framework=how.framework, torchrun=torchrun.passed_on())
-    launch.start(torchrun.decided(options), program, _typed("muster"), is_single=False)
+    start.start(torchrun.decided(options), program, _typed("muster"), is_single=False)
 
 
 def _check_is_python(path: str) -> None:
@@ -255,53 +253,54 @@ def _check_is_python(path: str) -> None:
 def _start_check(name: str) -> Callable[..., None]:
     """What starts a program of muster/check, as a training would be."""
 
-    def start(options: LaunchOptions, checks: DoctorOptions | BenchOptions) -> None:
+    def check(options: LaunchOptions, checks: DoctorOptions | BenchOptions) -> None:
         given = any(word.startswith(("--rdzv-timeout", "--rdzv_timeout")) for word in sys.argv)
         if not given and options.rdzv_timeout == LaunchOptions.rdzv_timeout:
             options = replace(options, rdzv_timeout=CHECK_RDZV_TIMEOUT_S)
         program = Program("module", (f"muster.check.{name}", *to_argv(checks)), is_ours=True)
-        launch.start(options, program, _typed("muster"))
+        start.start(options, program, _typed("muster"))
 
-    return start
+    return check
 
 
-def _detect(options: LaunchOptions, show: ShowOptions) -> None:
-    env = launch.environment_of(options)
-    if show.record is not None:
+def _detect(options: LaunchOptions, wanted: ShowOptions) -> None:
+    env = start.environment_of(options)
+    if wanted.record is not None:
+        from muster.entrypoint import recording
+
         # Before anything is detected: what can't be is what one records.
-        recording.save(env, Path(show.record))
-        print(f"written: {show.record}; muster detect --env-file reads it", file=sys.stderr)
+        recording.save(env, Path(wanted.record))
+        print(f"written: {wanted.record}; muster detect --env-file reads it", file=sys.stderr)
         return
     typed = ["train", "ddp"]
+    context = start.find(env, options, typed)
+    of_container = Additions(notes=(f"in a container: {env.engine}",) if env.engine else ())
     program = Program("module", ("muster.train", "ddp"), is_ours=True)
-    found = launch.find(env, options, typed)
-    allocation, meeting = found.allocation, found.meeting
-    planned = launch.plan(allocation, meeting, env, found.defaults.options, program, typed)
-    planned = planned.with_more(found.defaults.variables, found.defaults.notes)
-    if env.engine:
-        planned = planned.with_more({}, [f"in a container: {env.engine}"])
-    show_all = report.as_json if show.as_json else report.table
-    print(show_all(allocation, meeting, planned, found.site))
+    planned = start.plan(context, program, typed, of_container)
+    print((show.as_json if wanted.as_json else show.as_table)(context, planned))
 
 
 def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
-    env = launch.environment_of(options)
+    env = start.environment_of(options)
     if wanted.docker_args or wanted.apptainer_args:
+        from muster.entrypoint import passing
+
         found = passing.docker(env) if wanted.docker_args else passing.apptainer(env)
         for note in found.notes:
             print(f"muster: {one_line(note)}", file=sys.stderr)
         print(" ".join(found.words))
         return
-    here = launch.find(env, options, ["muster", "env"])
-    allocation, meeting = here.allocation, here.meeting
-    port = meeting.master_port or rendezvous.FIRST_PORT
+    context = start.find(env, options, ["muster", "env"])
+    allocation = context.allocation
+    port = context.rendezvous.master_port or address.FIRST_PORT
     if options.nproc_per_node and allocation.mode == "agent" and allocation.nproc_per_node > 1:
         raise MusterError(
             "a shell is one process, and nothing here would start the others",
             seen=f"--nproc-per-node={options.nproc_per_node}",
             fix="muster run SCRIPT starts them; or one task for each of them, and no --nproc-per-node",
         )
-    print(report.exports(frameworks.variables(wanted.format or "torch", allocation.of_tasks(), meeting, port)))
+    found = frameworks.variables(wanted.format or "torch", allocation.of_tasks(), context.rendezvous, port)
+    print(show.exports(found))
 
 
 def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import NAME
@@ -10,8 +10,10 @@ from muster.entrypoint.jobs import quoting
 from muster.entrypoint.launch.frameworks import bracketed
 from muster.entrypoint.launch.program import Launch
 from muster.entrypoint.rendezvous.address import Rendezvous
-from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import one_line
+
+if TYPE_CHECKING:
+    from muster.entrypoint.launch.start import Context
 
 FIELDS = (
     "scheduler", "launcher", "job_id", "attempt", "hosts", "num_nodes", "node_rank", "local_rank", "tasks_on_node",
@@ -33,12 +35,13 @@ def sources(allocation: Allocation, rendezvous: Rendezvous) -> dict[str, str]:
     return {name: text for name, text in {**allocation.sources, **rendezvous.sources}.items() if name in FIELDS}
 
 
-def as_json(allocation: Allocation, rendezvous: Rendezvous, launch: Launch, site: Recognised | None = None) -> str:
+def as_json(context: "Context", launch: Launch) -> str:
     """One JSON object: FIELDS, `sources`, `argv`, `env` (the variables that are set) and `site` (null without one)."""
+    allocation, rendezvous, site = context.allocation, context.rendezvous, context.site
     answer = values(allocation, rendezvous) | {
         "sources": sources(allocation, rendezvous),
         "argv": list(launch.argv),
-        "env": dict(launch.set_variables),
+        "env": dict(launch.additions.variables),
         "site": {"name": site.name, "title": site.site.title, "status": site.site.status, "why": site.why}
         if site
         else None,
@@ -47,8 +50,9 @@ def as_json(allocation: Allocation, rendezvous: Rendezvous, launch: Launch, site
     return json.dumps(answer, indent=2).replace("\x7f", r"\u007f")
 
 
-def table(allocation: Allocation, rendezvous: Rendezvous, launch: Launch, site: Recognised | None = None) -> str:
+def as_table(context: "Context", launch: Launch) -> str:
     """A table of values and their sources, the notes, and the command."""
+    allocation, rendezvous, site = context.allocation, context.rendezvous, context.site
     # Half of this program's start-up time: only this command needs it.
     from rich import box
     from rich.console import Console
@@ -68,7 +72,7 @@ def table(allocation: Allocation, rendezvous: Rendezvous, launch: Launch, site: 
         console.print(drawn)
         for line in allocation.rejected:
             console.print(Text(f"not used: {one_line(line)}", style="dim"))
-        for note in launch.notes:
+        for note in launch.additions.notes:
             console.print(Text(f"note: {one_line(note)}"))
         console.print(Text("would run:", style="bold"))
     return capture.get() + script(launch)
@@ -90,8 +94,8 @@ def _short(text: str) -> str:
 
 def script(launch: Launch) -> str:
     """Lines for a shell that would do the same."""
-    lines = [f"unset {name}" for name in launch.removed_variables if NAME.fullmatch(name)]
-    return "\n".join([*lines, exports(launch.set_variables), quoting.words(launch.argv)])
+    lines = [f"unset {name}" for name in launch.additions.removed if NAME.fullmatch(name)]
+    return "\n".join([*lines, exports(launch.additions.variables), quoting.words(launch.argv)])
 
 
 def exports(variables: Mapping[str, str]) -> str:
@@ -110,7 +114,7 @@ def headline(allocation: Allocation, rendezvous: Rendezvous, launch: Launch) -> 
     line = f"muster: {job}: {shape} = {_count(allocation.world_size, 'rank')}, meeting on {place}"
     if rendezvous.interface:
         line += f" over {rendezvous.interface}"
-    return "\n".join(map(one_line, [line, *(f"muster: {note}" for note in launch.notes)]))
+    return "\n".join(map(one_line, [line, *(f"muster: {note}" for note in launch.additions.notes)]))
 
 
 def _count(number: int, noun: str) -> str:

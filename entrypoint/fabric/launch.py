@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.fabric import AUTO, FABRIC_ROOT, HOST_ROOT, OFF, TCP, Need
-from muster.entrypoint.launch.additions import Additions
-from muster.entrypoint.launch.program import Program
+from muster.entrypoint.launch.program import Additions, Program
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError, one_line
 from muster.variables import LaunchVariable

@@ -43,8 +43,7 @@ from muster.entrypoint.fabric.proof import (
     on_path,
     temporary_folder,
 )
-from muster.entrypoint.launch import additions
-from muster.entrypoint.launch.additions import Additions
+from muster.entrypoint.launch.program import Additions, where_unset
 from muster.entrypoint.passing import assignment
 from muster.entrypoint.sites import profiles
 from muster.entrypoint.sites.schema import Context, Fabric, Fact, Libraries, Site, value_of
@@ -256,7 +255,7 @@ def settings(plan: FabricPlan, env: Mapping[str, str], need: Need, folder: Path 
             wanted["NCCL_NET_PLUGIN"] = str(folder / plan.plugin)
     if plan.net and need.is_several:
         wanted["NCCL_NET"] = plan.net
-    added = additions.defaults(wanted, env)
+    added = where_unset(wanted, env)
     return Additions({**forced, **added.variables}, added.notes)
 
 

@@ -12,23 +12,18 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from muster.entrypoint.launch.additions import defaults
-from muster.errors import MusterError
+from muster.entrypoint.launch.program import Additions, Folder, where_unset
 
 
-def folder_of(rdzv_id: str, cwd: Path) -> Path:
-    """The folder for what is written to files: the same on all nodes of a launch."""
-    return cwd / "runs" / f"debug-{re.sub(r'[^A-Za-z0-9._-]+', '-', rdzv_id).strip('.-')}"
-
-
-def plan(env: Mapping[str, str], folder: Path, *, has_gpus: bool) -> tuple[dict[str, str], list[str]]:
-    """The variables that the user has not set, and lines for the user.
+def find(env: Mapping[str, str], rdzv_id: str, *, has_gpus: bool) -> Additions:
+    """The variables that the user has not set, and the folder for what is written to files.
 
     Args:
         env: the user's variables; what is set there stays.
-        folder: an absolute path.
+        rdzv_id: the launch's: all its nodes take one folder.
         has_gpus: whether the ranks speak through NCCL.
     """
+    folder = Path.cwd() / "runs" / f"debug-{re.sub(r'[^A-Za-z0-9._-]+', '-', rdzv_id).strip('.-')}"
     # NCCL reads % in the file's name.
     logs = f"{str(folder).replace('%', '%%')}/nccl.%h.%p.log"
     wanted = {
@@ -47,22 +42,8 @@ def plan(env: Mapping[str, str], folder: Path, *, has_gpus: bool) -> tuple[dict[
         "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
         "NCCL_DEBUG_FILE": logs,
     }
-    found = defaults(wanted, env)
+    found = where_unset(wanted, env)
     where = f"--debug-distributed: what NCCL says, and what the flight recorder keeps, goes to {folder}"
-    return dict(found.variables), [where, *found.notes]
-
-
-def make(folder: Path) -> None:
-    """Makes the folder for NCCL's files: NCCL doesn't.
-
-    Raises:
-        MusterError: it can't be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as reason:
-        raise MusterError(
-            "the folder for what --debug-distributed writes can't be made",
-            seen=f"{folder}: {reason.strerror}",
-            fix="start in a folder that you may write to",
-        ) from None
+    # NCCL does not make it.
+    made = Folder(folder, "--debug-distributed writes files: start in a folder that you may write to")
+    return Additions(found.variables, (where, *found.notes), folders=(made,))

@@ -21,8 +21,7 @@ from pathlib import Path
 from muster import ROOT
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.launch.additions import Additions
-from muster.entrypoint.launch.program import Program
+from muster.entrypoint.launch.program import Additions, Program
 from muster.errors import MusterError
 
 Version = tuple[int, int]

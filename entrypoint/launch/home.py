@@ -10,12 +10,10 @@ its compiler and Triton in torchinductor_USER in the temporary folder.
 
 import os
 import pwd
-import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from muster.entrypoint.environment import Environment
+from muster.entrypoint.launch.program import Additions, Folder
 from muster.errors import MusterError
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -28,29 +26,14 @@ _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 _FOLDERS = ("TMPDIR", "TEMP", "TMP")
 
 
-@dataclass(frozen=True)
-class Home:
-    """What a process lacks.
-
-    Attributes:
-        variables: those to set.
-        notes: one line for each thing that the user should know.
-        folder: to be made before the start; None where nothing is.
-    """
-
-    variables: Mapping[str, str]
-    notes: tuple[str, ...] = ()
-    folder: Path | None = None
-
-
-def plan(env: Environment) -> Home:
+def find(env: Environment) -> Additions:
     """What the process of `env` lacks in its container; nothing outside of one, and for a recording.
 
     Raises:
         MusterError: no folder at all can be written to.
     """
     if not env.is_live or env.engine is None:
-        return Home({})
+        return Additions()
     uid = os.getuid()
     entry = _entry(uid)
     wanted: dict[str, str] = {}
@@ -65,10 +48,10 @@ def plan(env: Environment) -> Home:
         wanted |= {"USER": str(uid), "LOGNAME": str(uid)}
     home = env.get("HOME") or (entry.pw_dir if entry else "")
     if home and home != "/" and _is_writable(Path(home)):
-        return Home(wanted, tuple(notes))
+        return Additions(wanted, tuple(notes))
     if temporary is None and _is_writable(Path(".")):
         # Python takes that for its temporary files, but it is no place for a home.
-        return Home(wanted, (*notes, f"neither HOME nor a temporary folder can be written to: {FIX}"))
+        return Additions(wanted, (*notes, f"neither HOME nor a temporary folder can be written to: {FIX}"))
     if temporary is None:
         raise MusterError(
             "neither HOME nor any temporary folder can be written to",
@@ -78,28 +61,8 @@ def plan(env: Environment) -> Home:
     folder = temporary / f"muster-home-{uid}"
     wanted["HOME"] = str(folder)
     notes.append(f"HOME={folder}, as {home or 'none'} is no home that can be written to")
-    return Home(wanted, tuple(notes), folder)
-
-
-def make(folder: Path) -> None:
-    """Makes the private folder, if it is not there.
-
-    Raises:
-        MusterError: it can't be made, or something else has its name: others may write there too.
-    """
-    wrong = ""
-    try:
-        # Neither this nor the check follows a link that somebody may have put there.
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        found = folder.lstat()
-        is_private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
-        if not is_private or found.st_uid != os.getuid():
-            wrong = "the folder that was to be HOME belongs to somebody else"
-    except OSError as reason:
-        wrong = f"no folder can be made for HOME: {reason.strerror}"
-    if wrong:
-        raise MusterError(wrong, seen=str(folder), fix="HOME=FOLDER, one that this user may write to")
+    private = Folder(folder, "HOME=FOLDER, one that this user may write to", is_private=True)
+    return Additions(wanted, tuple(notes), folders=(private,))
 
 
 def _entry(uid: int) -> pwd.struct_passwd | None:

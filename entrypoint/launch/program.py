@@ -1,9 +1,13 @@
-"""What runs in each rank, and the process that this one becomes to start it."""
+"""What runs in each rank, what the parts of a launch add, and the process that this one becomes."""
 
+import os
+import stat
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from muster.errors import MusterError
 
 
 @dataclass(frozen=True)
@@ -36,30 +40,92 @@ class Program:
 
 
 @dataclass(frozen=True)
+class Folder:
+    """A folder to be made before the exec.
+
+    Attributes:
+        path: absolute.
+        is_private: whether nobody else may write there; one that is there already must be this user's alone.
+        fix: what to do where it can't be made.
+    """
+
+    path: Path
+    fix: str
+    is_private: bool = False
+
+    def make(self) -> None:
+        """Makes it, if it is not there.
+
+        Raises:
+            MusterError: it can't be made, or is not this user's alone.
+        """
+        wrong = ""
+        try:
+            # Neither this nor the check of a private one follows a link that somebody may have put there.
+            self.path.mkdir(mode=0o700 if self.is_private else 0o777, parents=not self.is_private)
+        except FileExistsError:
+            found = self.path.lstat()
+            is_own = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
+            if self.is_private and not (is_own and found.st_uid == os.getuid()):
+                wrong = "a folder that is to be this user's alone belongs to somebody else, or is open to others"
+        except OSError as reason:
+            wrong = f"a folder can't be made: {reason.strerror}"
+        if wrong:
+            raise MusterError(wrong, seen=str(self.path), fix=self.fix)
+
+
+@dataclass(frozen=True)
+class Additions:
+    """What a part of the launch adds to the new process.
+
+    Attributes:
+        variables: those to set.
+        notes: one line for each thing that the user should know.
+        removed: variables that must not be inherited.
+        folders: to be made before the start.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    notes: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    folders: tuple[Folder, ...] = ()
+
+    @classmethod
+    def merged(cls, parts: Iterable["Additions"]) -> "Additions":
+        """All of `parts`; of a variable that several set, the last one's value."""
+        every = list(parts)
+        return cls(
+            variables={name: value for part in every for name, value in part.variables.items()},
+            notes=tuple(note for part in every for note in part.notes),
+            removed=tuple(name for part in every for name in part.removed),
+            folders=tuple(folder for part in every for folder in part.folders),
+        )
+
+
+def where_unset(wanted: Mapping[str, str], env: Mapping[str, str]) -> Additions:
+    """`wanted` without what the user set, which stays; a line tells of each that has another value."""
+    kept = sorted(name for name in wanted if env.get(name, wanted[name]) != wanted[name])
+    return Additions(
+        {name: value for name, value in wanted.items() if name not in env},
+        tuple(f"{name}={env[name]} is yours: it was kept" for name in kept),
+    )
+
+
+@dataclass(frozen=True)
 class Launch:
     """A process about to be replaced.
 
     Attributes:
         argv: the command.
-        set_variables: variables that it gets, and that the user had not set.
-        removed_variables: variables that it must not inherit.
-        notes: one line for each thing that the user should know.
-        home: the folder to be made for HOME; None where there is one.
+        additions: what the new process gets beside this one's variables, and what it does not get of them.
         hears: whether the new process is ours: it hears warnings and Ctrl-C, those too that came while it started.
     """
 
     argv: tuple[str, ...]
-    set_variables: Mapping[str, str]
-    removed_variables: tuple[str, ...]
-    notes: tuple[str, ...]
-    home: Path | None = None
+    additions: Additions = Additions()
     hears: bool = False
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """All variables of the new process."""
-        kept = {name: value for name, value in env.items() if name not in self.removed_variables}
-        return kept | dict(self.set_variables)
-
-    def with_more(self, variables: Mapping[str, str], notes: Sequence[str]) -> "Launch":
-        """This launch with `variables` set too, and `notes` after its own."""
-        return replace(self, set_variables={**self.set_variables, **variables}, notes=(*self.notes, *notes))
+        kept = {name: value for name, value in env.items() if name not in self.additions.removed}
+        return kept | dict(self.additions.variables)

@@ -1,6 +1,8 @@
-"""From options to the exec that ends this program: what every command that starts ranks does.
+"""From options to the exec that ends this process: what every command that starts ranks does.
 
-environment -> Allocation -> Rendezvous -> Launch, with what the site, the driver and the fabric add -> exec
+    environment -> Allocation -> Rendezvous -> the command, with what each part adds to the new process -> exec
+
+`start` is this line. What adds something gives `Additions`: variables, notes, folders. A dry run prints the result.
 """
 
 import errno
@@ -12,24 +14,20 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
 from muster import interruption
-from muster.entrypoint import environment, resources
-from muster.entrypoint import show as report
+from muster.entrypoint import environment, resources, show
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.fabric import launch as fabric_launch
-from muster.entrypoint.launch import additions, debugging, driver, frameworks, torchrun
-from muster.entrypoint.launch import home as homes
-from muster.entrypoint.launch.additions import Additions
-from muster.entrypoint.launch.program import Launch, Program
+from muster.entrypoint.fabric import launch as fabric
+from muster.entrypoint.launch import driver, frameworks, home, torchrun
+from muster.entrypoint.launch.program import Additions, Launch, Program, where_unset
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.rendezvous import address as rendezvous
-from muster.entrypoint.rendezvous import network
+from muster.entrypoint.rendezvous import address, network
 from muster.entrypoint.rendezvous.address import Rendezvous
 from muster.entrypoint.sites import defaults, recognise
 from muster.entrypoint.sites.defaults import Defaults
@@ -52,87 +50,24 @@ MOST_SCRIPT_BYTES = 500_000
 
 
 @dataclass(frozen=True)
-class Place:
+class Context:
     """What is known of a launch before its command is made.
 
     Attributes:
+        env: the process's variables.
+        options: the user's, with the site's where the user gave none.
         allocation: which of the job's processes this is.
-        meeting: where the ranks meet.
-        site: whose profile was used; None without one. `site.site` is the profile itself.
-        defaults: what that gave: the user's options with the site's where there were none, variables and notes.
+        rendezvous: where the ranks meet.
+        site: whose profile was used; None without one.
+        of_site: the variables and notes that this gave.
     """
 
+    env: Environment
+    options: LaunchOptions
     allocation: Allocation
-    meeting: Rendezvous
-    site: Recognised | None
-    defaults: Defaults
-
-
-def environment_of(options: LaunchOptions) -> Environment:
-    """This process's environment, or the recorded one that the options name."""
-    if options.env_file is None:
-        return environment.live()
-    # Here and not above: a launch reads none.
-    from muster.entrypoint import recording
-
-    return recording.load(Path(options.env_file))
-
-
-def find(
-    env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_single: bool = False, is_start: bool = False
-) -> Place:
-    """Where the process of `env` stands.
-
-    Args:
-        env: its variables.
-        options: what the user says about the launch.
-        typed: the command, for errors that tell how to start it.
-        is_single: whether a world of one is wanted.
-        is_start: whether something is to be started: at some sites this image can't run.
-
-    Raises:
-        MusterError: it can't be told, or does not fit together; or the image does not run at this site.
-    """
-    site = recognise.here(env, options)
-    if is_start:
-        recognise.check(site)
-    if is_single and options.nproc_per_node not in (None, "1"):
-        raise MusterError(
-            "this strategy trains in one process",
-            seen=f"--nproc-per-node={options.nproc_per_node}",
-            fix="train ddp, or leave --nproc-per-node out",
-        )
-    allocation = resolve.resolve(env, options, typed, is_single=is_single)
-    if is_single:
-        allocation = resolve.single(allocation, typed)
-    found = defaults.of(site, allocation.num_nodes, env, options)
-    gpus = site.site.nodes.gpus if site else None
-    missing = resources.without_gpus(env, allocation, options, typed, gpus.value if gpus else 0)
-    if missing:
-        found = replace(found, notes=(*found.notes, missing))
-    try:
-        meeting = rendezvous.meet(allocation, env, found.options)
-    except MusterError as refusal:
-        raise _with_site(refusal, found) from None
-    return Place(allocation, _with_sources(meeting, found), site, found)
-
-
-def _with_sources(meeting: Rendezvous, found: Defaults) -> Rendezvous:
-    # The rendezvous takes all options for the user's.
-    sources = dict(meeting.sources)
-    if "address_suffix" in found.sources:
-        profile = f"the address suffix of {found.sources['address_suffix']}"
-        sources["master_addr"] = sources["master_addr"].replace("--address-suffix", profile)
-    if "interface" in found.sources and sources["interface"] == "--interface":
-        sources["interface"] = found.sources["interface"]
-    return replace(meeting, sources=sources)
-
-
-def _with_site(refusal: MusterError, found: Defaults) -> MusterError:
-    if not found.sources:
-        return refusal
-    seen = f"{refusal.seen}; {found.notes[0]}"
-    return MusterError(refusal.wrong, seen=seen, fix=f"{refusal.fix}; or --site off", code=refusal.code)
+    rendezvous: Rendezvous
+    site: Recognised | None = None
+    of_site: Additions = field(default_factory=Additions)
 
 
 def start(
@@ -165,119 +100,151 @@ def start(
         # is learnt it may as well end the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
     try:
-        here = find(env, options, typed, is_single=is_single, is_start=True)
-        allocation, meeting = here.allocation, here.meeting
+        context = find(env, options, typed, is_single=is_single, is_start=True)
+        allocation, options = context.allocation, context.options
         if not is_dry and allocation.num_nodes == allocation.tasks_on_node == 1:
             check()
-        found = Additions() if is_dry else driver.check(allocation, env, program)
-        site = here.site.site if here.site else None
-        fabric = fabric_launch.inject(allocation, env, options, program, found.variables, site)
+        of_driver = Additions() if is_dry else driver.check(allocation, env, program)
+        site = context.site.site if context.site else None
+        # The fabric's library path has the driver's in it.
+        of_fabric = fabric.inject(allocation, env, options, program, of_driver.variables, site)
     except MusterError as refusal:
         if not is_dry:
-            rendezvous.refuse_all(refusal, env, options)
+            address.refuse_all(refusal, env, options)
         raise
-    if rendezvous.is_open(meeting, allocation) and not is_dry:
-        meeting = rendezvous.by_file(meeting, allocation, env, here.defaults.options)
-    planned = plan(allocation, meeting, env, here.defaults.options, program, typed)
-    # The fabric's library path has the driver's in it; a site's values come before its fabric's.
-    for more in (found, fabric, here.defaults):
-        planned = planned.with_more(more.variables, more.notes)
-    if here.site and program.is_ours:
-        planned = planned.with_more({LaunchVariable.SITE_FOUND: here.site.name}, ())
-    debug = debugging.folder_of(meeting.rdzv_id, Path.cwd())
-    if options.debug_distributed:
-        planned = planned.with_more(*debugging.plan(env, debug, has_gpus=allocation.gpus_seen > 0))
+    if address.is_open(context.rendezvous, allocation) and not is_dry:
+        context = replace(context, rendezvous=address.by_file(context.rendezvous, allocation, env, options))
+    launch = plan(context, program, typed, of_driver, of_fabric)
     if is_dry:
-        print(report.script(planned))
+        print(show.script(launch))
         return
-    listens = allocation.node_rank == 0 and (allocation.mode == "agent" or allocation.rank == 0)
-    if listens and meeting.master_port is not None:
-        port, source = meeting.master_port, meeting.sources["master_port"]
-        network.check_port_free(port, f"{port} from {source}")
-    if options.debug_distributed:
-        debugging.make(debug)
+    port = context.rendezvous.master_port
+    if port is not None and allocation.node_rank == 0 and (allocation.mode == "agent" or allocation.rank == 0):
+        network.check_port_free(port, f"{port} from {context.rendezvous.sources['master_port']}")
     if allocation.rank == 0:
         shown = allocation if program.framework == "torch" else allocation.of_tasks()
-        print(report.headline(shown, meeting, planned), file=sys.stderr)
-    execute(planned, env)
+        print(show.headline(shown, context.rendezvous, launch), file=sys.stderr)
+    execute(launch, env)
 
 
-def plan(
-    allocation: Allocation,
-    meeting: Rendezvous,
-    env: Environment,
-    options: LaunchOptions,
-    program: Program,
-    command: Sequence[str],
-) -> Launch:
-    """The command and the variables for `program` in this place."""
-    notes = list(allocation.notes)
-    home = homes.plan(env)
-    variables = _variables(allocation, meeting, env, notes) | dict(home.variables)
-    notes += home.notes
-    notes += _of_script(program, allocation, env)
-    if env.is_live and os.getpid() == 1 and not _init(env):
-        notes.append(f"this is process 1, and there is no {INIT} to pass SIGTERM on and to reap: docker run --init")
-    port = meeting.master_port
+def environment_of(options: LaunchOptions) -> Environment:
+    """This process's environment, or the recorded one that the options name."""
+    if options.env_file is None:
+        return environment.live()
+    # Here and not above: a launch reads none.
+    from muster.entrypoint import recording
+
+    return recording.load(Path(options.env_file))
+
+
+def find(
+    env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_single: bool = False, is_start: bool = False
+) -> Context:
+    """Where the process of `env` stands.
+
+    Args:
+        env: its variables.
+        options: what the user says about the launch.
+        typed: the command, for errors that tell how to start it.
+        is_single: whether a world of one is wanted.
+        is_start: whether something is to be started: at some sites this image can't run.
+
+    Raises:
+        MusterError: it can't be told, or does not fit together; or the image does not run at this site.
+    """
+    site = recognise.here(env, options)
+    if is_start:
+        recognise.check(site)
+    if is_single and options.nproc_per_node not in (None, "1"):
+        raise MusterError(
+            "this strategy trains in one process",
+            seen=f"--nproc-per-node={options.nproc_per_node}",
+            fix="train ddp, or leave --nproc-per-node out",
+        )
+    allocation = resolve.resolve(env, options, typed, is_single=is_single)
+    if is_single:
+        allocation = resolve.single(allocation, typed)
+    found = defaults.of(site, allocation.num_nodes, env, options)
+    try:
+        rendezvous = address.meet(allocation, env, found.options)
+    except MusterError as refusal:
+        raise _with_site(refusal, found) from None
+    gpus = site.site.nodes.gpus if site else None
+    missing = resources.without_gpus(env, allocation, options, typed, gpus.value if gpus else 0)
+    of_site = Additions(found.variables, (*found.notes, *([missing] if missing else [])))
+    return Context(env, found.options, allocation, _with_sources(rendezvous, found), site, of_site)
+
+
+def _with_sources(rendezvous: Rendezvous, found: Defaults) -> Rendezvous:
+    # The rendezvous takes all options for the user's.
+    sources = dict(rendezvous.sources)
+    if "address_suffix" in found.sources:
+        profile = f"the address suffix of {found.sources['address_suffix']}"
+        sources["master_addr"] = sources["master_addr"].replace("--address-suffix", profile)
+    if "interface" in found.sources and sources["interface"] == "--interface":
+        sources["interface"] = found.sources["interface"]
+    return replace(rendezvous, sources=sources)
+
+
+def _with_site(refusal: MusterError, found: Defaults) -> MusterError:
+    if not found.sources:
+        return refusal
+    seen = f"{refusal.seen}; {found.notes[0]}"
+    return MusterError(refusal.wrong, seen=seen, fix=f"{refusal.fix}; or --site off", code=refusal.code)
+
+
+def plan(context: Context, program: Program, typed: Sequence[str], *more: Additions) -> Launch:
+    """The command and the variables of the new process.
+
+    Args:
+        context: where this one stands.
+        program: what runs in each rank.
+        typed: the command line.
+        more: what this node's driver and fabric add.
+
+    Raises:
+        MusterError: the program can't be started in this way.
+    """
+    env, options, allocation, rendezvous = context.env, context.options, context.allocation, context.rendezvous
+    port = rendezvous.master_port
     if port is None:
         port = network.free_port() if env.is_live else 0
-    if allocation.mode == "agent" and options.spawn and program.framework == "torch":
-        argv = _spawn_argv(allocation, meeting, port, program)
-    elif allocation.mode == "agent" and program.framework == "torch":
-        argv = torchrun.agent_argv(allocation, meeting, options, [*program.torchrun, *program.agent_words()])
-        variables |= torchrun.agent_variables(allocation, options)
-    else:
-        _refuse_torchruns(allocation, options, program)
-        if program.torchrun:
-            notes.append(
-                f"torchrun does not start these ranks, and its options do nothing: {shlex.join(program.torchrun)}"
-            )
-        argv = program.own_words()
-        variables |= frameworks.variables(program.framework, allocation, meeting, port)
-    if program.is_ours:
-        # A file in the user's working directory must not take the place of a library's module.
-        variables["PYTHONSAFEPATH"] = "1"
-        variables |= of_the_job(allocation, env)
-        variables[LaunchVariable.COMMAND] = shlex.join(command)
-    if options.debug:
-        variables["MUSTER_DEBUG"] = "1"
-    for source in (meeting.sources["master_addr"], meeting.sources["master_port"]):
-        name, yours, _ = source.partition(", yours")
-        if yours:
-            notes.append(f"{name}={env[name]} is yours: it was kept")
-    # torchrun reads PET_* as the defaults of its own options: inherited ones would change the launch unseen. And a job
-    # that a rank submits inherits what the rank's own launch had set.
-    removed = tuple(sorted(name for name in env if name.startswith("PET_") or name in tuple(LaunchVariable)))
-    if removed:
-        notes.append(f"removed: {', '.join(removed)}")
+    argv, of_command = _command(context, program, port)
+    parts = [
+        Additions(notes=allocation.notes),
+        _threads(allocation, env),
+        _interface(rendezvous, env),
+        home.find(env),
+        Additions(notes=_notes_on_script(program, allocation, env)),
+        of_command,
+        _for_ours(context, typed) if program.is_ours else Additions(),
+        _of_user(context),
+        *more,
+        context.of_site,
+    ]
+    if options.debug_distributed:
+        # Here and not above: seldom asked for.
+        from muster.entrypoint.launch import debugging
+
+        parts.append(debugging.find(env, rendezvous.rdzv_id, has_gpus=allocation.gpus_seen > 0))
     hears = program.is_ours or torchrun.AGENT in argv or SPAWN in argv
-    return Launch(tuple(argv), variables, removed, tuple(notes), home.folder, hears)
+    return Launch(tuple(argv), Additions.merged(parts), hears)
 
 
-def _of_script(program: Program, allocation: Allocation, env: Environment) -> list[str]:
-    """What a script that was made for another launch would do here; nothing of one that reads torchrun's variables."""
-    text = ""
-    with suppress(OSError, ValueError):
-        path = Path(program.words[0])
-        if program.kind == "script" and path.is_file() and path.stat().st_size < MOST_SCRIPT_BYTES:
-            text = path.read_text(encoding="utf-8", errors="replace")
-    name, num_ranks = Path(program.words[0]).name, allocation.nproc_per_node
-    is_agent = allocation.mode == "agent"
-    notes: list[str] = []
-    for number in ("SLURM_PROCID", "SLURM_LOCALID"):
-        if is_agent and num_ranks > 1 and number in text and number in env and not re.search(r"\bRANK\b", text):
-            notes.append(
-                f"{name} reads {number}, which is the same in this task's {num_ranks} ranks: let it read RANK and "
-                f"LOCAL_RANK, or start a task for each rank: srun --ntasks-per-node={num_ranks} muster run {name}"
-            )
-            break
-    if num_ranks > 1 and re.search(r"\b(mp|multiprocessing)\.(spawn|start_processes)\(", text):
-        one = "--nproc-per-node 1" if is_agent else "one task on each node"
-        notes.append(f"{name} starts processes itself, and here in each of a node's {num_ranks} ranks: give it {one}")
-    # DeepSpeed's scripts have the option too, and it reads the variable.
-    if (found := re.search(r"--local[_-]rank\b", text)) and not re.search("LOCAL_RANK|deepspeed", text):
-        notes.append(f"{name} takes {found[0]}, which no rank is given: let it read LOCAL_RANK, as under torchrun")
-    return notes
+def _command(context: Context, program: Program, port: int) -> tuple[list[str], Additions]:
+    """What starts the ranks of this node, or is the one rank that this process is; and its variables."""
+    allocation, options = context.allocation, context.options
+    is_agent = allocation.mode == "agent" and program.framework == "torch"
+    if is_agent and options.spawn:
+        return _spawn_argv(allocation, context.rendezvous, port, program), Additions()
+    if is_agent:
+        script = [*program.torchrun, *program.agent_words()]
+        argv = torchrun.agent_argv(allocation, context.rendezvous, options, script)
+        return argv, Additions(torchrun.agent_variables(allocation, options))
+    _refuse_torchruns(allocation, options, program)
+    variables = frameworks.variables(program.framework, allocation, context.rendezvous, port)
+    unused = f"torchrun does not start these ranks, and its options do nothing: {shlex.join(program.torchrun)}"
+    return program.own_words(), Additions(variables, (unused,) if program.torchrun else ())
 
 
 def _refuse_torchruns(allocation: Allocation, options: LaunchOptions, program: Program) -> None:
@@ -301,41 +268,7 @@ def _refuse_torchruns(allocation: Allocation, options: LaunchOptions, program: P
             )
 
 
-def _variables(allocation: Allocation, meeting: Rendezvous, env: Environment, notes: list[str]) -> dict[str, str]:
-    """Defaults for what the user did not set."""
-    wanted: dict[str, str] = {}
-    set_by_user = dict(env)
-    cores = resources.cores(env, allocation.cpus_on_node)
-    if cores is not None:
-        if cores == 1 and allocation.job_id is not None and env.is_live:
-            notes.append("this process has one core: its ranks and data workers share it; ask for more CPUs a task")
-        num_cores, num_ranks = max(cores, allocation.cpus_on_node or 0), allocation.nproc_per_node
-        if num_ranks > MOST_RANKS_PER_CORE * num_cores:
-            notes.append(
-                f"{num_ranks} ranks on this node share {num_cores} core{'' if num_cores == 1 else 's'}: they slow each "
-                f"other down, and each takes memory; --nproc-per-node {num_cores} starts one for each core"
-            )
-        threads = resources.threads_per_rank(
-            cores, allocation.cpus_on_node, allocation.nproc_per_node, allocation.tasks_on_node
-        )
-        by_default = allocation.default_threads
-        if by_default is not None:
-            set_by_user.pop("OMP_NUM_THREADS")
-            threads = min(threads, int(by_default))
-            if str(threads) != by_default:
-                notes.append(
-                    f"OMP_NUM_THREADS={by_default} was set by {allocation.scheduler}: {threads} for each of this "
-                    f"node's {allocation.nproc_per_node} ranks was taken"
-                )
-        wanted["OMP_NUM_THREADS"] = str(threads)
-    if meeting.interface is not None:
-        wanted["NCCL_SOCKET_IFNAME"] = wanted["GLOO_SOCKET_IFNAME"] = meeting.interface
-    found = additions.defaults(wanted, set_by_user)
-    notes += found.notes
-    return dict(found.variables)
-
-
-def _spawn_argv(allocation: Allocation, meeting: Rendezvous, port: int, program: Program) -> list[str]:
+def _spawn_argv(allocation: Allocation, rendezvous: Rendezvous, port: int, program: Program) -> list[str]:
     """The command that starts this node's ranks by multiprocessing, in torchrun's place."""
     if program.torchrun:
         raise MusterError("--spawn does without torchrun", seen=shlex.join(program.torchrun), fix="leave --spawn out")
@@ -353,10 +286,105 @@ def _spawn_argv(allocation: Allocation, meeting: Rendezvous, port: int, program:
         f"--nnodes={allocation.num_nodes}",
         f"--node-rank={allocation.node_rank}",
         f"--nproc-per-node={allocation.nproc_per_node}",
-        f"--master-addr={meeting.address}",
+        f"--master-addr={rendezvous.address}",
         f"--master-port={port}",
         *program.agent_words(),
     ]
+
+
+def _threads(allocation: Allocation, env: Environment) -> Additions:
+    """OMP_NUM_THREADS, where the user did not set it."""
+    cores = resources.cores(env, allocation.cpus_on_node)
+    if cores is None:
+        return Additions()
+    notes: list[str] = []
+    if cores == 1 and allocation.job_id is not None and env.is_live:
+        notes.append("this process has one core: its ranks and data workers share it; ask for more CPUs a task")
+    num_cores, num_ranks = max(cores, allocation.cpus_on_node or 0), allocation.nproc_per_node
+    if num_ranks > MOST_RANKS_PER_CORE * num_cores:
+        notes.append(
+            f"{num_ranks} ranks on this node share {num_cores} core{'' if num_cores == 1 else 's'}: they slow each "
+            f"other down, and each takes memory; --nproc-per-node {num_cores} starts one for each core"
+        )
+    threads = resources.threads_per_rank(
+        cores, allocation.cpus_on_node, allocation.nproc_per_node, allocation.tasks_on_node
+    )
+    of_scheduler = allocation.default_threads
+    if of_scheduler is None:
+        found = where_unset({"OMP_NUM_THREADS": str(threads)}, env)
+        return Additions(found.variables, (*notes, *found.notes))
+    threads = min(threads, int(of_scheduler))
+    if str(threads) != of_scheduler:
+        notes.append(
+            f"OMP_NUM_THREADS={of_scheduler} was set by {allocation.scheduler}: {threads} for each of this node's "
+            f"{allocation.nproc_per_node} ranks was taken"
+        )
+    return Additions({"OMP_NUM_THREADS": str(threads)}, tuple(notes))
+
+
+def _interface(rendezvous: Rendezvous, env: Environment) -> Additions:
+    """The network interface for NCCL and gloo, where the user named none."""
+    if rendezvous.interface is None:
+        return Additions()
+    return where_unset(dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), rendezvous.interface), env)
+
+
+def _for_ours(context: Context, typed: Sequence[str]) -> Additions:
+    """What our own programs are told."""
+    variables = {
+        # A file in the user's working directory must not take the place of a library's module.
+        "PYTHONSAFEPATH": "1",
+        **of_the_job(context.allocation, context.env),
+        LaunchVariable.COMMAND: shlex.join(typed),
+    }
+    if context.site:
+        variables[LaunchVariable.SITE_FOUND] = context.site.name
+    return Additions(variables)
+
+
+def _of_user(context: Context) -> Additions:
+    """What of the user's variables is kept, and what must not be inherited."""
+    env, sources = context.env, context.rendezvous.sources
+    notes: list[str] = []
+    for source in (sources["master_addr"], sources["master_port"]):
+        name, yours, _ = source.partition(", yours")
+        if yours:
+            notes.append(f"{name}={env[name]} is yours: it was kept")
+    # torchrun reads PET_* as the defaults of its own options: inherited ones would change the launch unseen. And a job
+    # that a rank submits inherits what the rank's own launch had set.
+    removed = tuple(sorted(name for name in env if name.startswith("PET_") or name in tuple(LaunchVariable)))
+    if removed:
+        notes.append(f"removed: {', '.join(removed)}")
+    if env.is_live and os.getpid() == 1 and not _init(env):
+        notes.append(f"this is process 1, and there is no {INIT} to pass SIGTERM on and to reap: docker run --init")
+    variables = {"MUSTER_DEBUG": "1"} if context.options.debug else {}
+    return Additions(variables, tuple(notes), removed)
+
+
+def _notes_on_script(program: Program, allocation: Allocation, env: Environment) -> tuple[str, ...]:
+    """What a script that was made for another launch would do here; nothing of one that reads torchrun's variables."""
+    text = ""
+    with suppress(OSError, ValueError):
+        path = Path(program.words[0])
+        if program.kind == "script" and path.is_file() and path.stat().st_size < MOST_SCRIPT_BYTES:
+            text = path.read_text(encoding="utf-8", errors="replace")
+    name, num_ranks = Path(program.words[0]).name, allocation.nproc_per_node
+    is_agent = allocation.mode == "agent"
+    notes: list[str] = []
+    for number in ("SLURM_PROCID", "SLURM_LOCALID"):
+        if is_agent and num_ranks > 1 and number in text and number in env and not re.search(r"\bRANK\b", text):
+            notes.append(
+                f"{name} reads {number}, which is the same in this task's {num_ranks} ranks: let it read RANK and "
+                f"LOCAL_RANK, or start a task for each rank: srun --ntasks-per-node={num_ranks} muster run {name}"
+            )
+            break
+    if num_ranks > 1 and re.search(r"\b(mp|multiprocessing)\.(spawn|start_processes)\(", text):
+        one = "--nproc-per-node 1" if is_agent else "one task on each node"
+        notes.append(f"{name} starts processes itself, and here in each of a node's {num_ranks} ranks: give it {one}")
+    # DeepSpeed's scripts have the option too, and it reads the variable.
+    if (found := re.search(r"--local[_-]rank\b", text)) and not re.search("LOCAL_RANK|deepspeed", text):
+        notes.append(f"{name} takes {found[0]}, which no rank is given: let it read LOCAL_RANK, as under torchrun")
+    return tuple(notes)
 
 
 def of_the_job(allocation: Allocation, env: Mapping[str, str]) -> dict[str, str]:
@@ -401,8 +429,8 @@ def execute(launch: Launch, env: Environment) -> NoReturn:
     Raises:
         MusterError: the program can't be started.
     """
-    if launch.home:
-        homes.make(launch.home)
+    for folder in launch.additions.folders:
+        folder.make()
     if launch.hears:
         interruption.hold()
     else:

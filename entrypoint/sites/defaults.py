@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.launch import additions
+from muster.entrypoint.launch.program import where_unset
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import network
 from muster.entrypoint.sites.recognise import VARIABLE, Recognised
@@ -51,7 +51,7 @@ def of(found: Recognised | None, num_nodes: int, env: Environment, options: Laun
     net = _network(found, context, env, options) if num_nodes > 1 else Defaults(options)
     caches, notes = _caches(found.site, context, env)
     wanted = {**net.variables, **caches, **resolve(found.site.variables, context)}
-    added = additions.defaults(wanted, env)
+    added = where_unset(wanted, env)
     given = [*net.given, *sorted(set(added.variables) - set(net.variables))]
     line = f"site: {found.site.title} ({found.why})" + (f": {', '.join(given)}" if given else "")
     return replace(net, variables=added.variables, notes=(line, *net.notes, *notes, *added.notes))

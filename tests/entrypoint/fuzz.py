@@ -22,12 +22,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muster.entrypoint import passing
-from muster.entrypoint import show as report
+from muster.entrypoint import passing, show
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.launch import start as launch
+from muster.entrypoint.launch import start
 from muster.entrypoint.launch.program import Program
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -123,15 +122,14 @@ def answer(path: Path, form: str) -> tuple[str, Allocation | None]:
     """What the terminal gets for the recording at `path`, and where it stands; None where it is refused."""
     options = LaunchOptions(env_file=str(path))
     try:
-        env = launch.environment_of(options)
-        here = launch.find(env, options, ["train", "ddp"])
-        planned = launch.plan(here.allocation, here.meeting, env, here.defaults.options, TRAINER, ["train", "ddp"])
+        env = start.environment_of(options)
+        here = start.find(env, options, ["train", "ddp"])
+        planned = start.plan(here, TRAINER, ["train", "ddp"])
     except MusterError as refusal:
         return str(refusal), None
     if form == "script":
-        return report.script(planned), here.allocation
-    show = report.as_json if form == "json" else report.table
-    return show(here.allocation, here.meeting, planned, here.site), here.allocation
+        return show.script(planned), here.allocation
+    return (show.as_json if form == "json" else show.as_table)(here, planned), here.allocation
 
 
 def problems(case: Case, folder: Path, form: str, ends: Counter[str]) -> Iterator[str]:

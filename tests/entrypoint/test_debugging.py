@@ -13,30 +13,38 @@ from muster.errors import MusterError
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_all_of_it_is_set_and_nothing_of_the_users() -> None:
-    folder = debugging.folder_of("9.0", Path("/work 100%"))
-    assert folder == Path("/work 100%/runs/debug-9.0")
-    variables, notes = debugging.plan({"NCCL_DEBUG": "WARN"}, folder, has_gpus=True)
-    assert variables["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
-    assert variables["NCCL_DEBUG_FILE"] == "/work 100%%/runs/debug-9.0/nccl.%h.%p.log"
-    assert variables["TORCH_FR_DUMP_TEMP_FILE"].startswith("/work 100%/")
-    assert "NCCL_DEBUG" not in variables
-    assert "NCCL_DEBUG=WARN is yours: it was kept" in notes
-    assert str(folder) in notes[0]
+def test_all_of_it_is_set_and_nothing_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = tmp_path / "work 100%"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    found = debugging.find({"NCCL_DEBUG": "WARN"}, "9.0", has_gpus=True)
+    assert found.variables["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
+    assert found.variables["NCCL_DEBUG_FILE"] == f"{tmp_path}/work 100%%/runs/debug-9.0/nccl.%h.%p.log"
+    assert found.variables["TORCH_FR_DUMP_TEMP_FILE"].startswith(f"{work}/runs/debug-9.0/")
+    assert "NCCL_DEBUG" not in found.variables
+    assert "NCCL_DEBUG=WARN is yours: it was kept" in found.notes
+    assert str(work / "runs" / "debug-9.0") in found.notes[0]
 
 
 def test_what_crashes_over_gloo_is_not_asked_for() -> None:
-    assert debugging.plan({}, Path("/a"), has_gpus=False)[0]["TORCH_DISTRIBUTED_DEBUG"] == "INFO"
+    assert debugging.find({}, "1", has_gpus=False).variables["TORCH_DISTRIBUTED_DEBUG"] == "INFO"
 
 
-def test_the_launch_is_one_word() -> None:
-    assert debugging.folder_of("../a b", Path("/a")) == Path("/a/runs/debug-a-b")
+def test_the_folder_stays_below_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder,) = debugging.find({}, "../a b", has_gpus=False).folders
+    assert folder.path == tmp_path / "runs" / "debug-a-b"
+    for _ in range(2):  # the ranks of a node share it
+        folder.make()
+    assert folder.path.is_dir()
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").touch()
+    (folder,) = debugging.find({}, "1", has_gpus=False).folders
     with pytest.raises(MusterError, match="can't be made"):
-        debugging.make(tmp_path / "runs" / "debug-1")
+        folder.make()
 
 
 @pytest.mark.parametrize(("name", "arguments"), [("train", ["ddp"]), ("muster", ["doctor"]), ("muster", ["bench"])])

@@ -13,9 +13,8 @@ import pytest
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.launch import driver
-from muster.entrypoint.launch.additions import Additions
 from muster.entrypoint.launch.driver import Driver, Places, Toolkit
-from muster.entrypoint.launch.program import Program
+from muster.entrypoint.launch.program import Additions, Program
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 from tests.entrypoint import standins

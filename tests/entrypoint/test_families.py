@@ -11,7 +11,7 @@ from muster.entrypoint import detect, passing, recording
 from muster.entrypoint.detect import families
 from muster.entrypoint.detect.families import Family
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.launch import start as launch
+from muster.entrypoint.launch import start
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 from tests.entrypoint import recorded
@@ -89,7 +89,7 @@ def test_its_job_script_is_told_how_to_start_on_all_nodes(task: Environment) -> 
 
 
 def test_training_is_told_when_its_job_ends(task: Environment) -> None:
-    assert launch.of_the_job(recorded.detect(task), task)["MUSTER_SCHEDULER_END_TIME"] == "1900000000"
+    assert start.of_the_job(recorded.detect(task), task)["MUSTER_SCHEDULER_END_TIME"] == "1900000000"
 
 
 def test_containers_and_recordings_get_its_variables(task: Environment) -> None:

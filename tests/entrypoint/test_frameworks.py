@@ -12,24 +12,23 @@ from muster.entrypoint.agent import __main__ as agent
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.launch import frameworks
-from muster.entrypoint.launch import start as launch
+from muster.entrypoint.launch import frameworks, start
 from muster.entrypoint.launch.program import Launch, Program
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.rendezvous import address as rendezvous
+from muster.entrypoint.rendezvous import address
 from muster.errors import MusterError
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings" / "slurm"
 
 
-def placed(env: Environment, options: LaunchOptions | None = None) -> tuple[Allocation, rendezvous.Rendezvous]:
+def placed(env: Environment, options: LaunchOptions | None = None) -> tuple[Allocation, address.Rendezvous]:
     options = options or LaunchOptions()
     allocation = resolve.resolve(env, options, ["train", "ddp"])
-    return allocation, rendezvous.meet(allocation, env, options)
+    return allocation, address.meet(allocation, env, options)
 
 
 def planned(env: Environment, options: LaunchOptions, program: Program) -> Launch:
-    return launch.plan(*placed(env, options), env, options, program, ["muster", "run"])
+    return start.plan(start.Context(env, options, *placed(env, options)), program, ["muster", "run"])
 
 
 def task(name: str, **changes: str) -> Environment:
@@ -99,7 +98,7 @@ def test_a_framework_runs_the_users_command_once_a_task() -> None:
     program = Program("program", ("python", "main.py"), framework="tensorflow")
     found = planned(task("b_srun_N2_1per.node02.1"), LaunchOptions(), program)
     assert list(found.argv) == ["python", "main.py"]
-    assert "TF_CONFIG" in found.set_variables
+    assert "TF_CONFIG" in found.additions.variables
 
 
 def test_spawn_takes_the_place_of_torchrun() -> None:
@@ -140,13 +139,13 @@ def test_restarts_take_the_elastic_form(nnodes: str, node_rank: int, is_host: in
         "--nproc-per-node=2",
         "s.py",
     ]
-    assert found.set_variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert found.additions.variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
 def test_restarts_on_one_node_stay_standalone() -> None:
     found = planned(Environment({}, host="b"), LaunchOptions(max_restarts=3), Program("script", ("s.py",)))
     assert {"--standalone", "--max-restarts=3"} <= set(found.argv)
-    assert found.set_variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert found.additions.variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
 def test_binding_is_torchruns_own() -> None:
@@ -182,7 +181,7 @@ def test_the_agent_waits_for_whoever_listens() -> None:
     ("host", "name"), [("jwb0001", "jwb0001i"), ("jwb0001.juwels", "jwb0001i.juwels"), ("a-1", "a-1i")]
 )
 def test_the_fabrics_name_of_a_host(host: str, name: str) -> None:
-    assert rendezvous.with_suffix(host, "i") == name
+    assert address.with_suffix(host, "i") == name
 
 
 def test_the_suffix_goes_to_listed_hosts_and_not_to_what_the_user_gave() -> None:
@@ -197,8 +196,8 @@ def test_without_hosts_the_meeting_is_open(name: str) -> None:
     allocation, meeting = placed(env)
     assert (allocation.rank, allocation.world_size, allocation.hosts) == (3, 4, ())
     assert meeting.master_addr is None
-    assert rendezvous.is_open(meeting, allocation)
+    assert address.is_open(meeting, allocation)
     allocation, meeting = placed(replace(env, variables={**env, "MASTER_ADDR": "a"}))
     assert meeting.master_addr == "a"
     assert meeting.master_port is not None
-    assert not rendezvous.is_open(meeting, allocation)
+    assert not address.is_open(meeting, allocation)

@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import recording, resources
-from muster.entrypoint import show as report
+from muster.entrypoint import recording, resources, show
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.launch import start as launch
-from muster.entrypoint.launch.program import Launch, Program
+from muster.entrypoint.launch import start
+from muster.entrypoint.launch.program import Additions, Launch, Program
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.rendezvous import address as rendezvous
-from muster.entrypoint.rendezvous import network
+from muster.entrypoint.rendezvous import address, network
 from muster.errors import MusterError
 from muster.variables import LaunchVariable
 
@@ -28,7 +26,8 @@ TRAINER = Program("module", ("muster.train", "ddp", "--epochs=3"), is_ours=True)
 def planned(env: Environment, options: LaunchOptions | None = None, program: Program = TRAINER) -> Launch:
     options = options or LaunchOptions()
     allocation = resolve.resolve(env, options, ["train", "ddp"])
-    return launch.plan(allocation, rendezvous.meet(allocation, env, options), env, options, program, ["train", "ddp"])
+    found = start.Context(env, options, allocation, address.meet(allocation, env, options))
+    return start.plan(found, program, ["train", "ddp"])
 
 
 def recorded(name: str, **changes: str) -> Environment:
@@ -57,7 +56,7 @@ def test_agent_on_the_second_of_two_nodes() -> None:
         "ddp",
         "--epochs=3",
     ]
-    assert found.set_variables == {
+    assert found.additions.variables == {
         "OMP_NUM_THREADS": "1",
         "PYTHONSAFEPATH": "1",
         "MUSTER_COMMAND": "train ddp",
@@ -74,12 +73,12 @@ def test_the_trainers_are_told_of_the_job() -> None:
         "MUSTER_SCHEDULER_START_TIME": "1800000000",
         "MUSTER_SCHEDULER_END_TIME": "1800003600",
     }
-    assert told.items() <= planned(recorded("b_srun_N2_1per.node02.1", **job)).set_variables.items()
-    yours = planned(recorded("b_srun_N2_1per.node02.1", **job, MUSTER_ATTEMPT="7")).set_variables
+    assert told.items() <= planned(recorded("b_srun_N2_1per.node02.1", **job)).additions.variables.items()
+    yours = planned(recorded("b_srun_N2_1per.node02.1", **job, MUSTER_ATTEMPT="7")).additions.variables
     assert "MUSTER_ATTEMPT" not in yours
-    assert not [name for name in planned(Environment({}, host="laptop")).set_variables if name in told]
+    assert not [name for name in planned(Environment({}, host="laptop")).additions.variables if name in told]
     another = planned(recorded("b_srun_N2_1per.node02.1", **job), program=Program("script", ("a.py",)))
-    assert not told.keys() & another.set_variables.keys()
+    assert not told.keys() & another.additions.variables.keys()
 
 
 def test_nothing_is_left_of_the_launch_that_submitted_this_job() -> None:
@@ -95,7 +94,7 @@ def test_a_list_of_nodes_too_long_for_a_variable_is_left_out() -> None:
     found = resolve.resolve(recorded("b_srun_N2_1per.node02.1"), LaunchOptions(), ["train", "ddp"])
     for number, is_told in ((2000, True), (9408, False)):
         nodes = tuple(f"frontier{node:05d}" for node in range(number))
-        told = launch.of_the_job(replace(found, hosts=nodes, num_nodes=number, ranks_per_node=(2,) * number), {})
+        told = start.of_the_job(replace(found, hosts=nodes, num_nodes=number, ranks_per_node=(2,) * number), {})
         assert ("MUSTER_NODES" in told) == is_told
 
 
@@ -103,8 +102,8 @@ def test_worker_is_python_with_the_five_variables() -> None:
     found = planned(recorded("c_srun_N2_2per.node02.2"))
     assert list(found.argv) == [sys.executable, "-u", "-m", "muster.train", "ddp", "--epochs=3"]
     five = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "node01", "MASTER_PORT": "61001"}
-    assert five.items() <= found.set_variables.items()
-    assert found.set_variables["LOCAL_WORLD_SIZE"] == "2"
+    assert five.items() <= found.additions.variables.items()
+    assert found.additions.variables["LOCAL_WORLD_SIZE"] == "2"
 
 
 def test_one_node_is_standalone() -> None:
@@ -155,7 +154,7 @@ def test_the_users_program_in_torchruns_words(program: Program, words: list[str]
     found = planned(Environment({}, host="laptop"), program=program)
     assert list(found.argv[7:]) == words
     # Its own folder stays on its module path.
-    assert "PYTHONSAFEPATH" not in found.set_variables
+    assert "PYTHONSAFEPATH" not in found.additions.variables
 
 
 def test_a_program_of_its_own_in_worker_mode() -> None:
@@ -189,17 +188,17 @@ def test_a_script_made_for_another_launch_is_told_so(
     if text is not None:
         script.write_text(text)
     found = planned(recorded(recording), program=Program("script", (str(script),)))
-    notes = [note for note in found.notes if note.startswith("own.py ")]
+    notes = [note for note in found.additions.notes if note.startswith("own.py ")]
     assert len(notes) == (words is not None)
     assert words is None or words in notes[0]
 
 
 def test_what_the_user_set_stays_and_a_line_says_so() -> None:
     found = planned(recorded("b_srun_N2_1per.node02.1", OMP_NUM_THREADS="7", MASTER_ADDR="node01i", MASTER_PORT="4000"))
-    assert "OMP_NUM_THREADS" not in found.set_variables
+    assert "OMP_NUM_THREADS" not in found.additions.variables
     assert {"--master-addr=node01i", "--master-port=4000"} <= set(found.argv)
     for name in ("OMP_NUM_THREADS=7", "MASTER_ADDR=node01i", "MASTER_PORT=4000"):
-        assert any(note.startswith(name) for note in found.notes), name
+        assert any(note.startswith(name) for note in found.additions.notes), name
 
 
 @pytest.mark.parametrize(
@@ -214,25 +213,25 @@ def test_threads_that_pbs_sets_are_no_wish_of_the_user(name: str, threads: str, 
     """PBS gives each process of a chunk the number of all its cores."""
     env = recording.load(FOLDER.parent / f"{name}.env")
     found = planned(replace(env, variables={**env, "NCPUS": threads, "OMP_NUM_THREADS": threads}))
-    assert found.set_variables["OMP_NUM_THREADS"] == taken
-    notes = "\n".join(found.notes)
+    assert found.additions.variables["OMP_NUM_THREADS"] == taken
+    notes = "\n".join(found.additions.notes)
     assert "OMP_NUM_THREADS" not in notes if threads == taken else "was set by pbs" in notes
     assert f"OMP_NUM_THREADS={threads} is yours" not in notes
     of_the_user = planned(replace(env, variables={**env, "NCPUS": threads, "OMP_NUM_THREADS": "3"}))
-    assert "OMP_NUM_THREADS=3 is yours: it was kept" in of_the_user.notes
+    assert "OMP_NUM_THREADS=3 is yours: it was kept" in of_the_user.additions.notes
 
 
 def test_an_operators_address_is_not_called_the_users() -> None:
     env = recording.load(FOLDER.parent / "documented" / "kubeflow_pytorchjob.mnist-worker-1.2.env")
     found = planned(env)
     assert "--master-addr=mnist-master-0" in found.argv
-    assert not [note for note in found.notes if "yours" in note]
+    assert not [note for note in found.additions.notes if "yours" in note]
 
 
 def test_the_master_in_torchruns_own_words() -> None:
     found = planned(recorded("b_srun_N2_1per.node02.1", PET_MASTER_ADDR="pod-0", PET_MASTER_PORT="4000"))
     assert {"--master-addr=pod-0", "--master-port=4000"} <= set(found.argv)
-    assert "PET_MASTER_ADDR=pod-0 is yours: it was kept" in found.notes
+    assert "PET_MASTER_ADDR=pod-0 is yours: it was kept" in found.additions.notes
 
 
 def test_a_port_that_is_none() -> None:
@@ -250,7 +249,7 @@ def test_options_win_over_the_environment() -> None:
 def test_inherited_pet_variables_are_removed() -> None:
     env = recorded("b_srun_N2_1per.node02.1", PET_NNODES="1", PET_RDZV_ENDPOINT="x:1")
     found = planned(env)
-    assert found.removed_variables == ("PET_NNODES", "PET_RDZV_ENDPOINT")
+    assert found.additions.removed == ("PET_NNODES", "PET_RDZV_ENDPOINT")
     assert not [name for name in found.environment(env) if name.startswith("PET_")]
 
 
@@ -274,14 +273,14 @@ def test_the_next_attempt_and_the_next_step_meet_elsewhere() -> None:
 
 def test_ports_lie_above_the_ephemeral_range() -> None:
     ports = {
-        rendezvous.port_of(job, attempt, step)
+        address.port_of(job, attempt, step)
         for job in ("1", "4535", "4536", "99999999", "4.pbshead", "ƒ2a")
         for attempt in range(3)
         for step in range(3)
     }
     assert min(ports) >= 61000
     assert max(ports) <= 65535
-    assert rendezvous.port_of("9", 0, 0) == 61009
+    assert address.port_of("9", 0, 0) == 61009
 
 
 @pytest.mark.parametrize(
@@ -335,7 +334,7 @@ def test_the_way_to_a_loopback_address_is_loopback_and_never_the_fabric() -> Non
 def test_hostile_values_stay_one_word() -> None:
     hostile = "x; touch /tmp/owned $(id) `id`\n'\"\\\x1b[31m\x9b\u2028\udcff"
     found = planned(Environment({}, host="laptop"), program=Program("script", ("s.py", hostile)))
-    last = report.script(found).split("s.py ", 1)[1]
+    last = show.script(found).split("s.py ", 1)[1]
     assert last.isprintable()
     read = subprocess.run(["bash", "-c", f"printf %s {last}"], capture_output=True, check=True, env={"LC_ALL": "C"})
     assert read.stdout == os.fsencode(hostile)
@@ -344,7 +343,7 @@ def test_hostile_values_stay_one_word() -> None:
 def test_a_variable_too_long_for_the_kernel_is_named() -> None:
     """As TF_CONFIG is, with the names of 10,000 nodes."""
     with pytest.raises(MusterError) as refusal:
-        launch.execute(Launch((sys.executable, "-c", ""), {"TF_CONFIG": "x" * (4 << 20)}, (), ()), Environment({}))
+        start.execute(Launch((sys.executable, "-c", ""), Additions({"TF_CONFIG": "x" * (4 << 20)})), Environment({}))
     assert "long" in refusal.value.wrong
     assert "TF_CONFIG" in refusal.value.seen
 
@@ -352,7 +351,7 @@ def test_a_variable_too_long_for_the_kernel_is_named() -> None:
 def test_no_name_of_a_variable_reaches_a_shell() -> None:
     hostile = {"PET_$(touch /tmp/owned)": "1", "PET_X; id": "2", "PET_NNODES": "2"}
     found = planned(recorded("b_srun_N2_1per.node02.1", **hostile))
-    assert [line for line in report.script(found).splitlines() if "PET_" in line] == ["unset PET_NNODES"]
+    assert [line for line in show.script(found).splitlines() if "PET_" in line] == ["unset PET_NNODES"]
 
 
 @pytest.mark.parametrize("value", ["node01\x1b[31m", "node 01", "x" * 5000, "$(id)", "a,b"])
@@ -373,7 +372,7 @@ def test_an_address_that_is_none(value: str) -> None:
     ],
 )
 def test_a_suffix_makes_another_name_and_no_other_address(host: str, name: str) -> None:
-    assert rendezvous.with_suffix(host, "i") == name
+    assert address.with_suffix(host, "i") == name
 
 
 def test_an_error_is_three_lines_whatever_is_in_it() -> None:
@@ -390,7 +389,7 @@ def test_one_node_with_a_port_of_the_users_starts_ranks_again() -> None:
 
 def test_several_processes_are_refused_where_a_strategy_is_one() -> None:
     with pytest.raises(MusterError, match="one process") as refused:
-        launch.find(Environment({}, host="a"), LaunchOptions(nproc_per_node="4"), ["train", "single"], is_single=True)
+        start.find(Environment({}, host="a"), LaunchOptions(nproc_per_node="4"), ["train", "single"], is_single=True)
     assert refused.value.seen == "--nproc-per-node=4"
-    found = launch.find(Environment({}, host="a"), LaunchOptions(), ["train", "single"], is_single=True)
+    found = start.find(Environment({}, host="a"), LaunchOptions(), ["train", "single"], is_single=True)
     assert found.allocation.world_size == 1

@@ -7,7 +7,7 @@ import pytest
 
 from muster.entrypoint import recording, resources
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.launch import start as launch
+from muster.entrypoint.launch import start
 from muster.entrypoint.options import LaunchOptions
 from tests.entrypoint.recorded import FOLDERS
 
@@ -27,7 +27,7 @@ def notes(env: Environment, options: LaunchOptions | None = None, typed: str = "
     # Live, but for the files of another machine.
     here = replace(env, is_live=True)
     options = options or LaunchOptions(master_addr="127.0.0.1", nnodes="1")
-    return "\n".join(launch.find(here, options, typed.split()).defaults.notes)
+    return "\n".join(start.find(here, options, typed.split()).of_site.notes)
 
 
 def pbs(**changes: str) -> Environment:
@@ -70,5 +70,5 @@ def test_devices_that_a_job_may_not_open_are_not_its_own(devices: Path, monkeypa
 
 
 def test_a_job_without_gpus_at_a_site_whose_nodes_have_them_is_told(devices: Path) -> None:
-    here = launch.find(SLURM, LaunchOptions(site="juwels-booster"), ["train", "ddp"])
-    assert "sbatch --gpus-per-node=4" in "\n".join(here.defaults.notes)
+    here = start.find(SLURM, LaunchOptions(site="juwels-booster"), ["train", "ddp"])
+    assert "sbatch --gpus-per-node=4" in "\n".join(here.of_site.notes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from muster.entrypoint.fabric import Need, stage
 from muster.entrypoint.fabric.find import Device, Finding
 from muster.entrypoint.fabric.stage import FabricPlan, Injected
-from muster.entrypoint.launch.additions import Additions
+from muster.entrypoint.launch.program import Additions
 from tests.entrypoint.standins import compiled
 
 FOLDER = "/opt/cray/libfabric/1.25/lib64"

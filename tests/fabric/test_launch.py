@@ -10,8 +10,7 @@ from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.fabric import Need, find, launch, stage
 from muster.entrypoint.fabric.launch import FOUND, Places
-from muster.entrypoint.launch.additions import Additions
-from muster.entrypoint.launch.program import Program
+from muster.entrypoint.launch.program import Additions, Program
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 from tests.fabric import nodes

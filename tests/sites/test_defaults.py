@@ -10,7 +10,7 @@ import pytest
 
 from muster.entrypoint import recording
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.launch import start as launch
+from muster.entrypoint.launch import start
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.sites import defaults, profiles
 from muster.entrypoint.sites.defaults import Defaults
@@ -143,16 +143,16 @@ def recorded(**variables: str) -> Environment:
 
 def test_the_place_of_a_launch_has_the_sites_address(tmp_path: Path) -> None:
     path = str(written(tmp_path))
-    found = launch.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
-    assert found.meeting.master_addr == "node01i"
-    assert found.meeting.sources["master_addr"].endswith(f"with the address suffix of the profile {path}")
+    found = start.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
+    assert found.rendezvous.master_addr == "node01i"
+    assert found.rendezvous.sources["master_addr"].endswith(f"with the address suffix of the profile {path}")
     assert found.site is not None
     assert found.site.site.title == "Testbooster"
-    mine = launch.find(recorded(), LaunchOptions(site=path, address_suffix="-ib"), ["train", "ddp"])
-    assert mine.meeting.master_addr == "node01-ib"
-    assert mine.meeting.sources["master_addr"].endswith("with --address-suffix")
-    off = launch.find(recorded(), LaunchOptions(site="off"), ["train", "ddp"])
-    assert (off.meeting.master_addr, off.site, off.defaults.notes) == ("node01", None, ())
+    mine = start.find(recorded(), LaunchOptions(site=path, address_suffix="-ib"), ["train", "ddp"])
+    assert mine.rendezvous.master_addr == "node01-ib"
+    assert mine.rendezvous.sources["master_addr"].endswith("with --address-suffix")
+    off = start.find(recorded(), LaunchOptions(site="off"), ["train", "ddp"])
+    assert (off.rendezvous.master_addr, off.site, off.of_site.notes) == ("node01", None, ())
 
 
 def test_an_address_that_leads_nowhere_is_told_with_its_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_an_address_that_leads_nowhere_is_told_with_its_site(tmp_path: Path, mon
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     env = replace(recorded(), is_live=True)
     with pytest.raises(MusterError, match="node01i") as refused:
-        launch.find(env, LaunchOptions(site=path), ["train", "ddp"])
+        start.find(env, LaunchOptions(site=path), ["train", "ddp"])
     assert "site: Testbooster" in refused.value.seen
     assert refused.value.fix.endswith("; or --site off")
 
@@ -173,6 +173,6 @@ def test_an_address_that_leads_nowhere_is_told_with_its_site(tmp_path: Path, mon
 def test_a_refused_site_is_shown_but_starts_nothing(tmp_path: Path) -> None:
     line = 'refused = {value = "AMD GPUs need ROCm", source = "docs"}\n'
     path = str(written(tmp_path, line + VALID))
-    assert launch.find(recorded(), LaunchOptions(site=path), ["train", "ddp"]).site
+    assert start.find(recorded(), LaunchOptions(site=path), ["train", "ddp"]).site
     with pytest.raises(MusterError, match="AMD GPUs need ROCm"):
-        launch.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
+        start.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)

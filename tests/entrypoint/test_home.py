@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.launch import home as homes
-from muster.entrypoint.launch import start as launch
-from muster.entrypoint.launch.program import Launch
+from muster.entrypoint.launch import start
+from muster.entrypoint.launch.home import find
+from muster.entrypoint.launch.program import Additions, Folder, Launch
 from muster.errors import MusterError
 from tests.entrypoint.conftest import COMMANDS, clean_environment
 from tests.entrypoint.test_launch import planned
@@ -30,7 +30,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only temporary folder there is."""
     folder = tmp_path / "tmp"
     folder.mkdir()
-    monkeypatch.setattr(homes, "TEMPORARY", (folder,))
+    monkeypatch.setattr("muster.entrypoint.launch.home.TEMPORARY", (folder,))
     return folder
 
 
@@ -49,27 +49,28 @@ def inside(engine: str | None = "docker", **variables: str) -> Environment:
 
 
 def test_what_works_is_never_touched(tmp_path: Path, temporary: Path) -> None:
-    found = homes.plan(inside(HOME=str(tmp_path), USER="me", TMPDIR=str(temporary)))
-    assert found == homes.Home({})
+    found = find(inside(HOME=str(tmp_path), USER="me", TMPDIR=str(temporary)))
+    assert found == Additions()
 
 
 def test_home_and_name_for_a_user_without_an_entry(temporary: Path, unknown: None) -> None:
-    found = homes.plan(inside(HOME="/"))
+    found = find(inside(HOME="/"))
     home = temporary / f"muster-home-{UID}"
     assert found.variables == {"HOME": str(home), "USER": str(UID), "LOGNAME": str(UID)}
-    assert found.folder == home
+    (folder,) = found.folders
+    assert folder.path == home
     assert not home.exists()
-    homes.make(home)
+    folder.make()
     assert home.stat().st_mode & 0o7777 == 0o700
     # The next process finds it, and takes it.
-    assert homes.plan(inside(HOME="/")).folder == home
-    homes.make(home)
+    assert find(inside(HOME="/")).folders == (folder,)
+    folder.make()
 
 
 def test_the_umask_takes_nothing_away_and_gives_nothing(temporary: Path) -> None:
     before = os.umask(0)
     try:
-        homes.make(temporary / "home")
+        Folder(temporary / "home", "", is_private=True).make()
     finally:
         os.umask(before)
     assert (temporary / "home").stat().st_mode & 0o7777 == 0o700
@@ -77,19 +78,19 @@ def test_the_umask_takes_nothing_away_and_gives_nothing(temporary: Path) -> None
 
 @pytest.mark.parametrize("home", ["/nonexistent", "/etc/passwd", ""])
 def test_a_home_that_cannot_be_written_to(temporary: Path, unknown: None, home: str) -> None:
-    found = homes.plan(inside(HOME=home, USER="me"))
+    found = find(inside(HOME=home, USER="me"))
     assert found.variables == {"HOME": str(temporary / f"muster-home-{UID}")}
     assert len(found.notes) == 1
     assert home in found.notes[0]
 
 
 def test_a_user_with_an_entry_keeps_its_name(temporary: Path) -> None:
-    assert homes.plan(inside(HOME="/nonexistent")).variables.keys() == {"HOME"}
+    assert find(inside(HOME="/nonexistent")).variables.keys() == {"HOME"}
 
 
 def test_outside_of_containers_and_for_recordings_nothing_changes(temporary: Path, unknown: None) -> None:
-    assert homes.plan(inside(engine=None, HOME="/")) == homes.Home({})
-    assert homes.plan(replace(inside(HOME="/"), is_live=False)) == homes.Home({})
+    assert find(inside(engine=None, HOME="/")) == Additions()
+    assert find(replace(inside(HOME="/"), is_live=False)) == Additions()
 
 
 def link(path: Path) -> None:
@@ -112,44 +113,45 @@ def foreign(path: Path) -> None:
 def test_what_others_put_there_is_not_used(temporary: Path, plant: Callable[[Path], object]) -> None:
     home = temporary / f"muster-home-{UID}"
     plant(home)
-    assert homes.plan(inside(HOME="/")).folder == home
+    (folder,) = find(inside(HOME="/")).folders
+    assert folder.path == home
     with pytest.raises(MusterError, match="somebody else") as refusal:
-        homes.make(home)
+        folder.make()
     assert str(home) in refusal.value.seen
 
 
 def test_without_a_temporary_folder_it_is_shared_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: None
 ) -> None:
-    monkeypatch.setattr(homes, "TEMPORARY", (Path("/nonexistent"),))
-    monkeypatch.setattr(homes, "SHARED_MEMORY", tmp_path)
-    found = homes.plan(inside(HOME="/", USER="me"))
+    monkeypatch.setattr("muster.entrypoint.launch.home.TEMPORARY", (Path("/nonexistent"),))
+    monkeypatch.setattr("muster.entrypoint.launch.home.SHARED_MEMORY", tmp_path)
+    found = find(inside(HOME="/", USER="me"))
     assert found.variables == {"TMPDIR": str(tmp_path), "HOME": str(tmp_path / f"muster-home-{UID}")}
     assert "--tmpfs /tmp" in found.notes[0]
     # A folder of the user's that works is all that is needed.
     (tmp_path / "own").mkdir()
-    assert "TMPDIR" not in homes.plan(inside(HOME="/", TMPDIR=str(tmp_path / "own"))).variables
+    assert "TMPDIR" not in find(inside(HOME="/", TMPDIR=str(tmp_path / "own"))).variables
 
 
 def test_with_no_folder_at_all_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(homes, "TEMPORARY", (Path("/nonexistent"),))
-    monkeypatch.setattr(homes, "SHARED_MEMORY", Path("/nonexistent"))
+    monkeypatch.setattr("muster.entrypoint.launch.home.TEMPORARY", (Path("/nonexistent"),))
+    monkeypatch.setattr("muster.entrypoint.launch.home.SHARED_MEMORY", Path("/nonexistent"))
     monkeypatch.chdir(tmp_path)
-    found = homes.plan(inside(HOME="/"))
-    assert (found.variables, found.folder) == ({}, None)
+    found = find(inside(HOME="/"))
+    assert (found.variables, found.folders) == ({}, ())
     assert "--tmpfs" in found.notes[0]
     # Root may write anywhere.
-    monkeypatch.setattr(homes, "_is_writable", lambda folder: False)
+    monkeypatch.setattr("muster.entrypoint.launch.home._is_writable", lambda folder: False)
     with pytest.raises(MusterError, match="can be written to"):
-        homes.plan(inside(HOME="/"))
+        find(inside(HOME="/"))
 
 
 def test_the_launch_has_them(temporary: Path, unknown: None) -> None:
     found = planned(inside(HOME="/"))
-    assert found.set_variables["HOME"] == str(temporary / f"muster-home-{UID}")
-    assert found.set_variables["USER"] == str(UID)
-    assert found.home == temporary / f"muster-home-{UID}"
-    assert any("HOME" in note for note in found.notes)
+    assert found.additions.variables["HOME"] == str(temporary / f"muster-home-{UID}")
+    assert found.additions.variables["USER"] == str(UID)
+    assert [folder.path for folder in found.additions.folders] == [temporary / f"muster-home-{UID}"]
+    assert any("HOME" in note for note in found.additions.notes)
 
 
 def needs(*programs: str) -> None:
@@ -255,5 +257,5 @@ def test_tini_starts_the_command_only_for_process_1(tmp_path: Path, monkeypatch:
     env = inside(PATH=str(tmp_path))
     for pid in (2, 1):
         monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
-        launch.execute(Launch(("train", "-x"), {}, (), ()), env)
+        start.execute(Launch(("train", "-x")), env)
     assert execd == [["train", "-x"], ["tini", "--", "train", "-x"]]
