@@ -302,7 +302,7 @@ def test_threads_of_a_rank(cores: int, cpus_on_node: int | None, ranks: int, tas
 @pytest.mark.parametrize(("ranks", "is_told"), [(64, True), (4, False)])
 def test_far_more_ranks_than_cores_are_told(ranks: int, is_told: bool) -> None:
     found = planned(recorded("b_srun_N2_1per.node02.1"), LaunchOptions(nproc_per_node=str(ranks)))
-    assert (f"{ranks} ranks on this node share 1 core: " in "\n".join(found.notes)) == is_told
+    assert (f"{ranks} ranks on this node share 1 core: " in "\n".join(found.additions.notes)) == is_told
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:

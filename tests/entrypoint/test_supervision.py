@@ -63,7 +63,7 @@ def test_a_store_that_is_gone_keeps_nobody() -> None:
 
 
 def test_the_level_of_the_agents_log_is_not_that_of_its_ranks() -> None:
-    code = "import os; from muster.entrypoint import agent; print(os.environ.get('TORCH_CPP_LOG_LEVEL'))"
+    code = "import os; from muster.entrypoint.agent import __main__; print(os.environ.get('TORCH_CPP_LOG_LEVEL'))"
     for given in ("None", "INFO"):
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
         env |= {} if given == "None" else {"TORCH_CPP_LOG_LEVEL": given}
@@ -151,8 +151,8 @@ dist.destroy_process_group()
 """
 FOR_LONG = """
 import runpy
-from muster.entrypoint import supervision
-supervision.BRIEF_S = 0
+from muster.entrypoint.agent import agent
+agent.BRIEF_S = 0
 runpy.run_module("muster.entrypoint.agent", run_name="__main__", alter_sys=True)
 """
 
