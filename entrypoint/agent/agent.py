@@ -1,53 +1,41 @@
-"""torchrun's agent with what it lacks: only accidents are started again, and the nodes of a launch part in order."""
+"""torchrun's agent with what it lacks: only accidents are started again, and the nodes of a launch part in order.
+
+It is a subclass of torch's by torch's own hooks; nothing of torch is replaced.
+"""
 
 import argparse
-import ctypes
-import functools
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-from torch.distributed.elastic.rendezvous import (
-    RendezvousConnectionError,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
-)
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.elastic.utils import store as store_util
+from torch.distributed.run import config_from_args  # pyright: ignore[reportUnknownVariableType]
 
 from muster import interruption
-from muster.entrypoint.agent.nodes import Nodes, can_tell_others, first_of, how_ended, is_ours
+from muster.entrypoint.agent import rendezvous
+from muster.entrypoint.agent.failures import first_of, how_ended, is_ours
+from muster.entrypoint.agent.nodes import Nodes, can_tell_others
 from muster.entrypoint.rendezvous.network import within
 from muster.errors import ExitCode
 from muster.variables import LaunchVariable
 
 TELL_S = 5.0
-STORE_S = 30.0
 LEAVE_LOOK_S = 0.02
-PR_SET_PDEATHSIG = 1
 GROUP_S = 3.0
 """Seconds from SIGTERM to SIGKILL for what a worker leaves running."""
-
-LOOPBACK, LOOPBACK_ADDRESS = "loopback", "127.0.0.1"
-
-AGENTS = "agent"
-"""What the agent's own keys begin with in such a store."""
 
 LEFT = "muster/left"
 """The key under which agents count those that ask the store no more."""
@@ -55,8 +43,17 @@ LEFT = "muster/left"
 BRIEF_S = 30.0
 """Programs that end sooner train nothing: they show hosts, or devices."""
 
-LOST: set[int] = set()
-"""Stores that are asked no more."""
+TIE = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() != int(sys.argv[1]):  # the agent ended before that
+    os._exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Starts a worker that the kernel ends with its agent, however that ends.
+
+Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
+"""
 
 
 @dataclass
@@ -78,6 +75,73 @@ class Status:
     elsewhere: str = ""
 
 
+def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailure]:
+    """Runs this node's workers as torchrun does, to their end.
+
+    Args:
+        arguments: torchrun's, after `rendezvous.choose`.
+        status: filled while they run.
+
+    Returns:
+        the failures by rank; none after an end without one.
+
+    Raises:
+        SignalException: this process was told to end.
+        Exception: the nodes did not meet, or have lost each other.
+
+    Source: torch.distributed.launcher.api.launch_agent, which has no place for another agent
+    """
+    rendezvous.register()
+    found: Any = config_from_args(arguments)  # pyright: ignore[reportUnknownVariableType]
+    config, program, words = found
+    if isinstance(program, str) and not is_ours():
+        # Other programs than ours don't look whether their agent lives.
+        words = ["-I", "-S", "-c", TIE, str(os.getpid()), program, *words]
+        program = sys.executable
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    # What only some versions of torch have is passed on by its name.
+    known = {each.name for each in fields(api.WorkerSpec)} & {each.name for each in fields(config)}
+    spec = api.WorkerSpec(
+        local_world_size=config.nproc_per_node,
+        entrypoint=program,
+        args=tuple(words),
+        rdzv_handler=get_rendezvous_handler(parameters),
+        **{name: getattr(config, name) for name in known},
+    )
+    agent: Any = Agent(
+        status,
+        spec=spec,
+        logs_specs=config.logs_specs,
+        start_method=config.start_method,
+        log_line_prefix_template=config.log_line_prefix_template,
+    )
+    is_closing = True
+    try:
+        result = agent.run()
+        events.record(agent.get_event_succeeded(), config.event_log_handler)
+        return result.failures if result.is_failed() else {}
+    except SignalException:
+        # An elastic launch goes on without this node.
+        is_closing = False
+        events.record(agent.get_event_failed(), config.event_log_handler)
+        raise
+    except Exception:
+        events.record(agent.get_event_failed(), config.event_log_handler)
+        raise
+    finally:
+        if is_closing:
+            spec.rdzv_handler.shutdown()
+
+
 class Agent(LocalElasticAgent):
     """torchrun's agent of one node, which speaks with those of the other nodes."""
 
@@ -87,6 +151,7 @@ class Agent(LocalElasticAgent):
         self._num_nodes = 0
         self._nodes: Nodes | None = None
         self._start = 0.0
+        self._ended: set[int] = set()
 
     def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()  # by which this one is not typed
@@ -96,19 +161,13 @@ class Agent(LocalElasticAgent):
             started = torchs._start_workers(worker_group)
         if self._nodes is None and can_tell_others(worker_group):
             self._nodes = Nodes(self, worker_group, self._status.ended)
-        # torchrun closes the workers' context when one has failed: who is alive at that moment can't be the cause.
-        context: Any = self._pcontext
-        close = context.close
-
-        def close_and_note(*arguments: Any, **options: Any) -> None:
-            self._before_stop(worker_group)
-            close(*arguments, **options)
-
-        context.close = close_and_note
+        self._ended = set()
         return started
 
     def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()
+        if not self._note_ends(worker_group):
+            return api.RunResult(state=api.WorkerState.HEALTHY)
         result = torchs._monitor_workers(worker_group)
         for rank, failure in list(result.failures.items()):
             # A trainer that was stopped may still end with a code that says more than the one that failed.
@@ -140,24 +199,40 @@ class Agent(LocalElasticAgent):
         if context and self._worker_group.state != api.WorkerState.SUCCEEDED:
             end_groups(context.pids().values())
 
-    def _before_stop(self, group: Any) -> None:
-        """Notes who is alive, and tells other nodes of a failure at once: theirs that follow come later."""
+    def _note_ends(self, group: Any) -> bool:
+        """Whether a worker has ended since this was asked last.
+
+        torchrun stops the others as soon as it sees that one has failed. So who is alive is noted before it is asked:
+        they can't be the cause. Other nodes are told of the failure at once: theirs that follow come later.
+        """
         context: Any = self._pcontext
-        handlers = context.subprocess_handlers.values()
-        self._status.stopped |= {handler.proc.pid for handler in handlers if handler.proc.poll() is None}
-        failures = {group.workers[local].global_rank: failure for local, failure in context._failures.items()}
+        handlers: dict[int, Any] = getattr(context, "subprocess_handlers", {})
+        codes = {local: handler.proc.poll() for local, handler in handlers.items()}
+        ended = {local for local, code in codes.items() if code is not None}
+        if handlers and ended <= self._ended:
+            return False
+        self._ended = ended
+        failures = {
+            group.workers[local].global_rank: ProcessFailure(
+                local_rank=local,
+                pid=handlers[local].proc.pid,
+                exitcode=codes[local],
+                error_file=context.error_files[local],
+            )
+            for local in ended
+            if codes[local] != 0
+        }
+        if failures:
+            self._status.stopped |= {handlers[local].proc.pid for local, code in codes.items() if code is None}
         # Trainers of ours tell each other; and a scheduler's warning reaches all nodes.
         if failures and self._nodes and not is_ours() and not self._status.warning:
             self._status.elsewhere = self._nodes.publish_failures(failures)
+        return True
 
     def _before_start(self, group: Any) -> None:
         self._status.has_started = True
         self._start = time.monotonic()
-        handler = group.spec.rdzv_handler
-        if isinstance(handler, Loopback):
-            word = handler.launch
-        else:
-            word = "" if handler.get_backend() == "static" else launch_word(group.store)
+        word = rendezvous.word_of_launch(group.spec.rdzv_handler, group.store)
         # With the agent's process id: what a worker starts inherits the variable, and is no part of this launch.
         os.environ[LaunchVariable.LAUNCH] = f"{word}.{os.getpid()}"
         before, self._num_nodes = self._num_nodes, group.group_world_size
@@ -187,79 +262,6 @@ class Agent(LocalElasticAgent):
             tell(f"{ended}, and --max-restarts={most} allows no more restarts")
 
 
-class Loopback(RendezvousHandler):
-    """The rendezvous of one node: each time a new store, which listens on 127.0.0.1 alone.
-
-    torch's own listen on all interfaces, and whoever reaches a store can have its processes run code.
-
-    Args:
-        parameters: of torchrun; the endpoint's port is that of the first store, 0 takes a free one.
-
-    Attributes:
-        launch: a word that names this launch, and stays when its ranks are started again.
-
-    Source: https://github.com/pytorch/pytorch/security/policy (using distributed features)
-    """
-
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        self.launch = uuid.uuid4().hex
-        self._id = parameters.run_id
-        self._port = int(parameters.endpoint.rpartition(":")[2])
-        self._is_closed = False
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """A store for this agent and its ranks.
-
-        Raises:
-            OSError: the port is taken.
-        """
-        listener = socket.create_server((LOOPBACK_ADDRESS, self._port))
-        port = int(listener.getsockname()[1])
-        self._port = 0  # for ranks that are started again: the store before this one may still listen
-        torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
-        server = torchs(LOOPBACK_ADDRESS, port, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
-        return RendezvousInfo(PrefixStore(AGENTS, server), 0, 1, RendezvousStoreInfo(LOOPBACK_ADDRESS, port))
-
-    @property
-    def use_agent_store(self) -> bool:
-        """True: the ranks are clients of this store."""
-        return True
-
-    def get_backend(self) -> str:
-        """The name by which torchrun knows this."""
-        return LOOPBACK
-
-    def get_run_id(self) -> str:
-        """The launch's id, as torchrun was given it."""
-        return self._id
-
-    def is_closed(self) -> bool:
-        """Whether the launch has ended."""
-        return self._is_closed
-
-    def set_closed(self) -> None:
-        """Ends the launch: nobody else takes part in it."""
-        self._is_closed = True
-
-    def num_nodes_waiting(self) -> int:
-        """0: there are no other nodes."""
-        return 0
-
-    def shutdown(self) -> bool:
-        """True: nothing is left open."""
-        return True
-
-
-def meet_on_loopback(arguments: argparse.Namespace) -> None:
-    """Has torchrun take `Loopback` where its `arguments` are those of one node."""
-    if not arguments.standalone and (arguments.nnodes not in ("1", "1:1") or arguments.rdzv_backend != "static"):
-        return
-    port = 0 if arguments.standalone else arguments.master_port
-    arguments.standalone = False
-    arguments.rdzv_backend, arguments.rdzv_endpoint = LOOPBACK, f"{LOOPBACK_ADDRESS}:{port}"
-    rendezvous_handler_registry.register(LOOPBACK, Loopback)
-
-
 def end_groups(leaders: Iterable[int]) -> None:
     """Ends what the workers `leaders` have started and left: each leads a process group."""
     left = set(leaders)
@@ -282,53 +284,6 @@ def has_members(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def tie_workers_to_agent() -> None:
-    """The kernel ends the workers with this process, however that ends: other programs than ours don't look for it.
-
-    Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
-    """
-    prctl, agent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def before_exec() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != agent:  # it ended before that
-            os._exit(ExitCode.FAILED)
-
-    torchs: Any = subprocess_handler
-    torchs.Popen = functools.partial(subprocess.Popen, preexec_fn=before_exec)
-
-
-def launch_word(store: Any) -> str:
-    """A word that the agents of a launch agree on by their `store`: it stays when they start their workers again."""
-    # Each meeting has a prefix of its own in one store.
-    store = getattr(store, "underlying_store", store)
-    return store.compare_set("muster/launch", "", uuid.uuid4().hex).decode()
-
-
-def give_up_on_lost_stores() -> None:
-    """A store that does not answer counts as lost, and is asked no more.
-
-    torch's client waits for ever where the store's host vanished: after its time-out, for the answer to its farewell.
-    """
-    torchs: Any = C10dRendezvousBackend
-    call = torchs._call_store
-
-    def call_store(backend: Any, *arguments: Any, **options: Any) -> Any:
-        silent = RendezvousConnectionError("the store does not answer")
-        if id(backend) in LOST:
-            raise silent
-        try:
-            return within(STORE_S, lambda: call(backend, *arguments, **options))
-        except TimeoutError:
-            LOST.add(id(backend))
-            raise silent from None
-        except Exception:
-            LOST.add(id(backend))
-            raise
-
-    torchs._call_store = call_store
 
 
 def check_out(agent: Any) -> None:
@@ -372,7 +327,7 @@ def tell_if_apart(group: Any) -> None:
     With a store of their own (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, torchrun.py) nobody knows.
     """
     handler, world_size = group.spec.rdzv_handler, group.workers[0].world_size
-    prefix = {LOOPBACK: AGENTS, "static": handler.get_run_id()}.get(handler.get_backend())
+    prefix = {rendezvous.LOOPBACK: rendezvous.AGENTS, rendezvous.FIXED: handler.get_run_id()}.get(handler.get_backend())
     if prefix is None or group.group_rank or world_size == 1:
         return
     keys = group.store.underlying_store.list_keys()

@@ -1,17 +1,15 @@
-"""What the agents of a launch tell each other: who has come, that each node lives, and what failed on it.
+"""What the agents of a launch tell each other while it runs: that each node lives, and what failed on it.
 
-The latter two are for trainings that are not started again in place. The ranks beat for themselves
+This is for trainings that are not started again in place. The ranks beat for themselves
 (train/heartbeat.py), but not before they have met; and a rank that was stopped or killed tells nothing. The words are
 those of train/faults.py, in its store.
 """
 
 import json
-import os
 import signal
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -19,14 +17,11 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
+from muster.entrypoint.agent.failures import cause_of, how_ended, is_ours
+from muster.entrypoint.agent.rendezvous import FIXED
 from muster.entrypoint.rendezvous.network import within
-from muster.errors import ExitCode, MusterError
-from muster.variables import LaunchVariable
-
-WARNED = (-10, -12, -15)
-"""Exit codes of workers that a warning has ended: their scheduler stops all."""
+from muster.errors import ExitCode
 
 BEAT_S = 5.0
 DEAD_BEATS = 9
@@ -170,40 +165,9 @@ class Nodes:
         return first
 
 
-def is_ours() -> bool:
-    """Whether the workers are trainers of this project: the exit codes of others mean what their authors wanted."""
-    return LaunchVariable.COMMAND in os.environ
-
-
 def can_tell_others(group: Any) -> bool:
     """Whether there are other nodes, and no node starts its workers again."""
-    return group.spec.rdzv_handler.get_backend() == "static" and group.group_world_size > 1
-
-
-def first_of(failures: Mapping[int, Any]) -> int:
-    """The rank that failed first, of failures by rank."""
-    # Once one has failed, torchrun ends the others by SIGTERM.
-    own = [rank for rank, failure in failures.items() if failure.exitcode != -signal.SIGTERM] or failures
-    # A worker that was killed has no record of the time; the others' records know it to the second only.
-    return min(own, key=lambda rank: (failures[rank].exitcode >= 0, failures[rank].timestamp))
-
-
-def cause_of(failures: Mapping[int, Any]) -> int | None:
-    """The rank that made the others fail; None where a warning has ended all, which is no failure of this node's."""
-    if is_ours() and any(failure.exitcode == ExitCode.PREEMPTED for failure in failures.values()):
-        return None
-    own = {rank: failure for rank, failure in failures.items() if failure.exitcode not in WARNED}
-    return first_of(own) if own else None
-
-
-def how_ended(exitcode: int) -> str:
-    """How a process ended, in words: by a signal, or with a code."""
-    if exitcode >= 0:
-        return f"ended with exit code {exitcode}"
-    try:
-        return f"was ended by {signal.Signals(-exitcode).name}"
-    except ValueError:
-        return f"was ended by signal {-exitcode}"
+    return group.spec.rdzv_handler.get_backend() == FIXED and group.group_world_size > 1
 
 
 def gone(group: Any) -> str:
@@ -215,60 +179,3 @@ def why(text: bytes) -> str:
     """A published fault, in words."""
     fault = json.loads(text)
     return f"rank {fault['rank']} on {fault['host']} failed: {fault['wrong']}"
-
-
-# The start: torch itself tells only how many nodes came, and not which did not.
-
-
-def wait_for_all() -> None:
-    """From now on nodes that meet at a fixed place say who they are, and the one at that place waits for all."""
-    handlers: Any = StaticTCPRendezvous
-    meet = handlers.next_rendezvous
-
-    def next_rendezvous(handler: Any) -> Any:
-        if handler._store is None and handler.world_size > 1:
-            # As torch makes it, but on node rank 0 up at once, and not when all have come: they are counted below.
-            store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
-            place = (handler.master_addr, handler.master_port, handler.world_size, handler.rank == 0, handler.timeout)
-            handler._store = store(*place, multi_tenant=True, wait_for_workers=handler.rank > 0)
-            call(handler._store, handler.rank, handler.world_size, handler.timeout)
-        return meet(handler)
-
-    handlers.next_rendezvous = next_rendezvous
-
-
-def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
-    """Returns, on node rank 0, when all nodes have come; on others at once.
-
-    Raises:
-        MusterError: another process has come as this node.
-        TimeoutError: some did not within `limit`; it names them.
-    """
-    here = PrefixStore("muster", store)
-    own = f"{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex}"
-    first = here.compare_set(f"came/{node_rank}", "", own).decode()
-    if first != own:
-        raise MusterError(
-            f"two processes take themselves for node rank {node_rank}: one of them was started twice, or its place is "
-            "wrong",
-            seen=" and ".join(each.rpartition(", ")[0] for each in (first, own)),
-            fix="start one process on each node, each with a node rank of its own",
-        )
-    if node_rank:
-        return
-    keys = [f"came/{number}" for number in range(num_nodes)]
-    try:
-        here.wait(keys, limit)
-    except dist.DistError:
-        absent = [number for number, key in enumerate(keys) if not here.check([key])]
-        if absent:
-            raise TimeoutError(told(absent, num_nodes, limit.total_seconds())) from None
-
-
-def told(absent: list[int], num_nodes: int, limit_s: float, most: int = 8) -> str:
-    """Who did not come, by the names of MUSTER_NODES where the launch has told them."""
-    names = os.environ.get(LaunchVariable.NODES, "").split(",")
-    known = len(names) == num_nodes
-    shown = [names[number] if known else f"node rank {number}" for number in absent[:most]]
-    more = f" and {len(absent) - most} more" if len(absent) > most else ""
-    return f"{', '.join(shown)}{more} did not come within {limit_s:.0f} s; {num_nodes - len(absent)} of {num_nodes} did"

@@ -11,7 +11,8 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from muster import ROOT
-from muster.entrypoint.agent import __main__ as agent
+from muster.entrypoint.agent.agent import Status
+from muster.entrypoint.agent.failures import report
 from muster.variables import LaunchVariable
 
 WORKER = """
@@ -86,8 +87,8 @@ def test_the_first_is_the_one_that_was_killed(
     (tmp_path / "105").write_text(f"{log}\n")
     failures = {4: failure(104, 1, 99), 5: failure(105, -signal.SIGSEGV, 100), 6: failure(106, 1, 99)}
     monkeypatch.setenv("MUSTER_COMMAND", "train ddp")
-    status = agent.Status()
-    assert agent.report(failures, status) == 1
+    status = Status()
+    assert report(failures, status) == 1
     said = capsys.readouterr().err
     assert said.startswith("error: rank 5 on ")
     assert said.count("error: ") == 1
@@ -97,12 +98,12 @@ def test_the_first_is_the_one_that_was_killed(
     # A rank that said itself what was wrong, or followed another, is not the first.
     for pid in (104, 106):
         (tmp_path / str(pid)).write_text("/a/log\ntold\n")
-    assert agent.report({rank: failures[rank] for rank in (4, 6)}, status) == 1
+    assert report({rank: failures[rank] for rank in (4, 6)}, status) == 1
     assert capsys.readouterr().err == ""
     monkeypatch.delenv(LaunchVariable.LAST_WORDS)
-    assert agent.report(failures, status) == 1
+    assert report(failures, status) == 1
     assert "log:" not in capsys.readouterr().err
-    assert agent.report({4: failure(104, 2, 1), 5: failure(105, -9, 0)}, status) == 2
+    assert report({4: failure(104, 2, 1), 5: failure(105, -9, 0)}, status) == 2
 
 
 STOPPED = """

@@ -1,14 +1,16 @@
 """Other starters than torchrun's agent, and other frameworks than torch: whole argv and variables."""
 
+import argparse
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import parse_args
 
 from muster.entrypoint import recording
-from muster.entrypoint.agent import __main__ as agent
+from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
@@ -150,7 +152,7 @@ def test_restarts_on_one_node_stay_standalone() -> None:
 
 def test_binding_is_torchruns_own() -> None:
     found = planned(Environment({}, host="b"), LaunchOptions(numa_binding="node"), Program("script", ("s.py",)))
-    assert agent.parse_args(list(found.argv[4:])).numa_binding == "node"
+    assert parse_args(list(found.argv[4:])).numa_binding == "node"
 
 
 @pytest.mark.parametrize("nnodes", ["0", "2:1", "0:2", ":2", "two", "1:2:3", "-1", "9" * 20])
@@ -164,17 +166,24 @@ def test_a_range_of_nodes_larger_than_the_job_is_refused() -> None:
         placed(task("b_srun_N2_1per.node02.1"), LaunchOptions(nnodes="2:4"))
 
 
+def chosen(*words: str) -> argparse.Namespace:
+    arguments = parse_args([*words, "s.py"])
+    rendezvous.choose(arguments)
+    return arguments
+
+
 def test_the_agent_waits_for_whoever_listens() -> None:
-    static = ["--nnodes=2", "--master-addr=a", "--master-port=7", "--rdzv-conf=timeout=5", "s.py"]
-    assert agent.place_to_wait_for(agent.parse_args(["--node-rank=1", *static])) == ("a", 7)
-    assert agent.place_to_wait_for(agent.parse_args(["--node-rank=0", *static])) is None
-    assert agent.rendezvous_timeout_s(agent.parse_args(static)) == 5
-    elastic = ["--rdzv-backend=c10d", "--rdzv-endpoint=[fd00::1]:7", "s.py"]
-    guest = agent.parse_args(["--rdzv-conf=is_host=0,join_timeout=6", *elastic])
-    assert agent.place_to_wait_for(guest) == ("fd00::1", 7)
-    assert agent.rendezvous_timeout_s(guest) == 6
-    assert agent.place_to_wait_for(agent.parse_args(["--rdzv-conf=is_host=1", *elastic])) is None
-    assert agent.place_to_wait_for(agent.parse_args(["--standalone", "s.py"])) is None
+    static = ("--nnodes=2", "--rdzv-backend=static", "--master-addr=a", "--master-port=7", "--rdzv-conf=timeout=5")
+    guest = chosen("--node-rank=1", *static)
+    assert rendezvous.is_guest(guest)
+    assert (rendezvous.place_of(guest), rendezvous.timeout_s(guest)) == (("a", 7), 5)
+    assert not rendezvous.is_guest(chosen("--node-rank=0", *static))
+    elastic = ("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=[fd00::1]:7")
+    guest = chosen("--rdzv-conf=is_host=0,join_timeout=6", *elastic)
+    assert rendezvous.is_guest(guest)
+    assert (rendezvous.place_of(guest), rendezvous.timeout_s(guest)) == (("fd00::1", 7), 6)
+    assert not rendezvous.is_guest(chosen("--rdzv-conf=is_host=1", *elastic))
+    assert not rendezvous.is_guest(chosen("--standalone"))
 
 
 @pytest.mark.parametrize(

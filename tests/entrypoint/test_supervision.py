@@ -14,7 +14,7 @@ import pytest
 
 from muster import ROOT
 from muster.entrypoint.agent.agent import LEFT, leave
-from muster.entrypoint.agent.nodes import how_ended
+from muster.entrypoint.agent.failures import how_ended
 
 AGENT = [sys.executable, "-P", "-m", "muster.entrypoint.agent"]
 ONE_NODE = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from muster.entrypoint.agent.nodes import call, cause_of
+from muster.entrypoint.agent.failures import cause_of
+from muster.entrypoint.agent.rendezvous import call
 from muster.errors import MusterError
 
 

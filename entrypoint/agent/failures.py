@@ -1,0 +1,166 @@
+"""What failed on a node: which rank was the first, how it ended, and what the user is told of it."""
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
+
+from muster.errors import ExitCode, MusterError
+from muster.variables import LaunchVariable
+
+if TYPE_CHECKING:
+    from muster.entrypoint.agent.agent import Status
+
+WARNED = (-10, -12, -15)
+"""Exit codes of workers that a warning has ended: their scheduler stops all."""
+
+FIX_BY_SIGNAL = {
+    "SIGKILL": "most often memory: ask the scheduler for more, or take a smaller --batch-size or fewer loader workers",
+    "SIGBUS": "most often /dev/shm is full: docker run --shm-size=8g, or --train-num-workers 0",
+}
+
+
+def is_ours() -> bool:
+    """Whether the workers are trainers of this project: the exit codes of others mean what their authors wanted."""
+    return LaunchVariable.COMMAND in os.environ
+
+
+def first_of(failures: Mapping[int, Any]) -> int:
+    """The rank that failed first, of failures by rank."""
+    # Once one has failed, torchrun ends the others by SIGTERM.
+    own = [rank for rank, failure in failures.items() if failure.exitcode != -signal.SIGTERM] or failures
+    # A worker that was killed has no record of the time; the others' records know it to the second only.
+    return min(own, key=lambda rank: (failures[rank].exitcode >= 0, failures[rank].timestamp))
+
+
+def cause_of(failures: Mapping[int, Any]) -> int | None:
+    """The rank that made the others fail; None where a warning has ended all, which is no failure of this node's."""
+    if is_ours() and any(failure.exitcode == ExitCode.PREEMPTED for failure in failures.values()):
+        return None
+    own = {rank: failure for rank, failure in failures.items() if failure.exitcode not in WARNED}
+    return first_of(own) if own else None
+
+
+def how_ended(exitcode: int) -> str:
+    """How a process ended, in words: by a signal, or with a code."""
+    if exitcode >= 0:
+        return f"ended with exit code {exitcode}"
+    try:
+        return f"was ended by {signal.Signals(-exitcode).name}"
+    except ValueError:
+        return f"was ended by signal {-exitcode}"
+
+
+def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
+    """The exit code for workers that failed, after telling of the one that failed first, if it did not itself.
+
+    Args:
+        failures: by rank.
+        status: which of them the agent ended, and what came before on another node.
+    """
+    codes = {failure.exitcode for failure in failures.values()}
+    # A trainer with one of these has told the user what to do; those that died of its absence count for nothing. In
+    # another program 2 may be an option that it does not know, and 75 anything.
+    for code in (ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED):
+        if is_ours() and code in codes:
+            return code
+    words = {rank: words_of(failure) for rank, failure in failures.items()}
+    told = {rank for rank in failures if "told" in words[rank]}
+    # As torchrun ends them, once one has failed.
+    stopped = {rank for rank, failure in failures.items() if failure.exitcode == -signal.SIGTERM}
+    own = failures.keys() - told
+    if not own or (told and own <= stopped):
+        return ExitCode.FAILED
+    rank = first_of({rank: failures[rank] for rank in own})
+    first = failures[rank]
+    how = how_ended(first.exitcode)
+    fix = "read what it said above; `muster run --debug` shows this program's traceback too"
+    if first.pid in status.ended:
+        how, fix = f"was ended: {status.ended[first.pid]}", "look what that rank's node said"
+    elif status.elsewhere:
+        how, fix = f"{how} after another: {status.elsewhere}", "look what that rank's node said"
+    elif first.exitcode < 0:
+        fix = FIX_BY_SIGNAL.get(first.signal_name(), fix)
+    wrong = f"rank {rank} on {socket.gethostname()} {how}, and this node's other ranks were stopped"
+    say(MusterError(wrong, seen=message_of(first) or f"process {first.pid}", fix=fix))
+    if first.exitcode < 0 and words[rank]:
+        log = words[rank][0]
+        print(f"  log: {log}", *last_lines(Path(log)), sep="\n       ", file=sys.stderr)
+    followed = ", ".join(map(str, sorted(failures.keys() - stopped - {rank})))
+    if followed:
+        print(f"rank {followed} of this node ended after it", file=sys.stderr)
+    return ExitCode.FAILED
+
+
+def words_of(failure: ProcessFailure) -> list[str]:
+    """What a trainer has left for its agent (train/console.py): its log, and "told" if the user knows why it ended."""
+    try:
+        return Path(os.environ[LaunchVariable.LAST_WORDS], str(failure.pid)).read_text(encoding="utf-8").splitlines()
+    except (KeyError, OSError, UnicodeDecodeError):
+        return []  # another program, or no log yet
+
+
+def last_lines(log: Path, number: int = 10, most: int = 8192) -> list[str]:
+    """The last lines of a file, of at most so many bytes, without escape codes."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - most))
+            lines = file.read().decode("utf-8", "replace").splitlines()[-number:]
+    except OSError as error:
+        return [f"can't be read: {error}"]
+    return ["".join(letter if letter.isprintable() else " " for letter in line) for line in lines]
+
+
+def message_of(failure: ProcessFailure) -> str:
+    """The first line of the exception that the worker recorded, or nothing if it recorded none."""
+    recorded: dict[str, Any] = failure.error_file_data
+    message = recorded.get("message") or ""
+    if isinstance(message, dict):
+        message = cast("dict[str, Any]", message).get("message", "")
+    lines = str(message).strip().splitlines()
+    # torch writes <NONE> where the worker recorded nothing.
+    return lines[0] if lines and lines[0] != "<NONE>" else ""
+
+
+def report_rendezvous(address: str, port: int, num_nodes: str, error: Exception) -> int:
+    """The exit code for nodes that did not meet, after saying where they should have."""
+    host, seen = socket.gethostname(), _in_one_line(error)
+    if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+        fix = "--master-port PORT, the same on all nodes, with a free port"
+        say(MusterError(f"port {port} on {host} is taken", seen=seen, fix=fix))
+        return ExitCode.USER_MUST_CHANGE
+    fix = (
+        f"look whether the command started on all {num_nodes} nodes, and whether the port is open between "
+        "them; a slow start: --rdzv-timeout SECONDS"
+    )
+    say(MusterError(f"{host} did not meet the others at {address}:{port}", seen=seen, fix=fix))
+    return ExitCode.FAILED
+
+
+def report_parting(place: str, error: Exception) -> int:
+    """The exit code for nodes that had met, and then lost each other."""
+    host, fix = socket.gethostname(), "look what the other nodes said; --resume goes on"
+    if isinstance(error, RendezvousClosedError):
+        wrong = f"{host} did not start its ranks again: another node has ended the launch"
+    elif isinstance(error, RendezvousTimeoutError):
+        wrong, fix = f"{host} waited in vain for enough nodes to start again", f"--nnodes=MIN:MAX, or {fix}"
+    else:
+        wrong = f"{host} has lost the node at {place}, by which all nodes meet: without it none can start again"
+        fix = "start the job again, without that node: --resume goes on"
+    say(MusterError(wrong, seen=_in_one_line(error), fix=fix))
+    return ExitCode.FAILED
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+def say(error: MusterError) -> None:
+    """Prints the three lines of an error, ahead of what this process says next."""
+    print(error, file=sys.stderr, flush=True)

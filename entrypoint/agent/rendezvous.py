@@ -1,0 +1,271 @@
+"""How the agents of a launch meet, by torch's registered handlers of rendezvous: one for each kind of launch.
+
+loopback    one node: nothing listens beyond this host
+fixed       a fixed number of nodes, that meet at a known place: who does not come is named
+elastic     nodes come and go: a store that does not answer counts as lost
+"""
+
+import argparse
+import os
+import re
+import socket
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+from muster.entrypoint.rendezvous.network import within
+from muster.errors import MusterError
+from muster.variables import LaunchVariable
+
+LOOPBACK, FIXED, ELASTIC = "loopback", "fixed", "elastic"
+LOOPBACK_ADDRESS = "127.0.0.1"
+
+AGENTS = "agent"
+"""What the agent's own keys begin with in the store of one node."""
+
+STORE_S = 30.0
+"""Seconds for one answer of the store by which nodes come and go."""
+
+DEFAULT_TIMEOUT_S = 600
+"""torchrun's own, without --rdzv-conf."""
+
+
+def choose(arguments: argparse.Namespace) -> None:
+    """Has torchrun meet by one of these handlers, where its `arguments` say static or c10d."""
+    is_one_node = arguments.standalone or (arguments.nnodes in ("1", "1:1") and arguments.rdzv_backend == "static")
+    if is_one_node:
+        port = 0 if arguments.standalone else arguments.master_port
+        arguments.standalone = False
+        arguments.rdzv_backend, arguments.rdzv_endpoint = LOOPBACK, f"{LOOPBACK_ADDRESS}:{port}"
+    elif arguments.rdzv_backend == "static":
+        host = f"[{arguments.master_addr}]" if ":" in arguments.master_addr else arguments.master_addr
+        arguments.rdzv_backend, arguments.rdzv_endpoint = FIXED, f"{host}:{arguments.master_port}"
+        arguments.rdzv_conf = ",".join(filter(None, [arguments.rdzv_conf, f"rank={arguments.node_rank}"]))
+        arguments.node_rank = 0  # torchrun warns of one that only its own handler would use
+    elif arguments.rdzv_backend == "c10d":
+        arguments.rdzv_backend = ELASTIC
+
+
+def register() -> None:
+    """Makes the handlers known to torch."""
+    rendezvous_handler_registry.register(LOOPBACK, Loopback)
+    rendezvous_handler_registry.register(FIXED, FixedNodes)
+    rendezvous_handler_registry.register(ELASTIC, elastic)
+
+
+def place_of(arguments: argparse.Namespace) -> tuple[str, int]:
+    """Where the nodes meet, after `choose`."""
+    address, _, port = arguments.rdzv_endpoint.rpartition(":")
+    return address.strip("[]"), int(port)
+
+
+def is_guest(arguments: argparse.Namespace) -> bool:
+    """Whether another node's store has to listen before this one can join."""
+    words = (arguments.rdzv_conf or "").split(",")
+    return "is_host=0" in words or (arguments.rdzv_backend == FIXED and "rank=0" not in words)
+
+
+def timeout_s(arguments: argparse.Namespace) -> float:
+    """Seconds that --rdzv-conf allows for meeting."""
+    match = re.search(r"(?:^|,)(?:join_)?timeout=(\d+)", arguments.rdzv_conf or "")
+    return float(match[1]) if match else float(DEFAULT_TIMEOUT_S)
+
+
+class Loopback(RendezvousHandler):
+    """The rendezvous of one node: each time a new store, which listens on 127.0.0.1 alone.
+
+    torch's own listen on all interfaces, and whoever reaches a store can have its processes run code.
+
+    Args:
+        parameters: of torchrun; the endpoint's port is that of the first store, 0 takes a free one.
+
+    Attributes:
+        launch: a word that names this launch, and stays when its ranks are started again.
+
+    Source: https://github.com/pytorch/pytorch/security/policy (using distributed features)
+    """
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self.launch = uuid.uuid4().hex
+        self._id = parameters.run_id
+        self._port = int(parameters.endpoint.rpartition(":")[2])
+        self._is_closed = False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """A store for this agent and its ranks.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        listener = socket.create_server((LOOPBACK_ADDRESS, self._port))
+        port = int(listener.getsockname()[1])
+        self._port = 0  # for ranks that are started again: the store before this one may still listen
+        torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+        server = torchs(LOOPBACK_ADDRESS, port, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
+        return RendezvousInfo(PrefixStore(AGENTS, server), 0, 1, RendezvousStoreInfo(LOOPBACK_ADDRESS, port))
+
+    @property
+    def use_agent_store(self) -> bool:
+        """True: the ranks are clients of this store."""
+        return True
+
+    def get_backend(self) -> str:
+        """The name by which torchrun knows this."""
+        return LOOPBACK
+
+    def get_run_id(self) -> str:
+        """The launch's id, as torchrun was given it."""
+        return self._id
+
+    def is_closed(self) -> bool:
+        """Whether the launch has ended."""
+        return self._is_closed
+
+    def set_closed(self) -> None:
+        """Ends the launch: nobody else takes part in it."""
+        self._is_closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """0: there are no other nodes."""
+        return 0
+
+    def shutdown(self) -> bool:
+        """True: nothing is left open."""
+        return True
+
+
+class FixedNodes(StaticTCPRendezvous):
+    """The rendezvous of a fixed number of nodes: torch's own tells only how many came, and not which did not.
+
+    Args:
+        parameters: of torchrun; `rank` is the node's.
+    """
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        address, _, port = parameters.endpoint.rpartition(":")
+        super().__init__(
+            address.strip("[]"),
+            int(port),
+            parameters.get_as_int("rank") or 0,
+            parameters.max_nodes,
+            parameters.run_id,
+            parameters.get_as_int("timeout") or DEFAULT_TIMEOUT_S,
+        )
+
+    def get_backend(self) -> str:
+        """The name by which torchrun knows this."""
+        return FIXED
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """The store of all nodes, once they have come.
+
+        Raises:
+            MusterError: another process has come as this node.
+            TimeoutError: some did not come in time; it names them.
+        """
+        if self._store is None and self.world_size > 1:
+            # As torch makes it, but on node rank 0 up at once, and not when all have come: they are counted below.
+            torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+            place = (self.master_addr, self.master_port, self.world_size, self.rank == 0, self.timeout)
+            self._store = torchs(*place, multi_tenant=True, wait_for_workers=self.rank > 0)
+            call(self._store, self.rank, self.world_size, self.timeout)
+        return super().next_rendezvous()
+
+
+def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
+    """Returns, on node rank 0, when all nodes have come; on others at once.
+
+    Raises:
+        MusterError: another process has come as this node.
+        TimeoutError: some did not within `limit`; it names them.
+    """
+    here = PrefixStore("muster", store)
+    own = f"{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex}"
+    first = here.compare_set(f"came/{node_rank}", "", own).decode()
+    if first != own:
+        raise MusterError(
+            f"two processes take themselves for node rank {node_rank}: one of them was started twice, or its place is "
+            "wrong",
+            seen=" and ".join(each.rpartition(", ")[0] for each in (first, own)),
+            fix="start one process on each node, each with a node rank of its own",
+        )
+    if node_rank:
+        return
+    keys = [f"came/{number}" for number in range(num_nodes)]
+    try:
+        here.wait(keys, limit)
+    except dist.DistError:
+        absent = [number for number, key in enumerate(keys) if not here.check([key])]
+        if absent:
+            raise TimeoutError(told(absent, num_nodes, limit.total_seconds())) from None
+
+
+def told(absent: list[int], num_nodes: int, limit_s: float, most: int = 8) -> str:
+    """Who did not come, by the names of MUSTER_NODES where the launch has told them."""
+    names = os.environ.get(LaunchVariable.NODES, "").split(",")
+    known = len(names) == num_nodes
+    shown = [names[number] if known else f"node rank {number}" for number in absent[:most]]
+    more = f" and {len(absent) - most} more" if len(absent) > most else ""
+    return f"{', '.join(shown)}{more} did not come within {limit_s:.0f} s; {num_nodes - len(absent)} of {num_nodes} did"
+
+
+class Backend(C10dRendezvousBackend):
+    """torch's record of who takes part, whose store counts as lost once it does not answer, and is asked no more.
+
+    torch's client waits for ever where the store's host vanished: after its time-out, for the answer to its farewell.
+    """
+
+    _is_lost = False
+
+    @property
+    def name(self) -> str:
+        """The name by which torchrun knows this."""
+        return ELASTIC
+
+    def _call_store(self, store_op: str, *args: Any, **kwargs: Any) -> Any:
+        torchs: Any = super()  # by which this one is not typed
+        silent = RendezvousConnectionError("the store does not answer")
+        if self._is_lost:
+            raise silent
+        try:
+            return within(STORE_S, lambda: torchs._call_store(store_op, *args, **kwargs))
+        except TimeoutError:
+            self._is_lost = True
+            raise silent from None
+        except Exception:
+            self._is_lost = True
+            raise
+
+
+def elastic(parameters: RendezvousParameters) -> RendezvousHandler:
+    """The rendezvous of nodes that come and go, over `Backend`."""
+    _, store = create_backend(parameters)
+    return create_handler(store, Backend(store, parameters.run_id), parameters)
+
+
+def word_of_launch(handler: RendezvousHandler, store: Any) -> str:
+    """A word that the agents of a launch agree on by their `store`: it stays when they start their ranks again.
+
+    Empty where no node starts its ranks again.
+    """
+    if isinstance(handler, Loopback):
+        return handler.launch
+    if handler.get_backend() == FIXED:
+        return ""
+    # Each meeting has a prefix of its own in one store.
+    store = getattr(store, "underlying_store", store)
+    return store.compare_set("muster/launch", "", uuid.uuid4().hex).decode()
