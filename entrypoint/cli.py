@@ -283,9 +283,9 @@ def _detect(options: LaunchOptions, wanted: ShowOptions) -> None:
 def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
     env = start.environment_of(options)
     if wanted.docker_args or wanted.apptainer_args:
-        from muster.entrypoint import passing
+        from muster.entrypoint import container
 
-        found = passing.docker(env) if wanted.docker_args else passing.apptainer(env)
+        found = container.docker(env) if wanted.docker_args else container.apptainer(env)
         for note in found.notes:
             print(f"muster: {one_line(note)}", file=sys.stderr)
         print(" ".join(found.words))

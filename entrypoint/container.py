@@ -1,63 +1,161 @@
-"""The container that this process is in, and what lets a job's variables and files into it.
+"""What to pass into a container so that a job's variables, and the files that they name, are there: as its options.
 
-Apptainer passes the environment, unless it is told not to (--cleanenv, --containall). Docker and podman pass nothing.
+Docker and podman take a value from their own environment where only the name is given. Apptainer wants values.
 """
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from muster import ROOT
+from muster.entrypoint import recording
+from muster.entrypoint.detect import families
+from muster.entrypoint.detect.allocation import Job
+from muster.entrypoint.environment import Environment
+from muster.errors import MusterError
 
-FILESYSTEM = Path("/")
+# Of users and of our own job scripts, beside those of the families. TMPDIR is not among them: it names a folder of the
+# host (see _present).
+_USERS = (
+    "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_RANK",
+    "MUSTER_ADDRESS_SUFFIX", "MUSTER_INTERFACE", "TORCHELASTIC_RUN_ID", "MUSTER_ATTEMPT", "MUSTER_GRACE_S",
+    "MUSTER_JOB_END_TIME", "MUSTER_JOB_START_TIME",
+)  # fmt: skip
+# What else goes along: the user's program may read it, and settings for communication are the user's.
+_PREFIXES = ("MUSTER_", "NCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "MASTER_", "TORCHELASTIC_")
+# None of these alone makes an environment that of a job.
+_NO_JOB = re.compile(r"(MUSTER|NCCL|TORCH_NCCL|GLOO|OMP|MASTER)_\w+|CUDA_VISIBLE_DEVICES|KUBERNETES_SERVICE_HOST|PE")
 
-# Of an engine that leaves no mark, such as containerd by itself, only our own image tells.
-UNKNOWN = "an unknown engine"
-
-# The first variable or file that is there decides: Apptainer is often started inside another container, Docker never
-# inside Apptainer. A pod has neither of the files.
-_MARKS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("apptainer", ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"), (".singularity.d",)),
-    ("podman", (), ("run/.containerenv",)),
-    ("docker", (), (".dockerenv",)),
-    ("kubernetes", ("KUBERNETES_SERVICE_HOST",), ()),
-)
+# A word of these is one word to a shell, wherever it stands: between brackets too, as the nodes of Slurm are written.
+_PLAIN_PATH = re.compile(r"[\w@%+=./\[\]-]+", re.ASCII)
 
 
-def engine(variables: Mapping[str, str], root: Path | None = FILESYSTEM, project: Path = ROOT) -> str | None:
-    """The engine of the container that a process is in: apptainer, podman, docker, kubernetes, UNKNOWN; or None.
+class ContainerOptions(NamedTuple):
+    """A container engine's options, as a shell has to be given them, and a line for each thing to be known of them."""
 
-    Args:
-        variables: its variables.
-        root: its root; None where only the variables are known, as in a recording.
-        project: the folder of this project: in its image it holds image.json.
+    words: tuple[str, ...]
+    notes: tuple[str, ...]
 
-    Source: https://apptainer.org/docs/user/latest/environment_and_metadata.html (APPTAINER_CONTAINER)
-    Source: https://docs.podman.io/en/latest/markdown/podman-run.1.html (/run/.containerenv)
+
+def names() -> frozenset[str]:
+    """All variables that detection reads and that our trainers are told."""
+    return families.variables().union(_USERS)
+
+
+def docker(env: Environment) -> ContainerOptions:
+    """The options by which docker or podman passes the job in `env`: names without values, files, the host's network.
+
+    What a launcher sets for its tasks may not be there yet, in a job script that says `srun docker run $(...)`: all
+    names that tasks may have are among them, and docker leaves out those that are not set.
+
+    Raises:
+        MusterError: a file has a name that can't be passed.
     """
-    for name, marks, files in _MARKS:
-        if any(mark in variables for mark in marks) or (root and any((root / file).exists() for file in files)):
-            return name
-    return UNKNOWN if root and (project / "image.json").is_file() else None
+    job = _job(env)
+    present, num_secret = _present(env)
+    is_job = any(not _NO_JOB.fullmatch(name) for name in present)
+    left_out = {name for name in env if name not in present}
+    words = [word for name in sorted(names().union(present) - left_out) for word in ("--env", name)]
+    for path in _files(env):
+        if not _PLAIN_PATH.fullmatch(path):
+            raise _unusable("docker's --volume takes no colons, and a line of options no blanks or quotes", path)
+        words += ["--volume", f"{path}:{path}:ro"]
+    # The job's lists know this host by its own name, which comes with its network.
+    words += ["--network" if job is None or job.num_nodes != 1 else "--uts", "host"]
+    notes = _secrets(num_secret)
+    if not is_job:
+        notes.append("no variables of a job are here: the names of all that could be; files and nodes are not known")
+    return ContainerOptions(tuple(words), tuple(notes))
 
 
-def way_in(name: str | None, is_own_pid_namespace: bool = False) -> str:
-    """What lets a job's variables into a container of this engine."""
-    if name == "apptainer":
-        option = "--containall" if is_own_pid_namespace else "--cleanenv"
-        return (
-            f"leave {option} out of apptainer's options, or in each task: "
-            f'eval "apptainer exec {option} $(muster env --apptainer-args) IMAGE COMMAND"'
-        )
-    if name in ("docker", "podman"):
-        return f"{name} passes none by itself: {name} run $(muster env --docker-args) IMAGE COMMAND"
-    return "into a container pass all of the scheduler's variables"
+def apptainer(env: Environment) -> ContainerOptions:
+    """The options by which Apptainer passes the job in `env`, with --cleanenv or --containall too: values, and files.
+
+    They are quoted for `eval`.
+
+    Raises:
+        MusterError: a file has a name that can't be passed.
+    """
+    present, num_secret = _present(env)
+    # Inside the container a shell reads the value again, unless --no-eval is given: there is no writing that would be
+    # right for both.
+    evaluated = [name for name in present if re.search(r"[$`\\]", env[name]) or not env[name].isprintable()]
+    words = [word for name in present if name not in evaluated for word in ("--env", assignment(name, env[name]))]
+    for path in _files(env):
+        if re.search(r"[:,\n]", path):
+            raise _unusable("apptainer's --bind takes no colons and commas", path)
+        words += ["--bind", path]
+    notes = _secrets(num_secret)
+    if evaluated:
+        notes.append(f"left out, as Apptainer has a shell read what is in them: {', '.join(evaluated)}")
+    if not any(not _NO_JOB.fullmatch(name) for name in present):
+        notes.append("no variables of a job are here")
+    elif not _is_task(env):
+        notes.append("these values are this process's: what a launcher is yet to start has to ask for its own")
+    return ContainerOptions(tuple(map(shlex.quote, words)), tuple(notes))
 
 
-def bind(name: str | None, path: str) -> str:
-    """The option that shows the file `path`, quoted for a shell, to a container of this engine."""
-    options = {
-        "apptainer": f"apptainer exec --bind {path}",
-        "docker": f"docker run --volume {path}:{path}:ro",
-        "podman": f"podman run --volume {path}:{path}:ro",
-    }
-    return options.get(name or "") or f"in a container: {options['apptainer']}, docker run -v {path}:{path}:ro"
+def assignment(name: str, value: str) -> str:
+    """NAME=VALUE as a word that Apptainer reads as that, not quoted for a shell.
+
+    It takes off double quotes at both ends; where there is more than one equals sign, it reads a line of CSV.
+
+    Source: https://github.com/spf13/pflag/blob/master/string_to_string.go
+    """
+    pair = f"{name}={value}"
+    is_csv = "=" in value and bool(re.search(r'[,"]', value))
+    if not is_csv and not value.endswith('"'):
+        return pair
+    field = '"' + pair.replace('"', '""') + '"'
+    # The second one changes nothing, but makes it a line of CSV where the quotes would be lost otherwise.
+    return field if is_csv else f"{field},{field}"
+
+
+def _job(env: Environment) -> Job | None:
+    """The job, or None where none is known."""
+    try:
+        return families.find_job(env)[0]
+    except MusterError:
+        return None
+
+
+def _is_task(env: Environment) -> bool:
+    """Whether a launcher started this process."""
+    try:
+        return families.find_task(env, _job(env))[0] is not None
+    except MusterError:
+        return False
+
+
+def _present(env: Environment) -> tuple[list[str], int]:
+    """The variables of the job, and of its user, without those that may be secret; and how many of these there are."""
+    known, prefixes = names(), (*families.prefixes(), *_PREFIXES)
+    wanted = sorted(name for name in env if name in known or name.startswith(prefixes))
+    # Flux keeps its sockets there, and by that is told from a job that it runs inside of.
+    if "TMPDIR" in env and env.get("FLUX_URI", "").startswith(f"local://{env['TMPDIR']}"):
+        wanted.append("TMPDIR")
+    present = [name for name in wanted if not recording.is_secret(name, env[name])]
+    return present, len(wanted) - len(present)
+
+
+def _files(env: Environment) -> Iterator[str]:
+    """The files that variables name, as far as they exist."""
+    paths: dict[str, None] = {}
+    for name in (*families.files("TEXT_FILES"), *families.files("BINARY_FILES")):
+        path = env.get(name)
+        if path and (Path(path).is_file() if env.is_live else name in env.files):
+            paths[str(Path(path).absolute())] = None
+    yield from paths
+
+
+def _secrets(count: int) -> list[str]:
+    return [f"left out: {count} that may be secret"] if count else []
+
+
+def _unusable(why: str, path: str) -> MusterError:
+    return MusterError(
+        f"a file that the container needs can't be passed: {why}",
+        seen=path,
+        fix="in the job script: copy it to a file with a plain name, and set the variable to that",
+    )

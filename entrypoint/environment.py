@@ -1,6 +1,7 @@
-"""What a process sees of its job: its variables, its host's name, the files that variables name.
+"""What a process sees of its job: its variables, its host's name, the files that variables name, its container.
 
 Detection reads this and nothing else, so a recorded environment (recording.py) and the live one go through one code.
+Apptainer passes variables, unless it is told not to (--cleanenv, --containall). Docker and podman pass none.
 """
 
 import os
@@ -8,11 +9,26 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from muster.entrypoint import container
+from muster import ROOT
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """The names that a shell takes for variables: no other is read from a file, or printed for a shell."""
+
+FILESYSTEM = Path("/")
+
+# Of an engine that leaves no mark, such as containerd by itself, only our own image tells.
+UNKNOWN = "an unknown engine"
+
+# The first variable or file that is there decides: Apptainer is often started inside another container, Docker never
+# inside Apptainer. A pod has neither of the files.
+_MARKS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("apptainer", ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"), (".singularity.d",)),
+    ("podman", (), ("run/.containerenv",)),
+    ("docker", (), (".dockerenv",)),
+    ("kubernetes", ("KUBERNETES_SERVICE_HOST",), ()),
+)
 
 
 @dataclass(frozen=True)
@@ -43,8 +59,49 @@ class Environment(Mapping[str, str]):
     def __len__(self) -> int:
         return len(self.variables)
 
+    def way_in(self, is_own_pid_namespace: bool = False) -> str:
+        """What lets a job's variables into a container of this process's engine."""
+        name = self.engine
+        if name == "apptainer":
+            option = "--containall" if is_own_pid_namespace else "--cleanenv"
+            return (
+                f"leave {option} out of apptainer's options, or in each task: "
+                f'eval "apptainer exec {option} $(muster env --apptainer-args) IMAGE COMMAND"'
+            )
+        if name in ("docker", "podman"):
+            return f"{name} passes none by itself: {name} run $(muster env --docker-args) IMAGE COMMAND"
+        return "into a container pass all of the scheduler's variables"
+
+    def bind_option(self, path: str) -> str:
+        """The option that shows the file `path`, quoted for a shell, to a container of this process's engine."""
+        options = {
+            "apptainer": f"apptainer exec --bind {path}",
+            "docker": f"docker run --volume {path}:{path}:ro",
+            "podman": f"podman run --volume {path}:{path}:ro",
+        }
+        return (
+            options.get(self.engine or "") or f"in a container: {options['apptainer']}, docker run -v {path}:{path}:ro"
+        )
+
+
+def container_engine(variables: Mapping[str, str], root: Path | None = FILESYSTEM, project: Path = ROOT) -> str | None:
+    """The engine of the container that a process is in: apptainer, podman, docker, kubernetes, UNKNOWN; or None.
+
+    Args:
+        variables: its variables.
+        root: its root; None where only the variables are known, as in a recording.
+        project: the folder of this project: in its image it holds image.json.
+
+    Source: https://apptainer.org/docs/user/latest/environment_and_metadata.html (APPTAINER_CONTAINER)
+    Source: https://docs.podman.io/en/latest/markdown/podman-run.1.html (/run/.containerenv)
+    """
+    for name, marks, files in _MARKS:
+        if any(mark in variables for mark in marks) or (root and any((root / file).exists() for file in files)):
+            return name
+    return UNKNOWN if root and (project / "image.json").is_file() else None
+
 
 def live() -> Environment:
     """The environment of this process."""
     variables = dict(os.environ)
-    return Environment(variables, socket.gethostname(), is_live=True, engine=container.engine(variables))
+    return Environment(variables, socket.gethostname(), is_live=True, engine=container_engine(variables))

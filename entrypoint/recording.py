@@ -15,9 +15,8 @@ What `env` prints is read too, with values of several lines and the functions of
 import re
 from pathlib import Path
 
-from muster.entrypoint import container
 from muster.entrypoint.detect import families
-from muster.entrypoint.environment import NAME, Environment
+from muster.entrypoint.environment import NAME, Environment, container_engine
 from muster.errors import MusterError
 
 # Of users, torchrun and communication libraries, beside those of the families: what is recorded.
@@ -92,7 +91,7 @@ def load(path: Path) -> Environment:
                 )
     variables = {name: "\n".join(value) for name, value in values.items()}
     contents = {name: "".join(f"{line}\n" for line in content) for name, content in files.items()}
-    return Environment(variables, host, contents, engine=container.engine(variables, root=None))
+    return Environment(variables, host, contents, engine=container_engine(variables, root=None))
 
 
 def as_recording(env: Environment) -> str:

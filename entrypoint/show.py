@@ -1,12 +1,13 @@
 """What was found, as text: for a person, for a program, for a shell."""
 
 import json
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import NAME
-from muster.entrypoint.jobs import quoting
 from muster.entrypoint.launch.frameworks import bracketed
 from muster.entrypoint.launch.program import Launch
 from muster.entrypoint.rendezvous.address import Rendezvous
@@ -95,12 +96,40 @@ def _short(text: str) -> str:
 def script(launch: Launch) -> str:
     """Lines for a shell that would do the same."""
     lines = [f"unset {name}" for name in launch.additions.removed if NAME.fullmatch(name)]
-    return "\n".join([*lines, exports(launch.additions.variables), quoting.words(launch.argv)])
+    return "\n".join([*lines, exports(launch.additions.variables), words(launch.argv)])
 
 
 def exports(variables: Mapping[str, str]) -> str:
     """Lines for a shell that set `variables`."""
-    return "\n".join(f"export {name}={quoting.word(value)}" for name, value in sorted(variables.items()))
+    return "\n".join(f"export {name}={word(value)}" for name, value in sorted(variables.items()))
+
+
+def word(value: object) -> str:
+    r"""`value` as one word of bash, on one line, without control characters, and nothing in it expanded.
+
+    A line of its own could begin with the `#$` or `#BSUB` of a directive: schedulers read the whole script for those.
+    A terminal would obey what follows an ESC.
+
+    >>> word("a\n#BSUB -q other")
+    "$'a\\n#BSUB -q other'"
+    """
+    text = str(value)
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = re.sub(r"([\\'])", r"\\\1", text).replace("\n", r"\n").replace("\r", r"\r")
+    return f"$'{''.join(map(_escaped, escaped))}'"
+
+
+def _escaped(character: str) -> str:
+    # Its bytes in UTF-8, or the byte that was none: bash writes \u by the locale.
+    if character.isprintable():
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
+
+
+def words(values: Iterable[object]) -> str:
+    """Each of `values` as one word of a shell."""
+    return " ".join(word(value) for value in values)
 
 
 def headline(allocation: Allocation, rendezvous: Rendezvous, launch: Launch) -> str:

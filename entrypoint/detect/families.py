@@ -20,7 +20,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from muster.entrypoint import container
 from muster.entrypoint.detect import hostlist, manual
 from muster.entrypoint.detect.allocation import Job, Rejected, Task
 from muster.entrypoint.environment import Environment
@@ -114,7 +113,7 @@ def find_job(env: Environment) -> tuple[Job | None, tuple[str, ...]]:
         MusterError: a scheduler's variables are broken, or two schedulers' are there and nothing decides.
     """
     candidates = [found for family in _present(env) if family.is_scheduler and (found := _candidate(family, env))]
-    listed = manual.listed(env)
+    listed = manual.listed(env) if "MUSTER_HOSTS" in env else None
     job, rejected = _decide(candidates, env) if candidates else (None, ())
     return (manual.override(job, listed) if listed else job), rejected
 
@@ -224,7 +223,7 @@ def find_task(env: Environment, job: Job | None) -> tuple[Task | None, tuple[str
         raise MusterError(
             f"{winner.launcher} started this process, but its scheduler's variables are not there",
             seen=winner.sources["launcher"],
-            fix=f"don't unset the scheduler's variables; {container.way_in(env.engine)}",
+            fix=f"don't unset the scheduler's variables; {env.way_in()}",
         )
     return winner, tuple(f"{launcher}: {found.reason}" for launcher, found in losers.items())
 

@@ -20,14 +20,12 @@ VARIABLES = ("MUSTER_HOSTS", "MUSTER_NODE_RANK")
 FIX = "MUSTER_HOSTS=node01,node02 or MUSTER_HOSTS=node[01-02], the same on all nodes"
 
 
-def listed(env: Environment) -> Job | None:
-    """The nodes that MUSTER_HOSTS lists, or None without it.
+def listed(env: Environment) -> Job:
+    """The nodes that MUSTER_HOSTS lists.
 
     Raises:
         MusterError: it is no list of hosts.
     """
-    if "MUSTER_HOSTS" not in env:
-        return None
     with_commas = re.sub(r"\s+", ",", env["MUSTER_HOSTS"].strip())
     hosts = Reader(Environment({"MUSTER_HOSTS": with_commas}), FIX).hosts("MUSTER_HOSTS")
     source = seen(env, "MUSTER_HOSTS")

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from muster.entrypoint import container
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
@@ -99,7 +98,7 @@ class Reader:
         fix = self.fix
         # A container may have been given some of the variables, by name.
         if self.env.engine in ("apptainer", "docker", "podman"):
-            fix = f"{container.way_in(self.env.engine)}; or {fix}"
+            fix = f"{self.env.way_in()}; or {fix}"
         raise MusterError(f"{name} is missing, though its companions are there", seen=f"no {name}", fix=fix)
 
     def _note(self, field: str | None, name: str) -> None:
@@ -130,7 +129,7 @@ class Reader:
             raise MusterError(
                 f"the file that {name} names can't be read here: {reason}",
                 seen=f"{name}={path[:400]}",
-                fix=f"{container.bind(self.env.engine, shlex.quote(path))}; or {self.fix}",
+                fix=f"{self.env.bind_option(shlex.quote(path))}; or {self.fix}",
             ) from None
 
 

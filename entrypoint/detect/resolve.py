@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from muster.entrypoint import container, resources
+from muster.entrypoint import resources
 from muster.entrypoint.detect import families, hostlist
 from muster.entrypoint.detect.allocation import Allocation, Job, Task
 from muster.entrypoint.detect.reader import Reader, own_index, seen
@@ -295,7 +295,7 @@ def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -
     raise MusterError(
         f"this container is inside a job of {found.owner}, but none of its variables reached it",
         seen=f"{found.seen}, and this is a container of {env.engine}",
-        fix=f"{container.way_in(env.engine, is_own_pid_namespace)}; or, if it is but one node, --nnodes 1",
+        fix=f"{env.way_in(is_own_pid_namespace)}; or, if it is but one node, --nnodes 1",
     )
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from muster.entrypoint.container import assignment
 from muster.entrypoint.fabric import FABRIC_ROOT, Need
 from muster.entrypoint.fabric.find import (
     Finding,
@@ -44,7 +45,6 @@ from muster.entrypoint.fabric.proof import (
     temporary_folder,
 )
 from muster.entrypoint.launch.program import Additions, where_unset
-from muster.entrypoint.passing import assignment
 from muster.entrypoint.sites import profiles
 from muster.entrypoint.sites.schema import Context, Fabric, Fact, Libraries, Site, value_of
 from muster.errors import MusterError

@@ -1,42 +1,12 @@
 """Filters for the templates: nothing of a profile or of the user reaches a shell, or a directive, as it is."""
 
 import re
-import shlex
 import textwrap
-from collections.abc import Iterable
 
 from muster.entrypoint.sites.recognise import VARIABLE
 from muster.errors import MusterError, one_line
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.@%+,:=/-]+")
-
-
-def word(value: object) -> str:
-    r"""`value` as one word of bash, on one line, without control characters, and nothing in it expanded.
-
-    A line of its own could begin with the `#$` or `#BSUB` of a directive: schedulers read the whole script for those.
-    A terminal would obey what follows an ESC.
-
-    >>> word("a\n#BSUB -q other")
-    "$'a\\n#BSUB -q other'"
-    """
-    text = str(value)
-    if text.isprintable():
-        return shlex.quote(text)
-    escaped = re.sub(r"([\\'])", r"\\\1", text).replace("\n", r"\n").replace("\r", r"\r")
-    return f"$'{''.join(map(_escaped, escaped))}'"
-
-
-def _escaped(character: str) -> str:
-    # Its bytes in UTF-8, or the byte that was none: bash writes \u by the locale.
-    if character.isprintable():
-        return character
-    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
-
-
-def words(values: Iterable[object]) -> str:
-    """Each of `values` as one word of a shell."""
-    return " ".join(word(value) for value in values)
 
 
 def expanded(value: object) -> str:

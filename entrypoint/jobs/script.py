@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from muster import JOBS
 from muster.config import STRATEGIES
+from muster.entrypoint import show
 from muster.entrypoint.jobs import quoting
 from muster.entrypoint.sites.schema import Context, Site, holds, value_of
 from muster.errors import MusterError
@@ -176,8 +177,8 @@ def script(name: str, site: Site, wanted: Wanted, file: str) -> str:
         MusterError: this site does not run such jobs, or a value can't be written where it belongs.
     """
     engine = new_templates(
-        word=quoting.word,
-        words=quoting.words,
+        word=show.word,
+        words=show.words,
         expanded=quoting.expanded,
         directive=quoting.directive,
         comment=quoting.comment,
@@ -204,7 +205,7 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
     """
     for option, value in (("--kind", wanted.kind), ("--claim", wanted.claim), ("--device", " ".join(wanted.devices))):
         if value:
-            seen = quoting.words([option, value])
+            seen = show.words([option, value])
             raise MusterError(f"{site.title} takes a script, and no manifest", seen=seen, fix=f"leave {option} out")
     here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
     command = value_of(site.container.command, here)
@@ -288,7 +289,7 @@ def made_by(name: str, wanted: Wanted) -> str:
     ):
         words += [option, value] if value != otherwise else []
     words += ["--", *wanted.command] if wanted.command != COMMAND else []
-    return quoting.words(words)
+    return show.words(words)
 
 
 def unknown(site: Site, partition: str | None, gpus: int | None) -> list[str]:
@@ -327,7 +328,7 @@ def _folder(value: str, name: str = "", quote: Callable[[object], str] = quoting
         "name": name,
         "value": value,
         # The variables in it.
-        "needs": () if quote is quoting.word else quoting.needs(value),
+        "needs": () if quote is show.word else quoting.needs(value),
         # As Apptainer binds it; what is bound; and as docker and podman want it.
         "bind": quote(value),
         "source": quote(value.partition(":")[0]),
@@ -343,7 +344,7 @@ def _own(path: str) -> dict[str, Any]:
             seen=path,
             fix="the profile in a folder, and by a name, without them",
         )
-    return _folder(path, quote=quoting.word)
+    return _folder(path, quote=show.word)
 
 
 def mentions(directives: Iterable[str], *options: str) -> bool:

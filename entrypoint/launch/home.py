@@ -27,13 +27,11 @@ _FOLDERS = ("TMPDIR", "TEMP", "TMP")
 
 
 def find(env: Environment) -> Additions:
-    """What the process of `env` lacks in its container; nothing outside of one, and for a recording.
+    """What this process lacks in its container.
 
     Raises:
         MusterError: no folder at all can be written to.
     """
-    if not env.is_live or env.engine is None:
-        return Additions()
     uid = os.getuid()
     entry = _entry(uid)
     wanted: dict[str, str] = {}

@@ -164,7 +164,7 @@ def find(
     allocation = resolve.resolve(env, options, typed, is_single=is_single)
     if is_single:
         allocation = resolve.single(allocation, typed)
-    found = defaults.of(site, allocation.num_nodes, env, options)
+    found = defaults.of(site, allocation.num_nodes, env, options) if site else Defaults(options)
     try:
         rendezvous = address.meet(allocation, env, found.options)
     except MusterError as refusal:
@@ -214,7 +214,7 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
         Additions(notes=allocation.notes),
         _threads(allocation, env),
         _interface(rendezvous, env),
-        home.find(env),
+        home.find(env) if env.is_live and env.engine else Additions(),
         Additions(notes=_notes_on_script(program, allocation, env)),
         of_command,
         _for_ours(context, typed) if program.is_ours else Additions(),

@@ -40,10 +40,8 @@ class Defaults:
     given: tuple[str, ...] = ()
 
 
-def of(found: Recognised | None, num_nodes: int, env: Environment, options: LaunchOptions) -> Defaults:
+def of(found: Recognised, num_nodes: int, env: Environment, options: LaunchOptions) -> Defaults:
     """What the site gives to a launch on `num_nodes`."""
-    if found is None:
-        return Defaults(options)
     # Here and not above, as in `recognise`: elsewhere there is no site.
     from muster.entrypoint.sites.schema import Context, resolve
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muster.entrypoint import passing, show
+from muster.entrypoint import container, show
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
@@ -81,7 +81,7 @@ def cases(count: int, seed: int) -> Iterator[Case]:
         recording = rng.choice(recorded.ALL)
         env = recording.environment
         variables, files = dict(env), dict(env.files)
-        own = sorted(name for name in env if name in passing.names()) or ["RANK"]
+        own = sorted(name for name in env if name in container.names()) or ["RANK"]
         changes: list[str] = []
         believed = False
         for _ in range(rng.choice((1, 1, 1, 2, 3))):

@@ -1,282 +1,238 @@
-"""The container that a process is in, and a job's traces in it: never a silent world of one."""
+"""What `muster env` says is to be passed into a container: all that is read, no secret, nothing a shell runs."""
 
-import os
+import ast
+import csv
+import re
+import shlex
 import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from muster import ROOT
 from muster.entrypoint import container, recording
-from muster.entrypoint.detect import resolve, traces
-from muster.entrypoint.detect.reader import Reader
-from muster.entrypoint.detect.traces import Trace
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 from tests.entrypoint import recorded
-from tests.entrypoint.conftest import COMMANDS, clean_environment
 from tests.entrypoint.test_cli import three_lines
+from tests.entrypoint.test_environment import SECRETS
 
-# /proc/self/mountinfo of a process in Apptainer 1.4.5, with a file of PBS bound into it.
-MOUNTS = """\
-1210 1150 0:52 / / ro,relatime - overlay overlay ro,lowerdir=/x
-1213 1210 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,size=12334492k,mode=755
-1230 1210 254:0 /root /root rw,relatime - ext4 /dev/vda rw
-1231 1210 254:0 /tmp /tmp rw,relatime - ext4 /dev/vda rw
-1240 1210 254:0 /etc/passwd /etc/passwd rw,relatime - tmpfs tmpfs rw
-"""
-NODE_FILE = "1241 1210 254:0 /var/spool/pbs/aux/7.pbshead /var/spool/pbs/aux/7.pbshead ro - ext4 /dev/vda rw\n"
-# /proc/self/cgroup in a container of Docker on a laptop, and that of a login session.
-DOCKER = "0::/system.slice/docker-0123456789abcdef.scope\n"
-SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# What the variables' values are told apart by, not names; and TMPDIR, which only Flux needs.
+NO_NAMES = {"PBS_BATCH", "PBS_INTERACTIVE", "PBS_CONF_FILE", "NUM_NODES"}
+SLURM = recorded.FOLDERS / "slurm" / "c_srun_N2_2per.node02.2.env"
+PBS = recorded.FOLDERS / "pbs" / "pbs_scatter2x2_script.env"
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "owner"),
-    [
-        ("0::/system.slice/slurmstepd.scope/job_9/step_0/user/task_0\n", "slurm"),
-        ("0::/system.slice/node1_slurmstepd.scope/job_9/step_batch/user/task_special\n", "slurm"),
-        ("9:name=systemd:/\n4:memory:/slurm/uid_0/job_5/step_0\n0::/\n", "slurm"),
-        ("4:memory:/slurm_node1/uid_1000/job_5/step_batch/task_0\n", "slurm"),
-        ("5:devices:/pbs_jobs.service/jobid/7.pbshead\n", "pbs"),
-        ("0::/pbs_jobs.service/jobs/12[3].pbshead\n", "pbs"),
-        ("0::/system.slice/flux.service\n", "flux"),
-    ],
-)
-def test_the_control_group_tells(cgroup: str, owner: str) -> None:
-    found = traces.find(cgroup, MOUNTS, ["bash"])
-    assert found
-    assert found.owner == owner
-    assert found.seen.removeprefix("the control group ") in cgroup
+class Watched(Mapping[str, str]):
+    """Variables that remember which of them were asked for, there or not."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self.variables = variables
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> str:
+        self.asked.add(name)
+        return self.variables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.variables)
+
+    def __len__(self) -> int:
+        return len(self.variables)
 
 
-@pytest.mark.parametrize(
-    "cgroup", ["", "0::/\n", DOCKER, SESSION, "0::/system.slice/slurmd.service\n", "0::/kubepods.slice/pod1/cri-2\n"]
-)
-def test_a_machine_without_a_job_has_no_trace(cgroup: str) -> None:
-    assert traces.find(cgroup, MOUNTS, ["starter", "bash", "sshd", "systemd"]) is None
+def names(words: tuple[str, ...]) -> set[str]:
+    return {word for option, word in zip(words[::2], words[1::2], strict=True) if option == "--env"}
 
 
-@pytest.mark.parametrize(
-    ("name", "owner"),
-    [
-        ("slurmstepd", "slurm"),
-        ("salloc", "slurm"),
-        ("pbs_mom", "pbs"),
-        ("sge_shepherd", "grid_engine"),
-        ("flux-shell", "flux"),
-        ("res", "lsf"),
-        ("palsd", "pals"),
-        ("hydra_pmi_proxy", "mpiexec"),
-        ("prted", "mpirun"),
-        ("mpirun.openmpi", "mpirun"),
-        ("mpiexec.hydra", "mpiexec"),
-    ],
-)
-def test_a_process_above_tells(name: str, owner: str) -> None:
-    found = traces.find(SESSION, MOUNTS, ["starter", "bash", name, "systemd"])
-    assert found == Trace(owner, f"the process {name} above this one")
+def test_all_that_detection_asks_for_in_any_recording_is_passed_to_docker() -> None:
+    passed = names(container.docker(Environment({})).words)
+    asked: set[str] = set()
+    for each in recorded.ALL:
+        watched = Watched(each.environment.variables)
+        recorded.find(replace(each.environment, variables=watched))
+        asked |= watched.asked
+    assert len(asked) > 80
+    assert asked - {"TMPDIR"} <= passed
 
 
-@pytest.mark.parametrize(
-    ("path", "owner"),
-    [
-        ("/var/spool/pbs/aux/7.pbshead", "pbs"),
-        ("/var/spool/slurmd/job00005/slurm_script", "slurm"),
-        ("/var/spool/slurmd/node1/job00005", "slurm"),
-        ("/opt/sge/default/spool/node01/active_jobs/2.1/pe_hostfile", "grid_engine"),
-        ("/var/run/palsd/3f0e/apinfo", "pals"),
-    ],
-)
-def test_a_mount_of_the_jobs_files_tells(path: str, owner: str) -> None:
-    mounts = f"{MOUNTS}1241 1210 254:0 {path} {path} ro,relatime - ext4 /dev/vda rw\n"
-    assert traces.find(DOCKER, mounts, []) == Trace(owner, f"the mount {path}")
-
-
-@pytest.mark.parametrize("path", ["/var/spool/slurmd", "/var/spool/pbs", "/home/u/pbs/aux", "/home/palsdog"])
-def test_a_folder_that_login_nodes_bind_too_tells_nothing(path: str) -> None:
-    mounts = f"{MOUNTS}1241 1210 254:0 {path} {path} ro,relatime - ext4 /dev/vda rw\n"
-    assert traces.find(DOCKER, mounts, []) is None
-
-
-@pytest.mark.parametrize(
-    ("names", "files", "engine"),
-    [
-        (["APPTAINER_CONTAINER"], [".dockerenv"], "apptainer"),
-        (["SINGULARITY_CONTAINER"], [], "apptainer"),
-        ([], [".singularity.d"], "apptainer"),
-        ([], [".dockerenv"], "docker"),
-        ([], ["run/.containerenv"], "podman"),
-        (["KUBERNETES_SERVICE_HOST"], [], "kubernetes"),
-        (["SLURM_JOB_ID"], [], None),
-        ([], ["image.json"], container.UNKNOWN),
-    ],
-)
-def test_the_engine(tmp_path: Path, names: list[str], files: list[str], engine: str | None) -> None:
+def test_all_that_detection_names_in_its_code_is_passed_to_docker() -> None:
+    passed = names(container.docker(Environment({})).words)
+    files = [*(ROOT / "entrypoint" / "detect").glob("*.py")]
+    files += [ROOT / "entrypoint" / f"{name}.py" for name in ("resources", "rendezvous/address")]
+    named: set[str] = set()
     for file in files:
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).touch()
-    assert container.engine(dict.fromkeys(names, "x"), tmp_path, project=tmp_path) == engine
-    if not names:
-        assert container.engine({}, None, project=tmp_path) is None
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named |= set(re.findall(r"^[A-Z][A-Z0-9]*(?:_[A-Za-z0-9]+)+$", node.value))
+    assert len(named) > 80
+    assert named - NO_NAMES <= passed
 
 
-@pytest.fixture
-def leave_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Gives this process ancestors, the nearest first, a control group and mounts."""
-
-    def leave(names: list[str], cgroup: str = SESSION, mounts: str = MOUNTS) -> None:
-        (tmp_path / "cgroup").write_text(cgroup)
-        (tmp_path / "mountinfo").write_text(mounts)
-        monkeypatch.setattr(traces, "PROC", tmp_path)
-        monkeypatch.setattr(traces, "ancestors", lambda: names)
-
-    return leave
+@pytest.mark.parametrize("each", recorded.ALL, ids=str)
+def test_a_container_that_gets_what_is_passed_finds_the_same(each: recorded.Recording) -> None:
+    env = each.environment
+    inside = {name: env[name] for name in names(container.docker(env).words) if name in env}
+    assert recorded.find(replace(env, variables=inside)) == recorded.find(env)
 
 
-def alone(engine: str | None = "apptainer", nnodes: str | None = None, **more: str) -> str:
-    """The launcher that is found for a process without a job's variables in a container of `engine`."""
-    env = Environment(more, "node01", is_live=True, engine=engine)
-    return resolve.resolve(env, LaunchOptions(nnodes=nnodes), ["train", "ddp"]).launcher
+def test_names_that_a_task_will_have_are_passed_from_the_job_script_too() -> None:
+    script = recording.load(recorded.FOLDERS / "slurm" / "a_sbatch_N2.node01.0.env")
+    assert "SLURM_STEP_ID" not in script
+    passed = names(container.docker(script).words)
+    assert {"SLURM_STEP_ID", "PMI_RANK", "SLURM_JOB_NAME"} <= passed
 
 
-def test_apptainer_with_cleanenv_in_a_job_is_refused(leave_traces: Callable[..., None]) -> None:
-    leave_traces(["starter", "slurmstepd", "systemd"])
-    with pytest.raises(MusterError) as refusal:
-        alone()
-    error = refusal.value
-    assert error.wrong == "this container is inside a job of slurm, but none of its variables reached it"
-    assert "the process slurmstepd above this one" in error.seen
-    assert error.fix.startswith("leave --cleanenv out")
-    assert "muster env --apptainer-args" in error.fix
-    assert error.fix.endswith("or, if it is but one node, --nnodes 1")
+def test_files_that_variables_name_are_shown_to_the_container() -> None:
+    env = recording.load(PBS)
+    path = env["PBS_NODEFILE"]
+    assert ("--volume", f"{path}:{path}:ro") == container.docker(env).words[-4:-2]
+    assert ("--bind", path) == container.apptainer(env).words[-2:]
 
 
-def test_with_a_pid_namespace_it_was_containall(leave_traces: Callable[..., None]) -> None:
-    cgroup = "0::/system.slice/slurmstepd.scope/job_9/step_0/user/task_0\n"
-    leave_traces(["appinit"], cgroup)
-    with pytest.raises(MusterError) as refusal:
-        alone()
-    assert "job_9" in refusal.value.seen
-    assert refusal.value.fix.startswith("leave --containall out")
+def test_only_files_that_exist_are(tmp_path: Path) -> None:
+    nodes = tmp_path / "7[1].head"
+    nodes.write_text("n1\n")
+    env = Environment({"PBS_NODEFILE": str(nodes), "PE_HOSTFILE": str(tmp_path / "none")}, is_live=True)
+    assert [word for word in container.docker(env).words if str(tmp_path) in word] == [f"{nodes}:{nodes}:ro"]
 
 
-@pytest.mark.parametrize("engine", ["docker", "podman"])
-def test_docker_is_told_how_to_pass_them(leave_traces: Callable[..., None], engine: str) -> None:
-    leave_traces([], DOCKER, MOUNTS + NODE_FILE)
-    with pytest.raises(MusterError, match="a job of pbs") as refusal:
-        alone(engine)
-    assert f"{engine} run $(muster env --docker-args) IMAGE COMMAND" in refusal.value.fix
+@pytest.mark.parametrize(
+    ("of", "name"),
+    [("docker", "a:b"), ("docker", "a b"), ("docker", "$(id)"), ("apptainer", "a:b"), ("apptainer", "a,b")],
+)
+def test_a_path_that_cannot_be_passed_is_an_error(tmp_path: Path, of: str, name: str) -> None:
+    nodes = tmp_path / name
+    nodes.write_text("n1\n")
+    env = Environment({"PBS_NODEFILE": str(nodes)}, is_live=True)
+    with pytest.raises(MusterError, match="can't be passed") as refusal:
+        (container.docker if of == "docker" else container.apptainer)(env)
+    assert str(nodes) in refusal.value.seen
 
 
-def test_what_the_user_says_by_hand_goes_on(leave_traces: Callable[..., None]) -> None:
-    leave_traces(["slurmstepd"])
-    assert alone(nnodes="1") == "local"
-    assert alone(MUSTER_HOSTS="node01") == "manual"
-    assert alone(nnodes="2", MUSTER_NODE_RANK="0") == "manual"
-    assert alone(engine=None) == "local"
+@pytest.mark.parametrize(
+    ("file", "is_shared"), [("slurm/c_srun_N2_2per.node02.2", True), ("slurm/g_array_0.node01.0", False)]
+)
+def test_the_hosts_network_where_nodes_have_to_meet(file: str, is_shared: bool) -> None:
+    words = container.docker(recording.load(recorded.FOLDERS / f"{file}.env")).words
+    # Without its network, the host's name has to be asked for: the job's lists know it by that.
+    assert words[-2:] == ("--network" if is_shared else "--uts", "host")
 
 
-def test_one_process_that_is_meant_to_be_alone_goes_on(leave_traces: Callable[..., None]) -> None:
-    leave_traces(["slurmstepd"])
-    env = Environment({}, "node01", is_live=True, engine="docker")
-    assert resolve.resolve(env, LaunchOptions(), ["train", "single"], is_single=True).launcher == "local"
+def test_the_hosts_network_where_the_number_of_nodes_is_unknown() -> None:
+    assert container.docker(Environment({})).words[-2:] == ("--network", "host")
 
 
-def test_a_container_outside_of_any_job_is_a_machine(leave_traces: Callable[..., None]) -> None:
-    leave_traces(["starter", "bash", "sshd"], DOCKER)
-    assert alone() == "local"
+def test_no_secret_is_passed_and_a_line_says_how_many_were_not() -> None:
+    env = Environment({**SECRETS, "SLURM_JOB_ID": "7", "NCCL_DEBUG": "INFO", "MASTER_ADDR": "http://u:hidden@h/"})
+    for found in (container.docker(env), container.apptainer(env)):
+        text = " ".join(found.words)
+        # The others are left out of a recording for their form.
+        secrets = {name: value for name, value in SECRETS.items() if value.isprintable()}
+        assert not [name for name, value in secrets.items() if name in text.split() or value in text]
+        assert "hidden" not in text
+        assert "NCCL_DEBUG" in text
+        assert any(re.fullmatch(r"left out: \d+ that may be secret", note) for note in found.notes)
 
 
-MPIRUN = {
-    "OMPI_COMM_WORLD_RANK": "0",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "OMPI_COMM_WORLD_NODE_RANK": "0",
-    "PMIX_RANK": "0",
-    "PMIX_NAMESPACE": "prterun-node01-7@1",
+def test_a_secret_that_detection_reads_is_not_passed_by_name_either() -> None:
+    assert "MASTER_ADDR" not in names(container.docker(Environment({"MASTER_ADDR": "http://u:p@h/"})).words)
+
+
+def test_what_belongs_to_the_host_or_the_container_stays_there() -> None:
+    own = {"APPTAINER_BIND": "/x", "SINGULARITY_NAME": "x", "TMPDIR": "/x", "HOSTNAME": "x", "CUDA_HOME": "/x"}
+    for found in (container.docker(Environment(own)), container.apptainer(Environment(own))):
+        assert not own.keys() & {word.partition("=")[0] for word in found.words}
+
+
+def test_tmpdir_goes_along_where_flux_needs_it() -> None:
+    env = Environment({"TMPDIR": "/var/tmp/pbs.27", "FLUX_URI": "local:///var/tmp/pbs.27/flux-x/local-0"})
+    assert "TMPDIR" in names(container.docker(env).words)
+
+
+def pflag(words: list[str]) -> dict[str, str]:
+    """What Apptainer takes from its --env options: a model of pflag's StringToString, held to Apptainer 1.4.5."""
+    variables: dict[str, str] = {}
+    for word in words:
+        count = word.count("=")
+        assert count
+        pairs = [word.strip('"')] if count == 1 else next(csv.reader([word], strict=True))
+        variables.update({name: value for name, _, value in (pair.partition("=") for pair in pairs)})
+    return variables
+
+
+def arguments(line: str) -> list[str]:
+    words = shlex.split(line)
+    return [word for option, word in zip(words[::2], words[1::2], strict=True) if option == "--env"]
+
+
+VALUES = {
+    "SLURM_A": "gpu-a[1-2],gpu-b7",
+    "SLURM_B": "2(x3),1",
+    "SLURM_C": "a=b,c=d",
+    "SLURM_D": 'say "it\'s"',
+    "SLURM_E": "a b  c",
+    "SLURM_F": "",
+    "SLURM_G": '"=,',
+    "SLURM_H": "; & | < > * ? ~ # {a,b} !x",
+    "SLURM_I": "=",
+    "SLURM_J": 'x"',
 }
 
 
-def test_mpirun_inside_the_container_does_not_hide_the_job_outside(leave_traces: Callable[..., None]) -> None:
-    leave_traces(["mpirun"], "0::/system.slice/slurmstepd.scope/job_9/step_0\n")
-    with pytest.raises(MusterError, match="a job of slurm"):
-        alone(**MPIRUN)
+def test_values_reach_apptainer_by_eval() -> None:
+    line = " ".join(container.apptainer(Environment(VALUES)).words)
+    assert pflag(arguments(line)) == VALUES
 
 
-def test_mpirun_beside_its_process_is_no_trace(leave_traces: Callable[..., None]) -> None:
-    leave_traces(["mpirun", "bash"])
-    assert alone(**MPIRUN) == "openmpi"
+@given(st.dictionaries(st.from_regex(r"SLURM_[A-C]{1,3}", fullmatch=True), st.text(st.characters(codec="ascii"))))
+def test_any_value_reaches_apptainer_as_it_is_or_not_at_all(variables: dict[str, str]) -> None:
+    variables = {name: value for name, value in variables.items() if "\0" not in value}
+    found = container.apptainer(Environment(variables))
+    passed = pflag(arguments(" ".join(found.words)))
+    assert passed.items() <= variables.items()
+    for name in variables.keys() - passed.keys():
+        assert re.search(r"[$`\\]", variables[name]) or not variables[name].isprintable()
+        assert any(name in note for note in found.notes)
 
 
-def test_reading_takes_less_than_5_ms() -> None:
-    times: list[float] = []
-    for _ in range(5):
-        start = time.process_time()
-        traces.read()
-        times.append(time.process_time() - start)
-    assert min(times) < 0.005, times
+def test_what_apptainers_own_shell_would_run_is_left_out() -> None:
+    hostile = {"SLURM_JOB_NAME": "$(touch x)", "SLURM_X": "`id`", "SLURM_Y": "\\$HOME", "SLURM_JOB_ID": "7"}
+    found = container.apptainer(Environment(hostile))
+    assert found.words == ("--env", "SLURM_JOB_ID=7")
+    assert any("SLURM_JOB_NAME, SLURM_X, SLURM_Y" in note for note in found.notes)
 
 
-def test_the_processes_above_this_one_are_named() -> None:
-    parent = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
-    assert traces.ancestors()[0] == parent
+def test_the_command_prints_one_line(command: Run) -> None:
+    answer = command("muster", "env", "--apptainer-args", "--env-file", str(SLURM))
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("\n") == 1
+    assert "--env 'SLURM_JOB_NODELIST=node[01-02]'" in answer.stdout
+    assert answer.stderr == ""
+    answer = command("muster", "env", "--docker-args", "--env-file", str(PBS))
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("\n") == 1
+    assert answer.stdout.endswith(
+        "--volume /var/spool/pbs/aux/7.pbshead:/var/spool/pbs/aux/7.pbshead:ro --network host\n"
+    )
+    assert answer.stderr == "muster: left out: 2 that may be secret\n"
 
 
-def test_a_file_that_is_hidden_names_the_option_of_this_container() -> None:
-    for engine, option in (
-        ("apptainer", "apptainer exec --bind /a/b; or x"),
-        ("docker", "docker run --volume /a/b:/a/b:ro; or x"),
-        ("podman", "podman run --volume /a/b:/a/b:ro; or x"),
-        (None, "in a container: apptainer exec --bind /a/b, docker run -v /a/b:/a/b:ro; or x"),
-    ):
-        env = Environment({"PBS_NODEFILE": "/a/b"}, is_live=True, engine=engine)
-        with pytest.raises(MusterError) as refusal:
-            Reader(env, "x").text_file("PBS_NODEFILE")
-        assert refusal.value.fix == option
+def test_outside_of_a_job_the_command_prints_all_names(command: Run) -> None:
+    answer = command("muster", "env", "--docker-args")
+    assert answer.returncode == 0, answer.stderr
+    assert {"SLURM_PROCID", "PBS_JOBID", "LSB_MCPU_HOSTS", "FLUX_JOB_ID"} <= set(answer.stdout.split())
+    assert "no variables of a job are here" in answer.stderr
 
 
-def test_a_file_that_is_no_list_of_hosts_is_not_read(tmp_path: Path) -> None:
-    enormous = tmp_path / "file"
-    with enormous.open("wb") as file:
-        file.truncate(1 << 40)  # it takes no room
-    for path in (enormous, Path("/dev/zero")):
-        with pytest.raises(MusterError, match="PBS_NODEFILE"):
-            Reader(Environment({"PBS_NODEFILE": str(path)}, is_live=True), "x").text_file("PBS_NODEFILE")
-
-
-@pytest.mark.parametrize(("engine", "way"), [("docker", "--docker-args"), ("apptainer", "--apptainer-args")])
-def test_some_of_the_variables_name_the_option_as_well(engine: str, way: str) -> None:
-    task = recording.load(recorded.FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
-    less = {name: value for name, value in task.items() if name != "SLURM_STEP_NODELIST"}
-    with pytest.raises(MusterError, match="SLURM_STEP_NODELIST is missing") as refusal:
-        recorded.detect(replace(task, variables=less, engine=engine))
-    assert way in refusal.value.fix
-    with pytest.raises(MusterError) as refusal:
-        recorded.detect(replace(task, variables=less))
-    assert way not in refusal.value.fix
-
-
-def test_a_process_below_a_scheduler_is_refused_for_real(tmp_path: Path) -> None:
-    # A shell script has its own name in /proc: this one takes the place of Slurm's.
-    step = tmp_path / "slurmstepd"
-    step.write_text('#!/bin/sh\n"$@"\nexit $?\n')
-    step.chmod(0o755)
-    env = {**clean_environment(), "APPTAINER_CONTAINER": "/image.sif"}
-
-    def train(*words: str) -> subprocess.CompletedProcess[str]:
-        argv = [step, sys.executable, COMMANDS / "train", *words]
-        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
-
-    for words in (["ddp"], ["ddp", "--dry-run"]):
-        answer = train(*words)
-        assert answer.returncode == 2
-        assert "inside a job of slurm" in three_lines(answer.stderr)[0]
-    for words in (["ddp", "--dry-run", "--nnodes", "1"], ["single", "--dry-run"]):
-        answer = train(*words)
-        assert answer.returncode == 0, answer.stderr
+@pytest.mark.parametrize("other", ["--apptainer-args", "--format=jax"])
+def test_one_thing_at_a_time(command: Run, other: str) -> None:
+    answer = command("muster", "env", "--docker-args", other)
+    assert answer.returncode == 2
+    assert "one thing" in three_lines(answer.stderr)[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint import detect, passing, recording
+from muster.entrypoint import container, detect, recording
 from muster.entrypoint.detect import families
 from muster.entrypoint.detect.families import Family
 from muster.entrypoint.environment import Environment
@@ -93,6 +93,6 @@ def test_training_is_told_when_its_job_ends(task: Environment) -> None:
 
 
 def test_containers_and_recordings_get_its_variables(task: Environment) -> None:
-    assert {"DRUM_JOB", "DRUM_HOSTS", "DRUM_NODE", "DRUM_END", "DRUM_COLOUR"} <= set(passing.docker(task).words)
+    assert {"DRUM_JOB", "DRUM_HOSTS", "DRUM_NODE", "DRUM_END", "DRUM_COLOUR"} <= set(container.docker(task).words)
     assert "DRUM_COLOUR=red" in recording.as_recording(task)
     assert recorded.detect(task, LaunchOptions(nproc_per_node="2")).world_size == 6

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster.entrypoint import show
 from muster.entrypoint.jobs import quoting
 from muster.errors import MusterError
 
@@ -36,7 +37,7 @@ def read_by_a_shell(text: str, **variables: str) -> str:
 
 @pytest.mark.parametrize("value", HOSTILE)
 def test_words_and_folders_come_out_as_they_went_in(value: str) -> None:
-    assert read_by_a_shell(quoting.word(value)) == f"{value}."
+    assert read_by_a_shell(show.word(value)) == f"{value}."
     assert read_by_a_shell(quoting.expanded(value), HOME="/home") == f"{value}.".replace("$HOME", "/home")
 
 
@@ -56,7 +57,7 @@ def test_variables_of_folders_are_expanded_and_nothing_in_them() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text("ab \n\r\\'\"$#!n", max_size=12))
 def test_any_word_stays_on_its_line(value: str) -> None:
-    word = quoting.word(value)
+    word = show.word(value)
     assert not {"\n", "\r"} & set(word)
     assert read_by_a_shell(word) == f"{value}."
 

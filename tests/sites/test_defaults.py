@@ -40,11 +40,6 @@ def with_interfaces(monkeypatch: pytest.MonkeyPatch, *names: str, without: str =
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {without: [], **found})
 
 
-def test_no_site_gives_nothing() -> None:
-    options = LaunchOptions(interface="eth0")
-    assert defaults.of(None, 2, Environment({}), options) == Defaults(options)
-
-
 def test_all_that_a_site_gives_on_several_nodes(tmp_path: Path) -> None:
     found = given(site(tmp_path), SCRATCH="/scratch/me")
     assert found.options == LaunchOptions(address_suffix="i")
