@@ -6,7 +6,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from muster import interruption
-from muster.arguments import command, normalise, to_argv
+from muster.arguments import command, from_argv, normalise, to_argv
 from muster.check.options import BenchOptions, DoctorOptions
 from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, Options
 from muster.config import check as check_combination
@@ -83,7 +84,26 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 def train() -> None:
     """The command `train`."""
-    _run(_trainings(), "train", normalise(sys.argv[1:]))
+    argv = normalise(sys.argv[1:])
+    strategy = next(iter(argv), "")
+    plain = from_argv(argv[1:], LaunchOptions, Options) if strategy in STRATEGIES else None
+    if plain is None:
+        _run(_trainings(), "train", argv)
+        return
+    options, training = plain
+    with _ending(f"train {strategy}", lambda: options.debug):
+        _train(strategy, options, training)
+
+
+def _train(strategy: str, options: LaunchOptions, training: Options) -> None:
+    """Becomes the launch of a training."""
+    check_combination(strategy, training)
+    program = Program("module", ("muster.train", strategy, *to_argv(training)), is_ours=True)
+
+    def check() -> None:
+        check_here(training.model, training.data)
+
+    start.start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS, check=check)
 
 
 def _trainings(*, starts: bool = True) -> typer.Typer:
@@ -106,13 +126,7 @@ def _trainings(*, starts: bool = True) -> typer.Typer:
                 is_open = training.data == Options.data
                 check_combination(strategy, replace(training, data="synthetic") if is_open else training)
                 return
-            check_combination(strategy, training)
-            program = Program("module", ("muster.train", strategy, *to_argv(training)), is_ours=True)
-
-            def check() -> None:
-                check_here(training.model, training.data)
-
-            start.start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS, check=check)
+            _train(strategy, options, training)
 
         _detailed(app, strategy, HELP[strategy])(command(train_by, LaunchOptions, Options))
     app.command("export", help="Write a run's weights as one plain file, for torch.load.")(_export)
@@ -328,23 +342,31 @@ def _run(app: typer.Typer, name: str, argv: list[str]) -> None:
         # Of the commands typer makes all options at once: those of the others would be a fifth of the launch.
         app.registered_commands, app.registered_groups = asked, []
         app.callback()(lambda: None)  # else a command that is alone would have no name
-    interruption.current.command = " ".join([name, *argv[: len(asked)]])
     parser = typer.main.get_command(app)
+    with _ending(" ".join([name, *argv[: len(asked)]]), lambda: _is_debugged(parser, argv)):
+        try:
+            parser.main(args=argv, prog_name=name, standalone_mode=False)
+        except USAGE_ERROR as error:
+            if _is_debugged(parser, argv):
+                raise
+            if str(error):
+                raise _usage(error, [name, *argv]) from None
+            # Without a message it was the command alone, and its help has been shown.
+            sys.exit(2)
+
+
+@contextmanager
+def _ending(command: str, is_debugged: Callable[[], bool]) -> Generator[None]:
+    """Ends this process where the command is refused: with three lines on stderr, or a traceback if that is wanted."""
+    interruption.current.command = command
     try:
         with interruption.clearing_up():
-            parser.main(args=argv, prog_name=name, standalone_mode=False)
+            yield
     except MusterError as error:
-        if _is_debugged(parser, argv):
+        if os.environ.get("MUSTER_DEBUG") or is_debugged():
             raise
         print(error, file=sys.stderr)
         sys.exit(error.code)
-    except USAGE_ERROR as error:
-        if _is_debugged(parser, argv):
-            raise
-        if str(error):
-            print(_usage(error, [name, *argv]), file=sys.stderr)
-        # Without a message it was the command alone, and its help has been shown.
-        sys.exit(2)
 
 
 def _is_debugged(parser: Any, argv: Sequence[str]) -> bool:

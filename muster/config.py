@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from muster.arguments import command, normalise, option, to_argv
+from muster.arguments import command, from_argv, normalise, option, to_argv
 from muster.errors import MusterError
 from muster.names import (
     SOURCES,
@@ -370,6 +370,8 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
         typer.TyperException: a strategy, option or value that does not exist.
         SystemExit: with code 0, after --help.
     """
+    if argv and argv[0] in STRATEGIES and (plain := from_argv(argv[1:], Options)):
+        return argv[0], plain[0]
     parsed: list[tuple[str, Options]] = []
     app = typer.Typer(add_completion=False)
     for strategy in STRATEGIES:
