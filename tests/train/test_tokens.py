@@ -45,6 +45,28 @@ def test_each_kind_of_file(tmp_path, name, type_, largest):
     assert source.valid.read(2)[1].tolist() == [largest, IGNORED, IGNORED, IGNORED]
 
 
+@pytest.mark.process
+def test_one_rank_reads_all_tokens_to_count_them(train, summary_of, tmp_path):
+    count = """
+import os
+from muster.train.data import tokens
+count_tokens = tokens.count_tokens
+def told(*parts):
+    print("counts:", os.environ["RANK"], flush=True)
+    return count_tokens(*parts)
+tokens.count_tokens = told
+"""
+    # 65 tokens are not to be divided by 2 ranks: each trains as it would alone.
+    file = write(tmp_path / "a.bin", [number * number % 65 for number in range(600)], "<u2")
+    argv = [f"--data=tokens:{file}", "--model=gpt-tiny", "--seq-len=16", "--batch-size=4", "--max-steps=3", "--no-bf16"]
+    argv += [f"--runs-dir={tmp_path}"]
+    ended = train(["tp", *argv, "--name=two"], 2, ok=True, before=count)
+    assert "".join(rank.out + rank.err for rank in ended).count("counts: ") == 1
+    train(["single", *argv, "--name=one"], 1, ok=True)
+    losses = [summary_of(tmp_path / name)["final_train_loss"] for name in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 def test_arrays_of_numpy(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(100, dtype=np.uint16))
     assert data.open_source(options(tmp_path / "a.npy")).num_classes == 100

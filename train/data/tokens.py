@@ -132,11 +132,20 @@ def count_tokens(*parts: np.ndarray) -> int:
     return 1 + max(int(part[start : start + step].max()) for part in parts for start in range(0, len(part), step))
 
 
-def open_source(options: Options, folder: str) -> Source:
-    """The tokens at the path `folder`; its `train` and `val` files, or its last tenth validates.
+def scan(options: Options, folder: str) -> int:
+    """How many different tokens there are at the path `folder`: of a file of numbers all are read.
 
     Raises:
-        MusterError: there is nothing, it can't be read, or it is too short.
+        MusterError: as `open_source`.
+    """
+    return options.vocab_size or count_tokens(*open_parts(options, folder))
+
+
+def open_parts(options: Options, folder: str) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens at the path `folder` that train, and those that validate.
+
+    Raises:
+        MusterError: as `open_source`.
     """
     path, seen = Path(os.path.expanduser(folder)), f"--data={options.data}"
     seq_len = options.seq_len or shape_of(options.model).context
@@ -156,7 +165,20 @@ def open_source(options: Options, folder: str) -> Source:
             seen=f"{seen} --seq-len={seq_len}",
             fix="more text, or a smaller --seq-len",
         )
-    num_tokens = options.vocab_size or count_tokens(train, valid)
+    return train, valid
+
+
+def open_source(options: Options, folder: str, num_tokens: int) -> Source:
+    """The tokens at the path `folder`; its `train` and `val` files, or its last tenth validates.
+
+    Args:
+        num_tokens: what `scan` says.
+
+    Raises:
+        MusterError: there is nothing, it can't be read, or it is too short.
+    """
+    seq_len = options.seq_len or shape_of(options.model).context
+    train, valid = open_parts(options, folder)
     return Source(
         train=Tokens(folder, train, seq_len, num_tokens, keep_rest=False),
         valid=Tokens(folder, valid, seq_len, num_tokens, keep_rest=True),
