@@ -161,8 +161,7 @@ def _planned(root: Path, fabric: str, site: str, nodes: int | None) -> "FabricPl
 def _refuse(plan: "FabricPlan") -> None:
     """Returns if nothing was refused; else each refusal is shown as an error, and this process ends."""
     for each in plan.refusals:
-        seen = f"{each.library}: {each.needs}, needed by {each.needed_by}"
-        print(MusterError(each.wrong, seen=seen, fix=each.fix), file=sys.stderr)
+        print(MusterError(each.wrong, seen=each.seen, fix=each.fix), file=sys.stderr)
     if plan.refusals:
         sys.exit(2)
 

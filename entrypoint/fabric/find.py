@@ -352,7 +352,7 @@ def plugins_of_nccl(file: "ELFFile", path: Path) -> tuple[int, ...]:
 def net_plugin(file: "ELFFile", path: Path) -> NetPlugin:
     """What a plugin of NCCL exports; without any version it is no plugin.
 
-    Source: https://github.com/NVIDIA/nccl/blob/master/plugins/net/README.md
+    Source: https://github.com/NVIDIA/nccl/tree/master/plugins/net
     """
     addresses: dict[int, int] = {}
     for section in _sections(file, "SHT_DYNSYM"):
@@ -516,7 +516,8 @@ def _search_of(by: Sequence[Library]) -> list[str]:
     return [folder for folder in dict.fromkeys(folders) if folder.startswith("/")]
 
 
-# Of what is present, the first: nodes with Slingshot or EFA may have InfiniBand for their storage.
+# Each fabric's kinds of devices. The first fabric that is present is taken: nodes with Slingshot or EFA may have
+# InfiniBand for their storage.
 _KINDS = {"slingshot": ("slingshot",), "efa": ("efa",), "infiniband": ("infiniband", "roce")}
 _NETWORK = "/sys/class/net"
 
@@ -542,6 +543,11 @@ class Finding:
     interfaces: tuple[str, ...] = ()
     plugin: Library | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def nccl_devices(self) -> list[Device]:
+        """The devices that NCCL sends by."""
+        return [device for device in self.devices if any(device.kind in kinds for kinds in _KINDS.values())]
 
 
 def find(

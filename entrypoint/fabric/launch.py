@@ -35,9 +35,6 @@ FOUND = LaunchVariable.FABRIC_FOUND
 MOUNT = "apptainer exec --bind /:/host:ro, docker run -v /:/host:ro"
 ANYWAY = "over TCP, at a fraction of the speed: --fabric tcp"
 
-# Kinds of devices that NCCL sends by.
-_KINDS = ("infiniband", "roce", "efa", "slingshot")
-
 
 @dataclass(frozen=True)
 class Places:
@@ -122,9 +119,9 @@ def _with_host(need: Need, env: Mapping[str, str], site: "Site | None", places: 
     plan = stage.plan_for(finding, need.num_nodes, env, site)
     if plan.refusals:
         first, others = plan.refusals[0], plan.refusals[1:]
-        seen = [f"{each.library}: {each.needs}, needed by {each.needed_by}" for each in plan.refusals[:4]]
         more = f" (and {len(others)} more: muster fabric plan)" if others else ""
-        raise MusterError(first.wrong + more, seen="; ".join(seen), fix=f"{first.fix}; or {ANYWAY}")
+        seen = "; ".join(each.seen for each in plan.refusals[:4])
+        raise MusterError(first.wrong + more, seen=seen, fix=f"{first.fix}; or {ANYWAY}")
     if not plan.injected:
         if finding.fabric != TCP:
             _check_verbs(need, plan, env, places)
@@ -201,7 +198,7 @@ def _without_fabric(need: Need, finding: "Finding") -> Additions:
 def _told(plan: "FabricPlan", settings: Additions, what: str) -> Additions:
     """The settings, with a line that tells the fabric, its devices and where the libraries are from."""
     place = plan.finding.fabric
-    names = [device.name for device in plan.finding.devices if device.kind in _KINDS]
+    names = [device.name for device in plan.finding.nccl_devices]
     if names and place != TCP:
         shown = [*names[:4], f"{len(names) - 4} more"] if len(names) > 4 else names
         place += f" ({', '.join(shown)})"
@@ -222,7 +219,7 @@ def _check_devices(need: Need, finding: "Finding", places: Places) -> None:
     """Returns if one of the fabric's device files is in this container, or the fabric has none."""
     if not (need.is_several and need.is_proved):
         return
-    paths = [each.path for each in finding.devices if each.kind in _KINDS and each.path.startswith("/dev/")]
+    paths = [each.path for each in finding.nccl_devices if each.path.startswith("/dev/")]
     if paths and not any(os.path.exists(places.own / path[1:]) for path in paths):
         raise MusterError(
             "the fabric's device files are not in this container",

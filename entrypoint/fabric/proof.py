@@ -246,6 +246,11 @@ class Refusal:
     needed_by: str
     fix: str
 
+    @property
+    def seen(self) -> str:
+        """The library, what is missing and who needs it, as an error tells them."""
+        return f"{self.library}: {self.needs}, needed by {self.needed_by}"
+
 
 @dataclass(frozen=True)
 class LibrarySet:

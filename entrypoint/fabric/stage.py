@@ -239,7 +239,7 @@ def settings(plan: FabricPlan, env: Mapping[str, str], need: Need, folder: Path 
     """The variables that lead to a plan's libraries in `folder`, and a note for each value of the user's that stays.
 
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_NET, NCCL_NET_PLUGIN)
-    Source: https://github.com/linux-rdma/rdma-core/blob/HEAD/libibverbs/init.c (IBV_DRIVERS, RDMAV_DRIVERS)
+    Source: https://github.com/linux-rdma/rdma-core/blob/HEAD/libibverbs/dynamic_driver.c (IBV_DRIVERS, RDMAV_DRIVERS)
     """
     wanted = {name: value for name, value in plan.variables.items() if _fits(name, value, plan, need)}
     forced: dict[str, str] = {}

@@ -189,6 +189,11 @@ def test_a_library_that_has_to_be_the_hosts_and_is_not_there(host: Tree, image: 
     assert "it has to be the host's" in why.wrong
 
 
+def test_a_plugin_that_has_to_be_the_hosts_is(host: Tree, image: Tree) -> None:
+    host.plugin(f"{LIB}/{PLUGIN}")
+    assert allowed(host, image, fabric(plugins=(PLUGIN,), host_wins=(PLUGIN,))) == [PLUGIN]
+
+
 @pytest.mark.parametrize(
     ("versions", "is_allowed"), [((4, 5), False), ((13,), False), ((5, 6), True), ((12, 13), True)]
 )

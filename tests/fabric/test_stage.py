@@ -156,11 +156,17 @@ def test_the_library_path_keeps_what_is_before_it_unless_the_hosts_copy_has_to_w
     ours, theirs = Path("/tmp/ours"), tmp_path / "libs"
     theirs.mkdir()
     (theirs / "libfabric.so.1").touch()
+
+    def library_path(path: str, soname: str, *, wins: bool = True) -> str:
+        injected = (Injected(soname, f"/usr/lib64/{soname}", "x", wins),)
+        plan = nodes.planned(tmp_path, injected=injected, plugin=None)
+        return stage.settings(plan, {"LD_LIBRARY_PATH": path}, SEVERAL, ours).variables["LD_LIBRARY_PATH"]
+
     path = f"/usr/local/cuda/compat::{theirs}"
-    assert proof.on_path(ours, path, ["libcxi.so.1"]) == f"/usr/local/cuda/compat:{theirs}:/tmp/ours"
-    assert proof.on_path(ours, path, ["libfabric.so.1"]) == f"/tmp/ours:/usr/local/cuda/compat:{theirs}"
-    assert proof.on_path(ours, f"/tmp/ours:{theirs}", []) == f"{theirs}:/tmp/ours"
-    assert proof.on_path(ours, "", ["libfabric.so.1"]) == "/tmp/ours"
+    assert library_path(path, "libcxi.so.1") == f"/usr/local/cuda/compat:{theirs}:/tmp/ours"
+    assert library_path(path, "libfabric.so.1") == f"/tmp/ours:/usr/local/cuda/compat:{theirs}"
+    assert library_path(f"/tmp/ours:{theirs}", "libfabric.so.1", wins=False) == f"{theirs}:/tmp/ours"
+    assert library_path("", "libfabric.so.1") == "/tmp/ours"
 
 
 def test_the_loader_takes_the_copy_that_has_to_win(tmp_path: Path, temporary: dict[str, str]) -> None:
