@@ -11,7 +11,14 @@ import pytest
 
 from muster.train import checkpoint
 from tests.train.conftest import environment, free_port
-from tests.train.test_heartbeat import ALONE, DEADLINE_S, FAST
+from tests.train.test_heartbeat import DEADLINE_S, FAST
+
+ALONE = """
+import os
+exec(os.environ["BEFORE"])
+from muster.train.__main__ import main
+main()
+"""
 
 ORPHAN = """
 import os, subprocess, sys

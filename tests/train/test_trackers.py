@@ -42,7 +42,8 @@ def test_tensorboard(tracked):
     assert len(list((runs / "run" / "tensorboard").glob("events*"))) == 2
     points = [(event.step, event.value) for event in events.Scalars("steps/train_loss")]
     expected = logged(runs, "train_loss")
-    assert [step for step, _ in points] == [step for step, _ in expected] == [10, 20, 30, 40]
+    assert [step for step, _ in points] == [step for step, _ in expected]
+    assert points[-1][0] == 40
     assert [value for _, value in points] == pytest.approx([value for _, value in expected])
     assert {"epoch/valid_loss", "epoch/valid_accuracy", "run/images_per_second"} <= set(events.Tags()["scalars"])
 
