@@ -442,8 +442,8 @@ def _read(folder: int, name: str, kind: type[T], line: int = 0) -> T | None:
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError as reason:
-        # ESTALE: NFS says so of a file that another host has just replaced.
-        if reason.errno in (errno.ENOENT, errno.ESTALE, errno.ELOOP):
+        # ESTALE: NFS says so of a file that another host has just replaced. ELOOP: a link. ENXIO, ENODEV: no file.
+        if reason.errno in (errno.ENOENT, errno.ESTALE, errno.ELOOP, errno.ENXIO, errno.ENODEV):
             return None
         raise
     try:

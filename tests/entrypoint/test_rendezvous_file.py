@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -173,6 +174,42 @@ def dangling(path: Path) -> None:
     path.symlink_to("nowhere")
 
 
+def listening(path: Path) -> None:
+    # The path is too long for a socket's name: it is bound in the folder.
+    before = os.getcwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+def device(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root makes devices")
+    os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 5))  # /dev/zero
+
+
+def enormous(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 30)  # it takes no room
+
+
+def of_another_user(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root gives files away")
+    path.write_text(json.dumps({"addresses": ["127.0.0.1"], "port": 1, "machine": "other", "id": "0" * 32}) + "\n")
+    path.chmod(0o666)
+    os.chown(path, 12345, 12345)
+
+
+def hard_link(path: Path) -> None:
+    """To a file that everybody may write, of another user."""
+    of_another_user(target := path.parent.with_name("of-another-user"))
+    path.hardlink_to(target)
+
+
 PLANTED = [foreign, open_to_all, linked, Path.touch, os.mkfifo]
 
 
@@ -188,14 +225,18 @@ def test_a_planted_folder_is_refused_at_once(tmp_path: Path, plant: Callable[[Pa
     assert "--rendezvous-dir" in refusal.value.fix
 
 
-@pytest.mark.parametrize("plant", [linked, dangling, os.mkfifo])
+@pytest.mark.parametrize(
+    "plant", [linked, dangling, os.mkfifo, listening, device, enormous, of_another_user, hard_link]
+)
 def test_what_is_no_file_is_not_read(tmp_path: Path, plant: Callable[[Path], object]) -> None:
-    """A FIFO would hold who opens it."""
+    """A FIFO would hold who opens it, a device or a large file who reads it."""
     path = peers(tmp_path, 0).path
     path.mkdir(0o700)
     plant(path / "host")
     with ThreadPoolExecutor(2) as pool:
         others = [pool.submit(meet, peers(tmp_path, number)) for number in (1, 2)]
+        time.sleep(0.3)  # in which the others have read what is there
+        assert not any(one.done() for one in others)
         port = meet(peers(tmp_path, 0))[1]
         assert [one.result()[1] for one in others] == [port] * 2
 
