@@ -30,7 +30,7 @@ def look(hosts: Hosts, *options: str) -> float:
         RuntimeError: a rank failed, or something was found.
     """
     names = list(hosts.addresses)
-    argv = [sys.executable, "-P", "-m", "muster.check.doctor", "--json", "--device=cpu", "--timeout-s=300", *options]
+    argv = [sys.executable, "-P", "-m", "muster.check", "doctor", "--json", "--device=cpu", "--timeout-s=300", *options]
     place = {"MASTER_ADDR": names[0], "MASTER_PORT": str(PORT), "WORLD_SIZE": str(len(names)), "LOCAL_WORLD_SIZE": "1"}
     place |= {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ranks = [

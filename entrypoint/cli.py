@@ -271,7 +271,7 @@ def _start_check(name: str) -> Callable[..., None]:
         given = any(word.startswith(("--rdzv-timeout", "--rdzv_timeout")) for word in sys.argv)
         if not given and options.rdzv_timeout == LaunchOptions.rdzv_timeout:
             options = replace(options, rdzv_timeout=CHECK_RDZV_TIMEOUT_S)
-        program = Program("module", (f"muster.check.{name}", *to_argv(checks)), is_ours=True)
+        program = Program("module", ("muster.check", name, *to_argv(checks)), is_ours=True)
         start.start(options, program, _typed("muster"))
 
     return check

@@ -73,8 +73,8 @@ def stages() -> list[Stage]:
         Stage("run of two ranks", "muster.train", 35, [train, "ddp", two, *TRAINING]),
         Stage("one step", "muster.train", 8, within="step"),
         Stage("one save", "muster.train", 4, within="save"),
-        Stage("doctor", "muster.check.doctor", 16, [muster, "doctor", two]),
-        Stage("bench", "muster.check.bench", 12, [muster, "bench", two, "--max-size=64K"]),
+        Stage("doctor", "muster.check", 16, [muster, "doctor", two]),
+        Stage("bench", "muster.check", 12, [muster, "bench", two, "--max-size=64K"]),
     ]
 
 

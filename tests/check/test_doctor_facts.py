@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from muster import ROOT
-from muster.check.doctor import gpus, links, network, resources, run, software, space
+from muster.check.doctor import gpus, network, resources, run, software, space
 from muster.check.doctor.facts import Rank
 from muster.check.options import DoctorOptions
 from muster.train.world import World
@@ -76,7 +76,7 @@ def test_a_look_that_fails_costs_only_its_own_answer(monkeypatch: pytest.MonkeyP
 
     for module, name in (
         (network, "own_addresses"),
-        (links, "_ports"),
+        (network, "_ports"),
         (network, "towards"),
         (software, "packages"),
     ):

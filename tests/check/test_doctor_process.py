@@ -84,7 +84,7 @@ def test_a_fault_ends_all_ranks_with_2(tmp_path: Path) -> None:
 def test_a_rank_that_does_not_come_is_named_with_its_host(tmp_path: Path, unused_port: int) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MUSTER_NODES": "alpha,beta"}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port)}
-    done = start("python", "-m", "muster.check.doctor", "--json", "--timeout-s=3", folder=tmp_path, env=env)
+    done = start("python", "-m", "muster.check", "doctor", "--json", "--timeout-s=3", folder=tmp_path, env=env)
     assert done.returncode == 2, done.stderr
     here, there = found_of(json.loads(done.stdout))
     assert (here.host, here.wrong) == ("alpha", "rank 1 did not come")
@@ -99,7 +99,7 @@ def plant():
     while not hasattr(sys.modules.get("torch.distributed"), "batch_isend_irecv"):
         time.sleep(0.01)
     sys.modules["torch.distributed"].reduce = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-if os.environ.get("RANK") == "1" and "muster.check.doctor" in sys.orig_argv:
+if os.environ.get("RANK") == "1" and "muster.check" in sys.orig_argv:
     threading.Thread(target=plant, daemon=True).start()
 """
 
@@ -122,7 +122,7 @@ def test_a_rank_that_is_killed_in_a_collective_is_told_by_another_node(tmp_path:
 
 
 def test_a_misspelt_option_is_told_in_three_lines(tmp_path: Path) -> None:
-    done = start("python", "-m", "muster.check.doctor", "--quik", folder=tmp_path)
+    done = start("python", "-m", "muster.check", "doctor", "--quik", folder=tmp_path)
     assert done.returncode == 2
     assert [line[:7] for line in done.stderr.splitlines()] == ["error: ", " seen: ", "  fix: "]
 

@@ -266,7 +266,7 @@ BARRIER = "barrier"
 NAMES = (*(one.name for one in ALL), BARRIER)
 
 
-def named(name: str) -> Collective:
+def by_name(name: str) -> Collective:
     """The collective of this name."""
     return next(one for one in ALL if one.name == name)
 

@@ -144,7 +144,7 @@ class Row:
         """The bus bandwidth; None where one rank has no others to speak to."""
         if self.algbw is None or self.num_ranks == 1:
             return None
-        return self.algbw * collectives.named(self.collective).bus_factor(self.num_ranks)
+        return self.algbw * collectives.by_name(self.collective).bus_factor(self.num_ranks)
 
     def figures(self) -> dict[str, Any]:
         """The row as JSON has it; what does not apply is None."""
@@ -244,7 +244,7 @@ class Sweep:
         self.doing = f"{row.collective} of {shown(row.size)}" if row.size else row.collective
         call: Call = dist.barrier
         if row.size:
-            collective = collectives.named(row.collective)
+            collective = collectives.by_name(row.collective)
             message = collective.message(self.world, row.size)
             # Zeros stay as they are, however often they are added up.
             message.sent.zero_()

@@ -63,20 +63,20 @@ def findings(readings: Sequence[Reading]) -> Part:
     Where no time has a majority nobody can tell which clock is right: there is one finding, of all of them.
     """
     usual_s = median_low([reading.ahead_s for reading in readings]) if len(readings) > 2 else 0.0
-    odd = [reading for reading in readings if abs(reading.ahead_s - usual_s) - reading.give_or_take_s > LIMIT_S]
+    outliers = [reading for reading in readings if abs(reading.ahead_s - usual_s) - reading.give_or_take_s > LIMIT_S]
     widest_s = max(reading.ahead_s for reading in readings) - min(reading.ahead_s for reading in readings)
     doubt_s = max(reading.give_or_take_s for reading in readings)
     values = {reading.host: [round(reading.ahead_s, 4), round(reading.give_or_take_s, 4)] for reading in readings}
     says = f"the clocks of {len(readings)} nodes agree to {max(0.001, widest_s + doubt_s):.3f} s"
     found: list[Finding] = []
-    if len(readings) > 2 and 2 * len(odd) >= len(readings):
+    if len(readings) > 2 and 2 * len(outliers) >= len(readings):
         shown = listed([f"{reading.ahead_s:+.3f} s on {reading.host}" for reading in readings], MOST_SHOWN)
         hosts = listed([reading.host for reading in readings])
         wrong = f"the clocks of {len(readings)} nodes differ by up to {widest_s:.1f} s"
         found.append(_finding(hosts, wrong, f"against rank 0, {shown}, give or take {doubt_s:.3f} s"))
-        odd = []
+        outliers = []
     reference = "most other nodes" if len(readings) > 2 else readings[0].host
-    for reading in odd:
+    for reading in outliers:
         off_s = reading.ahead_s - usual_s
         way = "ahead of" if off_s > 0 else "behind"
         wrong = f"the clock of {reading.host} is {abs(off_s):.1f} s {way} that of {reference}"

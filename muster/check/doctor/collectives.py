@@ -10,7 +10,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, Collective, named
+from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, Collective, by_name
 from muster.check.doctor.facts import Finding, Part
 from muster.check.options import DoctorOptions
 from muster.check.ranks import LOOK_S, fault_in, gather, listed
@@ -177,7 +177,7 @@ class Trial:
         world = self.world
         if world.device.type == "cuda":
             torch.cuda.set_device(world.device)  # each thread has one of its own
-        collective = named(name)
+        collective = by_name(name)
         for rank in range(world.world_size):
             pair = sorted((rank, (rank + 1) % world.world_size))
             self._enter(name)

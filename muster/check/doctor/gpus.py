@@ -115,19 +115,19 @@ def devices(visible: str) -> list[str]:
     return found
 
 
-def _named(ranks: list[Rank]) -> set[str]:
+def _given_names(ranks: list[Rank]) -> set[str]:
     return {device for rank in ranks if rank.visible is not None for device in devices(rank.visible)}
 
 
 def number_given(ranks: list[Rank]) -> int:
     """How many GPUs the ranks of a node were given: those that they see, or that the scheduler names."""
-    return len(_named(ranks)) or max((rank.num_gpus for rank in ranks), default=0)
+    return len(_given_names(ranks)) or max((rank.num_gpus for rank in ranks), default=0)
 
 
 def _given(node: Node, facts: Facts) -> list[Gpu]:
     """The GPUs of a node that this job was given, as far as its ranks can tell; else all."""
-    named, cards = _named(facts.on(node.host)), list(node.gpus or ())
-    chosen = [gpu for gpu in cards if str(gpu.index) in named or (gpu.uuid and gpu.uuid in named)]
+    names, cards = _given_names(facts.on(node.host)), list(node.gpus or ())
+    chosen = [gpu for gpu in cards if str(gpu.index) in names or (gpu.uuid and gpu.uuid in names)]
     return chosen or cards
 
 

@@ -136,8 +136,8 @@ def shared_memory(facts: Facts) -> Part:
 def _shm(facts: Facts, node: Node, wrong: str, seen: str, fix: str) -> Finding:
     # On CPUs no workers load data unless they are asked for; and where all nodes are alike, someone may mean it so.
     others = [other.shm for other in facts.nodes if other is not node and other.shm is not None]
-    is_odd = any(other.trouble is None and (other.free is None or other.free >= 2 * WORKER) for other in others)
-    return Finding("fault" if facts.on_gpus or is_odd else "warning", "shm", node.host, wrong, seen, fix)
+    is_alone = any(other.trouble is None and (other.free is None or other.free >= 2 * WORKER) for other in others)
+    return Finding("fault" if facts.on_gpus or is_alone else "warning", "shm", node.host, wrong, seen, fix)
 
 
 def checkpoints(facts: Facts) -> Part:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from muster.check import ranks
-from muster.check.doctor import clock, collectives, gpus, links, names, network, ports, report, resources, software
+from muster.check.doctor import clock, collectives, gpus, names, network, ports, report, resources, software
 from muster.check.doctor.facts import DIED, Facts, Finding, Node, Part, Rank, attempt
 from muster.check.doctor.report import Report
 from muster.check.options import DoctorOptions
@@ -130,7 +130,7 @@ def gather(world: World, options: DoctorOptions) -> Rank:
 
 def _node(host: str, options: DoctorOptions) -> Node:
     cards, driver = attempt(gpus.gather) or (None, None)
-    fields: dict[str, Any] = {**resources.gather(), **network.gather(), **links.gather()}
+    fields: dict[str, Any] = {**resources.gather(), **network.gather()}
     return Node(
         host=host,
         software=software.gather(driver),
@@ -153,7 +153,7 @@ def findings(facts: Facts) -> list[Part]:
         resources.limits(facts),
         software.settings(facts),
         network.findings(facts),
-        links.findings(facts),
+        network.link_findings(facts),
     ]
 
 

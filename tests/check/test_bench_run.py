@@ -22,7 +22,7 @@ SMALL = ["--device=cpu", "--min-size=1K", "--max-size=16K", "--factor=4", "--ite
 PLANTED = """
 import sys, time
 import torch.distributed as dist
-from muster.check.bench.__main__ import main
+from muster.check.__main__ import main
 
 def spoil(name, fault):
     whole = getattr(dist, name)
@@ -56,7 +56,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         before = "try:\n" + indent(PLANTED.format(plant=plant), "    ") + "\nexcept SystemExit as end:\n"
         before += "    import os; sys.stderr.flush(); os._exit(end.code)"
         ranks = [
-            {"argv": argv, "env": env, "folder": folder, "name": rank, "before": before}
+            {"argv": ["bench", *argv], "env": env, "folder": folder, "name": rank, "before": before}
             for rank, env in enumerate(rank_environments(world_size, {}, {}))
         ]
         forks.stdin.write(json.dumps({"ranks": ranks, "deadline_s": 240, "shm": None}) + "\n")
