@@ -24,6 +24,8 @@ STEP = "first step"
 
 WANTED = 1.05
 
+DRY, TYPER = "train ddp --dry-run", "python -c 'import typer'"
+
 
 def slurm_task(num_nodes: int) -> dict[str, str]:
     """The variables of rank 2, the first on the second of `num_nodes` nodes with two tasks each."""
@@ -52,14 +54,17 @@ def time_to_exec(rounds: int) -> list[str]:
     contenders["no scheduler"] = partial(seconds, [*become_true[:2], "--nproc-per-node=1", *become_true[2:]], plain)
     for size in SIZES:
         contenders[f"Slurm, {size:,} nodes"] = partial(seconds, become_true, plain | slurm_task(size))
-    contenders["train ddp --dry-run"] = partial(seconds, [str(BIN / "train"), "ddp", "--dry-run"], plain)
+    contenders[TYPER] = partial(seconds, [sys.executable, "-c", "import typer"], plain)
+    contenders[DRY] = partial(seconds, [str(BIN / "train"), "ddp", "--dry-run"], plain)
     figures = interleaved(contenders, rounds)
     rows = [[name, spread(times)] for name, times in figures.items()]
     growth = ratios(figures[f"Slurm, {SIZES[-1]:,} nodes"], figures[f"Slurm, {SIZES[0]:,} nodes"])
+    against_typer = ratios(figures[DRY], figures[TYPER])
     return [
         *table(["command to exec", "seconds, median (least to most)"], rows),
         "",
-        f"10,000 nodes against 2, ratio of each round: {spread(growth)}.",
+        f"10,000 nodes against 2, ratio of each round: {spread(growth)}; wanted 1.5.",
+        f"`{DRY}` against `{TYPER}`, ratio of each round: {spread(against_typer)}; wanted 3.",
     ]
 
 
