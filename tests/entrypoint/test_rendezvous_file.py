@@ -196,10 +196,16 @@ def enormous(path: Path) -> None:
         file.truncate(1 << 30)  # it takes no room
 
 
+with socket.create_server(("127.0.0.1", 0)) as _free:
+    PLANTED_PORT: int = _free.getsockname()[1]
+"""Where somebody else listens."""
+
+
 def of_another_user(path: Path) -> None:
     if os.geteuid():
         pytest.skip("only root gives files away")
-    path.write_text(json.dumps({"addresses": ["127.0.0.1"], "port": 1, "machine": "other", "id": "0" * 32}) + "\n")
+    host = {"addresses": ["127.0.0.1"], "port": PLANTED_PORT, "machine": rendezvous_file.machine(), "id": "0" * 32}
+    path.write_text(json.dumps(host) + "\n")
     path.chmod(0o666)
     os.chown(path, 12345, 12345)
 
@@ -233,10 +239,13 @@ def test_what_is_no_file_is_not_read(tmp_path: Path, plant: Callable[[Path], obj
     path = peers(tmp_path, 0).path
     path.mkdir(0o700)
     plant(path / "host")
-    with ThreadPoolExecutor(2) as pool:
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        if plant in (of_another_user, hard_link):
+            stack.enter_context(socket.create_server(("127.0.0.1", PLANTED_PORT)))
         others = [pool.submit(meet, peers(tmp_path, number)) for number in (1, 2)]
         time.sleep(0.3)  # in which the others have read what is there
         assert not any(one.done() for one in others)
+        assert not list(path.glob("000*")), "somebody has answered what another user planted"
         port = meet(peers(tmp_path, 0))[1]
         assert [one.result()[1] for one in others] == [port] * 2
 
