@@ -48,7 +48,11 @@ import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() != int(sys.argv[1]):  # the agent ended before that
     os._exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as reason:
+    fix = "give the path of an executable file"
+    sys.exit(f"error: the program can't be started: {reason.strerror}\\n seen: {sys.argv[2]!r}\\n  fix: {fix}")
 """
 """Starts a worker that the kernel ends with its agent, however that ends.
 

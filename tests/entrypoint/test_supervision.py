@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from muster import ROOT
-from muster.entrypoint.agent.agent import LEFT, leave
+from muster.entrypoint.agent.agent import LEFT, TIE, leave
 from muster.entrypoint.agent.failures import how_ended
 
 AGENT = [sys.executable, "-P", "-m", "muster.entrypoint.agent"]
@@ -212,3 +212,11 @@ def test_on_one_node_nothing_listens_to_other_hosts(tmp_path: Path, words: tuple
         time.sleep(0.2)
     assert started.poll() == 0, (tmp_path / "said").read_text()
     assert addresses == {"127.0.0.1"}
+
+
+def test_a_program_that_is_not_there_is_told_without_a_traceback() -> None:
+    words = [sys.executable, "-I", "-S", "-c", TIE, str(os.getpid()), "/no/such\x1b[2Jprogram"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 3)
+    assert "/no/such" in done.stderr
+    assert "\x1b" not in done.stderr
