@@ -19,7 +19,8 @@ from muster.arguments import command, from_argv, normalise, to_argv
 from muster.check.options import BenchOptions, DoctorOptions
 from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, Options
 from muster.config import check as check_combination
-from muster.entrypoint import show
+from muster.entrypoint import environment, show
+from muster.entrypoint.detect import resolve
 from muster.entrypoint.launch import frameworks, start
 from muster.entrypoint.launch.program import Additions, Program
 from muster.entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, TorchrunOptions
@@ -97,7 +98,8 @@ def train() -> None:
 
 def _train(strategy: str, options: LaunchOptions, training: Options) -> None:
     """Becomes the launch of a training."""
-    check_combination(strategy, training)
+    with _refused_alike():
+        check_combination(strategy, training)
     program = Program("module", ("muster.train", strategy, *to_argv(training)), is_ours=True)
 
     def check() -> None:
@@ -350,7 +352,8 @@ def _run(app: typer.Typer, name: str, argv: list[str]) -> None:
             if _is_debugged(parser, argv):
                 raise
             if str(error):
-                raise _usage(error, [name, *argv]) from None
+                with _refused_alike():
+                    raise _usage(error, [name, *argv]) from None
             # Without a message it was the command alone, and its help has been shown.
             sys.exit(2)
 
@@ -367,6 +370,21 @@ def _ending(command: str, is_debugged: Callable[[], bool]) -> Generator[None]:
             raise
         print(error, file=sys.stderr)
         sys.exit(error.code)
+
+
+@contextmanager
+def _refused_alike() -> Generator[None]:
+    """Ends this process where all of a launch are refused for the same words. Rank 0 says why; the others end with 2."""
+    try:
+        yield
+    except MusterError as error:
+        try:
+            rank = resolve.resolve(environment.live(), LaunchOptions(), ["train"]).rank
+        except MusterError:
+            rank = 0
+        if rank:
+            sys.exit(error.code)
+        raise
 
 
 def _is_debugged(parser: Any, argv: Sequence[str]) -> bool:

@@ -1,5 +1,8 @@
 """The one kind of error that a user sees: what is wrong, what was seen, what to do."""
 
+import os
+import sys
+from collections.abc import Mapping
 from enum import IntEnum
 
 
@@ -49,3 +52,40 @@ class MusterError(Exception):
 def one_line(text: str) -> str:
     """`text` on one line: a value from the environment must not add lines, or escape codes, to a message."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+ATTEMPT = "MUSTER_ATTEMPT"
+"""How often the job was started before, from 0."""
+MAX_REQUEUES = "MUSTER_MAX_REQUEUES"
+"""Set by a job script that puts its job back into the queue after exit code 75: how often, at most."""
+
+
+def whole_number(env: Mapping[str, str], name: str) -> int:
+    """The number in a variable; 0 where it is not set, or empty.
+
+    Raises:
+        MusterError: it holds something else.
+    """
+    text = env.get(name) or "0"
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise MusterError(f"{name} is no number", seen=f"{name}={text}", fix=f"export {name}=10, or leave it out")
+    return int(text)
+
+
+def code_for_job(code: int, env: Mapping[str, str] = os.environ, *, speaks: bool = True) -> int:
+    """The exit code of a launch: 1 in place of 75 where the job must not go back into the queue again. A line says so.
+
+    Args:
+        code: how the training ended.
+        env: the launch's variables.
+        speaks: whether this process prints the line: one of the launch's does.
+    """
+    if code != ExitCode.PREEMPTED or not env.get(MAX_REQUEUES):
+        return code
+    attempt, most = whole_number(env, ATTEMPT), whole_number(env, MAX_REQUEUES)
+    is_last = attempt >= most
+    if speaks:
+        what = "was the last one" if is_last else "ends with 75, by which the job script asks for the next"
+        line = f"muster: attempt {attempt + 1} of {most + 1} {what} ({MAX_REQUEUES}={most})"
+        print(line, file=sys.stderr, flush=True)
+    return ExitCode.FAILED if is_last else code

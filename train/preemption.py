@@ -66,10 +66,12 @@ class Notice:
 
     Args:
         deadline: on the one rank whose clock counts: those of hosts differ.
+        deaf_until: until then, in unix seconds, USR1 and USR2 are no warning (`deaf_until` below).
     """
 
-    def __init__(self, deadline: Deadline | None = None) -> None:
+    def __init__(self, deadline: Deadline | None = None, deaf_until: float = 0.0) -> None:
         self.deadline = deadline
+        self.deaf_until = deaf_until
         self.first = ""
 
     @property
@@ -88,6 +90,8 @@ class Notice:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGTERM and time.time() < self.deaf_until:
+            return
         self.first = self.first or signal.Signals(number).name
 
 
@@ -183,12 +187,31 @@ def find(save_before: float | None, environ: Mapping[str, str], clock: Callable[
             fix="a longer time limit, or fewer minutes",
         )
     deadline = Deadline(end, save_before * 60, clock)
+    if deaf_until(environ) > clock():
+        return Found(
+            deadline, (f"this job is hardly longer than its warning, which is ignored in the first minute: {deadline}",)
+        )
     if deadline.left_s <= 0:
         name = END if is_ours else SCHEDULER_END
         return Found(None, (f"{name}={end:.0f} is over, and this job is not: it counts for nothing",))
     if deadline.is_near():
         return Found(deadline, (f"{deadline}: this run will stop after its first steps",))
     return Found(deadline)
+
+
+def deaf_until(environ: Mapping[str, str]) -> float:
+    """The unix seconds until which USR1 is no warning; 0 where each one is.
+
+    A job that is shorter than the warning ahead of its limit is warned when it starts, and would stop at once, again
+    and again. Slurm warns up to a minute earlier than it was asked to, and in the job's first minute here.
+
+    Source: https://slurm.schedmd.com/sbatch.html#OPT_signal
+    """
+    start, end = _read(environ, START), _read(environ, END)
+    warning_s = float(_grace_s(environ) or 0)
+    if start is None or end is None or end - start > warning_s + min(60.0, warning_s):
+        return 0.0
+    return start + 60
 
 
 def _read(environ: Mapping[str, str], name: str) -> float | None:
@@ -246,10 +269,17 @@ def grace(environ: Mapping[str, str], deadline: Deadline | None) -> Grace:
     Raises:
         MusterError: MUSTER_GRACE_S is no number of seconds.
     """
-    scheduler, text = environ.get(LaunchVariable.SCHEDULER, ""), environ.get(GRACE, "")
-    if text and not (text.isascii() and text.isdecimal()):
-        raise MusterError(f"{GRACE} is no number of seconds", seen=f"{GRACE}={text}", fix=f"export {GRACE}=300")
+    scheduler, text = environ.get(LaunchVariable.SCHEDULER, ""), _grace_s(environ)
+    if deadline is not None and deaf_until(environ):
+        return Grace(deadline.before_s, "--save-before, ahead of the time limit")
     found = Grace(float(text), GRACE) if text else Grace(GRACES_S.get(scheduler, math.inf), f"{scheduler}'s default")
     if deadline is not None and deadline.before_s > found.seconds:
         return Grace(deadline.before_s, "--save-before, ahead of the time limit")
     return found
+
+
+def _grace_s(environ: Mapping[str, str]) -> str:
+    text = environ.get(GRACE, "")
+    if text and not (text.isascii() and text.isdecimal()):
+        raise MusterError(f"{GRACE} is no number of seconds", seen=f"{GRACE}={text}", fix=f"export {GRACE}=300")
+    return text

@@ -10,7 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from muster import interruption
 from muster.config import Options
-from muster.errors import ExitCode, MusterError
+from muster.errors import ExitCode, MusterError, code_for_job
 from muster.train import console, faults, memory, run_directory
 from muster.train.backends import backend_for, open_group, places
 from muster.train.faults import Fault, SharedFault, agree
@@ -144,6 +144,8 @@ def run_process(strategy: str, options: Options, guard: Guard) -> None:
             code = process.answer(KeyboardInterrupt() if interruption.current.is_heard else cause or error)
             faults.end_soon(code, 4 * faults.GRACE_S)
         has_left = process.leave(failed=code != 0)
+        if console.LAST_WORDS not in os.environ:  # without an agent, whose work this is
+            code = code_for_job(code, speaks=process.world is None or process.world.main)
         console.close(code)
     if code or not has_left:
         # The destructors of a group that broke can abort the process, and so put a signal in place of the code. So can

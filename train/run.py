@@ -63,7 +63,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     inner = strategy.unwrap(model)
     compilation.compile_model(inner, options)
     trained = TrainState(model=inner, optimizer=steps)
-    progress, notice = Progress(), Notice(limit.deadline)
+    progress, notice = Progress(), Notice(limit.deadline, preemption.deaf_until(os.environ))
     manager = CheckpointManager(
         chosen.folder, world, keep=options.keep_checkpoints, in_background=not options.blocking_save
     )

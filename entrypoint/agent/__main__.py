@@ -48,7 +48,7 @@ with said_if_slow("loading PyTorch", is_said=SPEAKS):
 from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.agent.agent import Status, run
 from muster.entrypoint.agent.failures import is_ours, report, report_parting, report_rendezvous, say
-from muster.errors import ExitCode, MusterError
+from muster.errors import ExitCode, MusterError, code_for_job
 
 gc.enable()
 if QUIET:
@@ -190,7 +190,7 @@ def wait_for(address: str, port: int, timeout_s: float) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as words:
         os.environ[LaunchVariable.LAST_WORDS] = words
-        code = main(sys.argv[1:])
+        code = code_for_job(main(sys.argv[1:]), speaks=SPEAKS)
     sys.stdout.flush()
     sys.stderr.flush()
     # A thread may wait inside torch for a store that is gone, and would abort an interpreter that ends.

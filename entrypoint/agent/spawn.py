@@ -27,7 +27,7 @@ from multiprocessing.context import SpawnProcess
 from types import FrameType
 
 from muster import processes
-from muster.errors import ExitCode, MusterError
+from muster.errors import ExitCode, MusterError, code_for_job
 from muster.variables import LaunchVariable
 
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -162,6 +162,7 @@ def parse() -> argparse.Namespace:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as words:
         os.environ[LaunchVariable.LAST_WORDS] = words
-        code = Ranks(parse()).join()
+        options = parse()
+        code = code_for_job(Ranks(options).join(), speaks=options.node_rank == 0)
     # Without multiprocessing's farewell, which waits for ranks that could not be ended.
     os._exit(code)

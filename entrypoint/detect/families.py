@@ -7,6 +7,7 @@ needs; what recordings hold and what goes into a container is derived from them:
     TASKS = {"srun": task}                              of each launcher: task(env, job) -> Task | Rejected | None
     VARIABLES, PREFIXES, TEXT_FILES, BINARY_FILES       what it reads, and how its other variables begin
     CGROUP, MOUNT, PARENTS                              the traces of its jobs in a container, see traces.py
+    JOB_SCRIPT                                          the template of its job script, where jobs/templates has none
 
 `None` means "not mine"; present but broken raises; `Rejected` means that its variables were made for another process.
 To add a family: its file, its line below, and a recording in tests/recordings with what it has to be read as.

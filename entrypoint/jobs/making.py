@@ -10,6 +10,7 @@ from muster.entrypoint.jobs import kubernetes, quoting, script
 from muster.entrypoint.jobs.script import EXTENSIONS, Wanted
 from muster.entrypoint.sites import profiles, recognise
 from muster.entrypoint.sites.recognise import Recognised
+from muster.entrypoint.sites.schema import Site
 
 
 def make(name: str, wanted: Wanted, file: str | None = None) -> str:
@@ -24,13 +25,16 @@ def make(name: str, wanted: Wanted, file: str | None = None) -> str:
         MusterError: there is no such profile, or it can't be.
     """
     quoting.text(name, "SITE")
-    site = profiles.load_site(name)
+    if name not in profiles.site_names() and script.of_family(name):
+        site = Site(title=name, scheduler=name, status="documented")
+    else:
+        site = profiles.load_site(name)
     # In a job the working directory may be another one.
     known = str(Path(name).absolute()) if "/" in name or name.endswith(".toml") else name
     recognise.check(Recognised(known, f"refused in the profile {known}", site))
     if site.scheduler == "kubernetes":
         return kubernetes.make(known, site, wanted)
-    return script.script(known, site, wanted, file or f"{Path(name).stem}.{EXTENSIONS[site.scheduler]}")
+    return script.script(known, site, wanted, file or f"{Path(name).stem}.{EXTENSIONS.get(site.scheduler, 'sh')}")
 
 
 def kept() -> Mapping[Path, str]:

@@ -3,6 +3,7 @@
 import re
 import textwrap
 
+from muster.entrypoint import show
 from muster.entrypoint.sites.recognise import VARIABLE
 from muster.errors import MusterError, one_line
 
@@ -19,6 +20,21 @@ def expanded(value: object) -> str:
     # A match is a variable, or one character that would mean something between the quotes.
     escaped = re.sub(rf"({VARIABLE.pattern})|[\\\"`$]", lambda match: match[1] or f"\\{match[0]}", text)
     return f'"{escaped}"'
+
+
+def fallback(value: object) -> str:
+    r"""`value` for between the double quotes of "${NAME:-value}", where nothing in it is expanded.
+
+    >>> fallback('a $(id) {"b"}')
+    'a \\$(id) {\\"b\\"\\}'
+
+    Raises:
+        MusterError: it would not stay on its line.
+    """
+    text = directive(value)
+    if "'" in text:  # there bash 5.2 looks for a second one
+        return f"$(printf %s {show.word(text)})"
+    return re.sub(r"[\\\"`$}]", r"\\\g<0>", text)
 
 
 def needs(value: str) -> list[str]:

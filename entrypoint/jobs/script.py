@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from muster import JOBS
 from muster.config import STRATEGIES
 from muster.entrypoint import show
+from muster.entrypoint.detect import families
 from muster.entrypoint.jobs import quoting
-from muster.entrypoint.sites.schema import Context, Site, holds, value_of
+from muster.entrypoint.sites.schema import Context, Site, resolve, value_of
 from muster.errors import MusterError
 
 if TYPE_CHECKING:
@@ -24,11 +25,11 @@ _MOST_S = 366 * 24 * 3600
 
 MAX_REQUEUES = 10
 EXTENSIONS: Mapping[str, str] = {"slurm": "sbatch", "pbs": "pbs", "lsf": "lsf", "grid_engine": "sge", "flux": "flux"}
-ENGINES: Mapping[str, str] = {
-    "apptainer": "_apptainer.j2",
-    "singularity": "_apptainer.j2",
-    "podman-hpc": "_podman_hpc.j2",
-}
+ENGINES = ("apptainer", "singularity", "podman-hpc")
+PASSED = ("CUDA_", "FI_", "GLOO_", "HF_", "MASTER_", "MUSTER_", "NCCL_", "OMP_", "PMI", "SLURM_", "TORCH", "TRITON_")
+"""Variables that podman-hpc hands on, by their first letters."""
+MOST_ABOUT, MOST_COLUMNS = 4, 110
+"""Lines of comments at the top of a script, without those on how to submit it; columns of a line of bash."""
 NO_SIF = "muster:latest"
 """What a registry calls the image, for engines that don't take a SIF."""
 
@@ -183,12 +184,20 @@ def script(name: str, site: Site, wanted: Wanted, file: str) -> str:
         directive=quoting.directive,
         comment=quoting.comment,
         wrapped=quoting.wrapped,
+        fallback=quoting.fallback,
         clock=clock,
         hours_and_minutes=hours_and_minutes,
         mentions=mentions,
     )
-    template = engine.get_template(f"{site.scheduler.replace('_', '-')}.j2")
+    own = of_family(site.scheduler)
+    template = engine.from_string(own) if own else engine.get_template(f"{site.scheduler.replace('_', '-')}.j2")
     return template.render(context(name, site, wanted, file))
+
+
+def of_family(scheduler: str) -> str | None:
+    """The template that the file of a scheduler's detection brings along; None where it is in jobs/templates."""
+    family = next((each for each in families.FAMILIES if each.name == scheduler and each.is_scheduler), None)
+    return None if family is None else getattr(family.module, "JOB_SCRIPT", None)
 
 
 def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
@@ -223,36 +232,19 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
             seen=f"--gpus={wanted.gpus}",
             fix="in the profile: [launch] directives, as in -l gpu=4; or to qsub",
         )
-    template = ENGINES[(command or "apptainer").rpartition("/")[2]]
-    container = {
-        "command": command,
-        "options": value_of(site.container.options, here) or (),
-        "template": template,
-        "takes_sif": template == "_apptainer.j2",
-    }
     module_words = [line.split() for line in value_of(site.modules, here) or ()]
     module_words += [["load", module] for module in value_of(site.container.modules, here) or ()]
-    kept_on = [value_of(fact, here) for fact in (site.storage.scratch, site.storage.node_local)]
-    places = [*(value_of(site.container.binds, here) or ()), *kept_on]
-    # Containers have /tmp anyway.
-    binds = [_folder(value) for value in dict.fromkeys(places) if value and value != "/tmp"]
-    if name.startswith("/"):
-        binds.append(_own(name))  # the launch inside reads the profile again
     partition = wanted.partition or value_of(site.launch.partition, here)
     gpus = wanted.gpus if wanted.gpus is not None else value_of(site.nodes.gpus, here)
     return {
+        "about": about(name, site, wanted),
+        "prepare": prepare(name, site, module_words),
+        "start": start(name, site, wanted, here, gpus),
         "name": name,
-        "site": site,
         "wanted": wanted,
-        "image": NO_SIF if wanted.image == IMAGE and not container["takes_sif"] else wanted.image,
-        "title": f"{site.title}, {site.centre}" if site.centre else site.title,
         "file": file,
-        "profile": name if name.startswith("/") else f"jobs/sites/{name}.toml",
-        "made_by": made_by(name, wanted),
-        "status_note": _STATUS[site.status] if site.centre else "",
-        "launches": f"{wanted.nodes} nodes, one container each" if wanted.nodes > 1 else "one node, one container",
-        "unknown": unknown(site, partition, gpus),
-        "hints": (*_notes(site), *(value_of(site.storage.hints, here) or ())),
+        # Some sites choose nodes by QOS or constraint, and have no partition to name.
+        "is_placed": partition is not None or mentions(directives, "--qos", "--constraint"),
         "gpus": gpus,
         "cores": value_of(site.nodes.cores, here),
         "memory_gib": value_of(site.nodes.memory_gib, here),
@@ -263,12 +255,89 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         "flags": value_of(site.launch.flags, here) or (),
         "launcher": value_of(site.launch.launcher, here),
         "modules": module_words,
-        "container": container,
-        "binds": binds,
-        "caches": [_folder(fact.value, key) for key, fact in site.caches.items() if holds(fact.when, here)],
         "warning_s": warning_s(wanted.time_s),
-        "max_requeues": MAX_REQUEUES,
     }
+
+
+def about(name: str, site: Site, wanted: Wanted) -> str:
+    """The first lines of a script, as comments: what it runs, where, and what is to be known of the site."""
+    title = f"{site.title}, {site.centre}" if site.centre else site.title
+    each = f"{wanted.nodes} nodes, one container each" if wanted.nodes > 1 else "one node, one container"
+    status = f" ({site.status}{_STATUS[site.status]})" if site.centre else ""
+    lines = [quoting.comment(f"{' '.join(wanted.command)} on {title}: {each}.")]
+    lines.append(quoting.comment(f"Made by: {made_by(name, wanted)}{status}"))
+    for index, hint in enumerate([*_notes(site), *(site.storage.hints.value if site.storage.hints else ())]):
+        wrapped = quoting.wrapped(hint)
+        if index and len(lines) + len(wrapped) > MOST_ABOUT:
+            break
+        lines += wrapped
+    if site.centre:
+        read = f", {site.documentation}" if site.documentation else ""
+        lines.append(quoting.comment(f"More: muster site {show.word(name)}{read}"))
+    return "\n".join(f"# {line}" for line in lines)
+
+
+def prepare(name: str, site: Site, modules: Iterable[Iterable[str]]) -> str:
+    """The lines of bash before the launch: modules, and what the launch in the container reads."""
+    lines = _filled([f"module {show.words(words)};" for words in modules], "\n")
+    words = [f'MUSTER_MAX_REQUEUES="${{MUSTER_MAX_REQUEUES:-{MAX_REQUEUES}}}"']
+    if site.centre or name.startswith("/"):
+        words.append(f'MUSTER_SITE="${{MUSTER_SITE:-{quoting.fallback(name)}}}"')
+    # A module's line ends with the separator that the next one would need.
+    return re.sub(r";$", "", lines, flags=re.MULTILINE) + ("\n" if lines else "") + f"export {' '.join(words)}"
+
+
+def _filled(words: Iterable[str], end: str) -> str:
+    """`words` with blanks between them, on lines that are not too long, with `end` between these."""
+    lines = [""]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) > MOST_COLUMNS:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return end.join(lines)
+
+
+def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None) -> str:
+    """The words of bash that start a container on a node, up to the image, on as many lines as they need.
+
+    With the host's root at /host, `train` and `muster run` take the network's libraries of it by themselves.
+    """
+    command = value_of(site.container.command, here) or "apptainer"
+    options = [show.word(option) for option in value_of(site.container.options, here) or ()]
+    places = [*(value_of(site.container.binds, here) or ()), value_of(site.storage.scratch, here)]
+    places.append(value_of(site.storage.node_local, here))
+    # Containers have /tmp anyway.
+    folders = [place for place in dict.fromkeys(places) if place and place != "/tmp"]
+    if command.endswith("podman-hpc"):
+        image = NO_SIF if wanted.image == IMAGE else wanted.image
+        # The site's own options bring the network's libraries. A container sees only the variables that it is given.
+        words = [command, "run", "--rm", "--network=host", "--ipc=host", '--volume "$PWD:$PWD"', '--workdir "$PWD"']
+        words += [*options, '--env "MUSTER_FABRIC=${MUSTER_FABRIC:-off}"']
+        needed = {need for text in (*folders, *resolve(site.caches, here).values()) for need in quoting.needs(text)}
+        words += [f"--env {show.word(each)}" for each in (*(f"{prefix}*" for prefix in PASSED), *sorted(needed))]
+        words += [_if_set(folder, "--volume", quoting.expanded(_twice(folder))) for folder in folders]
+    else:
+        image = wanted.image
+        words = [show.word(command), "exec", *(["--nv"] if gpus != 0 else []), "--bind /:/host:ro", *options]
+        words += [_if_set(folder, "--bind", quoting.expanded(folder)) for folder in folders]
+        if site.scheduler == "lsf":  # the lists of hosts that LSF itself has written
+            words += [_if_set(each, "--bind", f'"{each}"') for each in ("$LSB_DJOB_RANKFILE", "$LSB_DJOB_HOSTFILE")]
+        if name.startswith("/"):
+            words.append(f"--bind {_own(name)}")  # the launch inside reads the profile again
+    return _filled([*words, f'"${{MUSTER_IMAGE:-{quoting.fallback(image)}}}"'], " \\\n  ")
+
+
+def _if_set(folder: str, option: str, word: str) -> str:
+    """The option with `word`, for a shell that has the variables in `folder`; nothing in one that lacks any of them."""
+    text = f"{option} {word}"
+    for variable in quoting.needs(folder):
+        text = f"${{{variable}:+{text}}}"
+    return text
+
+
+def _twice(folder: str) -> str:
+    """`folder` as docker and podman want it: outside and inside."""
+    return folder if ":" in folder else f"{folder}:{folder}"
 
 
 def made_by(name: str, wanted: Wanted) -> str:
@@ -292,22 +361,6 @@ def made_by(name: str, wanted: Wanted) -> str:
     return show.words(words)
 
 
-def unknown(site: Site, partition: str | None, gpus: int | None) -> list[str]:
-    """What the profile does not tell, in words."""
-    # Some sites choose nodes by QOS or constraint, and have no partition to name.
-    directives = site.launch.directives.value if site.launch.directives else ()
-    is_placed = partition is not None or mentions(directives, "--qos", "--constraint")
-    missing = {
-        "GPUs a node": gpus is None,
-        "cores a node": site.nodes.cores is None,
-        "container's command": site.container.command is None,
-        "partition" if site.scheduler == "slurm" else "queue": not is_placed,
-        "folder for caches": not site.caches,
-        "network": site.extends is None,
-    }
-    return [what for what, is_missing in missing.items() if is_missing]
-
-
 def _notes(site: Site) -> list[str]:
     """What is to be known of values in the script's head, after the values."""
     partition, directives = site.launch.partition, site.launch.directives
@@ -316,35 +369,19 @@ def _notes(site: Site) -> list[str]:
     return [f"{value}: {note}." for value, note in named if note]
 
 
-def _folder(value: str, name: str = "", quote: Callable[[object], str] = quoting.expanded) -> dict[str, Any]:
-    """A folder for the templates.
+def _own(path: str) -> str:
+    """The profile's own file as a word of a shell, to be bound: it holds what it holds.
 
-    Args:
-        value: as a shell reads it.
-        name: of the variable that names it, if any.
-        quote: makes a word of a shell of it.
+    Raises:
+        MusterError: no container's command could take it.
     """
-    return {
-        "name": name,
-        "value": value,
-        # The variables in it.
-        "needs": () if quote is show.word else quoting.needs(value),
-        # As Apptainer binds it; what is bound; and as docker and podman want it.
-        "bind": quote(value),
-        "source": quote(value.partition(":")[0]),
-        "mount": quote(value if ":" in value else f"{value}:{value}"),
-    }
-
-
-def _own(path: str) -> dict[str, Any]:
-    """The profile's own file, to be bound: its path is no profile's value, and holds what it holds."""
     if ":" in path or "," in path:
         raise MusterError(
             "a container's command takes : and , in a path for the end of it",
             seen=path,
             fix="the profile in a folder, and by a name, without them",
         )
-    return _folder(path, quote=show.word)
+    return show.word(path)
 
 
 def mentions(directives: Iterable[str], *options: str) -> bool:

@@ -24,7 +24,7 @@ from muster.entrypoint.detect import resolve
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.fabric import launch as fabric
-from muster.entrypoint.launch import driver, frameworks, home, torchrun
+from muster.entrypoint.launch import driver, frameworks, home, job, torchrun
 from muster.entrypoint.launch.program import Additions, Launch, Program, where_unset
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import address, network
@@ -209,6 +209,7 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
     port = rendezvous.master_port
     if port is None:
         port = network.free_port() if env.is_live else 0
+    program, of_job = job.find(program, allocation, env)
     argv, of_command = _command(context, program, port)
     parts = [
         Additions(notes=allocation.notes),
@@ -218,6 +219,7 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
         Additions(notes=_notes_on_script(program, allocation, env)),
         of_command,
         _for_ours(context, typed) if program.is_ours else Additions(),
+        of_job,
         _of_user(context),
         *more,
         context.of_site,

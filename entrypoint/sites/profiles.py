@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from muster.entrypoint.detect import families
 from muster.entrypoint.sites import recognise
 from muster.entrypoint.sites.recognise import VARIABLE
 from muster.entrypoint.sites.schema import Context, Fabric, Libraries, Site, facts, holds, is_readable, resolve
@@ -160,6 +161,8 @@ def _rules(profile: Site | Fabric, fabrics: tuple[str, ...]) -> Iterator[str]:
     size = None
     if isinstance(profile, Site):
         size = _SIZES.get(profile.scheduler)
+        if profile.scheduler not in families.schedulers():
+            yield f'scheduler: "{profile.scheduler}" is none of {" ".join(families.schedulers())}'
         if profile.extends is not None and profile.extends not in fabrics:
             yield f'extends: there is no fabric "{profile.extends}"; there are: {" ".join(fabrics)}'
     if not profile.title.strip():

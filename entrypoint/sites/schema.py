@@ -17,7 +17,6 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 Status = Literal["unverified", "documented", "verified"]
 """unverified: nothing about containers was found; documented: the site's own words; verified: seen to work there."""
 
-Scheduler = Literal["slurm", "pbs", "lsf", "grid_engine", "flux", "kubernetes"]
 
 T = TypeVar("T")
 
@@ -217,7 +216,7 @@ class Site(_Table, frozen=True):
     """
 
     title: str
-    scheduler: Scheduler
+    scheduler: str
     status: Status
     centre: str = ""
     extends: str | None = None

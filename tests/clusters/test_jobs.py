@@ -25,14 +25,16 @@ shift; exec "$@"
 """
 # Ends with the codes that it is given, one an attempt; the last one from then on.
 CODES = """
-echo "attempt $MUSTER_ATTEMPT on $(uname -n)"
-for ((passed = 0; passed < MUSTER_ATTEMPT && $# > 1; passed++)); do shift; done
+attempt=${MUSTER_ATTEMPT:-${SLURM_RESTART_COUNT:-0}}
+echo "attempt $attempt on $(uname -n)"
+for ((passed = 0; passed < attempt && $# > 1; passed++)); do shift; done
 exit "$1"
 """
 WAITS = """
 trap 'sleep ${WARNED:-0}; exit 75' TERM USR1 USR2
-echo "attempt $MUSTER_ATTEMPT waits"
-until [ "$MUSTER_ATTEMPT" -gt 0 ]; do sleep 0.1; done
+attempt=${MUSTER_ATTEMPT:-${SLURM_RESTART_COUNT:-0}}
+echo "attempt $attempt waits"
+until [ "$attempt" -gt 0 ]; do sleep 0.1; done
 """
 
 
@@ -67,7 +69,7 @@ def test_slurm_requeues_75_and_nothing_else(slurm2: SlurmCluster, stand_in: Mapp
     # Both attempts wrote into one file.
     assert preempted.output.count("attempt 0 on") == preempted.output.count("attempt 1 on") == 1, preempted.output
     assert ended(again) == ("FAILED", 75, 1)
-    assert "not requeued: MUSTER_MAX_REQUEUES=1" in again.output
+    assert again.output.count(" on ") == 2, again.output
     assert ended(users) == ("FAILED", 2, 0)
     assert ended(failed) == ("FAILED", 1, 0)
     slurm2.idle()
@@ -91,7 +93,6 @@ def test_slurm_tells_a_warned_job_from_a_cancelled_one(slurm2: SlurmCluster, sta
     assert ended(warned) == ("COMPLETED", 0, 1), warned.output
     # The script has outlived the program, which took its time.
     assert ended(cancelled) == ("CANCELLED", 75, 0)
-    assert "requeued" not in cancelled.output
     slurm2.idle()
 
 
@@ -122,11 +123,9 @@ def test_grid_engine_is_given_the_script_anew(grid_engine2: GridEngineCluster, s
     deleted.wait(60)
     grid_engine2.idle(60)
     assert len(list(grid_engine2.shared.glob("deleted.o*"))) == 1, output("deleted")
-    assert "submitted again, for" not in output("deleted")
 
     assert run("preempted", 75, 0) == [75, 0], output("preempted")
     for host in grid_engine2.nodes:
         assert [f"attempt {attempt} on {host}" in output("preempted") for attempt in (0, 1)] == [True, True]
     assert run("users", 2) == [2], output("users")
     assert run("again", 75, MUSTER_MAX_REQUEUES="1") == [75, 75], output("again")
-    assert "not submitted again: MUSTER_MAX_REQUEUES=1" in output("again")

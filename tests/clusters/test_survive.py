@@ -92,7 +92,6 @@ def test_a_cancelled_job_is_over_and_its_training_goes_on_in_a_new_one(
     again = slurm2.submit(text, env=env)
     assert outcome(again) == ("COMPLETED", 0, 0), again.output
     assert_nothing_left(slurm2)
-    assert "requeued" not in job.output
     assert_nothing_lost(run, job.output)
     assert_undisturbed(run, undisturbed)
 

@@ -504,3 +504,18 @@ def test_the_variables_for_a_shell_are_those_of_one_process(command: Run, record
     assert {"export RANK=1", "export WORLD_SIZE=2", "export LOCAL_WORLD_SIZE=1"} <= set(answer.stdout.splitlines())
     answer = command("muster", "env", "--env-file", str(file), "--nproc-per-node=2")
     assert answer.returncode == 2
+
+
+@pytest.mark.parametrize("words", [["--lr=x"], ["--zero1", "--lr=x"], ["--no-such"]], ids=" ".join)
+def test_words_that_are_refused_on_all_nodes_are_told_by_the_first(command: Run, words: list[str]) -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[01-02]", "SLURM_NTASKS": "2"}
+    job |= {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "node[01-02]"}
+    job |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0"}
+    told: list[str] = []
+    for rank in (0, 1):
+        own = {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank), "SLURMD_NODENAME": f"node0{rank + 1}"}
+        answer = command("train", "fsdp", *words, env={**job, **own})
+        assert answer.returncode == 2
+        told.append(answer.stderr)
+    three_lines(told[0])
+    assert told[1] == ""

@@ -11,12 +11,15 @@ from muster.entrypoint import container, detect, recording
 from muster.entrypoint.detect import families
 from muster.entrypoint.detect.families import Family
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.launch import start
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
+from muster.entrypoint.launch import job, start
+from muster.entrypoint.launch.program import Program
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 from tests.entrypoint import recorded
 
-FILE = """
+FILE = '''
 from muster.entrypoint.detect.allocation import Job, Task
 from muster.entrypoint.detect.reader import Reader
 
@@ -51,7 +54,15 @@ def task(env, job):
 
 
 TASKS = {"drum run": task}
+
+JOB_SCRIPT = """#!/bin/bash
+{{ about }}
+#DRUM nodes={{ wanted.nodes }} time={{ wanted.time_s | clock }}
+{{ prepare }}
+export MUSTER_JOB_LIMIT="$(date +%s)+$DRUM_LIMIT"
+drum run {{ start }} {{ wanted.command | words }} "$@"
 """
+'''
 
 RECORDING = """\
 # host: b2
@@ -86,6 +97,26 @@ def test_its_job_script_is_told_how_to_start_on_all_nodes(task: Environment) -> 
     with pytest.raises(MusterError) as refusal:
         recorded.detect(script)
     assert refusal.value.fix == "drum run train ddp"
+
+
+def test_its_job_script_is_made_by_the_command_for_all_of_them(task: Environment) -> None:
+    text = making.make("drum", Wanted(nodes=3, command=("train", "fsdp", "--name", "a b")))
+    lines = text.splitlines()
+    assert "#DRUM nodes=3 time=01:00:00" in lines
+    expected = (
+        'drum run apptainer exec --nv --bind /:/host:ro "${MUSTER_IMAGE:-muster.sif}" train fsdp --name \'a b\' "$@"'
+    )
+    assert lines[-1] == expected
+    assert "MUSTER_MAX_REQUEUES" in text
+
+
+def test_a_script_of_it_names_resumes_and_ends_the_run(task: Environment) -> None:
+    own = {"MUSTER_MAX_REQUEUES": "3", "MUSTER_ATTEMPT": "1", "MUSTER_JOB_LIMIT": "1800000000+0:30:00"}
+    env = replace(task, variables={**task, **own})
+    program = Program("module", ("muster.train", "ddp"), is_ours=True)
+    changed, more = job.find(program, recorded.detect(env), env)
+    assert changed.words == ("muster.train", "ddp", "--name=muster-71", "--resume=auto")
+    assert more.variables["MUSTER_ATTEMPT"] == "1"
 
 
 def test_training_is_told_when_its_job_ends(task: Environment) -> None:

@@ -35,9 +35,16 @@ def test_options_and_a_command_become_a_script(tmp_path: Path) -> None:
     done = job("juwels-booster", *words, "--", "train", "fsdp", "--model", "gpt-1b")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    for line in ("--nodes=4", "--time=02:00:00", "--account=p1", "--partition=long", "--gres=gpu:2", "--job-name=try"):
+    for line in (
+        "--nodes=4 --ntasks-per-node=1",
+        "--time=02:00:00",
+        "--account=p1",
+        "--partition=long",
+        "--gres=gpu:2",
+        "--job-name=try",
+    ):
         assert f"#SBATCH {line}" in lines
-    assert 'command=(train fsdp --model gpt-1b "$@")' in lines
+    assert '  train fsdp --model gpt-1b "$@"' in lines
     assert "sbatch juwels-booster.sbatch --epochs 3" in done.stdout
 
 
@@ -82,7 +89,7 @@ def test_a_training_that_would_be_refused_after_the_queue(words: list[str], wron
 def test_any_other_command_goes_into_the_script(words: list[str]) -> None:
     done = job("slurm", "--", *words)
     assert done.returncode == 0, done.stderr
-    assert f'command=({" ".join(words)} "$@")' in done.stdout.splitlines()
+    assert f'  {" ".join(words)} "$@"' in done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +107,7 @@ def test_any_other_command_goes_into_the_script(words: list[str]) -> None:
 def test_slurm_leaves_a_job_that_goes_on_with_fewer_nodes_to_them(words: list[str], is_kept: bool) -> None:
     lines = job("slurm", "--", *words).stdout.splitlines()
     assert lines[0] == "#!/bin/bash"
-    assert ("#SBATCH --no-kill" in lines) == is_kept
+    assert ("#SBATCH --nodes=2 --ntasks-per-node=1 --no-kill" in lines) == is_kept
 
 
 @pytest.mark.parametrize("words", [["python", "hello.py"], ["hello.py"], ["torchrun", "hello.py"]])
@@ -162,5 +169,5 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     done = job("my site.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     # The job may start in another folder.
-    assert f"export MUSTER_SITE='{path}'" in done.stdout
+    assert f'MUSTER_SITE="${{MUSTER_SITE:-{path}}}"' in done.stdout
     assert done.stdout == making.make(path, Wanted())

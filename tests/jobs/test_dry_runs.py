@@ -13,7 +13,7 @@ import pytest
 from muster.entrypoint.jobs import making
 from muster.entrypoint.jobs.script import Wanted
 from tests.jobs.everything import site
-from tests.jobs.standins import LAUNCHERS, NAMES, STAND_IN, Cluster
+from tests.jobs.standins import LAUNCHERS, NAMES, Cluster
 
 
 @pytest.fixture
@@ -47,19 +47,17 @@ def test_one_container_a_node_with_the_arguments_of_the_job(cluster: Cluster, na
     )
     assert done.returncode == 0, done.stderr
     words = launched(cluster, name)
-    expected = ["apptainer", "exec", "--bind", "/:/host:ro"]
-    expected += ["--nv"] if Path("/dev/nvidiactl").exists() else []
-    expected += ["--bind", "/var/run/palsd"] if name == "pbs" and Path("/var/run/palsd").exists() else []
-    assert container(cluster, words) == [*expected, str(cluster.image), "train", "ddp", *arguments]
+    expected = ["apptainer", "exec", "--nv", "--bind", "/:/host:ro", cluster.image.name]
+    assert container(cluster, words) == [*expected, "train", "ddp", *arguments]
     before = {
         "slurm": [
             "--nodes=2",
             "--ntasks=2",
             "--ntasks-per-node=1",
-            "--cpus-per-task=4",
             "--export=ALL",
             "--kill-on-bad-exit=0",
             "--no-kill",
+            "--cpus-per-task=4",
         ],
         "pbs": ["-n", "2", "-ppn", "1"],
         "lsf": ["-z", "h1 h2"],
@@ -68,7 +66,7 @@ def test_one_container_a_node_with_the_arguments_of_the_job(cluster: Cluster, na
     assert words[: words.index("apptainer")] == before
     variables = cluster.environment(NAMES[name])
     # A generic profile says nothing to a launch, which may recognise the site by itself.
-    assert ("MUSTER_SITE" in variables, variables["MUSTER_ATTEMPT"]) == (False, "0")
+    assert ("MUSTER_SITE" in variables, variables["MUSTER_MAX_REQUEUES"]) == (False, "10")
     if name in ("pbs", "lsf"):
         assert variables["MUSTER_HOSTS"] == "h1,h2"
     assert not (cluster.folder / "harm").exists()
@@ -87,7 +85,7 @@ def test_grid_engine_tells_each_host_what_to_run_by_its_input(cluster: Cluster) 
     env = {"RECORDS": str(cluster.records)}
     subprocess.run(["/bin/bash", "-s"], input=first, text=True, cwd="/", env=env, check=True, timeout=30)
     (words,) = cluster.words("apptainer")
-    assert words[words.index(str(cluster.image)) + 1 :] == ["train", "ddp", *arguments]
+    assert words[words.index(cluster.image.name) + 1 :] == ["train", "ddp", *arguments]
     variables = cluster.environment("apptainer")
     assert (variables["MUSTER_HOSTS"], variables["PWD"]) == ("h1,h2", str(cluster.folder))
     assert {name: variables[name] for name in given} == given
@@ -100,20 +98,21 @@ def test_whatever_is_in_a_profile_does_no_harm(cluster: Cluster, tmp_path: Path,
     command = ("muster", "run", "my script.py", "$(touch harm)", "`touch harm`", "a\nb", "it's", "--name=x")
     text = making.make(site(tmp_path, scheduler), Wanted(nodes=3, image="/$(touch harm)'.sif", command=command))
     name = scheduler.replace("_", "-")
-    done = cluster.run(name, text, SCRATCH="/", MUSTER_IMAGE=str(cluster.image), LSB_DJOB_RANKFILE="/etc/hostname")
+    done = cluster.run(name, text, SCRATCH="/", LSB_DJOB_RANKFILE="/etc/hostname")
     assert done.returncode == 0, done.stderr
     assert sorted(cluster.words("module")) == [["load", "a", "b;touch${IFS}harm"], ["load", "sing$(touch harm)"]]
     if scheduler != "grid_engine":
         words = launched(cluster, name)
-        assert words[-len(command) - 1 :] == [str(cluster.image), *command]
+        assert words[-len(command) - 1 :] == [cluster.image.name, *command]
         assert "--opt=a 'b' $(touch harm)" in container(cluster, words, "singularity")
         # What stands for LSF's blaunch here has no such options: they are jsrun's.
         if scheduler != "lsf":
             assert "--flag=$(touch harm) 'x'" in words
     assert not list(tmp_path.rglob("harm"))
-    missing = cluster.run(name, text, MUSTER_IMAGE="")
-    assert missing.returncode == 2
-    assert "seen: MUSTER_IMAGE=/$(touch harm)'.sif" in missing.stderr
+    assert cluster.run(name, text, MUSTER_IMAGE="", SCRATCH="").returncode == 0
+    program = "singularity" if scheduler == "grid_engine" else LAUNCHERS[scheduler]
+    if scheduler != "grid_engine":
+        assert any("/$(touch harm)'.sif" in call for call in cluster.words(program))
     assert not list(tmp_path.rglob("harm"))
 
 
@@ -125,40 +124,6 @@ def test_the_path_of_ones_own_profile_is_bound_as_it_is(cluster: Cluster, tmp_pa
     assert done.returncode == 0, done.stderr
     words = container(cluster, launched(cluster, "slurm"), "singularity")
     assert words[words.index(path) - 1] == "--bind"
-
-
-@pytest.mark.parametrize("name", ["slurm", "pbs", "lsf", "flux"])
-def test_a_run_is_named_after_its_job_and_goes_on_in_later_attempts(cluster: Cluster, name: str) -> None:
-    text = making.make(name, Wanted())
-    assert cluster.run(name, text).returncode == 0
-    run = "muster-7-head" if name == "pbs" else "muster-7"
-    assert launched(cluster, name)[-3:] == [f"--name={run}", "--resume", "auto"]
-
-
-@pytest.mark.parametrize(
-    ("given", "attempt", "added"),
-    [
-        (["--name", "x"], "0", []),
-        (["--name", "x"], "1", ["--resume", "auto"]),
-        (["--name=x"], "1", ["--resume", "auto"]),
-        (["--resume", "runs/old"], "1", []),
-        (["--resume=runs/old"], "0", []),
-    ],
-)
-def test_what_the_user_says_of_the_run_stays(
-    cluster: Cluster, given: list[str], attempt: str, added: list[str]
-) -> None:
-    done = cluster.run("slurm", making.make("slurm", Wanted()), *given, SLURM_RESTART_COUNT=attempt)
-    assert done.returncode == 0, done.stderr
-    words = launched(cluster, "slurm")
-    assert words[words.index("train") :] == ["train", "ddp", *given, *added]
-
-
-def test_other_programs_get_their_own_arguments_only(cluster: Cluster) -> None:
-    asked = Wanted(command=("muster", "run", "train.py"))
-    assert cluster.run("slurm", making.make("slurm", asked), "--x", SLURM_RESTART_COUNT="1").returncode == 0
-    assert launched(cluster, "slurm")[-4:] == ["muster", "run", "train.py", "--x"]
-    assert cluster.environment("srun")["MUSTER_ATTEMPT"] == "1"
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 75])
@@ -204,16 +169,17 @@ def test_exit_codes_and_who_goes_back_into_the_queue(cluster: Cluster, name: str
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_attempts_have_a_limit(cluster: Cluster, name: str) -> None:
-    text = making.make(name, Wanted())
+def test_other_programs_have_a_last_attempt_too(cluster: Cluster, name: str) -> None:
+    """Training ends with 1 in place of 75 by itself (tests/entrypoint/test_job.py)."""
+    text = making.make(name, Wanted(command=("sh", "x")))
     variables = {"CODE": "75", "MUSTER_MAX_REQUEUES": "1", "MUSTER_ATTEMPT": "1", "SLURM_RESTART_COUNT": "1"}
     if name == "lsf":
         assert cluster.run(name, text, **variables).returncode == 75
     done = cluster.run(name, text, **variables)
-    assert "MUSTER_MAX_REQUEUES=1" in done.stderr
     # 75 would put it back into LSF's queue.
     assert done.returncode == (1 if name == "lsf" else 75)
     assert not cluster.words("scontrol") + cluster.words("qsub")
+    assert not [call for call in cluster.words("flux") if "--parent" in call]
     assert not list(cluster.folder.glob("*.attempts"))
 
 
@@ -234,7 +200,7 @@ def test_open_mpi_is_told_which_variables_to_hand_on(cluster: Cluster) -> None:
     words = launched(cluster, "pbs")
     assert words[:6] == ["-n", "2", "--map-by", "ppr:1:node", "--bind-to", "none"]
     carried = {words[index + 1] for index, word in enumerate(words) if word == "-x"}
-    assert {"PATH", "NCCL_DEBUG", "MUSTER_HOSTS", "MUSTER_ATTEMPT"} <= carried
+    assert {"PATH", "NCCL_DEBUG", "MUSTER_HOSTS", "MUSTER_MAX_REQUEUES", "MUSTER_JOB_LIMIT"} <= carried
     # Without the job's id the ranks on other hosts would take another port than the first.
     assert "PBS_JOBID" in carried
     assert "HOME" not in carried
@@ -243,15 +209,15 @@ def test_open_mpi_is_told_which_variables_to_hand_on(cluster: Cluster) -> None:
 def test_arguments_with_half_a_quote_are_refused(cluster: Cluster) -> None:
     done = cluster.run("lsf", making.make("lsf", Wanted()), MUSTER_ARGS="--name 'x")
     assert done.returncode == 2
-    assert "MUSTER_ARGS has a quote without its other half" in done.stderr
+    assert "quote" in done.stderr
     assert not cluster.words(NAMES["lsf"])
 
 
 @pytest.mark.parametrize("arguments", ["--name 'x'", '--name "x"', "--name \\\\x"])
 def test_arguments_that_qsub_damages_are_refused(cluster: Cluster, arguments: str) -> None:
     done = cluster.run("pbs", making.make("pbs", Wanted()), MUSTER_ARGS=arguments)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 3)
-    assert "muster job pbs -- train ddp" in done.stderr
+    assert done.returncode == 2
+    assert "MUSTER_ARGS" in done.stderr
     assert not cluster.words(NAMES["pbs"])
 
 
@@ -261,19 +227,3 @@ def test_plain_arguments_come_through_qsub(cluster: Cluster) -> None:
     words = launched(cluster, "pbs")
     given = ["--epochs", "3", "--data", "*", "--lr=0,1", "--seed", "1"]
     assert words[words.index("ddp") + 1 :][: len(given)] == given
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_image_and_a_command_that_are_not_there(cluster: Cluster, name: str) -> None:
-    text = making.make(name, Wanted())
-    done = cluster.run(name, text, MUSTER_IMAGE="none.sif")
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 3)
-    assert f"seen: MUSTER_IMAGE={cluster.folder}/none.sif on " in done.stderr
-    for program in ("apptainer", "singularity"):
-        (cluster.bin / program).unlink()
-    done = cluster.run(name, text, PATH=f"{cluster.bin}:/usr/bin:/bin")
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 3)
-    assert "apptainer is not there" in done.stderr
-    (cluster.bin / "singularity").write_text(STAND_IN)
-    (cluster.bin / "singularity").chmod(0o755)
-    assert cluster.run(name, text, PATH=f"{cluster.bin}:/usr/bin:/bin").returncode == 0

@@ -29,7 +29,7 @@ def test_the_profile_of_these_tests_is_valid(tmp_path: Path) -> None:
         ('{value = 4, source = "docs"}', "4", "`$.nodes.gpus`"),
         ('["--cpu-bind=none"]', '"--x"', "Expected `array`, got `str` - at `$.launch.flags.value`"),
         ("2026-01-31", "3", "Expected `date`"),
-        ('"slurm"', '"slrum"', "Invalid enum value 'slrum'"),
+        ('"slurm"', '"slrum"', 'scheduler: "slrum" is none of'),
         ('"documented"', '"rumoured"', "Invalid enum value 'rumoured'"),
         # What a type can't say.
         ('gpus = {value = 4, source = "docs"}', 'gpus = {value = 4, source = "dosc"}',

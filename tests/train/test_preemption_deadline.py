@@ -1,6 +1,7 @@
 """A run that knows its job's time limit stops ahead of it; a warning ends a validation; the grace is told of."""
 
 import json
+import signal
 import time
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint
-from muster.train.preemption import Deadline, Notice, find, grace
+from muster.train.preemption import SIGNALS, Deadline, Notice, deaf_until, find, grace
 from muster.train.state import Progress, is_complete
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
 from tests.train.test_preemption import steps_of
@@ -132,6 +133,46 @@ def test_the_grace_that_is_asked_for_counts():
     assert grace({}, None).note(1e6, 1) is None
     with pytest.raises(MusterError, match="MUSTER_GRACE_S"):
         grace({"MUSTER_GRACE_S": "soon"}, None)
+
+
+SHORT = times(0, 5) | {"MUSTER_GRACE_S": "300"}
+
+
+def test_a_job_that_is_warned_at_its_start_stops_by_the_clock():
+    found = find(None, SHORT, clock)
+    assert found.deadline == Deadline(NOW + 300, 30, clock)
+    assert "--save-before=0.5" in found.notes[0]
+    assert grace(SHORT, found.deadline).seconds == 30
+
+
+@pytest.mark.parametrize(
+    ("environ", "seconds"),
+    [
+        (SHORT, 60),
+        (times(0, 6) | {"MUSTER_GRACE_S": "300"}, 60),
+        (times(0, 60) | {"MUSTER_GRACE_S": "300"}, None),
+        (times(0, 1) | {"MUSTER_GRACE_S": "20"}, None),
+        (times(0, 5), None),
+        ({"MUSTER_GRACE_S": "300"}, None),
+    ],
+)
+def test_only_a_warning_longer_than_the_job_is_ignored_and_only_in_its_first_minute(environ, seconds):
+    assert deaf_until(environ) == (NOW + seconds if seconds else 0)
+
+
+@pytest.mark.parametrize(("until_s", "is_heard"), [(60, False), (-1, True)])
+def test_term_is_always_heard(until_s, is_heard):
+    notice = Notice(deaf_until=time.time() + until_s)
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        notice.listen()
+        signal.raise_signal(signal.SIGUSR1)
+        assert (notice.heard == "SIGUSR1") == is_heard
+        signal.raise_signal(signal.SIGTERM)
+        assert notice.heard == ("SIGUSR1" if is_heard else "SIGTERM")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def test_the_note_says_what_to_type():
