@@ -374,7 +374,7 @@ def _ending(command: str, is_debugged: Callable[[], bool]) -> Generator[None]:
 
 @contextmanager
 def _refused_alike() -> Generator[None]:
-    """Ends this process where all of a launch are refused for the same words. Rank 0 says why; the others end with 2."""
+    """Ends this process where all of a launch are refused for the same words: only rank 0 says why."""
     try:
         yield
     except MusterError as error:
