@@ -139,9 +139,14 @@ def fault_in(store: Any) -> faults.Fault | None:
     return faults.Fault(**json.loads(store.get("fault"))) if store.check(["fault"]) else None
 
 
-def gather_nodes(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
-    """`value` of the first rank of each node, by rank; the other ranks' counts for nothing. See `gather`."""
-    values = gather(world, value if world.local_rank == 0 else None, to_all=to_all)
+def leads_host(world: World) -> bool:
+    """Whether this is the first rank of its host: it tells of the host."""
+    return world.hosts.index(world.host) == world.rank
+
+
+def gather_hosts(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
+    """`value` of the first rank of each host, by rank; the other ranks' counts for nothing. See `gather`."""
+    values = gather(world, value if leads_host(world) else None, to_all=to_all)
     return [one for one in values if one is not None]
 
 

@@ -1,15 +1,25 @@
 """Facts of healthy nodes, written by hand; a test makes something in them bad."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
-from muster.check.doctor.facts import UNLIMITED, Facts, Finding, Gpu, Node, PcieLink, Port, Rank, Software, Space
-from muster.check.doctor.run import findings
+from muster.check.doctor import gpus, memory, network, software, storage
+from muster.check.doctor.finding import Finding
+from muster.check.doctor.gpus import Gpu
+from muster.check.doctor.memory import UNLIMITED
+from muster.check.doctor.network import PcieLink, Port
+from muster.check.doctor.storage import Space
 
 GIB = 2**30
 
-SOFTWARE = Software(
+SUBJECTS = (software, gpus, memory, storage, network)
+"""What a node tells without the others."""
+
+Told = dict[str, dict[str, list[Any]]]
+"""The Facts of all ranks by the subject's NAME and by host."""
+
+SOFTWARE = software.Facts(
     image="1.2.0",
     revision="0123456789abcdef",
     lock="a" * 64,
@@ -21,9 +31,8 @@ SOFTWARE = Software(
     nccl="2.27.5",
     nccl_path="/opt/venv/lib/libnccl.so.2",
     cudnn="9.10.2",
-    driver="580.65.06",
+    variables={"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_NET": "IB"},
 )
-
 
 PORT = Port(name="mlx5_0/1", is_active=True, rate_gbit_s=200)
 ADAPTER = PcieLink(name="mlx5_0", is_gpu=False, width=16, max_width=16, speed_gt_s=16, max_speed_gt_s=16)
@@ -44,82 +53,82 @@ def gpu(index: int) -> Gpu:
     )
 
 
-def node(host: str, gpus: int = 2) -> Node:
-    """A node with InfiniBand and so many GPUs."""
-    return Node(
-        host=host,
-        software=SOFTWARE,
-        gpus=tuple(gpu(index) for index in range(gpus)),
-        memory_free=500 * GIB,
-        shm=Space(path="/dev/shm", size=256 * GIB, free=256 * GIB),
-        checkpoints=Space(path="/scratch", size=10**15, free=10**14, files_free=10**9),
-        memlock=UNLIMITED,
-        open_files=65536,
-        interfaces=("eth0", "ib0"),
-        fabric="infiniband",
-        ports=(PORT, replace(PORT, name="mlx5_1/1")),
-        pcie=(ADAPTER, replace(ADAPTER, name="GPU at 0000:17:00.0", is_gpu=True, speed_gt_s=2.5)),
-        devices=("/dev/infiniband/uverbs0",),
-        variables={"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_NET": "IB"},
-    )
-
-
-def healthy(num_nodes: int = 3, a_node: int = 2) -> Facts:
-    """node01 and so on, each with as many GPUs as ranks, bound to 8 cores a rank."""
-    ranks: list[Rank] = []
+def healthy(num_nodes: int = 3, a_node: int = 2) -> Told:
+    """node01 and so on, each with InfiniBand and as many GPUs as ranks, bound to 8 cores a rank."""
+    told: Told = {subject.NAME: {} for subject in SUBJECTS}
     for number in range(num_nodes):
-        host = f"node{number + 1:02}"
-        for local in range(a_node):
-            ranks.append(
-                Rank(
-                    rank=number * a_node + local,
-                    host=host,
-                    local_rank=local,
-                    visible=",".join(map(str, range(a_node))),
-                    num_gpus=a_node,
-                    cores=tuple(range(local * 8, local * 8 + 8)),
-                    address=f"10.0.0.{number + 1}",
-                    interface="ib0",
-                    node=node(host, a_node) if local == 0 else None,
-                )
+        host, first = f"node{number + 1:02}", number * a_node
+        told["software"][host] = [SOFTWARE]
+        cards = tuple(gpu(index) for index in range(a_node))
+        visible = ",".join(map(str, range(a_node)))
+        told["GPUs"][host] = [
+            gpus.Facts(rank=first + local, visible=visible, num_gpus=a_node) for local in range(a_node)
+        ]
+        told["memory"][host] = [
+            memory.Facts(
+                rank=first + local, uses_gpu=True, cores=tuple(range(local * 8, local * 8 + 8)), open_files=65536
             )
-    return Facts(ranks)
+            for local in range(a_node)
+        ]
+        space = Space(path="/scratch", size=10**15, free=10**14, files_free=10**9)
+        told["storage"][host] = [storage.Facts(checkpoints=space, num_ranks=num_nodes * a_node)]
+        own = network.Facts(address=f"10.0.0.{number + 1}", interface="ib0")
+        told["network"][host] = [own] * a_node
+        shm = Space(path="/dev/shm", size=256 * GIB, free=256 * GIB)
+        told = with_node(told, host, gpus=cards, driver="580.65.06", memory_free=500 * GIB, shm=shm)
+        told = with_node(
+            told,
+            host,
+            interfaces=("eth0", "ib0"),
+            gloo_interface="ib0",
+            fabric="infiniband",
+            devices=("/dev/infiniband/uverbs0",),
+            memlock=UNLIMITED,
+            ports=(PORT, replace(PORT, name="mlx5_1/1")),
+            pcie=(ADAPTER, replace(ADAPTER, name="GPU at 0000:17:00.0", is_gpu=True, speed_gt_s=2.5)),
+        )
+    return told
 
 
-def with_node(facts: Facts, host: str, **changed: Any) -> Facts:
-    """`facts` with other values of a node; those of `software` by their names."""
-    own = {name: value for name, value in changed.items() if name in Node.__dataclass_fields__}
-    installed = {name: value for name, value in changed.items() if name in Software.__dataclass_fields__}
-
-    def change(rank: Rank) -> Rank:
-        if rank.host != host or rank.node is None:
-            return rank
-        software = replace(rank.node.software, **installed)
-        return replace(rank, node=replace(rank.node, **{"software": software, **own}))
-
-    return replace(facts, ranks=[change(rank) for rank in facts.ranks])
+def with_node(told: Told, host: str, **changed: Any) -> Told:
+    """`told` with other values of what the first rank of a host tells, of whatever subject has a field of that name."""
+    return with_ranks(told, host, lambda rank: changed, first_only=True)
 
 
-def with_gpu(facts: Facts, host: str, index: int, **changed: Any) -> Facts:
-    """`facts` with other values of one GPU."""
-    there = next(each for each in facts.nodes if each.host == host)
-    cards = [replace(card, **changed) if card.index == index else card for card in there.gpus or ()]
-    return with_node(facts, host, gpus=cards)
+def with_ranks(told: Told, host: str, change: Callable[[Any], dict[str, Any]], *, first_only: bool = False) -> Told:
+    """`told` with the values that `change` gives for the Facts of each rank of a host; an empty `host` is all."""
+    done: Told = {}
+    for name, by_host in told.items():
+        done[name] = {each: list(facts) for each, facts in by_host.items()}
+        for each in done[name] if not host else [host]:
+            facts = done[name][each]
+            for index in range(1 if first_only else len(facts)):
+                own = {field.name for field in fields(facts[index])}
+                values = {field: value for field, value in change(facts[index]).items() if field in own}
+                facts[index] = replace(facts[index], **values)
+    return done
 
 
-def with_ranks(facts: Facts, host: str, change: Callable[[Rank], Rank]) -> Facts:
-    """`facts` with the ranks of a host changed."""
-    return replace(facts, ranks=[change(rank) if rank.host == host else rank for rank in facts.ranks])
+def with_gpu(told: Told, host: str, index: int, **changed: Any) -> Told:
+    """`told` with other values of one GPU."""
+    cards = [replace(card, **changed) if card.index == index else card for card in told["GPUs"][host][0].gpus]
+    return with_node(told, host, gpus=tuple(cards))
 
 
-def found(facts: Facts) -> Sequence[Finding]:
-    """All findings of `facts`."""
-    return [finding for part in findings(facts) for finding in part.findings]
+def on_cpus(told: Told) -> Told:
+    """The same without GPUs."""
+    told = with_ranks(told, "", lambda rank: {"visible": None, "num_gpus": 0, "uses_gpu": False})
+    return with_ranks(told, "", lambda rank: {"gpus": None, "driver": None, "devices": ()})
 
 
-def only(facts: Facts) -> Finding:
-    """The one finding of `facts`."""
-    (finding,) = found(facts)
+def found(told: Told) -> list[Finding]:
+    """All findings of `told`."""
+    return [finding for subject in SUBJECTS for finding in subject.findings(told[subject.NAME])]
+
+
+def only(told: Told) -> Finding:
+    """The one finding of `told`."""
+    (finding,) = found(told)
     return finding
 
 

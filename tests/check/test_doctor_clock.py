@@ -2,35 +2,46 @@
 
 import pytest
 
-from muster.check.doctor.clock import Reading, findings
+from muster.check.doctor import clock
+from muster.check.doctor.clock import Facts
+from muster.check.doctor.finding import Finding
 
 
-def found(*readings: Reading) -> list[tuple[str, str]]:
-    return [(finding.level, finding.host) for finding in findings(readings).findings]
+def facts_of(*readings: tuple[str, float, float]) -> dict[str, list[Facts]]:
+    """Facts of hosts (name, seconds ahead of the first, give or take), where the first takes no time itself."""
+    return {host: [Facts(ahead_s - doubt_s, ahead_s + doubt_s)] for host, ahead_s, doubt_s in readings}
+
+
+def findings(*readings: tuple[str, float, float]) -> list[Finding]:
+    return clock.findings(facts_of(*readings))
+
+
+def found(*readings: tuple[str, float, float]) -> list[tuple[str, str]]:
+    return [(finding.level, finding.host) for finding in findings(*readings)]
 
 
 def test_clocks_that_agree_but_for_what_can_not_be_told():
-    part = findings([Reading("a", 0, 0), Reading("b", 0.9, 0.01), Reading("c", -5.0, 4.5)])
-    assert part.findings == []
-    assert part.says.startswith("the clocks of 3 nodes agree to")
+    told = facts_of(("a", 0, 0), ("b", 0.9, 0.01), ("c", -5.0, 4.5))
+    assert clock.findings(told) == []
+    assert clock.summary(told).startswith("the clocks of 3 nodes agree to")
 
 
 @pytest.mark.parametrize(
     ("off_s", "way"), [(90.0, "90.0 s ahead of that of most"), (-3.5, "3.5 s behind that of most")]
 )
 def test_a_clock_that_is_off_is_named_with_its_offset(off_s, way):
-    (finding,) = findings([Reading("a", 0, 0), Reading("b", off_s, 0.01), Reading("c", 0, 0.01)]).findings
+    (finding,) = findings(("a", 0, 0), ("b", off_s, 0.01), ("c", 0, 0.01))
     assert (finding.level, finding.about, finding.host) == ("warning", "clock", "b")
     assert way in finding.wrong
     assert "give or take 0.010 s" in finding.seen
 
 
 def test_the_first_nodes_own_clock_is_the_odd_one_where_all_others_agree():
-    assert found(Reading("a", 0, 0), Reading("b", 60, 0.1), Reading("c", 60.2, 0.1)) == [("warning", "a")]
+    assert found(("a", 0, 0), ("b", 60, 0.1), ("c", 60.2, 0.1)) == [("warning", "a")]
 
 
 def test_of_two_the_second_is_held_against_the_first():
-    (finding,) = findings([Reading("a", 0, 0), Reading("b", -60, 0.1)]).findings
+    (finding,) = findings(("a", 0, 0), ("b", -60, 0.1))
     assert finding.host == "b"
     assert "behind that of a" in finding.wrong
 
@@ -39,15 +50,15 @@ def test_of_two_the_second_is_held_against_the_first():
     ("ahead", "widest"), [((0, 0, -5, -5), "5.0 s"), ((0, 100, 200), "200.0 s"), ((0, -5, 0, 60), "65.0 s")]
 )
 def test_where_no_time_has_a_majority_no_clock_is_blamed(ahead, widest):
-    readings = [Reading(host, off_s, 0.01 if off_s else 0.0) for host, off_s in zip("abcd", ahead, strict=False)]
-    (finding,) = findings(readings).findings
+    readings = [(host, off_s, 0.01 if off_s else 0.0) for host, off_s in zip("abcd", ahead, strict=False)]
+    (finding,) = findings(*readings)
     assert f"differ by up to {widest}: " in finding.wrong
     assert finding.host == ", ".join("abcd"[: len(ahead)])
     assert f"+0.000 s on a, {ahead[1]:+.3f} s on b, " in finding.seen
 
 
 def test_a_small_majority_is_one():
-    assert found(*(Reading(host, off_s, 0.0) for host, off_s in zip("abcde", (0, 0, 0, -5, 5), strict=True))) == [
+    assert found(*((host, off_s, 0.0) for host, off_s in zip("abcde", (0, 0, 0, -5, 5), strict=True))) == [
         ("warning", "d"),
         ("warning", "e"),
     ]

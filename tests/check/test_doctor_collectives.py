@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
-from muster.check.doctor.collectives import NOT_OVER, START, Progress, findings, wrong_sum
+from muster.check.doctor import collectives
+from muster.check.doctor.collectives import NOT_OVER, START, Facts, Progress, wrong_sum
 from tests.train.conftest import environment, free_port
 
 HOSTS = ["a", "b", "c", "d"]
@@ -19,7 +21,11 @@ def progress(rank: int, *, at: str = "", why: str = "", **wrong: int | None) -> 
 
 
 def found(*ranks: Progress, pairs: Collection[tuple[int, int]] = ()) -> list[tuple[str, str]]:
-    return [(one.host, one.wrong) for one in findings(ranks, pairs, HOSTS, 30)]
+    by_host: dict[str, list[Facts]] = {}
+    for one in ranks:
+        own = [pair for pair in pairs if one.rank in pair]
+        by_host.setdefault(HOSTS[one.rank], []).append(Facts(replace(one, pairs=own), "cpu", "gloo", 30.0))
+    return [(one.host, one.wrong) for one in collectives.findings(by_host)]
 
 
 def test_nothing_is_wrong():
@@ -81,6 +87,7 @@ from dataclasses import replace
 from pathlib import Path
 import torch.distributed as dist
 from muster.check.doctor import collectives
+from muster.check.doctor.run import Report, examine
 from muster.check.options import DoctorOptions
 from muster.train.world import connect, read_environment
 
@@ -104,10 +111,11 @@ def run(rank, folder, port, planted, timeout_s):
             plant(what, deed)
     collectives.SLACK_S = 5.0
     world = read_environment(os.environ, 90)
-    world = replace(world, store=connect(world), hosts=("a", "b", "c"))
-    part = collectives.check(world, DoctorOptions(device="cpu", timeout_s=timeout_s))
+    world = replace(world, store=connect(world), host="abc"[rank], hosts=("a", "b", "c"))
+    report = Report()
+    examine(world, DoctorOptions(device="cpu", timeout_s=timeout_s), [collectives], report)
     if world.main:
-        lines = [" ".join([finding.about, finding.host, finding.wrong]) for finding in part.findings]
+        lines = [" ".join([finding.about, finding.host, finding.wrong]) for finding in report.findings]
         Path(folder, "findings").write_text(json.dumps(lines))
     world.gather("bye")
 

@@ -12,56 +12,61 @@ import pytest
 import torch
 
 from muster import ROOT
-from muster.check.doctor import gpus, network, resources, run, software, space
-from muster.check.doctor.facts import Rank
+from muster.check.doctor import gpus, memory, network, software, storage, storage_probe
 from muster.check.options import DoctorOptions
 from muster.train.world import World
-from tests.check.healthy import healthy
+from tests.check.healthy import SUBJECTS, healthy
 
-
-def through_json(rank: Rank) -> Rank:
-    return msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(rank))), Rank)
+SECOND = World(rank=1, world_size=2, host="b", hosts=("a", "b"))
+"""The first rank of the second host."""
 
 
 def test_a_rank_tells_of_itself_and_of_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NCCL_NET": "IB", "AWS_SECRET": "hush", "MUSTER_FABRIC_FOUND": "tcp"}.items():
         monkeypatch.setenv(name, value)
     options = DoctorOptions(checkpoint_dir=str(tmp_path / "runs" / "later"), device="cpu")
-    world = World(rank=1, world_size=2, host="b", hosts=("a", "b"))
-    told = run.gather(world, options)
-    assert (told.rank, told.host, told.num_gpus) == (1, "b", 0)
-    assert told.cores
-    assert told.node is not None
-    assert told.node.software.torch == str(torch.__version__)
-    assert told.node.software.code == software.code(ROOT)
-    assert f"torch {metadata.version('torch')}" in (told.node.software.packages or ())
-    assert told.node.variables["NCCL_NET"] == "IB"
-    assert "AWS_SECRET" not in told.node.variables
-    assert told.node.checkpoints is not None
-    assert (told.node.checkpoints.path, told.node.checkpoints.trouble) == (str(tmp_path), None)
-    assert told.node.fabric == "tcp"
-    assert through_json(told) == told
-    # Only the first rank of a host tells of it.
-    assert run.gather(World(rank=1, world_size=2, host="a", hosts=("a", "a")), options).node is None
+    installed = software.gather(SECOND, options)
+    assert installed is not None
+    assert installed.torch == str(torch.__version__)
+    assert installed.code == software.code(ROOT)
+    assert f"torch {metadata.version('torch')}" in (installed.packages or ())
+    assert installed.variables["NCCL_NET"] == "IB"
+    assert "AWS_SECRET" not in installed.variables
+    assert memory.gather(SECOND, options).cores
+    assert gpus.gather(SECOND, options) == gpus.Facts(rank=1)
+    told = storage.gather(SECOND, options)
+    assert told is not None
+    assert (told.checkpoints.path, told.checkpoints.trouble, told.num_ranks) == (str(tmp_path), None, 2)
+    assert network.gather(SECOND, options).fabric == "tcp"
+
+
+def test_only_the_first_rank_of_a_host_tells_of_it() -> None:
+    second, options = World(rank=1, world_size=2, host="a", hosts=("a", "a")), DoctorOptions(device="cpu")
+    assert (software.gather(second, options), storage.gather(second, options)) == (None, None)
+    assert memory.gather(second, options).shm is None
+    assert network.gather(second, options).interfaces == ()
 
 
 def test_facts_survive_json() -> None:
-    for rank in healthy().ranks:
-        assert through_json(rank) == rank
+    for subject in SUBJECTS:
+        for ranks in healthy()[subject.NAME].values():
+            for facts in ranks:
+                told = json.loads(json.dumps(msgspec.to_builtins(facts)))
+                assert msgspec.convert(told, subject.Facts) == facts
 
 
 def test_an_image_tells_its_version_and_lock(tmp_path: Path) -> None:
     (tmp_path / "image.json").write_text('{"version": "1.2.0", "revision": "abc", "lock_sha256": "d"}')
-    found = software.gather(None, tmp_path)
+    found = software.gather_from(tmp_path)
     assert (found.image, found.revision, found.lock) == ("1.2.0", "abc", "d")
     (tmp_path / "image.json").write_text("{")
-    assert software.gather(None, tmp_path).image is None
+    assert software.gather_from(tmp_path).image is None
 
 
 def test_a_checkout_tells_the_lock_of_its_torch_and_its_own_files(tmp_path: Path) -> None:
     lock = f"torch==0.1 \\\n\ntorch=={torch.__version__.partition('+')[0]} \\\n"
     (tmp_path / "requirements.lock").write_text(lock)
-    assert software.gather(None, tmp_path).lock == hashlib.sha256(lock.encode()).hexdigest()
+    assert software.gather_from(tmp_path).lock == hashlib.sha256(lock.encode()).hexdigest()
     (tmp_path / "requirements.lock").write_text("torch==0.1 \\\n")
     assert software.lock(tmp_path) is None
     before = software.code(tmp_path)
@@ -70,37 +75,36 @@ def test_a_checkout_tells_the_lock_of_its_torch_and_its_own_files(tmp_path: Path
     assert software.code(tmp_path) != before
 
 
-def test_a_look_that_fails_costs_only_its_own_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_look_that_fails_costs_only_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise RuntimeError
 
     for module, name in (
         (network, "own_addresses"),
-        (network, "_ports"),
+        (network, "ports"),
         (network, "towards"),
         (software, "packages"),
     ):
         monkeypatch.setattr(module, name, fail)
-    options = DoctorOptions(checkpoint_dir=str(tmp_path))
-    told = run.gather(World(host="a", hosts=("a",)), options)
-    assert told.address is None
-    assert told.node is not None
-    assert told.node.software.packages is None
-    assert told.node.software.torch
+    assert network.gather(SECOND, DoctorOptions()).address is None
+    installed = software.gather(SECOND, DoctorOptions())
+    assert installed is not None
+    assert installed.packages is None
+    assert installed.torch
 
 
 def test_the_room_in_a_folder(tmp_path: Path) -> None:
-    found = space.measure(str(tmp_path / "new" / "folder"))
+    found = storage_probe.measure(str(tmp_path / "new" / "folder"))
     assert found["path"] == str(tmp_path)
     assert 0 < found["free"] <= found["size"]
     assert "trouble" not in found
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    assert resources.gather_space(str(tmp_path / "file" / "runs")).trouble == "Not a directory"
+    assert storage.measure(str(tmp_path / "file" / "runs")).trouble == "Not a directory"
 
 
 def test_a_file_system_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
-    assert resources.gather_space(str(tmp_path), limit_s=0).trouble == "the file system did not answer within 0 s"
+    assert storage.measure(str(tmp_path), limit_s=0).trouble == "the file system did not answer within 0 s"
 
 
 class NvmlError(Exception):
@@ -161,13 +165,15 @@ class Nvml(SimpleNamespace):
 
 
 def test_what_the_driver_tells_of_gpus() -> None:
-    (sick, silent), driver = gpus.gather(Nvml())
+    told, driver = gpus.ask_driver(Nvml())
     assert driver == "580.65.06"
+    assert told is not None
+    sick, silent = told
     assert (sick.name, sick.uuid, sick.used, sick.uncorrected) == ("NVIDIA A100-SXM4-40GB", "GPU-12ab", 10, 2)
     assert (sick.remapping, sick.slowed_by, sick.mig, sick.links) == ("pending", ("heat (hardware)",), False, 11)
     assert (sick.clock_mhz, sick.max_clock_mhz) == (300, 1410)
-    assert silent == type(silent)(index=1)
+    assert silent == gpus.Gpu(index=1)
 
 
 def test_without_a_driver_there_are_no_gpus() -> None:
-    assert gpus.gather(Nvml(has_driver=False)) == (None, None)
+    assert gpus.ask_driver(Nvml(has_driver=False)) == (None, None)

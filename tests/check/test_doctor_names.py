@@ -6,7 +6,8 @@ import time
 import pytest
 
 from muster.check.doctor import names
-from muster.check.doctor.names import Lookup, findings, line_of, look_up
+from muster.check.doctor.finding import Finding
+from muster.check.doctor.names import Facts, Lookup, line_of, look_up
 from muster.check.doctor.network import Place
 
 HOSTS_FILE = """127.0.0.1 localhost
@@ -35,8 +36,18 @@ def own(rank, *addresses):
     return led(rank, rank, *addresses)
 
 
-def found(size, lookups, master="n0", is_told=True):
-    return [(finding.level, finding.about, finding.host) for finding in findings(nodes(size), lookups, master, is_told)]
+def findings(size: int, lookups: list[Lookup], master: str = "n0", is_told: bool = True) -> list[Finding]:
+    """What is found where the nodes looked up names as in `lookups`."""
+    return names.findings(
+        {
+            place.host: [Facts(place, tuple(one for one in lookups if one.source == place.rank), master, is_told)]
+            for place in nodes(size)
+        }
+    )
+
+
+def found(*args, **kwargs):
+    return [(finding.level, finding.about, finding.host) for finding in findings(*args, **kwargs)]
 
 
 def test_names_that_lead_to_any_address_of_their_node():
@@ -46,14 +57,14 @@ def test_names_that_lead_to_any_address_of_their_node():
 
 @pytest.mark.parametrize("address", ["127.0.1.1", "::1", "192.0.2.1"])
 def test_an_own_name_that_others_could_not_use(address):
-    (finding,) = findings(nodes(3), [own(0, "10.0.0.0"), own(1, address), own(2, "10.1.0.2")], "n0", True)
+    (finding,) = findings(3, [own(0, "10.0.0.0"), own(1, address), own(2, "10.1.0.2")])
     assert (finding.level, finding.host) == ("warning", "n1")
     assert f"n1 leads to {address}" in finding.seen
     assert "10.0.0.1 n1" in finding.fix
 
 
 def test_it_is_a_fault_where_gloo_goes_by_it():
-    assert found(2, [own(0, "10.0.0.0"), own(1, "127.0.1.1")], is_told=False) == [("fault", "name", "n1")]
+    assert found(2, [own(0, "10.0.0.0"), own(1, "127.0.1.1")], is_told=False) == [("failed", "name", "n1")]
     assert found(2, [own(0, "10.0.0.0"), own(1)]) == [("warning", "name", "n1")]
 
 
@@ -65,7 +76,7 @@ def test_the_same_on_all_nodes_is_one_finding():
 def test_a_name_that_leads_astray_on_one_node_names_that_node():
     lookups = [led(looker, target, f"10.0.0.{target}") for looker in range(3) for target in range(3) if looker != 2]
     lookups += [led(2, 0, "10.0.0.0"), led(2, 1, "10.0.0.99")]
-    (finding,) = findings(nodes(3), lookups, "n0", True)
+    (finding,) = findings(3, lookups)
     assert (finding.level, finding.host) == ("warning", "n2")
     assert "n1 leads to 10.0.0.99" in finding.seen
     assert "`10.0.0.1 n1`" in finding.fix
@@ -77,8 +88,8 @@ def test_a_name_that_leads_astray_everywhere_names_the_node_that_bears_it():
 
 
 def test_the_masters_name_is_the_one_that_trainings_go_by():
-    assert found(2, [led(1, 0, "10.0.0.99")]) == [("fault", "name", "n1")]
-    assert found(2, [led(1, 0, "10.0.0.99", name="login")], "login") == [("fault", "name", "n1")]
+    assert found(2, [led(1, 0, "10.0.0.99")]) == [("failed", "name", "n1")]
+    assert found(2, [led(1, 0, "10.0.0.99", name="login")], "login") == [("failed", "name", "n1")]
 
 
 def test_a_name_that_a_container_has_for_itself_alone_is_nobodys_business():
@@ -95,7 +106,7 @@ def test_an_address_that_has_another_name_is_nobodys_business():
 
 
 def test_slow_lookups_are_told_with_their_time():
-    (finding,) = findings(nodes(2), [led(0, 1, "10.0.0.1", took_s=4.2)], "n0", True)
+    (finding,) = findings(2, [led(0, 1, "10.0.0.1", took_s=4.2)])
     assert (finding.level, finding.host) == ("warning", "n0")
     assert "n1 took 4.2 s on n0" in finding.seen
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from muster.check.doctor import network
-from muster.check.doctor.facts import PcieLink, Port
+from muster.check.doctor.network import PcieLink, Port
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:
@@ -35,7 +35,7 @@ def test_ports_have_rates(tmp_path: Path) -> None:
         ("mlx5_1", "1: DOWN", "2.5 Gb/sec (1X SDR)"),
     ):
         write(tmp_path / f"class/infiniband/{device}/ports/1", {"state": state, "rate": rate})
-    assert network.gather(tmp_path)["ports"] == (
+    assert tuple(network.ports(tmp_path)) == (
         Port(name="mlx5_0/1", is_active=True, rate_gbit_s=200),
         Port(name="mlx5_1/1", is_active=False, rate_gbit_s=2.5),
     )
@@ -58,20 +58,19 @@ def test_an_adapter_can_what_its_slot_can_too(
     expected = PcieLink(
         name="mlx5_0", is_gpu=False, width=8, max_width=max_width, speed_gt_s=8.0, max_speed_gt_s=max_speed
     )
-    assert network.gather(tmp_path)["pcie"] == (expected,)
+    assert tuple(network.pcie_links(tmp_path)) == (expected,)
 
 
 def test_gpus_are_those_of_their_driver(tmp_path: Path) -> None:
     files = pcie(16, "32.0 GT/s PCIe") | pcie(4, "2.5 GT/s PCIe", "current")
     write(tmp_path / "bus/pci/drivers/nvidia/0000:17:00.0", files)
     write(tmp_path / "bus/pci/drivers/nvidia/module", {})
-    (link,) = network.gather(tmp_path)["pcie"]
+    (link,) = network.pcie_links(tmp_path)
     assert (link.name, link.is_gpu, link.width, link.max_width) == ("GPU at 0000:17:00.0", True, 4, 16)
 
 
 def test_what_has_no_link_of_its_own_is_left_out(tmp_path: Path) -> None:
     """As a virtual function, and a machine without adapters."""
-    found = network.gather(tmp_path)
-    assert (found["ports"], found["pcie"]) == ((), ())
+    assert [*network.ports(tmp_path), *network.pcie_links(tmp_path)] == []
     adapter(tmp_path, {}, pcie(0, "Unknown") | pcie(0, "Unknown", "current"))
-    assert network.gather(tmp_path)["pcie"] == ()
+    assert tuple(network.pcie_links(tmp_path)) == ()

@@ -9,8 +9,8 @@ from itertools import count, permutations
 import pytest
 from torch.distributed import HashStore
 
-from muster.check.doctor import clock, names, network, ports
-from muster.check.doctor.facts import Part
+from muster.check.doctor import clock, names, ports, run
+from muster.check.doctor.finding import Finding
 from muster.check.doctor.network import Place, choose
 from muster.check.doctor.ports import (
     EPHEMERAL,
@@ -19,12 +19,13 @@ from muster.check.doctor.ports import (
     STALLED,
     STRANGER,
     TIMED_OUT,
+    Facts,
     Listener,
     Probe,
-    findings,
     listen_in_range,
     probe,
 )
+from muster.check.doctor.run import Report
 from muster.check.options import DoctorOptions
 from muster.check.ranks import partners
 from muster.entrypoint.rendezvous import address as rendezvous
@@ -147,10 +148,20 @@ def probes(*failed: tuple[int, int], size: int = 5, kinds: tuple[str, ...] = (EP
     ]
 
 
+def findings(size: int, seen: list[Probe], ephemeral: str = "32768-60999") -> list[Finding]:
+    """What is found where the nodes saw this of each other."""
+    return ports.findings(
+        {
+            place.host: [Facts(place, "", tuple(one for one in seen if one.source == place.rank), ephemeral)]
+            for place in places(size)
+        }
+    )
+
+
 def found(*failed, size=5, **more):
     return [
         (finding.level, finding.about, finding.host, finding.wrong)
-        for finding in findings(places(size), probes(*failed, size=size, **more), "32768-60999")
+        for finding in findings(size, probes(*failed, size=size, **more))
     ]
 
 
@@ -159,12 +170,12 @@ def test_nothing_is_wrong_where_all_answer():
 
 
 def test_one_way_that_is_closed():
-    assert found((1, 2)) == [("fault", "port", "n1 -> n2", "n1 does not reach n2")]
+    assert found((1, 2)) == [("failed", "port", "n1 -> n2", "n1 does not reach n2")]
 
 
 def test_a_pair_that_is_closed_both_ways_is_one_finding():
-    assert found((1, 2), (2, 1)) == [("fault", "port", "n1 <-> n2", "n1 and n2 do not reach each other")]
-    assert found((0, 1), (1, 0), size=2) == [("fault", "port", "n0 <-> n1", "n0 and n1 do not reach each other")]
+    assert found((1, 2), (2, 1)) == [("failed", "port", "n1 <-> n2", "n1 and n2 do not reach each other")]
+    assert found((0, 1), (1, 0), size=2) == [("failed", "port", "n0 <-> n1", "n0 and n1 do not reach each other")]
 
 
 def test_two_pairs_without_a_node_in_common():
@@ -174,16 +185,16 @@ def test_two_pairs_without_a_node_in_common():
 def test_a_node_that_nobody_reaches_is_named_alone():
     into = [(other, 3) for other in (0, 1, 2, 4)]
     out = [(3, other) for other in (0, 1, 2, 4)]
-    assert found(*into) == [("fault", "port", "n3", "n3 can't be reached from n0, n1, n2, n4")]
-    assert found(*out) == [("fault", "port", "n3", "n3 does not reach n0, n1, n2, n4")]
-    assert found(*into, *out) == [("fault", "port", "n3", "n3 and n0, n1, n2, n4 do not reach each other")]
+    assert found(*into) == [("failed", "port", "n3", "n3 can't be reached from n0, n1, n2, n4")]
+    assert found(*out) == [("failed", "port", "n3", "n3 does not reach n0, n1, n2, n4")]
+    assert found(*into, *out) == [("failed", "port", "n3", "n3 and n0, n1, n2, n4 do not reach each other")]
     assert found((0, 2), (1, 2), size=3)[0][2] == "n2"
 
 
 @pytest.mark.parametrize(("size", "cut_off"), [(4, (2, 3)), (8, (2, 3)), (32, (0, 9)), (32, (5, 6, 7))])
 def test_nodes_that_are_cut_off_are_named_and_not_their_pairs(size, cut_off):
     failed = [way for way in permutations(range(size), 2) if set(way).intersection(cut_off)]
-    each = findings(places(size), probes(*failed, size=size), "")
+    each = findings(size, probes(*failed, size=size))
     assert [finding.host for finding in each] == [f"n{number}" for number in cut_off]
     assert all(finding.wrong.endswith(" do not reach each other") for finding in each)
 
@@ -203,19 +214,19 @@ def test_a_node_that_some_do_not_reach_and_a_pair_beside_it():
 def test_a_range_that_is_closed_between_all_is_one_finding():
     everywhere = list(permutations(range(5), 2))
     ((level, about, host, wrong),) = found(*everywhere, kinds=(EPHEMERAL,))
-    assert (level, about, host) == ("fault", "port", "")
+    assert (level, about, host) == ("failed", "port", "")
     assert wrong == "no node reaches any other on ports 32768-60999, on which gloo and NCCL listen"
     assert [wrong for *_, wrong in found(*everywhere)] == ["no node reaches any other"]
 
 
 def test_where_ranks_meet_only_the_first_node_has_to_be_reached():
     assert found((1, 2), kinds=(MEETING,))[0][0] == "warning"
-    assert found((1, 0), kinds=(MEETING,))[0][0] == "fault"
+    assert found((1, 0), kinds=(MEETING,))[0][0] == "failed"
 
 
 def test_what_stalls_is_told_apart_from_what_is_closed():
     ((level, about, host, wrong),) = found((1, 2), wrong=STALLED)
-    assert (level, about, host) == ("fault", "mtu", "n1 -> n2")
+    assert (level, about, host) == ("failed", "mtu", "n1 -> n2")
     assert "small messages" in wrong
 
 
@@ -226,7 +237,7 @@ def test_many_nodes_of_which_one_is_cut_off():
         for node in range(100)
         for other in partners(node, 100)
     ]
-    assert [finding.host for finding in findings(places(100), seen, "32768-60999")] == [f"n{odd}"]
+    assert [finding.host for finding in findings(100, seen)] == [f"n{odd}"]
 
 
 INTERFACES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.1.0.5", "fd00::5"], "ib1": ["10.2.0.5"]}
@@ -248,24 +259,27 @@ def test_more_nodes_than_may_all_look_at_each_other(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     store = HashStore()
 
-    def rank(number: int) -> list[Part]:
-        node, local_rank = divmod(number, ranks_a_node)
+    hosts = tuple(f"n{number // ranks_a_node}" for number in range(size * ranks_a_node))
+
+    def rank(number: int) -> Report:
         world = World(
             rank=number,
-            local_rank=local_rank,
-            world_size=size * ranks_a_node,
+            local_rank=number % ranks_a_node,
+            world_size=len(hosts),
             store=store,
-            host=f"n{node}",
+            host=hosts[number],
+            hosts=hosts,
             timeout_s=90,
         )
-        options, found = DoctorOptions(), network.gather_places(world)
-        return [names.check(world, found, options), ports.check(world, found, options), clock.check(world)]
+        report = Report()
+        run.examine(world, DoctorOptions(), (names, ports, clock), report)
+        return report
 
-    with ThreadPoolExecutor(size * ranks_a_node) as threads:
-        first, *others = threads.map(rank, range(size * ranks_a_node))
-    assert [finding for part in first for finding in part.findings] == []
+    with ThreadPoolExecutor(len(hosts)) as threads:
+        first, *others = threads.map(rank, range(len(hosts)))
+    assert first.findings == []
     ways = sum(len(partners(node, size)) for node in range(size))
-    assert first[1].says.startswith(f"{ways} ways between {size} nodes are open")
-    assert len(first[1].values["rows"]) == 2 * ways
-    assert first[2].says.startswith(f"the clocks of {size} nodes agree to")
-    assert all(not part.findings for parts in others for part in parts)
+    assert first.parts[1].says.startswith(f"{ways} ways between {size} nodes are open")
+    assert sum(len(told["ports"]["probes"]) for told in first.facts if told["ports"]) == 2 * ways
+    assert first.parts[2].says.startswith(f"the clocks of {size} nodes agree to")
+    assert all(not report.parts for report in others)

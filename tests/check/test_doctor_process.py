@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.check.doctor.facts import code_of
+from muster.check.doctor.finding import code_of
 from tests.check.healthy import found_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -76,7 +76,7 @@ def test_a_fault_ends_all_ranks_with_2(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert "no checkpoint can be written" in done.stdout
     assert "Not a directory" in " ".join(done.stdout.split())
-    assert "1 fault" in done.stdout.splitlines()[-1]
+    assert done.stdout.splitlines()[-1].startswith("failed: 1 finding")
     assert "error:" not in done.stderr
 
 

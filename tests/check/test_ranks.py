@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from muster.check import ranks
-from muster.check.doctor.facts import code_of
+from muster.check.doctor.finding import code_of
 from muster.check.doctor.run import absent_ranks
 from muster.train.world import World
 

@@ -47,8 +47,7 @@ FEWER_GPUS = '[ "$(hostname)" != node03 ] || export CUDA_VISIBLE_DEVICES=0; exec
 
 LOOKS = """
 import sys
-from muster.check.doctor.report import Report
-from muster.check.doctor.run import check
+from muster.check.doctor.run import Report, check
 from muster.check.ranks import join, leave
 from muster.check.options import DoctorOptions
 
@@ -91,7 +90,7 @@ def test_healthy_nodes(cluster: SlurmCluster) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 nodes x 1 = 3 ranks" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("healthy: ")
+    assert done.stdout.splitlines()[-1].startswith("ok: ")
     assert "\x1b" not in done.stdout
 
 
@@ -147,7 +146,7 @@ PLANTED = {
 
 def test_what_is_wrong_on_a_node_is_named_with_the_node(spoilt: SlurmCluster) -> None:
     code, told = doctor(spoilt, f"--checkpoint-dir={spoilt.shared / 'full' / 'runs'}")
-    faults = {(each["host"], each["about"]): each["seen"] for each in told["findings"] if each["level"] == "fault"}
+    faults = {(each["host"], each["about"]): each["seen"] for each in told["findings"] if each["level"] == "failed"}
     assert faults.keys() == PLANTED.keys(), told
     for place, seen in PLANTED.items():
         assert seen in faults[place]
@@ -162,9 +161,9 @@ def test_a_training_with_preflight_ends_before_it_begins(spoilt: SlurmCluster) -
     command = [TRAIN, "ddp", "--preflight", "--nproc-per-node=1", "--data=digits", f"--runs-dir={runs}", "--name=no"]
     done = spoilt.srun("--nodelist=node01,node02", "-N2", "--ntasks-per-node=1", *command, timeout=200, env=ENV)
     assert done.returncode == 2, done.stderr
-    assert "fault: node02: no checkpoint can be written" in done.stderr
+    assert "failed: node02: no checkpoint can be written" in done.stderr
     # Of two nodes it is not known which one has the right lock.
-    assert "fault: node01, node02: not all nodes have the same lock" in done.stderr
+    assert "failed: node01, node02: not all nodes have the same lock" in done.stderr
     assert done.stderr.count("error: the nodes are not fit to train on") == 1
     assert "Traceback" not in done.stderr
     assert not (runs / "no").exists()

@@ -131,8 +131,8 @@ def test_names_ports_and_a_clock_that_are_wrong_on_one_host_each(slurm3: SlurmCl
     ):
         code, findings, words, said = doctor(slurm3, before=before)
     assert findings == [
-        ("fault", "mtu", "node03 -> node02"),
-        ("fault", "port", "node02 -> node03"),
+        ("failed", "mtu", "node03 -> node02"),
+        ("failed", "port", "node02 -> node03"),
         ("warning", "clock", "node01"),
         ("warning", "name", "node02"),
         ("warning", "name", "node03"),
@@ -153,7 +153,7 @@ def test_a_port_range_and_a_rank_that_adds_up_wrongly(slurm3: SlurmCluster, tmp_
     (tmp_path / "sitecustomize.py").write_text(SPOIL)
     with closed(slurm3.hosts, "node01", "node03", MEETING):
         code, findings, words, said = doctor(slurm3, env={"PYTHONPATH": str(tmp_path)})
-    assert findings == [("fault", "collective", "node02"), ("warning", "port", "node01 -> node03")], said
+    assert findings == [("failed", "collective", "node02"), ("warning", "port", "node01 -> node03")], said
     assert code == 2, said
     assert "all_reduce gives wrong values: by rank 1 on node02" in words["collective", "node02"]
     assert f"on ports {FIRST_PORT}-" in words["port", "node01 -> node03"]

@@ -1,13 +1,16 @@
 """Whether the nodes' clocks agree."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from muster.check.doctor.facts import Finding, Part
-from muster.check.ranks import gather_nodes, listed
+from muster.check.doctor.finding import Finding
+from muster.check.options import DoctorOptions
+from muster.check.ranks import gather_hosts, leads_host, listed
 from muster.train.world import World
+
+NAME = "clocks"
 
 LIMIT_S = 1.0
 """Below it nothing that a training does goes wrong."""
@@ -18,6 +21,14 @@ MISLEADS = (
 )
 
 MOST_SHOWN = 16
+
+
+@dataclass(frozen=True)
+class Facts:
+    """When a node came to an exchange between all nodes, and when it left it, by its own clock."""
+
+    came_s: float
+    left_s: float
 
 
 @dataclass(frozen=True)
@@ -35,53 +46,63 @@ class Reading:
     give_or_take_s: float
 
 
-def check(world: World) -> Part:
-    """What the clocks of all nodes say.
+def gather(world: World, options: DoctorOptions) -> Facts | None:
+    """The times between which this host's first rank and those of all others waited for each other.
 
-    No rank leaves a `gather` before the last has come to it. So the times that two nodes spend in it have a moment in
+    No rank leaves an exchange before the last has come to it. So the times that two nodes spend in it have a moment in
     common, and their clocks differ by as much as the middles of these times do, give or take half of both times.
     """
-    gather_nodes(world, None, to_all=False)  # that all come to the next one at about the same time
-    came = time.time()
-    gather_nodes(world, None, to_all=False)
-    times = gather_nodes(world, [world.host, came, time.time()], to_all=False)
-    if not world.main:
-        return Part("clocks")
-    if len(times) < 2:
-        return Part("clocks", "one node, one clock")
-    (first, first_came, first_left), *others = times
-    readings = [Reading(first, 0.0, 0.0)]
-    for host, came, left in others:
-        ahead_s = (came + left - first_came - first_left) / 2
-        readings.append(Reading(host, ahead_s, (left - came + first_left - first_came) / 2))
-    return findings(readings)
+    gather_hosts(world, None, to_all=False)  # that all come to the next one at about the same time
+    came_s = time.time()
+    gather_hosts(world, None, to_all=False)
+    return Facts(came_s, time.time()) if leads_host(world) else None
 
 
-def findings(readings: Sequence[Reading]) -> Part:
+def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """Which clocks are not like most others; of two, the second is held against the first.
 
     Where no time has a majority nobody can tell which clock is right: there is one finding, of all of them.
     """
+    readings = _readings(by_host)
     usual_s = median_low([reading.ahead_s for reading in readings]) if len(readings) > 2 else 0.0
     outliers = [reading for reading in readings if abs(reading.ahead_s - usual_s) - reading.give_or_take_s > LIMIT_S]
-    widest_s = max(reading.ahead_s for reading in readings) - min(reading.ahead_s for reading in readings)
-    doubt_s = max(reading.give_or_take_s for reading in readings)
-    values = {reading.host: [round(reading.ahead_s, 4), round(reading.give_or_take_s, 4)] for reading in readings}
-    says = f"the clocks of {len(readings)} nodes agree to {max(0.001, widest_s + doubt_s):.3f} s"
     found: list[Finding] = []
     if len(readings) > 2 and 2 * len(outliers) >= len(readings):
         shown = listed([f"{reading.ahead_s:+.3f} s on {reading.host}" for reading in readings], MOST_SHOWN)
         hosts = listed([reading.host for reading in readings])
+        widest_s, doubt_s = _spread(readings)
         wrong = f"the clocks of {len(readings)} nodes differ by up to {widest_s:.1f} s"
-        found.append(_finding(hosts, wrong, f"against rank 0, {shown}, give or take {doubt_s:.3f} s"))
-        outliers = []
+        return [_finding(hosts, wrong, f"against rank 0, {shown}, give or take {doubt_s:.3f} s")]
     reference = "most other nodes" if len(readings) > 2 else readings[0].host
     for reading in outliers:
         off_s = reading.ahead_s - usual_s
         way = "ahead of" if off_s > 0 else "behind"
         wrong = f"the clock of {reading.host} is {abs(off_s):.1f} s {way} that of {reference}"
         found.append(_finding(reading.host, wrong, f"{off_s:+.3f} s, give or take {reading.give_or_take_s:.3f} s"))
-    return Part("clocks", says, found, {"ahead of rank 0 (s), give or take (s)": values})
+    return found
+
+
+def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
+    """How well the clocks agree."""
+    if len(by_host) < 2:
+        return "one node, one clock"
+    return f"the clocks of {len(by_host)} nodes agree to {max(0.001, sum(_spread(_readings(by_host)))):.3f} s"
+
+
+def _readings(by_host: Mapping[str, Sequence[Facts]]) -> list[Reading]:
+    (first, (reference, *_)), *others = by_host.items()
+    readings = [Reading(first, 0.0, 0.0)]
+    for host, (facts, *_) in others:
+        ahead_s = (facts.came_s + facts.left_s - reference.came_s - reference.left_s) / 2
+        give_or_take_s = (facts.left_s - facts.came_s + reference.left_s - reference.came_s) / 2
+        readings.append(Reading(host, ahead_s, give_or_take_s))
+    return readings
+
+
+def _spread(readings: Sequence[Reading]) -> tuple[float, float]:
+    """Seconds between the first and the last clock, and by which this may be wrong."""
+    ahead_s = [reading.ahead_s for reading in readings]
+    return max(ahead_s) - min(ahead_s), max(reading.give_or_take_s for reading in readings)
 
 
 def _finding(hosts: str, wrong: str, seen: str) -> Finding:

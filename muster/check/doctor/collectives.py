@@ -1,7 +1,7 @@
 """A call of each collective of bench, with its values checked: who spoils them, and who does not come back."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from threading import Thread
 from typing import Any
@@ -11,12 +11,15 @@ import torch
 import torch.distributed as dist
 
 from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, Collective, by_name
-from muster.check.doctor.facts import Finding, Part
+from muster.check.doctor.finding import Finding, distinct
 from muster.check.options import DoctorOptions
-from muster.check.ranks import LOOK_S, fault_in, gather, listed
+from muster.check.ranks import LOOK_S, fault_in, listed
+from muster.check.ranks import gather as gather_values
 from muster.train.backends import backend_for, open_group
 from muster.train.faults import agree
 from muster.train.world import World, close_group, device_for, silent_stdout
+
+NAME = "collectives"
 
 SIZE = 64 << 10
 """Bytes of each message."""
@@ -57,7 +60,23 @@ class Progress:
     pairs: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
 
-def check(world: World, options: DoctorOptions) -> Part:
+@dataclass(frozen=True)
+class Facts:
+    """What came of the collectives on one rank.
+
+    Attributes:
+        progress: how far it came; None where nothing was tried.
+        device: the kind that it has.
+        limit_s: seconds that a collective was given.
+    """
+
+    progress: Progress | None
+    device: str
+    backend: str = ""
+    limit_s: float = 0.0
+
+
+def gather(world: World, options: DoctorOptions) -> Facts:
     """What comes of one call of each collective. Opens the process group, and closes it.
 
     Ports that are closed between nodes stop it too: where `ports` has found a fault there is nothing to be learnt here.
@@ -65,46 +84,48 @@ def check(world: World, options: DoctorOptions) -> Part:
     Raises:
         MusterError: on all ranks: one has no device, or has died in it.
     """
-    if world.world_size == 1:
-        return Part("collectives", "one rank: nothing to say to others")
     device = agree(world, lambda: device_for(world, options.device))
-    kinds = world.gather([world.host, device.type])
-    if len({kind for _, kind in kinds}) > 1:
-        return Part("collectives", "not tried", [_unlike(kinds)] if world.main else [])
+    if world.world_size == 1 or len(set(gather_values(world, device.type))) > 1:
+        return Facts(None, device.type)
     world = replace(world, device=device, backend=backend_for("auto", device, "ddp"))
-    started = time.monotonic()
     trial = Trial(world, max(5.0, min(MOST_S, options.timeout_s / 2)))
     trial.run(trial.call_all)
-    ranks = _gather(trial)
+    told = msgspec.convert(gather_values(world, asdict(trial.own), to_all=False), list[Progress])
     # What a rank has told only rank 0 knows: it chooses for all.
-    name = gather(world, wrong_sum(ranks) if world.main and 2 < world.world_size <= PAIRS_UP_TO else "")[0]
-    pairs: set[tuple[int, int]] = set()
+    name = gather_values(world, wrong_sum(told) if world.main and 2 < world.world_size <= PAIRS_UP_TO else "")[0]
     if name:
         trial.run(lambda: trial.call_pairs(name))
-        pairs = {pair for rank in _gather(trial) for pair in rank.pairs}
     trial.close()
-    if not world.main:
-        return Part("collectives")
-    says = f"{len(ALL) + 1} kinds between {len(ranks)} ranks, all values right"
-    values = {"seconds": round(time.monotonic() - started, 2), "backend": world.backend}
-    return Part("collectives", says, findings(ranks, pairs, world.hosts, trial.limit_s), values)
+    return Facts(trial.own, device.type, world.backend or "", trial.limit_s)
 
 
-def _gather(trial: "Trial") -> list[Progress]:
-    """How far all ranks have come, on rank 0."""
-    return msgspec.convert(gather(trial.world, asdict(trial.own), to_all=False), list[Progress])
+def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
+    """What is wrong with the collectives."""
+    devices = {host: distinct([one.device for one in facts]) for host, facts in by_host.items()}
+    if len({one.device for facts in by_host.values() for one in facts}) > 1:
+        fix = "ask for as many GPUs on each node as it has ranks, or give --device=cpu"
+        seen = "; ".join(f"{host}: {device}" for host, device in devices.items())
+        hosts = ", ".join(host for host, device in devices.items() if "cpu" in device)
+        return [Finding("failed", "device", hosts, "the ranks do not all have the same kind of device", seen, fix)]
+    told = [(one.progress, host) for host, facts in by_host.items() for one in facts if one.progress is not None]
+    told.sort(key=lambda one: one[0].rank)
+    ranks, hosts = [one for one, _ in told], [host for _, host in told]
+    limit_s = next(iter(by_host.values()))[0].limit_s
+    found = [_stuck(ranks, hosts, limit_s)] if any(one.why for one in ranks) else []
+    pairs = {pair for one in ranks for pair in one.pairs}
+    by_culprits: dict[tuple[int, ...], list[str]] = {}
+    for name in ORDER:
+        if any(name in one.wrong for one in ranks):
+            by_culprits.setdefault(_culprits(name, ranks, pairs), []).append(name)
+    return found + [_spoilt(culprits, names, ranks, hosts) for culprits, names in by_culprits.items()]
 
 
-def _unlike(kinds: Sequence[tuple[str, str]]) -> Finding:
-    """What to say of ranks (host, kind of device) that can't form a group."""
-    return Finding(
-        "fault",
-        "device",
-        ", ".join(dict.fromkeys(host for host, kind in kinds if kind == "cpu")),
-        "the ranks do not all have the same kind of device",
-        "; ".join(dict.fromkeys(f"{host}: {kind}" for host, kind in kinds)),
-        "ask for as many GPUs on each node as it has ranks, or give --device=cpu",
-    )
+def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
+    """How many were called, and by which backend."""
+    ranks = [one for facts in by_host.values() for one in facts]
+    if len(ranks) == 1:
+        return "one rank: nothing to say to others"
+    return f"{len(ALL) + 1} kinds between {len(ranks)} ranks by {ranks[0].backend}, all values right"
 
 
 @dataclass
@@ -215,24 +236,6 @@ def wrong_sum(ranks: Sequence[Progress]) -> str:
     return ""
 
 
-def findings(
-    ranks: Sequence[Progress], pairs: Collection[tuple[int, int]], hosts: Sequence[str], limit_s: float
-) -> list[Finding]:
-    """What is wrong with the collectives.
-
-    Args:
-        pairs: those between which a sum was wrong.
-        hosts: by rank.
-        limit_s: seconds that a collective was given.
-    """
-    found = [_stuck(ranks, hosts, limit_s)] if any(one.why for one in ranks) else []
-    by_culprits: dict[tuple[int, ...], list[str]] = {}
-    for name in ORDER:
-        if any(name in one.wrong for one in ranks):
-            by_culprits.setdefault(_culprits(name, ranks, pairs), []).append(name)
-    return found + [_spoilt(culprits, names, ranks, hosts) for culprits, names in by_culprits.items()]
-
-
 def _culprits(name: str, ranks: Sequence[Progress], pairs: Collection[tuple[int, int]]) -> tuple[int, ...]:
     """The ranks one of which is to blame; none where that can't be told."""
     if name in SUMS and pairs:
@@ -258,7 +261,7 @@ def _spoilt(culprits: Sequence[int], names: Sequence[str], ranks: Sequence[Progr
     who = " and ".join(f"rank {rank} on {hosts[rank]}" for rank in culprits)
     by = {0: "it can't be told by which rank", 1: f"by {who}"}.get(len(culprits), f"between {who}")
     return Finding(
-        "fault",
+        "failed",
         "collective",
         " -> ".join(dict.fromkeys(hosts[rank] for rank in culprits)),
         f"{', '.join(names)} {'gives' if len(names) == 1 else 'give'} wrong values: {by}",
@@ -278,7 +281,7 @@ def _stuck(ranks: Sequence[Progress], hosts: Sequence[str], limit_s: float) -> F
     blamed = held if len(held) < len(ranks) else []
     names = listed([f"rank {rank} on {hosts[rank]}" for rank in blamed], MOST)
     return Finding(
-        "fault",
+        "failed",
         "collective",
         ", ".join(dict.fromkeys(hosts[rank] for rank in blamed)),
         f"{first} did not end" + (f": {names} did not come back" if blamed else ", though all ranks came to it"),

@@ -3,13 +3,22 @@
 Source: https://docs.nvidia.com/deploy/nvml-api/
 """
 
+import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from muster.check.doctor.facts import Facts, Finding, Gpu, Node, Part, Rank, differences
+import torch
+
+from muster.check.doctor.finding import Finding, attempt, differences
+from muster.check.options import DoctorOptions
+from muster.check.ranks import leads_host
+from muster.train.world import World
+
+NAME = "GPUs"
 
 SLOWED = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
 """Reasons for which a clock is lowered, and that a healthy idle GPU does not have: not idleness, not a power limit."""
@@ -24,7 +33,69 @@ CONTEXT = 256 * 2**20
 TELL_SITE = "tell the site, and keep the job off that node meanwhile (Slurm: --exclude=NODE)"
 
 
-def gather(nvml: Any = None) -> tuple[list[Gpu] | None, str | None]:
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU as the driver tells of it.
+
+    Attributes:
+        used: bytes that processes hold.
+        uncorrected: ECC errors since the driver was loaded that could not be corrected.
+        remapping: what is wrong with the rows of its memory: `pending` a reset, or `failed`.
+        slowed_by: why the clock is lower than it could be, where it is heat or power.
+        links: NVLinks that are up; None without any.
+    """
+
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    used: int | None = None
+    uncorrected: int | None = None
+    remapping: str | None = None
+    clock_mhz: int | None = None
+    max_clock_mhz: int | None = None
+    slowed_by: tuple[str, ...] = ()
+    mig: bool | None = None
+    links: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a rank tells of GPUs; nothing where trainings will run on CPUs.
+
+    Attributes:
+        visible: CUDA_VISIBLE_DEVICES.
+        num_gpus: how many torch sees.
+        gpus: all that the driver shows; None without one, and of a host's later ranks.
+        driver: its version.
+    """
+
+    rank: int
+    visible: str | None = None
+    num_gpus: int = 0
+    gpus: tuple[Gpu, ...] | None = None
+    driver: str | None = None
+
+
+def gather(world: World, options: DoctorOptions) -> Facts:
+    """The GPUs that this rank was given; on the first rank of a host, all that the driver shows."""
+    if options.device == "cpu":
+        return Facts(rank=world.rank)
+    gpus, driver = (attempt(ask_driver) if leads_host(world) else None) or (None, None)
+    return Facts(
+        rank=world.rank,
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        num_gpus=num_gpus(options),
+        gpus=gpus,
+        driver=driver,
+    )
+
+
+def num_gpus(options: DoctorOptions) -> int:
+    """How many GPUs torch sees, and a training would use."""
+    return 0 if options.device == "cpu" else attempt(torch.cuda.device_count) or 0
+
+
+def ask_driver(nvml: Any = None) -> tuple[tuple[Gpu, ...] | None, str | None]:
     """The GPUs, None without a driver; and the driver's version.
 
     Args:
@@ -39,7 +110,7 @@ def gather(nvml: Any = None) -> tuple[list[Gpu] | None, str | None]:
     try:
         number = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
         handles = [(index, _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)) for index in range(number)]
-        gpus = [_gpu(nvml, index, handle) for index, handle in handles if handle is not None]
+        gpus = tuple(_gpu(nvml, index, handle) for index, handle in handles if handle is not None)
         return gpus, _text(_ask(nvml, nvml.nvmlSystemGetDriverVersion))
     finally:
         _ask(nvml, nvml.nvmlShutdown)
@@ -83,26 +154,32 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
     )
 
 
-def findings(facts: Facts) -> Part:
-    """What is wrong with the GPUs, the same on each node."""
-    given = {host: number_given(facts.on(host)) for host in facts.hosts}
-    if facts.device == "cpu" or not (facts.on_gpus or any(given.values()) or any(node.gpus for node in facts.nodes)):
-        return Part("GPUs", "none: on CPUs")
-    found: list[Finding] = []
+def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
+    """What is wrong with the GPUs, or not the same on each node."""
+    given = {host: number_given(ranks) for host, ranks in by_host.items()}
+    if not any(given.values()) and not any(ranks[0].gpus for ranks in by_host.values()):
+        return []
     fix = "ask for the same GPUs on all nodes, and look by nvidia-smi whether one has fallen off its bus"
-    found += differences(given, "fault", "gpus", "number of GPUs", fix)
-    for host in facts.hosts:
-        found += _for_ranks(host, facts.on(host))
-    names = {node.host: _names(node, facts) or None for node in facts.nodes}
-    found += differences(names, "fault", "gpus", "kind of GPU", "ask the scheduler for nodes of one kind")
-    usual = Counter(gpu.links for node in facts.nodes for gpu in _given(node, facts) if gpu.links is not None)
-    most = max(usual, default=0)
-    for node in facts.nodes:
-        for gpu in _given(node, facts):
-            found += _of(node.host, gpu, most)
-    number = Counter(given.values()).most_common(1)[0][0]
-    kind = next((name for name in names.values() if name), "GPUs")
-    return Part("GPUs", f"{number} x {kind} a node", found)
+    found = differences(given, "failed", "gpus", "number of GPUs", fix)
+    for host, ranks in by_host.items():
+        found += _for_ranks(host, ranks)
+    names = {host: _names(ranks) or None for host, ranks in by_host.items()}
+    found += differences(names, "failed", "gpus", "kind of GPU", "ask the scheduler for nodes of one kind")
+    drivers = {host: ranks[0].driver for host, ranks in by_host.items()}
+    found += differences(drivers, "warning", "driver", "driver", "tell the site: nodes of one job have different ones")
+    most = max((gpu.links for ranks in by_host.values() for gpu in _given(ranks) if gpu.links is not None), default=0)
+    for host, ranks in by_host.items():
+        for gpu in _given(ranks):
+            found += _of(host, gpu, most)
+    return found
+
+
+def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
+    """How many of which kind a node has."""
+    given = Counter(number_given(ranks) for ranks in by_host.values())
+    kind = next((name for ranks in by_host.values() if (name := _names(ranks))), "GPUs")
+    number = given.most_common(1)[0][0]
+    return f"{number} x {kind} a node" if number else "none: on CPUs"
 
 
 def devices(visible: str) -> list[str]:
@@ -115,27 +192,27 @@ def devices(visible: str) -> list[str]:
     return found
 
 
-def _given_names(ranks: list[Rank]) -> set[str]:
-    return {device for rank in ranks if rank.visible is not None for device in devices(rank.visible)}
-
-
-def number_given(ranks: list[Rank]) -> int:
+def number_given(ranks: Sequence[Facts]) -> int:
     """How many GPUs the ranks of a node were given: those that they see, or that the scheduler names."""
     return len(_given_names(ranks)) or max((rank.num_gpus for rank in ranks), default=0)
 
 
-def _given(node: Node, facts: Facts) -> list[Gpu]:
+def _given_names(ranks: Sequence[Facts]) -> set[str]:
+    return {device for rank in ranks if rank.visible is not None for device in devices(rank.visible)}
+
+
+def _given(ranks: Sequence[Facts]) -> list[Gpu]:
     """The GPUs of a node that this job was given, as far as its ranks can tell; else all."""
-    names, cards = _given_names(facts.on(node.host)), list(node.gpus or ())
-    chosen = [gpu for gpu in cards if str(gpu.index) in names or (gpu.uuid and gpu.uuid in names)]
-    return chosen or cards
+    names, gpus = _given_names(ranks), list(ranks[0].gpus or ())
+    chosen = [gpu for gpu in gpus if str(gpu.index) in names or (gpu.uuid and gpu.uuid in names)]
+    return chosen or gpus
 
 
-def _names(node: Node, facts: Facts) -> str:
-    return ", ".join(sorted({gpu.name for gpu in _given(node, facts) if gpu.name}))
+def _names(ranks: Sequence[Facts]) -> str:
+    return ", ".join(sorted({gpu.name for gpu in _given(ranks) if gpu.name}))
 
 
-def _for_ranks(host: str, ranks: list[Rank]) -> list[Finding]:
+def _for_ranks(host: str, ranks: Sequence[Facts]) -> list[Finding]:
     """Whether each rank of a node has a GPU, and none the same."""
     fix = f"start as many ranks as there are GPUs (--nproc-per-node), or ask for {len(ranks)} GPUs a node"
     wanted = [rank for rank in ranks if rank.visible and devices(rank.visible)]
@@ -143,10 +220,10 @@ def _for_ranks(host: str, ranks: list[Rank]) -> list[Finding]:
     promised = number_given(ranks)
     if promised and promised < len(ranks):
         wrong = f"{len(ranks)} ranks, but {promised} GPU{'s' if promised > 1 else ''}"
-        return [Finding("fault", "gpus", host, wrong, f"CUDA_VISIBLE_DEVICES={ranks[0].visible or '(unset)'}", fix)]
+        return [Finding("failed", "gpus", host, wrong, f"CUDA_VISIBLE_DEVICES={ranks[0].visible or '(unset)'}", fix)]
     if blind and any(rank.num_gpus for rank in ranks):
         wrong = f"rank {blind[0].rank} sees no GPU, others of its node do"
-        return [Finding("fault", "gpus", host, wrong, f"CUDA_VISIBLE_DEVICES={blind[0].visible}", fix)]
+        return [Finding("failed", "gpus", host, wrong, f"CUDA_VISIBLE_DEVICES={blind[0].visible}", fix)]
     if blind:
         wrong = "GPUs were given, and torch sees none: a training would use the CPU"
         seen = f"CUDA_VISIBLE_DEVICES={blind[0].visible}"
@@ -156,7 +233,7 @@ def _for_ranks(host: str, ranks: list[Rank]) -> list[Finding]:
     shared = next((visible for visible, number in own.items() if number > 1), None)
     if shared is not None or (own.get(None, 0) > 1):
         fix = "show each rank its own (srun --gpus-per-task=1), or all ranks all GPUs"
-        return [Finding("fault", "gpus", host, "ranks share one GPU", f"CUDA_VISIBLE_DEVICES={shared}", fix)]
+        return [Finding("failed", "gpus", host, "ranks share one GPU", f"CUDA_VISIBLE_DEVICES={shared}", fix)]
     return []
 
 
@@ -167,12 +244,12 @@ def _of(host: str, gpu: Gpu, links: int) -> list[Finding]:
     if gpu.uncorrected:
         wrong = f"{name} has had memory errors that ECC could not correct"
         seen = f"{gpu.uncorrected} since the driver was loaded"
-        found.append(Finding("fault", "ecc", host, wrong, seen, TELL_SITE))
+        found.append(Finding("failed", "ecc", host, wrong, seen, TELL_SITE))
     if gpu.remapping:
         wrong = f"{name} has broken memory: replacing its rows {'has failed' if gpu.remapping == 'failed' else 'waits'}"
         seen = f"nvidia-smi -q -d ROW_REMAPPER: {gpu.remapping}"
         fix = TELL_SITE if gpu.remapping == "failed" else "the site has to reset that GPU: nvidia-smi --gpu-reset"
-        found.append(Finding("fault" if gpu.remapping == "failed" else "warning", "ecc", host, wrong, seen, fix))
+        found.append(Finding("failed" if gpu.remapping == "failed" else "warning", "ecc", host, wrong, seen, fix))
     if gpu.used is not None and gpu.used > CONTEXT:
         wrong = f"memory of {name} is taken by another process"
         seen = f"{gpu.used / 2**30:.1f} GiB used before any rank uses it"

@@ -5,15 +5,18 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
-from muster.check.doctor.facts import Finding, Level, Part, attempt
-from muster.check.doctor.network import Place, is_loopback, targets
+from muster.check.doctor.finding import Finding, Level, attempt
+from muster.check.doctor.network import Place, gather_places, is_loopback, targets
 from muster.check.options import DoctorOptions
-from muster.check.ranks import gather_nodes, listed
+from muster.check.ranks import leads_host, listed
 from muster.train.world import World
+
+NAME = "names"
 
 HOSTS = Path("/etc/hosts")
 
@@ -49,15 +52,32 @@ class Lookup(NamedTuple):
     is_reverse: bool = False
 
 
-def check(world: World, places: Sequence[Place], options: DoctorOptions) -> Part:
-    """What the nodes' names lead to on each node."""
-    if len(places) < 2:
-        return Part("names", "one node: no name is needed")
+@dataclass(frozen=True)
+class Facts:
+    """What a node knows of names.
+
+    Attributes:
+        place: where it is found.
+        lookups: of its own name and of others.
+        master: MASTER_ADDR, which is to lead to the first node.
+        is_told: whether gloo is told the interface, and does not go by a host's own name.
+    """
+
+    place: Place
+    lookups: tuple[Lookup, ...] = ()
+    master: str = ""
+    is_told: bool = False
+
+
+def gather(world: World, options: DoctorOptions) -> Facts | None:
+    """What names lead to here, by the first rank of each host."""
+    places = gather_places(world)
+    if not leads_host(world):
+        return None
     master = os.environ.get("MASTER_ADDR", "")
-    if is_loopback(master) or master == "localhost":
-        return Part("names", "all ranks are on this machine: no name is needed")
     asked: list[tuple[int, str, bool]] = []
-    for other in (places[number] for number in targets(world, places, options)):
+    is_here = is_loopback(master) or master == "localhost"
+    for other in () if is_here else (places[number] for number in targets(world, places, options)):
         asked.append((other.rank, other.host, False))
         if other.address:
             asked.append((other.rank, other.address, True))
@@ -65,14 +85,8 @@ def check(world: World, places: Sequence[Place], options: DoctorOptions) -> Part
         asked.append((world.rank, world.host, False))
         if not world.main and master != places[0].host:
             asked.append((places[0].rank, master, False))
-    found = [Lookup(*one) for of_one in gather_nodes(world, look_up(world.rank, asked), to_all=False) for one in of_one]
-    if not world.main:
-        return Part("names")
-    slowest = max(found, key=lambda one: one.took_s, default=None)
-    says = f"{len(found)} lookups of {len(places)} nodes lead where they should"
-    values = {} if slowest is None else {"slowest lookup (s)": slowest.took_s, "of": slowest.name}
-    is_told = bool(os.environ.get("GLOO_SOCKET_IFNAME"))
-    return Part("names", says, findings(places, found, master, is_told), values)
+    own = next(place for place in places if place.host == world.host)
+    return Facts(own, tuple(look_up(world.rank, asked)), master, bool(os.environ.get("GLOO_SOCKET_IFNAME")))
 
 
 def look_up(source: int, asked: Sequence[tuple[int, str, bool]], limit_s: float = LIMIT_S) -> list[Lookup]:
@@ -131,15 +145,12 @@ def line_of(name: str, text: str) -> str:
     return ""
 
 
-def findings(places: Sequence[Place], lookups: Sequence[Lookup], master: str, is_told: bool) -> list[Finding]:
-    """What is wrong with the names of nodes.
-
-    Args:
-        places: of the nodes, of which the first is to be at MASTER_ADDR=`master`.
-        is_told: whether gloo is told the interface, and does not go by a host's own name.
-    """
-    by_rank = {place.rank: place for place in places}
-    found = _own_names([one for one in lookups if one.source == one.target], by_rank, is_told)
+def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
+    """What is wrong with the names of nodes, of which the first is to be at MASTER_ADDR."""
+    nodes = [facts[0] for facts in by_host.values()]
+    by_rank, master = {node.place.rank: node.place for node in nodes}, nodes[0].master
+    lookups = [one for node in nodes for one in node.lookups]
+    found = _own_names([one for one in lookups if one.source == one.target], by_rank, nodes[0].is_told)
     forward = [one for one in lookups if not one.is_reverse and one.source != one.target]
     astray = [one for one in forward if _is_astray(one, by_rank, forward)]
     for name in dict.fromkeys(one.name for one in astray):
@@ -151,6 +162,14 @@ def findings(places: Sequence[Place], lookups: Sequence[Lookup], master: str, is
     for source in dict.fromkeys(one.source for one in astray):
         found.append(_astray_on_node([one for one in astray if one.source == source], by_rank, master))
     return found + _slow([one for one in lookups if one.took_s > SLOW_S], by_rank)
+
+
+def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
+    """How many names were looked up."""
+    number = sum(len(facts[0].lookups) for facts in by_host.values())
+    if number:
+        return f"{number} lookups of {len(by_host)} nodes lead where they should"
+    return "one machine: no name is needed"
 
 
 def _own_names(lookups: Sequence[Lookup], by_rank: Mapping[int, Place], is_told: bool) -> list[Finding]:
@@ -171,7 +190,7 @@ def _own_names(lookups: Sequence[Lookup], by_rank: Mapping[int, Place], is_told:
         address = by_rank[bad[0].source].address or "ADDRESS"
         found.append(
             Finding(
-                "warning" if is_told else "fault",
+                "warning" if is_told else "failed",
                 "name",
                 "" if len(bad) == len(by_rank) > 2 else ", ".join(one.name for one in bad),
                 f"the own name of {hosts} {kind} there: {so}, and other nodes can't come",
@@ -226,7 +245,7 @@ def _astray_on_node(found: Sequence[Lookup], by_rank: Mapping[int, Place], maste
 
 
 def _level(found: Sequence[Lookup], master: str) -> Level:
-    return "fault" if any(one.name == master for one in found) else "warning"
+    return "failed" if any(one.name == master for one in found) else "warning"
 
 
 def _slow(slow: Sequence[Lookup], by_rank: Mapping[int, Place]) -> list[Finding]:

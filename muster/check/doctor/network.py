@@ -8,25 +8,108 @@ Source: https://docs.kernel.org/admin-guide/abi-stable.html (infiniband), abi-te
 import glob
 import os
 import re
+import resource
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
 
-from muster.check.doctor.facts import Facts, Finding, Node, Part, PcieLink, Port, attempt, differences, distinct
+from muster.check.doctor.finding import Finding, attempt, differences, distinct
+from muster.check.doctor.memory import UNLIMITED, soft_limit
 from muster.check.fabric import DEVICES
 from muster.check.options import DoctorOptions
-from muster.check.ranks import ALL_PAIRS_UP_TO, gather_nodes, listed, partners
+from muster.check.ranks import ALL_PAIRS_UP_TO, gather_hosts, leads_host, listed, partners
 from muster.train.world import World
 from muster.variables import LaunchVariable
 
+NAME = "network"
+
+SYS = Path("/sys")
+"""Where the kernel shows links."""
+
 QUICK_ALL_PAIRS_UP_TO = 8
 """Up to so many nodes every one is tried by every other with `--quick`; without it: ALL_PAIRS_UP_TO."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Port:
+    """An InfiniBand or RoCE port.
+
+    Attributes:
+        name: device and port: mlx5_0/1.
+        rate_gbit_s: 10^9 bits a second.
+    """
+
+    name: str
+    is_active: bool
+    rate_gbit_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PcieLink:
+    """The PCIe link of a network adapter or a GPU.
+
+    Attributes:
+        width, max_width: lanes in use; lanes that both the card and its slot have.
+        speed_gt_s, max_speed_gt_s: 10^9 transfers a second and lane.
+    """
+
+    name: str
+    is_gpu: bool
+    width: int
+    max_width: int
+    speed_gt_s: float | None = None
+    max_speed_gt_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a rank tells of the network; from `interfaces` on, of a host's first rank only.
+
+    Attributes:
+        address: its own towards rank 0, which the `interface` has.
+        interfaces: those with an address, but the loopback.
+        gloo_interface: what gloo is told to use.
+        fabric: what the launch found.
+        devices: device files of the fabric; `closed` are those that this user may not open.
+        memlock: bytes that may be locked, or UNLIMITED.
+    """
+
+    address: str | None = None
+    interface: str | None = None
+    interfaces: tuple[str, ...] = ()
+    gloo_interface: str = ""
+    fabric: str | None = None
+    devices: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
+    memlock: int | None = None
+    ports: tuple[Port, ...] = ()
+    pcie: tuple[PcieLink, ...] = ()
+
+
+def gather(world: World, options: DoctorOptions) -> Facts:
+    """The way to rank 0; of the first rank of a host also its interfaces, fabric and links."""
+    address = attempt(lambda: towards(os.environ.get("MASTER_ADDR", ""))) or ""
+    interface = attempt(lambda: interface_of(address, own_addresses()))
+    if not leads_host(world):
+        return Facts(address=address or None, interface=interface)
+    devices = tuple(sorted(path for pattern in DEVICES for path in glob.glob(pattern)))
+    return Facts(
+        address=address or None,
+        interface=interface,
+        interfaces=tuple(sorted(name for name in attempt(own_addresses) or () if name != "lo")),
+        gloo_interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
+        fabric=os.environ.get(LaunchVariable.FABRIC_FOUND),
+        devices=devices,
+        closed=tuple(path for path in devices if not os.access(path, os.R_OK | os.W_OK)),
+        memlock=soft_limit(resource.RLIMIT_MEMLOCK),
+        ports=attempt(lambda: tuple(ports(SYS))) or (),
+        pcie=attempt(lambda: tuple(pcie_links(SYS))) or (),
+    )
 
 
 @dataclass(frozen=True)
@@ -52,7 +135,7 @@ def gather_places(world: World) -> list[Place]:
     interfaces = own_addresses()
     addresses = tuple(one for of_one in interfaces.values() for one in of_one if not is_loopback(one))
     own = Place(world.rank, world.host, addresses, *choose(os.environ, interfaces))
-    return msgspec.convert(gather_nodes(world, asdict(own)), list[Place])
+    return msgspec.convert(gather_hosts(world, asdict(own)), list[Place])
 
 
 def targets(world: World, places: Sequence[Place], options: DoctorOptions) -> list[int]:
@@ -68,23 +151,6 @@ def is_loopback(address: str) -> bool:
         return ip_address(address).is_loopback
     except ValueError:
         return False
-
-
-def gather(sys: Path = Path("/sys")) -> dict[str, Any]:
-    """The fields of a Node that tell of its network.
-
-    Args:
-        sys: where the kernel shows links.
-    """
-    devices = tuple(sorted(path for pattern in DEVICES for path in glob.glob(pattern)))
-    return {
-        "interfaces": tuple(sorted(name for name in attempt(own_addresses) or () if name != "lo")),
-        "fabric": os.environ.get(LaunchVariable.FABRIC_FOUND),
-        "devices": devices,
-        "closed": tuple(path for path in devices if not os.access(path, os.R_OK | os.W_OK)),
-        "ports": attempt(lambda: tuple(_ports(sys))) or (),
-        "pcie": attempt(lambda: tuple(_pcie(sys))) or (),
-    }
 
 
 def own_addresses() -> dict[str, list[str]]:
@@ -130,33 +196,86 @@ def towards(host: str) -> str:
         return ""
 
 
-def findings(facts: Facts) -> Part:
-    """The interface that gloo is told, the way to rank 0, the fabric and its devices."""
+def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
+    """What is wrong with the way to the other nodes, with the fabric and with links."""
+    nodes = {host: ranks[0] for host, ranks in by_host.items()}
     found: list[Finding] = []
-    for node in facts.nodes:
+    for host, node in nodes.items():
         # NCCL also takes prefixes, and what is to be left out: only gloo's plain names are held against what is there.
-        wanted = node.variables.get("GLOO_SOCKET_IFNAME", "")
+        wanted = node.gloo_interface
         if [each for each in wanted.removeprefix("=").split(",") if each not in (*node.interfaces, "lo", "")]:
             seen = f"GLOO_SOCKET_IFNAME={wanted}; here: {', '.join(node.interfaces) or 'none'}"
             fix = "unset GLOO_SOCKET_IFNAME, or --interface with the name of an interface that all nodes have"
-            found.append(Finding("fault", "interface", node.host, "the interface does not exist", seen, fix))
+            found.append(Finding("failed", "interface", host, "the interface does not exist", seen, fix))
         if node.closed:
             wrong = "this user may not open the fabric's devices"
             fix = "docker run --device /dev/infiniband; on a node: the devices' permissions"
-            found.append(Finding("warning", "fabric", node.host, wrong, ", ".join(node.closed), fix))
-    for host in facts.hosts[1:]:
-        address = next((rank.address or "" for rank in facts.on(host) if (rank.address or "").startswith("127.")), "")
+            found.append(Finding("warning", "fabric", host, wrong, ", ".join(node.closed), fix))
+    for host, ranks in list(by_host.items())[1:]:
+        address = next((rank.address or "" for rank in ranks if (rank.address or "").startswith("127.")), "")
         if address:
             wrong, seen = "its way to rank 0 is the loopback: it would meet itself", f"own address there: {address}"
             fix = "--master-addr with an address that others reach"
-            found.append(Finding("fault", "address", host, wrong, seen, fix))
+            found.append(Finding("failed", "address", host, wrong, seen, fix))
     fix = "look at what `muster fabric plan` says on that node, and whether the host's libraries are bound there too"
-    found += differences(facts.by_host(lambda node: node.fabric), "fault", "fabric", "fabric", fix)
-    chosen = distinct([rank.interface for rank in facts.ranks]) or "-"
-    return Part("network", f"{distinct([node.fabric for node in facts.nodes]) or 'tcp'} by {chosen}", found)
+    fabrics = {host: node.fabric for host, node in nodes.items()}
+    found += differences(fabrics, "failed", "fabric", "fabric", fix)
+    return [*found, *_locked_memory(nodes), *_port_findings(nodes), *_pcie_findings(nodes)]
 
 
-def _ports(sys: Path) -> Iterator[Port]:
+def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
+    """The fabric, the interface towards rank 0, and the ports that are up."""
+    nodes = [ranks[0] for ranks in by_host.values()]
+    interface = distinct([rank.interface for ranks in by_host.values() for rank in ranks]) or "-"
+    most = max(len(_rates(node)) for node in nodes)
+    rates = distinct([f"{rate:g}" for node in nodes for rate in _rates(node)])
+    links = f"{most} ports up, at {rates} Gb/s" if most else "no InfiniBand or RoCE port"
+    return f"{distinct([node.fabric for node in nodes]) or 'tcp'} by {interface}; {links}"
+
+
+def _locked_memory(nodes: Mapping[str, Facts]) -> list[Finding]:
+    """Of nodes with a fabric whose users may lock little memory."""
+    few = {host: node for host, node in nodes.items() if node.devices and node.memlock not in (None, UNLIMITED)}
+    if not few:
+        return []
+    amounts = distinct([f"{(node.memlock or 0) // 2**10} KiB" for node in few.values()])
+    seen = f"ulimit -l: {amounts}, {next(iter(few.values())).devices[0]}"
+    fix = "docker run --ulimit memlock=-1; in Slurm PropagateResourceLimitsExcept=MEMLOCK and slurmd's LimitMEMLOCK"
+    return [Finding("warning", "memlock", listed(list(few)), "RDMA may lock little memory", seen, fix)]
+
+
+def _port_findings(nodes: Mapping[str, Facts]) -> list[Finding]:
+    """Of ports that are down, or slower than on other nodes."""
+    fix = "tell the site: a link of that node is down (ibstat)"
+    up = {host: len(_rates(node)) if node.ports else None for host, node in nodes.items()}
+    found = differences(up, "warning", "ports", "number of active InfiniBand ports", fix)
+    # Where ports are down the rates differ for that reason. Names of devices are each node's own: only rates count.
+    most = max((number for number in up.values() if number), default=0)
+    rates = {host: _rates(node) if len(_rates(node)) == most else None for host, node in nodes.items()}
+    shown = {
+        _rates(node): ", ".join(f"{port.name} at {port.rate_gbit_s:g} Gb/s" for port in node.ports if _is_up(port))
+        for node in nodes.values()
+    }
+    fix = "tell the site: the cable or the port of a slow link (ibstat, mlxlink)"
+    return found + differences(rates, "warning", "ports", "rate of InfiniBand ports", fix, lambda value: shown[value])
+
+
+def _pcie_findings(nodes: Mapping[str, Facts]) -> list[Finding]:
+    """Of adapters and GPUs whose PCIe link is less than it can be."""
+    less: dict[tuple[str, str], list[str]] = {}
+    for host, node in nodes.items():
+        for link in node.pcie:
+            if said := _less(link):
+                less.setdefault((link.name, said), []).append(host)
+    wrong = "the PCIe link of {} is less than the card and its slot can"
+    fix = "tell the site: the card in its slot, or the slot (lspci -vv: LnkSta against LnkCap)"
+    return [
+        Finding("warning", "pcie", listed(hosts), wrong.format(name), said, fix) for (name, said), hosts in less.items()
+    ]
+
+
+def ports(sys: Path) -> Iterator[Port]:
+    """The InfiniBand and RoCE ports that the kernel shows below `sys`."""
     for folder in sorted(sys.glob("class/infiniband/*/ports/*")):
         # "4: ACTIVE", "200 Gb/sec (4X HDR)"
         state, rate = _read(folder / "state"), _read(folder / "rate")
@@ -164,7 +283,8 @@ def _ports(sys: Path) -> Iterator[Port]:
         yield Port(name=name, is_active=state.endswith(": ACTIVE"), rate_gbit_s=_number(rate))
 
 
-def _pcie(sys: Path) -> Iterator[PcieLink]:
+def pcie_links(sys: Path) -> Iterator[PcieLink]:
+    """The PCIe links of network adapters and GPUs that the kernel shows below `sys`."""
     adapters = [(folder.name, folder / "device", False) for folder in sorted(sys.glob("class/infiniband/*"))]
     gpus = [(f"GPU at {folder.name}", folder, True) for folder in sorted(sys.glob("bus/pci/drivers/nvidia/*:*:*.*"))]
     for name, folder, is_gpu in adapters + gpus:
@@ -199,38 +319,11 @@ def _read(path: Path) -> str:
     return attempt(lambda: path.read_text().strip()) or ""
 
 
-def link_findings(facts: Facts) -> Part:
-    """Ports that are down or slower than on other nodes; adapters and GPUs whose PCIe link is less than it can be."""
-    fix = "tell the site: a link of that node is down (ibstat)"
-    up = {node.host: len(_rates(node)) if node.ports else None for node in facts.nodes}
-    found = differences(up, "warning", "ports", "number of active InfiniBand ports", fix)
-    # Where ports are down the rates differ for that reason. Names of devices are each node's own: only rates count.
-    most = max((number for number in up.values() if number), default=0)
-    rates = {node.host: _rates(node) if len(_rates(node)) == most else None for node in facts.nodes}
-    shown = {
-        _rates(node): ", ".join(f"{port.name} at {port.rate_gbit_s:g} Gb/s" for port in node.ports if _is_up(port))
-        for node in facts.nodes
-    }
-    fix = "tell the site: the cable or the port of a slow link (ibstat, mlxlink)"
-    found += differences(rates, "warning", "ports", "rate of InfiniBand ports", fix, lambda value: shown[value])
-    less: dict[tuple[str, str], list[str]] = {}
-    for node in facts.nodes:
-        for link in node.pcie:
-            if said := _less(link):
-                less.setdefault((link.name, said), []).append(node.host)
-    fix = "tell the site: the card in its slot, or the slot (lspci -vv: LnkSta against LnkCap)"
-    for (name, said), hosts in less.items():
-        wrong = f"the PCIe link of {name} is less than the card and its slot can"
-        found.append(Finding("warning", "pcie", listed(hosts), wrong, said, fix))
-    usual = distinct([f"{rate:g}" for node in facts.nodes for rate in _rates(node)])
-    return Part("links", f"{most} ports up, at {usual} Gb/s" if most else "no InfiniBand or RoCE port", found)
-
-
 def _is_up(port: Port) -> bool:
     return port.is_active and port.rate_gbit_s is not None
 
 
-def _rates(node: Node) -> tuple[float, ...]:
+def _rates(node: Facts) -> tuple[float, ...]:
     """Of the ports that are up, in order."""
     return tuple(sorted(port.rate_gbit_s or 0.0 for port in node.ports if _is_up(port)))
 

@@ -18,15 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import msgspec
 
-from muster.check.doctor.facts import Finding, Part
-from muster.check.doctor.network import Place, targets
+from muster.check.doctor.finding import Finding
+from muster.check.doctor.network import Place, gather_places, targets
 from muster.check.options import DoctorOptions
-from muster.check.ranks import gather_nodes, listed
+from muster.check.ranks import gather_hosts, leads_host, listed
 from muster.train.world import World
+
+NAME = "ports"
 
 FIRST_PORT, NUM_PORTS = 61000, 4536
 """Of these the launcher takes the port at which ranks meet (entrypoint/rendezvous/address.py)."""
@@ -44,7 +45,6 @@ SILENT, STRANGER = "connected, then silence", "another program answers there"
 STALLED = "small messages pass, 64 KiB do not"
 
 MOST_AT_ONCE = 64
-MOST_ROWS = 2000
 MOST_LINES = 6
 
 _NONCE, _DIGEST, _MUCH = 16, 32, 1 << 16
@@ -85,32 +85,54 @@ class Probe:
         return min(self.source, self.target), max(self.source, self.target)
 
 
-def check(world: World, places: Sequence[Place], options: DoctorOptions) -> Part:
-    """Which nodes reach which."""
+@dataclass(frozen=True)
+class Facts:
+    """What a node tells of its ports, and of those of others.
+
+    Attributes:
+        place: where it is found.
+        wrong: why it can't listen.
+        probes: of the ports of other nodes.
+        ephemeral: the range of the ports that the kernel gives to programs that ask for any.
+    """
+
+    place: Place
+    wrong: str = ""
+    probes: tuple[Probe, ...] = ()
+    ephemeral: str = ""
+
+
+def gather(world: World, options: DoctorOptions) -> Facts | None:
+    """Which other nodes this one reaches, by the first rank of each host."""
+    places = gather_places(world)
     if len(places) < 2:
-        return Part("ports", "one node: nothing to reach")
-    listeners: list[Listener] = []
+        return Facts(places[0]) if leads_host(world) else None
     own = next((number for number, place in enumerate(places) if place.rank == world.rank), None)
-    told = None if own is None else asdict(_listen(places[own], listeners))
+    listeners: list[Listener] = []
+    told = None if own is None else _listen(places[own], listeners)
     try:
-        nodes = msgspec.convert(gather_nodes(world, told), list[Listening])
-
-        def ask(place: tuple[int, str, int]) -> list[Any]:
-            other, kind, port = place
-            wrong, ms = probe(places[other].address, port, nodes[other].secret)
-            return [own, other, kind, port, wrong, round(ms, 3)]
-
-        others = targets(world, places, options)
-        with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
-            asked = [(other, kind, port) for other in others for kind, port in nodes[other].ports.items()]
-            probes = list(threads.map(ask, asked))
-        of_nodes = gather_nodes(world, probes, to_all=False)
+        nodes = msgspec.convert(gather_hosts(world, told and asdict(told)), list[Listening])
+        probes = () if own is None else _probe_all(own, targets(world, places, options), places, nodes)
+        gather_hosts(world, None)  # all have asked what they wanted to
     finally:
         for listener in listeners:
             listener.close()
-    if not world.main:
-        return Part("ports")
-    return _part(places, nodes, [Probe(*one) for of_one in of_nodes for one in of_one])
+    return None if own is None else Facts(places[own], nodes[own].wrong, probes, ephemeral_range())
+
+
+def _probe_all(
+    own: int, others: Sequence[int], places: Sequence[Place], nodes: Sequence[Listening]
+) -> tuple[Probe, ...]:
+    """What comes of all ports of the nodes `others`, asked by the node `own`."""
+
+    def ask(target: tuple[int, str, int]) -> Probe:
+        other, kind, port = target
+        wrong, ms = probe(places[other].address, port, nodes[other].secret)
+        return Probe(own, other, kind, port, wrong, round(ms, 3))
+
+    with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
+        asked = [(other, kind, port) for other in others for kind, port in nodes[other].ports.items()]
+        return tuple(threads.map(ask, asked))
 
 
 def ephemeral_range() -> str:
@@ -245,47 +267,15 @@ def _read(connection: socket.socket, length: int) -> bytes:
     return got
 
 
-def _part(places: Sequence[Place], nodes: Sequence[Listening], probes: Sequence[Probe]) -> Part:
-    fine = [probe for probe in probes if not probe.wrong]
-    pairs = len({(probe.source, probe.target) for probe in probes})
-    says = f"{pairs} ways between {len(nodes)} nodes are open"
-    if fine:
-        slowest = max(fine, key=lambda probe: probe.ms)
-        way = f"{places[slowest.source].host} -> {places[slowest.target].host}"
-        says += f", the slowest answer took {slowest.ms:.1f} ms ({way})"
-    rows = [
-        [places[probe.source].host, places[probe.target].host, probe.kind, probe.port, probe.wrong, probe.ms]
-        for probe in probes
-    ]
-    # What is wrong, then the slowest: of a thousand nodes nobody reads all.
-    rows = sorted(rows, key=lambda row: (not row[4], -float(row[5])))[:MOST_ROWS]
-    values = {"columns": ["from", "to", "kind", "port", "wrong", "ms"], "rows": rows}
-    found: list[Finding] = []
-    for place, node in zip(places, nodes, strict=True):
-        if node.wrong:
-            wrong = f"{place.host} has no port at which the others could reach it"
-            seen = f"{node.wrong}; interface {place.interface or '(none)'}"
-            fix = (
-                "--interface NAME, with an interface that all nodes have (`ip -brief address`), or unset "
-                "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
-            )
-            found.append(Finding("fault", "port", place.host, wrong, seen, fix))
-    return Part("ports", says, [*found, *findings(places, probes, ephemeral_range())], values)
-
-
-def findings(nodes: Sequence[Place], probes: Sequence[Probe], ephemeral: str) -> list[Finding]:
-    """What the failed probes come from: all nodes, single nodes, single pairs.
-
-    Args:
-        nodes: those that the probes tell of by number.
-        probes: failed ones and others.
-        ephemeral: the range of the ports that the kernel gives out.
-    """
+def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
+    """What the failed probes come from: all nodes, single nodes, single pairs."""
+    nodes = [facts[0].place for facts in by_host.values()]
+    probes = [one for facts in by_host.values() for one in facts[0].probes]
     ranges = {
-        EPHEMERAL: f"ports {ephemeral}, on which gloo and NCCL listen",
+        EPHEMERAL: f"ports {next(iter(by_host.values()))[0].ephemeral}, on which gloo and NCCL listen",
         MEETING: f"ports {FIRST_PORT}-{FIRST_PORT + NUM_PORTS - 1}, at which ranks meet",
     }
-    found: list[Finding] = []
+    found = _not_listening(by_host)
     for stalled in (False, True):
         bad = [probe for probe in probes if probe.wrong and (probe.wrong == STALLED) == stalled]
         everywhere = [kind for kind in ranges if _is_everywhere(kind, probes, bad, len(nodes))]
@@ -304,6 +294,38 @@ def findings(nodes: Sequence[Place], probes: Sequence[Probe], ephemeral: str) ->
             host = f"{nodes[source].host} {'->' if len(ways) == 1 else '<->'} {nodes[target].host}"
             found.append(_finding(nodes, host, _wrong_with(nodes, source, of_pair), of_pair, ranges))
     return found
+
+
+def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
+    """How many ways are open, and which is the slowest."""
+    hosts = list(by_host)
+    probes = [one for facts in by_host.values() for one in facts[0].probes]
+    if not probes:
+        return "one node: nothing to reach"
+    ways = len({(one.source, one.target) for one in probes})
+    slowest = max(probes, key=lambda one: one.ms)
+    way = f"{hosts[slowest.source]} -> {hosts[slowest.target]}"
+    return f"{ways} ways between {len(hosts)} nodes are open, the slowest answer took {slowest.ms:.1f} ms ({way})"
+
+
+def _not_listening(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
+    """Of nodes that have no port."""
+    fix = (
+        "--interface NAME, with an interface that all nodes have (`ip -brief address`), or unset "
+        "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+    )
+    return [
+        Finding(
+            "failed",
+            "port",
+            host,
+            f"{host} has no port at which the others could reach it",
+            f"{facts.wrong}; interface {facts.place.interface or '(none)'}",
+            fix,
+        )
+        for host, (facts, *_) in by_host.items()
+        if facts.wrong
+    ]
 
 
 def _is_everywhere(kind: str, probes: Sequence[Probe], bad: Sequence[Probe], num_nodes: int) -> bool:
@@ -371,4 +393,4 @@ def _finding(nodes: Sequence[Place], host: str, wrong: str, bad: Sequence[Probe]
         )
     if about == "port" and len(kinds) == 1:
         wrong += f" on {ranges[kinds[0]]}"
-    return Finding("fault" if is_fatal else "warning", about, host, wrong, "; ".join([*lines, *more]), fix)
+    return Finding("failed" if is_fatal else "warning", about, host, wrong, "; ".join([*lines, *more]), fix)

@@ -1,57 +1,144 @@
-"""One rank of the whole check: facts of the nodes, then what ranks check together; rank 0 prints what was found.
+"""The whole check: gathers what each rank tells of each subject, lets each subject say what is wrong, and prints it.
 
 `train --preflight` takes the quick part of it, before the ranks of a training open their process group.
 """
 
+import json
 import os
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import msgspec
-import torch
 import torch.distributed as dist
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from muster.check import ranks
-from muster.check.doctor import clock, collectives, gpus, names, network, ports, report, resources, software
-from muster.check.doctor.facts import DIED, Facts, Finding, Node, Part, Rank, attempt
-from muster.check.doctor.report import Report
+from muster.check.doctor import clock, collectives, gpus, memory, names, network, ports, software, storage
+from muster.check.doctor.finding import DIED, Finding, code_of, worst
 from muster.check.options import DoctorOptions
-from muster.errors import ExitCode, MusterError
+from muster.check.ranks import listed, plural
+from muster.errors import ExitCode, MusterError, one_line
 from muster.train import console
 from muster.train.faults import SharedFault
 from muster.train.world import World
 
+
+class Subject(Protocol):
+    """What each module of a subject has."""
+
+    @property
+    def NAME(self) -> str:
+        """A word for the table."""
+        ...
+
+    @property
+    def Facts(self) -> type[Any]:
+        """The frozen dataclass of what one rank tells."""
+        ...
+
+    def gather(self, world: World, options: DoctorOptions) -> Any:
+        """The Facts of this rank; None where the first rank of its host tells them. To be called on all ranks."""
+        ...
+
+    def findings(self, by_host: Mapping[str, Sequence[Any]]) -> list[Finding]:
+        """What is wrong in the Facts of all ranks that told some, by their host, in the order of ranks."""
+        ...
+
+    def summary(self, by_host: Mapping[str, Sequence[Any]]) -> str:
+        """The same Facts in one line, where nothing is wrong."""
+        ...
+
+
+STEPS: tuple[tuple[str, tuple[Subject, ...]], ...] = (
+    ("asking each node for its software, devices and limits", (software, gpus, memory, storage, network)),
+    ("trying names, ports and clocks between the nodes", (names, ports, clock)),
+    ("trying collectives between the ranks", (collectives,)),
+)
+"""The subjects in their order; those of a step are exchanged at once, and `--quick` leaves the last step out."""
+
 HARMLESS = {"shm", "checkpoints", "open files", "memlock", "clock"}
 """What may be wrong while ranks can still speak to each other: the collectives need not wait for it to be mended."""
+
+WIDTH, WIDEST = 80, 110
+MOST_SHOWN = 20
+"""So many findings are printed in full: of what is wrong on all of hundreds of nodes the first ones tell enough."""
+
+STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "-": "dim"}
+"""Of the word of each row."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The answer to one subject.
+
+    Attributes:
+        says: the answer in one line, where nothing was found.
+        is_seen: False for what was not checked; `says` tells why.
+    """
+
+    name: str
+    says: str = ""
+    findings: Sequence[Finding] = ()
+    is_seen: bool = True
+
+
+@dataclass
+class Report:
+    """What is known so far, on rank 0; other ranks have an empty one.
+
+    Attributes:
+        facts: by rank, what it told of each subject.
+        why: why the check ended early.
+        seconds: how long it took, from when all ranks had met.
+    """
+
+    facts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    parts: list[Part] = field(default_factory=list[Part])
+    why: list[Finding] = field(default_factory=list[Finding])
+    seconds: float | None = None
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All that was found, by part; last, why the check ended early."""
+        return [*(finding for part in self.parts for finding in part.findings), *self.why]
+
+    @property
+    def code(self) -> int:
+        """The exit code that stands for all."""
+        return code_of(self.findings)
 
 
 def run(options: DoctorOptions) -> None:
     """Checks, prints, and ends this process: all ranks with the same code."""
-    found, world, is_cut_off = Report(), None, False
+    report, world, is_cut_off = Report(), None, False
     try:
         tell("waiting for all ranks")
         world = ranks.join(options.timeout_s)
         started = time.monotonic()
-        check(world, options, found, tell)
-        code = ranks.gather(world, found.code)[0]
-        found.seconds = time.monotonic() - started
+        check(world, options, report, tell)
+        code = ranks.gather(world, report.code)[0]
+        report.seconds = time.monotonic() - started
     except ranks.Absent as absent:
         world = absent.world
-        found.why += absent_ranks(absent)
-        code = found.code
+        report.why += absent_ranks(absent)
+        code = report.code
     except MusterError as error:
         code, is_cut_off = ExitCode.USER_MUST_CHANGE, world is None
-        found.why.append(Finding("fault", "launch", "", error.wrong, error.seen, error.fix))
+        report.why.append(Finding("failed", "launch", "", error.wrong, error.seen, error.fix))
     except dist.DistError as error:
         code, is_cut_off = ExitCode.USER_MUST_CHANGE, True
-        found.why.append(_lost(world, error))
+        report.why.append(_lost(world, error))
     if os.environ.get("RANK", "0") == "0":
-        report.show(found, world, options)
+        show(report, world, options)
     elif is_cut_off:
         # Nobody else knows of it.
-        print(*map(report.plain, found.why), sep="\n", file=sys.stderr, flush=True)
+        print(*map(plain, report.why), sep="\n", file=sys.stderr, flush=True)
     ranks.leave(world, code, failed=code != ExitCode.DONE)
 
 
@@ -65,23 +152,23 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
         SharedFault: on all ranks, where it would fail or be wrong, or where some ranks did not come.
     """
     options = DoctorOptions(quick=True, device=device, checkpoint_dir=checkpoint_dir, timeout_s=world.timeout_s)
-    found = Report()
+    report = Report()
     try:
-        check(world, options, found)
-        code, verdict = ranks.gather(world, [found.code, report.verdict(found.findings)])[0]
+        check(world, options, report)
+        code, said = ranks.gather(world, [report.code, verdict(report.findings)])[0]
     except ranks.Absent as absent:
         first = absent_ranks(absent)[0]
         where = f" ({first.host})" if first.host else ""
         raise SharedFault(first.wrong + where, seen=first.seen, fix=first.fix, code=ExitCode.FAILED) from None
     if world.main:
-        for finding in found.findings:
-            console.tell(report.plain(finding))
+        for finding in report.findings:
+            console.tell(plain(finding))
     if code != ExitCode.DONE:
         fix = (
             "mend what is named above; `muster doctor` in place of `train` checks more; without --preflight the "
             "training starts nonetheless"
         )
-        raise SharedFault("the nodes are not fit to train on", seen=verdict, fix=fix, code=ExitCode.USER_MUST_CHANGE)
+        raise SharedFault("the nodes are not fit to train on", seen=said, fix=fix, code=ExitCode.USER_MUST_CHANGE)
 
 
 def tell(step: str) -> None:
@@ -91,87 +178,143 @@ def tell(step: str) -> None:
 
 
 def check(
-    world: World, options: DoctorOptions, found: Report, begins: Callable[[str], None] = lambda step: None
+    world: World, options: DoctorOptions, report: Report, begins: Callable[[str], None] = lambda step: None
 ) -> None:
-    """Adds to `found` all that is found; to be called on all ranks, and calls `begins` before each step of it."""
-    begins("asking each node for its software, devices and limits")
-    of_ranks = ranks.gather(world, msgspec.to_builtins(gather(world, options)), to_all=False)
-    if world.main:
-        found.facts = facts = Facts(msgspec.convert(of_ranks, list[Rank]), options.device)
-        found.parts += findings(facts)
-    begins("trying names, ports and clocks between the nodes")
-    places = network.gather_places(world)
-    found.parts += [names.check(world, places, options), ports.check(world, places, options), clock.check(world)]
+    """Adds to `report` all that is found; to be called on all ranks, and calls `begins` before each step of it."""
+    *quick, (last, subjects) = STEPS
+    for step, of_step in quick:
+        begins(step)
+        examine(world, options, of_step, report)
     if options.quick:
         return
-    in_the_way = [finding for finding in found.findings if finding.level == "fault" and finding.about not in HARMLESS]
-    if ranks.gather(world, bool(in_the_way))[0]:
-        found.parts.append(Part("collectives", "not tried: mend the faults first", is_seen=False))
+    is_stopped = any(one.level == "failed" and one.about not in HARMLESS for one in report.findings)
+    if ranks.gather(world, is_stopped)[0]:
+        report.parts += [Part(one.NAME, "not tried: mend what failed first", is_seen=False) for one in subjects]
     else:
-        begins("trying collectives between the ranks")
-        found.parts.append(collectives.check(world, options))
+        begins(last)
+        examine(world, options, subjects, report)
 
 
-def gather(world: World, options: DoctorOptions) -> Rank:
-    """The facts of this rank; of its node too, where it is the first of its host."""
-    address = attempt(lambda: network.towards(os.environ.get("MASTER_ADDR", ""))) or ""
-    return Rank(
-        rank=world.rank,
-        host=world.host,
-        local_rank=world.local_rank,
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        num_gpus=0 if options.device == "cpu" else attempt(torch.cuda.device_count) or 0,
-        cores=tuple(sorted(attempt(lambda: os.sched_getaffinity(0)) or ())),
-        address=address or None,
-        interface=attempt(lambda: network.interface_of(address, network.own_addresses())),
-        node=_node(world.host, options) if world.hosts.index(world.host) == world.rank else None,
-    )
-
-
-def _node(host: str, options: DoctorOptions) -> Node:
-    cards, driver = attempt(gpus.gather) or (None, None)
-    fields: dict[str, Any] = {**resources.gather(), **network.gather()}
-    return Node(
-        host=host,
-        software=software.gather(driver),
-        gpus=None if cards is None else tuple(cards),
-        shm=resources.gather_space("/dev/shm"),
-        checkpoints=resources.gather_space(options.checkpoint_dir),
-        variables=software.variables(),
-        **fields,
-    )
-
-
-def findings(facts: Facts) -> list[Part]:
-    """What the facts of all ranks tell, by subject."""
-    return [
-        software.findings(facts),
-        gpus.findings(facts),
-        resources.cores(facts),
-        resources.shared_memory(facts),
-        resources.checkpoints(facts),
-        resources.limits(facts),
-        software.settings(facts),
-        network.findings(facts),
-        network.link_findings(facts),
-    ]
+def examine(world: World, options: DoctorOptions, subjects: Sequence[Subject], report: Report) -> None:
+    """Gathers the facts of these subjects on all ranks, and adds what is found in them to rank 0's `report`."""
+    own = {subject.NAME: subject.gather(world, options) for subject in subjects}
+    told = ranks.gather(world, msgspec.to_builtins(own), to_all=False)
+    if not world.main:
+        return
+    if not report.facts:
+        report.facts = [{"rank": rank, "host": host} for rank, host in enumerate(world.hosts)]
+    for subject in subjects:
+        by_host: dict[str, list[Any]] = {}
+        for of_rank, facts in zip(told, report.facts, strict=True):
+            facts[subject.NAME] = of_rank[subject.NAME]
+            if of_rank[subject.NAME] is not None:
+                by_host.setdefault(facts["host"], []).append(msgspec.convert(of_rank[subject.NAME], subject.Facts))
+        report.parts.append(Part(subject.NAME, subject.summary(by_host), subject.findings(by_host)))
 
 
 def absent_ranks(absent: ranks.Absent) -> list[Finding]:
     """What is said of ranks without an answer, by the host that each should be on, where that is known."""
     if absent.fault is not None:
-        return [Finding("fault", DIED, absent.fault.host, absent.wrong, absent.seen, absent.fix)]
+        return [Finding("failed", DIED, absent.fault.host, absent.wrong, absent.seen, absent.fix)]
     by_host: dict[str, list[int]] = {}
     for rank in absent.ranks:
         hosts = absent.world.hosts
         by_host.setdefault(hosts[rank] if hosts else ranks.host_of(rank, absent.world), []).append(rank)
     each = {host: ranks.Absent(absent.world, own, had_come=absent.had_come) for host, own in by_host.items()}
     about = DIED if absent.had_come else "absent"
-    return [Finding("fault", about, host, error.wrong, error.seen, error.fix) for host, error in each.items()]
+    return [Finding("failed", about, host, error.wrong, error.seen, error.fix) for host, error in each.items()]
 
 
 def _lost(world: World | None, error: Exception) -> Finding:
     """Of a rank whose connection to the others broke."""
     wrong = f"rank {os.environ.get('RANK', '0')} lost the others: rank 0 or its agent is gone, or the network between"
     seen, fix = str(error).strip().partition("\n")[0], "look what the other nodes said, then try again"
-    return Finding("fault", "absent", "" if world is None else world.host, wrong, seen, fix)
+    return Finding("failed", "absent", "" if world is None else world.host, wrong, seen, fix)
+
+
+def show(report: Report, world: World | None, options: DoctorOptions) -> None:
+    """Prints what was found: a table for a person, with `--json` an object for programs."""
+    if options.json:
+        print(json.dumps(as_object(report, world), indent=2), flush=True)
+        return
+    screen = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    screen.width = min(screen.width, WIDEST)
+    print_all(screen, report, world)
+
+
+def as_object(report: Report, world: World | None) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "verdict": verdict(report.findings),
+        "code": report.code,
+        "seconds": None if report.seconds is None else round(report.seconds, 3),
+        "nodes": [] if world is None else world.nodes,
+        "ranks": 0 if world is None else world.world_size,
+        "findings": msgspec.to_builtins(report.findings),
+        "parts": msgspec.to_builtins(report.parts),
+        "facts": report.facts,
+    }
+
+
+def print_all(screen: Console, report: Report, world: World | None) -> None:
+    """The header, a row for each part, the findings, the verdict."""
+    screen.print(Text("muster doctor", style="bold").append(_header(world), style="not bold"))
+    if report.parts:
+        screen.print(_table(report.parts))
+    findings = report.findings
+    for finding in findings[:MOST_SHOWN]:
+        _, _, rest = plain(finding).partition(":")
+        screen.print(Text.assemble((finding.level, STYLES[finding.level]), ":", rest))
+    if len(findings) > MOST_SHOWN:
+        screen.print(Text(f"and {len(findings) - MOST_SHOWN} more: --json has them all", style="dim"))
+    screen.print(Text(verdict(findings), style=f"bold {STYLES[worst(findings)]}"))
+
+
+def _header(world: World | None) -> str:
+    """How many nodes and ranks, and which nodes."""
+    if world is None or not world.hosts:
+        return ""
+    nodes = world.nodes
+    counts = sorted({world.hosts.count(host) for host in nodes})
+    a_node = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    shape = f"{plural(len(nodes), 'node')} x {a_node} = {plural(world.world_size, 'rank')}"
+    return f"  {shape}\n               {one_line(listed(nodes))}"
+
+
+def _table(parts: Sequence[Part]) -> Table:
+    """A row for each part: its answer, or where something was found."""
+    table = Table(box=box.ROUNDED, show_header=False, padding=(0, 1), expand=True)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1, overflow="fold")
+    for part in parts:
+        word = worst(part.findings) if part.is_seen else "-"
+        table.add_row(Text(part.name), Text(word, style=STYLES[word]), Text(one_line(_answer(part))))
+    return table
+
+
+def _answer(part: Part) -> str:
+    if not part.findings:
+        return part.says
+    hosts = list(dict.fromkeys(finding.host for finding in part.findings if finding.host))
+    more = f", and {len(part.findings) - 1} more" if len(part.findings) > 1 else ""
+    return (f"{listed(hosts)}: " if hosts else "") + part.findings[0].wrong + more
+
+
+def plain(finding: Finding) -> str:
+    """A finding in three lines, for a log."""
+    where = f"{finding.host}: " if finding.host else ""
+    lines = (f"{finding.level}: {where}{finding.wrong}", f" seen: {finding.seen}", f"  fix: {finding.fix}")
+    return "\n".join(map(one_line, lines))
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """All in one line."""
+    word = worst(findings)
+    if word == "ok":
+        return "ok: nothing was found that would stop, slow or falsify a training"
+    num_failed = sum(finding.level == "failed" for finding in findings)
+    warnings = plural(len(findings) - num_failed, "warning") if len(findings) > num_failed else ""
+    if word == "warning":
+        return f"warning: {warnings}, look first; a training may run"
+    return f"failed: {plural(num_failed, 'finding')} to mend first" + (f", {warnings}" if warnings else "")

@@ -4,7 +4,8 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,12 @@ import torch
 
 from muster import ROOT
 from muster.check import versions
-from muster.check.doctor.facts import Facts, Finding, Level, Node, Part, Software, attempt, differences
-from muster.check.ranks import listed
+from muster.check.doctor.finding import Finding, Level, attempt, differences
+from muster.check.options import DoctorOptions
+from muster.check.ranks import leads_host, listed
+from muster.train.world import World
+
+NAME = "software"
 
 LOCKS = ("requirements.lock", "requirements-cuda12.lock")
 
@@ -27,12 +32,46 @@ NOT_COMPARED = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "
 ONE_IMAGE = "start all nodes from the same image or folder: look for a copy on a node that was not updated"
 
 
-def gather(driver: str | None, root: Path = ROOT) -> Software:
-    """What is installed and loaded here."""
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is installed on a node, and loaded there.
+
+    Attributes:
+        image: the version of the container image; None outside of one.
+        revision: of the image.
+        lock: the digest of the lock that it was installed from.
+        packages: all that is installed for this Python, with versions.
+        code: a digest of this project's own files.
+        cuda: the version that torch was built for.
+        nccl: the version that torch's calls go to, and `nccl_path` the file.
+        variables: settings of what the ranks communicate through.
+    """
+
+    image: str | None = None
+    revision: str | None = None
+    lock: str | None = None
+    packages: tuple[str, ...] | None = None
+    code: str | None = None
+    python: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    nccl: str | None = None
+    nccl_path: str | None = None
+    cudnn: str | None = None
+    variables: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def gather(world: World, options: DoctorOptions) -> Facts | None:
+    """What is installed and loaded here, by the first rank of each host."""
+    return gather_from(ROOT) if leads_host(world) else None
+
+
+def gather_from(root: Path) -> Facts:
+    """What is installed and loaded, where the project's files are in `root`."""
     image: dict[str, Any] = attempt(lambda: json.loads((root / "image.json").read_text())) or {}
     loaded: dict[str, Any] = attempt(versions.versions) or {}
     nccl: dict[str, str] = loaded.get("nccl") or {}
-    return Software(
+    return Facts(
         image=image.get("version"),
         revision=image.get("revision"),
         lock=image.get("lock_sha256") or attempt(lambda: lock(root)),
@@ -44,7 +83,7 @@ def gather(driver: str | None, root: Path = ROOT) -> Software:
         nccl=nccl.get("version"),
         nccl_path=nccl.get("path"),
         cudnn=loaded.get("cudnn"),
-        driver=driver,
+        variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(SHOWN)},
     )
 
 
@@ -75,62 +114,51 @@ def code(root: Path) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def variables() -> dict[str, str]:
-    """The settings of what the ranks communicate through."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(SHOWN)}
-
-
-def findings(facts: Facts) -> Part:
-    """What is installed and loaded: the same everywhere."""
+def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
+    """What is not the same on all nodes: what is installed and loaded, then settings."""
+    nodes = {host: facts[0] for host, facts in by_host.items()}
 
     def differ(
-        what: str, of: Callable[[Node], Any], level: Level, about: str, shown: Callable[[Any], str] = str
+        what: str, of: Callable[[Facts], Any], level: Level, about: str, shown: Callable[[Any], str] = str
     ) -> list[Finding]:
-        return differences(facts.by_host(of), level, about, what, ONE_IMAGE, shown)
+        return differences({host: of(node) for host, node in nodes.items()}, level, about, what, ONE_IMAGE, shown)
 
     found = [
-        *differ("image", _image, "fault", "image"),
-        *differ("lock", lambda node: node.software.lock, "fault", "lock", _short),
-        *differ("code of this project", lambda node: node.software.code, "fault", "code", _short),
-        *differ("Python", lambda node: _minor(node.software.python), "fault", "python"),
-        *differ("torch", _torch, "fault", "torch"),
-        *differ("NCCL", lambda node: node.software.nccl, "fault", "nccl"),
-        *differ("cuDNN", lambda node: node.software.cudnn, "warning", "cudnn"),
-        *differ("driver", lambda node: node.software.driver, "warning", "driver"),
+        *differ("image", _image, "failed", "image"),
+        *differ("lock", lambda node: node.lock, "failed", "lock", _short),
+        *differ("code of this project", lambda node: node.code, "failed", "code", _short),
+        *differ("Python", lambda node: _minor(node.python), "failed", "python"),
+        *differ("torch", _torch, "failed", "torch"),
+        *differ("NCCL", lambda node: node.nccl, "failed", "nccl"),
+        *differ("cuDNN", lambda node: node.cudnn, "warning", "cudnn"),
     ]
     if not found:
         # Of what was found already they are an echo.
-        found += differ("set of packages", lambda node: node.software.packages, "fault", "packages", _apart(facts))
-        found += differ("NCCL, by its path,", lambda node: node.software.nccl_path, "warning", "nccl")
-    first = facts.nodes[0].software
-    image = f"image {first.image}, " if first.image else ""
-    nccl = f", NCCL {first.nccl}" if first.nccl else ""
-    return Part("software", f"{image}torch {first.torch}{nccl}, Python {first.python}{_everywhere(facts)}", found)
-
-
-def settings(facts: Facts) -> Part:
-    """Variables of what the ranks communicate through: alike on all nodes."""
-    names = sorted({name for node in facts.nodes for name in node.variables if name not in NOT_COMPARED})
-    found: list[Finding] = []
-    for name in names:
-        values = {node.host: node.variables.get(name, "(unset)") for node in facts.nodes}
+        found += differ("set of packages", lambda node: node.packages, "failed", "packages", _apart(nodes))
+        found += differ("NCCL, by its path,", lambda node: node.nccl_path, "warning", "nccl")
+    for name in sorted({name for node in nodes.values() for name in node.variables if name not in NOT_COMPARED}):
+        values = {host: node.variables.get(name, "(unset)") for host, node in nodes.items()}
         fix = f"set {name} for all nodes alike: in the job script, or in what all of them read"
         found += differences(values, "warning", name, name, fix)
-    some = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
-    return Part("settings", f"{some}{_everywhere(facts)}" if names else "none", found)
+    return found
 
 
-def _everywhere(facts: Facts) -> str:
-    return ", the same everywhere" if len(facts.nodes) > 1 else ""
+def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
+    """The versions that all nodes have."""
+    first = next(iter(by_host.values()))[0]
+    image = f"image {first.image}, " if first.image else ""
+    nccl = f", NCCL {first.nccl}" if first.nccl else ""
+    everywhere = ", the same everywhere" if len(by_host) > 1 else ""
+    return f"{image}torch {first.torch}{nccl}, Python {first.python}{everywhere}"
 
 
-def _image(node: Node) -> str:
-    revision = f" ({node.software.revision[:12]})" if node.software.revision else ""
-    return f"{node.software.image}{revision}" if node.software.image else "none"
+def _image(node: Facts) -> str:
+    revision = f" ({node.revision[:12]})" if node.revision else ""
+    return f"{node.image}{revision}" if node.image else "none"
 
 
-def _torch(node: Node) -> str:
-    return f"{node.software.torch}, {f'CUDA {node.software.cuda}' if node.software.cuda else 'CPU'}"
+def _torch(node: Facts) -> str:
+    return f"{node.torch}, {f'CUDA {node.cuda}' if node.cuda else 'CPU'}"
 
 
 def _minor(version: str | None) -> str | None:
@@ -141,8 +169,8 @@ def _short(digest: str) -> str:
     return digest[:12]
 
 
-def _apart(facts: Facts) -> Callable[[Sequence[str]], str]:
+def _apart(nodes: Mapping[str, Facts]) -> Callable[[Sequence[str]], str]:
     """What makes words of a node's packages: those that not all nodes have."""
-    of_nodes = [set(node.software.packages) for node in facts.nodes if node.software.packages]
+    of_nodes = [set(node.packages) for node in nodes.values() if node.packages]
     everywhere = set[str].intersection(*of_nodes) if of_nodes else set[str]()
     return lambda packages: listed([each for each in packages if each not in everywhere]) or "none of these"

@@ -1,0 +1,175 @@
+"""What a node has for its ranks: cores, memory, /dev/shm and open files."""
+
+import os
+import resource
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from muster.check.doctor.finding import Finding, attempt, differences, distinct, size
+from muster.check.doctor.gpus import num_gpus
+from muster.check.doctor.storage import Space, measure
+from muster.check.options import DoctorOptions
+from muster.check.ranks import leads_host, listed
+from muster.train.world import World
+
+NAME = "memory"
+
+UNLIMITED = -1
+
+BATCH = 32 * 3 * 224 * 224 * 4
+"""Bytes of a batch as data workers hand it over: by default 32 images, and of ImageNet's size."""
+
+WORKER = 4 * BATCH
+"""What one data worker of a rank fills at most: 2 batches ahead, and 2 in use (train/data/shm.py)."""
+
+OPEN_FILES, OPEN_A_RANK = 512, 4
+"""Files that a rank may need: those of its data, and what its workers hand over; and its connections to each other
+rank, in a group of all, one beside it, and a mesh of two dimensions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a rank may use.
+
+    Attributes:
+        uses_gpu: whether a training would run on a GPU.
+        cores: that it may run on.
+        open_files: how many may be open at a time, or UNLIMITED.
+        memory_free, shm: bytes of memory, and the file system of /dev/shm: of a host's first rank only.
+    """
+
+    rank: int
+    uses_gpu: bool = False
+    cores: tuple[int, ...] = ()
+    open_files: int | None = None
+    memory_free: int | None = None
+    shm: Space | None = None
+
+
+def gather(world: World, options: DoctorOptions) -> Facts:
+    """What this rank may use."""
+    is_first = leads_host(world)
+    memory = attempt(psutil.virtual_memory) if is_first else None
+    return Facts(
+        rank=world.rank,
+        uses_gpu=options.device == "cuda" or num_gpus(options) > 0,
+        cores=tuple(sorted(attempt(lambda: os.sched_getaffinity(0)) or ())),
+        open_files=soft_limit(resource.RLIMIT_NOFILE),
+        memory_free=None if memory is None else memory.available,
+        shm=measure("/dev/shm") if is_first else None,
+    )
+
+
+def soft_limit(which: int) -> int:
+    """The limit of this process that a user may raise; UNLIMITED without one."""
+    soft = resource.getrlimit(which)[0]
+    return UNLIMITED if soft == resource.RLIM_INFINITY else soft
+
+
+def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
+    """What the ranks of a node have too little of."""
+    return [*_cores(by_host), *_shared_memory(by_host), *_open_files(by_host)]
+
+
+def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
+    """What a rank has, on the node that has the least."""
+    a_rank = {count // len(by_host[host]) for host, count in _num_cores(by_host).items() if count}
+    words = [f"cores a rank: {distinct(sorted(a_rank))}" if a_rank else ""]
+    free = {host: ranks[0].memory_free for host, ranks in by_host.items() if ranks[0].memory_free is not None}
+    if free:
+        host = min(free, key=lambda host: free[host])
+        words.append(f"{size(free[host])} free" + (f" on {host}, the least" if len(free) > 1 else ""))
+    shm = [ranks[0].shm.free for ranks in by_host.values() if ranks[0].shm and ranks[0].shm.free is not None]
+    words.append(f"/dev/shm {size(min(shm))} free" if shm else "")
+    files = [rank.open_files for ranks in by_host.values() for rank in ranks if rank.open_files is not None]
+    least = min((number for number in files if number != UNLIMITED), default=None)
+    words.append(f"{least:,} open files" if least else "")
+    return ", ".join(filter(None, words)) or "not known"
+
+
+def _num_cores(by_host: Mapping[str, Sequence[Facts]]) -> dict[str, int | None]:
+    """How many cores the ranks of each host have between them; None where they can't tell."""
+    return {host: len({core for rank in ranks for core in rank.cores}) or None for host, ranks in by_host.items()}
+
+
+def _uses_gpus(by_host: Mapping[str, Sequence[Facts]]) -> bool:
+    return any(rank.uses_gpu for ranks in by_host.values() for rank in ranks)
+
+
+def _cores(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
+    found: list[Finding] = []
+    least = 2 if _uses_gpus(by_host) else 1
+    for host, ranks in by_host.items():
+        sets = [frozenset(rank.cores) for rank in ranks]
+        known = frozenset[int]().union(*sets)
+        if not all(sets):
+            continue
+        if len(known) < least * len(ranks):
+            # Of a GPU's rank one core is full with what it launches: nothing is left for loading data.
+            wrong = f"{len(known)} core{'s' if len(known) > 1 else ''} for {len(ranks)} ranks"
+            fix = "ask for more cores a rank: --cpus-per-task in Slurm, ncpus in PBS; or fewer ranks"
+            found.append(Finding("warning", "cores", host, wrong, f"cores {ranges(known)}", fix))
+        elif len(set(sets)) > 1 and sum(map(len, sets)) > len(known):
+            pair = next((a, b) for a, one in enumerate(sets) for b, other in enumerate(sets) if a < b and one & other)
+            one, other = (ranks[index] for index in pair)
+            found.append(
+                Finding(
+                    "warning",
+                    "binding",
+                    host,
+                    "ranks are bound to the same cores, and others lie idle",
+                    f"rank {one.rank}: cores {ranges(one.cores)}; rank {other.rank}: cores {ranges(other.cores)}",
+                    "leave binding to the launcher: srun --cpu-bind=cores with --cpus-per-task, or no binding at all",
+                )
+            )
+    fix = "ask for the same cores on all nodes: the slowest node holds up all"
+    return found + differences(_num_cores(by_host), "warning", "cores", "number of cores", fix)
+
+
+def ranges(cores: Any) -> str:
+    """Numbers in few words: "0-3,8"."""
+    parts: list[list[int]] = []
+    for core in sorted(cores):
+        if parts and core == parts[-1][-1] + 1:
+            parts[-1][1:] = [core]
+        else:
+            parts.append([core])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def _shared_memory(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
+    """Of /dev/shm, through which data workers hand over their batches."""
+    found: list[Finding] = []
+    fix = "docker run --shm-size=8g or --ipc=host; on a node of one's own: mount -o remount,size=50% /dev/shm"
+    for host, ranks in by_host.items():
+        shm, needed = ranks[0].shm, WORKER * len(ranks)
+        if shm is None:
+            continue
+        if shm.trouble is not None:
+            wrong, seen = "/dev/shm can't be written", f"{shm.path}: {shm.trouble}"
+        elif shm.free is not None and shm.free < needed:
+            wrong = "/dev/shm is too small for data workers"
+            seen = f"{size(shm.free)} free of {size(shm.size or 0)}; {size(needed)} for 1 worker a rank"
+        else:
+            continue
+        # On CPUs no workers load data unless they are asked for; and where all nodes are alike, someone may mean it so.
+        others = [other[0].shm for name, other in by_host.items() if name != host and other[0].shm is not None]
+        is_alone = any(other.trouble is None and (other.free is None or other.free >= 2 * WORKER) for other in others)
+        level = "failed" if _uses_gpus(by_host) or is_alone else "warning"
+        found.append(Finding(level, "shm", host, wrong, seen, fix))
+    return found
+
+
+def _open_files(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
+    num_ranks = sum(map(len, by_host.values()))
+    needed = OPEN_FILES + OPEN_A_RANK * num_ranks
+    limits = {host: ranks[0].open_files for host, ranks in by_host.items()}
+    few = {host: limit for host, limit in limits.items() if limit is not None and UNLIMITED != limit < needed}
+    if not few:
+        return []
+    seen = f"ulimit -n: {distinct(list(few.values()))}; {num_ranks} ranks may need {needed} each"
+    fix = "ulimit -n $(ulimit -Hn) in the job script, before the launch"
+    return [Finding("warning", "open files", listed(list(few)), "few files may be open at a time", seen, fix)]

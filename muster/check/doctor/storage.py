@@ -1,0 +1,105 @@
+"""Storage: whether checkpoints can be written where they will go, and how much room there is."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.check.doctor.finding import Finding, size
+from muster.check.options import DoctorOptions
+from muster.check.ranks import leads_host
+from muster.train.world import World
+
+NAME = "storage"
+
+ROOM = 2**30
+"""Free space below which checkpoints are in danger: two of ResNet-50 with its momentum, and one being written,
+take 0.6 GB."""
+
+FILES = 100
+"""A checkpoint has a file for each rank and a few more, and three of them are there at a time."""
+
+LIMIT_S = 30.0
+"""Seconds that a file system may take to write one small file: a busy one takes some, one that is gone all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """A file system.
+
+    Attributes:
+        path: where it was looked at.
+        free: bytes; None where it has no limit.
+        files_free: how many files may still be made.
+        trouble: why nothing can be written.
+    """
+
+    path: str
+    size: int | None = None
+    free: int | None = None
+    files_free: int | None = None
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a node tells of where its checkpoints will go.
+
+    Attributes:
+        num_ranks: of the job: each writes files of its own.
+    """
+
+    checkpoints: Space
+    num_ranks: int = 1
+
+
+def gather(world: World, options: DoctorOptions) -> Facts | None:
+    """The room for checkpoints, by the first rank of each host."""
+    if not leads_host(world):
+        return None
+    return Facts(checkpoints=measure(options.checkpoint_dir), num_ranks=world.world_size)
+
+
+def measure(folder: str, limit_s: float = LIMIT_S) -> Space:
+    """The room in `folder`, of which a child process tells that may hang."""
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("storage_probe.py")), folder]
+    path = os.path.abspath(folder)
+    # Not by `with`, nor by run(): both wait for the child, which a dead file system holds even when it is killed.
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        return Space(**json.loads(child.communicate(timeout=limit_s)[0]))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return Space(path=path, trouble=f"the file system did not answer within {limit_s:g} s")
+    except (ValueError, TypeError):
+        return Space(path=path, trouble="the check ended without an answer")
+
+
+def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
+    """Where a checkpoint can't be written, or hardly."""
+    found: list[Finding] = []
+    other = "or another folder: --runs-dir, here --checkpoint-dir"
+    for host, (facts, *_) in by_host.items():
+        space = facts.checkpoints
+        if space.trouble is not None:
+            left = "" if space.free is None else f", {size(space.free)} free"
+            wrong, seen = "no checkpoint can be written", f"{space.path}: {space.trouble}{left}"
+            found.append(Finding("failed", "checkpoints", host, wrong, seen, f"make room there, {other}"))
+        elif space.free is not None and space.free < ROOM:
+            wrong, seen = "there is hardly any room for checkpoints", f"{space.path}: {size(space.free)} free"
+            found.append(Finding("warning", "checkpoints", host, wrong, seen, f"make room there, {other}"))
+        elif space.files_free is not None and space.files_free < FILES + 3 * facts.num_ranks:
+            wrong = "hardly any file can be made where checkpoints go"
+            seen = f"{space.path}: {space.files_free} inodes free"
+            found.append(Finding("warning", "checkpoints", host, wrong, seen, f"remove files, {other}"))
+    return found
+
+
+def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
+    """The room on the node that has the least."""
+    spaces = [facts[0].checkpoints for facts in by_host.values()]
+    free = [space.free for space in spaces if space.free is not None]
+    return f"{size(min(free))} free in {spaces[0].path}" if free else f"{spaces[0].path} can be written"
