@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ import typer
 from muster import interruption
 from muster.arguments import command, from_argv, normalise, to_argv
 from muster.check.options import BenchOptions, DoctorOptions
-from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, Options
+from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, ConfigFile, Options, config_of, with_file
 from muster.config import check as check_combination
 from muster.entrypoint import environment, show
 from muster.entrypoint.detect import resolve
@@ -85,13 +85,20 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 def train() -> None:
     """The command `train`."""
-    argv = normalise(sys.argv[1:])
-    strategy = next(iter(argv), "")
-    plain = from_argv(argv[1:], LaunchOptions, Options) if strategy in STRATEGIES else None
-    if plain is None:
-        _run(_trainings(), "train", argv)
+    typed = normalise(sys.argv[1:])
+    strategy = next(iter(typed), "")
+    if strategy not in STRATEGIES:
+        _run(_trainings(), "train", typed)
         return
-    options, training = plain
+    # A file that is not here may be on other nodes: each process says that it is not.
+    refused = _refused_alike() if _is_here(config_of(typed)) else nullcontext()
+    with _ending(f"train {strategy}", lambda: "--debug" in typed), refused:
+        argv = with_file(typed)
+    plain = from_argv(argv[1:], LaunchOptions, Options, ConfigFile)
+    if plain is None:
+        _run(_trainings(), "train", argv, typed)
+        return
+    options, training, _ = plain
     with _ending(f"train {strategy}", lambda: options.debug):
         _train(strategy, options, training)
 
@@ -122,7 +129,9 @@ def _trainings(*, starts: bool = True) -> typer.Typer:
     )
     for strategy in STRATEGIES:
 
-        def train_by(options: LaunchOptions, training: Options, strategy: str = strategy) -> None:
+        def train_by(options: LaunchOptions, training: Options, file: ConfigFile, strategy: str = strategy) -> None:
+            if not starts and not _is_here(file.config):
+                return
             if not starts:
                 # The arguments of a job come after these: --data may be among them.
                 is_open = training.data == Options.data
@@ -130,7 +139,7 @@ def _trainings(*, starts: bool = True) -> typer.Typer:
                 return
             _train(strategy, options, training)
 
-        _detailed(app, strategy, HELP[strategy])(command(train_by, LaunchOptions, Options))
+        _detailed(app, strategy, HELP[strategy])(command(train_by, LaunchOptions, Options, ConfigFile))
     app.command("export", help="Write a run's weights as one plain file, for torch.load.")(_export)
     app.command("pack", help="Put images into few tar files, for --data shards:FOLDER.")(_pack)
     app.command("selftest", help="Train here with each strategy, and compare: PASS or FAIL.")(_selftest)
@@ -147,7 +156,13 @@ def _check(words: Sequence[str]) -> None:
     app = _trainings(starts=False)
     others = [each.name for each in app.registered_commands if each.name not in STRATEGIES]
     if words[0] == "train" and not (words[1:] and words[1] in others):
-        _run(app, "train", normalise(words[1:]))
+        typed = normalise(words[1:])
+        _run(app, "train", with_file(typed) if _is_here(config_of(typed)) else typed, typed)
+
+
+def _is_here(config: str | None) -> bool:
+    """False where a job names a file of options that is, at best, on its nodes."""
+    return config is None or os.path.exists(os.path.expanduser(config))
 
 
 def _export(
@@ -331,8 +346,8 @@ def _typed(name: str) -> list[str]:
     return [name, *sys.argv[1:]]
 
 
-def _run(app: typer.Typer, name: str, argv: list[str]) -> None:
-    """Runs the command and exits with its code: 0, or 2 with three lines on stderr."""
+def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | None = None) -> None:
+    """Runs the command and exits with its code: 0, or 2 with three lines on stderr, which show it as it was `typed`."""
     if argv[:1] == ["--version"]:
         # Here and not above: a launch has no use for it.
         from muster.entrypoint import version
@@ -353,7 +368,7 @@ def _run(app: typer.Typer, name: str, argv: list[str]) -> None:
                 raise
             if str(error):
                 with _refused_alike():
-                    raise _usage(error, [name, *argv]) from None
+                    raise _usage(error, [name, *(argv if typed is None else typed)]) from None
             # Without a message it was the command alone, and its help has been shown.
             sys.exit(2)
 

@@ -4,6 +4,7 @@ The launcher and the programs that it starts read the same definitions, so that 
 """
 
 import inspect
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -125,16 +126,32 @@ def _names(field: str, kind: Any, info: Any) -> Iterator[tuple[str, bool | None]
 
 def _value(text: str, kind: Any, info: Any) -> Any:
     """`text` as a value of the type `kind`; a ValueError where it is none, or beyond the limits of `info`."""
-    if get_origin(kind) is not Literal:
-        kind = next((each for each in get_args(kind) if each is not NoneType), kind)
-    choices = get_args(kind) if get_origin(kind) is Literal else None
-    if choices and text not in choices:
+    base = base_of(kind)
+    if base in (int, float):
+        if not (WHOLE if base is int else NUMBER).fullmatch(text):
+            raise ValueError(text)
+        value = base(text)
+    else:
+        value = text
+    if not is_allowed(value, kind, info):
         raise ValueError(text)
-    if choices or kind is str:
-        return text
-    if kind not in (int, float) or not (WHOLE if kind is int else NUMBER).fullmatch(text):
-        raise ValueError(text)
-    number = kind(text)
-    if (info.min is not None and number < info.min) or (info.max is not None and number > info.max):
-        raise ValueError(text)
-    return number
+    return value
+
+
+def base_of(kind: Any) -> Any:
+    """The type of an option's values, None apart: `int` of `int | None`; a Literal stays one."""
+    if get_origin(kind) is Literal:
+        return kind
+    return next((each for each in get_args(kind) if each is not NoneType), kind)
+
+
+def is_allowed(value: Any, kind: Any, info: Any) -> bool:
+    """Whether an option of the type `kind` takes `value`, which is not None, within the limits of `info`."""
+    base = base_of(kind)
+    if get_origin(base) is Literal:
+        return isinstance(value, str) and value in get_args(base)
+    if type(value) is not base or (base is float and not math.isfinite(value)):
+        return False
+    if base not in (int, float):
+        return True
+    return (info.min is None or value >= info.min) and (info.max is None or value <= info.max)

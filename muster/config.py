@@ -1,7 +1,8 @@
 """Options of a training, and what is refused: defined once, for the launcher and for the trainers. Without torch.
 
 The command line shows the fields of `Options`, the launcher passes on what the user gave, and the trainer reads the
-same arguments back: `parse([strategy, *to_argv(options)]) == (strategy, options)`.
+same arguments back: `parse([strategy, *to_argv(options)]) == (strategy, options)`. What a file says, which `--config`
+names, stands before them: of two that say the same the last one counts.
 """
 
 import glob
@@ -169,7 +170,12 @@ class Options:
         int, option(help="fsdp: groups of ranks, each with a whole model cut over its ranks.", panel=STRATEGY, min=1)
     ] = 1
     cpu_offload: Annotated[
-        bool, option("--cpu-offload", help="fsdp: weights and moments stay in the host's memory.", panel=STRATEGY)
+        bool,
+        option(
+            "--cpu-offload/--no-cpu-offload",
+            help="fsdp: weights and moments stay in the host's memory.",
+            panel=STRATEGY,
+        ),
     ] = False
     comm_hook: Annotated[
         Literal["none", "bf16", "fp16", "powersgd"],
@@ -183,7 +189,8 @@ class Options:
         option(help="ddp: steps before PowerSGD, by plain averages. Default: --warmup-steps.", panel=STRATEGY, min=0),
     ] = None
     zero1: Annotated[
-        bool, option("--zero1", help="ddp: the optimizer's moments are dealt out to the ranks.", panel=STRATEGY)
+        bool,
+        option("--zero1/--no-zero1", help="ddp: the optimizer's moments are dealt out to the ranks.", panel=STRATEGY),
     ] = False
     bucket_mb: Annotated[
         int | None,
@@ -192,7 +199,8 @@ class Options:
         ),
     ] = None
     sync_bn: Annotated[
-        bool, option("--sync-bn", help="ddp: normalise over the batches of all ranks, on GPUs.", panel=STRATEGY)
+        bool,
+        option("--sync-bn/--no-sync-bn", help="ddp: normalise over the batches of all ranks, on GPUs.", panel=STRATEGY),
     ] = False
     tensor_parallel: Annotated[
         int | None,
@@ -235,7 +243,7 @@ class Options:
     deterministic: Annotated[
         bool,
         option(
-            "--deterministic",
+            "--deterministic/--no-deterministic",
             help="Only kernels that give the same bits at each run, on GPUs too; on CPUs gradients are added up, and "
             "transformers compute, in double precision, so that the bits are those of every strategy and world size.",
             panel=SPEED,
@@ -283,7 +291,12 @@ class Options:
         int, option(help="How many checkpoints stay; the older ones are removed.", panel=RUN, min=1)
     ] = 2
     blocking_save: Annotated[
-        bool, option("--blocking-save", help="Write checkpoints while training waits, not behind it.", panel=RUN)
+        bool,
+        option(
+            "--blocking-save/--no-blocking-save",
+            help="Write checkpoints while training waits, not behind it.",
+            panel=RUN,
+        ),
     ] = False
     save_every: Annotated[
         float,
@@ -305,7 +318,7 @@ class Options:
     profile: Annotated[
         bool,
         option(
-            "--profile",
+            "--profile/--no-profile",
             help="Trace some steps of rank 0 into the run's folder, for ui.perfetto.dev; they are not timed.",
             panel=RUN,
         ),
@@ -316,7 +329,7 @@ class Options:
     preflight: Annotated[
         bool,
         option(
-            "--preflight",
+            "--preflight/--no-preflight",
             help="Look at all nodes first, as `muster doctor --quick` does: faults end the run, warnings are said.",
             panel=RUN,
         ),
@@ -363,23 +376,64 @@ class Options:
         return replace(self, optimizer=optimizer, lr=lr)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConfigFile:
+    """Where further options stand. Not one of them: a run's own config.toml does not name the file it came from."""
+
+    config: Annotated[
+        str | None,
+        option(
+            help="Read options from a TOML file; those given here win. A run's config.toml starts that run again.",
+            panel=RUN,
+        ),
+    ] = None
+
+
+def config_of(argv: Sequence[str]) -> str | None:
+    """The file that `--config` names in `argv`; None without one."""
+    file = None
+    for word, following in zip(argv, [*argv[1:], None], strict=True):
+        if word.startswith("--config="):
+            file = word.partition("=")[2]
+        elif word == "--config" and following is not None:
+            file = following
+    return file
+
+
+def with_file(argv: Sequence[str]) -> list[str]:
+    """`argv` (`["ddp", "--config=FILE", "--epochs=3"]`), with what the file says before the user's own options.
+
+    Raises:
+        MusterError: the file can't be read, or says what the strategy does not have.
+    """
+    file = config_of(argv)
+    if file is None or argv[0] not in STRATEGIES:
+        return list(argv)
+    # Here and not above: most launches read no file.
+    from muster import config_file
+
+    return [argv[0], *to_argv(config_file.read(file, argv[0])), *argv[1:]]
+
+
 def parse(argv: Sequence[str]) -> tuple[str, Options]:
     """The strategy and the options that `argv` (`["ddp", "--epochs=3"]`) stands for.
 
     Raises:
         typer.TyperException: a strategy, option or value that does not exist.
+        MusterError: the file of `--config` can't be used.
         SystemExit: with code 0, after --help.
     """
-    if argv and argv[0] in STRATEGIES and (plain := from_argv(argv[1:], Options)):
+    argv = with_file(argv)
+    if argv and argv[0] in STRATEGIES and (plain := from_argv(argv[1:], Options, ConfigFile)):
         return argv[0], plain[0]
     parsed: list[tuple[str, Options]] = []
     app = typer.Typer(add_completion=False)
     for strategy in STRATEGIES:
 
-        def chosen(options: Options, strategy: str = strategy) -> None:
+        def chosen(options: Options, _: ConfigFile, strategy: str = strategy) -> None:
             parsed.append((strategy, options))
 
-        app.command(strategy)(command(chosen, Options))
+        app.command(strategy)(command(chosen, Options, ConfigFile))
     typer.main.get_command(app).main(args=normalise(argv), prog_name="train", standalone_mode=False)
     if not parsed:
         raise SystemExit(0)  # --help has said what it had to say
@@ -461,29 +515,39 @@ def check(strategy: str, options: Options) -> None:
     check_data(options.data, options.model)
 
 
-def to_toml(strategy: str, options: Options) -> str:
-    """`options` as a file in TOML, in the sections of the help text; the strategy's own in one by its name.
+ONE_RUNS_OWN = ("name", "resume")
+"""Options that a run's config.toml leaves out: by it another run starts, in a new folder and from the beginning."""
 
-    What was not given and has no default of its own is left out, and so is what is of other strategies.
+
+def sections() -> dict[str, str]:
+    """The section of config.toml in which each option stands: a heading of the help text, or the option's strategy."""
+    hints = get_type_hints(Options, include_extras=True)
+    found = {field.name: hints[field.name].__metadata__[0].rich_help_panel.lower() for field in fields(Options)}
+    return found | {name: strategy for strategy, names in ONLY.items() for name in names}
+
+
+def to_toml(strategy: str, options: Options) -> str:
+    """`options` as a file in TOML, by which the same training starts again: `--config`.
+
+    What was not given and has no default of its own is left out, and so are the options of other strategies and those
+    of `ONE_RUNS_OWN`.
 
     Source: https://toml.io/en/v1.0.0
     """
-    hints = get_type_hints(Options, include_extras=True)
-    sections: dict[str, dict[str, Any]] = {}
-    for name in (field.name for field in fields(options)):
-        heading = hints[name].__metadata__[0].rich_help_panel.lower()
-        if heading == STRATEGY.lower():
-            heading = strategy if name in ONLY.get(strategy, ()) else ""
+    tables: dict[str, dict[str, Any]] = {}
+    for name, section in sections().items():
         value = getattr(options, name)
-        if heading and value is not None:
-            sections.setdefault(heading, {})[name] = value
-    lines = [f"strategy = {_toml(strategy)}"]
-    for heading, values in sections.items():
-        lines += ["", f"[{heading}]", *(f"{name} = {_toml(value)}" for name, value in values.items())]
+        of_another = section in ONLY and section != strategy
+        if value is not None and not of_another and name not in ONE_RUNS_OWN:
+            tables.setdefault(section, {})[name] = value
+    lines = [f"strategy = {toml_value(strategy)}"]
+    for section, values in tables.items():
+        lines += ["", f"[{section}]", *(f"{name} = {toml_value(value)}" for name, value in values.items())]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _toml(value: str | float) -> str:
+def toml_value(value: str | float) -> str:
+    """`value` as TOML has it."""
     if not isinstance(value, str):
         return repr(value).lower()
     # A path's bytes may be no text, which TOML has no way to write.

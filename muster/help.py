@@ -21,7 +21,7 @@ BRIEF = frozenset(
         *("zero1", "sync_bn", "replicate", "cpu_offload", "tensor_parallel", "pipeline_parallel"),
         *("microbatches", "schedule"),
         # Speed, run, launch
-        *("bf16", "compile", "name", "resume", "save_every", "nnodes", "nproc_per_node", "dry_run"),
+        *("bf16", "compile", "name", "resume", "config", "save_every", "nnodes", "nproc_per_node", "dry_run"),
         # Commands of `muster`
         *("module", "no_python", "framework", "as_json", "record", "format"),
         *("docker_args", "apptainer_args"),
@@ -97,7 +97,8 @@ def _is_brief(parameter: Any) -> bool:
 
 def _row(parameter: Any, columns: int, is_all: bool) -> Iterator[str]:
     """The option's name and its help beside it; below it where the name is long."""
-    names = "/".join([", ".join(parameter.opts), *parameter.secondary_opts])
+    # What turns off a flag that is off anyway is for those who turn it on in a file.
+    names = "/".join([", ".join(parameter.opts), *(parameter.secondary_opts if parameter.default is not False else ())])
     name = f"  {names} {_values(parameter)}".rstrip()
     words = parameter.help
     if parameter.rich_help_panel == "Strategy":

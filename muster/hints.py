@@ -56,6 +56,7 @@ MEANT = {
 """Other programs' names, and ours."""
 
 ABSENT = {
+    "--config": "train STRATEGY --config FILE, as in train ddp --config runs/NAME/config.toml",
     "--pretrained": "training begins from new weights, or with --resume from a run's checkpoint",
     "--eval": "each epoch ends with a validation; a run's accuracy is in its summary.json",
     "--evaluate": "each epoch ends with a validation; a run's accuracy is in its summary.json",

@@ -23,6 +23,9 @@ def read(argv: Sequence[str]) -> tuple[str, Options]:
     """The strategy and the options of `argv`; a usage error in three lines ends the process with code 2."""
     try:
         return parse(argv)
+    except MusterError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(error.code) from None
     except typer.TyperException as error:
         fix = "python -m muster.train STRATEGY --help lists what there is"
         words = " ".join(argv) or "no arguments"

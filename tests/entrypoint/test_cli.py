@@ -123,7 +123,35 @@ def test_a_wrong_name_is_refused_before_torch_is_loaded(command: Run, tmp_path: 
     assert nearest in fix
 
 
+def test_what_a_file_says_is_known_before_torch_is_loaded(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was loaded')\n")
+    file = tmp_path / "options.toml"
+
+    def launch(*words: str) -> "subprocess.CompletedProcess[str]":
+        return command("train", *words, "--config", "options.toml", env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
+
+    file.write_text('[model]\nmodel = "gpt-tiny"\n[data]\ndata = "synthetic"\n[training]\nepochs = 3\nseed = 4\n')
+    planned = launch("tp", "--seed=5", "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    started = planned.stdout.splitlines()[-1]
+    assert started.endswith("muster.train tp --model=gpt-tiny --data=synthetic --epochs=3 --seed=5")
+    wrong = {
+        '[model]\nmodel = "gpt-tin"\n': "gpt-tiny",
+        '[data]\ndata = "imagefolder:/none/images"\n': "--data=imagefolder:PATH",
+        "[training]\nepoch = 3\n": "epochs, in the section [training]",
+    }
+    for text, fix in wrong.items():
+        file.write_text(text)
+        refused = launch("ddp", "--nproc-per-node=1")
+        assert refused.returncode == 2
+        assert fix in three_lines(refused.stderr)[2]
+    file.write_text("[training]\nseed = 4\n")
+    misspelt = three_lines(launch("ddp", "--epoch=3").stderr)
+    assert misspelt[1:] == ("train ddp --epoch=3 --config options.toml", "train ddp --epochs")
+
+
 def test_a_job_script_may_name_what_is_only_on_its_nodes(command: Run) -> None:
+    assert command("muster", "job", "slurm", "--", "train", "tp", "--config=/none/options.toml").returncode == 0
     there = command("muster", "job", "slurm", "--", "train", "ddp", "--data=imagefolder:/none/images")
     assert there.returncode == 0, there.stderr
     assert "--data=imagefolder:/none/images" in there.stdout

@@ -141,6 +141,27 @@ def test_options_survive_the_way_to_a_file(strategy):
 
 
 @pytest.mark.process
+def test_a_runs_options_start_it_again_with_the_same_losses(train, tmp_path):
+    argv = ["ddp", *SHORT, "--seed=5", "--lr=0.02", "--log-every=1", "--comm-hook=bf16", "--name=a"]
+    train([*argv, f"--runs-dir={tmp_path / 'runs'}"], 2, ok=True)
+    again = ["ddp", f"--config={tmp_path / 'runs' / 'a' / 'config.toml'}", "--name=b", "--max-steps=6"]
+    train(again, 2, ok=True)
+    runs = [(tmp_path / "runs" / name) for name in "ab"]
+    first, second = (
+        [
+            record["train_loss"]
+            for line in (run / "metrics.jsonl").read_text().splitlines()
+            if (record := json.loads(line))["kind"] == "steps"
+        ]
+        for run in runs
+    )
+    assert len(first) == 8
+    assert second == first[:6]
+    written = [(run / "config.toml").read_text() for run in runs]
+    assert written[1] == written[0].replace("max_steps = 8", "max_steps = 6")
+
+
+@pytest.mark.process
 def test_a_run_that_fails_has_its_options_and_said_what_it_trains_with(train, tmp_path):
     argv = ["ddp", *SHORT, "--lr=1e30", "--lr-scale=linear", "--accumulate=2", "--warmup-steps=0", "--seed=7"]
     ended = train([*argv, "--lr-schedule=cosine", "--name=run", f"--runs-dir={tmp_path}"], 2)
