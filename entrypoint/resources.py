@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 
 from muster.entrypoint.detect.allocation import Allocation, Job
+from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
-from muster.units import whole_number
 
 # Without a GPU two processes: the least that shows a distributed training at work.
 NPROC_WITHOUT_GPU = 2

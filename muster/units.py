@@ -1,25 +1,9 @@
-"""Numbers as people and schedulers write them."""
+"""Numbers as people read them."""
 
 import math
-import re
 
 NONE = "-"
 """What is not known."""
-
-MAX_COUNT = 1_000_000
-"""The most that is believed of anything counted: nodes of a job, processes of a node, restarts."""
-MAX_ID = 10**18 - 1
-"""The largest number that is believed to be the id of a job."""
-
-
-def whole_number(text: str, most: int = MAX_COUNT) -> int | None:
-    """The number from 0 to `most` that `text` writes in ASCII digits, or None where it is something else.
-
-    Python's `int` takes signs, blanks and the digits of other scripts too, and raises ValueError for 5,000 digits; and
-    lists are made of a number's size.
-    """
-    number = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
-    return number if number is not None and number <= most else None
 
 
 def quantity(value: float | None) -> str:

@@ -21,11 +21,11 @@ import re
 
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Task
+from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.detect.manual import by_host
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
-from muster.units import whole_number
 
 VARIABLES = (
     "JOB_ID", "JOB_SCRIPT", "NHOSTS", "NSLOTS", "PE", "PE_HOSTFILE", "RESTARTED", "SGE_HGR_gpu", "SGE_JOB_SPOOL_DIR",

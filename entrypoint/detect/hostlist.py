@@ -1,4 +1,4 @@
-"""Compressed host lists, as Slurm writes them, expanded without `scontrol`, which no image holds.
+"""Numbers and lists of hosts, as schedulers write them. Compressed lists are expanded without `scontrol`:
 
     gpu-a[1-2],gpu-b7,rack10n[008-009]   ->  gpu-a1 gpu-a2 gpu-b7 rack10n008 rack10n009
     r[0-1]_b[0-1]                        ->  r0_b0 r0_b1 r1_b0 r1_b1
@@ -13,14 +13,26 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-from muster.units import whole_number
-
+MAX_COUNT = 1_000_000
+"""The most that is believed of anything counted: nodes of a job, processes of a node, restarts."""
+MAX_ID = 10**18 - 1
+"""The largest number that is believed to be the id of a job."""
 MAX_HOSTS = 200_000
 # The kernel starts no program with a longer variable: 32 pages, and pages have up to 64 KiB.
 MAX_TEXT = 2 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
+
+
+def whole_number(text: str, most: int = MAX_COUNT) -> int | None:
+    """The number from 0 to `most` that `text` writes in ASCII digits, or None where it is something else.
+
+    Python's `int` takes signs, blanks and the digits of other scripts too, and raises ValueError for 5,000 digits; and
+    lists are made of a number's size.
+    """
+    number = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+    return number if number is not None and number <= most else None
 
 
 class HostListError(ValueError):

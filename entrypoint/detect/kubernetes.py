@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Task
+from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
-from muster.units import whole_number
 
 VARIABLES = (
     "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES",

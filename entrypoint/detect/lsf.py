@@ -26,11 +26,11 @@ from itertools import zip_longest
 
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Task
+from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.detect.mpi import JSRUN, by_rank, read_ranks
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
-from muster.units import whole_number
 
 VARIABLES = (
     "LSB_DJOB_HOSTFILE", "LSB_DJOB_RANKFILE", "LSB_HOSTS", "LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_RESTART",

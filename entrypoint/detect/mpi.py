@@ -31,10 +31,11 @@ from typing import NamedTuple
 
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Rejected, Task
+from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
-from muster.units import processes, whole_number
+from muster.units import processes
 
 
 class Names(NamedTuple):

@@ -27,10 +27,11 @@ from typing import Any
 
 from muster.entrypoint.detect import hostlist, pbs
 from muster.entrypoint.detect.allocation import Job, Rejected, Task
+from muster.entrypoint.detect.hostlist import MAX_COUNT
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
-from muster.units import MAX_COUNT, processes
+from muster.units import processes
 
 PREFIXES = ("PALS_",)
 MOUNT = re.compile(r"/palsd(?:/|$)")

@@ -23,11 +23,11 @@ from pathlib import Path
 
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Task
+from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.detect.manual import by_host
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
-from muster.units import whole_number
 
 VARIABLES = ("NCPUS", "PBS_ENVIRONMENT", "PBS_JOBID", "PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM")
 TEXT_FILES = ("PBS_NODEFILE",)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from muster.entrypoint.detect import hostlist
+from muster.entrypoint.detect.hostlist import MAX_COUNT, MAX_ID, whole_number
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
-from muster.units import MAX_COUNT, MAX_ID, whole_number
 
 T = TypeVar("T")
 

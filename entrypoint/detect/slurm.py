@@ -14,10 +14,10 @@ Source: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
 import re
 
 from muster.entrypoint.detect.allocation import Job, Task
+from muster.entrypoint.detect.hostlist import MAX_ID, whole_number
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
-from muster.units import MAX_ID, whole_number
 
 MAX_HET_GROUPS = 128
 """Groups of a heterogeneous job: Slurm's own MAX_HET_JOB_COMPS."""

@@ -12,11 +12,11 @@ import psutil
 
 from muster.entrypoint.detect import mpi
 from muster.entrypoint.detect.allocation import Allocation
+from muster.entrypoint.detect.hostlist import MAX_ID, whole_number
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import network
 from muster.errors import MusterError
-from muster.units import MAX_ID, whole_number
 
 # Above Linux's ephemeral range (32768-60999): the kernel never hands these ports to a client that happens to be there.
 FIRST_PORT, NUM_PORTS = 61000, 4536
