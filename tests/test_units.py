@@ -28,15 +28,3 @@ from muster import units
 )
 def test_numbers_read_well(write: Callable[[float | None], str], value: float | None, said: str) -> None:
     assert write(value) == said
-
-
-@pytest.mark.parametrize(("text", "number"), [("0", 0), ("007", 7), ("1000000", 1_000_000)])
-def test_whole_numbers(text: str, number: int) -> None:
-    assert units.whole_number(text) == number
-
-
-@pytest.mark.parametrize(
-    "text", ["", "-1", "+1", " 1", "1 ", "1_0", "1.0", "x", "\u0663", "1000001", "9" * 18, "9" * 5000]
-)
-def test_what_is_no_whole_number_or_too_large(text: str) -> None:
-    assert units.whole_number(text) is None

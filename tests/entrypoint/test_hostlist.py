@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.entrypoint.detect.hostlist import HostListError, expand, expand_counts
+from muster.entrypoint.detect.hostlist import HostListError, expand, expand_counts, whole_number
 
 
 @pytest.mark.parametrize(
@@ -112,3 +112,15 @@ def test_counts(text: str, counts: tuple[int, ...]) -> None:
 def test_what_is_no_count_is_refused(text: str) -> None:
     with pytest.raises(HostListError):
         expand_counts(text)
+
+
+@pytest.mark.parametrize(("text", "number"), [("0", 0), ("007", 7), ("1000000", 1_000_000)])
+def test_whole_numbers(text: str, number: int) -> None:
+    assert whole_number(text) == number
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "+1", " 1", "1 ", "1_0", "1.0", "x", "\u0663", "1000001", "9" * 18, "9" * 5000]
+)
+def test_what_is_no_whole_number_or_too_large(text: str) -> None:
+    assert whole_number(text) is None
