@@ -1,4 +1,4 @@
-"""Says what NCCL will find here: `python -P fabric.py [--json]`; ends with 1 where something is not as it has to be.
+"""What NCCL will find here, by `python -P -m muster.check.fabric [--json]`; 1 where something is not as it has to be.
 
 NCCL itself falls back to TCP with a line that only NCCL_DEBUG=INFO shows. So its plugin is opened as NCCL opens it,
 libfabric is asked for its providers and libibverbs for its devices, in the environment that a run gets.
@@ -11,7 +11,9 @@ import os
 import resource
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any
+
+from muster.check import versions
+from muster.check.versions import file_of
 
 # The versions of the plugin's table that NCCL may look for, the newest first.
 # Source: https://github.com/NVIDIA/nccl/tree/master/plugins/net
@@ -39,25 +41,6 @@ class Row:
     is_good: bool | None
     says: str
     values: tuple[str, ...] = ()
-
-
-class _Symbol(ctypes.Structure):
-    """Dl_info. Source: https://man7.org/linux/man-pages/man3/dladdr.3.html"""
-
-    _fields_ = [
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    ]
-
-
-def file_of(function: Any) -> str:
-    """The path of the library that `function` is from, after all links; empty where the loader does not tell."""
-    symbol = _Symbol()
-    address = ctypes.cast(function, ctypes.c_void_p)
-    found = ctypes.CDLL(None).dladdr(address, ctypes.byref(symbol))
-    return os.path.realpath(os.fsdecode(symbol.file)) if found and symbol.file else ""
 
 
 class _Attributes(ctypes.Structure):
@@ -176,9 +159,6 @@ def memory() -> Row:
 
 def nccl() -> Row:
     """Which NCCL torch loads, from where."""
-    # Here and not above: loading torch takes seconds.
-    from muster.check import versions
-
     found = versions.nccl()
     if found is None:
         return Row("nccl", None, "this torch has none")

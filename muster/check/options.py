@@ -1,20 +1,9 @@
-"""The options of `muster doctor` and `muster bench`, and how a rank reads them, without torch.
+"""The options of `muster doctor` and `muster bench`. Loads no torch."""
 
-A misspelt one must not wait for torch to load.
-"""
-
-import os
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-import typer
-
-from muster.arguments import command, option
-from muster.errors import ExitCode, MusterError
-
-Group = TypeVar("Group")
+from muster.arguments import option
 
 WHAT, ANSWER = "What", "The answer"
 
@@ -75,30 +64,3 @@ class BenchOptions:
         option("--save-baseline", help="Measure all in 5 passes, and write them there for later.", panel=ANSWER),
     ] = None
     json: Annotated[bool, option("--json", help="Print an object for programs.", panel=ANSWER)] = False
-
-
-def parse(program: str, group: type[Group], argv: Sequence[str]) -> Group:
-    """The options, of the class `group`, that `argv` stands for; silences torch, which is loaded next.
-
-    Raises:
-        SystemExit: with 2, after three lines, at a usage error; with 0 after --help.
-    """
-    parsed: list[Group] = []
-
-    def keep(options: Group) -> None:
-        parsed.append(options)
-
-    app = typer.Typer(add_completion=False)
-    app.command()(command(keep, group))
-    try:
-        typer.main.get_command(app).main(args=list(argv), prog_name=program, standalone_mode=False)
-    except typer.TyperException as error:
-        seen, fix = f"{program} {' '.join(argv)}", f"{program} --help lists what there is"
-        print(MusterError(error.format_message(), seen=seen, fix=fix), file=sys.stderr)
-        raise SystemExit(ExitCode.USER_MUST_CHANGE) from None
-    if not parsed:
-        raise SystemExit(0)  # --help has said what it had to say
-    if not os.environ.get("MUSTER_DEBUG"):
-        # The notes of torch's C++ side are nothing that a user can act on.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    return parsed[0]

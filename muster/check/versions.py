@@ -1,4 +1,4 @@
-"""Prints as JSON what is loaded when torch is: `python -P versions.py`.
+"""Prints as JSON what is loaded when torch is: `python -P -m muster.check.versions`.
 
 What a wheel's file name or a constant in torch says need not be what runs: LD_PRELOAD, or a file bound over it,
 replaces NCCL. So the loaded library is asked.
@@ -6,18 +6,18 @@ replaces NCCL. So the loaded library is asked.
 
 import ctypes
 import json
+import os
 import platform
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from muster.check.fabric import file_of
-
 
 def versions() -> dict[str, Any]:
     """The versions of what this process has loaded, by name; None for what torch was built without."""
+    # Here and not above: what asks for the file of a function need not wait for torch.
+    import torch
+
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -42,6 +42,8 @@ def nccl() -> dict[str, str] | None:
 
 
 def _nccl_function() -> Any:
+    import torch
+
     # As the loader resolves torch's own calls: what is visible to all comes first, and so does what LD_PRELOAD names;
     # then what libtorch_cuda.so brings with it.
     library = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
@@ -53,6 +55,25 @@ def _nccl_function() -> Any:
         except (OSError, AttributeError):
             continue
     return None
+
+
+class _Symbol(ctypes.Structure):
+    """Dl_info. Source: https://man7.org/linux/man-pages/man3/dladdr.3.html"""
+
+    _fields_ = [
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    ]
+
+
+def file_of(function: Any) -> str:
+    """The path of the library that `function` is from, after all links; empty where the loader does not tell."""
+    symbol = _Symbol()
+    address = ctypes.cast(function, ctypes.c_void_p)
+    found = ctypes.CDLL(None).dladdr(address, ctypes.byref(symbol))
+    return os.path.realpath(os.fsdecode(symbol.file)) if found and symbol.file else ""
 
 
 def nccl_version(number: int) -> str:
@@ -68,6 +89,8 @@ def _dotted(number: int, unit: int) -> str:
 
 
 def _cudnn() -> str | None:
+    import torch
+
     try:
         number = torch.backends.cudnn.version() if torch.version.cuda else None
     except RuntimeError:

@@ -21,7 +21,7 @@ def even(*seconds: float) -> tuple[Timing, ...]:
 
 
 def row(*seconds: float, key: tuple[str, int] = KEY) -> Row:
-    return Row(*key, 8, even(*seconds), True)
+    return Row(*key, 8, even(*seconds), 0)
 
 
 def of_passes(passes: dict[tuple[str, int], tuple[Timing, ...]]) -> Baseline:
@@ -68,11 +68,11 @@ def test_rows_that_the_baseline_does_not_have_are_not_held():
 
 def test_the_middle_call_and_the_mean_are_both_held():
     known = kept(1.0, 1.1)
-    rare = Row(*KEY, 8, (Timing(mean_s=2.0, p50_s=1.0, p99_s=20.0),), True)
+    rare = Row(*KEY, 8, (Timing(mean_s=2.0, p50_s=1.0, p99_s=20.0),), 0)
     assert [one.figure for one in find_slow([rare], known)] == ["mean"]
     # Where the mean of a healthy machine varies, the middle call does not: there half the bandwidth is found.
     rough = of_passes({KEY: (Timing(1.0, 1.0, 1.0), Timing(9.0, 1.05, 90.0))})
-    half = Row(*KEY, 8, (Timing(4.0, 2.0, 20.0),), True)
+    half = Row(*KEY, 8, (Timing(4.0, 2.0, 20.0),), 0)
     assert [one.figure for one in find_slow([half], rough)] == ["p50"]
 
 
@@ -95,7 +95,7 @@ def test_a_healthy_rerun_passes_and_half_the_bandwidth_fails(noise):
         chance = random.Random(seed)
 
         def rows(slower: float, chance: random.Random = chance) -> list[Row]:
-            return [Row(*key, 8, tuple(timing_of(chance, slower, noise) for _ in range(PASSES)), True) for key in keys]
+            return [Row(*key, 8, tuple(timing_of(chance, slower, noise) for _ in range(PASSES)), 0) for key in keys]
 
         known = of_passes({(each.collective, each.size): each.passes for each in rows(1.0)})
         num_alarms += bool(find_slow(rows(1.0), known))

@@ -4,10 +4,15 @@ import pytest
 
 from muster.check.bench import sweep
 from muster.check.bench.collectives import ALL, BARRIER
-from muster.check.bench.report import cells
+from muster.check.bench.report import COLUMNS, cells, table
 from muster.check.bench.sweep import Row, Timing
 
 SECOND = Timing(1.0, 1.0, 1.0)
+
+
+def figures(row: Row) -> dict[str, str]:
+    """The row of the table, by column."""
+    return dict(zip(COLUMNS, cells(row), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -28,24 +33,25 @@ SECOND = Timing(1.0, 1.0, 1.0)
     ],
 )
 def test_bandwidths_are_those_of_nccl_tests(collective, num_ranks, busbw):
-    row = Row(collective, 10**9, num_ranks, (SECOND,), True)
+    row = Row(collective, 10**9, num_ranks, (SECOND,), 0)
     assert row.algbw == pytest.approx(1.0)
     assert row.busbw == pytest.approx(busbw)
-    assert Row(collective, 10**9, num_ranks, (Timing(0.25, 1.0, 1.0),), True).busbw == pytest.approx(4 * busbw)
+    assert Row(collective, 10**9, num_ranks, (Timing(0.25, 1.0, 1.0),), 0).busbw == pytest.approx(4 * busbw)
 
 
 @pytest.mark.parametrize("collective", [one.name for one in ALL])
 def test_one_rank_has_no_bus_bandwidth(collective):
-    row = Row(collective, 4096, 1, (SECOND,), True)
+    row = Row(collective, 4096, 1, (SECOND,), 0)
     assert row.busbw is None
     assert row.figures()["busbw"] is None
-    assert cells(row)[3] == "N/A"
+    assert figures(row)["busbw"] == "N/A"
 
 
 def test_a_barrier_has_a_time_and_no_bandwidth():
-    row = Row(BARRIER, 0, 4, (SECOND,), True)
+    row = Row(BARRIER, 0, 4, (SECOND,), 0)
     assert (row.algbw, row.busbw, row.figures()["time_us"]) == (None, None, 1e6)
-    assert cells(row)[1:5] == ["-", "N/A", "N/A", "1000000.0"]
+    told = figures(row)
+    assert (told["time"], told["algbw"], told["busbw"], told["#wrong"]) == ("1000000.0", "N/A", "N/A", "N/A")
 
 
 def test_the_time_is_the_mean_of_the_slowest_rank_and_percentiles_are_of_the_slowest_in_each_call():
@@ -63,12 +69,25 @@ def test_a_percentile_is_one_of_the_figures(share, figure):
 
 
 def test_the_middle_pass_stands_for_a_row():
-    row = Row("reduce", 4, 2, tuple(Timing(each, each, each) for each in (5.0, 1.0, 2.0)), True)
+    row = Row("reduce", 4, 2, tuple(Timing(each, each, each) for each in (5.0, 1.0, 2.0)), 0)
     assert row.figures()["time_us"] == 2e6
     assert row.figures()["passes_us"] == [5e6, 1e6, 2e6]
 
 
+def test_the_table_reads_like_that_of_nccl_tests():
+    rows = [Row("all_gather", size, 4, (SECOND,), 0) for size in (10**9, 2 * 10**9)]
+    lines = table(rows).splitlines()
+    assert lines[0] == "# all_gather"
+    assert lines[1].split() == ["#", *COLUMNS]
+    # The count is that of a rank's part; columns stand where those of nccl-tests do.
+    assert lines[3].split()[:9] == ["1000000000", "62500000", "float", "none", "-1", "1000000.0", "1.00", "0.7500", "0"]
+    assert lines[-2:] == ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1.12"]
+    assert {len(line) for line in lines[3:5]} == {len(lines[1])}
+
+
 def test_what_was_not_measured_says_why_and_what_is_wrong_says_so():
-    cells_of = cells(Row("send_recv", 0, 1, note="needs two ranks"))
-    assert (cells_of[0], cells_of[-1]) == ("send_recv", "needs two ranks")
-    assert cells(Row("reduce", 8, 2, (SECOND,), False))[-1] == "WRONG"
+    assert table([Row("send_recv", 0, 1, note="needs two ranks")]) == "# send_recv: needs two ranks"
+    wrong = Row("reduce", 8, 2, (SECOND,), 2)
+    assert figures(wrong)["#wrong"] == "2"
+    assert figures(wrong)["root"] == "0"
+    assert "# Out of bounds values : 2 FAILED" in table([wrong])

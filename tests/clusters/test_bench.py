@@ -69,7 +69,7 @@ def wrongs(found: Mapping[str, Any]) -> list[str]:
 
 def test_healthy_links_are_not_slow(four: SlurmCluster) -> None:
     code, found = bench(four, {})
-    assert (code, found["verdict"], found["against"]) == (0, "PASS", []), found
+    assert (code, found["verdict"], found["against"]) == (0, "ok", []), found
     assert len(found["pairs"]) == 12
     assert {(row["source"], row["target"]) for row in found["pairs"]} == set(permutations(NODES, 2))
 
@@ -78,7 +78,7 @@ def test_a_slow_node_and_a_slow_link_are_named(four: SlurmCluster) -> None:
     """node04 sends slowly to all; of the others two have a slow link, in both directions."""
     others = ["node01", "node02", "node03"]
     code, found = bench(four, {"node04": others, "node01": ["node02"], "node02": ["node01"]})
-    assert (code, found["verdict"]) == (1, "FAIL"), found
+    assert (code, found["verdict"]) == (1, "failed"), found
     node, link = wrongs(found)
     assert node.startswith("slow node: node04 sends at 0.00"), found
     assert link.startswith("slow link: node01 - node02, 0.00"), found

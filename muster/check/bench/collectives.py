@@ -132,6 +132,8 @@ class Collective:
         is_split: its message has as many parts as there are ranks; without it, a part is the whole message.
         sends_all, gets_all: a rank sends, receives, the whole message, not a part.
         is_in_place: it receives where it sends from.
+        redop: the operation by which values are put together.
+        root: the rank that sends or receives alone; -1 without one.
     """
 
     name: str
@@ -143,6 +145,8 @@ class Collective:
     sends_all: bool = True
     gets_all: bool = True
     is_in_place: bool = False
+    redop: str = "none"
+    root: int = -1
 
     def bus_factor(self, num_ranks: int) -> float:
         """The bus bandwidth by the algorithm bandwidth."""
@@ -251,11 +255,13 @@ def _a_part_of_all(world: World, part: int, salt: int) -> Pattern:
 
 
 ALL = (
-    Collective("all_reduce", 2, _all_reduce, addend, total, is_in_place=True),
+    Collective("all_reduce", 2, _all_reduce, addend, total, is_in_place=True, redop="sum"),
     Collective("all_gather", 1, _all_gather, _own, _of_all, is_split=True, sends_all=False),
-    Collective("reduce_scatter", 1, _reduce_scatter, addend, _own_part_of_total, is_split=True, gets_all=False),
-    Collective("broadcast", 0, _broadcast, _own_at_root, _roots, is_in_place=True),
-    Collective("reduce", 0, _reduce, addend, _total_at_root, is_in_place=True),
+    Collective(
+        "reduce_scatter", 1, _reduce_scatter, addend, _own_part_of_total, is_split=True, gets_all=False, redop="sum"
+    ),
+    Collective("broadcast", 0, _broadcast, _own_at_root, _roots, is_in_place=True, root=ROOT),
+    Collective("reduce", 0, _reduce, addend, _total_at_root, is_in_place=True, redop="sum", root=ROOT),
     Collective("all_to_all", 1, _all_to_all, _own, _a_part_of_all, is_split=True),
     Collective("send_recv", 0, _send_recv, _own, _of_the_one_before),
 )

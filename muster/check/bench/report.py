@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from importlib import metadata
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from muster.check import versions
 from muster.check.bench import baseline
 from muster.check.bench.baseline import Baseline, Setting, Slow
+from muster.check.bench.collectives import ELEMENT, by_name
 from muster.check.bench.pairwise import TIMES, Pairs
 from muster.check.bench.sweep import Fault, Row, Sweep, shown
 from muster.check.bench.transport import Transport
@@ -27,12 +28,13 @@ from muster.train import console
 from muster.train.world import World
 from muster.variables import LaunchVariable
 
-Word = Literal["PASS", "FAIL", "NO BASELINE"]
-COLOURS: dict[Word, str] = {"PASS": "green", "FAIL": "red", "NO BASELINE": "yellow"}
+Word = Literal["ok", "warning", "failed"]
+COLOURS: dict[Word, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 NONE = "N/A"
-COLUMNS = ("collective", "size", "algbw", "busbw", "time", "p50", "p99", "values")
-UNITS = "algbw and busbw in 10^9 bytes/s, as by nccl-tests; times in us"
+COLUMNS = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "p50", "p99")
+UNITS = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)")
+WIDTHS = (11, 10, 5, 5, 4, 10, 7, 7, 6, 10, 10)
 
 
 @dataclass(frozen=True)
@@ -40,48 +42,48 @@ class Verdict:
     """The answer.
 
     Attributes:
-        held: what was held against what, in words.
-        against: each thing that makes it a FAIL.
+        says: what was held against what, in words; or the first of what speaks against the run.
+        against: each thing that makes it fail.
     """
 
     word: Word
-    held: str
+    says: str
     against: tuple[MusterError, ...] = ()
 
     @property
     def code(self) -> int:
         """The exit code of all ranks."""
-        return ExitCode.FAILED if self.word == "FAIL" else ExitCode.DONE
+        return ExitCode.FAILED if self.word == "failed" else ExitCode.DONE
 
     def __str__(self) -> str:
-        return f"{self.word}: {self.held}"
+        return f"{self.word}: {self.says}"
 
 
-def verdict_of(against: Sequence[MusterError], held: str | None, otherwise: str) -> Verdict:
+def verdict_of(against: Sequence[MusterError], says: str, otherwise: Word = "ok") -> Verdict:
     """The verdict.
 
     Args:
         against: what speaks against the run.
-        held: what it was held against, in words; None where there was nothing.
-        otherwise: what to say then.
+        says: what to say where nothing does, after the word `otherwise`.
     """
     if against:
         more = f", and {len(against) - 1} more" if len(against) > 1 else ""
-        return Verdict("FAIL", against[0].wrong + more, tuple(against))
-    return Verdict("NO BASELINE", otherwise) if held is None else Verdict("PASS", held)
+        return Verdict("failed", against[0].wrong + more, tuple(against))
+    return Verdict(otherwise, says)
 
 
 def verdict_of_pairs(pairs: Pairs, num_nodes: int) -> Verdict:
-    """The verdict on pairs of nodes, which are held against each other."""
+    """The verdict on pairs of nodes, which are held against each other; a warning where that tells little."""
     if num_nodes < 2:
-        return verdict_of(pairs.errors, None, "one node: nothing was measured")
+        return verdict_of(pairs.errors, "one node: nothing was measured", "warning")
     if num_nodes == 2:
         only = "two nodes: their link was held against nothing but its own two directions"
-        return verdict_of(pairs.errors, None, only)
-    # Where most links are slow, as those between two racks may be, none stands out: that is no PASS.
-    held = "no link is slow" if pairs.differ <= TIMES else None
-    says = f"links differ {pairs.differ:.1f}-fold, and no node or single link stands out: see which are the slow ones"
-    return verdict_of(pairs.errors, held, says)
+        return verdict_of(pairs.errors, only, "warning")
+    if pairs.differ > TIMES:
+        # Where most links are slow, as those between two racks may be, none stands out.
+        says = f"links differ {pairs.differ:.1f}-fold, and no node or single link stands out: see which are slow"
+        return verdict_of(pairs.errors, says, "warning")
+    return verdict_of(pairs.errors, "no link is slow")
 
 
 def wrong_values(faults: Sequence[Fault]) -> list[MusterError]:
@@ -129,9 +131,7 @@ class Report:
         if used.error is not None:
             against.append(used.error)
         against += baseline.errors(slow, self.options.baseline or "")
-        otherwise = f"values were right in {sweep.num_checks} checks; "
-        otherwise += "--save-baseline FILE keeps such figures for the next time"
-        verdict = verdict_of(against, self.held(rows, known), otherwise)
+        verdict = verdict_of(against, f"values were right in {sweep.num_checks} checks; {self.held(rows, known)}")
         value = self.value(verdict) | {
             "transport": {"network": used.network, "gpudirect": used.gpudirect, "says": used.says, "notes": used.notes},
             "rows": [row.figures() for row in rows],
@@ -162,9 +162,7 @@ class Report:
         if self.options.json:
             print(json.dumps(value), flush=True)
             return
-        self._say(lines)
-        if rows:
-            print_rows(self.screen, rows)
+        self._say([*lines, *([table(rows)] if rows else [])])
 
     def _conclude(self, verdict: Verdict) -> None:
         self._say(["", *map(str, verdict.against)])
@@ -185,12 +183,12 @@ class Report:
         site = f", {setting.site}" if setting.site else ""
         return f"{places}, {setting.backend} on {devices}, torch {torch.__version__}{site}"
 
-    def held(self, rows: Sequence[Row], known: Baseline | None) -> str | None:
-        """What the figures were held against, in words; None where there was nothing."""
+    def held(self, rows: Sequence[Row], known: Baseline | None) -> str:
+        """What the figures were held against, in words."""
         keys = [(row.collective, row.size) for row in rows if row.passes]
         held = sum(key in known.passes for key in keys) if known else 0
         if known is None or not held:
-            return None
+            return "held against no baseline: --save-baseline FILE keeps one for the next time"
         worth = f"half of them would be found if they took {baseline.least_found(known):.2f} times as long"
         return f"{held} of {len(keys)} rows are as fast as in {self.options.baseline}; {worth}"
 
@@ -199,7 +197,7 @@ class Report:
         return {
             "verdict": verdict.word,
             "code": verdict.code,
-            "says": verdict.held,
+            "says": verdict.says,
             "against": [{"wrong": each.wrong, "seen": each.seen, "fix": each.fix} for each in verdict.against],
             "setting": asdict(self.setting),
             "hosts": self.world.hosts,
@@ -223,7 +221,7 @@ class Report:
             return
         path = Path(self.options.save_baseline)
         said = f"baseline: {path}"
-        if verdict.word == "FAIL":
+        if verdict.word == "failed":
             said = f"{path} was not written: a run that fails is no baseline"
         else:
             about = self.about() | {"network": used.network, "gpudirect": used.gpudirect, "nodes": self.world.nodes}
@@ -231,32 +229,48 @@ class Report:
         self._say(["", said])
 
 
-def print_rows(console: Console, rows: Sequence[Row]) -> None:
-    """Prints a line for each row, with a gap between collectives."""
-    console.print(Text(UNITS), soft_wrap=True)
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("collective", "values") else "right", no_wrap=True)
-    for number, row in enumerate(rows):
-        if number and row.collective != rows[number - 1].collective:
-            table.add_row()
-        table.add_row(*cells(row))
-    console.print(table)
+def table(rows: Sequence[Row]) -> str:
+    """A table of each collective as nccl-tests prints it, with the latencies behind its columns.
+
+    Source: https://github.com/NVIDIA/nccl-tests/blob/master/src/common.cu
+    """
+    blocks: list[str] = []
+    for name, group in groupby(rows, key=lambda row: row.collective):
+        own = list(group)
+        if not own[0].passes:
+            blocks.append(f"# {name}: {own[0].note}")
+            continue
+        header = ["#" + _line(words)[1:] for words in (COLUMNS, UNITS)]
+        lines = [f"# {name}", *header, *(_line(cells(row)) for row in own)]
+        num_wrong = sum(row.num_wrong or 0 for row in own)
+        if own[0].size:
+            lines.append(f"# Out of bounds values : {num_wrong} {'FAILED' if num_wrong else 'OK'}")
+            known = [row.busbw for row in own if row.busbw is not None]
+            lines.append(f"# Avg bus bandwidth    : {_bandwidth(sum(known) / len(known) if known else None)}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
 
 
 def cells(row: Row) -> list[str]:
     """A row of the table, by COLUMNS."""
     middle = row.middle
-    if middle is None:
-        return [row.collective, *["-"] * (len(COLUMNS) - 2), row.note]
-    times = [f"{each * 1e6:.1f}" for each in (middle.mean_s, middle.p50_s, middle.p99_s)]
-    values = {True: "ok", False: "WRONG", None: NONE}[row.is_right]
-    size = shown(row.size) if row.size else "-"
-    return [row.collective, size, _bandwidth(row.algbw), _bandwidth(row.busbw), *times, values]
+    assert middle is not None
+    mean, p50, p99 = (f"{each * 1e6:.1f}" for each in (middle.mean_s, middle.p50_s, middle.p99_s))
+    if not row.size:
+        return ["0", "0", "none", "none", "-1", mean, NONE, NONE, NONE, p50, p99]
+    collective = by_name(row.collective)
+    count = row.size // ELEMENT // (row.num_ranks if collective.is_split else 1)
+    wrong = NONE if row.num_wrong is None else str(row.num_wrong)
+    kind = [str(row.size), str(count), "float", collective.redop, str(collective.root)]
+    return [*kind, mean, _bandwidth(row.algbw), _bandwidth(row.busbw), wrong, p50, p99]
+
+
+def _line(words: Sequence[str]) -> str:
+    return " ".join(word.rjust(width) for word, width in zip(words, WIDTHS, strict=True)).rstrip()
 
 
 def _bandwidth(value: float | None) -> str:
-    return NONE if value is None else f"{value:.4g}" if value < 1000 else f"{value:.0f}"
+    return NONE if value is None else f"{value:.2f}" if value >= 1 else f"{value:.4f}"
 
 
 def _of_slow(one: Slow) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class Row:
     Attributes:
         size: bytes of the message; 0 where there is none.
         passes: the timing of each time it was measured; empty where it was not.
-        is_right: whether all values were, on all ranks; None where none were checked.
+        num_wrong: the elements that were wrong, on all ranks; None where none were checked.
         note: why it was not measured.
     """
 
@@ -125,7 +125,7 @@ class Row:
     size: int
     num_ranks: int
     passes: tuple[Timing, ...] = ()
-    is_right: bool | None = None
+    num_wrong: int | None = None
     note: str = ""
 
     @property
@@ -158,7 +158,7 @@ class Row:
             "p99_us": middle and _micro(middle.p99_s),
             "algbw": self.algbw and float(f"{self.algbw:.6g}"),
             "busbw": self.busbw and float(f"{self.busbw:.6g}"),
-            "values_ok": self.is_right,
+            "values_ok": None if self.num_wrong is None else self.num_wrong == 0,
             "passes_us": [_micro(one.mean_s) for one in self.passes],
             "note": self.note,
         }
@@ -232,8 +232,8 @@ class Sweep:
         self.doing = f"{collective.name} of {shown(size)}"
         if self.world.main and sys.stderr.isatty():
             print(f"\r{self.doing:<40}", end="\r", file=sys.stderr, flush=True)
-        is_right = self.check(collective, [size])
-        return self.again(Row(collective.name, size, self.world.world_size, is_right=is_right))
+        num_wrong = self.check(collective, [size])
+        return self.again(Row(collective.name, size, self.world.world_size, num_wrong=num_wrong))
 
     def again(self, row: Row) -> Row:
         """`row` with another pass."""
@@ -252,8 +252,8 @@ class Sweep:
             call = partial(collective.call, self.world, message, None)
         return of_ranks(self.world.gather(self.safe(lambda: measure(self.world, call, self.options))))
 
-    def check(self, collective: Collective, sizes: Sequence[int]) -> bool:
-        """Whether all ranks have right values at all `sizes`; the others are kept in `faults`."""
+    def check(self, collective: Collective, sizes: Sequence[int]) -> int:
+        """How many values are wrong at these `sizes`, on all ranks; which ones is kept in `faults`."""
         salt = next(self.salts)
         self.num_checks += len(sizes)
         own: list[dict[str, Any]] = []
@@ -265,7 +265,7 @@ class Sweep:
                 own.append(asdict(Fault(*place, wrong.index, wrong.expected, wrong.found, wrong.count)))
         faults = [Fault(**each) for of_rank in self.world.gather(own) for each in of_rank]
         self.faults += faults
-        return not faults
+        return sum(fault.count for fault in faults)
 
     def safe(self, function: Callable[[], Any]) -> Any:
         """What `function`, which speaks to the other ranks, returns.
