@@ -2,6 +2,8 @@
 
 import io
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pytest
 from rich.console import Console
@@ -9,6 +11,7 @@ from rich.console import Console
 from muster.check.doctor import run
 from muster.check.doctor.finding import Finding
 from muster.check.doctor.run import Part, Report
+from muster.check.options import DoctorOptions
 from muster.train.world import World
 from tests.check.healthy import SUBJECTS, Told, healthy, with_node
 
@@ -72,3 +75,33 @@ def test_what_comes_from_a_node_does_not_write_on_the_terminal() -> None:
     text = printed(Report([], [Part("x", "", found)]), None)
     assert "\x1b" not in text
     assert "[bold]fix[/bold]" in text
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a rank tells of a subject that there is not."""
+
+    release: str
+
+
+class KernelSubject:
+    """A subject of a test's own, with the face that all have."""
+
+    NAME = "kernel"
+    Facts = Kernel
+
+    def gather(self, world: World, options: DoctorOptions) -> Kernel:
+        return Kernel("6.1")
+
+    def findings(self, by_host: Mapping[str, Sequence[Kernel]]) -> list[Finding]:
+        return [Finding("warning", "kernel", host, "old", facts[0].release, "-") for host, facts in by_host.items()]
+
+    def summary(self, by_host: Mapping[str, Sequence[Kernel]]) -> str:
+        return "new"
+
+
+def test_a_new_subject_needs_no_more_than_its_face() -> None:
+    found = Report()
+    run.examine(World(host="a", hosts=("a",)), DoctorOptions(), [KernelSubject()], found)
+    assert [finding.about for finding in found.findings] == ["kernel"]
+    assert found.facts == [{"rank": 0, "host": "a", "kernel": {"release": "6.1"}}]
