@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from muster.check.bench import collectives
-from muster.check.bench.collectives import ALL, ELEMENT, Collective, Message, Wrong
+from muster.check.bench.collectives import ALL, ELEMENT, Collective, Message, Wrong, WrongValues
 from muster.check.bench.pairwise import Pairs
 from muster.check.bench.report import verdict_of_pairs, wrong_values
-from muster.check.bench.sweep import Fault
 from muster.errors import MusterError
 from muster.train.world import World
 
@@ -133,7 +132,9 @@ def test_a_call_is_checked_in_buffers_that_hold_nothing_before():
     for collective in ALL:
         idle = replace(collective, call=lambda world, message, group: None)
         if not collective.is_in_place:  # in place, at one rank, nothing is what there is to do
-            assert idle.check(world, 64, 1) == Wrong(0, float(1), "nan", 16)
+            wrong = idle.check(world, 64, 1)
+            assert wrong is not None
+            assert (wrong.index, wrong.expected, wrong.found, wrong.count) == (0, 1.0, "nan", 16)
 
     def copied(world: World, message: Message, group: object) -> None:
         message.got.copy_(message.sent)
@@ -155,7 +156,7 @@ def test_a_message_of_parts_has_equal_ones(name, num_ranks, size, split):
 
 def test_wrong_values_name_collective_size_rank_host_element_and_both_values():
     faults = [
-        Fault("all_reduce", size, rank, f"node{rank:02}", 17, 5.0, "nan", 3)
+        WrongValues("all_reduce", size, rank, f"node{rank:02}", 17, 5.0, "nan", 3)
         for size in (1 << 20, 4096)
         for rank in (1, 2)
     ]

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from muster.check.bench.baseline import Baseline, Kept, Setting
+from muster.check.bench.collectives import WrongValues
 from muster.check.bench.pairwise import Pairs
 from muster.check.bench.report import Report
-from muster.check.bench.sweep import Fault, Row, Sweep, Timing
+from muster.check.bench.sweep import Row, Sweep, Timing
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.errors import MusterError
@@ -27,7 +28,7 @@ def report(folder: Path, **options: object) -> Report:
     return Report(BenchOptions(**chosen), World(hosts=HOSTS, world_size=3), HERE)  # pyright: ignore[reportArgumentType]
 
 
-def sweep(of: Report, *faults: Fault) -> Sweep:
+def sweep(of: Report, *faults: WrongValues) -> Sweep:
     found = Sweep(of.world, of.options, [1024], ["all_reduce"])
     found.faults += faults
     found.num_checks = 1
@@ -52,7 +53,7 @@ def test_a_table_is_shown_although_no_file_can_be_written(tmp_path, capsys, as_j
 
 def test_a_run_that_fails_is_not_kept(tmp_path, capsys):
     of = report(tmp_path / "file")
-    assert of.of_sweep(ROWS, sweep(of, Fault("all_reduce", 1024, 1, "b", 7, 3.0, "nan", 2)), USED, None) == 1
+    assert of.of_sweep(ROWS, sweep(of, WrongValues("all_reduce", 1024, 1, "b", 7, 3.0, "nan", 2)), USED, None) == 1
     said = capsys.readouterr().out
     assert "was not written: a run that fails is no baseline" in said
     assert said.splitlines()[-1] == "failed: all_reduce gave wrong values to rank 1 on b, at 1K"

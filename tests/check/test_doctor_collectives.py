@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from muster.check.bench.collectives import WrongValues
 from muster.check.doctor import collectives
 from muster.check.doctor.collectives import NOT_OVER, START, Facts, Progress, wrong_sum
 from tests.train.conftest import environment, free_port
@@ -17,7 +18,10 @@ HOSTS = ["a", "b", "c", "d"]
 
 def progress(rank: int, *, at: str = "", why: str = "", **wrong: int | None) -> Progress:
     """What a rank tells; of each collective with wrong values, the rank that they are from."""
-    return Progress(rank, at, why, {name: (source, "5 in place of 4") for name, source in wrong.items()})
+    values = {
+        name: WrongValues(name, 4096, rank, HOSTS[rank], 0, 4.0, "5", 1, source) for name, source in wrong.items()
+    }
+    return Progress(rank, at, why, values)
 
 
 def found(*ranks: Progress, pairs: Collection[tuple[int, int]] = ()) -> list[tuple[str, str]]:

@@ -53,6 +53,29 @@ class Wrong:
     count: int
 
 
+@dataclass(frozen=True)
+class WrongValues:
+    """Wrong values that one rank got from a collective.
+
+    Attributes:
+        size: bytes of the message.
+        rank, host: who got them.
+        index, expected, found: the first wrong element.
+        count: how many elements are wrong.
+        source: the rank that they came from; None where they are of several.
+    """
+
+    collective: str
+    size: int
+    rank: int
+    host: str
+    index: int
+    expected: float
+    found: str
+    count: int
+    source: int | None = None
+
+
 @lru_cache
 def modulus(most: int) -> int:
     """The largest prime below `most`: no size of a part that an algorithm may choose is a multiple of it."""
@@ -132,6 +155,8 @@ class Collective:
         is_split: its message has as many parts as there are ranks; without it, a part is the whole message.
         sends_all, gets_all: a rank sends, receives, the whole message, not a part.
         is_in_place: it receives where it sends from.
+        source: the rank that wrong values came from, of the world, the elements of a part and what is wrong; None where
+            they are of several.
         redop: the operation by which values are put together.
         root: the rank that sends or receives alone; -1 without one.
     """
@@ -145,6 +170,7 @@ class Collective:
     sends_all: bool = True
     gets_all: bool = True
     is_in_place: bool = False
+    source: Callable[[World, int, Wrong], int | None] = lambda world, part, wrong: None
     redop: str = "none"
     root: int = -1
 
@@ -166,7 +192,7 @@ class Collective:
             return Message(got, got)
         return Message(torch.empty(whole if self.sends_all else part, device=world.device), got)
 
-    def check(self, world: World, size: int, salt: int, group: Any = None) -> Wrong | None:
+    def check(self, world: World, size: int, salt: int, group: Any = None) -> WrongValues | None:
         """What is wrong in what this rank receives by one call, in buffers of its own.
 
         Args:
@@ -178,7 +204,12 @@ class Collective:
         fill(message.sent, self.sends(world, part, salt))
         self.call(world, message, group)
         expected = self.gets(world, part, salt)
-        return None if expected is None else compare(message.got, expected)
+        wrong = None if expected is None else compare(message.got, expected)
+        if wrong is None:
+            return None
+        source = self.source(world, part, wrong)
+        place = (self.name, self.size(world, size), world.rank, world.host)
+        return WrongValues(*place, wrong.index, wrong.expected, wrong.found, wrong.count, source)
 
 
 def _all_reduce(world: World, message: Message, group: Any) -> None:
@@ -214,6 +245,19 @@ def _send_recv(world: World, message: Message, group: Any) -> None:
     ]
     for work in dist.batch_isend_irecv(both):
         work.wait()
+
+
+def _giver_of_part(world: World, part: int, wrong: Wrong) -> int | None:
+    # More than fits into the part of one rank is wrong: it is of several.
+    return wrong.index // part if wrong.count <= part else None
+
+
+def _root(world: World, part: int, wrong: Wrong) -> int:
+    return ROOT
+
+
+def _one_before(world: World, part: int, wrong: Wrong) -> int:
+    return (world.rank - 1) % world.world_size
 
 
 def _total_at_root(world: World, part: int, salt: int) -> Pattern | None:
@@ -256,14 +300,14 @@ def _a_part_of_all(world: World, part: int, salt: int) -> Pattern:
 
 ALL = (
     Collective("all_reduce", 2, _all_reduce, addend, total, is_in_place=True, redop="sum"),
-    Collective("all_gather", 1, _all_gather, _own, _of_all, is_split=True, sends_all=False),
+    Collective("all_gather", 1, _all_gather, _own, _of_all, is_split=True, sends_all=False, source=_giver_of_part),
     Collective(
         "reduce_scatter", 1, _reduce_scatter, addend, _own_part_of_total, is_split=True, gets_all=False, redop="sum"
     ),
-    Collective("broadcast", 0, _broadcast, _own_at_root, _roots, is_in_place=True, root=ROOT),
+    Collective("broadcast", 0, _broadcast, _own_at_root, _roots, is_in_place=True, source=_root, root=ROOT),
     Collective("reduce", 0, _reduce, addend, _total_at_root, is_in_place=True, redop="sum", root=ROOT),
-    Collective("all_to_all", 1, _all_to_all, _own, _a_part_of_all, is_split=True),
-    Collective("send_recv", 0, _send_recv, _own, _of_the_one_before),
+    Collective("all_to_all", 1, _all_to_all, _own, _a_part_of_all, is_split=True, source=_giver_of_part),
+    Collective("send_recv", 0, _send_recv, _own, _of_the_one_before, source=_one_before),
 )
 
 BARRIER = "barrier"

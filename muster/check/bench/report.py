@@ -17,9 +17,9 @@ from rich.text import Text
 from muster.check import versions
 from muster.check.bench import baseline
 from muster.check.bench.baseline import Baseline, Setting, Slow
-from muster.check.bench.collectives import ELEMENT, by_name
+from muster.check.bench.collectives import ELEMENT, WrongValues, by_name
 from muster.check.bench.pairwise import TIMES, Pairs
-from muster.check.bench.sweep import Fault, Row, Sweep, shown
+from muster.check.bench.sweep import Row, Sweep, shown
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.check.ranks import plural
@@ -86,21 +86,21 @@ def verdict_of_pairs(pairs: Pairs, num_nodes: int) -> Verdict:
     return verdict_of(pairs.errors, "no link is slow")
 
 
-def wrong_values(faults: Sequence[Fault]) -> list[MusterError]:
+def wrong_values(faults: Sequence[WrongValues]) -> list[MusterError]:
     """What to say of wrong values: one for each collective and rank, with the smallest message."""
-    found: dict[tuple[str, int], list[Fault]] = {}
+    found: dict[tuple[str, int], list[WrongValues]] = {}
     for fault in sorted(faults, key=lambda each: each.size):
         found.setdefault((fault.collective, fault.rank), []).append(fault)
     return [_wrong_values_of_rank(several) for several in found.values()]
 
 
-def _wrong_values_of_rank(several: Sequence[Fault]) -> MusterError:
+def _wrong_values_of_rank(several: Sequence[WrongValues]) -> MusterError:
     first = several[0]
     sizes = ", ".join(dict.fromkeys(shown(fault.size) for fault in several))
     return MusterError(
         f"{first.collective} gave wrong values to rank {first.rank} on {first.host}, at {sizes}",
         seen=f"element {first.index} of {shown(first.size)} was {first.found}, not {first.expected:.0f}; "
-        f"{first.count} elements are wrong",
+        f"{first.count} elements are wrong" + ("" if first.source is None else f", from rank {first.source}"),
         fix=f"don't train here: try again without {first.host}; if it is that node's, its GPU, memory or network is "
         "broken; if not, another version of the backend",
         code=ExitCode.FAILED,

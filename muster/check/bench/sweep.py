@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from muster.check.bench import collectives
-from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, Collective
+from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, Collective, WrongValues
 from muster.check.options import BenchOptions
 from muster.errors import MusterError
 from muster.train.world import World
@@ -168,24 +168,6 @@ def _micro(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A wrong value, and where.
-
-    Attributes:
-        count: how many elements of that rank's message are wrong.
-    """
-
-    collective: str
-    size: int
-    rank: int
-    host: str
-    index: int
-    expected: float
-    found: str
-    count: int
-
-
 @dataclass
 class Sweep:
     """The state of a run on this rank.
@@ -203,7 +185,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         self.doing = "the first collective"
-        self.faults: list[Fault] = []
+        self.faults: list[WrongValues] = []
         self.salts = count(1)
         self.num_checks = 0
 
@@ -258,12 +240,10 @@ class Sweep:
         self.num_checks += len(sizes)
         own: list[dict[str, Any]] = []
         for turn, size in enumerate(sizes):
-            bytes_ = collective.size(self.world, size)
-            wrong = self.safe(lambda bytes_=bytes_, turn=turn: collective.check(self.world, bytes_, salt + 31 * turn))
+            wrong = self.safe(lambda size=size, turn=turn: collective.check(self.world, size, salt + 31 * turn))
             if wrong is not None:
-                place = (collective.name, bytes_, self.world.rank, self.world.host)
-                own.append(asdict(Fault(*place, wrong.index, wrong.expected, wrong.found, wrong.count)))
-        faults = [Fault(**each) for of_rank in self.world.gather(own) for each in of_rank]
+                own.append(asdict(wrong))
+        faults = [WrongValues(**each) for of_rank in self.world.gather(own) for each in of_rank]
         self.faults += faults
         return sum(fault.count for fault in faults)
 

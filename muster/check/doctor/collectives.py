@@ -10,7 +10,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, Collective, by_name
+from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, WrongValues, by_name
 from muster.check.doctor.finding import Finding, distinct
 from muster.check.options import DoctorOptions
 from muster.check.ranks import LOOK_S, fault_in, listed
@@ -49,14 +49,14 @@ class Progress:
     Attributes:
         at: what it came to last; empty when all was over.
         why: why it came no further; empty where nothing stopped it.
-        wrong: (the rank that the values came from, None for several; what was seen), by collective.
+        wrong: what was wrong in what it got, by collective.
         pairs: those between which a sum was wrong.
     """
 
     rank: int
     at: str = START
     why: str = ""
-    wrong: dict[str, tuple[int | None, str]] = field(default_factory=dict[str, tuple[int | None, str]])
+    wrong: dict[str, WrongValues] = field(default_factory=dict[str, WrongValues])
     pairs: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
 
@@ -172,26 +172,12 @@ class Trial:
         open_group(replace(self.world, timeout_s=group_s))
         for collective in ALL:
             self._enter(collective.name)
-            self._check(collective)
+            wrong = collective.check(self.world, SIZE, 1)
+            if wrong is not None:
+                self.own.wrong[collective.name] = wrong
         self._enter(BARRIER)
         dist.barrier()
         self.own.at = ""
-
-    def _check(self, collective: Collective) -> None:
-        wrong = collective.check(self.world, SIZE, 1)
-        if wrong is None:
-            return
-        size = collective.size(self.world, SIZE)
-        part = size // ELEMENT // self.world.world_size
-        # More than fits into the part of one rank is wrong: it is of several.
-        source = {
-            "all_gather": wrong.index // part if wrong.count <= part else None,
-            "all_to_all": wrong.index // part if wrong.count <= part else None,
-            "broadcast": 0,
-            "send_recv": (self.world.rank - 1) % self.world.world_size,
-        }.get(collective.name)
-        seen = f"{wrong.found} in place of {wrong.expected:g}, {wrong.count} of {size // ELEMENT} numbers"
-        self.own.wrong[collective.name] = (source, seen)
 
     def call_pairs(self, name: str) -> None:
         """The collective once more between each rank and the next: a rank whose share is wrong spoils two of these."""
@@ -241,7 +227,7 @@ def _culprits(name: str, ranks: Sequence[Progress], pairs: Collection[tuple[int,
     if name in SUMS and pairs:
         spoilt = sorted({rank for pair in pairs for rank in pair})
         return tuple(rank for rank in spoilt if all(rank in pair for pair in pairs)) or tuple(spoilt)
-    sources = {one.wrong[name][0] for one in ranks if name in one.wrong}
+    sources = {one.wrong[name].source for one in ranks if name in one.wrong}
     receivers = [one.rank for one in ranks if name in one.wrong]
     known = tuple(source for source in sources if source is not None)
     if len(sources) == 1 and known:
@@ -251,12 +237,10 @@ def _culprits(name: str, ranks: Sequence[Progress], pairs: Collection[tuple[int,
 
 def _spoilt(culprits: Sequence[int], names: Sequence[str], ranks: Sequence[Progress], hosts: Sequence[str]) -> Finding:
     lines: list[str] = []
-    for name in names:
-        for one in ranks:
-            source, seen = one.wrong.get(name, (None, ""))
-            if seen:
-                origin = "" if source is None else f" from rank {source}"
-                lines.append(f"{name} on rank {one.rank} ({hosts[one.rank]}): {seen}{origin}")
+    for wrong in (one.wrong[name] for name in names for one in ranks if name in one.wrong):
+        origin = "" if wrong.source is None else f" from rank {wrong.source}"
+        seen = f"{wrong.found} in place of {wrong.expected:g}, {wrong.count} of {wrong.size // ELEMENT} numbers"
+        lines.append(f"{wrong.collective} on rank {wrong.rank} ({wrong.host}): {seen}{origin}")
     more = [f"and {len(lines) - MOST} more"] if len(lines) > MOST else []
     who = " and ".join(f"rank {rank} on {hosts[rank]}" for rank in culprits)
     by = {0: "it can't be told by which rank", 1: f"by {who}"}.get(len(culprits), f"between {who}")
