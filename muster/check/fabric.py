@@ -175,7 +175,7 @@ def main(argv: list[str]) -> int:
         row = ask()
         rows.append(row)
         if "--json" not in argv:
-            print(f"{row.about:<10}{ {True: 'ok', False: 'BAD', None: '-'}[row.is_good]:<5}{row.says}", flush=True)
+            print(f"{row.about:<10}{ {True: 'ok', False: 'failed', None: '-'}[row.is_good]:<8}{row.says}", flush=True)
     if "--json" in argv:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     return 1 if any(row.is_good is False for row in rows) else 0

@@ -48,8 +48,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     command = [sys.executable, str(ROOT / "tests" / "train" / "forks.py")]
     env = environment({"TORCH_CPP_LOG_LEVEL": "ERROR"})
     forks = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert forks.stdin is not None
-    assert forks.stdout is not None
+    orders, answers = forks.stdin, forks.stdout
+    assert orders is not None
+    assert answers is not None
 
     def run(argv: list[str], world_size: int, plant: str = "") -> list[Ended]:
         folder = str(tmp_path_factory.mktemp("ranks"))
@@ -59,9 +60,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
             {"argv": ["bench", *argv], "env": env, "folder": folder, "name": rank, "before": before}
             for rank, env in enumerate(rank_environments(world_size, {}, {}))
         ]
-        forks.stdin.write(json.dumps({"ranks": ranks, "deadline_s": 240, "shm": None}) + "\n")
-        forks.stdin.flush()
-        codes = json.loads(forks.stdout.readline())
+        orders.write(json.dumps({"ranks": ranks, "deadline_s": 240, "shm": None}) + "\n")
+        orders.flush()
+        codes = json.loads(answers.readline())
         ended = read_ranks(codes, Path(folder))
         assert None not in codes, ended
         return ended

@@ -76,6 +76,7 @@ def test_a_plugin_that_is_not_used_does_not_count() -> None:
 def test_devices_are_a_reason_to_expect_rdma_where_no_launch_has_looked() -> None:
     device = "/dev/infiniband/uverbs0"
     told = of_nccl([heard(rank, NCCL_2_19_SOCKET, "", device) for rank in range(2)])
+    assert told.error is not None
     assert f"expected RDMA by {device} on node01" in told.error.seen
     assert of_nccl([heard(rank, NCCL_2_19_SOCKET, "off", device) for rank in range(2)]).error is not None
     assert of_nccl([heard(rank, NCCL_2_19_SOCKET, "tcp", device) for rank in range(2)]).error is None

@@ -1,4 +1,4 @@
-"""What the kernel tells of ports and PCIe links: files as those in /sys."""
+"""What the kernel tells of ports and PCIe links, by files as those in /sys; and what is wrong with a network."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from muster.check.doctor import network
 from muster.check.doctor.network import PcieLink, Port
+from tests.check.healthy import found, healthy, only, with_node, with_ranks
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:
@@ -74,3 +75,21 @@ def test_what_has_no_link_of_its_own_is_left_out(tmp_path: Path) -> None:
     assert [*network.ports(tmp_path), *network.pcie_links(tmp_path)] == []
     adapter(tmp_path, {}, pcie(0, "Unknown") | pcie(0, "Unknown", "current"))
     assert tuple(network.pcie_links(tmp_path)) == ()
+
+
+def test_the_network_that_was_chosen() -> None:
+    astray = with_node(healthy(), "node02", interfaces=("eth0",))
+    finding = only(astray)
+    assert (finding.host, finding.about, finding.level) == ("node02", "interface", "failed")
+    assert finding.seen == "GLOO_SOCKET_IFNAME=ib0; here: eth0"
+    alone = with_ranks(healthy(), "node03", lambda rank: {"address": "127.0.1.1", "interface": "lo"})
+    assert (only(alone).host, only(alone).about) == ("node03", "address")
+    closed = with_node(healthy(), "node01", closed=("/dev/infiniband/uverbs0",))
+    assert (only(closed).host, only(closed).about) == ("node01", "fabric")
+
+
+def test_memory_that_may_be_locked() -> None:
+    finding = only(with_node(healthy(2), "node02", memlock=64 * 1024))
+    assert (finding.host, finding.about, finding.level) == ("node02", "memlock", "warning")
+    assert "64 KiB" in finding.seen
+    assert found(with_node(healthy(2), "node02", memlock=64 * 1024, devices=())) == []

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count, permutations
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from muster.check.doctor import clock, names, ports, run
 from muster.check.doctor.finding import Finding

@@ -45,3 +45,8 @@ def test_a_rank_that_never_came_is_for_the_user_to_mend() -> None:
     (finding,) = absent_ranks(absence(hosts=()))
     assert finding.wrong == "rank 1 did not come"
     assert code_of([finding]) == 2
+
+
+def test_few_hosts_are_named_all() -> None:
+    assert ranks.listed(list("abcde")) == "a, b, c, d, e"
+    assert ranks.listed(list("abcdef")) == "a, b, c, d and 2 more"
