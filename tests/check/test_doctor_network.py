@@ -1,6 +1,7 @@
 """What the kernel tells of ports and PCIe links, by files as those in /sys; and what is wrong with a network."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,11 @@ def test_memory_that_may_be_locked() -> None:
     assert (finding.host, finding.about, finding.level) == ("node02", "memlock", "warning")
     assert "64 KiB" in finding.seen
     assert found(with_node(healthy(2), "node02", memlock=64 * 1024, devices=())) == []
+
+
+def test_two_nodes_of_one_name() -> None:
+    told = healthy(2)
+    told["network"]["node02"][1] = replace(told["network"]["node02"][1], address="10.0.0.9")
+    finding = only(told)
+    assert (finding.host, finding.about, finding.level) == ("node02", "host", "warning")
+    assert finding.seen.endswith("10.0.0.2, 10.0.0.9")

@@ -1,4 +1,4 @@
-"""Who knocks at whom, what answers, and whom failed knocks point to."""
+"""Which nodes try to reach which, what answers, and which node failed probes point to."""
 
 import random
 import socket
@@ -56,7 +56,7 @@ def test_every_node_is_connected_to_all_by_a_bounded_number_of_pairs(size):
         assert all(len(own) == size - 1 for own in looks)
 
 
-def test_alone_there_is_nobody_to_knock_at():
+def test_alone_there_is_nobody_to_reach():
     assert partners(0, 1) == []
 
 

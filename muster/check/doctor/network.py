@@ -217,6 +217,12 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
             wrong, seen = "its way to rank 0 is the loopback: it would meet itself", f"own address there: {address}"
             fix = "--master-addr with an address that others reach"
             found.append(Finding("failed", "address", host, wrong, seen, fix))
+    for host, ranks in by_host.items():
+        addresses = distinct([rank.address for rank in ranks])
+        if "," in addresses:
+            wrong = "nodes have the same name, and are taken for one: only one of them was looked at"
+            fix = "give each node a hostname of its own (docker run --hostname)"
+            found.append(Finding("warning", "host", host, wrong, f"own addresses there: {addresses}", fix))
     fix = "look at what `muster fabric plan` says on that node, and whether the host's libraries are bound there too"
     fabrics = {host: node.fabric for host, node in nodes.items()}
     found += differences(fabrics, "failed", "fabric", "fabric", fix)
