@@ -104,6 +104,10 @@ bench: $(DEV) ## Run the benchmarks, and add to benchmarks/RESULTS.md
 	@$(BIN)/python benchmarks/bench.py --record
 	@$(BIN)/python benchmarks/preflight.py --record
 
+.PHONY: gpu
+gpu: $(DEV) ## Prove on a GPU what only a GPU can show: ARGS="--help"
+	@$(BIN)/python benchmarks/gpu/runner.py $(ARGS)
+
 .PHONY: venv
 venv: $(DEV) ## The virtual environment with all tools, and nothing else
 
