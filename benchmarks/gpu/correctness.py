@@ -40,13 +40,13 @@ def beside_cpu(work: Work, model: str, strategy: str = "single", **options: Any)
         return training.compare(reference, training.train(asked, world, strategy))
 
 
-@case(part="A", timeout_s=25, expect=IN_FP32, on_cpu=True)
+@case(part="A", timeout_s=17, expect=IN_FP32, on_cpu=True)
 def single_fp32(work: Work) -> dict[str, Any]:
     """A transformer in fp32, one process"""
     return beside_cpu(work, "gpt-tiny")
 
 
-@case(part="A", timeout_s=20, expect=IN_TF32)
+@case(part="A", timeout_s=17, expect=IN_TF32)
 def single_tf32(work: Work) -> dict[str, Any]:
     """The same where matrix products are allowed to use tf32"""
     import torch
@@ -55,20 +55,20 @@ def single_tf32(work: Work) -> dict[str, Any]:
     return beside_cpu(work, "gpt-tiny")
 
 
-@case(part="A", timeout_s=20, expect=IN_BF16, on_cpu=True)
+@case(part="A", timeout_s=17, expect=IN_BF16, on_cpu=True)
 def single_bf16(work: Work) -> dict[str, Any]:
     """The same under bf16 autocast"""
     return beside_cpu(work, "gpt-tiny", bf16=True)
 
 
-@case(part="A", timeout_s=20, expect=IN_CONVOLUTIONS, on_cpu=True)
+@case(part="A", timeout_s=17, expect=IN_CONVOLUTIONS, on_cpu=True)
 def single_resnet(work: Work) -> dict[str, Any]:
     """ResNet-18, channels_last and fused SGD"""
     return beside_cpu(work, "resnet18")
 
 
 @case(
-    part="A", timeout_s=20, on_cpu=True,
+    part="A", timeout_s=17, on_cpu=True,
     expect={"gradients_apart": at_most(1e-4, "fp32 against fp64: 6e-8 each, through forward and backward")},
 )  # fmt: skip
 def gradients_fp64(work: Work) -> dict[str, Any]:
@@ -84,25 +84,25 @@ def gradients_fp64(work: Work) -> dict[str, Any]:
     return {"gradients_apart": training.distance(exact.gradients, found.gradients)}
 
 
-@case(part="A", timeout_s=25, expect=IN_FP32, on_cpu=True)
+@case(part="A", timeout_s=17, expect=IN_FP32, on_cpu=True)
 def ddp_group_of_one(work: Work) -> dict[str, Any]:
     """ddp in a group of one rank: over NCCL on a GPU"""
     return beside_cpu(work, "gpt-tiny", "ddp")
 
 
-@case(part="A", timeout_s=25, expect=IN_FP32, on_cpu=True)
+@case(part="A", timeout_s=17, expect=IN_FP32, on_cpu=True)
 def fsdp_group_of_one(work: Work) -> dict[str, Any]:
     """fsdp in a group of one rank"""
     return beside_cpu(work, "gpt-tiny", "fsdp")
 
 
-@case(part="A", timeout_s=25, expect=IN_FP32, on_cpu=True)
+@case(part="A", timeout_s=17, expect=IN_FP32, on_cpu=True)
 def fsdp_offload(work: Work) -> dict[str, Any]:
     """fsdp with weights and moments in the host's memory"""
     return offloaded(work, "gpt-tiny")
 
 
-@case(part="A", timeout_s=25, expect=IN_CONVOLUTIONS, on_cpu=True)
+@case(part="A", timeout_s=17, expect=IN_CONVOLUTIONS, on_cpu=True)
 def fsdp_offload_batch_norm(work: Work) -> dict[str, Any]:
     """The same for ResNet-18, whose batch normalisation has buffers (G3)"""
     return offloaded(work, "resnet18")
@@ -121,37 +121,32 @@ def offloaded(work: Work, model: str) -> dict[str, Any]:
     return training.compare(reference, found)
 
 
-@case(part="A", timeout_s=25, expect=IN_BF16, on_cpu=True)
+@case(part="A", timeout_s=17, expect=IN_BF16, on_cpu=True)
 def fsdp_bf16(work: Work) -> dict[str, Any]:
     """fsdp in bf16: weights are gathered in bf16, gradients are reduced in fp32"""
     return beside_cpu(work, "gpt-tiny", "fsdp", bf16=True)
 
 
-@case(part="A", timeout_s=25, expect=IN_FP32, on_cpu=True)
+@case(part="A", timeout_s=17, expect=IN_FP32, on_cpu=True)
 def tp_group_of_one(work: Work) -> dict[str, Any]:
     """tp in a group of one rank"""
     return beside_cpu(work, "gpt-tiny", "tp")
 
 
-@case(part="A", timeout_s=20, expect=IN_BF16)
-def ddp_hook_bf16(work: Work) -> dict[str, Any]:
-    """ddp whose gradients travel as bf16, over NCCL"""
-    return beside_cpu(work, "gpt-tiny", "ddp", comm_hook="bf16")
+@case(part="A", timeout_s=17, expect={"bf16_updates_apart": BF16, "fp16_updates_apart": TF32})
+def ddp_hooks(work: Work) -> dict[str, Any]:
+    """ddp whose gradients travel as bf16 and as fp16, over NCCL"""
+    found = {kind: beside_cpu(work, "gpt-tiny", "ddp", comm_hook=kind) for kind in ("bf16", "fp16")}
+    return {f"{kind}_updates_apart": figures["updates_apart"] for kind, figures in found.items()}
 
 
-@case(part="A", timeout_s=20, expect=IN_TF32)
-def ddp_hook_fp16(work: Work) -> dict[str, Any]:
-    """ddp whose gradients travel as fp16, over NCCL"""
-    return beside_cpu(work, "gpt-tiny", "ddp", comm_hook="fp16")
-
-
-@case(part="A", timeout_s=20, expect=IN_CONVOLUTIONS)
+@case(part="A", timeout_s=17, expect=IN_CONVOLUTIONS)
 def ddp_sync_batch_norm(work: Work) -> dict[str, Any]:
     """ddp with batch normalisation over all ranks, which has kernels for GPUs alone"""
     return beside_cpu(work, "resnet18", "ddp", sync_bn=True)
 
 
-@case(part="A", timeout_s=20, on_cpu=True, expect={"wrong": exactly(0, "sums of small whole numbers are exact")})
+@case(part="A", timeout_s=17, on_cpu=True, expect={"wrong": exactly(0, "sums of small whole numbers are exact")})
 def collectives(work: Work) -> dict[str, Any]:
     """Each collective of torch's in a group of one: over NCCL on a GPU"""
     import torch
@@ -185,7 +180,7 @@ def collectives(work: Work) -> dict[str, Any]:
 
 
 @case(
-    part="A", timeout_s=30, on_cpu=True,
+    part="A", timeout_s=17, on_cpu=True,
     expect={
         "selective_apart": at_most(1e-5, "the same sums again"),
         "full_apart": at_most(1e-5, "the same sums again"),
@@ -209,7 +204,7 @@ def activation_checkpointing(work: Work) -> dict[str, Any]:
 
 
 @case(
-    part="A", timeout_s=30, on_cpu=True,
+    part="A", timeout_s=17, on_cpu=True,
     expect={f"{kind}_{way}_apart": at_most(1e-4, "fp32") for kind in ("sgd", "adamw") for way in ("fused", "foreach")},
 )  # fmt: skip
 def optimizers(work: Work) -> dict[str, Any]:
@@ -243,7 +238,7 @@ def optimizers(work: Work) -> dict[str, Any]:
 
 
 @case(
-    part="A", timeout_s=25,
+    part="A", timeout_s=17,
     expect={
         "gpt_apart": at_most(0.02, "fp16: 11 bits"),
         "resnet_apart": at_most(0.2, "fp16: 11 bits, amplified by batch normalisation"),
@@ -268,7 +263,7 @@ def fp16_scaled(work: Work) -> dict[str, Any]:
     return {**figures, "skipped_steps": skipped}
 
 
-@case(part="A", timeout_s=25, on_cpu=True, expect={"gpt_difference": BITS, "resnet_difference": BITS})
+@case(part="A", timeout_s=17, on_cpu=True, expect={"gpt_difference": BITS, "resnet_difference": BITS})
 def deterministic(work: Work) -> dict[str, Any]:
     """--deterministic twice: the same bits"""
     import os
@@ -314,7 +309,7 @@ def weights_in(run: Path) -> dict[str, Any]:
     return {name: tensor.double() for name, tensor in checkpoint.load_newest(run)[1]["model"].items()}
 
 
-@case(part="A", timeout_s=60, on_cpu=True, expect={"difference": BITS, "step": exactly(6)})
+@case(part="A", timeout_s=45, on_cpu=True, expect={"difference": BITS, "step": exactly(6)})
 def resume(work: Work) -> dict[str, Any]:
     """Three steps, and three more by --resume: the bits of six steps"""
     options = (*TOKENS, "--deterministic", "--no-bf16")
@@ -325,7 +320,7 @@ def resume(work: Work) -> dict[str, Any]:
     return {"difference": max(float((one[name] - other[name]).abs().max()) for name in one), "step": summary["step"]}
 
 
-@case(part="A", timeout_s=60, expect={"weights_apart": at_most(1e-4, "fp32"), "step": exactly(6)})
+@case(part="A", timeout_s=50, expect={"weights_apart": at_most(1e-4, "fp32"), "step": exactly(6)})
 def checkpoint_cpu_gpu(work: Work) -> dict[str, Any]:
     """A run that goes on from the CPU to the GPU and back, by its checkpoints"""
     from benchmarks.gpu import training
@@ -342,7 +337,7 @@ def checkpoint_cpu_gpu(work: Work) -> dict[str, Any]:
 
 
 @case(
-    part="A", timeout_s=60, on_cpu=True,
+    part="A", timeout_s=40, on_cpu=True,
     expect={"accuracy": at_least(0.9, "handwritten digits by ResNet-18 after 4 epochs"), "world_size": exactly(1)},
     expect_cpu={"accuracy": at_least(0.3, "after 1 epoch; 0.1 is chance"), "world_size": exactly(1)},
 )  # fmt: skip
@@ -352,7 +347,7 @@ def train_digits(work: Work) -> dict[str, Any]:
     return {"accuracy": summary["best_accuracy"], "world_size": summary["world_size"]}
 
 
-@case(part="A", timeout_s=40, num_gpus=2, expect=IN_BF16)
+@case(part="A", timeout_s=20, num_gpus=2, expect=IN_BF16)
 def dp_two_gpus_bf16(work: Work) -> dict[str, Any]:
     """dp over two GPUs computes in bf16, not in fp16 without a scaler (G2)"""
     return beside_cpu(work, "gpt-tiny", "dp", bf16=True)
