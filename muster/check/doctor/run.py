@@ -245,7 +245,8 @@ def show(report: Report, world: World | None, options: DoctorOptions) -> None:
 def as_object(report: Report, world: World | None) -> dict[str, Any]:
     """What `--json` prints."""
     return {
-        "verdict": verdict(report.findings),
+        "verdict": worst(report.findings),
+        "says": _says(report.findings),
         "code": report.code,
         "seconds": None if report.seconds is None else round(report.seconds, 3),
         "nodes": [] if world is None else world.nodes,
@@ -309,12 +310,15 @@ def plain(finding: Finding) -> str:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """All in one line."""
-    word = worst(findings)
-    if word == "ok":
-        return "ok: nothing was found that would stop, slow or falsify a training"
+    """All in one line, after the word for it."""
+    return f"{worst(findings)}: {_says(findings)}"
+
+
+def _says(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return "nothing was found that would stop, slow or falsify a training"
     num_failed = sum(finding.level == "failed" for finding in findings)
-    warnings = plural(len(findings) - num_failed, "warning") if len(findings) > num_failed else ""
-    if word == "warning":
-        return f"warning: {warnings}, look first; a training may run"
-    return f"failed: {plural(num_failed, 'finding')} to mend first" + (f", {warnings}" if warnings else "")
+    num_warnings = len(findings) - num_failed
+    failures = f"{plural(num_failed, 'finding')} to mend first" if num_failed else ""
+    warnings = plural(num_warnings, "warning") if num_warnings else ""
+    return ", ".join(filter(None, [failures, warnings, "" if num_failed else "look first; a training may run"]))
