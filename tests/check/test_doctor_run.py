@@ -59,11 +59,8 @@ def test_of_many_findings_the_first_are_shown() -> None:
 def test_what_a_program_gets() -> None:
     found, world = found_at(with_node(healthy(), "node02", torch="2.9.1"))
     told = json.loads(json.dumps(run.as_object(found, world)))
-    assert (told["code"], told["verdict"], told["nodes"]) == (
-        2,
-        "failed: 1 finding to mend first",
-        ["node01", "node02", "node03"],
-    )
+    assert (told["code"], told["verdict"], told["nodes"]) == (2, "failed", ["node01", "node02", "node03"])
+    assert told["says"] == "1 finding to mend first"
     assert (told["ranks"], len(told["facts"])) == (6, 6)
     (finding,) = told["findings"]
     assert (finding["host"], finding["about"]) == ("node02", "torch")
