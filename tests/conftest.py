@@ -48,6 +48,8 @@ class Report:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Tests are the same on a machine with GPUs: torch, not loaded yet, sees none, here and in what tests start.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     path = os.environ.pop("MUSTER_TEST_REPORT", None)
     if path is not None:
         config.pluginmanager.register(Report(Path(path)))

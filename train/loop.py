@@ -25,6 +25,7 @@ from muster.train.preemption import Interval, Notice, between
 from muster.train.seeds import reseed
 from muster.train.state import Progress, Statistics, TrainState, is_complete
 from muster.train.strategies import Strategy
+from muster.train.transfer import to_device
 from muster.train.world import COMPUTING, DATA, VALIDATION, World
 
 LOOK_STEPS = 10
@@ -65,9 +66,7 @@ class Looks:
         (before, then), now = self.since, time.perf_counter()
         self.since = done, now
         told = [(now - then) / (done - before) / self.world.world_size, *map(float, map(bool, flags))]
-        # From pinned memory: a copy from any other would wait for all that the device has to do.
-        is_cuda = self.world.device.type == "cuda"
-        own = torch.tensor(told, dtype=torch.float64, pin_memory=is_cuda).to(self.world.device, non_blocking=True)
+        own = to_device(told, self.world.device, torch.float64)
         self.under_way = Readout(self.world.all_reduce(own if values is None else torch.cat((own, values))))
 
     def read(self, done: int) -> list[float]:

@@ -29,7 +29,7 @@ def start(
     return subprocess.run(
         ["sh", "-c", f'{before}\nexec "$@"', "sh", *words],
         cwd=folder,
-        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
+        env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
         capture_output=True,
         text=True,
         timeout=200,

@@ -18,9 +18,10 @@ FOREIGN = ("SLURM_", "PBS_", "PMI", "OMPI_", "PET_", "TORCHELASTIC_", "MUSTER_",
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's variables without any that say something about a job."""
+    """This process's variables without any that say something about a job, and with none of this machine's GPUs."""
     ranks = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "PYTHONPATH", "PYTHONSAFEPATH"}
-    return {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN) and name not in ranks}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN) and name not in ranks}
+    return {**kept, "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.fixture

@@ -62,7 +62,9 @@ def free_port() -> int:
 def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
     """A clean environment for a trainer: what a job has, and nothing of a launcher around the tests."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
-    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **extra}
+    # Without GPUs, also where there are some: several ranks, exact sums and gloo are what these tests are about.
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return {**kept, **own, **extra}
 
 
 def rank_environments(

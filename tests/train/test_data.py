@@ -318,3 +318,19 @@ def test_the_next_readable_sample_takes_the_place_of_one_that_cannot_be_read() -
     batch = Reader(samples, seed=1, replace=False).__getitems__([Draw(number, 0) for number in (2, 3, 9)])
     assert batch.labels is not None
     assert batch.labels.tolist() == [2]
+
+
+def test_numbers_of_synthetic_samples_go_to_the_device_from_pinned_memory(monkeypatch):
+    # A copy from any other memory waits for all that the GPU has to do. The meta device stands for it.
+    pinned, make = [], torch.tensor
+
+    def tensor(values, *, pin_memory=False, **options):
+        pinned.append((pin_memory, torch.device(options.get("device") or "cpu").type))
+        return make(values, **options)
+
+    source = data.open_source(Options(data="synthetic", image_size=8, batch_size=2, num_samples=20))
+    samples = source.train.to(torch.device("meta"))
+    monkeypatch.setattr(torch, "tensor", tensor)
+    images_NCHW, labels_N = samples.read_batch([3, 4, 5])
+    assert pinned == [(True, "cpu")]
+    assert {images_NCHW.device.type, labels_N.device.type} == {"meta"}

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
 from muster.config import Options, check
 from muster.errors import MusterError
 from muster.train import checkpoint
+from muster.train.precision import Precision
 from muster.train.strategies import fsdp
 from muster.train.world import World
 from tests.train.comparing import DIGITS, STEPS, TEXT, trained, vector
@@ -70,3 +72,17 @@ def test_what_does_not_go_together(strategy, options, seen, fix):
     assert raised.value.seen == seen
     assert fix in raised.value.fix
     check("fsdp", Options(replicate=2, cpu_offload=True))
+
+
+def test_with_cpu_offload_statistics_stay_on_the_device(monkeypatch):
+    # Batch normalisation computes with them there. The meta device stands for the GPU, and nothing is cut.
+    monkeypatch.setattr(fsdp, "open_mesh", lambda world, **sizes: {"shard": None})
+    monkeypatch.setattr(fsdp, "cut", lambda *_: None)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    precision = Precision(bf16=False, channels_last=False, fused=False)
+    model = fsdp.wrap(model, World(device=torch.device("meta")), Options(cpu_offload=True), precision)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert {name: buffer.device.type for name, buffer in model.named_buffers()} == {
+        "1.running_mean": "meta", "1.running_var": "meta", "1.num_batches_tracked": "meta",
+    }  # fmt: skip
+    assert "1.running_mean" in model.state_dict()

@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
 import pytest
+import torch
+from torch import nn
 
 from muster.config import STRATEGIES, WHICH, Options
 from muster.train import strategies
-from muster.train.strategies import Strategy, fsdp, single
+from muster.train.precision import Precision
+from muster.train.strategies import Strategy, dp, fsdp, single
 from muster.train.world import World
 from tests.train.comparing import ROOT, STEPS, TEXT, apart, trained
 
@@ -78,3 +82,19 @@ def test_what_can_not_work_is_refused_before_anything_is_launched(argv, words, t
     assert ended.returncode == 2
     assert words in ended.stderr
     assert len(ended.stderr.splitlines()) == 3
+
+
+@pytest.mark.parametrize(("bf16", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_threads_of_dp_compute_in_the_chosen_precision(bf16, dtype):
+    precision = Precision(bf16=bf16, channels_last=False, fused=False)
+    # The meta device stands for the GPUs. On a machine without any, DataParallel calls its module as it is.
+    model = dp.wrap(nn.Linear(4, 4), World(device=torch.device("meta")), Options(), precision).to_empty(device="cpu")
+
+    def compute():
+        # As torch calls a copy of the model in its thread: of autocast only whether it is on is passed on.
+        with torch.autocast("cpu", dtype=torch.float16, enabled=bf16):
+            return model(torch.ones(2, 4)).dtype
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(compute).result() == dtype
+    assert isinstance(dp.unwrap(model), nn.Linear)

@@ -152,7 +152,7 @@ def scale_of(crop: Crop, size: int) -> int:
 def resize(picture_CHW: torch.Tensor, crop: Crop, size: int) -> torch.Tensor:
     """The crop of `picture_CHW` (uint8), `size` pixels a side."""
     part_CHW = picture_CHW[:, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
-    if part_CHW.is_cuda:
+    if part_CHW.device.type != "cpu":
         part_CHW = part_CHW.float()  # on GPUs antialiasing has no kernel for bytes
     resized_CHW = interpolate(part_CHW[None], (size, size), mode="bilinear", antialias=True)[0]
     if resized_CHW.is_floating_point():

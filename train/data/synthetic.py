@@ -6,6 +6,7 @@ from muster.config import Options
 from muster.train.data.source import InMemory, Source
 from muster.train.models.gpt import shape_of
 from muster.train.seeds import generator
+from muster.train.transfer import to_device
 
 NUM_PATTERNS = 64
 
@@ -32,7 +33,7 @@ class Synthetic(InMemory):
         return super().read(index % NUM_PATTERNS)
 
     def read_batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = torch.tensor([index % NUM_PATTERNS for index in indices], device=self.images.device)
+        chosen = to_device([index % NUM_PATTERNS for index in indices], self.images.device)
         return self.images[chosen], self.labels[chosen]
 
     def to(self, device: torch.device) -> "Synthetic":

@@ -3,8 +3,10 @@
 Each step copies the model to every GPU and the outputs back to the first, and one interpreter serves all of them.
 """
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from muster.config import Options
 from muster.errors import MusterError
@@ -33,9 +35,27 @@ def wrap(model: nn.Module, world: World, options: Options, precision: Precision)
     model = place(model, world.device, precision.layout, options.seed)
     if world.device.type == "cpu":
         return model
-    return nn.DataParallel(model, device_ids=list(range(torch.cuda.device_count())))
+    return nn.DataParallel(Autocast(model, precision), device_ids=list(range(torch.cuda.device_count())))
 
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside."""
-    return model.module if isinstance(model, nn.DataParallel) else model
+    return model.get_submodule("module.module") if isinstance(model, nn.DataParallel) else model
+
+
+class Autocast(nn.Module):
+    """`module`, which computes in the chosen precision in whichever thread it is called.
+
+    nn.DataParallel calls its copies in threads of their own. There autocast is on where it is on in the main thread,
+    but the data type is torch's default for GPUs: fp16, whose gradients need a scaler that this trainer does not have.
+    """
+
+    def __init__(self, module: nn.Module, precision: Precision) -> None:
+        super().__init__()
+        self.module = module
+        self.precision = precision
+
+    def forward(self, inputs: Tensor) -> Any:
+        """As `module` does."""
+        with self.precision.autocast(inputs.device):
+            return self.module(inputs)

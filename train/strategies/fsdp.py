@@ -36,7 +36,13 @@ def wrap(model: nn.Module, world: World, options: Options, precision: Precision)
         model = place(model, home_of(world, options), torch.contiguous_format, options.seed)
     cut(model, mesh if options.replicate > 1 else mesh["shard"], world, options, precision)
     # Now that each rank has its part alone to hold, shapes without memory get memory and weights.
-    return place(model, home_of(world, options), torch.preserve_format, options.seed)
+    model = place(model, home_of(world, options), torch.preserve_format, options.seed)
+    # Only weights and moments wait in the host's memory: nothing would bring buffers (the statistics of batch
+    # normalisation) to the device when a layer computes.
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(world.device))
+    return model
 
 
 def home_of(world: World, options: Options) -> torch.device:
