@@ -224,6 +224,24 @@ class Options:
         Literal["auto", "gloo", "nccl", "mpi"],
         option(help="What the ranks speak through. auto: nccl between GPUs, gloo between CPUs.", panel=SPEED),
     ] = "auto"
+    single_rank_group: Annotated[
+        bool,
+        option(
+            "--single-rank-group/--no-single-rank-group",
+            help="For tests: one process alone trains as several do, in a process group of one rank; on one GPU NCCL, "
+            "fsdp and tp run too.",
+            panel=SPEED,
+        ),
+    ] = False
+    share_gpus: Annotated[
+        bool,
+        option(
+            "--share-gpus/--no-share-gpus",
+            help="For tests: a node's processes may be more than its GPUs, which they share; they speak through gloo, "
+            "as NCCL takes one process a GPU.",
+            panel=SPEED,
+        ),
+    ] = False
     bf16: Annotated[
         bool | None,
         option("--bf16/--no-bf16", help="bfloat16 autocast. Default: on where the hardware has it.", panel=SPEED),

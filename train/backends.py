@@ -18,15 +18,18 @@ OVER_ANY = ("single", "dp", "ddp")
 """Strategies that broadcast and add up, and nothing else."""
 
 
-def backend_for(wanted: str, device: torch.device, strategy: str) -> str:
+def backend_for(wanted: str, device: torch.device, strategy: str, *, share_gpus: bool = False) -> str:
     """What ranks on devices like `device` speak through, where `--backend` is `wanted`.
+
+    Args:
+        share_gpus: ranks may share a GPU, which NCCL refuses.
 
     Raises:
         MusterError: this torch does not have it, or it does not do on these devices what `strategy` needs.
     """
-    fitting = {"cpu": "gloo", "cuda": "nccl"}[device.type]
+    fitting = "nccl" if device.type == "cuda" and not share_gpus else "gloo"
     if wanted == "auto":
-        return fitting
+        wanted = fitting
     known = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
     has = ", ".join(name for name, there in known.items() if there) or "none"
     fix = f"--backend={fitting}, or leave it out"
@@ -35,16 +38,19 @@ def backend_for(wanted: str, device: torch.device, strategy: str) -> str:
         raise MusterError(wrong, seen=f"--backend={wanted}, torch {torch.__version__} has: {has}", fix=fix)
     if wanted == "nccl" and device.type == "cpu":
         raise MusterError("nccl speaks between GPUs only", seen="--backend=nccl, training on the CPU", fix=fix)
+    if wanted == "nccl" and share_gpus:
+        raise MusterError("nccl takes one process a GPU", seen="--backend=nccl --share-gpus", fix=fix)
     if wanted != "nccl" and device.type == "cuda" and strategy not in OVER_ANY:
         # Source: https://docs.pytorch.org/docs/stable/distributed.html#backends: on GPUs gloo has broadcast and
         # all_reduce only, which is what ddp needs; what MPI has depends on how it was built.
         wrong = f"the strategy {strategy} gathers and scatters on GPUs, which is sure to work over nccl only"
+        fix = "leave out --share-gpus" if share_gpus else fix
         raise MusterError(wrong, seen=f"--backend={wanted}, training on GPUs", fix=f"{fix}; ddp works over {wanted}")
     return wanted
 
 
-def places(world: World) -> list[tuple[str, str]]:
-    """The host and the device of each rank of `world`, by rank; each has a device of its own.
+def places(world: World, *, share_gpus: bool = False) -> list[tuple[str, str]]:
+    """The host and the device of each rank of `world`, by rank; each has a device of its own, or may share a GPU.
 
     Raises:
         SharedFault: on all ranks: two share a GPU, which NCCL would refuse in words of its own.
@@ -54,7 +60,7 @@ def places(world: World) -> list[tuple[str, str]]:
     found = [(str(host), str(device)) for host, device in world.gather([world.host, name])]
     for rank, place in enumerate(found):
         first = found.index(place)
-        if first != rank:
+        if first != rank and not share_gpus:
             raise SharedFault(
                 "two ranks would share one GPU",
                 seen=f"ranks {first} and {rank} on {place[0]} both see GPU {place[1]}",

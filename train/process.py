@@ -50,7 +50,7 @@ class Process:
 
     def join_and_train(self, strategy: str, options: Options) -> None:
         self.world = read_environment(os.environ, options.timeout_s)
-        store = connect(self.world)
+        store = connect(self.world, single_rank_group=options.single_rank_group)
         self.world = replace(self.world, store=None if store is None else PrefixStore("muster", store))
         self.watch = faults.Watch(self.world)
         self.heartbeat = Heartbeat(self.world, options.hang_s, silence_s(options.silence_timeout), self.guard.parent)
@@ -115,11 +115,11 @@ def meet(world: World, strategy: str, options: Options) -> World:
         from muster.check.doctor.run import preflight  # here and not above: most runs do without
 
         preflight(world, options.device, options.runs_dir)
-    device = agree(world, lambda: device_for(world, options.device))
+    device = agree(world, lambda: device_for(world, options.device, share_gpus=options.share_gpus))
     world = replace(world, device=device)
-    hosts = [host for host, _ in places(world)]
+    hosts = [host for host, _ in places(world, share_gpus=options.share_gpus)]
     local_world_size = world.local_world_size or hosts.count(world.host)
-    backend = agree(world, lambda: backend_for(options.backend, device, strategy))
+    backend = agree(world, lambda: backend_for(options.backend, device, strategy, share_gpus=options.share_gpus))
     if backend == "nccl" and options.cpu_offload:
         backend = "cpu:gloo,cuda:nccl"  # norms of what stays in the host's memory are added up there
     alone = world.store is None

@@ -213,14 +213,18 @@ def read_environment(environ: Mapping[str, str], timeout_s: int) -> World:
     )
 
 
-def connect(world: World) -> Store | None:
+def connect(world: World, *, single_rank_group: bool = False) -> Store | None:
     """The store that all ranks share, which is up once all have come; None in a world of one.
+
+    Args:
+        single_rank_group: a world of one has a store too, and so a process group.
 
     Raises:
         MusterError: rank 0 can't be reached, or its port is taken.
     """
     if world.world_size == 1:
-        return None
+        alone: Any = dist.HashStore  # pyright: ignore[reportPrivateImportUsage]
+        return alone() if single_rank_group else None
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     timeout = timedelta(seconds=world.timeout_s)
     is_host = world.main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -249,15 +253,20 @@ def connect(world: World) -> Store | None:
         ) from error
 
 
-def choose_device(local_rank: int, local_world_size: int | None, device_count: int) -> int:
+def choose_device(local_rank: int, local_world_size: int | None, device_count: int, *, share_gpus: bool = False) -> int:
     """The index of this process's GPU among the `device_count` that it can see.
 
     A process that sees one GPU takes it, whatever its local rank: Slurm's --gpus-per-task=1 shows each task
     only its own, as number 0.
 
+    Args:
+        share_gpus: processes may share a GPU.
+
     Raises:
         MusterError: fewer GPUs than processes.
     """
+    if share_gpus:
+        return local_rank % device_count
     if device_count == 1:
         return 0
     processes = local_rank + 1 if local_world_size is None else local_world_size
@@ -270,15 +279,19 @@ def choose_device(local_rank: int, local_world_size: int | None, device_count: i
     )
 
 
-def device_for(world: World, wanted: str) -> torch.device:
+def device_for(world: World, wanted: str, *, share_gpus: bool = False) -> torch.device:
     """The device that `--device` stands for in this process.
+
+    Args:
+        share_gpus: processes may share a GPU.
 
     Raises:
         MusterError: a GPU was asked for and there is none, or not one for each process.
     """
     device_count = 0 if wanted == "cpu" else torch.cuda.device_count()
     if device_count:
-        return torch.device("cuda", choose_device(world.local_rank, world.local_world_size, device_count))
+        index = choose_device(world.local_rank, world.local_world_size, device_count, share_gpus=share_gpus)
+        return torch.device("cuda", index)
     if wanted == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "(unset)")
         raise MusterError(

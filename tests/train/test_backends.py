@@ -1,12 +1,16 @@
 """`--backend`: what this torch has is taken, what it has not is refused before anything is opened."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from muster.errors import MusterError
 from muster.train import backends
-from muster.train.backends import backend_for, open_group
+from muster.train.backends import backend_for, open_group, places
+from muster.train.faults import SharedFault
 from muster.train.world import World
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -117,3 +121,28 @@ loop.Loop.fit = look
     found = [line.split(maxsplit=2) for rank in ended for line in rank.out.splitlines() if line.startswith("threads")]
     assert found
     assert all(int(number) > 2 and threads == "{1}" for _, number, threads in found), found
+
+
+def test_ranks_that_share_a_gpu_speak_through_gloo():
+    assert backend_for("auto", GPU, "ddp", share_gpus=True) == "gloo"
+    assert backend_for("auto", CPU, "fsdp", share_gpus=True) == "gloo"
+    with pytest.raises(MusterError, match="one process a GPU"):
+        backend_for("nccl", GPU, "ddp", share_gpus=True)
+    with pytest.raises(MusterError, match="the strategy fsdp") as raised:
+        backend_for("auto", GPU, "fsdp", share_gpus=True)
+    assert "leave out --share-gpus" in raised.value.fix
+
+
+def test_two_ranks_on_one_gpu_are_refused_unless_they_are_to_share_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-1"))
+    world: Any = SimpleNamespace(device=GPU, host="node", gather=lambda value: [value, value])
+    with pytest.raises(SharedFault, match="share one GPU"):
+        places(world)
+    assert places(world, share_gpus=True) == [("node", "GPU-1")] * 2
+
+
+@pytest.mark.process
+def test_one_rank_alone_trains_in_a_group(train, small, summary_of, tmp_path):
+    argv = ["fsdp", *small, "--single-rank-group", "--max-steps=2", "--name=run", f"--runs-dir={tmp_path}"]
+    train(argv, ok=True)
+    assert summary_of(tmp_path / "run")["backend"] == "gloo"

@@ -28,6 +28,10 @@ def test_fewer_gpus_than_processes_names_both_numbers(local_rank, local_world_si
     assert "2 GPUs" in str(raised.value)
 
 
+def test_processes_that_share_gpus_are_dealt_out_over_them():
+    assert [choose_device(local_rank, 4, 2, share_gpus=True) for local_rank in range(4)] == [0, 1, 0, 1]
+
+
 def test_cuda_without_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert device_for(World(), "auto").type == "cpu"

@@ -55,9 +55,10 @@ class Strategy(Protocol):
 
 
 def load(name: str, world: World) -> Strategy:
-    """The strategy called `name`; where it is for several processes and there is one, that trains as `single`."""
+    """The strategy called `name`; where it is for several processes and there is one alone, that trains as `single`."""
     own, single = (vars(import_module(f"muster.train.strategies.{module}")) for module in (name, "single"))
-    if world.world_size == 1 and name not in IN_ONE_PROCESS:
+    is_alone = world.world_size == 1 and world.backend is None
+    if is_alone and name not in IN_ONE_PROCESS:
         own = {function: own[function] for function in ("check", "notes") if function in own}
     asked = [function for function in vars(Strategy) if not function.startswith("_")]
     found = {function: own.get(function, single[function]) for function in asked}
