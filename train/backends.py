@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from muster.errors import MusterError
 from muster.train.faults import SharedFault
@@ -84,6 +84,12 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
         torch.cuda.set_device(world.device)
     if world.store is None:
         return
+    with world.vitals.connecting():
+        connect_group(world, PrefixStore("group", world.store), has_powersgd=has_powersgd)
+
+
+def connect_group(world: World, store: Store, *, has_powersgd: bool) -> None:
+    """Starts the process group of `world`, whose ranks find each other by `store`."""
     # torch remembers the last collectives of each rank, if it is told so before the process group starts.
     # Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
     if not os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE"):
@@ -100,7 +106,7 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
     with silent_stdout() if world.backend == "gloo" else nullcontext():
         dist.init_process_group(
             world.backend,
-            store=PrefixStore("group", world.store),
+            store=store,
             rank=world.rank,
             world_size=world.world_size,
             timeout=timedelta(seconds=world.timeout_s),

@@ -43,9 +43,9 @@ DOUBTED_BEATS = 3
 """The same where some rank has lost a connection, so that a death is likely."""
 
 PATIENT = 5
-"""How many times as long a rank may stand still until its first step is complete, at a checkpoint and at the end.
+"""How many times as long a rank may stand still at set-up, while it compiles, at a checkpoint and at the end.
 
-There kernels are compiled, and files written of any size: nothing can count on the way.
+There kernels are compiled, and files read and written of any size: nothing can count on the way.
 """
 
 DUMP_S = 15.0

@@ -51,6 +51,7 @@ def run(strategy_name: str, options: Options, world: World) -> None:
     model = agree(world, lambda: models.build(options, source.num_classes, source.size))
 
     chosen = share_run(world, options, strategy_name)
+    world.vitals.compiles = options.compile != "off"
     world.vitals.folder = console.log_folder(chosen.folder, world.host, os.environ)
     console.open_log(chosen.folder, world, command(), all_ranks=options.console == "all")
     if world.main and chosen.resumed_from is None:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
@@ -25,6 +26,7 @@ from muster.train.stopwatch import Stopwatch
 Item = TypeVar("Item")
 
 SET_UP, COMPUTING, DATA, LEFT = "set-up", "computing", "waiting for data", "left"
+CONNECTING = "connecting to the other ranks"
 VALIDATION, CHECKPOINT, ENDING = "validation", "checkpoint", "ending"
 
 
@@ -36,6 +38,7 @@ class Vitals:
         ticks: how often it went on; the same on all ranks that are at the same place.
         step: how many steps are complete.
         has_stepped: whether one is complete in this process.
+        compiles: whether kernels are compiled in the first step.
         doubts: whether a connection of this rank broke, so that another rank may be dead.
         folder: where this rank's stacks go; None until the run's folder is known.
     """
@@ -44,6 +47,7 @@ class Vitals:
     step: int = 0
     place: str = SET_UP
     has_stepped: bool = False
+    compiles: bool = False
     doubts: bool = False
     folder: Path | None = None
 
@@ -69,9 +73,22 @@ class Vitals:
             self.at(having)
             yield item
 
+    @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """A context in which this rank waits for the others, and for nothing else."""
+        before = self.place
+        self.at(CONNECTING)
+        yield
+        self.at(before)
+
     @property
     def is_patient(self) -> bool:
-        return not self.has_stepped or self.place in (CHECKPOINT, ENDING)
+        """Whether this rank may take its time: files of any size are read or written, or kernels compiled.
+
+        Where it can but wait for others it may not: NCCL ends the process when a collective is out of time, which says
+        nothing of who did not come, and a communicator is waited for without a limit.
+        """
+        return self.place in (SET_UP, CHECKPOINT, ENDING) or (self.compiles and not self.has_stepped)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,8 +321,22 @@ def device_for(world: World, wanted: str, *, share_gpus: bool = False) -> torch.
 
 def open_mesh(world: World, **sizes: int) -> DeviceMesh:
     """All ranks as a grid with the `sizes` of its dimensions, by name; the ranks of the last one are neighbours."""
-    with silent_stdout():
-        return init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    with silent_stdout(), world.vitals.connecting():
+        mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    for group in mesh.get_all_groups():
+        limit_waits(world, group)
+    return mesh
+
+
+def limit_waits(world: World, group: Any) -> None:
+    """Gives the collectives of `group` the time-out of `world`: torch takes a default for groups that it makes."""
+    if world.backend == "mpi":
+        return  # which knows no time-out
+    timeout = timedelta(seconds=world.timeout_s)
+    if hasattr(dist, "set_timeout"):
+        dist.set_timeout(timeout, group)
+    else:  # torch before 2.15
+        distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def open_side_group(world: World) -> Any:
@@ -315,8 +346,9 @@ def open_side_group(world: World) -> Any:
     """
     if world.backend is None:
         return None
-    with silent_stdout():
-        group: Any = dist.new_group(backend="mpi" if world.backend == "mpi" else "gloo")
+    backend, timeout = "mpi" if world.backend == "mpi" else "gloo", timedelta(seconds=world.timeout_s)
+    with silent_stdout(), world.vitals.connecting():
+        group: Any = dist.new_group(backend=backend, timeout=timeout)
     # Before another thread uses it. By its first collective torch's flight recorder learns of a group, and that of
     # torch 2.10 takes no lock for it: of two threads that tell it of two groups, one may search its map for ever.
     # Source: https://github.com/pytorch/pytorch/pull/179313

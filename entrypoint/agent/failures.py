@@ -22,6 +22,8 @@ WARNED = (-10, -12, -15)
 
 FIX_BY_SIGNAL = {
     "SIGKILL": "most often memory: ask the scheduler for more, or take a smaller --batch-size or fewer loader workers",
+    "SIGABRT": "most often NCCL, as a collective was out of time: look in the logs for the rank that did not come to "
+    "it; where it may take as long: --timeout-s SECONDS",
     "SIGBUS": "most often /dev/shm is full: docker run --shm-size=8g, or --train-num-workers 0",
 }
 
@@ -106,15 +108,17 @@ def words_of(failure: ProcessFailure) -> list[str]:
         return []  # another program, or no log yet
 
 
-def last_lines(log: Path, number: int = 10, most: int = 8192) -> list[str]:
-    """The last lines of a file, of at most so many bytes, without escape codes."""
+def last_lines(log: Path, number: int = 10, most: int = 32768) -> list[str]:
+    """The last lines of a file, of at most so many bytes, without escape codes and without the frames of C++."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - most))
-            lines = file.read().decode("utf-8", "replace").splitlines()[-number:]
+            lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError as error:
         return [f"can't be read: {error}"]
-    return ["".join(letter if letter.isprintable() else " " for letter in line) for line in lines]
+    # What torch's C++ has to say stands before its stack: "frame #4: c10d::ProcessGroupNCCL::Watchdog::run() + ..."
+    told = [line for line in lines if line.strip() and not line.startswith("frame #")]
+    return ["".join(letter if letter.isprintable() else " " for letter in line) for line in told[-number:]]
 
 
 def message_of(failure: ProcessFailure) -> str:

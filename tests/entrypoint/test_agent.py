@@ -153,3 +153,20 @@ def is_gone(pid: int) -> bool:
         psutil.Process(pid).kill()
         return False
     return True
+
+
+def test_of_a_rank_that_nccl_has_aborted_the_reason_is_shown_and_not_its_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(LaunchVariable.LAST_WORDS, str(tmp_path))
+    reason = "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
+    frames = [f"frame #{number}: c10d::ProcessGroupNCCL::Watchdog::run() + 0x{number:x}" for number in range(20)]
+    log = tmp_path / "rank-3.log"
+    log.write_text("\n".join([reason, *frames, "", "terminate called after throwing an instance", *frames, ""]))
+    (tmp_path / "103").write_text(f"{log}\n")
+    assert report({3: failure(103, -signal.SIGABRT, 100)}, Status()) == 1
+    said = capsys.readouterr().err
+    assert "was ended by SIGABRT" in said
+    assert "--timeout-s" in said
+    assert reason in said
+    assert "frame #" not in said

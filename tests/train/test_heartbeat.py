@@ -6,7 +6,7 @@ import re
 import pytest
 
 from muster.train.heartbeat import Beat, Ear, named, silence_s
-from muster.train.world import COMPUTING, DATA, LEFT, Vitals
+from muster.train.world import CHECKPOINT, COMPUTING, CONNECTING, DATA, LEFT, Vitals
 
 DEADLINE_S = 120
 
@@ -143,6 +143,22 @@ def test_vitals_count_alike_wherever_data_come_from():
     assert (vitals.step, vitals.place, vitals.has_stepped) == (2, DATA, True)
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_patience_is_for_files_and_compilers_and_not_for_who_waits_for_others(compiles):
+    vitals = Vitals(compiles=compiles)
+    assert vitals.is_patient  # sets up
+    with vitals.connecting():
+        assert vitals.is_patient is compiles
+        ticks = vitals.ticks
+    assert (vitals.is_patient, vitals.ticks) == (True, ticks + 1)
+    vitals.at(COMPUTING)
+    assert vitals.is_patient is compiles  # in the first step
+    vitals.stepped(1)
+    assert not vitals.is_patient
+    vitals.at(CHECKPOINT)
+    assert vitals.is_patient
+
+
 def test_ranks_are_named_in_few_words():
     hosts = {rank: f"node{rank // 8}" for rank in range(100)}
     assert named([3], hosts) == "rank 3 on node0"
@@ -232,6 +248,28 @@ def test_a_rank_that_stands_still_is_named_with_its_place_and_stacks(train, smal
     stacks = [(folder / f"rank-{number}.stacks.txt").read_text() for number in range(world_size)]
     assert ["quite_stuck" in text for text in stacks] == [number == rank for number in range(world_size)]
     assert "quite_stuck" in ended[0].err
+
+
+NEVER_CONNECTS = """
+import os, time
+{fast}
+import torch.distributed as dist
+start = dist.init_process_group
+def never(*given, **options):
+    if os.environ["RANK"] == "1":
+        time.sleep(1000)
+    start(*given, **options)
+dist.init_process_group = never
+"""
+
+
+@pytest.mark.process
+def test_ranks_that_never_connect_are_told_as_a_hang(train, small, tmp_path):
+    argv = ["ddp", *small, "--hang-timeout=3", f"--runs-dir={tmp_path}"]
+    ended = train(argv, 2, before=NEVER_CONNECTS.format(fast=FAST), deadline_s=60)
+    assert [process.code for process in ended] == [1, 1], ended
+    [line] = errors("\n".join(process.err for process in ended))
+    assert CONNECTING in line
 
 
 SLOW_STORE = """

@@ -1,7 +1,13 @@
+from datetime import timedelta
+from typing import Any
+from unittest.mock import Mock
+
 import pytest
+import torch
+import torch.distributed as dist
 
 from muster.errors import MusterError
-from muster.train.world import World, choose_device, device_for, read_environment
+from muster.train.world import World, choose_device, device_for, open_mesh, open_side_group, read_environment
 
 
 @pytest.mark.parametrize(
@@ -68,3 +74,17 @@ def test_broken_variables_are_named(environ, words):
         read_environment(environ, 600)
     assert words in str(raised.value)
     assert raised.value.code == 2
+
+
+def test_groups_beside_the_first_have_its_time_out(monkeypatch):
+    store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=90))
+    try:
+        part: Any = dist.new_group(backend="gloo")
+        monkeypatch.setattr("muster.train.world.init_device_mesh", lambda *_, **__: Mock(get_all_groups=lambda: [part]))
+        world = World(backend="gloo", timeout_s=77)
+        open_mesh(world, data=1, tensor=1)
+        found = [group._get_backend(torch.device("cpu")).options._timeout for group in (part, open_side_group(world))]
+        assert found == [timedelta(seconds=77)] * 2
+    finally:
+        dist.destroy_process_group()

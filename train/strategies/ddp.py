@@ -71,7 +71,8 @@ def wrap(model: nn.Module, world: World, options: Options, precision: Precision)
         "gradient_as_bucket_view": True,
         sends_buffers: False,
     }
-    return DistributedDataParallel(model, **settings)
+    with world.vitals.connecting():  # it compares the ranks' shapes, and sends the weights of the first
+        return DistributedDataParallel(model, **settings)
 
 
 def divide(optimizer: Optimizer, world: World, options: Options) -> Optimizer:
