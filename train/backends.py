@@ -64,7 +64,9 @@ def places(world: World, *, share_gpus: bool = False) -> list[tuple[str, str]]:
             raise SharedFault(
                 "two ranks would share one GPU",
                 seen=f"ranks {first} and {rank} on {place[0]} both see GPU {place[1]}",
-                fix="start one process a GPU, or show each process its own (srun --gpus-per-task=1)",
+                # Not srun --gpus-per-task=1: NCCL has no direct way to a GPU that a task does not see.
+                fix="start one process a GPU, each of which sees all GPUs of its node: one task a node, or "
+                "srun --gpu-bind=none",
             )
     return found
 

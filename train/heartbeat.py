@@ -12,7 +12,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -128,17 +128,18 @@ class Ear:
         """Where each rank is that was heard."""
         return {rank: beat.host for rank, beat in self.last.items()}
 
-    def lagging(self, collectives: Mapping[int, int]) -> list[int]:
-        """The ranks that are behind all others: by their ticks, then by how many collectives they have begun.
+    def lagging(self, collectives: Mapping[int, Sequence[int]]) -> list[int]:
+        """The ranks that are behind all others: by their ticks, then by their collectives.
 
         Args:
-            collectives: of each rank for which that is known.
+            collectives: how many each rank has enqueued, started and completed, where that is known.
         """
         fewest = min(self.last[rank].ticks for rank in self.there)
         behind = [rank for rank in self.there if self.last[rank].ticks == fewest]
         if len(behind) > 1 and all(rank in collectives for rank in behind):
-            least = min(collectives[rank] for rank in behind)
-            behind = [rank for rank in behind if collectives[rank] == least]
+            # Where a kernel hangs on a GPU, its host too has enqueued all that comes after it.
+            least = min(list(collectives[rank]) for rank in behind)
+            behind = [rank for rank in behind if list(collectives[rank]) == least]
         return sorted(behind)
 
 
@@ -411,14 +412,20 @@ def flight() -> bytes:
     return b"" if dump is None else dump()
 
 
-def num_collectives(recorded: bytes) -> int | None:
-    """How many collectives of all groups are begun, by the flight recorder; None where it does not say."""
+def num_collectives(recorded: bytes) -> list[int] | None:
+    """How many collectives of all groups are enqueued, started and completed; None where flight recorder says nothing.
+
+    Started is 0 on all ranks alike where NCCL takes no times (TORCH_NCCL_ENABLE_TIMING).
+    """
     if not recorded:
         return None
     # torch made it in this process a moment ago.
     status = pickle.loads(recorded).get("pg_status") or {}
-    counts = [int(group.get("last_enqueued_collective", -1)) for group in status.values()]
-    return sum(count for count in counts if count > 0) if counts else None
+    if not status:
+        return None
+    names = [f"last_{state}_collective" for state in ("enqueued", "started", "completed")]
+    # -1 where there was none.
+    return [sum(max(0, int(group.get(name, -1))) for group in status.values()) for name in names]
 
 
 def dump(folder: Path | None, rank: int) -> dict[str, Any]:

@@ -23,6 +23,17 @@ GIB = 2**30
 WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "std::bad_alloc")
 """How torch says on CPUs that there is no more: by a plain RuntimeError."""
 
+GPU_WORDS = (
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "Cuda failure 2 'out of memory'",
+    "Cuda failure 'out of memory'",
+)
+"""How CUDA, cuBLAS, cuDNN and NCCL say it, which take memory beside torch's allocator: by RuntimeErrors too."""
+
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER = 2**31 - 1
@@ -85,7 +96,7 @@ def explain(error: BaseException, strategy: str, options: Options, world: World)
 def find(error: BaseException | None) -> BaseException | None:
     """The error of an allocator among `error` and those it comes from; None where there is none."""
     while error is not None:
-        is_word = isinstance(error, RuntimeError) and any(word in str(error) for word in WORDS)
+        is_word = isinstance(error, RuntimeError) and any(word in str(error) for word in (*WORDS, *GPU_WORDS))
         is_number = isinstance(error, OSError) and error.errno == errno.ENOMEM
         if is_word or is_number or isinstance(error, MemoryError | torch.OutOfMemoryError):
             return error

@@ -136,8 +136,11 @@ def test_ranks_that_share_a_gpu_speak_through_gloo():
 def test_two_ranks_on_one_gpu_are_refused_unless_they_are_to_share_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-1"))
     world: Any = SimpleNamespace(device=GPU, host="node", gather=lambda value: [value, value])
-    with pytest.raises(SharedFault, match="share one GPU"):
+    with pytest.raises(SharedFault, match="share one GPU") as raised:
         places(world)
+    # A task that sees one GPU alone keeps NCCL from the direct way between GPUs.
+    assert "--gpus-per-task" not in raised.value.fix
+    assert "--gpu-bind=none" in raised.value.fix
     assert places(world, share_gpus=True) == [("node", "GPU-1")] * 2
 
 

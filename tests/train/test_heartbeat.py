@@ -1,11 +1,12 @@
 """A rank that is dead, stopped or stands still is named, and ends all; a job that is stopped as a whole goes on."""
 
 import json
+import pickle
 import re
 
 import pytest
 
-from muster.train.heartbeat import Beat, Ear, named, silence_s
+from muster.train.heartbeat import Beat, Ear, named, num_collectives, silence_s
 from muster.train.world import CHECKPOINT, COMPUTING, CONNECTING, DATA, LEFT, Vitals
 
 DEADLINE_S = 120
@@ -129,8 +130,21 @@ def test_a_rank_stands_still_when_its_ticks_do(patient, turns, expected):
 def test_the_lagging_rank_has_the_fewest_ticks_and_then_the_fewest_collectives():
     assert heard((beat(1, 6), beat(1, 5), beat(1, 6))).lagging({}) == [1]
     same = heard((beat(1, 6), beat(1, 6), beat(1, 6)))
-    assert same.lagging({0: 9, 1: 9, 2: 8}) == [2]
-    assert same.lagging({0: 9, 2: 8}) == [0, 1, 2]
+    assert same.lagging({0: [9, 0, 7], 1: [9, 0, 7], 2: [8, 0, 7]}) == [2]
+    assert same.lagging({0: [9, 0, 7], 2: [8, 0, 7]}) == [0, 1, 2]
+    # A kernel that hangs: all hosts have enqueued alike.
+    assert same.lagging({0: [9, 8, 7], 1: [9, 7, 7], 2: [9, 8, 7]}) == [1]
+    assert same.lagging({0: [9, 0, 6], 1: [9, 0, 7], 2: [9, 0, 7]}) == [0]
+
+
+def test_collectives_are_counted_over_all_groups():
+    groups = {
+        "0": {"last_enqueued_collective": 9, "last_started_collective": -1, "last_completed_collective": 7},
+        "1": {"last_enqueued_collective": 3, "last_started_collective": -1, "last_completed_collective": 3},
+    }
+    assert num_collectives(pickle.dumps({"pg_status": groups})) == [12, 0, 10]
+    assert num_collectives(pickle.dumps({"entries": []})) is None
+    assert num_collectives(b"") is None
 
 
 def test_vitals_count_alike_wherever_data_come_from():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from muster.config import Options, parse
 from muster.train import checkpoint, memory
@@ -100,6 +101,12 @@ def test_a_real_allocation_that_is_too_large():
         (RuntimeError("the shapes don't fit"), False),
         (OSError(28, "No space left on device"), False),
         (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle ...)`"), False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (dist.DistBackendError("NCCL error ... ncclUnhandledCudaError\nCuda failure 2 'out of memory'"), True),
+        (dist.DistBackendError("NCCL error ... ncclUnhandledCudaError\nCuda failure 719 'launch failure'"), False),
     ],
 )
 def test_what_is_taken_for_it(error, is_memory):

@@ -232,7 +232,8 @@ def _for_ranks(host: str, ranks: Sequence[Facts]) -> list[Finding]:
     own = Counter(rank.visible for rank in ranks if rank.num_gpus == 1)
     shared = next((visible for visible, number in own.items() if number > 1), None)
     if shared is not None or (own.get(None, 0) > 1):
-        fix = "show each rank its own (srun --gpus-per-task=1), or all ranks all GPUs"
+        # Not srun --gpus-per-task=1: NCCL has no direct way to a GPU that a task does not see.
+        fix = "show all ranks all GPUs of their node: one task a node, or srun --gpu-bind=none"
         return [Finding("failed", "gpus", host, "ranks share one GPU", f"CUDA_VISIBLE_DEVICES={shared}", fix)]
     return []
 
