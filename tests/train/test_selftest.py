@@ -9,7 +9,7 @@ import torch
 from muster.config import STRATEGIES, check, parse
 from muster.errors import MusterError
 from muster.train import selftest
-from muster.train.selftest import COMMON, LIMIT, PARTS, STEPS, Case, apart, cases, compare, launch, run_ranks, split
+from muster.train.selftest import COMMON, LIMITS, PARTS, STEPS, Case, apart, cases, compare, launch, run_ranks, split
 
 
 def state(value, loss=2.0):
@@ -22,7 +22,7 @@ def state(value, loss=2.0):
 @pytest.mark.full
 @pytest.mark.process
 def test_real_launches_agree(tmp_path):
-    for steps, limit in (("sgd", LIMIT), ("adamw", 1e-15)):
+    for steps, limit in (("sgd", LIMITS["cpu"]), ("adamw", 1e-15)):
         single = launch(Case("single", 1, split(1)), steps, tmp_path)
         row = compare(Case("ddp", 2, split(2)), {steps: single}, tmp_path)
         assert row["passed"]
@@ -38,7 +38,7 @@ def test_ranks_that_fail_are_told_of(tmp_path):
 
 
 @pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 def test_every_case_sees_the_same_parts(num_ranks, steps):
     found = cases(num_ranks)
     assert {case.strategy for case in found} == set(STRATEGIES) - {"single", "dp"}
@@ -49,7 +49,7 @@ def test_every_case_sees_the_same_parts(num_ranks, steps):
         if strategy == "tp":
             shares //= options.tensor_parallel or case.num_ranks
         if strategy == "pipeline":
-            shares //= options.pipeline_parallel
+            shares //= options.pipeline_parallel or case.num_ranks
         assert shares * options.accumulate * options.batch_size == PARTS
         assert options.batch_size == (options.microbatches or 1)
 
@@ -101,3 +101,44 @@ def test_a_launch_that_breaks_fails_with_its_reason(monkeypatch, capsys):
 def test_all_is_well(monkeypatch, capsys):
     code, out = answer(monkeypatch, capsys, ["--ranks=2"], lambda case, steps: state(1.0))
     assert (code, out.count("PASS")) == (0, len(cases(2)))
+
+
+def on_gpus(monkeypatch, num_gpus):
+    """Has the program see so many GPUs; returns its launches, and a list of how far each is from the single process."""
+    launches, difference = [], [0.0]
+
+    def launched(case, steps, folder):
+        launches.append((case, steps))
+        return state(1.0 if case.strategy == "single" else 1.0 + difference[0])
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(selftest, "launch", launched)
+    return launches, difference
+
+
+def exit_code(monkeypatch, *argv):
+    monkeypatch.setattr(sys, "argv", ["selftest", *argv])
+    with pytest.raises(SystemExit) as raised:
+        selftest.main()
+    return raised.value.code
+
+
+def test_one_gpu_is_tried_in_groups_of_one(monkeypatch):
+    launches, difference = on_gpus(monkeypatch, 1)
+    assert exit_code(monkeypatch) == 0
+    assert all("--device=cuda" in case.options and case.num_ranks == 1 for case, _ in launches)
+    assert all(("--single-rank-group" in case.options) == (case.strategy != "single") for case, _ in launches)
+    assert {steps for _, steps in launches} == {"sgd"}
+    # GPUs sum in another order within layers too.
+    difference[0] = 5e-6
+    assert exit_code(monkeypatch) == 0
+    difference[0] = 5e-5
+    assert exit_code(monkeypatch) == 1
+
+
+def test_more_ranks_than_gpus_train_on_the_cpu(monkeypatch):
+    launches, difference = on_gpus(monkeypatch, 1)
+    assert exit_code(monkeypatch, "--ranks=2") == 0
+    assert all("--device=cpu" in case.options for case, _ in launches)
+    difference[0] = 5e-6
+    assert exit_code(monkeypatch, "--ranks=2") == 1
