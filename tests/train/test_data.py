@@ -9,15 +9,17 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR10, ImageFolder
+from torchvision.transforms import v2
 
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train import data
-from muster.train.data import digits, imagefolder
+from muster.train.data import cifar10, digits, imagefolder
 from muster.train.data.images import decode
-from muster.train.data.loader import open_batches
+from muster.train.data.loader import choose_workers, open_batches
 from muster.train.data.reader import Reader
 from muster.train.data.source import BadSample, InMemory, split
+from muster.train.data.synthetic import Synthetic
 from muster.train.order import Draw
 from muster.train.world import World
 
@@ -298,7 +300,22 @@ def test_cifar10_from_a_folder(tmp_path, monkeypatch, loaded):
     assert seen(train)[0].shape == (20, 3, 32, 32)
     assert seen(valid)[0].shape == (4, 3, 32, 32)
     assert torch.equal(seen(train)[0], seen(train)[0])
+    assert choose_workers(train.source, torch.device("cuda"), cores=8) == 7  # beside a GPU
     assert seen(loaded(Options(data=f"cifar10:{tmp_path}", batch_size=5, image_size=40))[1])[0].shape[-1] == 40
+
+
+@pytest.mark.parametrize("size", [8, 32])
+def test_cifar10_is_augmented_as_by_torchvision(size):
+    image_CHW = torch.randint(1, 256, (3, size, size), dtype=torch.uint8)
+    theirs = v2.Compose([v2.RandomCrop(size, padding=size // 8), v2.RandomHorizontalFlip()])
+    samples = cifar10.Augmented(image_CHW[None], torch.tensor([7]))
+    for seed in range(30):
+        torch.manual_seed(seed)
+        expected = theirs(image_CHW)
+        torch.manual_seed(seed)
+        found, label = samples.read(0)
+        assert torch.equal(found, expected)
+        assert label == 7
 
 
 def test_the_next_readable_sample_takes_the_place_of_one_that_cannot_be_read() -> None:
@@ -329,6 +346,7 @@ def test_numbers_of_synthetic_samples_go_to_the_device_from_pinned_memory(monkey
         return make(values, **options)
 
     source = data.open_source(Options(data="synthetic", image_size=8, batch_size=2, num_samples=20))
+    assert isinstance(source.train, Synthetic)
     samples = source.train.to(torch.device("meta"))
     monkeypatch.setattr(torch, "tensor", tensor)
     images_NCHW, labels_N = samples.read_batch([3, 4, 5])

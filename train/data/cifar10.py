@@ -1,6 +1,7 @@
 """CIFAR-10 (60,000 images of 32 x 32 pixels in 10 classes) from a folder that the user has."""
 
 import torch
+from torch.nn.functional import pad
 from torchvision.datasets import CIFAR10
 from torchvision.transforms import v2
 
@@ -15,14 +16,22 @@ class Augmented(InMemory):
     random = True
     takes_time = True
 
-    def __init__(self, images_NCHW: torch.Tensor, labels_N: torch.Tensor) -> None:
-        super().__init__(images_NCHW, labels_N)
-        size = images_NCHW.shape[-1]
-        self.augment = v2.Compose([v2.RandomCrop(size, padding=size // 8), v2.RandomHorizontalFlip()])
-
     def read(self, index: int) -> tuple[torch.Tensor, int]:
-        image, label = super().read(index)
-        return self.augment(image), label
+        image_CHW, label = super().read(index)
+        return shift_and_flip(image_CHW, image_CHW.shape[-1] // 8), label
+
+
+def shift_and_flip(image_CHW: torch.Tensor, most: int) -> torch.Tensor:
+    """`image_CHW`, square, moved by up to `most` pixels each way over black, and flipped by chance.
+
+    The same bits as by RandomCrop and RandomHorizontalFlip of torchvision's v2, in less time: of images as small as these
+    they spend most on looking at what they were given.
+    """
+    size = image_CHW.shape[-1]
+    padded_CHW = pad(image_CHW, [most] * 4)
+    top, left = (int(torch.randint(0, 2 * most + 1, ())) for _ in range(2))
+    part_CHW = padded_CHW[:, top : top + size, left : left + size]
+    return part_CHW.flip(-1) if torch.rand(1) < 0.5 else part_CHW
 
 
 def open_source(options: Options, folder: str) -> Source:
