@@ -24,8 +24,8 @@ class Augmented(InMemory):
 def shift_and_flip(image_CHW: torch.Tensor, most: int) -> torch.Tensor:
     """`image_CHW`, square, moved by up to `most` pixels each way over black, and flipped by chance.
 
-    The same bits as by RandomCrop and RandomHorizontalFlip of torchvision's v2, in less time: of images as small as these
-    they spend most on looking at what they were given.
+    The same bits as by RandomCrop and RandomHorizontalFlip of torchvision's v2, in less time: with images as small as
+    these they spend most of it on looking at what they were given.
     """
     size = image_CHW.shape[-1]
     padded_CHW = pad(image_CHW, [most] * 4)
