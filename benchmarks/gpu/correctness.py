@@ -281,7 +281,7 @@ def deterministic(work: Work) -> dict[str, Any]:
 
 
 @case(
-    part="A", timeout_s=60, on_cpu=True,
+    part="A", timeout_s=50, on_cpu=True,
     expect={"loss_apart": at_most(0.01, "fused kernels sum in another order, under bf16"), "compiled": TRUE},
     expect_cpu={"loss_apart": at_most(1e-3, "fp32"), "compiled": TRUE},
 )  # fmt: skip
@@ -320,7 +320,7 @@ def resume(work: Work) -> dict[str, Any]:
     return {"difference": max(float((one[name] - other[name]).abs().max()) for name in one), "step": summary["step"]}
 
 
-@case(part="A", timeout_s=50, expect={"weights_apart": at_most(1e-4, "fp32"), "step": exactly(6)})
+@case(part="A", timeout_s=45, expect={"weights_apart": at_most(1e-4, "fp32"), "step": exactly(6)})
 def checkpoint_cpu_gpu(work: Work) -> dict[str, Any]:
     """A run that goes on from the CPU to the GPU and back, by its checkpoints"""
     from benchmarks.gpu import training
@@ -337,7 +337,7 @@ def checkpoint_cpu_gpu(work: Work) -> dict[str, Any]:
 
 
 @case(
-    part="A", timeout_s=40, on_cpu=True,
+    part="A", timeout_s=30, on_cpu=True,
     expect={"accuracy": at_least(0.9, "handwritten digits by ResNet-18 after 4 epochs"), "world_size": exactly(1)},
     expect_cpu={"accuracy": at_least(0.3, "after 1 epoch; 0.1 is chance"), "world_size": exactly(1)},
 )  # fmt: skip
@@ -351,3 +351,16 @@ def train_digits(work: Work) -> dict[str, Any]:
 def dp_two_gpus_bf16(work: Work) -> dict[str, Any]:
     """dp over two GPUs computes in bf16, not in fp16 without a scaler (G2)"""
     return beside_cpu(work, "gpt-tiny", "dp", bf16=True)
+
+
+@case(part="A", timeout_s=35, on_cpu=True, expect={"weights_apart": at_most(1e-5, "fp32"), "world_size": exactly(2)})
+def ddp_two_ranks(work: Work) -> dict[str, Any]:
+    """Two ranks of ddp, which share a GPU over gloo, beside one that accumulates the same micro-batches (G15)"""
+    from benchmarks.gpu import training
+
+    options = (*TOKENS, "--no-bf16", "--max-steps=3")
+    shares = ("--share-gpus",) if work.on_gpu else ()
+    summary = work.train("ddp", *options, *shares, name="two", num_ranks=2).summary()
+    work.train("single", *options, "--accumulate=2", name="one").summary()
+    one, other = (weights_in(work.scratch / name) for name in ("one", "two"))
+    return {"weights_apart": training.distance(one, other), "world_size": summary["world_size"]}

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -141,8 +141,7 @@ def train(
     """
     device = world.device
     choose_kernels(options, world)
-    # As in a world of two: in a world of one every strategy trains as `single`.
-    parts = strategies.load(strategy, world if strategy == "single" else replace(world, world_size=2))
+    parts = strategies.load(strategy, world)
     precision = choose_precision(options, device)
     torch.manual_seed(options.seed)
     model = parts.wrap(models.build(options, classes_of(options), size_of(options)), world, options, precision)
