@@ -22,8 +22,8 @@ from muster.check.bench.run import with_device
 from muster.check.bench.sweep import Row, Sweep, shown
 from muster.check.options import BenchOptions
 from muster.check.ranks import join, leave
-from muster.train.backends import open_group
-from muster.train.world import World, close_group
+from muster.train.distributed.backends import open_group
+from muster.train.distributed.world import World, close_group
 
 RANKS = 2
 SIZES = (64 << 10, 1 << 20, 16 << 20)

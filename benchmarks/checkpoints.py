@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from results import parser, publish, ratios, spread, table
-from rounds import Turn, loop_of, run
+from rounds import Turn, run, trainer_of
 
 from muster.config import Options
-from muster.train.checkpoint import CheckpointManager
-from muster.train.state import Progress
-from muster.train.world import World
+from muster.train.checkpoint import CheckpointManager, Progress
+from muster.train.distributed.world import World
 
 WITHOUT, BEHIND, BLOCKING, ALONE = "no checkpoint", "one, behind the steps", "one, waited for", "one, without steps"
 
@@ -26,7 +25,7 @@ WITHOUT, BEHIND, BLOCKING, ALONE = "no checkpoint", "one, behind the steps", "on
 def build(asked: argparse.Namespace, world: World) -> Mapping[str, Turn]:
     """The contenders, on one rank; all train the same model."""
     options = Options(model=asked.model, image_size=asked.image_size, max_steps=asked.steps).settled()
-    loop = loop_of(options, world)
+    loop = trainer_of(options, world)
     run = Path(asked.folder)
     keepers = {
         name: CheckpointManager(run / name.replace(" ", "-"), world, keep=1, in_background=in_background)
@@ -42,7 +41,7 @@ def build(asked: argparse.Namespace, world: World) -> Mapping[str, Turn]:
             while done < num_steps and name != ALONE:  # an epoch of the digits is shorter than a window
                 loop.progress = Progress(epoch=number + done)
                 loop.train_epoch()
-                done += loop.order.num_steps
+                done += loop.sampler.num_steps
             if keeper is not None:
                 keeper.wait()
 

@@ -23,16 +23,16 @@ import numpy as np
 import torch
 from PIL import Image
 from results import parser, publish, ratios, spread, table
-from rounds import Turn, loop_of, run
+from rounds import Turn, run, trainer_of
 from torchvision import transforms
 from torchvision.transforms import v2
 
 from muster.config import Options
+from muster.train.checkpoint import Progress
 from muster.train.data.images import decode, decode_crop, random_crop
-from muster.train.loop import Loop
-from muster.train.pack import pack
-from muster.train.state import Progress
-from muster.train.world import World
+from muster.train.data.pack import pack
+from muster.train.distributed.world import World
+from muster.train.trainer import Trainer
 
 HEIGHT, WIDTH = 375, 500
 TRAINING, LOADER, SYNTHETIC = "training on JPEG files", "the loader alone", "training on synthetic data"
@@ -62,7 +62,7 @@ def make_images(root: Path, num_images: int) -> None:
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{number:05}.jpg", quality=90)
 
 
-def training(loop: Loop) -> Turn:
+def training(loop: Trainer) -> Turn:
     """Trains, as `train ddp` does."""
 
     def train(number: int, num_steps: int) -> None:
@@ -72,11 +72,11 @@ def training(loop: Loop) -> Turn:
     return train
 
 
-def loading(loop: Loop) -> Turn:
+def loading(loop: Trainer) -> Turn:
     """Makes the same batches, and nothing of them."""
 
     def load(number: int, num_steps: int) -> None:
-        loop.train.order.set_epoch(number, max_steps=num_steps)  # type: ignore[union-attr]
+        loop.train.sampler.set_epoch(number, max_steps=num_steps)  # type: ignore[union-attr]
         for _ in islice(loop.train, num_steps):
             pass
 
@@ -100,16 +100,16 @@ def keeping_up(asked: argparse.Namespace, world: World) -> Mapping[str, Turn]:
     """The contenders of (a), on one rank."""
     folder = f"imagefolder:{asked.folder}/images"
     return {
-        TRAINING: training(loop_of(options_of(asked, folder), world)),
-        LOADER: loading(loop_of(options_of(asked, folder), world)),
-        SYNTHETIC: training(loop_of(options_of(asked, "synthetic"), world)),
+        TRAINING: training(trainer_of(options_of(asked, folder), world)),
+        LOADER: loading(trainer_of(options_of(asked, folder), world)),
+        SYNTHETIC: training(trainer_of(options_of(asked, "synthetic"), world)),
     }
 
 
 def sources(asked: argparse.Namespace, world: World) -> Mapping[str, Turn]:
     """The contenders of (b), on one rank."""
     return {
-        name: loading(loop_of(options_of(asked, source), world))
+        name: loading(trainer_of(options_of(asked, source), world))
         for name, source in (
             (FOLDER, f"imagefolder:{asked.folder}/images"),
             (SHARDS, f"shards:{asked.folder}/shards"),

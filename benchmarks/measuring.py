@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 from results import parser, publish, ratios, spread, table
-from rounds import Turn, loop_of, run
+from rounds import Turn, run, trainer_of
 
 from muster.config import Options
-from muster.train import loop as looping
-from muster.train.gradients import go_back
-from muster.train.loop import Loop
-from muster.train.metrics import StepTimes, Sums
-from muster.train.state import Progress
-from muster.train.summary import Log
-from muster.train.world import World
+from muster.train import trainer as looping
+from muster.train.checkpoint import Progress
+from muster.train.distributed.world import World
+from muster.train.parallel.strategy import go_back
+from muster.train.reporting.metrics import StepTimes, Sums
+from muster.train.reporting.summary import Log
+from muster.train.trainer import Trainer
 
 MEASURED, UNTIMED, BLIND = "as it is", "without times and lines", "without loss and accuracy too"
 EMPTY_STEPS = 2000
@@ -48,14 +48,14 @@ class NoTimes(StepTimes):
         return iter(items)
 
 
-class Unmeasured(Loop):
+class Unmeasured(Trainer):
     """The loop without lines, and without waits."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def begin(self) -> None:
+        super().begin()
         self.gradients.waits = None
 
-    def facts_now(self) -> None:
+    def line_now(self) -> None:
         return None
 
 
@@ -75,9 +75,9 @@ def build(asked: argparse.Namespace, world: World) -> Mapping[str, Turn]:
     options = Options(model=asked.model, image_size=asked.image_size, max_steps=asked.steps).settled()
     log = Log(Path(tempfile.mkdtemp()), 0) if world.main else None
     loops = {
-        MEASURED: loop_of(options, world, log=log.write if log is not None else lambda record: None),
-        UNTIMED: loop_of(options, world, Unmeasured, times=NoTimes(world.device)),
-        BLIND: loop_of(options, world, Unmeasured, times=NoTimes(world.device)),
+        MEASURED: trainer_of(options, world, log=log),
+        UNTIMED: trainer_of(options, world, Unmeasured, times=NoTimes(world.device)),
+        BLIND: trainer_of(options, world, Unmeasured, times=NoTimes(world.device)),
     }
 
     def turn(name: str) -> Turn:

@@ -16,52 +16,32 @@ from results import ROOT
 sys.path.insert(0, str(ROOT))
 
 from muster.config import Options
-from muster.train import data, models, optimizer
-from muster.train.data.loader import open_batches
-from muster.train.display import Display
-from muster.train.loop import Loop
-from muster.train.metrics import StepTimes
-from muster.train.precision import choose_precision
-from muster.train.state import TrainState
-from muster.train.strategies import load
-from muster.train.world import World
+from muster.train.distributed.world import World
+from muster.train.reporting.display import Display
+from muster.train.reporting.metrics import StepTimes
+from muster.train.trainer import Trainer
 
 Turn = Callable[[int, int], None]
 """Trains: (number of the round, steps)."""
 
 
-def loop_of(options: Options, world: World, kind: type[Loop] = Loop, **parts: Any) -> Loop:
-    """The loop behind `train ddp`, with nobody who looks on.
+def trainer_of(options: Options, world: World, kind: type[Trainer] = Trainer, **parts: Any) -> Trainer:
+    """The trainer behind `train ddp`, with nobody who looks on: it writes nothing.
 
     Args:
-        parts: of the loop, in place of those that do nothing.
+        parts: of the trainer, by the names of its attributes, in place of those that do nothing.
     """
-    torch.manual_seed(0)
-    strategy = load("ddp", world)
-    source = data.open_source(options)
-    train_batches, valid_batches = open_batches(source, options, world)
-    precision = choose_precision(options, world.device)
-    model = models.build(options, source.num_classes, source.size)
-    model = strategy.wrap(model, world, options, precision)
-    given: dict[str, Any] = {
-        "display": Display(enabled=False, epochs=1, global_batch=1),
-        "times": StepTimes(world.device),
-        "log": lambda record: None,
-        "save": lambda progress, own: None,
-    }
-    return kind(
-        strategy=strategy,
-        model=model,
-        trained=TrainState(
-            model=strategy.unwrap(model), optimizer=optimizer.build(options, model, fused=precision.fused)
-        ),
-        train=train_batches,
-        valid=valid_batches,
-        world=world,
-        options=options,
-        precision=precision,
-        **given | parts,
-    )
+    trainer = kind("ddp", options, world)
+    trainer.check()
+    trainer.open_data()
+    trainer.build_model()
+    trainer.spread_model()
+    trainer.display = Display(enabled=False, epochs=1, global_batch=1)
+    trainer.times = StepTimes(world.device)
+    for name, part in parts.items():
+        setattr(trainer, name, part)
+    trainer.begin()
+    return trainer
 
 
 def compete(rank: int, build: Callable[[Namespace, World], Mapping[str, Turn]], asked: Namespace, folder: str) -> None:

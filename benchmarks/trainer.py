@@ -25,15 +25,15 @@ import torch.multiprocessing
 from contenders import OF_IMAGES, OF_TOKENS, Train, Work
 from contenders import build as build_contender
 from results import middle, parser, publish, ratios, spread, table
-from rounds import loop_of
+from rounds import trainer_of
 
 from muster.config import Options
 from muster.train import data, models
+from muster.train.checkpoint import Progress
 from muster.train.data.source import Source
+from muster.train.distributed.world import World
 from muster.train.models.gpt import shape_of
-from muster.train.run import choose_kernels
-from muster.train.state import Progress
-from muster.train.world import World
+from muster.train.trainer import choose_kernels
 
 EQUAL, BARE, DEFAULTS = "train ddp, fp32", "train ddp, fp32, bare", "train ddp, defaults"
 OURS = {EQUAL: {"bf16": False}, BARE: {"bf16": False, "channels_last": False, "fused": False}, DEFAULTS: {}}
@@ -120,7 +120,7 @@ def fresh(options: Options, source: Source) -> torch.nn.Module:
 
 def our_loop(options: Options, world: World) -> Train:
     """The loop behind `train ddp`, its data and its measuring included."""
-    loop = loop_of(options, world)
+    loop = trainer_of(options, world)
 
     def train(number: int, num_steps: int) -> None:
         loop.progress = Progress(epoch=number)

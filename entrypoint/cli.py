@@ -43,15 +43,6 @@ DETAILED: dict[str, Any] = {**SETTINGS, "help_option_names": list(HELP_NAMES)}
 # A look at the nodes must not wait for one of them as long as a training does.
 CHECK_RDZV_TIMEOUT_S = 120
 
-HELP = {
-    "single": "One process: what every other strategy is measured against.",
-    "dp": "One process, its GPUs by threads (DataParallel); ddp is faster.",
-    "ddp": "A replica of the model on each rank (DistributedDataParallel).",
-    "fsdp": "Weights, gradients and moments cut over ranks (fully_shard).",
-    "tp": "A transformer's matrices and sequences cut over ranks.",
-    "pipeline": "A transformer's layers dealt out to ranks, which take turns.",
-}
-
 EXAMPLES = {
     "single": "train single --epochs 3\n"
     "train single --model resnet50 --data imagefolder:imagenet\n"
@@ -139,7 +130,7 @@ def _trainings(*, starts: bool = True) -> typer.Typer:
                 return
             _train(strategy, options, training)
 
-        _detailed(app, strategy, HELP[strategy])(command(train_by, LaunchOptions, Options, ConfigFile))
+        _detailed(app, strategy, STRATEGIES[strategy])(command(train_by, LaunchOptions, Options, ConfigFile))
     app.command("export", help="Write a run's weights as one plain file, for torch.load.")(_export)
     app.command("pack", help="Put images into few tar files, for --data shards:FOLDER.")(_pack)
     app.command("selftest", help="Train here with each strategy, and compare: PASS or FAIL.")(_selftest)
@@ -148,7 +139,8 @@ def _trainings(*, starts: bool = True) -> typer.Typer:
 
 def _detailed(app: typer.Typer, name: str, text: str, **settings: Any) -> Callable[..., Any]:
     """As `app.command`, for a command whose options are too many for one screen: see muster/help.py."""
-    return app.command(name, cls=Command, help=text, epilog=EXAMPLES[name], context_settings={**DETAILED, **settings})
+    settings = {**DETAILED, **settings}
+    return app.command(name, cls=Command, help=text, epilog=EXAMPLES.get(name), context_settings=settings)
 
 
 def _check(words: Sequence[str]) -> None:
@@ -178,7 +170,7 @@ def _pack(
     shard_mb: Annotated[int, typer.Option(help="The most megabytes of one tar file.", min=1)] = 1000,
     seed: Annotated[int, typer.Option(help="Of the order in which images are mixed.", min=0)] = 0,
 ) -> None:
-    _become("muster.train.pack", f"--shard-mb={shard_mb}", f"--seed={seed}", "--", folder, out)
+    _become("muster.train.data.pack", f"--shard-mb={shard_mb}", f"--seed={seed}", "--", folder, out)
 
 
 def _selftest(

@@ -26,7 +26,15 @@ from muster.names import (
     is_transformer,
 )
 
-STRATEGIES = ("single", "dp", "ddp", "fsdp", "tp", "pipeline")
+STRATEGIES = {
+    "single": "One process: what every other strategy is measured against.",
+    "dp": "One process, its GPUs by threads (DataParallel); ddp is faster.",
+    "ddp": "A replica of the model on each rank (DistributedDataParallel).",
+    "fsdp": "Weights, gradients and moments cut over ranks (fully_shard).",
+    "tp": "A transformer's matrices and sequences cut over ranks.",
+    "pipeline": "A transformer's layers dealt out to ranks, which take turns.",
+}
+"""The strategies, each a file in train/parallel, and what the help says of them."""
 
 IN_ONE_PROCESS = ("single", "dp")
 """Strategies that are started as one process, whatever there is."""
@@ -410,7 +418,7 @@ class ConfigFile:
 def config_of(argv: Sequence[str]) -> str | None:
     """The file that `--config` names in `argv`; None without one."""
     file = None
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
+    for word, following in zip(argv, [*argv[1:], None], strict=False):
         if word.startswith("--config="):
             file = word.partition("=")[2]
         elif word == "--config" and following is not None:
@@ -444,6 +452,9 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
     argv = with_file(argv)
     if argv and argv[0] in STRATEGIES and (plain := from_argv(argv[1:], Options, ConfigFile)):
         return argv[0], plain[0]
+    # Here and not above: what is plainly right needs no help.
+    from muster import help
+
     parsed: list[tuple[str, Options]] = []
     app = typer.Typer(add_completion=False)
     for strategy in STRATEGIES:
@@ -451,7 +462,10 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
         def chosen(options: Options, _: ConfigFile, strategy: str = strategy) -> None:
             parsed.append((strategy, options))
 
-        app.command(strategy)(command(chosen, Options, ConfigFile))
+        settings = {"help_option_names": list(help.NAMES)}
+        app.command(strategy, cls=help.Command, help=STRATEGIES[strategy], context_settings=settings)(
+            command(chosen, Options, ConfigFile)
+        )
     typer.main.get_command(app).main(args=normalise(argv), prog_name="train", standalone_mode=False)
     if not parsed:
         raise SystemExit(0)  # --help has said what it had to say

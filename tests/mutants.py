@@ -46,18 +46,22 @@ AREAS = {
         ["tests/entrypoint"],
     ),
     "checkpoints": (
-        ["train/checkpoint.py", "train/storage.py", "train/run_directory.py", "train/state.py"],
+        [
+            "train/checkpoint/manager.py",
+            "train/checkpoint/storage.py",
+            "train/checkpoint/run_directory.py",
+        ],
         [
             f"tests/train/test_{name}.py"
             for name in ("checkpoint", "checkpoint_background", "run_directory", "restart", "resume", "export")
         ],
     ),
     "data": (
-        ["train/data/*.py", "train/order.py"],
+        ["train/data/*.py"],
         [f"tests/train/test_{name}.py" for name in ("order", "data", "images", "loader", "shards", "tokens", "shm")],
     ),
     "strategies": (
-        ["train/strategies/*.py", "train/gradients.py"],
+        ["train/parallel/*.py", "train/parallel/strategy.py"],
         [
             f"tests/train/test_{name}.py"
             for name in ("strategies", "ddp", "fsdp", "tp", "pipeline", "matrix", "ddp_zero1")

@@ -121,7 +121,7 @@ class Windows:
     def look(self, frame: FrameType, event: str) -> None:
         """Opens and closes windows by the names of the methods that begin and end them."""
         name = frame.f_code.co_qualname
-        if event == "call" and name == "Loop.step":
+        if event == "call" and name == "Trainer.train_step":
             self.num_steps += 1
             self.open -= {"step"}
             if self.num_steps == STEP:

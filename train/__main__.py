@@ -16,7 +16,7 @@ import typer
 from muster.config import Options, parse
 from muster.errors import ExitCode, MusterError
 from muster.notices import said_if_slow
-from muster.train.parent import Guard
+from muster.train.health.parent import Guard
 
 
 def read(argv: Sequence[str]) -> tuple[str, Options]:
@@ -36,7 +36,7 @@ def read(argv: Sequence[str]) -> tuple[str, Options]:
 def main() -> None:
     interruption.start_rank(" ".join(["train", *sys.argv[1:2]]))  # also where another program calls this
     guard = Guard()
-    gc.disable()  # until the training begins (train/memory.py)
+    gc.disable()  # until the training begins (train/health/memory.py)
     strategy, options = read(sys.argv[1:])
     if not os.environ.get("MUSTER_DEBUG"):
         # Notes of torch's C++ side (reverse look-ups of addresses, retries) that a user can't act on.

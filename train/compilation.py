@@ -24,9 +24,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train.gradients import Gradients
 from muster.train.models import units_of
 from muster.train.models.gpt import GPT
+from muster.train.parallel.strategy import Gradients
 
 COMPILERS = {"cpu": ("CXX", ("g++", "clang++")), "cuda": ("CC", ("gcc", "clang"))}
 """By device: the variable that names the compiler which torch's own one needs, and where it looks else."""

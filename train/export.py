@@ -14,7 +14,7 @@ import torch
 
 from muster.errors import ExitCode, MusterError
 from muster.train import checkpoint
-from muster.train.files import write_atomically
+from muster.train.checkpoint.storage import write_atomically
 
 
 def export(source: Path, file: Path | None) -> tuple[Path, Path]:

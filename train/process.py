@@ -11,14 +11,15 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from muster import interruption
 from muster.config import Options
 from muster.errors import ExitCode, MusterError, code_for_job
-from muster.train import console, faults, memory, run_directory
-from muster.train.backends import backend_for, open_group, places
-from muster.train.faults import Fault, SharedFault, agree
-from muster.train.heartbeat import Heartbeat, report_lost_store, silence_s
-from muster.train.parent import Guard
-from muster.train.run import run
-from muster.train.stopwatch import Stopwatch
-from muster.train.world import World, close_group, connect, device_for, read_environment
+from muster.train.checkpoint import run_directory
+from muster.train.distributed.backends import backend_for, open_group, places
+from muster.train.distributed.world import Stopwatch, World, close_group, connect, device_for, read_environment
+from muster.train.health import faults, memory
+from muster.train.health.faults import Fault, SharedFault, agree
+from muster.train.health.heartbeat import Heartbeat, report_lost_store, silence_s
+from muster.train.health.parent import Guard
+from muster.train.reporting import console
+from muster.train.trainer import Trainer
 
 DEBUG = bool(os.environ.get("MUSTER_DEBUG"))
 
@@ -56,7 +57,9 @@ class Process:
         self.heartbeat = Heartbeat(self.world, options.hang_s, silence_s(options.silence_timeout), self.guard.parent)
         self.guard.close()
         self.world = meet(self.world, strategy, options)
-        run(strategy, options, self.world)
+        trainer = Trainer(strategy, options, self.world)
+        trainer.build()
+        trainer.fit()
 
     def answer(self, error: BaseException) -> int:
         """Says what happened, to the user and to the other ranks; returns the exit code."""

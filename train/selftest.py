@@ -32,6 +32,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
+from muster import config
 from muster.errors import ExitCode, MusterError
 from muster.train import checkpoint
 
@@ -53,11 +54,11 @@ GRACE_S = 20
 LOADED = [
     "muster.train.process",
     "muster.config",
-    *(f"muster.train.strategies.{name}" for name in ("ddp", "tp", "pipeline")),
+    *(f"muster.train.parallel.{name}" for name in ("ddp", "tp", "pipeline")),
 ]
 
 COMMON = (
-    *("--model=gpt-tiny", f"--data=tokens:{HERE / 'order.py'}", "--seq-len=32", "--epochs=1"),
+    *("--model=gpt-tiny", f"--data=tokens:{HERE / 'data/sampler.py'}", "--seq-len=32", "--epochs=1"),
     *("--no-bf16", "--warmup-steps=0", "--seed=1", "--timeout-s=120"),
 )
 STEPS = {
@@ -111,6 +112,8 @@ def cases(num_ranks: int) -> list[Case]:
         *(Case("pipeline", 2, (*line, f"--schedule={name}")) for name in PLAIN),
         *(Case("pipeline", 2, (*line, f"--schedule={name}")) for name in ("interleaved", "zero-bubble")),
     ]
+    known = {"single", "dp", *(case.strategy for case in found)}
+    found += [Case(name, num_ranks, own) for name in config.STRATEGIES if name not in known]
     if num_ranks >= 4:
         lines = ("--batch-size=4", "--microbatches=4", "--pipeline-parallel=2")
         found += [

@@ -28,7 +28,7 @@ BITS = exactly(0, "the same bits")
 def beside_cpu(work: Work, model: str, strategy: str = "single", **options: Any) -> dict[str, float]:
     """The figures of `strategy` in a group of one on the device, beside one process in fp32 on the CPU."""
     from benchmarks.gpu import training
-    from muster.train.world import World
+    from muster.train.distributed.world import World
 
     usual = training.options_of(model)
     reference = training.train(usual, World())
@@ -76,7 +76,7 @@ def gradients_fp64(work: Work) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu import training
-    from muster.train.world import World
+    from muster.train.distributed.world import World
 
     options = training.options_of("gpt-tiny", clip_norm=None)
     exact = training.train(options, World(), num_steps=1, dtype=torch.float64)
@@ -111,7 +111,7 @@ def fsdp_offload_batch_norm(work: Work) -> dict[str, Any]:
 def offloaded(work: Work, model: str) -> dict[str, Any]:
     """fsdp with --cpu-offload, over a group that can add up what is in the host's memory too."""
     from benchmarks.gpu import training
-    from muster.train.world import World
+    from muster.train.distributed.world import World
 
     device = training.device_of(work.device)
     reference = training.train(training.options_of(model), World())
@@ -191,7 +191,7 @@ def collectives(work: Work) -> dict[str, Any]:
 def activation_checkpointing(work: Work) -> dict[str, Any]:
     """Activations that are computed again: the same weights from less memory"""
     from benchmarks.gpu import training
-    from muster.train.world import World
+    from muster.train.distributed.world import World
 
     world = World(device=training.device_of(work.device))
     sizes = {"batch_size": 32, "seq_len": 128} if work.on_gpu else {}
@@ -214,7 +214,7 @@ def optimizers(work: Work) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu import training
-    from muster.train.world import World
+    from muster.train.distributed.world import World
 
     world, figures = World(device=training.device_of(work.device)), dict[str, float]()
     # AdamW divides by the size of a gradient, and would make a whole step of the last bits of one near 0, but for eps.
@@ -250,7 +250,7 @@ def fp16_scaled(work: Work) -> dict[str, Any]:
     import torch
 
     from benchmarks.gpu import training
-    from muster.train.world import World
+    from muster.train.distributed.world import World
 
     figures, world = dict[str, float](), World(device=training.device_of(work.device))
     skipped = 0.0
@@ -270,7 +270,7 @@ def deterministic(work: Work) -> dict[str, Any]:
 
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     from benchmarks.gpu import training
-    from muster.train.world import World
+    from muster.train.distributed.world import World
 
     world, figures = World(device=training.device_of(work.device)), dict[str, float]()
     for name, model in (("gpt", "gpt-tiny"), ("resnet", "resnet18")):
@@ -296,7 +296,7 @@ def compiled(work: Work) -> dict[str, Any]:
 
 
 TOKENS = (
-    *("--model=gpt-tiny", f"--data=tokens:{ROOT / 'train' / 'order.py'}", "--seq-len=32", "--batch-size=4"),
+    *("--model=gpt-tiny", f"--data=tokens:{ROOT / 'train' / 'data' / 'sampler.py'}", "--seq-len=32", "--batch-size=4"),
     *("--epochs=1", "--warmup-steps=0", "--seed=1", "--optimizer=sgd", "--lr=0.1"),
 )
 """Options of a short training on a text of this repository."""

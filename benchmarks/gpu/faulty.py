@@ -16,13 +16,13 @@ import psutil
 import torch
 
 from muster.train import __main__ as trainer
-from muster.train.loop import Loop
+from muster.train.trainer import Trainer
 
 CYCLES = 10**12
 """Some eight minutes of a GPU's clock."""
 
 
-def hang(loop: Loop) -> None:
+def hang(loop: Trainer) -> None:
     """A kernel that does not come to an end; on a CPU, a call that does not."""
     if loop.world.device.type == "cuda":
         torch.cuda._sleep(CYCLES)
@@ -30,43 +30,43 @@ def hang(loop: Loop) -> None:
         time.sleep(3600)
 
 
-def wait(loop: Loop) -> None:
+def wait(loop: Trainer) -> None:
     """Python stands still, for which the other ranks wait in a collective."""
     time.sleep(3600)
 
 
-def stop(loop: Loop) -> None:
+def stop(loop: Trainer) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def term(loop: Loop) -> None:
+def term(loop: Trainer) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def usr1(loop: Loop) -> None:
+def usr1(loop: Trainer) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def interrupt(loop: Loop) -> None:
+def interrupt(loop: Trainer) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def kill(loop: Loop) -> None:
+def kill(loop: Trainer) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def nan(loop: Loop) -> None:
+def nan(loop: Trainer) -> None:
     """A weight that is no number."""
     with torch.no_grad():
         next(iter(loop.trained.model.parameters())).fill_(float("nan"))
 
 
-def memory(loop: Loop) -> None:
+def memory(loop: Trainer) -> None:
     """More memory is asked for than any machine has."""
     torch.empty(2**48, device=loop.world.device)
 
 
-def cublas(loop: Loop) -> None:
+def cublas(loop: Trainer) -> None:
     """All memory of the GPU is taken when cuBLAS asks for its own."""
     held, size = [], 2**30
     while size >= 512:
@@ -91,13 +91,13 @@ def cublas(loop: Loop) -> None:
         raise raised[0]
 
 
-def device_assert(loop: Loop) -> None:
+def device_assert(loop: Trainer) -> None:
     """An index that is out of range, found by the kernel."""
     table = torch.zeros(4, device=loop.world.device)
     table[torch.tensor([10**6], device=loop.world.device)].sum()
 
 
-def kill_worker(loop: Loop) -> None:
+def kill_worker(loop: Trainer) -> None:
     """A process that loads data is killed, as by the system when memory runs out."""
     workers = [child for child in psutil.Process().children() if "tracker" not in " ".join(child.cmdline())]
     print(f"kills {workers}", flush=True)
@@ -107,15 +107,15 @@ def kill_worker(loop: Loop) -> None:
 
 def main() -> None:
     kind, step, rank = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    fault: Callable[[Loop], None] = globals()[kind]
-    original = Loop.step
+    fault: Callable[[Trainer], None] = globals()[kind]
+    original = Trainer.train_step
 
-    def step_with_fault(self: Loop, *arguments: object) -> None:
+    def step_with_fault(self: Trainer, *arguments: object) -> None:
         if self.progress.step + 1 == step and os.environ.get("RANK", "0") == rank:
             fault(self)
         original(self, *arguments)  # type: ignore[arg-type]
 
-    Loop.step = step_with_fault  # type: ignore[method-assign]
+    Trainer.train_step = step_with_fault  # type: ignore[method-assign]
     sys.argv[1:] = sys.argv[4:]
     trainer.main()
 

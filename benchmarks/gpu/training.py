@@ -18,12 +18,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from muster.config import Options
-from muster.train import models, optimizer, strategies
-from muster.train.metrics import Sums
-from muster.train.precision import choose_precision
-from muster.train.run import choose_kernels
-from muster.train.stopwatch import Stopwatch
-from muster.train.world import World
+from muster.train import models, optim, parallel
+from muster.train.distributed.world import Stopwatch, World
+from muster.train.optim import choose_precision
+from muster.train.reporting.metrics import Sums
+from muster.train.trainer import choose_kernels
 
 Weights = dict[str, Tensor]
 """A model's parameters and buffers by name, whole, on the CPU, in double precision."""
@@ -141,16 +140,16 @@ def train(
     """
     device = world.device
     choose_kernels(options, world)
-    parts = strategies.load(strategy, world)
+    parts = parallel.load(strategy, world, options)
     precision = choose_precision(options, device)
     torch.manual_seed(options.seed)
-    model = parts.wrap(models.build(options, classes_of(options), size_of(options)), world, options, precision)
+    model = parts.wrap(models.build(options, classes_of(options), size_of(options)), precision)
     inner = parts.unwrap(model)
     fill(inner, weights or first_weights(options))
     inner.to(dtype)
     before = weights_of(inner)
-    steps = build_optimizer(inner) if build_optimizer else optimizer.build(options, model, fused=precision.fused)
-    gradients = parts.gradients(model, world, options)
+    steps = build_optimizer(inner) if build_optimizer else optim.build(options, model, fused=precision.fused)
+    gradients = parts.gradients(model)
     model.train()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

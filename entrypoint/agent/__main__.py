@@ -56,7 +56,7 @@ if QUIET:
 
 
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What schedulers send some time before SIGKILL: the trainers hear the same ones (train/preemption.py)."""
+"""What schedulers send some time before SIGKILL: the trainers hear the same ones (train/health/preemption.py)."""
 
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.2

@@ -101,7 +101,7 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
 
 
 def words_of(failure: ProcessFailure) -> list[str]:
-    """What a trainer has left for its agent (train/console.py): its log, and "told" if the user knows why it ended."""
+    """What a trainer has left for its agent (train/reporting/console.py): its log, and "told" if its end was told."""
     try:
         return Path(os.environ[LaunchVariable.LAST_WORDS], str(failure.pid)).read_text(encoding="utf-8").splitlines()
     except (KeyError, OSError, UnicodeDecodeError):

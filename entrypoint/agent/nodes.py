@@ -1,8 +1,8 @@
 """What the agents of a launch tell each other while it runs: that each node lives, and what failed on it.
 
 This is for trainings that are not started again in place. The ranks beat for themselves
-(train/heartbeat.py), but not before they have met; and a rank that was stopped or killed tells nothing. The words are
-those of train/faults.py, in its store.
+(train/health/heartbeat.py), but not before they have met; and a rank that was stopped or killed tells nothing. The
+words are those of train/health/faults.py, in its store.
 """
 
 import json
@@ -25,7 +25,7 @@ from muster.errors import ExitCode
 
 BEAT_S = 5.0
 DEAD_BEATS = 9
-"""So many beats missed in a row are a death: 45 s, as in train/heartbeat.py."""
+"""So many beats missed in a row are a death: 45 s, as in train/health/heartbeat.py."""
 
 STORE_S = 10.0
 """Seconds for one answer of the store."""

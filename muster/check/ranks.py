@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from muster.errors import ExitCode, MusterError
-from muster.train import console, faults
-from muster.train.world import World, read_environment
+from muster.train.distributed.world import World, read_environment
+from muster.train.health import faults
+from muster.train.reporting import console
 from muster.variables import LaunchVariable
 
 MOST_LISTED = 4

@@ -11,7 +11,7 @@ from muster.check.bench.collectives import ALL, ELEMENT, Collective, Message, Wr
 from muster.check.bench.pairwise import Pairs
 from muster.check.bench.report import verdict_of_pairs, wrong_values
 from muster.errors import MusterError
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 PART = 1021
 BY_NAME = {one.name: one for one in ALL}

@@ -13,7 +13,7 @@ from muster.check.bench.sweep import Row, Sweep, Timing
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.errors import MusterError
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 HOSTS = ("a", "b", "c")
 HERE = Setting(site="", backend="gloo", device="cpu", nodes=3, ranks=(1, 1, 1))

@@ -93,7 +93,7 @@ import torch.distributed as dist
 from muster.check.doctor import collectives
 from muster.check.doctor.run import Report, examine
 from muster.check.options import DoctorOptions
-from muster.train.world import connect, read_environment
+from muster.train.distributed.world import connect, read_environment
 
 def plant(what, deed):
     real = getattr(dist, what)

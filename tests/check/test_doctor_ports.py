@@ -29,7 +29,7 @@ from muster.check.doctor.run import Report
 from muster.check.options import DoctorOptions
 from muster.check.ranks import partners
 from muster.entrypoint.rendezvous import address as rendezvous
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 SIZES = [2, 3, 7, 32, 33, 64, 65, 100, 300]
 

@@ -12,7 +12,7 @@ from muster.check.doctor import run
 from muster.check.doctor.finding import Finding
 from muster.check.doctor.run import Part, Report
 from muster.check.options import DoctorOptions
-from muster.train.world import World
+from muster.train.distributed.world import World
 from tests.check.healthy import SUBJECTS, Told, healthy, with_node
 
 

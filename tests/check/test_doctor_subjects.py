@@ -14,7 +14,7 @@ from muster import ROOT
 from muster.check.doctor import gpus, memory, network, software, storage
 from muster.check.doctor.storage import Space
 from muster.check.options import DoctorOptions
-from muster.train.world import World
+from muster.train.distributed.world import World
 from tests.check.healthy import ADAPTER, PORT, SUBJECTS, Told, found, healthy, on_cpus, only, with_gpu, with_node
 
 SECOND = World(rank=1, world_size=2, host="b", hosts=("a", "b"))

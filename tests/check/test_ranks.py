@@ -10,7 +10,7 @@ import torch.distributed as dist
 from muster.check import ranks
 from muster.check.doctor.finding import code_of
 from muster.check.doctor.run import absent_ranks
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 
 def absence(fault: dict[str, Any] | None = None, hosts: tuple[str, ...] = ("a", "b")) -> ranks.Absent:

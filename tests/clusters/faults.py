@@ -53,18 +53,19 @@ def before(owner, name, when):
     setattr(owner, name, stops)
 
 if "RANK" in os.environ and "PACE_S" in os.environ:
-    from muster.train import loop
-    before(loop.Loop, "step", lambda *args: time.sleep(float(os.environ["PACE_S"])))
+    from muster.train import trainer
+    before(trainer.Trainer, "train_step", lambda *args: time.sleep(float(os.environ["PACE_S"])))
 
 if os.environ.get("RANK") == os.environ.get("STOP_RANK", "none"):
     place, _, step = os.environ["STOP_PLACE"].partition(" ")
     if place == "import":
         stop()
-    from muster.train import loop, process
+    from muster.train import process
+    from muster.train import trainer
     if place == "meet":
         before(process, "meet", lambda *args: True)
     if place == "step":
-        before(loop.Loop, "step", lambda self, *args: self.progress.step == int(step))
+        before(trainer.Trainer, "train_step", lambda self, *args: self.progress.step == int(step))
     if place == "file":
         partial = f"/checkpoints/.step-{int(step):08d}.partial/rank-"
         before(os, "fsync", lambda number: partial in os.readlink(f"/proc/self/fd/{number}"))

@@ -23,7 +23,7 @@ ELSEWHERE = {
     "make test TESTS=tests/entrypoint": (".ci/run", "test-all"),
     "make test TESTS=tests/sites": (".ci/run", "test-all"),
     "make mutants": ("benchmarks/RESULTS.md", "python -m tests.mutants"),
-    "make gpu": ("tests/test_gpu_runner.py", "benchmarks\" / \"gpu\" / \"runner.py"),
+    "make gpu": ("tests/test_gpu_runner.py", 'benchmarks" / "gpu" / "runner.py'),
     "make tour": ("tests/test_tour.py", "tour.follow"),
     "make jobs": ("tests/jobs/test_making.py", "make jobs"),
     "train ddp": ("tests/train/test_train.py", '"ddp"'),

@@ -6,7 +6,7 @@ import torch
 
 from muster.train import checkpoint
 from muster.train.checkpoint import CheckpointManager
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 ROOT = Path(__file__).parents[2]
 TEXT = ["--model=gpt-tiny", f"--data=tokens:{Path(__file__).with_name('text.txt')}", "--seq-len=32", "--batch-size=4"]

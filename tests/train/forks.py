@@ -110,7 +110,7 @@ def load_all() -> None:
     """Imports what trainers import once they know what to do, so that not each of them has to."""
     parse(["single"])
     for name in STRATEGIES:
-        import_module(f"muster.train.strategies.{name}")
+        import_module(f"muster.train.parallel.{name}")
     for name in SOURCES:
         import_module(f"muster.train.data.{name}")
 

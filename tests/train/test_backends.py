@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 from muster.errors import MusterError
-from muster.train import backends
-from muster.train.backends import backend_for, open_group, places
-from muster.train.faults import SharedFault
-from muster.train.world import World
+from muster.train.distributed import backends
+from muster.train.distributed.backends import backend_for, open_group, places
+from muster.train.distributed.world import World
+from muster.train.health.faults import SharedFault
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -107,13 +107,13 @@ def test_every_group_of_gloo_has_one_thread(train, small, tmp_path):
     look = """
 import threading, torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
-from muster.train import loop
-fit = loop.Loop.fit
+from muster.train import trainer
+fit = trainer.Trainer.train_epochs
 def look(self):
     backends = [group._get_backend(self.world.device) for group in _world.pg_map]
     print("threads", len(backends), {backend.options._threads for backend in backends})
     return fit(self)
-loop.Loop.fit = look
+trainer.Trainer.train_epochs = look
 """
     argv = ["tp", "--model=gpt-tiny", "--data=synthetic", "--seq-len=8", "--max-steps=1", "--num-samples=8"]
     argv += ["--batch-size=2", "--tensor-parallel=2", "--device=cpu", "--name=run", f"--runs-dir={tmp_path}"]

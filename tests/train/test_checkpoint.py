@@ -11,7 +11,7 @@ import torch
 
 from muster.errors import MusterError
 from muster.train import checkpoint
-from muster.train.world import World
+from muster.train.distributed.world import World
 from tests.train.comparing import save
 
 
@@ -222,7 +222,7 @@ import subprocess, sys
 from pathlib import Path
 import torch
 from muster.train import checkpoint
-from muster.train.world import World
+from muster.train.distributed.world import World
 from tests.train.comparing import save
 from muster.errors import MusterError
 run = Path(sys.argv[1])

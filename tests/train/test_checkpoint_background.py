@@ -10,10 +10,9 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 from muster.errors import MusterError
-from muster.train import checkpoint, storage
-from muster.train.checkpoint import CheckpointManager
-from muster.train.state import TrainState, misfit
-from muster.train.world import World
+from muster.train import checkpoint
+from muster.train.checkpoint import CheckpointManager, TrainState, misfit, storage
+from muster.train.distributed.world import World
 
 DEADLINE_S = 60
 

@@ -6,8 +6,8 @@ import torch
 from muster.config import Options, check
 from muster.errors import MusterError
 from muster.train import compilation
-from muster.train.gradients import Gradients
 from muster.train.models import build
+from muster.train.parallel.strategy import Gradients
 from tests.train.comparing import DIGITS, SPLITS, STEPS, TEXT, apart, losses, trained
 
 # Compilers reorder sums: as near as fp32 is, not bit for bit.

@@ -11,23 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from muster.train import console
-from muster.train.console import Lines, Tee, plain
+from muster.train.reporting import console
+from muster.train.reporting.console import Lines, Tee, plain
 from tests.train.conftest import environment
 
 HOST = socket.gethostname()
 LINE = re.compile(rf"\[{re.escape(HOST)} \d\] .*")
 TALK = """
 import os, sys, warnings
-from muster.train.loop import Loop
-train_epoch = Loop.train_epoch
+from muster.train.trainer import Trainer
+train_epoch = Trainer.train_epoch
 def talking(self):
     rank = os.environ.get("RANK", "0")
     print("printed by", rank)
     print("complained by", rank, file=sys.stderr)
     os.write(1, f"written by {rank}\\n".encode())
     return train_epoch(self)
-Loop.train_epoch = talking
+Trainer.train_epoch = talking
 """
 SHORT = ["--max-steps=2", "--model=squeezenet1_1", "--data=fake", "--num-samples=64", "--num-classes=2"]
 SHORT += ["--image-size=32", "--no-bf16", "--batch-size=4"]

@@ -16,12 +16,11 @@ from muster.errors import MusterError
 from muster.train import data
 from muster.train.data import cifar10, digits, imagefolder
 from muster.train.data.images import decode
-from muster.train.data.loader import choose_workers, open_batches
-from muster.train.data.reader import Reader
+from muster.train.data.loader import Reader, choose_workers, open_batches
+from muster.train.data.sampler import Draw
 from muster.train.data.source import BadSample, InMemory, split
 from muster.train.data.synthetic import Synthetic
-from muster.train.order import Draw
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 
 def seen(batches):
@@ -204,7 +203,7 @@ def test_augmentation_depends_on_sample_and_epoch_only(tmp_path, make_images, lo
     epochs = []
     for epoch in (0, 1):
         for batches in (alone, helped):
-            batches.order.set_epoch(epoch)
+            batches.sampler.set_epoch(epoch)
         state = torch.get_rng_state()
         images, _ = seen(alone)
         assert torch.equal(torch.get_rng_state(), state)  # the model's random numbers are left alone

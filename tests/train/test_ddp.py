@@ -8,8 +8,8 @@ import pytest
 from muster.config import Options, check
 from muster.errors import MusterError
 from muster.train import checkpoint
-from muster.train.run_directory import differences
-from muster.train.world import World
+from muster.train.checkpoint.run_directory import differences
+from muster.train.distributed.world import World
 from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained, vector
 
 # Each rank says what it adds up with the others.
@@ -88,9 +88,9 @@ def test_switches_change_nothing_that_is_learnt(train, single, tmp_path, switch)
 
 @pytest.mark.process
 def test_gradients_too_large_for_fp16_are_told(train, tmp_path):
-    steep = "from muster.train import gradients, loop\n"
-    steep += "loss_of = gradients.loss_of\nloop.LOOK_STEPS = 1\n"
-    steep += "gradients.Gradients.criterion = staticmethod(lambda *given: 1e7 * loss_of(*given))"
+    steep = "from muster.train import trainer\nfrom muster.train.parallel import strategy\n"
+    steep += "loss_of = strategy.loss_of\ntrainer.LOOK_STEPS = 1\n"
+    steep += "strategy.Gradients.criterion = staticmethod(lambda *given: 1e7 * loss_of(*given))"
     argv = ["ddp", *TEXT, *STEPS, "--optimizer=sgd", "--lr=1e-9", "--max-steps=4", f"--runs-dir={tmp_path}"]
     ended = train([*argv, "--comm-hook=fp16", "--name=fp16"], 2, before=steep)
     assert [rank.code for rank in ended] == [1, 1]
@@ -175,7 +175,7 @@ def test_a_change_of_how_ranks_meet_is_told():
             asdict(Options(**before).settled()),
             asdict(Options(**now).settled()) | {"accumulate": 2 // num_ranks},
         )
-        return differences({"options": old | {"accumulate": 1}, "num_shares": 2}, new, World(world_size=num_ranks))
+        return differences({"options": old | {"accumulate": 1}, "dp_size": 2}, new, World(world_size=num_ranks))
 
     assert noted({}, {"zero1": True, "bucket_mb": 9}, 1) == []
     assert "comm_hook none -> bf16" in noted({}, {"comm_hook": "bf16"}, 2)[0]

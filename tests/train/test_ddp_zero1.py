@@ -7,8 +7,8 @@ import torch
 
 from muster.config import Options
 from muster.train import checkpoint
-from muster.train.strategies import ddp
-from muster.train.world import World
+from muster.train.distributed.world import World
+from muster.train.parallel import ddp
 from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained
 
 # Each rank says how many bytes of moments it keeps when a checkpoint is saved.
@@ -74,6 +74,6 @@ def test_dealing_keeps_the_groups_of_an_optimizer():
     groups = [{"params": weights[:2], "weight_decay": 0.5}, {"params": weights[2:], "weight_decay": 0.0}]
     optimizer = torch.optim.SGD(groups, lr=0.1)
     assert [[part.numel() for part in dealt] for dealt in ddp.deal(weights, 3)] == [[6], [4, 1], [3, 2]]
-    ddp.divide(optimizer, World(rank=1, world_size=3), Options(zero1=True))
+    ddp.DDP(World(rank=1, world_size=3), Options(zero1=True)).divide(optimizer)
     assert [[part.numel() for part in group["params"]] for group in optimizer.param_groups] == [[1], [4]]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]

@@ -2,7 +2,7 @@
 
 import io
 
-from muster.train.display import Display
+from muster.train.reporting.display import Display
 
 SUMMARY = {
     "model": "resnet50",

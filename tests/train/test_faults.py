@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from muster.train import checkpoint
-from muster.train.run import promised_gpus
-from muster.train.world import World
+from muster.train.distributed.world import World
+from muster.train.trainer import promised_gpus
 from tests.train.conftest import bare
 
 pytestmark = pytest.mark.process
@@ -50,7 +50,7 @@ def test_usage(argv, words):
 
 
 def test_help():
-    command = [sys.executable, "-m", "muster.train", "ddp", "--help"]
+    command = [sys.executable, "-m", "muster.train", "ddp", "--help-all"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "--keep-checkpoints" in ended.stdout
@@ -96,13 +96,13 @@ def test_a_sample_that_one_rank_can_not_read_ends_all(train, tmp_path, make_imag
 def test_an_unexpected_error_of_one_rank_ends_all(train, small, tmp_path, program):
     broken_step = (
         "import os\n"
-        "from muster.train.loop import Loop\n"
-        "step = Loop.step\n"
+        "from muster.train.trainer import Trainer\n"
+        "step = Trainer.train_step\n"
         "def broken(self, batches, sums):\n"
         f"    if self.progress.step == 2 and 'rank{{}}'.format(os.environ['RANK']) == {program!r}:\n"
         "        raise ZeroDivisionError('made for the test')\n"
         "    step(self, batches, sums)\n"
-        "Loop.step = broken\n"
+        "Trainer.train_step = broken\n"
     )
     argv = ["ddp", *small, f"--runs-dir={tmp_path / 'runs'}"]
     ended = train(argv, 3, deadline_s=DEADLINE_S, before=broken_step)
@@ -185,7 +185,7 @@ def test_a_loss_that_is_no_number_is_told_with_its_step_and_rank(train, small, t
     argv[argv.index("--image-size=16")] = "--image-size=32"
     # The loss of one rank, at one of its steps of the second epoch: 44 steps an epoch, and two micro-batches a step.
     broken = (
-        "import os, torch, muster.train.gradients as g\n"
+        "import os, torch, muster.train.parallel.strategy as g\n"
         "count, plain = [0], g.loss_of\n"
         "def loss_of(outputs, targets, smoothing=0.0):\n"
         "    count[0] += torch.is_grad_enabled()\n"

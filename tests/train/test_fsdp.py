@@ -7,9 +7,9 @@ from torch import nn
 from muster.config import Options, check
 from muster.errors import MusterError
 from muster.train import checkpoint
-from muster.train.precision import Precision
-from muster.train.strategies import fsdp
-from muster.train.world import World
+from muster.train.distributed.world import World
+from muster.train.optim import Precision
+from muster.train.parallel import fsdp
 from tests.train.comparing import DIGITS, STEPS, TEXT, trained, vector
 
 
@@ -43,10 +43,10 @@ def test_each_rank_writes_its_part(train, tmp_path):
 
 def test_groups_of_one_rank_are_refused():
     with pytest.raises(MusterError, match="groups of two or more") as raised:
-        fsdp.check(World(world_size=4), Options(replicate=4))
+        fsdp.FSDP(World(world_size=4), Options(replicate=4)).check()
     assert "train ddp" in raised.value.fix
-    fsdp.check(World(world_size=4), Options(replicate=2))
-    fsdp.check(World(), Options())
+    fsdp.FSDP(World(world_size=4), Options(replicate=2)).check()
+    fsdp.FSDP(World(), Options()).check()
 
 
 @pytest.mark.process

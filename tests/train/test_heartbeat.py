@@ -6,18 +6,21 @@ import re
 
 import pytest
 
-from muster.train.heartbeat import Beat, Ear, named, num_collectives, silence_s
-from muster.train.world import CHECKPOINT, COMPUTING, CONNECTING, DATA, LEFT, Vitals
+from muster.train.distributed.world import CHECKPOINT, COMPUTING, CONNECTING, DATA, LEFT, Vitals
+from muster.train.health.heartbeat import Beat, Ear, named, num_collectives, silence_s
 
 DEADLINE_S = 120
 
-FAST = "from muster.train import heartbeat\nheartbeat.BEAT_S, heartbeat.GONE_S, heartbeat.DUMP_S = 0.5, 7.5, 10.0\n"
+FAST = """
+from muster.train.health import heartbeat
+heartbeat.BEAT_S, heartbeat.GONE_S, heartbeat.DUMP_S = 0.5, 7.5, 10.0
+"""
 """A process counts as gone after 7.5 s instead of 45."""
 
 PLANTED = """
 import os, signal, time
 from pathlib import Path
-from muster.train.loop import Loop
+from muster.train.trainer import Trainer
 {fast}
 folder, deed = Path("{folder}"), "{deed}"
 (folder / ("pid" + os.environ["RANK"])).write_text(str(os.getpid()))
@@ -54,12 +57,12 @@ def do():
     elif deed == "stop":
         os.kill(own, signal.SIGSTOP)
 
-step = Loop.step
+step = Trainer.train_step
 def planted(self, batches, sums):
     if self.progress.step == 5 and os.environ["RANK"] == "{rank}":
         do()
     step(self, batches, sums)
-Loop.step = planted
+Trainer.train_step = planted
 """
 
 STUCK = """
@@ -67,7 +70,7 @@ import os, time
 {fast}
 def quite_stuck():
     time.sleep(1000)
-from muster.train.data.reader import Reader
+from muster.train.data.loader import Reader
 read = Reader.__getitems__
 calls = [0]
 def broken(self, draws):
@@ -221,7 +224,7 @@ def test_without_rank_0_and_its_store_all_end(train, small, tmp_path, deed):
 def test_a_job_that_is_suspended_as_a_whole_goes_on(train, small, tmp_path):
     # For twice as long as makes a death, or a hang.
     argv = ["ddp", *small, "--max-steps=12", "--hang-timeout=4", f"--runs-dir={tmp_path / 'runs'}"]
-    fast = "from muster.train import heartbeat\nheartbeat.BEAT_S, heartbeat.SILENT_S = 0.3, 4.5\n"
+    fast = "from muster.train.health import heartbeat\nheartbeat.BEAT_S, heartbeat.SILENT_S = 0.3, 4.5\n"
     train(argv, 3, before=planted(tmp_path, 2, "suspend", fast), ok=True)
     assert (tmp_path / "suspended").exists()
 
@@ -289,7 +292,7 @@ def test_ranks_that_never_connect_are_told_as_a_hang(train, small, tmp_path):
 SLOW_STORE = """
 import sys, time
 from datetime import timedelta
-from muster.train import heartbeat
+from muster.train.health import heartbeat
 say = heartbeat.Heartbeat._say
 
 def slow(self):

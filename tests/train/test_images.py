@@ -17,8 +17,8 @@ from muster.train.data import images as image_files
 from muster.train.data import nvjpeg
 from muster.train.data.images import JPEG, SCALES, Crop, centre_crop, decode, decode_crop, random_crop, scale_of
 from muster.train.data.loader import open_batches
-from muster.train.seeds import generator
-from muster.train.world import World
+from muster.train.data.sampler import generator
+from muster.train.distributed.world import World
 
 ROOT = Path(__file__).parents[2]
 
@@ -165,7 +165,7 @@ import sys
 from muster.config import Options
 from muster.train import data
 from muster.train.data.loader import open_batches
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 options = Options(data=f"tokens:{sys.argv[1]}", model="gpt-tiny", seq_len=8, batch_size=2)
 assert len(list(open_batches(data.open_source(options), options, World())[0]))

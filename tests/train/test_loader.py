@@ -11,11 +11,10 @@ import torch
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train import data
-from muster.train.data import loader, shm
-from muster.train.data.loader import ahead, choose_workers, count_cores, open_batches
-from muster.train.data.reader import Reader
+from muster.train.data import loader
+from muster.train.data.loader import Reader, ahead, choose_workers, count_cores, open_batches
 from muster.train.data.source import Samples
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 
 class Side:
@@ -101,7 +100,7 @@ def test_a_bad_sample_is_told_when_its_batch_is_due(tmp_path, make_images, besid
 def test_an_epoch_ends_where_it_should(tmp_path, make_images, beside):
     root = make_images(tmp_path / "images")
     train, _ = beside(Options(data=f"imagefolder:{root}", image_size=24, batch_size=4))
-    train.order.set_epoch(0, first_sample=4, max_steps=3)
+    train.sampler.set_epoch(0, first_sample=4, max_steps=3)
     assert len(list(train)) == 3
     assert train.side.events.count("queued") == 3
 
@@ -146,8 +145,10 @@ GPU = torch.device("cuda", 0)
 def test_few_workers_where_dev_shm_is_small_and_a_note(tmp_path, make_images, on_gpu, monkeypatch):
     root = make_images(tmp_path / "images", per_class=80)
     asked = Options(data=f"imagefolder:{root}", image_size=32, batch_size=4)
-    need = shm.bytes_of(4 * 3 * 32 * 32, 4 * 8)
-    monkeypatch.setattr(shm, "room", lambda: int(need * 1.1 * (2 * 3 + shm.IN_USE)) + 1)  # a stand-in for a small one
+    need = loader.shm_bytes(4 * 3 * 32 * 32, 4 * 8)
+    monkeypatch.setattr(
+        loader, "free_shm", lambda: int(need * 1.1 * (2 * 3 + loader.IN_USE)) + 1
+    )  # a stand-in for a small one
     train, valid = open_batches(data.open_source(asked), asked, World(), cores=8)
     assert (train.num_workers, valid.num_workers) == (3, 3)
     assert "3 instead of 7 workers a rank load training data" in train.notes[0]
@@ -155,7 +156,7 @@ def test_few_workers_where_dev_shm_is_small_and_a_note(tmp_path, make_images, on
     explicit = Options(data=f"imagefolder:{root}", image_size=32, batch_size=4, train_num_workers=7)
     with pytest.raises(MusterError, match="too small"):
         open_batches(data.open_source(explicit), explicit, World(), cores=8)
-    monkeypatch.setattr(shm, "room", lambda: sys.maxsize)
+    monkeypatch.setattr(loader, "free_shm", lambda: sys.maxsize)
     train, valid = open_batches(data.open_source(asked), asked, World(), cores=8)
     assert (train.num_workers, train.notes, valid.notes) == (7, [], [])
 

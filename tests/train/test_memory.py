@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 
 from muster.config import Options, parse
-from muster.train import checkpoint, memory
-from muster.train.memory import explain, find, turns
-from muster.train.world import World
+from muster.train import checkpoint
+from muster.train.distributed.world import World
+from muster.train.health import memory
+from muster.train.health.memory import explain, find, turns
 from tests.train.conftest import bare, environment
 
 DEADLINE_S = 120
@@ -20,15 +21,15 @@ DEADLINE_S = 120
 # Some ranks may take no more than they have when their third step of all begins, and that step wants more.
 SHORT = """
 import os, resource
-from muster.train.loop import Loop
-step = Loop.step
+from muster.train.trainer import Trainer
+step = Trainer.train_step
 def short(self, batches, sums):
     if self.progress.step == 2 and os.environ["RANK"] in RANKS:
         pages = int(open("/proc/self/statm").read().split()[0])
         limit = pages * os.sysconf("SC_PAGE_SIZE") + 2**24
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
     step(self, batches, sums)
-Loop.step = short
+Trainer.train_step = short
 """
 
 
@@ -137,7 +138,7 @@ def test_what_is_to_turn(argv, world_size, words):
 
 COUNT = """
 import resource, sys, torch
-from muster.train import memory
+from muster.train.health import memory
 if sys.argv[1] == "keep":
     assert memory.keep_heap()
 for turn in range(12):
@@ -170,12 +171,12 @@ def test_what_the_user_has_set_stays(name):
 
 TRAIN = """
 import gc, sys
-from muster.train.loop import Loop
-step = Loop.step
+from muster.train.trainer import Trainer
+step = Trainer.train_step
 def look(*arguments):
     print("look", gc.isenabled(), *(len(gc.get_objects(generation)) for generation in range(3)))
     return step(*arguments)
-Loop.step = look
+Trainer.train_step = look
 sys.argv = ["train", "single", "--data=synthetic", "--num-samples=8", "--batch-size=4", "--max-steps=1"]
 from muster.train.__main__ import main
 main()

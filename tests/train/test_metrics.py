@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from muster.train.metrics import Readout, StepTimes, Sums, percentile
-from muster.train.summary import Log, write_summary
+from muster.train.reporting.metrics import Readout, StepTimes, Sums, percentile
+from muster.train.reporting.summary import Log, write_summary
 
 
 @pytest.mark.parametrize(("share", "value"), [(50, 50), (95, 95), (99, 99), (100, 100)])

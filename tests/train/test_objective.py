@@ -62,7 +62,7 @@ def test_what_does_not_go_together(options, words):
 def test_kernels_that_give_other_bits_are_refused_by_name(train, tmp_path):
     # torch has no deterministic kernel for this one, on CPUs either (torch.use_deterministic_algorithms).
     before = (
-        "import torch, muster.train.gradients as g\n"
+        "import torch, muster.train.parallel.strategy as g\n"
         "plain = g.loss_of\n"
         "def loss_of(outputs, targets, smoothing=0.0):\n"
         "    pooled, where = torch.nn.functional.max_pool2d(torch.ones(1, 4, 4), 2, return_indices=True)\n"

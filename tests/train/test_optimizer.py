@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from muster.config import Options
-from muster.train import optimizer
-from muster.train.order import TrainOrder
-from muster.train.run_directory import differences
-from muster.train.state import Progress
-from muster.train.world import World
+from muster.train import optim
+from muster.train.checkpoint import Progress
+from muster.train.checkpoint.run_directory import differences
+from muster.train.data.sampler import TrainSampler
+from muster.train.distributed.world import World
 
 
 def model():
@@ -24,31 +24,29 @@ def model():
 def test_norms_and_biases_do_not_decay(name):
     asked = Options(optimizer=name, weight_decay=0.1).settled()
     net = model()
-    built = optimizer.build(asked, net, fused=True)
+    built = optim.build(asked, net, fused=True)
     decays = {id(p): group["weight_decay"] for group in built.param_groups for p in group["params"]}
     assert [decays[id(parameter)] for parameter in net.parameters()] == [0.1, 0, 0, 0, 0.1, 0]
-    every = optimizer.build(Options(optimizer=name, weight_decay=0.1, decay_norms=True).settled(), net, fused=True)
+    every = optim.build(Options(optimizer=name, weight_decay=0.1, decay_norms=True).settled(), net, fused=True)
     assert {group["weight_decay"] for group in every.param_groups} == {0.1}
 
 
 def test_the_rate_rises_and_falls():
     constant = Options(lr=0.4, warmup_steps=4).settled()
-    assert [optimizer.lr_at(constant, 1, step, 10) for step in range(6)] == pytest.approx(
-        [0.1, 0.2, 0.3, 0.4, 0.4, 0.4]
-    )
+    assert [optim.lr_at(constant, 1, step, 10) for step in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
     cosine = Options(lr=0.4, warmup_steps=4, lr_schedule="cosine", lr_end=0.1).settled()
-    rates = [optimizer.lr_at(cosine, 1, step, 14) for step in range(20)]
+    rates = [optim.lr_at(cosine, 1, step, 14) for step in range(20)]
     assert rates[:5] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
     assert rates[9] == pytest.approx(0.4 * (0.1 + 0.9 / 2))
     assert rates[14:] == pytest.approx([0.04] * 6)
     assert sorted(rates[4:], reverse=True) == rates[4:]
     longer = Options(lr=0.4, warmup_steps=4, lr_schedule="cosine", lr_steps=24).settled()
-    assert optimizer.lr_at(longer, 1, 14, 14) == pytest.approx(0.4 * (1 + math.cos(math.pi / 2)) / 2)
-    assert optimizer.lr_at(Options(lr=0.4, lr_schedule="cosine").settled(), 1, 30, 20) == 0.0
+    assert optim.lr_at(longer, 1, 14, 14) == pytest.approx(0.4 * (1 + math.cos(math.pi / 2)) / 2)
+    assert optim.lr_at(Options(lr=0.4, lr_schedule="cosine").settled(), 1, 30, 20) == 0.0
 
 
 def order_of(world_size):
-    return TrainOrder(100, batch_size=5, accumulate=1, rank=0, world_size=world_size, seed=0)
+    return TrainSampler(100, batch_size=5, accumulate=1, rank=0, world_size=world_size, seed=0)
 
 
 @pytest.mark.parametrize("more", [{}, {"max_steps": 35}, {"lr_steps": 30}])
@@ -56,28 +54,28 @@ def test_the_extent_of_a_run_that_nobody_disturbs_is_the_same_all_along(more):
     options = Options(epochs=4, **more)
     for epoch, sample in ((0, 0), (1, 0), (2, 40), (3, 90)):
         progress = Progress(epoch=epoch, sample=sample, step=epoch * 10 + sample // 10)
-        assert optimizer.extent(options, progress, order_of(2)) == (more.get("max_steps", 40), 0)
+        assert optim.extent(options, progress, order_of(2)) == (more.get("max_steps", 40), 0)
 
 
 def test_a_cosine_goes_on_where_the_data_is_when_ranks_are_lost_or_come():
     options = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine").settled()
     half = Progress(epoch=2, step=20)
     for world_size, left in ((1, 40), (2, 20), (4, 10)):
-        num_steps, ahead = optimizer.extent(options, half, order_of(world_size))
+        num_steps, ahead = optim.extent(options, half, order_of(world_size))
         assert num_steps == 20 + left
-        rates = [optimizer.lr_at(options, world_size, step, num_steps, ahead) for step in range(20, num_steps)]
+        rates = [optim.lr_at(options, world_size, step, num_steps, ahead) for step in range(20, num_steps)]
         assert rates[0] == pytest.approx(0.5)
         assert rates[left // 2] == pytest.approx((1 + math.cos(0.75 * math.pi)) / 2)
     # Steps that the user has counted stay as they are.
     counted = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine", lr_steps=30).settled()
-    assert optimizer.extent(counted, half, order_of(1))[1] == 0
+    assert optim.extent(counted, half, order_of(1))[1] == 0
 
 
 def test_a_cosine_that_ends_elsewhere_is_told():
     def noted(**change):
         options = Options(lr_schedule="cosine", image_size=16)
         old, new = asdict(options) | {"seq_len": None}, asdict(options) | {"seq_len": None} | change
-        return differences({"options": old, "num_shares": 1}, new, World())
+        return differences({"options": old, "dp_size": 1}, new, World())
 
     assert "epochs 10 -> 20" in noted(epochs=20)[0]
     assert "max_steps None -> 5" in noted(max_steps=5)[0]

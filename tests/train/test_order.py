@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from muster.train.order import TrainOrder, ValidOrder
+from muster.train.data.sampler import TrainSampler, ValidSampler
 
 SPLITS = [(1, 8), (2, 4), (4, 2), (8, 1)]  # world size, accumulate
 
@@ -11,7 +11,7 @@ def micro_batches(world_size, accumulate, *, num_samples=103, batch_size=3, epoc
     """{(step, block): samples} over all ranks."""
     blocks = {}
     for rank in range(world_size):
-        order = TrainOrder(
+        order = TrainSampler(
             num_samples, batch_size=batch_size, accumulate=accumulate, rank=rank, world_size=world_size, seed=seed
         )
         order.set_epoch(epoch, first, max_steps)
@@ -55,7 +55,7 @@ def test_an_epoch_goes_on_where_it_was_left():
 def test_validation_takes_every_sample_once(world_size, num_samples):
     taken = []
     for rank in range(world_size):
-        order = ValidOrder(num_samples, batch_size=3, rank=rank, world_size=world_size)
+        order = ValidSampler(num_samples, batch_size=3, rank=rank, world_size=world_size)
         batches = list(order)
         assert len(batches) == len(order)
         taken += [draw.sample for batch in batches for draw in batch]

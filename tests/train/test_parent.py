@@ -123,10 +123,10 @@ def test_ranks_end_when_their_agent_does(small, tmp_path, when):
 
 WORKER = """
 import multiprocessing, os, sys
-from muster.train.data import reader
-reader.ORPHANED_S = {seconds}
+from muster.train.data import loader
+loader.ORPHANED_S = {seconds}
 def work(end, ready):
-    reader.begin_worker(0)
+    loader.begin_worker(0)
     end.send_bytes(b"begun")
     ready.close()
     try:

@@ -10,7 +10,7 @@ import torch
 
 from muster.config import Options
 from muster.train import checkpoint, models
-from muster.train.seeds import seed_of
+from muster.train.data.sampler import seed_of
 
 pytestmark = pytest.mark.process
 

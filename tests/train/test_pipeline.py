@@ -8,10 +8,9 @@ import torch
 from muster.config import Options, check
 from muster.errors import MusterError
 from muster.train import checkpoint, models
+from muster.train.distributed.world import Stopwatch, World
 from muster.train.models import gpt
-from muster.train.stopwatch import Stopwatch
-from muster.train.strategies import pipeline
-from muster.train.world import World
+from muster.train.parallel import pipeline
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained
 
 SGD = ["--optimizer=sgd", "--lr=0.01", "--max-steps=3"]
@@ -111,7 +110,7 @@ def test_stages_are_the_model_cut_up(num_stages):
 )
 def test_what_does_not_come_out_even_is_refused(world_size, options, wrong, fix):
     with pytest.raises(MusterError) as raised:
-        pipeline.check(World(world_size=world_size), Options(model="gpt-tiny", **options))
+        pipeline.Pipeline(World(world_size=world_size), Options(model="gpt-tiny", **options)).check()
     assert wrong in raised.value.wrong
     assert fix in raised.value.fix
 

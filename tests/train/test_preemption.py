@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.train import checkpoint, preemption
+from muster.train import checkpoint
+from muster.train.health import preemption
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
 from tests.train.conftest import environment
 from tests.train.test_resume import assert_same_bits, common, images  # noqa: F401
@@ -18,15 +19,16 @@ from tests.train.test_resume import assert_same_bits, common, images  # noqa: F4
 # Looks come as often as is said here, however long the steps take.
 WARN = """
 import os, signal
-from muster.train import loop, preemption
-loop.LOOK_STEPS = {every}
+from muster.train import trainer
+from muster.train.health import preemption
+trainer.LOOK_STEPS = {every}
 preemption.WAIT_S = 1e9
-step = loop.Loop.step
+step = trainer.Trainer.train_step
 def warned(self, batches, sums):
     step(self, batches, sums)
     if self.progress.step == {step} and os.environ.get("RANK", "0") == "{rank}":
         os.kill(os.getpid(), signal.{name})
-loop.Loop.step = warned
+trainer.Trainer.train_step = warned
 """
 
 
@@ -110,7 +112,9 @@ def disturbed(folder, argv, disturb):
         launch = subprocess.Popen(argv, env=environment(), cwd=folder, stdout=subprocess.DEVNULL, stderr=err, **hears)
         try:
             end = time.monotonic() + 120
-            while not checkpoint.saved(folder / "run"):
+            metrics = folder / "run" / "metrics.jsonl"
+            # The line comes when the run knows of its checkpoint, a moment after that is there.
+            while not metrics.exists() or '"checkpoint"' not in metrics.read_text():
                 assert time.monotonic() < end, "no checkpoint came"
                 assert launch.poll() is None, (folder / "err").read_text()
                 time.sleep(0.05)
@@ -198,7 +202,7 @@ def test_long_steps_are_looked_at_one_by_one(step_s, most, expected):
 
 @pytest.mark.process
 def test_a_data_worker_outlives_a_warning_and_not_the_trainers_order(tmp_path):
-    script = "import os, signal, sys\nfrom muster.train import preemption\npreemption.deafen()\n"
+    script = "import os, signal, sys\nfrom muster.train.health import preemption\npreemption.deafen()\n"
     script += "print('ready', flush=True)\n"
     script += "for line in sys.stdin:\n    print('alive', flush=True)\n"
     pipe = subprocess.PIPE

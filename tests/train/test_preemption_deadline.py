@@ -9,8 +9,8 @@ import pytest
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint
-from muster.train.preemption import SIGNALS, Deadline, Notice, deaf_until, find, grace
-from muster.train.state import Progress, is_complete
+from muster.train.checkpoint import Progress, is_complete
+from muster.train.health.preemption import SIGNALS, Deadline, Notice, deaf_until, find, grace
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
 from tests.train.test_preemption import steps_of
 from tests.train.test_resume import assert_same_bits, common, images  # noqa: F401
@@ -206,13 +206,14 @@ def straight(train, argv, tmp_path_factory):
 
 CLOCK = """
 import os
-from muster.train import loop, preemption
-loop.LOOK_STEPS = 1
-step, steps = loop.Loop.step, [0]
+from muster.train import trainer
+from muster.train.health import preemption
+trainer.LOOK_STEPS = 1
+step, steps = trainer.Trainer.train_step, [0]
 def counted(self, batches, sums):
     step(self, batches, sums)
     steps[0] = self.progress.step
-loop.Loop.step = counted
+trainer.Trainer.train_step = counted
 # The other rank's clock is far ahead, and counts for nothing.
 ahead = 1e6 if os.environ["RANK"] == "1" else 0
 find = preemption.find
@@ -271,11 +272,11 @@ def test_no_time_to_train_is_told_by_one(train, argv, tmp_path):
 
 WARN = """
 import os, signal
-from muster.train import loop
+from muster.train import trainer
 
-loop.LOOK_STEPS = 1
+trainer.LOOK_STEPS = 1
 out = os.fdopen(os.dup(1), "w", buffering=1)
-validate = loop.Loop.validate
+validate = trainer.Trainer.evaluate
 def warned(self):
     evaluate, batches = self.gradients.evaluate, [0]
     def counted(*arguments):
@@ -289,7 +290,7 @@ def warned(self):
         return validate(self)
     finally:
         del self.gradients.evaluate
-loop.Loop.validate = warned
+trainer.Trainer.evaluate = warned
 """
 
 

@@ -5,14 +5,15 @@ import json
 import pytest
 
 from muster.train import checkpoint
-from muster.train.preemption import Interval
+from muster.train.health.preemption import Interval
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
 from tests.train.test_resume import assert_same_bits, common, images, straight  # noqa: F401
 
 # Looks come after each step, and the time is over at each of them.
 AT_EACH_LOOK = """
-from muster.train import loop, preemption
-loop.LOOK_STEPS = 1
+from muster.train import trainer
+from muster.train.health import preemption
+trainer.LOOK_STEPS = 1
 preemption.Interval.is_over = lambda self: self.seconds > 0
 """
 

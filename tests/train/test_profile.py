@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from muster.train import checkpoint
-from muster.train.measure.profile import NAME, OPERATIONS, Profile
-from muster.train.metrics import StepTimes
+from muster.train.reporting.metrics import StepTimes
+from muster.train.reporting.profile import NAME, OPERATIONS, Profile
 from tests.train.comparing import apart
 
 GPT = ["--model=gpt-tiny", "--seq-len=32", "--data=synthetic", "--batch-size=4", "--num-samples=96", "--no-bf16"]

@@ -11,7 +11,7 @@ import pytest
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint
-from muster.train.run_directory import choose_run, launch_of
+from muster.train.checkpoint.run_directory import choose_run, launch_of
 from tests.train.comparing import save
 from tests.train.conftest import environment
 from tests.train.test_resume import assert_same_bits, common, images  # noqa: F401
@@ -23,10 +23,10 @@ DYING = """
 import os, signal, sys
 from pathlib import Path
 from muster.train.__main__ import main
-from muster.train.loop import Loop
+from muster.train.trainer import Trainer
 deaths = Path(sys.argv.pop(1))
 steps = {steps}
-step = Loop.step
+step = Trainer.train_step
 def dying(self, batches, sums):
     step(self, batches, sums)
     num_deaths = len(deaths.read_text()) if deaths.exists() else 0
@@ -34,7 +34,7 @@ def dying(self, batches, sums):
         with deaths.open("a") as file:
             file.write("x")
         os.kill(os.getpid(), signal.SIGKILL)
-Loop.step = dying
+Trainer.train_step = dying
 if __name__ == "__main__":
     main()
 """

@@ -9,8 +9,8 @@ import torch
 
 from muster.config import Options
 from muster.train import checkpoint
-from muster.train.run_directory import differences
-from muster.train.world import World
+from muster.train.checkpoint.run_directory import differences
+from muster.train.distributed.world import World
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained
 
 pytestmark = pytest.mark.process
@@ -178,7 +178,7 @@ def test_ranks_and_accumulation_may_trade_places():
     def noted(model, before, now):
         sizes = {"model": model, "seq_len": 8 if model.startswith("gpt") else None}
         old, new = (asdict(Options(**sizes, **part).settled()) for part in (before, now))
-        return differences({"options": old, "num_shares": 2, "world_size": 2}, new, World(world_size=1))
+        return differences({"options": old, "dp_size": 2, "world_size": 2}, new, World(world_size=1))
 
     assert noted("resnet18", {"accumulate": 1}, {"accumulate": 2}) == []
     assert noted("gpt-tiny", {"batch_size": 4}, {"batch_size": 8}) == []

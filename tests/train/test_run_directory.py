@@ -7,8 +7,9 @@ import pytest
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train import checkpoint, run_directory
-from muster.train.run_directory import choose_run, default_name, release
+from muster.train import checkpoint
+from muster.train.checkpoint import run_directory
+from muster.train.checkpoint.run_directory import choose_run, default_name, release
 from tests.train.comparing import save
 
 
@@ -103,7 +104,7 @@ def test_a_checkpoint_whose_successor_was_killed_is_the_newest(tmp_path, resume)
 WRITES = """
 import sys, time
 from muster.config import Options
-from muster.train.run_directory import choose_run
+from muster.train.checkpoint.run_directory import choose_run
 choose_run(Options(runs_dir=sys.argv[1], name="mine"), "ddp", "their launch")
 print("writes", flush=True)
 time.sleep(60)

@@ -16,11 +16,11 @@ import torch
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train import data, pack
-from muster.train.data import shards
+from muster.train import data
+from muster.train.data import pack, shards
 from muster.train.data.loader import open_batches
 from muster.train.data.shards import INDEX, SAMPLE, read_headers
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,9 +11,9 @@ import pytest
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train import data
-from muster.train.data import shm
+from muster.train.data import loader
 from muster.train.data.loader import open_batches
-from muster.train.world import World
+from muster.train.distributed.world import World
 from tests.clusters.requirements import program, require_namespaces
 
 ROOT = Path(__file__).parents[2]
@@ -27,19 +27,21 @@ NEEDED = int(6 * BATCH * 1.1) + 1
 
 @pytest.mark.parametrize(("free_mib", "workers"), [(64, 1), (100, 3), (10, 0), (0, 0), (2000, 89)])
 def test_the_workers_that_fit_have_room_and_one_more_has_not(free_mib, workers):
-    assert shm.workers_for(free_mib * MIB, 10 * MIB, 1) == workers
-    assert workers == 0 or shm.needed(workers, 10 * MIB, 1) <= free_mib * MIB < shm.needed(workers + 1, 10 * MIB, 1)
-    assert shm.workers_for(3 * free_mib * MIB, 10 * MIB, 3) == workers
+    assert loader.workers_that_fit(free_mib * MIB, 10 * MIB, 1) == workers
+    assert workers == 0 or loader.shm_needed(workers, 10 * MIB, 1) <= free_mib * MIB < loader.shm_needed(
+        workers + 1, 10 * MIB, 1
+    )
+    assert loader.workers_that_fit(3 * free_mib * MIB, 10 * MIB, 3) == workers
 
 
 def test_tensors_take_whole_pages():
     page = os.sysconf("SC_PAGESIZE")
-    assert shm.bytes_of(1, page, page + 1) == 4 * page
+    assert loader.shm_bytes(1, page, page + 1) == 4 * page
 
 
 def test_no_dev_shm(monkeypatch, tmp_path):
-    monkeypatch.setattr(shm, "FOLDER", tmp_path / "shm")
-    assert shm.room() == 0
+    monkeypatch.setattr(loader, "SHM", tmp_path / "shm")
+    assert loader.free_shm() == 0
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def asked(make_images, tmp_path):
     """Options for images of which one can't be read, and the bytes of a batch."""
     root = make_images(tmp_path / "images")
     (root / "bird" / "000.jpg").write_text("these are not pixels")
-    return Options(data=f"imagefolder:{root}", image_size=48, batch_size=4), shm.bytes_of(4 * 3 * 48 * 48, 4 * 8)
+    return Options(data=f"imagefolder:{root}", image_size=48, batch_size=4), loader.shm_bytes(4 * 3 * 48 * 48, 4 * 8)
 
 
 def opened(options, **workers):
@@ -63,7 +65,7 @@ def test_what_the_loader_knows_of_its_batches(asked):
 @pytest.mark.parametrize("part", ["train", "valid"])
 def test_more_workers_than_fit_are_refused_with_what_fits(monkeypatch, asked, part):
     options, batch_bytes = asked
-    monkeypatch.setattr(shm, "room", lambda: shm.needed(3, batch_bytes, 1))
+    monkeypatch.setattr(loader, "free_shm", lambda: loader.shm_needed(3, batch_bytes, 1))
     opened(options, train_num_workers=3, valid_num_workers=3)
     with pytest.raises(MusterError) as raised:
         opened(options, **{f"{part}_num_workers": 4})
@@ -75,10 +77,10 @@ def test_more_workers_than_fit_are_refused_with_what_fits(monkeypatch, asked, pa
 PEAK = """
 import os, sys, time
 from muster.train import data
-from muster.train.data import shm
+from muster.train.data import loader
 from muster.train.data.loader import open_batches
 from muster.config import parse
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 options = parse(sys.argv[1:])[1]
 train, valid = open_batches(data.open_source(options), options, World())
@@ -86,13 +88,13 @@ batch_bytes = train.batch_bytes()
 batches = iter(train)
 held = next(batches)
 # One is held, and the workers make all that they may.
-wanted = (train.num_workers * shm.AHEAD + shm.IN_USE - 1) * batch_bytes
+wanted = (train.num_workers * loader.AHEAD + loader.IN_USE - 1) * batch_bytes
 used, end = 0, time.monotonic() + 60
 while used < wanted and time.monotonic() < end:
     time.sleep(0.01)
     room = os.statvfs("/dev/shm")
     used = (room.f_blocks - room.f_bfree) * room.f_frsize
-print(wanted, used, shm.needed(train.num_workers, batch_bytes, 1))
+print(wanted, used, loader.shm_needed(train.num_workers, batch_bytes, 1))
 train.close()
 """
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from muster.train.gradients import go_back
-from muster.train.stopwatch import Stopwatch
-from muster.train.summary import compare_ranks
-from muster.train.world import World
+from muster.train.distributed.world import Stopwatch, World
+from muster.train.parallel.strategy import go_back
+from muster.train.reporting.summary import compare_ranks
 from tests.train.comparing import TEXT
 
 SLOW = """
@@ -25,7 +24,7 @@ gpt.FeedForward.forward = slow
 
 LATE = """
 import os, time
-from muster.train.data.reader import Reader
+from muster.train.data.loader import Reader
 read = Reader.__getitems__
 def late(self, draws):
     if os.environ.get("RANK") == "1":

@@ -3,43 +3,60 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 
 import pytest
 import torch
 from torch import nn
 
 from muster.config import STRATEGIES, WHICH, Options
-from muster.train import strategies
-from muster.train.precision import Precision
-from muster.train.strategies import Strategy, dp, fsdp, single
-from muster.train.world import World
-from tests.train.comparing import ROOT, STEPS, TEXT, apart, trained
+from muster.train import checkpoint, parallel
+from muster.train.distributed.world import World
+from muster.train.optim import Precision
+from muster.train.parallel import dp
+from tests.train.comparing import LIMIT, ROOT, STEPS, TEXT, apart, trained
 
-ASKED = [name for name in vars(Strategy) if not name.startswith("_")]
+MADE_UP = """
+from torch.nn.parallel import DistributedDataParallel
 
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_each_has_what_the_loop_asks_for(name):
-    several = strategies.load(name, World(world_size=2))
-    assert len(ASKED) >= 6
-    assert all(callable(getattr(several, function)) for function in ASKED)
-    module = import_module(f"muster.train.strategies.{name}")
-    assert module.__doc__
-    assert several.wrap is module.wrap
+from muster.train.parallel.strategy import Gradients, Strategy
 
 
-def test_what_one_leaves_out_is_done_as_by_single():
-    assert not hasattr(fsdp, "unwrap")
-    assert strategies.load("fsdp", World(world_size=2)).unwrap is single.unwrap
-    # but for the check: single refuses what all others are for
-    strategies.load("ddp", World(world_size=2)).check(World(world_size=2), Options())
+class Echo(Strategy):
+    def wrap(self, model, precision):
+        return DistributedDataParallel(super().wrap(model, precision))
+
+    def gradients(self, model):
+        return Gradients(self.options.accumulate)
+
+    def unwrap(self, model):
+        return model.module
+"""
+# As the one line in muster/config.py.
+ADDED = "from muster import config\nconfig.STRATEGIES = {**config.STRATEGIES, 'echo': 'Made for a test.'}\n"
+
+
+@pytest.mark.process
+def test_a_new_one_is_a_file_and_a_line_and_is_compared_with_the_single_process(train, tmp_path):
+    (tmp_path / "echo.py").write_text(MADE_UP)
+    before = f"{ADDED}from muster.train import parallel\nparallel.__path__.append({str(tmp_path)!r})\n"
+    argv = [*TEXT, *STEPS, "--max-steps=2"]
+    single = trained(train, tmp_path, "single", 1, [*argv, "--accumulate=2"], "single")
+    ended = train(["echo", *argv, f"--runs-dir={tmp_path}", "--name=echo"], 2, before=before, ok=True)
+    assert "(echo, gloo)" in ended[0].out
+    assert max(apart(single, checkpoint.load_newest(tmp_path / "echo")[1])) < LIMIT
+    code = f"{ADDED}from muster.train import selftest\nprint([row.strategy for row in selftest.cases(2)].count('echo'))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert answer.stdout.strip() == "1"
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "tp", "pipeline"])
-def test_a_rank_alone_trains_as_single(name):
-    alone = strategies.load(name, World())
-    assert all(getattr(alone, function) is getattr(single, function) for function in set(ASKED) - {"check", "notes"})
+def test_a_rank_alone_trains_as_single_and_is_told_what_does_nothing(name):
+    alone = parallel.load(name, World(), Options(model="gpt-tiny", zero1=name == "ddp"))
+    model = torch.nn.Linear(2, 2)
+    assert alone.share() is alone.world
+    assert alone.unwrap(alone.wrap(model, Precision(bf16=False, channels_last=False, fused=False))) is model
+    alone.check()
+    assert bool(alone.notes()) == (name == "ddp")
 
 
 @pytest.mark.process
@@ -87,8 +104,9 @@ def test_what_can_not_work_is_refused_before_anything_is_launched(argv, words, t
 @pytest.mark.parametrize(("bf16", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_threads_of_dp_compute_in_the_chosen_precision(bf16, dtype):
     precision = Precision(bf16=bf16, channels_last=False, fused=False)
+    strategy = dp.DP(World(device=torch.device("meta")), Options())
     # The meta device stands for the GPUs. On a machine without any, DataParallel calls its module as it is.
-    model = dp.wrap(nn.Linear(4, 4), World(device=torch.device("meta")), Options(), precision).to_empty(device="cpu")
+    model = strategy.wrap(nn.Linear(4, 4), precision).to_empty(device="cpu")
 
     def compute():
         # As torch calls a copy of the model in its thread: of autocast only whether it is on is passed on.
@@ -97,4 +115,4 @@ def test_threads_of_dp_compute_in_the_chosen_precision(bf16, dtype):
 
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(compute).result() == dtype
-    assert isinstance(dp.unwrap(model), nn.Linear)
+    assert isinstance(strategy.unwrap(model), nn.Linear)

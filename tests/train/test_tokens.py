@@ -11,8 +11,8 @@ from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint, data, models
 from muster.train.data.loader import open_batches
+from muster.train.distributed.world import World
 from muster.train.models import IGNORED, loss_of
-from muster.train.world import World
 
 ROOT = Path(__file__).parents[2]
 

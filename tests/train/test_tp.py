@@ -5,8 +5,8 @@ import pytest
 from muster.config import Options, check
 from muster.errors import MusterError
 from muster.train import checkpoint
-from muster.train.strategies import tp
-from muster.train.world import World
+from muster.train.distributed.world import World
+from muster.train.parallel import tp
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained
 
 
@@ -36,10 +36,10 @@ def test_bf16(train, summary_of, tmp_path):
 def test_what_does_not_come_out_even_is_refused(world_size, options, wrong, fix):
     asked = Options(model="gpt-tiny", **options)
     with pytest.raises(MusterError) as raised:
-        tp.check(World(world_size=world_size), asked)
+        tp.TensorParallel(World(world_size=world_size), asked).check()
     assert wrong in raised.value.wrong
     assert fix in raised.value.fix
-    tp.check(World(world_size=2), Options(model="gpt-tiny"))
+    tp.TensorParallel(World(world_size=2), Options(model="gpt-tiny")).check()
 
 
 def test_images_are_refused():

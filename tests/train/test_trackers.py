@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from muster.errors import MusterError
-from muster.train import trackers
+from muster.train.reporting import trackers
 
 pytestmark = pytest.mark.once
 

@@ -209,5 +209,5 @@ def test_who_knows_whom():
         names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not any(name.partition(".")[0] == "entrypoint" for name in names), path
         assert "SLURM" not in path.read_text(), path
-    loop = (ROOT / "train" / "loop.py").read_text()
-    assert not any(f"strategies.{name}" in loop or f'"{name}"' in loop for name in STRATEGIES)
+    trainer = (ROOT / "train" / "trainer.py").read_text()
+    assert not any(f"parallel.{name}" in trainer or f'"{name}"' in trainer for name in STRATEGIES)

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from muster.config import parse
 from muster.train import checkpoint, data, models
 from muster.train.data.loader import open_batches
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 pytestmark = [pytest.mark.process, pytest.mark.once]
 

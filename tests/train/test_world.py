@@ -7,7 +7,14 @@ import torch
 import torch.distributed as dist
 
 from muster.errors import MusterError
-from muster.train.world import World, choose_device, device_for, open_mesh, open_side_group, read_environment
+from muster.train.distributed.world import (
+    World,
+    choose_device,
+    device_for,
+    open_mesh,
+    open_side_group,
+    read_environment,
+)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +88,9 @@ def test_groups_beside_the_first_have_its_time_out(monkeypatch):
     dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=90))
     try:
         part: Any = dist.new_group(backend="gloo")
-        monkeypatch.setattr("muster.train.world.init_device_mesh", lambda *_, **__: Mock(get_all_groups=lambda: [part]))
+        monkeypatch.setattr(
+            "muster.train.distributed.world.init_device_mesh", lambda *_, **__: Mock(get_all_groups=lambda: [part])
+        )
         world = World(backend="gloo", timeout_s=77)
         open_mesh(world, data=1, tensor=1)
         found = [group._get_backend(torch.device("cpu")).options._timeout for group in (part, open_side_group(world))]

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from muster.config import Options
 from muster.names import check_data
 from muster.train.data.source import Source
-from muster.train.faults import agree
-from muster.train.world import World
+from muster.train.distributed.world import World
+from muster.train.health.faults import agree
 
 
 def open_source(options: Options) -> Source:

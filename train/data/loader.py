@@ -3,22 +3,153 @@
 import hashlib
 import math
 import os
+import resource
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from muster.config import Options
 from muster.errors import ExitCode, MusterError
-from muster.train.data import shm
-from muster.train.data.reader import Batch, Reader, begin_worker
-from muster.train.data.source import BadSample, Source
+from muster.train.data.sampler import Draw, TrainSampler, ValidSampler, generator, seed_of
+from muster.train.data.source import BadSample, Samples, Source
+from muster.train.distributed.world import World
+from muster.train.health.preemption import deafen
 from muster.train.models import IGNORED
-from muster.train.order import Draw, TrainOrder, ValidOrder
-from muster.train.seeds import generator
-from muster.train.world import World
 from muster.units import processes
+
+SHM = Path("/dev/shm")
+AHEAD = 2
+"""Batches that each worker makes before they are asked for: DataLoader's own default."""
+
+IN_USE = 2
+"""Batches that the trainer holds: one that it trains on, and the next, which it has already taken over."""
+
+MARGIN = 1.1
+"""A tenth more, for what else goes there: semaphores, and what NCCL and MPI pass between the ranks of a host."""
+
+
+def shm_needed(num_workers: int, batch_bytes: int, ranks: int) -> int:
+    """Bytes for `num_workers` workers of each of `ranks` ranks on a host: all batches that are there at once."""
+    return math.ceil((num_workers * AHEAD + IN_USE) * batch_bytes * ranks * MARGIN)
+
+
+def workers_that_fit(free: int, batch_bytes: int, ranks: int) -> int:
+    """How many workers each of `ranks` ranks on a host can have, where `free` bytes are there."""
+    batches = int(free / (batch_bytes * ranks * MARGIN))
+    return max(0, (batches - IN_USE) // AHEAD)
+
+
+def shm_bytes(*sizes: int) -> int:
+    """What tensors of `sizes` bytes take there, a file each: whole pages."""
+    page = resource.getpagesize()
+    return sum(-(-size // page) * page for size in sizes)
+
+
+def free_shm() -> int:
+    """Bytes that are free; none where nothing may be written."""
+    if not os.access(SHM, os.W_OK | os.X_OK):
+        return 0
+    state = os.statvfs(SHM)
+    # A tmpfs without a limit has no size.
+    return state.f_bavail * state.f_frsize if state.f_blocks else sys.maxsize
+
+
+ORPHANED_S = 2.0
+"""For so long a connection that broke may mean that the rank is about to be gone."""
+
+
+class Batch(NamedTuple):
+    """What a loader hands over.
+
+    Attributes:
+        inputs: images NCHW, or tokens NT, or files that the device decodes; None where no sample of the batch could be
+            read.
+        labels: N, or NT.
+        bad: name and reason of each sample that could not be read.
+    """
+
+    inputs: Any
+    labels: torch.Tensor | None
+    bad: list[tuple[str, str]]
+
+
+class Reader(Dataset[Batch]):
+    """Reads draws into a batch.
+
+    A sample that can't be read is named in the batch. In training, the next readable one takes its place, so that all
+    ranks go on taking the same number of steps; in validation it is left out.
+    """
+
+    def __init__(self, samples: Samples, *, seed: int, replace: bool) -> None:
+        self.samples = samples
+        self.seed = seed
+        self.replace = replace
+
+    def __getitems__(self, draws: list[Draw]) -> Batch:
+        try:
+            whole = None if self.samples.random else self.samples.read_batch([draw.sample for draw in draws])
+        except BadSample as error:
+            return Batch(None, None, [(error.name, error.reason)])
+        if whole is not None:
+            return Batch(*whole, [])
+        bad: list[tuple[str, str]] = []
+        pairs = [pair for draw in draws if (pair := self.read(draw, bad)) is not None]
+        if not pairs:
+            return Batch(None, None, bad)
+        return Batch(torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs]), bad)
+
+    def read(self, draw: Draw, bad: list[tuple[str, str]]) -> tuple[torch.Tensor, int] | None:
+        """The sample, or the one in its place; what could not be read is added to `bad`."""
+        for distance in range(len(self.samples) if self.replace else 1):
+            try:
+                return self.read_seeded(Draw((draw.sample + distance) % len(self.samples), draw.epoch))
+            except BadSample as error:
+                bad.append((error.name, error.reason))
+        return None
+
+    def read_seeded(self, draw: Draw) -> tuple[torch.Tensor, int]:
+        """The sample, whose augmentation depends on its number and the epoch, and on no worker or rank."""
+        if not self.samples.random:
+            return self.samples.read(draw.sample)
+        with torch.random.fork_rng(devices=[]):
+            self.reseed(draw)
+            return self.samples.read(draw.sample)
+
+    def reseed(self, draw: Draw) -> None:
+        """Seeds what the augmentation of a sample is drawn from."""
+        torch.default_generator.manual_seed(seed_of(self.seed, "augment", draw.epoch, draw.sample))
+
+    def num_bytes(self, draw: Draw) -> int:
+        """What the sample takes in a batch.
+
+        Raises:
+            BadSample: it can't be read.
+        """
+        return self.read_seeded(draw)[0].nbytes
+
+
+def begin_worker(worker: int) -> None:
+    """Begins a worker: signals are the rank's affair, and a rank that ended while they spoke is no error to show."""
+    deafen()
+    rank, show = os.getppid(), sys.excepthook
+
+    def show_unless_orphaned(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # The kernel closes what a process has open before it gives its children another parent.
+        end = time.monotonic() + ORPHANED_S
+        while isinstance(error, OSError | EOFError) and time.monotonic() < end:
+            if os.getppid() != rank:
+                return
+            time.sleep(0.01)
+        show(kind, error, trace)
+
+    sys.excepthook = show_unless_orphaned
+
 
 Item = TypeVar("Item")
 Tensors = tuple[torch.Tensor, torch.Tensor]
@@ -60,14 +191,14 @@ class Batches:
     """Batches of one rank, on its device, ready for the model.
 
     Args:
-        order: chooses the samples.
+        sampler: chooses the samples.
         train: replaces bad samples, where they are skipped, instead of leaving them out.
     """
 
     def __init__(
-        self, source: Source, order: TrainOrder | ValidOrder, options: Options, world: World, *, train: bool
+        self, source: Source, sampler: TrainSampler | ValidSampler, options: Options, world: World, *, train: bool
     ) -> None:
-        self.order = order
+        self.sampler = sampler
         self.train = train
         self.batch_size = options.batch_size
         self.device = world.device
@@ -103,11 +234,11 @@ class Batches:
             return
         self.loader = DataLoader(
             self.reader,
-            batch_sampler=self.order,  # type: ignore[arg-type]
+            batch_sampler=self.sampler,  # type: ignore[arg-type]
             num_workers=num_workers,
             collate_fn=identity,
             pin_memory=self.device.type == "cuda",
-            prefetch_factor=shm.AHEAD if num_workers else None,
+            prefetch_factor=AHEAD if num_workers else None,
             persistent_workers=num_workers > 0,
             # Distinct for each rank, and each worker adds its number.
             generator=generator(self.seed, "workers", "train" if self.train else "valid", self.world.rank),
@@ -115,7 +246,7 @@ class Batches:
         )
 
     def __len__(self) -> int:
-        return len(self.order)
+        return len(self.sampler)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Images (NCHW, float) and labels (N), or tokens and targets (both NT), on the device.
@@ -127,7 +258,7 @@ class Batches:
             MusterError: a sample can't be read, and bad samples stop the run.
         """
         self.num_bad = 0
-        missing = 0 if isinstance(self.order, TrainOrder) else self.order.num_rounds
+        missing = 0 if isinstance(self.sampler, TrainSampler) else self.sampler.num_rounds
         for batch, placed in self.placed():
             if batch.bad:
                 self.note(batch)
@@ -139,7 +270,7 @@ class Batches:
 
     def placed(self) -> Iterator[tuple[Batch, tuple[torch.Tensor, torch.Tensor] | None]]:
         """Each batch as it was read, and on the device; on GPUs the next is on its way by then."""
-        batches = self.loader if self.loader is not None else map(self.reader.__getitems__, self.order)
+        batches: Iterable[Any] = self.loader if self.loader is not None else map(self.reader.__getitems__, self.sampler)
         if self.side is not None:
             return ahead(batches, self.place, self.side)
         return ((batch, self.place(batch)) for batch in batches)
@@ -169,7 +300,7 @@ class Batches:
             except BadSample:
                 continue
             targets_bytes = self.source.targets_of_sample * torch.int64.itemsize
-            return shm.bytes_of(self.batch_size * sample_bytes, self.batch_size * targets_bytes)
+            return shm_bytes(self.batch_size * sample_bytes, self.batch_size * targets_bytes)
         return 0
 
     def close(self) -> None:
@@ -230,25 +361,25 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
         from muster.train.data import nvjpeg
 
         nvjpeg.check(options, source, world.device)
-    order = TrainOrder(
+    sampler = TrainSampler(
         len(source.train),
         batch_size=options.batch_size,
         accumulate=options.accumulate,
-        rank=world.data_rank,
-        world_size=world.num_shares,
+        rank=world.dp_rank,
+        world_size=world.dp_size,
         seed=options.seed,
     )
-    if order.num_steps == 0:
+    if sampler.num_steps == 0:
         raise MusterError(
-            f"{len(source.train)} training samples don't fill one global batch of {order.global_batch}",
+            f"{len(source.train)} training samples don't fill one global batch of {sampler.global_batch}",
             seen=f"--batch-size={options.batch_size}, {processes(world.world_size)}, --accumulate={options.accumulate}",
             fix="a smaller --batch-size or --accumulate, fewer processes, or more samples",
         )
-    valid_order = ValidOrder(
-        len(source.valid), batch_size=options.batch_size, rank=world.data_rank, world_size=world.num_shares
+    valid_sampler = ValidSampler(
+        len(source.valid), batch_size=options.batch_size, rank=world.dp_rank, world_size=world.dp_size
     )
-    train = Batches(source, order, options, world, train=True)
-    valid = Batches(source, valid_order, options, world, train=False)
+    train = Batches(source, sampler, options, world, train=True)
+    valid = Batches(source, valid_sampler, options, world, train=False)
     start_workers(train, valid, options, world, cores)
     return train, valid
 
@@ -259,18 +390,18 @@ def start_workers(train: Batches, valid: Batches, options: Options, world: World
     Raises:
         MusterError: /dev/shm does not hold the batches of those that the user wants.
     """
-    ranks, free = max(1, world.hosts.count(world.host)), shm.room()
+    ranks, free = max(1, world.hosts.count(world.host)), free_shm()
     for batches, given in ((train, options.train_num_workers), (valid, options.valid_num_workers)):
         wanted = choose_workers(batches.source, world.device, cores) if given is None else given
         batch_bytes = batches.batch_bytes() if wanted else 0
-        fitting = min(wanted, shm.workers_for(free, batch_bytes, ranks)) if batch_bytes else wanted
+        fitting = min(wanted, workers_that_fit(free, batch_bytes, ranks)) if batch_bytes else wanted
         if fitting < wanted and given is not None:
-            needed = shm.needed(wanted, batch_bytes, ranks)
+            asked = shm_needed(wanted, batch_bytes, ranks)
             raise MusterError(
-                f"{shm.FOLDER} is too small for the data loader's workers, or this user may not write there",
-                seen=f"{free / MIB:.1f} MiB free, {needed / MIB:.1f} MiB needed by the workers of {ranks} ranks here",
+                f"{SHM} is too small for the data loader's workers, or this user may not write there",
+                seen=f"{free / MIB:.1f} MiB free, {asked / MIB:.1f} MiB needed by the workers of {ranks} ranks here",
                 # A GiB more than fits, for what is there already.
-                fix=f"docker run --shm-size={math.ceil(needed / 1024 / MIB) + 1}g, or docker run --ipc=host, "
+                fix=f"docker run --shm-size={math.ceil(asked / 1024 / MIB) + 1}g, or docker run --ipc=host, "
                 f"or --{'train' if batches.train else 'valid'}-num-workers={fitting}",
             )
         if fitting < wanted:

@@ -8,9 +8,9 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from muster.config import Options
 from muster.errors import ExitCode, MusterError
 from muster.train.data.images import Crop, EncodedImages, resize
-from muster.train.data.reader import Batch, Reader
+from muster.train.data.loader import Batch, Reader
+from muster.train.data.sampler import Draw
 from muster.train.data.source import BadSample, Source
-from muster.train.order import Draw
 
 
 class Encoded(NamedTuple):

@@ -1,6 +1,6 @@
 """Tar files of images, as the webdataset library writes them: few files, which is what file systems of clusters want.
 
-Samples are read at their places, in the order of train/order.py, and not in that of the files. Where each lies is read
+Samples are read at their places, in the order of the sampler, and not in that of the files. Where each lies is read
 from the headers once, and kept in an index beside the shards, which is believed only as long as it fits them.
 """
 

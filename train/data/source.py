@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from muster.train.seeds import generator
+from muster.train.data.sampler import generator
 
 
 class BadSample(Exception):

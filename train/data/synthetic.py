@@ -3,10 +3,10 @@
 import torch
 
 from muster.config import Options
+from muster.train.data.sampler import generator
 from muster.train.data.source import InMemory, Source
+from muster.train.distributed.world import to_device
 from muster.train.models.gpt import shape_of
-from muster.train.seeds import generator
-from muster.train.transfer import to_device
 
 NUM_PATTERNS = 64
 

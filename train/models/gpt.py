@@ -24,7 +24,7 @@ from torch.utils.checkpoint import (
 
 from muster.config import Options
 from muster.names import TRANSFORMERS, check_transformer
-from muster.train.seeds import seed_of
+from muster.train.data.sampler import seed_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ import torch
 from muster.check.bench.sweep import Row, Timing, shown
 from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError
-from muster.train.faults import agree
-from muster.train.world import World
+from muster.train.distributed.world import World
+from muster.train.health.faults import agree
 from muster.variables import LaunchVariable
 
 FORMAT = 1

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from muster.errors import MusterError
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 ROOT = 0
 

@@ -20,7 +20,7 @@ from muster.check.bench.sweep import Broken, parse_size, shown, wait_for_device
 from muster.check.options import BenchOptions
 from muster.check.ranks import ALL_PAIRS_UP_TO, partners
 from muster.errors import ExitCode, MusterError
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 SIZES = {"gloo": "4M", "nccl": "16M"}
 """Messages, where `--max-size` is not given."""

@@ -24,8 +24,8 @@ from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.check.ranks import plural
 from muster.errors import ExitCode, MusterError
-from muster.train import console
-from muster.train.world import World
+from muster.train.distributed.world import World
+from muster.train.reporting import console
 from muster.variables import LaunchVariable
 
 Word = Literal["ok", "warning", "failed"]

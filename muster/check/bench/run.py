@@ -16,10 +16,11 @@ from muster.check.bench.report import Report
 from muster.check.bench.sweep import Broken, Sweep, chosen_sizes
 from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError
-from muster.train import console, faults
-from muster.train.backends import backend_for, open_group, places
-from muster.train.faults import Watch, agree
-from muster.train.world import World, close_group, device_for
+from muster.train.distributed.backends import backend_for, open_group, places
+from muster.train.distributed.world import World, close_group, device_for
+from muster.train.health import faults
+from muster.train.health.faults import Watch, agree
+from muster.train.reporting import console
 
 WAIT_S = 10
 """For so long ranks that can't go on wait for each other: who does not come is the one to be named."""

@@ -26,7 +26,7 @@ from muster.check.bench import collectives
 from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, Collective, WrongValues
 from muster.check.options import BenchOptions
 from muster.errors import MusterError
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 LARGEST = {"gloo": "64M", "nccl": "1G"}
 """Where `--max-size` is not given: on CPUs larger messages take long and tell nothing new."""

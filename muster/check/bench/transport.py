@@ -25,7 +25,7 @@ import torch
 from muster.check.options import BenchOptions
 from muster.check.ranks import listed
 from muster.errors import ExitCode, MusterError
-from muster.train.world import World
+from muster.train.distributed.world import World
 from muster.variables import LaunchVariable
 
 FOUND = LaunchVariable.FABRIC_FOUND

@@ -8,7 +8,7 @@ from statistics import median_low
 from muster.check.doctor.finding import Finding
 from muster.check.options import DoctorOptions
 from muster.check.ranks import gather_hosts, leads_host, listed
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 NAME = "clocks"
 

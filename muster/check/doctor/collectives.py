@@ -15,9 +15,9 @@ from muster.check.doctor.finding import Finding, distinct
 from muster.check.options import DoctorOptions
 from muster.check.ranks import LOOK_S, fault_in, listed
 from muster.check.ranks import gather as gather_values
-from muster.train.backends import backend_for, open_group
-from muster.train.faults import agree
-from muster.train.world import World, close_group, device_for, silent_stdout
+from muster.train.distributed.backends import backend_for, open_group
+from muster.train.distributed.world import World, close_group, device_for, silent_stdout
+from muster.train.health.faults import agree
 
 NAME = "collectives"
 

@@ -16,7 +16,7 @@ import torch
 from muster.check.doctor.finding import Finding, attempt, differences
 from muster.check.options import DoctorOptions
 from muster.check.ranks import leads_host
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 NAME = "GPUs"
 

@@ -13,7 +13,7 @@ from muster.check.doctor.gpus import num_gpus
 from muster.check.doctor.storage import Space, measure
 from muster.check.options import DoctorOptions
 from muster.check.ranks import leads_host, listed
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 NAME = "memory"
 
@@ -23,7 +23,7 @@ BATCH = 32 * 3 * 224 * 224 * 4
 """Bytes of a batch as data workers hand it over: by default 32 images, and of ImageNet's size."""
 
 WORKER = 4 * BATCH
-"""What one data worker of a rank fills at most: 2 batches ahead, and 2 in use (train/data/shm.py)."""
+"""What one data worker of a rank fills at most: 2 batches ahead, and 2 in use (train/data/loader.py)."""
 
 OPEN_FILES, OPEN_A_RANK = 512, 4
 """Files that a rank may need: those of its data, and what its workers hand over; and its connections to each other

@@ -14,7 +14,7 @@ from muster.check.doctor.finding import Finding, Level, attempt
 from muster.check.doctor.network import Place, gather_places, is_loopback, targets
 from muster.check.options import DoctorOptions
 from muster.check.ranks import leads_host, listed
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 NAME = "names"
 

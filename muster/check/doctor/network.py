@@ -23,7 +23,7 @@ from muster.check.doctor.memory import UNLIMITED, soft_limit
 from muster.check.fabric import DEVICES
 from muster.check.options import DoctorOptions
 from muster.check.ranks import ALL_PAIRS_UP_TO, gather_hosts, leads_host, listed, partners
-from muster.train.world import World
+from muster.train.distributed.world import World
 from muster.variables import LaunchVariable
 
 NAME = "network"

@@ -25,7 +25,7 @@ from muster.check.doctor.finding import Finding
 from muster.check.doctor.network import Place, gather_places, targets
 from muster.check.options import DoctorOptions
 from muster.check.ranks import gather_hosts, leads_host, listed
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 NAME = "ports"
 

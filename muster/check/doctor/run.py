@@ -24,9 +24,9 @@ from muster.check.doctor.finding import DIED, Finding, code_of, worst
 from muster.check.options import DoctorOptions
 from muster.check.ranks import listed, plural
 from muster.errors import ExitCode, MusterError, one_line
-from muster.train import console
-from muster.train.faults import SharedFault
-from muster.train.world import World
+from muster.train.distributed.world import World
+from muster.train.health.faults import SharedFault
+from muster.train.reporting import console
 
 
 class Subject(Protocol):

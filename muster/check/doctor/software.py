@@ -17,7 +17,7 @@ from muster.check import versions
 from muster.check.doctor.finding import Finding, Level, attempt, differences
 from muster.check.options import DoctorOptions
 from muster.check.ranks import leads_host, listed
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 NAME = "software"
 

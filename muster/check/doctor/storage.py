@@ -11,7 +11,7 @@ from pathlib import Path
 from muster.check.doctor.finding import Finding, size
 from muster.check.options import DoctorOptions
 from muster.check.ranks import leads_host
-from muster.train.world import World
+from muster.train.distributed.world import World
 
 NAME = "storage"
 

@@ -1,0 +1,439 @@
+"""Checkpoints of a run: saved whole or not at all, found again, and checked while they are read.
+
+One is a folder `step-00000010/`, written by all ranks side by side (storage.py says how), and fits any number of ranks
+and any strategy again. While it is written it has another name, and `latest` names only complete ones.
+"""
+
+import re
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.optim import Optimizer
+
+from muster.config import Options
+from muster.errors import ExitCode, MusterError
+from muster.train.checkpoint.storage import (
+    INDEX,
+    Damaged,
+    Reader,
+    Writer,
+    dtype_of,
+    read_index,
+    sync_folder,
+    write_text,
+)
+from muster.train.distributed.world import CHECKPOINT, World, open_side_group
+from muster.train.health.faults import SharedFault
+
+NAME = re.compile(r"step-(\d+)")
+LATEST = "latest"
+REPLACED = ".old.partial"
+"""Of the name of a checkpoint in whose place another of the same step is put."""
+
+NO_SUCH, UNREADABLE = "there is no such checkpoint", "the checkpoint can't be read"
+
+WAIT_S = 60
+"""Seconds that a run which fails waits for the checkpoint it has begun."""
+
+State = dict[str, Any]
+"""A tree of dictionaries; its leaves are tensors, and values that JSON can hold."""
+
+
+def folder_of(run: Path) -> Path:
+    """Where the checkpoints of the run in folder `run` are."""
+    return run / "checkpoints"
+
+
+def split(state: Mapping[str, Any], prefix: str = "") -> tuple[State, dict[str, torch.Tensor]]:
+    """`state` without its tensors, and these by their paths in it (`model/conv1.weight`)."""
+    plain: State = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor):
+            tensors[prefix + key] = value
+        elif isinstance(value, Mapping):
+            plain[key], below = split(value, f"{prefix}{key}/")
+            tensors |= below
+        else:
+            plain[key] = value
+    return plain, tensors
+
+
+def partial_of(run: Path, step: int) -> Path:
+    """Where a checkpoint is until it is complete."""
+    return folder_of(run) / f".step-{step:08d}.partial"
+
+
+def publish(run: Path, partial: Path, step: int, keep: int) -> None:
+    """Gives a checkpoint that is complete on the disk its name, and removes those that are not kept."""
+    folder = folder_of(run)
+    path = folder / f"step-{step:08d}"
+    if path.exists():
+        old = folder / f".{path.name}{REPLACED}"
+        shutil.rmtree(old, ignore_errors=True)  # of a process that was killed here
+        path.rename(old)
+    partial.rename(path)
+    sync_folder(folder)
+    write_text(folder / LATEST, f"{path.name}\n")
+    prune(run, step, keep)
+
+
+def put_back(run: Path) -> None:
+    """Names the checkpoints again whose process was killed as another of the same step took their place.
+
+    Only where no process writes checkpoints of `run`.
+    """
+    for old in folder_of(run).glob(f".step-*{REPLACED}"):
+        path = old.with_name(old.name.removeprefix(".").removesuffix(REPLACED))
+        if is_checkpoint(old) and not path.exists():
+            with suppress(OSError):  # whoever may not write here may still read the others
+                old.rename(path)
+
+
+def not_written(run: Path, step: int, error: CheckpointException) -> SharedFault:
+    """The error for a user whose checkpoint was not written, on all ranks; what was written of it is removed."""
+    rank, (cause, _) = min(error.failures.items())
+    shutil.rmtree(partial_of(run, step), ignore_errors=True)
+    if not isinstance(cause, OSError):
+        raise error
+    kept = saved(run)
+    return SharedFault(
+        f"the checkpoint could not be written: {cause.strerror or cause}",
+        seen=f"rank {rank}, {folder_of(run)}/step-{step:08d}; the last good one is {kept[0].name if kept else 'none'}",
+        fix="make room or raise the quota, then continue the run: --resume",
+        code=ExitCode.FAILED,
+    )
+
+
+def prune(run: Path, step: int, keep: int) -> None:
+    """Removes the checkpoints up to `step` but for the newest `keep`, and what killed processes left half written."""
+    old = [path for path in by_step(run) if step_of(path) <= step][keep:]
+    for path in [*old, *folder_of(run).glob(".*.partial")]:
+        if path.is_dir():
+            # Without its index it counts no longer, should this be the last that the process does.
+            (path / INDEX).unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+class CheckpointManager:
+    """Writes the checkpoints of a run, on all ranks together.
+
+    Args:
+        keep: how many stay.
+        in_background: the ranks go on while they write; a failure is known at the next checkpoint, or at the end.
+
+    Attributes:
+        on_saved: is called for each checkpoint that is complete, in another thread: its step, and its seconds.
+    """
+
+    def __init__(self, run: Path, world: World, *, keep: int, in_background: bool) -> None:
+        self.run = run
+        self.keep = keep
+        self.in_background = in_background
+        self.vitals = world.vitals
+        # A group of its own: what the ranks say to each other in the background must not mix with the training's.
+        self.group = open_side_group(world)
+        self.under_way: Future[Any] | None = None
+        self.step = 0
+        self.on_saved: Callable[[int, float], None] = lambda step, seconds: None
+
+    def save(self, state: State, step: int) -> None:
+        """Begins a checkpoint of `state`, which may change as soon as this returns.
+
+        Raises:
+            MusterError: on all ranks, where this one, or the one that was begun before, could not be written.
+        """
+        self.vitals.at(CHECKPOINT)
+        self.wait()
+        self.step, started = step, time.perf_counter()
+        plain, tensors = split(state)
+        partial = partial_of(self.run, step)
+        writer = Writer(partial, plain, lambda: publish(self.run, partial, step, self.keep))
+        begun: Any = async_save(tensors, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
+        ended: Future[Any] = Future()
+        begun.add_done_callback(lambda future: self._end(future, ended, time.perf_counter() - started))
+        self.under_way = ended
+        if not self.in_background:
+            self.wait()
+
+    def _end(self, begun: Future[Any], ended: Future[Any], seconds: float) -> None:
+        """Tells of what was begun, before anybody who waits for it goes on."""
+        error = begun.exception()
+        if error is None:
+            try:
+                self.on_saved(self.step, seconds)
+            except Exception as raised:  # who waits is told; raised here, it would end as a traceback of the executor's
+                error = raised
+        if error is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(error)
+
+    def wait(self, limit_s: float | None = None) -> None:
+        """Returns when what was begun is complete.
+
+        Raises:
+            MusterError: on all ranks, where it could not be written.
+        """
+        under_way, self.under_way = self.under_way, None
+        if under_way is None:
+            return
+        try:
+            under_way.result(limit_s)
+        except CheckpointException as error:
+            raise not_written(self.run, self.step, error) from error
+
+    def close(self) -> None:
+        """Gives what was begun a while to complete, where the run ends for another reason."""
+        with suppress(MusterError, RuntimeError, TimeoutError):  # that reason is what is told
+            self.wait(WAIT_S)
+
+
+def step_of(path: Path) -> int:
+    """The step after which the checkpoint at `path` was saved."""
+    match = NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
+def is_checkpoint(path: Path) -> bool:
+    """True for the folder of one complete checkpoint."""
+    return (path / INDEX).is_file()
+
+
+def by_step(run: Path) -> list[Path]:
+    """All complete checkpoints of the run, the newest first."""
+    paths = [path for path in folder_of(run).glob("step-*") if NAME.fullmatch(path.name) and is_checkpoint(path)]
+    return sorted(paths, key=step_of, reverse=True)
+
+
+def saved(run: Path) -> list[Path]:
+    """The run's checkpoints to continue from: the one that `latest` names, then the ones before it."""
+    paths = by_step(run)
+    try:
+        latest = folder_of(run) / (folder_of(run) / LATEST).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return paths
+    if latest not in paths:
+        return paths
+    return [latest, *(path for path in paths if step_of(path) < step_of(latest))]
+
+
+def unreadable(path: Path, reason: str) -> MusterError:
+    """The error for a user whose checkpoint is damaged."""
+    return MusterError(
+        f"{UNREADABLE}: {reason}",
+        seen=str(path),
+        fix="--resume auto takes the run's last checkpoint that is whole",
+    )
+
+
+def head(path: Path) -> State:
+    """The index of the checkpoint at `path`: `plain`, which is the state without tensors, and `tensors`.
+
+    Raises:
+        MusterError: it is missing, damaged, or no checkpoint of this program.
+    """
+    if not path.exists():
+        fix = "give --resume a run's folder or one of its checkpoints; it must be on a file system that all nodes share"
+        raise MusterError(NO_SUCH, seen=str(path), fix=fix)
+    try:
+        index = read_index(path)
+    except Damaged as error:
+        raise unreadable(path, str(error)) from error
+    except OSError as error:
+        raise unreadable(path, "it is no checkpoint of this program: no index") from error
+    ends: dict[str, int] = {}
+    for entry in index["tensors"].values():
+        for chunk in entry["chunks"]:
+            ends[chunk["file"]] = max(ends.get(chunk["file"], 0), chunk["start"] + chunk["length"])
+    for name, end in sorted(ends.items()):
+        size = (path / name).stat().st_size if (path / name).is_file() else -1
+        if size != end:
+            raise unreadable(path, f"{name} is missing" if size < 0 else f"{name} has {size} bytes instead of {end}")
+    return index
+
+
+def load(path: Path) -> State:
+    """The whole state saved at `path`, on the CPU, read and checked by this process alone.
+
+    Raises:
+        MusterError: it is missing, damaged, or no checkpoint of this program.
+    """
+    index = head(path)
+    tensors = {name: torch.empty(entry["shape"], dtype=dtype_of(entry)) for name, entry in index["tensors"].items()}
+    load_into(path, index, tensors, None)
+    state: State = index["plain"]
+    for name, tensor in tensors.items():
+        *parts, key = name.split("/")
+        branch = state
+        for part in parts:
+            branch = branch.setdefault(part, {})
+        branch[key] = tensor
+    return state
+
+
+def load_into(path: Path, index: State, tensors: dict[str, torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    """Fills `tensors`, whole ones or this rank's parts of them, from the checkpoint at `path`; on all ranks together.
+
+    Raises:
+        MusterError: on all ranks, where what any of them reads is damaged; some of `tensors` are filled then.
+    """
+    try:
+        with warnings.catch_warnings():
+            # A process that reads alone means to.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            dcp_load(tensors, storage_reader=Reader(path, index["tensors"]), process_group=group, no_dist=group is None)
+    except CheckpointException as error:
+        _, (cause, _) = min(error.failures.items())
+        if not isinstance(cause, Damaged):
+            raise
+        raise unreadable(path, str(cause)) from error
+
+
+def load_newest(run: Path, read: Callable[[Path], State] = load) -> tuple[Path, State, list[str]]:
+    """The path of the run's newest checkpoint that is whole, what `read` takes from it, and a note on each that is not.
+
+    Raises:
+        MusterError: there are checkpoints, but all are damaged; or there is none.
+    """
+    notes: list[str] = []
+    error: MusterError | None = None
+    for path in saved(run):
+        try:
+            return path, read(path), notes
+        except MusterError as damage:
+            error = error or damage
+            notes.append(passed_over(path, damage))
+    raise error or MusterError("the run has no checkpoint", seen=str(run), fix="leave out --resume")
+
+
+def is_damage(error: MusterError) -> bool:
+    """Whether `error`, perhaps told by another rank, is of the checkpoint alone: an older one may do."""
+    return any(words in error.wrong for words in (NO_SUCH, UNREADABLE))
+
+
+def passed_over(path: Path, damage: MusterError) -> str:
+    """The note on a checkpoint that can't be used."""
+    return f"checkpoint {path.name} is passed over: {damage.wrong}"
+
+
+Statistics = dict[str, Tensor]
+"""Running statistics of batch normalisation, by name."""
+
+
+@dataclass
+class Progress:
+    """How far a run is: what a checkpoint holds besides the tensors.
+
+    Attributes:
+        epoch: epochs that are complete.
+        sample: samples of the epoch under way that are used already: all of them where it is yet to be validated.
+        step: steps of the optimizer in all.
+        sums: summed loss, hits and targets of the epoch under way, over all ranks.
+        history: one record an epoch.
+    """
+
+    epoch: int = 0
+    sample: int = 0
+    step: int = 0
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    best_accuracy: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def is_complete(progress: Progress, options: Options) -> bool:
+    """True once `--epochs` or `--max-steps` are reached, and the result is validated."""
+    if progress.epoch >= options.epochs:
+        return True
+    if options.max_steps is None or progress.step < options.max_steps:
+        return False
+    # A warning may have come between the last step and the end of the validation.
+    is_validated = bool(progress.history) and progress.history[-1]["step"] == progress.step
+    return is_validated or progress.step > options.max_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """What training changes.
+
+    Attributes:
+        model: as its strategy has spread it, without the strategy's wrapper.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+
+    def parameters(self) -> dict[str, Tensor]:
+        """What the optimizer trains, by name, in its order."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        return {names[parameter]: parameter for group in self.optimizer.param_groups for parameter in group["params"]}
+
+    def statistics(self) -> Statistics:
+        """The running statistics, which differ from rank to rank while an epoch is under way."""
+        return {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
+
+    def state(self) -> State:
+        """Weights, buffers and moments; of a model that is cut over ranks, this rank's parts."""
+        weights = self.model.state_dict()  # first: a model that is cut lets go of what it has gathered
+        moments = {
+            name: {key: value for key, value in self.optimizer.state[parameter].items() if isinstance(value, Tensor)}
+            for name, parameter in self.parameters().items()
+        }
+        return {"model": weights, "optimizer": {"state": moments}}
+
+    def fill(self, path: Path, index: State, rank: int, group: dist.ProcessGroup | None) -> None:
+        """Loads the checkpoint at `path`; the optimizer keeps the hyperparameters it has.
+
+        A rank's own statistics are taken where the checkpoint has them; else they are the mean over the ranks.
+
+        Raises:
+            MusterError: on all ranks, where the checkpoint is damaged.
+        """
+        parameters = self.parameters()
+        moments: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
+        for place, entry in index["tensors"].items():
+            kind, _, rest = place.partition("/state/")
+            name, _, key = rest.rpartition("/")
+            if kind == "optimizer" and name in parameters:
+                like = parameters[name]
+                # Of the weight's own shape, and cut as it is; or a number, such as that of Adam's steps.
+                whole = list(like.shape) == entry["shape"]
+                moments[name][key] = torch.zeros_like(like) if whole else torch.zeros(entry["shape"])
+        wanted: State = {"model": self.model.state_dict(), "optimizer": {"state": moments}}
+        own = {
+            name: torch.empty_like(tensor)
+            for name, tensor in self.statistics().items()
+            if f"statistics/{rank}/{name}" in index["tensors"]
+        }
+        _, tensors = split({**wanted, "statistics": {str(rank): own}})
+        load_into(path, index, {name: tensor.detach() for name, tensor in tensors.items()}, group)
+        for name, tensor in self.statistics().items():
+            tensor.copy_(own.get(name, tensor))
+        numbers = {name: number for number, name in enumerate(parameters)}
+        state = {numbers[name]: values for name, values in moments.items() if values}
+        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+
+
+def misfit(index: State, model: nn.Module) -> str | None:
+    """Why the checkpoint's weights are not those of `model`; None if they are."""
+    own = {f"model/{name}": list(tensor.shape) for name, tensor in model.state_dict().items()}
+    saved = {name: entry["shape"] for name, entry in index["tensors"].items() if name.startswith("model/")}
+    for name in sorted(own if getattr(model, "is_part", False) else own | saved):
+        if own.get(name) != saved.get(name):
+            return f"{name.partition('/')[2]} is {saved.get(name, 'missing')} there, and {own.get(name, 'none')} here"
+    return None

@@ -1,0 +1,478 @@
+"""A run's folder, and going on with a run: which one, from which checkpoint, and what that changes.
+
+Rank 0 chooses the folder, and never one that holds another run.
+"""
+
+import difflib
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import msgspec
+import psutil
+from torch import nn
+
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train import checkpoint
+from muster.train.checkpoint import CheckpointManager, TrainState, misfit
+from muster.train.checkpoint.storage import write_text
+from muster.train.distributed.world import World
+from muster.train.health.faults import agree
+from muster.train.optim import highest_lr
+from muster.train.reporting import console
+from muster.variables import LaunchVariable
+
+WRITER = ".writer"
+TOUCH_S, SILENT_S = 5.0, 20.0
+
+_claims: dict[Path, Event] = {}
+"""The claims of this process, by file, and what ends each one's thread."""
+
+RESULT_OPTIONS = (
+    *("data", "image_size", "num_classes", "num_samples", "on_bad_sample", "batch_size", "seed", "bf16"),
+    *("optimizer", "lr", "lr_scale", "warmup_steps", "momentum", "weight_decay", "clip_norm", "seq_len", "vocab_size"),
+    *("comm_hook", "powersgd_rank", "powersgd_start", "sync_bn"),
+    *("lr_schedule", "lr_end", "decay_norms", "label_smoothing", "decoder"),
+)
+"""Options that change what is learnt: a resumed run warns when they differ."""
+
+assert set(RESULT_OPTIONS) <= {field.name for field in fields(Options)}
+
+LAUNCH = ".launch"
+"""The file in a run's folder that says by which launch it was begun."""
+
+
+@dataclass
+class Run:
+    """Where a run leaves its files, and what it continues.
+
+    Attributes:
+        candidates: the checkpoint to continue from, then those to fall back to should it be damaged.
+        notes: what the user should know of the choice.
+    """
+
+    folder: Path
+    candidates: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def resumed_from(self) -> Path | None:
+        """The checkpoint to continue from; None for a run that begins."""
+        return self.candidates[0] if self.candidates else None
+
+
+def default_name(options: Options, strategy: str) -> str:
+    """Model, data and strategy, in characters that every file system and shell takes as they are."""
+    source, _, folder = options.data.partition(":")
+    words = [options.model, source, Path(folder).name, strategy]
+    return "-".join(safe for word in words if (safe := re.sub(r"[^A-Za-z0-9._]+", "-", word).strip("-.")[:60]))
+
+
+def numbered(base: Path) -> list[Path]:
+    """`base`, `base`-2, `base`-3 ...: those that exist."""
+    pattern = re.compile(re.escape(base.name) + r"(-\d+)?")
+    return [path for path in base.parent.glob("*") if pattern.fullmatch(path.name)] if base.parent.is_dir() else []
+
+
+def holds_run(folder: Path) -> bool:
+    """True where `folder` has a run that can be used: one that ended without a checkpoint gives its name back."""
+    return (folder / "summary.json").exists() or bool(checkpoint.saved(folder))
+
+
+def launch_of(environ: Mapping[str, str], parent: int) -> str:
+    """The word that names this launch through all its restarts; empty where this is none of an agent's own workers.
+
+    The agent gives it, with its process id (entrypoint/agent/agent.py): of what its workers start, nothing is started
+    again.
+    """
+    word, _, agent = environ.get(LaunchVariable.LAUNCH, "").rpartition(".")
+    return word if agent == str(parent) else ""
+
+
+def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
+    """The run's folder, made, and the checkpoint to continue from, its index checked. For rank 0 alone.
+
+    A run that was begun by the same `launch` is the one: this process has been started again.
+
+    Raises:
+        MusterError: the folder holds a run that is not to be continued, or what to continue can't be read.
+    """
+    try:
+        run = begun_by(launch, options, strategy) if launch else None
+        if run is None:
+            run = choose_folder(options, strategy)
+            told = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": latest(run.folder)}
+            claim(run.folder, launch)
+            if launch:  # should it start its ranks again
+                write_text(run.folder / LAUNCH, json.dumps(told))
+        else:
+            claim(run.folder, launch)
+        return run
+    except OSError as error:
+        raise MusterError(
+            f"the run's folder can't be made: {error.strerror}",
+            seen=f"--runs-dir={options.runs_dir} ({error.filename})",
+            fix="--runs-dir=FOLDER that this user may write, on a file system that all nodes share",
+        ) from error
+
+
+class Writer(msgspec.Struct, frozen=True):
+    """The process that alone writes into a run's folder: rank 0 of a training.
+
+    Attributes:
+        host: its name, for a person.
+        pid: its id in the namespace of processes with the name `namespace`.
+        started: when it started, in seconds since 1970, which tells it from a later process with this id.
+        launch: the word that names its launch, if it has one.
+    """
+
+    host: str
+    pid: int
+    namespace: str
+    started: float
+    launch: str
+
+    @classmethod
+    def here(cls, launch: str) -> "Writer":
+        """This process."""
+        process = psutil.Process()
+        namespace = os.readlink("/proc/self/ns/pid")
+        return cls(socket.gethostname(), process.pid, namespace, process.create_time(), launch)
+
+
+def claim(folder: Path, launch: str) -> None:
+    """Makes this process the one that writes into `folder`, until `release` or its end.
+
+    A file says who that is, and is touched every few seconds for those on other hosts to see.
+
+    Raises:
+        MusterError: another process trains in this folder.
+        OSError: the folder can't be written to.
+    """
+    own, path = Writer.here(launch), folder / WRITER
+    while True:
+        try:
+            with path.open("xb") as file:
+                file.write(msgspec.json.encode(own))
+            break
+        except FileExistsError:
+            if is_alive(path, own):
+                raise MusterError(
+                    "another training writes into this run's folder",
+                    seen=f"{path}: {path.read_text(errors='replace')[:400]}",
+                    fix="wait for its end, or choose another --name",
+                ) from None
+            path.unlink(missing_ok=True)
+    released = Event()
+
+    def touch() -> None:
+        while not released.wait(TOUCH_S):
+            with suppress(OSError):
+                os.utime(path)
+
+    _claims[path] = released
+    Thread(target=touch, daemon=True).start()
+
+
+def is_alive(path: Path, own: Writer) -> bool:
+    """Whether the process that the file at `path` names still runs; on another host: whether it touches the file."""
+    try:
+        other = msgspec.json.decode(path.read_bytes(), type=Writer)
+    except FileNotFoundError:
+        return False
+    except msgspec.MsgspecError:
+        other = None  # still being written, or cut off
+    if other is not None and own.launch and other.launch == own.launch:
+        return False  # the ranks of this launch were started again
+    if other is not None and (other.host, other.namespace) == (own.host, own.namespace):
+        with suppress(psutil.NoSuchProcess):
+            return other.pid != own.pid and abs(psutil.Process(other.pid).create_time() - other.started) < 1
+        return False
+    console.tell(f"muster: looks for {SILENT_S:.0f} s whether another training writes into {path.parent}")
+    first, end = touched(path), time.monotonic() + SILENT_S
+    while time.monotonic() < end:
+        time.sleep(1)
+        if touched(path) != first:
+            return touched(path) is not None
+    return False
+
+
+def touched(path: Path) -> int | None:
+    """When the file was touched last; None where it is gone. Opened, as network file systems ask their server then."""
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def release() -> None:
+    """Gives back what this process has claimed."""
+    for path, released in _claims.items():
+        released.set()
+        with suppress(OSError):
+            path.unlink()
+    _claims.clear()
+
+
+def begun_by(launch: str, options: Options, strategy: str) -> Run | None:
+    """The run that this `launch` has begun before it started its ranks again, to continue from its last checkpoint."""
+    base = base_of(options, strategy)
+    given = Path(options.resume or "")
+    homes = {given, given.parent.parent, given.parent, base.parent / given} if options.resume else set[Path]()
+    for folder in [*([base] if options.name else numbered(base)), *homes]:
+        try:
+            told = json.loads((folder / LAUNCH).read_text())
+        except (OSError, ValueError):
+            continue
+        if told["launch"] != launch:
+            continue
+        if latest(folder) != told["latest"]:
+            run = with_newest(folder)
+        elif told["resumed_from"]:
+            run = Run(folder, [Path(told["resumed_from"]), *checkpoint.saved(folder)])
+        else:
+            run = Run(folder)
+        begins = "from the beginning" if run.resumed_from is None else f"from {run.resumed_from.name}"
+        run.notes.append(f"the ranks were started again: {begins}")
+        return run
+    return None
+
+
+def latest(folder: Path) -> str:
+    """What tells the newest checkpoint of the run in `folder` from one that is saved later, of the same step too."""
+    paths = checkpoint.saved(folder)
+    return f"{paths[0].name} {paths[0].stat().st_mtime_ns}" if paths else ""
+
+
+def base_of(options: Options, strategy: str) -> Path:
+    """The run's folder, but for a number after it."""
+    return Path(options.runs_dir) / (options.name or default_name(options, strategy))
+
+
+def choose_folder(options: Options, strategy: str) -> Run:
+    """As `choose_run`, with OSError for folders that can't be made."""
+    base = base_of(options, strategy)
+    if options.resume is None:
+        return Run(new_folder(base, explicit=options.name is not None))
+    if options.resume not in ("auto", "latest"):
+        return continue_from(options, base)
+    candidates = [base] if options.name else numbered(base)
+    if options.name:
+        checkpoint.put_back(base)  # others of the candidates may be runs that go on in another job
+    with_checkpoint = [folder for folder in candidates if checkpoint.saved(folder)]
+    if with_checkpoint:
+        folder = max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime)
+        return with_newest(folder)
+    if options.resume == "latest":
+        check_name(base)
+    if options.name:
+        base.mkdir(parents=True, exist_ok=True)
+    run = Run(base if options.name else new_folder(base, explicit=False))
+    run.notes.append(f"nothing to resume yet in {base}: starts from the beginning")
+    return run
+
+
+def check_name(base: Path) -> None:
+    """Returns where no other run has a name so like that of `base` that this one may be misspelt.
+
+    Names that differ by numbers alone are those of a series.
+
+    Raises:
+        MusterError: there is one, and it has a checkpoint.
+    """
+
+    def letters(name: str) -> str:
+        return re.sub(r"[-_.]?\d+", "", name)
+
+    others = {folder.name for folder in base.parent.glob("*") if checkpoint.saved(folder)}
+    others = {name for name in others if letters(name) != letters(base.name)}
+    near = difflib.get_close_matches(base.name, others, 1, 0.8)
+    if near:
+        raise MusterError(
+            "there is no checkpoint of a run of this name",
+            seen=f"{base}; a run with a checkpoint: {base.with_name(near[0])}",
+            fix=f"--name {near[0]} --resume; or leave --resume out",
+        )
+
+
+def continue_from(options: Options, base: Path) -> Run:
+    """The run that `--resume PATH` continues: a checkpoint's, a run's folder, or a run's name."""
+    assert options.resume is not None
+    given = Path(options.resume)
+    source = given if given.exists() else Path(options.runs_dir) / options.resume
+    if not source.exists():
+        raise MusterError(
+            "there is nothing of this name to resume",
+            seen=f"--resume={options.resume}",
+            fix="--resume auto, or a run's folder, or a step-... from its folder checkpoints/",
+        )
+    if checkpoint.step_of(source) >= 0 or not source.is_dir():
+        checkpoint.head(source)
+        run = Run(source, [source])
+        home = source.resolve().parent.parent if source.resolve().parent.name == "checkpoints" else None
+    else:
+        home = source.parent if source.name == "checkpoints" else source
+        run = with_newest(home)
+    if options.name and (home is None or base.resolve() != home.resolve()):
+        home = new_folder(base, explicit=True)
+    return replace(run, folder=home or new_folder(base, explicit=False))
+
+
+def with_newest(folder: Path) -> Run:
+    """The run in `folder`, to continue from its newest checkpoint whose index is whole.
+
+    Raises:
+        MusterError: there are checkpoints, but all are damaged; or there is none.
+    """
+    checkpoint.put_back(folder)
+    path, _, notes = checkpoint.load_newest(folder, checkpoint.head)
+    older = [other for other in checkpoint.saved(folder) if checkpoint.step_of(other) < checkpoint.step_of(path)]
+    return Run(folder, [path, *older], notes)
+
+
+def new_folder(base: Path, *, explicit: bool) -> Path:
+    """A folder made just now: `base`, or with a number after it when it is taken and the name was not `explicit`.
+
+    Raises:
+        MusterError: the explicit name holds a run.
+    """
+    base.parent.mkdir(parents=True, exist_ok=True)
+    if explicit:
+        if holds_run(base):
+            raise MusterError(
+                "there is a run of this name already, and runs are never overwritten",
+                seen=str(base),
+                fix="--resume continues it; or choose another --name",
+            )
+        base.mkdir(exist_ok=True)
+        return base
+    number = 1
+    while True:
+        folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        try:
+            folder.mkdir()  # and not exists(): of two jobs that start at once, each gets its own
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
+
+
+def share_run(world: World, options: Options, strategy: str) -> Run:
+    """The run's folder and checkpoint, chosen by rank 0 and known to all.
+
+    Raises:
+        MusterError: on all ranks, where rank 0 can't choose or another can't read the checkpoint.
+    """
+    own = agree(
+        world, lambda: choose_run(options, strategy, launch_of(os.environ, os.getppid())) if world.main else None
+    )
+    told = None if own is None else [str(own.folder), *map(str, own.candidates)]
+    folder, *candidates = map(Path, world.gather(told)[0])
+    return own or Run(folder, candidates)
+
+
+def restore(
+    trained: TrainState, chosen: Run, identity: dict[str, Any], manager: CheckpointManager, world: World
+) -> dict[str, Any]:
+    """What the checkpoint knows besides the tensors, which are in `trained` now.
+
+    A damaged one is passed over for the one before it.
+
+    Raises:
+        MusterError: on all ranks, where none is whole, or they are of another model.
+    """
+    path = chosen.resumed_from
+    assert path is not None
+
+    def fitting() -> dict[str, Any]:
+        index = checkpoint.head(path)
+        fit(index, trained.model, identity, path)
+        return index
+
+    try:
+        index = agree(world, fitting)
+        # Ranks that are as many as then have their own statistics back; others can't tell whose are whose.
+        rank = world.rank if index["plain"]["world_size"] == world.world_size else -1
+        trained.fill(path, index, rank, manager.group)
+    except MusterError as damage:
+        if not checkpoint.is_damage(damage) or len(chosen.candidates) == 1:
+            raise
+        chosen.notes.append(checkpoint.passed_over(chosen.candidates.pop(0), damage))
+        return restore(trained, chosen, identity, manager, world)
+    return index["plain"]
+
+
+def fit(index: dict[str, Any], model: nn.Module, identity: dict[str, Any], path: Path) -> None:
+    """Raises MusterError where a checkpoint is of another model, another number of classes, or another optimizer."""
+    made_by = index["plain"].get("identity", {})
+    for name, wanted in identity.items():
+        if made_by.get(name) != wanted:
+            word = name.replace("_", " ")
+            raise MusterError(
+                f"the checkpoint is of another {word}: {made_by.get(name)}, this run has {wanted}",
+                seen=str(path),
+                fix=f"give the {word} of the checkpoint, or leave out --resume",
+            )
+    if (reason := misfit(index, model)) is not None:
+        raise MusterError(
+            f"the checkpoint does not fit the model: {reason}",
+            seen=f"{path}, --model={identity['model']}",
+            fix="give --image-size and the other options of the checkpoint's run, or leave out --resume",
+        )
+
+
+def differences(state: dict[str, Any], settings: dict[str, Any], world: World) -> list[str]:
+    """What makes this run's result differ from that of the run it continues; nothing if nothing does.
+
+    Ranks and `--accumulate` may trade places: what counts is the global batch, and, for the batch normalisation that
+    models of images may have, the size of its parts.
+    """
+    before = state["options"] | {"global_batch": global_batch(state["options"], state["dp_size"])}
+    now = settings | {"global_batch": global_batch(settings, world.dp_size)}
+    lost = ["PowerSGD begins anew: what it still held back of the gradients is lost"]
+    notes = lost if now["comm_hook"] == "powersgd" else []
+    ignored = ("batch_size",) if now["seq_len"] else ()  # a transformer's samples know nothing of each other
+    # A cosine that ends with the run depends on where that is.
+    ends = ("epochs", "max_steps") if now["lr_schedule"] == "cosine" and now["lr_steps"] is None else ()
+    notes = [*notes, *rescaled(state, settings, world)]
+    names = [
+        name
+        for name in (*RESULT_OPTIONS, "lr_steps", *ends, "global_batch")
+        if name not in ignored and before.get(name) != now[name]
+    ]
+    if not names:
+        return notes
+    changes = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in names)
+    return [*notes, f"the result will differ from that of an uninterrupted run: {changes}"]
+
+
+def rescaled(state: dict[str, Any], settings: dict[str, Any], world: World) -> list[str]:
+    """What another number of ranks makes of the global batch and the learning rate (docs/elastic.md has the rule)."""
+    if state["dp_size"] == world.dp_size:
+        return []
+    before = state["options"]
+    batch, new_batch = global_batch(before, state["dp_size"]), global_batch(settings, world.dp_size)
+    rate = highest_lr(before["lr"], before["lr_scale"], before["accumulate"] * state["dp_size"])
+    new_rate = highest_lr(settings["lr"], settings["lr_scale"], settings["accumulate"] * world.dp_size)
+    if (batch, rate) == (new_batch, new_rate):
+        return []
+    ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
+    return [
+        f"goes on with {ranks} instead of {state['world_size']}: global batch {batch} -> {new_batch}, "
+        f"learning rate {rate:.4g} -> {new_rate:.4g} (--lr-scale={settings['lr_scale']})"
+    ]
+
+
+def global_batch(options: dict[str, Any], dp_size: int) -> int:
+    """Samples of a step over all ranks."""
+    return options["batch_size"] * options["accumulate"] * dp_size

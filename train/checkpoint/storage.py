@@ -1,0 +1,252 @@
+"""How the tensors of a checkpoint lie on the disk: for torch.distributed.checkpoint, without any pickle.
+
+Each rank writes one file of bare numbers, one tensor or part of a tensor after another. The file `index` says which
+number is where, and holds all that is no tensor, as JSON. It is written last and has a checksum of its own, so what
+has an index is complete, and what was changed since is found out.
+"""
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Puts what `write` writes at `path`, in one move after it has reached the disk.
+
+    What stood there before stays until then; when writing fails, nothing is left behind.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_folder(path.parent)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Puts `text` at `path`, whole or not at all."""
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in `folder` survive a crash, on file systems that can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass  # some network file systems have no such call for folders
+    finally:
+        os.close(descriptor)
+
+
+INDEX = "index"
+MAGIC = "muster checkpoint"
+FORMAT = 2
+
+
+class Damaged(Exception):
+    """A file of a checkpoint is not what was written."""
+
+
+def done(value: Any) -> Future[Any]:
+    """A future that has come: `value`."""
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def write_index(folder: Path, content: Mapping[str, Any]) -> None:
+    """Puts `content` at folder/index, with its checksum before it."""
+    text = json.dumps(content)
+    head = f"{MAGIC} {FORMAT} {zlib.crc32(text.encode()):08x}\n"
+    write_atomically(folder / INDEX, lambda file: file.write((head + text).encode()))
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """What `write_index` has written.
+
+    Raises:
+        OSError: there is no index.
+        Damaged: it was changed, or is of another program, or of another version of this one.
+    """
+    head, _, text = (folder / INDEX).read_bytes().partition(b"\n")
+    words = head.decode(errors="replace").split()
+    if words[:2] != MAGIC.split():
+        raise Damaged(f"{INDEX} does not begin as one: it is no checkpoint of this program")
+    if words[2:3] != [str(FORMAT)]:
+        raise Damaged(f"{INDEX} has format {' '.join(words[2:3])}, this program reads {FORMAT}")
+    if words[3:] != [f"{zlib.crc32(text):08x}"]:
+        raise Damaged(f"{INDEX} has a wrong checksum")
+    return json.loads(text)
+
+
+class Writer(BlockingAsyncStager, StorageWriter):
+    """Writes the tensors of a checkpoint into `folder`, then its index, by torch.distributed.checkpoint.
+
+    Args:
+        plain: what stands in the index beside the tensors.
+        publish: called on one rank when all is on the disk.
+    """
+
+    def __init__(self, folder: Path, plain: Mapping[str, Any], publish: Callable[[], None]) -> None:
+        super().__init__()
+        self.publish = publish
+        self.folder = folder
+        self.plain = plain
+        self.rank = 0
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing is kept from one checkpoint to the next."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self.rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        # On one rank, and before any other writes: what a killed process left here must not stay.
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        # Not the run's folder too: a file system that is gone leaves an empty place, where nobody would look for it.
+        self.folder.parent.mkdir(exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
+        results: list[WriteResult] = []
+        if not plan.items:
+            return done(results)
+        name, start = f"rank-{self.rank:05d}", 0
+        with (self.folder / name).open("wb") as file:
+            for item in plan.items:
+                tensor = planner.resolve_data(item)
+                assert isinstance(tensor, torch.Tensor)
+                numbers = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+                file.write(numbers.data)
+                place = {"file": name, "start": start, "length": len(numbers), "crc32": zlib.crc32(numbers.data)}
+                results.append(WriteResult(item.index, len(numbers), place))
+                start += len(numbers)
+            file.flush()
+            os.fsync(file.fileno())
+        return done(results)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        places = {result.index: result.storage_data for part in results for result in part}
+        tensors: dict[str, Any] = {}
+        for name, tensor in sorted(metadata.state_dict_metadata.items()):
+            assert isinstance(tensor, TensorStorageMetadata), name
+            chunks = [
+                {"offsets": list(chunk.offsets), "sizes": list(chunk.sizes)}
+                | places[MetadataIndex(name, chunk.offsets)]
+                for chunk in tensor.chunks
+            ]
+            tensors[name] = {
+                "dtype": str(tensor.properties.dtype).removeprefix("torch."),
+                "shape": list(tensor.size),
+                "chunks": chunks,
+            }
+        write_index(self.folder, {"plain": self.plain, "tensors": tensors})
+        sync_folder(self.folder)
+        self.publish()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False
+
+
+def read_chunk(folder: Path, chunk: Mapping[str, Any], dtype: torch.dtype) -> torch.Tensor:
+    """The numbers of `chunk`, checked.
+
+    Raises:
+        Damaged: they are not those that were written.
+    """
+    numbers = bytearray(chunk["length"])
+    try:
+        with (folder / chunk["file"]).open("rb") as file:
+            file.seek(chunk["start"])
+            length = file.readinto(numbers)
+    except OSError as error:
+        raise Damaged(f"{chunk['file']} can't be read ({error.strerror})") from None
+    if length != chunk["length"]:
+        raise Damaged(f"{chunk['file']} is too short")
+    if zlib.crc32(numbers) != chunk["crc32"]:
+        raise Damaged(f"{chunk['file']} has a wrong checksum")
+    flat = torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
+    return flat.view(chunk["sizes"])
+
+
+def dtype_of(entry: Mapping[str, Any]) -> torch.dtype:
+    """The type of the numbers of a tensor in the index."""
+    dtype = getattr(torch, entry["dtype"])
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+class Reader(StorageReader):
+    """Reads what each rank needs of a checkpoint in `folder`, by torch.distributed.checkpoint."""
+
+    def __init__(self, folder: Path, tensors: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.folder = folder
+        self.tensors = tensors
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing is kept."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        described: dict[str, Any] = {}
+        places: dict[MetadataIndex, Any] = {}
+        for name, entry in self.tensors.items():
+            chunks = [
+                ChunkStorageMetadata(torch.Size(chunk["offsets"]), torch.Size(chunk["sizes"]))
+                for chunk in entry["chunks"]
+            ]
+            properties = TensorProperties(dtype=dtype_of(entry))
+            described[name] = TensorStorageMetadata(properties, torch.Size(entry["shape"]), chunks)
+            places |= {MetadataIndex(name, chunk["offsets"]): chunk for chunk in entry["chunks"]}
+        return Metadata(described, storage_data=places)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self.places = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        assert isinstance(planner, DefaultLoadPlanner)
+        for item in plan.items:
+            dtype = dtype_of(self.tensors[item.storage_index.fqn])
+            chunk = read_chunk(self.folder, self.places[item.storage_index], dtype)
+            box = tuple(slice(at, at + size) for at, size in zip(item.storage_offsets, item.lengths, strict=True))
+            planner.resolve_tensor(item).detach().copy_(chunk[box])
+        return done(None)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False

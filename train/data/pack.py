@@ -1,0 +1,155 @@
+"""`train pack FOLDER OUT`: a folder of image files becomes few tar files, with the samples mixed.
+
+The format is webdataset's: of each sample the image as it is, and its class as a number. The same images, seed and size
+of shards give the same bytes.
+"""
+
+import sys
+
+from muster import interruption
+
+if __name__ == "__main__":
+    interruption.start("train pack")
+
+import argparse
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from muster.config import Options
+from muster.errors import ExitCode, MusterError
+from muster.train.checkpoint.storage import sync_folder
+from muster.train.data.imagefolder import scan
+from muster.train.data.sampler import generator
+from muster.train.data.shards import open_index
+
+NUM_THREADS = 8
+AHEAD = 128
+"""Images that are read at a time."""
+
+MB = 10**6
+OVERHEAD = 4 * tarfile.BLOCKSIZE
+"""Bytes that a tar file needs besides an image: two headers, a class, what fills a block."""
+
+Sample = tuple[bytes, int]
+"""Where an image is, and its class."""
+
+
+def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
+    """How many images are in the shards that are now below `out`, which is made whole or not at all.
+
+    Raises:
+        MusterError: there are no images, `out` exists, there is no room, or a file can't be read or written.
+    """
+    if os.path.lexists(out):
+        fix = "another OUT, or remove the old one first"
+        raise MusterError("there is something already, and nothing is overwritten", seen=f"OUT={out}", fix=fix)
+    found = scan(Options(data=f"imagefolder:{folder}"), str(folder))
+    root, labels = os.fsencode(folder), found.labels_N.tolist()
+    samples = [(os.path.join(root, found.paths_N[index]), labels[index]) for index in range(len(found.paths_N))]
+    halves = {"": samples}
+    if found.num_train < len(samples):
+        halves = {"train": samples[: found.num_train], "val": samples[found.num_train :]}
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_folder(out, halves, found.classes, shard_mb * MB, seed)
+    except OSError as error:
+        raise MusterError(
+            f"the shards can't be made: {error.strerror or error}",
+            seen=os.fsdecode(error.filename or out),
+            fix="mend that, and pack again: nothing was left behind",
+            code=ExitCode.FAILED,
+        ) from error
+    return len(samples)
+
+
+def write_folder(out: Path, halves: dict[str, list[Sample]], classes: list[str], limit: int, seed: int) -> None:
+    """Makes `out` under another name, which is hidden and looks like no data, and gives it its own at the end."""
+    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+    try:
+        for name, samples in halves.items():
+            half = partial / name
+            half.mkdir(exist_ok=True)
+            order = torch.randperm(len(samples), generator=generator(seed, "pack", name)).tolist()
+            write_shards(half, [samples[index] for index in order], limit)
+            open_index(half, f"OUT={out}")  # reads what was written, and keeps the index beside it
+        (partial / "classes.json").write_text(json.dumps(classes, indent=0) + "\n")
+        partial.chmod(0o755)
+        sync_folder(partial)
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_shards(folder: Path, samples: list[Sample], limit: int) -> None:
+    """Puts `samples`, in this order, into shards of up to `limit` bytes; each has a sample at least."""
+    shown = track(read_ahead(samples), "packing", len(samples), console=Console(stderr=True))
+    shard: tarfile.TarFile | None = None
+    num_shards = 0
+    try:
+        for number, (path, label, content) in enumerate(shown):
+            if shard is not None and shard.offset + len(content) + OVERHEAD > limit:
+                close(shard)
+                shard = None
+            if shard is None:
+                name = folder / f"{num_shards:06}.tar"
+                shard = tarfile.TarFile(name, "x", format=tarfile.USTAR_FORMAT)
+                num_shards += 1
+            suffix = os.path.splitext(os.fsdecode(path))[1].lower()
+            for end, part in ((suffix, content), (".cls", b"%d" % label)):
+                member = tarfile.TarInfo(f"{number:09}{end}")
+                member.size = len(part)
+                shard.addfile(member, io.BytesIO(part))
+    finally:
+        if shard is not None:
+            close(shard)
+
+
+def close(shard: tarfile.TarFile) -> None:
+    """Ends `shard`, once it is on the disk."""
+    shard.close()
+    assert shard.name is not None
+    with open(shard.name, "rb") as file:
+        os.fsync(file)
+
+
+def read_ahead(samples: list[Sample]) -> Iterator[tuple[bytes, int, bytes]]:
+    """Path, class and bytes of each of `samples`, which several threads read ahead."""
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        for start in range(0, len(samples), AHEAD):
+            some = samples[start : start + AHEAD]
+            for (path, label), content in zip(
+                some, pool.map(Path.read_bytes, [Path(os.fsdecode(path)) for path, _ in some]), strict=True
+            ):
+                yield path, label, content
+
+
+def main() -> None:
+    """The command, as `train pack` starts it."""
+    parser = argparse.ArgumentParser(prog="train pack")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--shard-mb", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    try:
+        with interruption.clearing_up():
+            num_samples = pack(asked.folder, asked.out, asked.shard_mb, asked.seed)
+    except MusterError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.code)
+    print(f"{asked.out}: {num_samples:,} images, for --data shards:{asked.out}")
+
+
+if __name__ == "__main__":
+    main()

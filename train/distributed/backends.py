@@ -1,0 +1,169 @@
+"""What the ranks speak through, and the group of all of them."""
+
+import os
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from muster.errors import MusterError
+from muster.train.distributed.world import World, silent_stdout
+from muster.train.health.faults import SharedFault
+
+OVER_ANY = ("single", "dp", "ddp")
+"""Strategies that broadcast and add up, and nothing else."""
+
+
+def backend_for(wanted: str, device: torch.device, strategy: str, *, share_gpus: bool = False) -> str:
+    """What ranks on devices like `device` speak through, where `--backend` is `wanted`.
+
+    Args:
+        share_gpus: ranks may share a GPU, which NCCL refuses.
+
+    Raises:
+        MusterError: this torch does not have it, or it does not do on these devices what `strategy` needs.
+    """
+    fitting = "nccl" if device.type == "cuda" and not share_gpus else "gloo"
+    if wanted == "auto":
+        wanted = fitting
+    known = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
+    has = ", ".join(name for name, there in known.items() if there) or "none"
+    fix = f"--backend={fitting}, or leave it out"
+    if not known[wanted]:
+        wrong = f"this torch was built without {wanted.upper()}"
+        raise MusterError(wrong, seen=f"--backend={wanted}, torch {torch.__version__} has: {has}", fix=fix)
+    if wanted == "nccl" and device.type == "cpu":
+        raise MusterError("nccl speaks between GPUs only", seen="--backend=nccl, training on the CPU", fix=fix)
+    if wanted == "nccl" and share_gpus:
+        raise MusterError("nccl takes one process a GPU", seen="--backend=nccl --share-gpus", fix=fix)
+    if wanted != "nccl" and device.type == "cuda" and strategy not in OVER_ANY:
+        # Source: https://docs.pytorch.org/docs/stable/distributed.html#backends: on GPUs gloo has broadcast and
+        # all_reduce only, which is what ddp needs; what MPI has depends on how it was built.
+        wrong = f"the strategy {strategy} gathers and scatters on GPUs, which is sure to work over nccl only"
+        fix = "leave out --share-gpus" if share_gpus else fix
+        raise MusterError(wrong, seen=f"--backend={wanted}, training on GPUs", fix=f"{fix}; ddp works over {wanted}")
+    return wanted
+
+
+def places(world: World, *, share_gpus: bool = False) -> list[tuple[str, str]]:
+    """The host and the device of each rank of `world`, by rank; each has a device of its own, or may share a GPU.
+
+    Raises:
+        SharedFault: on all ranks: two share a GPU, which NCCL would refuse in words of its own.
+    """
+    device = world.device
+    name = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else f"cpu {world.rank}"
+    found = [(str(host), str(device)) for host, device in world.gather([world.host, name])]
+    for rank, place in enumerate(found):
+        first = found.index(place)
+        if first != rank and not share_gpus:
+            raise SharedFault(
+                "two ranks would share one GPU",
+                seen=f"ranks {first} and {rank} on {place[0]} both see GPU {place[1]}",
+                # Not srun --gpus-per-task=1: NCCL has no direct way to a GPU that a task does not see.
+                fix="start one process a GPU, each of which sees all GPUs of its node: one task a node, or "
+                "srun --gpu-bind=none",
+            )
+    return found
+
+
+def open_group(world: World, *, has_powersgd: bool = False) -> None:
+    """Starts the process group of `world`, by its backend; nothing in a world of one.
+
+    Args:
+        world: with its device, backend and store.
+        has_powersgd: whether gradients travel by PowerSGD, whose second round waits for its third in gloo's thread: it
+            takes two of them.
+
+    Raises:
+        MusterError: the ranks were not started by MPI, where they are to speak through it.
+    """
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    if world.store is None:
+        return
+    with world.vitals.connecting():
+        connect_group(world, PrefixStore("group", world.store), has_powersgd=has_powersgd)
+
+
+def connect_group(world: World, store: Store, *, has_powersgd: bool) -> None:
+    """Starts the process group of `world`, whose ranks find each other by `store`."""
+    # torch remembers the last collectives of each rank, if it is told so before the process group starts.
+    # Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
+    if not os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE"):
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    if world.backend == "mpi":
+        open_mpi(world)
+        return
+    torchs: Any = dist  # which has these without exporting them
+    if world.backend == "gloo" and torchs.get_debug_level() == torchs.DebugLevel.DETAIL:
+        # The group would be wrapped, and over gloo DistributedDataParallel of torch 2.10 to 2.15 crashes on that.
+        torchs.set_debug_level(torchs.DebugLevel.INFO)
+    if not has_powersgd:
+        run_gloo_on_one_thread()
+    with silent_stdout() if world.backend == "gloo" else nullcontext():
+        dist.init_process_group(
+            world.backend,
+            store=store,
+            rank=world.rank,
+            world_size=world.world_size,
+            timeout=timedelta(seconds=world.timeout_s),
+            device_id=world.device if "nccl" in (world.backend or "") else None,
+        )
+
+
+def run_gloo_on_one_thread() -> None:
+    """Gives each group of gloo that is made from now on one worker thread in place of two.
+
+    The two of torch 2.10 to 2.15 write down the name of the last collective without a lock. Names of more than 15
+    letters lie on the heap, and are freed twice: "malloc(): unaligned tcache chunk detected", or a segmentation fault.
+    Tensor parallelism has such names (ALLGATHER_COALESCED).
+
+    torch has no option for the number of threads, but makes every group of gloo by this name of its module.
+    """
+    if not dist.is_gloo_available():
+        return
+    torchs: Any = distributed_c10d
+    if not issubclass(torchs.ProcessGroupGloo, _OnOneThread):
+        torchs.ProcessGroupGloo = _one_thread_class(torchs.ProcessGroupGloo)
+
+
+class _OnOneThread:
+    """Marks the class that `run_gloo_on_one_thread` has put in the place of torch's."""
+
+
+def _one_thread_class(torchs: Any) -> type:
+    class ProcessGroupGloo(torchs, _OnOneThread):
+        def __init__(self, store: Any, rank: int, size: int, *, timeout: timedelta, **more: Any) -> None:
+            options = torchs._Options()
+            options._threads = 1
+            options._timeout = timeout
+            # As torch does it: by default it makes the devices itself, and two threads for each.
+            names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+            devices = [torchs.create_device(interface=name) for name in names]
+            options._devices = devices or [torchs.create_default_device()]
+            for name, value in more.items():
+                setattr(options, name, value)
+            super().__init__(store, rank, size, options)
+
+    return ProcessGroupGloo
+
+
+def open_mpi(world: World) -> None:
+    """Starts the process group of `world` by MPI, which itself knows who is there.
+
+    Raises:
+        MusterError: it knows other ranks than the environment.
+    """
+    dist.init_process_group("mpi", timeout=timedelta(seconds=world.timeout_s))
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if (rank, world_size) != (world.rank, world.world_size):
+        raise MusterError(
+            "MPI and the environment count the processes differently",
+            seen=f"MPI: rank {rank} of {world_size}; RANK={world.rank} WORLD_SIZE={world.world_size}",
+            fix="start each rank by mpirun, one a GPU or process, or leave --backend=mpi out",
+        )

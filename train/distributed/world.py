@@ -1,0 +1,454 @@
+"""Which rank this process is, its device, and how it speaks to the others."""
+
+import json
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from muster.errors import ExitCode, MusterError
+
+Mark = float | torch.cuda.Event
+
+
+class Stopwatch:
+    """Adds up stretches of time; on a GPU by events, once they have come to pass.
+
+    Args:
+        note: takes the seconds of each stretch, in their order, in place of `add`.
+
+    Attributes:
+        counts: False where the stretches that begin now are none of what is measured.
+    """
+
+    def __init__(
+        self, device: torch.device, note: Callable[[float], None] | None = None, *, counts: bool = True
+    ) -> None:
+        self.device = device
+        self.note = note or self.add
+        self.pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self.seconds = 0.0
+        self.counts = counts
+
+    def add(self, seconds: float) -> None:
+        """Counts a stretch."""
+        self.seconds += seconds
+
+    def now(self) -> Mark:
+        """Now, on the device's clock."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def begin(self) -> Mark | None:
+        """The begin of a stretch that `end` ends; None where it does not count."""
+        return self.now() if self.counts else None
+
+    def end(self, before: Mark | None) -> Mark | None:
+        """Ends the stretch since `before`, where that counts; returns now, where the next may begin."""
+        if before is None:
+            return None
+        now = self.now()
+        if isinstance(before, torch.cuda.Event) and isinstance(now, torch.cuda.Event):
+            self.pending.append((before, now))
+            self.read(wait=False)
+        elif isinstance(before, float) and isinstance(now, float):
+            self.note(now - before)
+        return now
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A context whose time is counted."""
+        before = self.begin()
+        yield
+        self.end(before)
+
+    def read(self, *, wait: bool) -> None:
+        """Notes the stretches that the GPU is through with; all of them with `wait`."""
+        while self.pending and (wait or self.pending[0][1].query()):
+            before, after = self.pending.popleft()
+            after.synchronize()
+            self.note(before.elapsed_time(after) / 1000)
+
+    def total(self) -> float:
+        """Seconds of all stretches, when the device is through with them."""
+        self.read(wait=True)
+        return self.seconds
+
+
+Item = TypeVar("Item")
+
+SET_UP, COMPUTING, DATA, LEFT = "set-up", "computing", "waiting for data", "left"
+CONNECTING = "connecting to the other ranks"
+VALIDATION, CHECKPOINT, ENDING = "validation", "checkpoint", "ending"
+
+
+@dataclass
+class Vitals:
+    """How far this rank is. The trainer writes these attributes, a thread reads them: neither waits for the other.
+
+    Attributes:
+        ticks: how often it went on; the same on all ranks that are at the same place.
+        step: how many steps are complete.
+        has_stepped: whether one is complete in this process.
+        compiles: whether kernels are compiled in the first step.
+        doubts: whether a connection of this rank broke, so that another rank may be dead.
+        folder: where this rank's stacks go; None until the run's folder is known.
+    """
+
+    ticks: int = 0
+    step: int = 0
+    place: str = SET_UP
+    has_stepped: bool = False
+    compiles: bool = False
+    doubts: bool = False
+    folder: Path | None = None
+
+    def at(self, place: str) -> None:
+        """Tells that this rank went on, to `place`."""
+        self.place = place
+        self.ticks += 1
+
+    def stepped(self, step: int) -> None:
+        """Tells that a step is complete."""
+        self.step, self.has_stepped = step, True
+        self.ticks += 1
+
+    def over(self, items: Iterable[Item], waiting: str, having: str) -> Iterator[Item]:
+        """`items`; this rank is at `waiting` for each, then at `having`."""
+        source = iter(items)
+        while True:
+            self.at(waiting)
+            try:
+                item = next(source)
+            except StopIteration:
+                return
+            self.at(having)
+            yield item
+
+    @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """A context in which this rank waits for the others, and for nothing else."""
+        before = self.place
+        self.at(CONNECTING)
+        yield
+        self.at(before)
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether this rank may take its time: files of any size are read or written, or kernels compiled.
+
+        Where it can but wait for others it may not: NCCL ends the process when a collective is out of time, which says
+        nothing of who did not come, and a communicator is waited for without a limit.
+        """
+        return self.place in (SET_UP, CHECKPOINT, ENDING) or (self.compiles and not self.has_stepped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This process among all that train together.
+
+    Attributes:
+        store: the key-value store shared by all ranks; None in a world of one.
+        hosts: the host of each rank, by rank.
+        share: (which, of how many) share of the data this rank trains on; None where each rank has one of its own.
+        reports_loss: whether this rank says what came of its share, which others may train on too.
+        waits: counts the time in which a step can't go on because of other ranks, where the strategy can tell.
+        vitals: how far this rank is.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int | None = None
+    timeout_s: int = 600
+    host: str = field(default_factory=socket.gethostname)
+    hosts: tuple[str, ...] = ()
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    backend: str | None = None
+    store: Store | None = None
+    share: tuple[int, int] | None = None
+    reports_loss: bool = True
+    turns: Any = field(default_factory=count)
+    waits: Stopwatch = field(default_factory=lambda: Stopwatch(torch.device("cpu"), counts=False))
+    vitals: Vitals = field(default_factory=Vitals)
+
+    @property
+    def main(self) -> bool:
+        """True on the one rank that prints and writes."""
+        return self.rank == 0
+
+    @property
+    def dp_rank(self) -> int:
+        """The number of this rank's share of the data."""
+        return self.rank if self.share is None else self.share[0]
+
+    @property
+    def dp_size(self) -> int:
+        """How many different micro-batches are trained on at a time."""
+        return self.world_size if self.share is None else self.share[1]
+
+    @property
+    def nodes(self) -> list[str]:
+        """Host names, each once, in the order of their first rank."""
+        return list(dict.fromkeys(self.hosts))
+
+    def gather(self, value: Any) -> list[Any]:
+        """`value` of each rank, by rank: on every rank the same list. Values are what JSON can hold.
+
+        It goes through the store, not the process group: it works before there is a group, and a rank that
+        does not come is named.
+
+        Raises:
+            MusterError: a rank did not come within `timeout_s`.
+        """
+        if self.store is None:
+            return [value]
+        turn = f"gather/{next(self.turns)}"
+        self.store.set(f"{turn}/{self.rank}", json.dumps(value))
+        if self.main:
+            keys = [f"{turn}/{rank}" for rank in range(self.world_size)]
+            self.wait(keys)
+            values = [json.loads(text) for text in self.store.multi_get(keys)]
+            self.store.set(f"{turn}/all", json.dumps(values))
+            return values
+        self.wait([f"{turn}/all"])
+        return json.loads(self.store.get(f"{turn}/all"))
+
+    def wait(self, keys: list[str]) -> None:
+        """Returns when the store has all `keys`, which end in a rank or in "all"."""
+        assert self.store is not None
+        # A little longer than rank 0, so that rank 0, which can tell who is missing, is the one to say so.
+        limit_s = self.timeout_s if self.main else self.timeout_s + 5
+        started = time.monotonic()
+        try:
+            self.store.wait(keys, timedelta(seconds=limit_s))
+        except dist.DistError:
+            if time.monotonic() - started < limit_s - 1:
+                raise  # the connection broke: rank 0 is gone, it did not merely take its time
+            missing = [key.rpartition("/")[2] for key in keys if not self.store.check([key])]
+            raise MusterError(
+                f"rank {', '.join(missing).replace('all', '0')} did not come to a meeting of all ranks",
+                seen=f"waited {limit_s} s on rank {self.rank} of {self.world_size} ({self.host})",
+                fix="look at the output of the missing ranks, or allow more time: --timeout-s",
+                code=ExitCode.FAILED,
+            ) from None
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`, summed over all ranks in place."""
+        if self.backend is not None:
+            dist.all_reduce(tensor)
+        return tensor
+
+
+def to_device(values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """`values` as a tensor on `device`; the host does not wait for what the device has still to do."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=dtype)
+    # From pinned memory: a copy from any other waits for all that the device has to do.
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def read_environment(environ: Mapping[str, str], timeout_s: int) -> World:
+    """The world that RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE describe, not yet connected.
+
+    Raises:
+        MusterError: a number is missing, is none, or contradicts another.
+    """
+
+    def number(name: str, default: int | None) -> int | None:
+        text = environ.get(name)
+        if text is None:
+            return default
+        if not text.isdecimal():
+            raise MusterError(f"{name} is not a number", seen=f"{name}={text}", fix=f"unset {name}, or start by muster")
+        return int(text)
+
+    rank, world_size = number("RANK", None), number("WORLD_SIZE", None)
+    if rank is None and world_size is None:
+        return World(timeout_s=timeout_s)
+    seen = " ".join(f"{name}={environ.get(name, '(unset)')}" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if rank is None or world_size is None:
+        raise MusterError(
+            "RANK and WORLD_SIZE go together, only one is set",
+            seen=seen,
+            fix="start by 'train STRATEGY' or torchrun, or unset both",
+        )
+    local_rank = number("LOCAL_RANK", 0)
+    local_world_size = number("LOCAL_WORLD_SIZE", None)
+    assert local_rank is not None
+    if rank >= world_size or (local_rank > rank and world_size == 1):
+        raise MusterError("this rank is outside its world", seen=seen, fix="RANK counts from 0 to WORLD_SIZE - 1")
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
+    if world_size > 1 and missing:
+        raise MusterError(
+            "the address of rank 0 is not known",
+            seen=f"WORLD_SIZE={world_size}, {' and '.join(missing)} unset",
+            fix="start by 'train STRATEGY' or torchrun, or export MASTER_ADDR and MASTER_PORT",
+        )
+    return World(
+        rank=rank, local_rank=local_rank, world_size=world_size, local_world_size=local_world_size, timeout_s=timeout_s
+    )
+
+
+def connect(world: World, *, single_rank_group: bool = False) -> Store | None:
+    """The store that all ranks share, which is up once all have come; None in a world of one.
+
+    Args:
+        single_rank_group: a world of one has a store too, and so a process group.
+
+    Raises:
+        MusterError: rank 0 can't be reached, or its port is taken.
+    """
+    if world.world_size == 1:
+        alone: Any = dist.HashStore  # pyright: ignore[reportPrivateImportUsage]
+        return alone() if single_rank_group else None
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    timeout = timedelta(seconds=world.timeout_s)
+    is_host = world.main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        if is_host and os.environ["MASTER_ADDR"] == "127.0.0.1":
+            # torch would listen on all interfaces.
+            torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+            listener = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+            port = listener.getsockname()[1]
+            return torchs(
+                "127.0.0.1",
+                port,
+                world.world_size,
+                True,
+                timeout,
+                multi_tenant=True,
+                master_listen_fd=listener.detach(),
+            )
+        return next(iter(rendezvous("env://", world.rank, world.world_size, timeout=timeout)))[0]
+    except (dist.DistError, ValueError, OSError) as error:
+        raise MusterError(
+            f"the ranks did not find each other: {str(error).splitlines()[0]}",
+            seen=f"MASTER_ADDR:MASTER_PORT={address}, rank {world.rank} of {world.world_size} on {world.host}",
+            fix="see that rank 0 runs on that host, that the port is free there and no firewall is between",
+            code=ExitCode.FAILED,
+        ) from error
+
+
+def choose_device(local_rank: int, local_world_size: int | None, device_count: int, *, share_gpus: bool = False) -> int:
+    """The index of this process's GPU among the `device_count` that it can see.
+
+    A process that sees one GPU takes it, whatever its local rank: Slurm's --gpus-per-task=1 shows each task
+    only its own, as number 0.
+
+    Args:
+        share_gpus: processes may share a GPU.
+
+    Raises:
+        MusterError: fewer GPUs than processes.
+    """
+    if share_gpus:
+        return local_rank % device_count
+    if device_count == 1:
+        return 0
+    processes = local_rank + 1 if local_world_size is None else local_world_size
+    if device_count >= processes:
+        return local_rank
+    raise MusterError(
+        f"{processes} processes on this host, but {device_count} GPUs",
+        seen=f"LOCAL_RANK={local_rank} LOCAL_WORLD_SIZE={processes}, GPUs visible: {device_count}",
+        fix=f"start {device_count} processes a host, or ask for {processes} GPUs, or give --device=cpu",
+    )
+
+
+def device_for(world: World, wanted: str, *, share_gpus: bool = False) -> torch.device:
+    """The device that `--device` stands for in this process.
+
+    Args:
+        share_gpus: processes may share a GPU.
+
+    Raises:
+        MusterError: a GPU was asked for and there is none, or not one for each process.
+    """
+    device_count = 0 if wanted == "cpu" else torch.cuda.device_count()
+    if device_count:
+        index = choose_device(world.local_rank, world.local_world_size, device_count, share_gpus=share_gpus)
+        return torch.device("cuda", index)
+    if wanted == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "(unset)")
+        raise MusterError(
+            "no GPU can be seen",
+            seen=f"--device=cuda, CUDA_VISIBLE_DEVICES={visible}",
+            fix="in Apptainer add --nv, in docker --gpus all, in the job script ask for GPUs; or give --device=cpu",
+        )
+    return torch.device("cpu")
+
+
+def open_mesh(world: World, **sizes: int) -> DeviceMesh:
+    """All ranks as a grid with the `sizes` of its dimensions, by name; the ranks of the last one are neighbours."""
+    with silent_stdout(), world.vitals.connecting():
+        mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    for group in mesh.get_all_groups():
+        limit_waits(world, group)
+    return mesh
+
+
+def limit_waits(world: World, group: Any) -> None:
+    """Gives the collectives of `group` the time-out of `world`: torch takes a default for groups that it makes."""
+    if world.backend == "mpi":
+        return  # which knows no time-out
+    timeout = timedelta(seconds=world.timeout_s)
+    if hasattr(dist, "set_timeout"):
+        dist.set_timeout(timeout, group)
+    else:  # torch before 2.15
+        distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def open_side_group(world: World) -> Any:
+    """A second group of all ranks, on the network of the hosts, for what is said beside training; None for one.
+
+    A group that MPI has started has no store by which gloo's ranks would find each other.
+    """
+    if world.backend is None:
+        return None
+    backend, timeout = "mpi" if world.backend == "mpi" else "gloo", timedelta(seconds=world.timeout_s)
+    with silent_stdout(), world.vitals.connecting():
+        group: Any = dist.new_group(backend=backend, timeout=timeout)
+    # Before another thread uses it. By its first collective torch's flight recorder learns of a group, and that of
+    # torch 2.10 takes no lock for it: of two threads that tell it of two groups, one may search its map for ever.
+    # Source: https://github.com/pytorch/pytorch/pull/179313
+    dist.all_reduce(torch.zeros(1), group=group)
+    return group
+
+
+@contextmanager
+def silent_stdout() -> Iterator[None]:
+    """Nothing comes out of standard output: each rank's gloo says there, in torch 2.10, how many peers it has."""
+    own, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    sys.stdout.flush()
+    os.dup2(nothing, 1)
+    try:
+        yield
+    finally:
+        os.dup2(own, 1)
+        os.close(own)
+        os.close(nothing)
+
+
+def close_group() -> None:
+    """Ends the process group, where there is one: without this, exits can hang."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,192 @@
+"""One rank's error ends all ranks, with one message and one exit code.
+
+At set-up points the ranks meet and tell (`agree`). Between them a rank that fails leaves its fault in the
+store, and writes it to each other rank's own key, on which that rank's watch waits: whoever is stuck in a
+collective with the dead is ended by its watch.
+"""
+
+import json
+import os
+import re
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from muster.errors import ExitCode, MusterError
+from muster.train.distributed.world import World
+from muster.train.reporting import console
+
+Result = TypeVar("Result")
+
+GRACE_S = 3
+"""Seconds in which a rank told of a fault may end by itself; for longer, a failing rank 0 keeps the store up."""
+
+ECHO = r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|remote process exited|communicator was aborted"
+"""What gloo, NCCL and the store say of a rank that is gone."""
+
+
+class SharedFault(MusterError):
+    """A fault that all ranks know of: rank 0 prints it, all exit with its code."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a rank that fails tells the others."""
+
+    rank: int
+    host: str
+    code: int
+    wrong: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} failed: {self.wrong}"
+
+
+def agree(world: World, function: Callable[[], Result]) -> Result:
+    """What `function` returns on this rank, once it has returned on all ranks.
+
+    Raises:
+        SharedFault: on all ranks alike, where it raised a MusterError on any.
+    """
+    result, told = None, None
+    try:
+        result = function()
+    except MusterError as error:
+        told = {"wrong": error.wrong, "seen": error.seen, "fix": error.fix, "code": error.code}
+    answers = [told] if world.store is None else world.gather(told)
+    for rank, answer in enumerate(answers):
+        if answer is None:
+            continue
+        if world.world_size > 1 and any(other != answer for other in answers):
+            answer["seen"] += f" (rank {rank} of {world.world_size} on {world.hosts[rank]})"
+        raise SharedFault(**answer)
+    return result  # type: ignore[return-value]
+
+
+class Watch:
+    """Waits, in a thread of its own, for the news that another rank has failed, and then ends this process.
+
+    A rank blocked in NCCL does not notice a dead peer before the time-out; this one does. The thread blocks on the
+    network: it costs the trainer nothing.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.thread: threading.Thread | None = None
+        if world.store is not None:
+            # Its own connection: a blocked wait would hold up everybody else's.
+            self.store = world.store.clone()
+            self.thread = threading.Thread(target=self._wait, name="watch", daemon=True)
+            self.thread.start()
+
+    def _wait(self) -> None:
+        key = f"end/{self.world.rank}"
+        try:
+            self.store.wait([key], timedelta(days=365))
+            text = self.store.get(key).decode()
+        except dist.DistError:
+            return  # the store is gone, and with it the means to know
+        if text:
+            fault = Fault(**json.loads(text))
+            end_soon(fault.code, GRACE_S, lambda: self._say(fault))
+
+    def _say(self, fault: Fault) -> None:
+        # Of a host with many ranks one line is enough; of Ctrl-C at most the one that every process has.
+        is_said = self.world.local_rank == 0 and fault.code != ExitCode.INTERRUPTED
+        say = console.tell if is_said else console.keep
+        say(f"rank {self.world.rank} on {self.world.host} ends: {fault}")
+        console.leave_word(console.TOLD)
+        # By this connection: a blocked wait of the trainer's holds its own.
+        leave(self.world, self.store, failed=True, main=False)
+
+    def close(self) -> None:
+        """Ends the thread: it must not be inside torch when the interpreter ends."""
+        if self.thread is None or self.world.store is None:
+            return
+        try:
+            if not self.world.store.check([f"end/{self.world.rank}"]):
+                self.world.store.set(f"end/{self.world.rank}", "")
+        except dist.DistError:
+            pass
+        self.thread.join(GRACE_S)
+
+
+def publish(world: World, fault: Fault, store: Any) -> Fault:
+    """Tells all ranks of `fault`; returns the fault that counts, which is the first that was told.
+
+    A rank that fails of its own tells so before its connections close. So an error that other ranks get from those
+    connections always comes second, and is known for an echo.
+
+    Args:
+        fault: this rank's, or that of one which perhaps can't tell it itself.
+        store: the connection of the thread that tells it; None in a world of one.
+    """
+    if store is None:
+        return fault
+    text = json.dumps(asdict(fault))
+    try:
+        first = store.compare_set("fault", "", text).decode()
+        # Again for what was told first by a rank that is dead now: it may not have come to tell all.
+        if first == text or fault.rank != world.rank:
+            others = [f"end/{rank}" for rank in range(world.world_size) if rank != world.rank]
+            store.multi_set(others, [first] * len(others))
+        return Fault(**json.loads(first))
+    except dist.DistError:
+        return fault  # the store went down with its rank: the others have noticed
+
+
+def leave(world: World, store: Any, *, failed: bool, main: bool) -> None:
+    """Returns when this rank may exit: the `main` one, which may hold the store, only after the others.
+
+    Args:
+        store: a connection that nothing blocks; None in a world of one.
+    """
+    if store is None:
+        return
+    try:
+        store.set(f"left/{world.rank}", "")
+        if main:
+            others = [f"left/{rank}" for rank in range(world.world_size) if rank != world.rank]
+            store.wait(others, timedelta(seconds=2 * GRACE_S if failed else world.timeout_s))
+    except dist.DistError:
+        pass
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether `error` says that the other end of a connection is gone: some rank failed before this one."""
+    return isinstance(error, RuntimeError) and bool(re.search(ECHO, str(error), re.IGNORECASE))
+
+
+def connection_lost(error: BaseException, world: World) -> MusterError:
+    """What to say in place of such an `error`."""
+    # Without the place in gloo's source, and without its guesses.
+    seen = re.sub(r".*\.cc:\d+\] ", "", str(error).strip().partition("\n")[0]).partition(". This is typically")[0]
+    return MusterError(
+        "the connection to another rank is lost: it failed before, or is cut off",
+        seen=f"rank {world.rank} on {world.host}: {seen}",
+        fix="look which rank was ended by a signal, of which its node or the scheduler tells; --resume goes on",
+        code=ExitCode.FAILED,
+    )
+
+
+def end_soon(code: int, limit_s: float, before: Callable[[], None] | None = None) -> None:
+    """Ends this process with `code` after `limit_s`, should it not have ended by then; calls `before` first."""
+
+    def end() -> None:
+        if before is not None:
+            # It may need a store that is gone, and that answers nobody.
+            last = threading.Thread(target=before, daemon=True)
+            last.start()
+            last.join(3 * GRACE_S)
+        console.flush()
+        os._exit(code)
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    with suppress(RuntimeError):  # a process that is out of memory gets no other thread, and has to end without
+        timer.start()

@@ -1,0 +1,452 @@
+"""A rank's heartbeat: every few seconds it says that it lives and how far it is, and hears whether others do.
+
+Rank 0 listens to all, all listen to rank 0. So a rank that is dead or stands still is named, and the run ends, also
+where the others wait for it in a collective that does not notice.
+"""
+
+import faulthandler
+import json
+import math
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch._C._distributed_c10d as c10d
+import torch.distributed as dist
+
+from muster.errors import RESUME, ExitCode, MusterError
+from muster.train.distributed.world import LEFT, World
+from muster.train.health import faults
+from muster.train.health.faults import Fault
+from muster.train.health.parent import GONE, orphaned
+from muster.train.reporting import console
+
+BEAT_S = 3.0
+"""Seconds between two beats."""
+
+GONE_S = 45
+"""Seconds without a sign of life after which a process, or its host, counts as gone. All shall have ended a minute
+after that."""
+
+SILENT_S = 300
+"""Seconds without one that a rank may take whose end others would tell: a page of a memory-mapped file that storage
+does not deliver stops a process inside of Python's lock, and a file server's standby takes minutes to come up."""
+
+DOUBTED_BEATS = 3
+"""The same where some rank has lost a connection, so that a death is likely."""
+
+PATIENT = 5
+"""How many times as long a rank may stand still at set-up, while it compiles, at a checkpoint and at the end.
+
+There kernels are compiled, and files read and written of any size: nothing can count on the way.
+"""
+
+DUMP_S = 15.0
+"""Seconds in which a rank that is asked for its stacks has to have written them."""
+
+STORE_S = 10.0
+"""Seconds for one answer of the store."""
+
+FLIGHT = "flight"
+"""The folder of the flight recorder's files of all hosts: `torchfrtrace FOLDER` reads one folder."""
+
+OURS = f"{os.sep}train{os.sep}"
+
+
+class Beat(NamedTuple):
+    """What a rank says of itself at a time.
+
+    Attributes:
+        number: counts the beats.
+        asks: of rank 0: that all write their stacks.
+    """
+
+    number: int
+    ticks: int
+    step: int
+    place: str
+    is_patient: bool
+    doubts: bool
+    asks: bool
+    host: str
+
+    @classmethod
+    def read(cls, text: bytes) -> "Beat | None":
+        """A beat as it goes through the store, in JSON; None of a rank that has not come yet."""
+        return cls(*json.loads(text)) if text else None
+
+
+@dataclass
+class Ear:
+    """What a rank has heard of others.
+
+    Time is counted in its own turns of listening: a job that is suspended as a whole, for an hour or a night, has not
+    missed any.
+    """
+
+    last: dict[int, Beat] = field(default_factory=dict)
+    silent: dict[int, int] = field(default_factory=dict)
+    still: dict[int, int] = field(default_factory=dict)
+
+    def hear(self, beats: Mapping[int, Beat | None]) -> None:
+        """Takes a turn's beats, by rank; those that have not come yet are None."""
+        for rank, beat in beats.items():
+            if beat is None:
+                continue
+            last = self.last.get(rank)
+            is_new = last is None
+            self.silent[rank] = 0 if is_new or beat.number != last.number else self.silent[rank] + 1
+            has_moved = is_new or (beat.ticks, beat.place) != (last.ticks, last.place)
+            self.still[rank] = 0 if has_moved else self.still[rank] + 1
+            self.last[rank] = beat
+
+    @property
+    def there(self) -> list[int]:
+        """The ranks that were heard, and have not left."""
+        return [rank for rank, beat in self.last.items() if beat.place != LEFT]
+
+    def dead(self, turns: int) -> list[int]:
+        """The ranks that have said nothing for so many turns, once one has; a turn less counts for its neighbours."""
+        if not any(self.silent[rank] >= turns for rank in self.there):
+            return []
+        return sorted(rank for rank in self.there if self.silent[rank] >= max(1, turns - 1))
+
+    def is_hung(self, turns: float) -> bool:
+        """Whether a rank has stood still for so many turns; for more while any has a reason to take its time."""
+        limit = turns * (PATIENT if any(self.last[rank].is_patient for rank in self.there) else 1)
+        return any(self.still[rank] >= limit for rank in self.there)
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Where each rank is that was heard."""
+        return {rank: beat.host for rank, beat in self.last.items()}
+
+    def lagging(self, collectives: Mapping[int, Sequence[int]]) -> list[int]:
+        """The ranks that are behind all others: by their ticks, then by their collectives.
+
+        Args:
+            collectives: how many each rank has enqueued, started and completed, where that is known.
+        """
+        fewest = min(self.last[rank].ticks for rank in self.there)
+        behind = [rank for rank in self.there if self.last[rank].ticks == fewest]
+        if len(behind) > 1 and all(rank in collectives for rank in behind):
+            # Where a kernel hangs on a GPU, its host too has enqueued all that comes after it.
+            least = min(list(collectives[rank]) for rank in behind)
+            behind = [rank for rank in behind if list(collectives[rank]) == least]
+        return sorted(behind)
+
+
+def silence_s(chosen: int | None, environ: Mapping[str, str] = os.environ) -> int:
+    """Seconds without a beat after which a rank counts as dead: those that the user has `chosen`, or the default.
+
+    That a process, an agent or a host is gone, agents tell each other after GONE_S (entrypoint/node_beats.py). They do
+    not where ranks are started again, on several nodes: there only the ranks notice a host that is gone.
+    """
+    several_nodes = environ.get("GROUP_WORLD_SIZE", "1") != "1"
+    restarts = environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    return chosen or (GONE_S if several_nodes and restarts else SILENT_S)
+
+
+def named(ranks: list[int], hosts: Mapping[int, str]) -> str:
+    """`ranks` with their hosts, in words: "ranks 8, 9 on node02"."""
+    shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+    places = list(dict.fromkeys(hosts[rank] for rank in ranks))
+    on = ", ".join(places[:4]) + (" ..." if len(places) > 4 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown} on {on}"
+
+
+def report_dead(ear: Ear, ranks: list[int], beat_s: float, world: World) -> tuple[MusterError, Fault]:
+    """What is told of `ranks`, from which the rank of `world` hears nothing any more, and the fault of all."""
+    first = max(ranks, key=lambda rank: ear.silent[rank])
+    last = ear.last[first]
+    silent_s = ear.silent[first] * beat_s
+    wrong = f"gave no sign of life for {silent_s:.0f} s: the process was stopped or killed, or its host is gone"
+    told = MusterError(
+        f"{named(ranks, ear.hosts)} {wrong}",
+        seen=f"last heard of in step {last.step + 1}, {last.place}; rank {world.rank} on {world.host} listened",
+        fix="look for what ended it (memory, its host? dmesg, the scheduler's accounting); where storage may stand "
+        f"still as long: --silence-timeout SECONDS; {RESUME}",
+        code=ExitCode.FAILED,
+    )
+    return told, Fault(first, last.host, ExitCode.FAILED, wrong)
+
+
+def report_hung(
+    ear: Ear, answers: Mapping[int, Mapping[str, Any]], beat_s: float, folder: Path | None
+) -> tuple[MusterError, Fault]:
+    """What is told of the rank for which the others wait, by what all answered about their stacks; the fault of all."""
+    mute = [rank for rank, answer in answers.items() if not answer and ear.last[rank].place != LEFT]
+    counts = {rank: told.get("collectives") for rank, told in answers.items()}
+    behind = mute or ear.lagging({rank: count for rank, count in counts.items() if count is not None})
+    first = behind[0]
+    last = ear.last[first]
+    still_s = max(ear.still.values()) * beat_s
+    wrong = f"stood still for {still_s:.0f} s in step {last.step + 1}, {last.place}"
+    who = f"each of the {len(answers)} ranks" if len(behind) == len(answers) > 1 else named(behind, ear.hosts)
+    at = answers[first].get("where", "it did not answer when it was asked for its stacks")
+    told = MusterError(
+        f"{who} {wrong}",
+        seen=f"rank {first}: {at}; stacks of all ranks: {'standard error' if folder is None else folder.parent}",
+        fix=f"read its file there; where a step may take as long: --hang-timeout SECONDS; {RESUME}",
+        code=ExitCode.FAILED,
+    )
+    return told, Fault(first, last.host, ExitCode.FAILED, wrong)
+
+
+def report_lost_store(world: World, seen: str) -> MusterError:
+    """What is told where the rank of `world` hears nothing from the others any more."""
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    return MusterError(
+        f"rank {world.rank} on {world.host} lost the others: the store at {place} is gone",
+        seen=seen,
+        fix=f"look on that host for what ended rank 0 or its agent; {RESUME}",
+        code=ExitCode.FAILED,
+    )
+
+
+class Heartbeat:
+    """This rank's beat, in two threads: one speaks through the store, one looks that this comes to an end.
+
+    Args:
+        hang_s: seconds in which a rank that stands still counts as hung; 0: none does.
+        silence_s: seconds without a beat after which a rank counts as dead.
+        parent: the process that started this one, with which it ends; None for a rank that nobody launched.
+    """
+
+    def __init__(self, world: World, hang_s: float, silence_s: float, parent: int | None) -> None:
+        self.world, self.vitals = world, world.vitals
+        self.hang_beats = hang_s / BEAT_S if hang_s else math.inf
+        self.dead_beats = math.ceil(silence_s / BEAT_S)
+        self.ear = Ear()
+        self.number = 0
+        self.rounds = 0
+        self.asks = self.has_dumped = self.is_over = False
+        self.lost = ""
+        self.stopped = threading.Event()
+        self.parent = parent
+        self.store: Any = None
+        if world.store is not None:
+            self.store = world.store.clone()
+            self.store.set_timeout(timedelta(seconds=STORE_S))
+        self.threads = [
+            threading.Thread(target=function, name=name, daemon=True)
+            for name, function in (("pulse", self._speak), ("look", self._look))
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def close(self, *, failed: bool) -> None:
+        """Ends the threads; the others hear that this rank has left and is not dead."""
+        self.stopped.set()
+        for thread in self.threads:
+            # For longer than an answer of the store may take, unless others wait for this rank's end.
+            thread.join(faults.GRACE_S if failed else STORE_S + faults.GRACE_S)
+
+    def doubt(self) -> None:
+        """For a rank that has lost a connection: returns when the reason is known, or after some beats without."""
+        self.vitals.doubts = True
+        end = time.monotonic() + (DOUBTED_BEATS + 3) * BEAT_S
+        while time.monotonic() < end and not (self.is_over or self.lost):
+            with suppress(RuntimeError):
+                if self.world.store is None or self.world.store.check(["fault"]):
+                    return
+            time.sleep(BEAT_S / 10)
+
+    def _say(self) -> Beat:
+        """This rank's beat, which the others can hear now."""
+        vitals = self.vitals
+        self.number += 1
+        own = Beat(
+            number=self.number,
+            ticks=vitals.ticks,
+            step=vitals.step,
+            place=LEFT if self.stopped.is_set() else vitals.place,
+            is_patient=vitals.is_patient,
+            doubts=vitals.doubts,
+            asks=self.asks,
+            host=self.world.host,
+        )
+        if self.store is not None:
+            self.store.set(f"pulse/{self.world.rank}", json.dumps(own))
+        return own
+
+    def _speak(self) -> None:
+        """The thread that may be held up by the store."""
+        try:
+            if self.store is not None and self.world.main:
+                # So that each can be read, and no beat of a rank that was quicker is lost.
+                for rank in range(self.world.world_size):
+                    for kind in ("pulse", "dumped"):
+                        self.store.compare_set(f"{kind}/{rank}", "", "")
+            while not self.is_over:
+                is_last = self.stopped.is_set()
+                own = self._say()
+                if is_last:
+                    return
+                self._hear(own)
+                self.rounds += 1
+                self.stopped.wait(BEAT_S)
+        except RuntimeError as error:  # of the store: DistError, and others of its kind
+            self.lost = str(error).partition("\n")[0] or type(error).__name__
+
+    def _hear(self, own: Beat) -> None:
+        """Hears the others' beats, and acts on them."""
+        if self.store is None:
+            self.ear.hear({0: own})
+        elif self.world.main:
+            texts = self.store.multi_get([f"pulse/{rank}" for rank in range(self.world.world_size)])
+            self.ear.hear({rank: Beat.read(text) for rank, text in enumerate(texts)})
+        elif self.store.check(["pulse/0"]):
+            self.ear.hear({0: Beat.read(self.store.get("pulse/0"))})
+            first = self.ear.last.get(0)
+            if first is not None and first.asks and not self.has_dumped:
+                self._dump()
+        doubts = self.vitals.doubts or any(beat.doubts for beat in self.ear.last.values())
+        dead = self.ear.dead(DOUBTED_BEATS if doubts else self.dead_beats)
+        if dead:
+            self._end(*report_dead(self.ear, dead, BEAT_S, self.world))
+        elif self.world.main and self.ear.is_hung(self.hang_beats):
+            self._end(*report_hung(self.ear, self._answers(), BEAT_S, self.vitals.folder))
+
+    def _answers(self) -> dict[int, dict[str, Any]]:
+        """Has all ranks write what they do; what each said of it in time, and nothing for those that did not."""
+        self.asks = True
+        self._say()
+        if self.store is None:
+            return {0: self._dump()}
+        own = self._dump()
+        keys = [f"dumped/{rank}" for rank in range(self.world.world_size)]
+        end = time.monotonic() + DUMP_S + 2 * BEAT_S
+        while True:
+            answers = {rank: json.loads(text or b"{}") for rank, text in enumerate(self.store.multi_get(keys))}
+            answers[self.world.rank] = own
+            if time.monotonic() > end or all(answers[rank].get("written") for rank in self.ear.there):
+                return {rank: answers[rank] for rank in self.ear.there}
+            time.sleep(BEAT_S / 3)
+            self.rounds += 1
+
+    def _dump(self) -> dict[str, Any]:
+        """Writes what this process does; returns it in short, and tells it the others."""
+        self.has_dumped = True
+        # Should the device's own code never come back, and keep Python's lock: this ends the process all the same.
+        faulthandler.dump_traceback_later(4 * DUMP_S, exit=True)
+        told: dict[str, Any] = {"where": where()}
+        self._tell_answer(told)
+        written: dict[str, Any] = {}
+
+        def write() -> None:
+            written.update(dump(self.vitals.folder, self.world.rank))
+
+        # A file system that hangs is a frequent reason to be here.
+        writer = threading.Thread(target=write, name="dump", daemon=True)
+        writer.start()
+        writer.join(DUMP_S)
+        told |= {"written": True, **dict(written)}
+        self._tell_answer(told)
+        return told
+
+    def _tell_answer(self, told: dict[str, Any]) -> None:
+        if self.store is not None:
+            self.store.set(f"dumped/{self.world.rank}", json.dumps(told))
+
+    def _look(self) -> None:
+        """The thread that waits for nobody."""
+        heard, quiet = -1, 0
+        while not self.stopped.wait(BEAT_S) and not self.is_over:
+            if self.parent is not None and os.getppid() != self.parent:
+                # The store may be gone with it, and not answer: nothing below is sure to return.
+                console.tell_fatal(orphaned(self.world.rank, self.world.host, self.parent))
+                faults.end_soon(ExitCode.FAILED, 2 * faults.GRACE_S)
+                faults.publish(self.world, Fault(self.world.rank, self.world.host, ExitCode.FAILED, GONE), self.store)
+                return
+            heard, quiet = self.rounds, (quiet + 1 if self.rounds == heard else 0)
+            # A store that has closed may be that of a rank which has told why: who heard of it ends before this does.
+            if quiet >= (2 * faults.GRACE_S / BEAT_S + 1 if self.lost else (GONE_S + DUMP_S) / BEAT_S):
+                self.is_over = True
+                seen = self.lost or f"no answer for {quiet * BEAT_S:.0f} s"
+                console.tell_fatal(report_lost_store(self.world, seen))
+                faults.end_soon(ExitCode.FAILED, 0)
+                return
+
+    def _end(self, told: MusterError, fault: faults.Fault) -> None:
+        """Tells all ranks of the `fault` of one, and ends this one; says what is `told` where it is the first."""
+        first = faults.publish(self.world, fault, self.store)
+        self.is_over = True
+        if first == fault:
+            console.tell_fatal(told)
+        world, store = self.world, self.store
+        faults.end_soon(first.code, faults.GRACE_S, lambda: faults.leave(world, store, failed=True, main=world.main))
+
+
+def where() -> str:
+    """The line at which the main thread is, and the line of this program from which it came there."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    lines: list[str] = []
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not lines or OURS in path:
+            short = os.sep.join(path.rsplit(os.sep, 2)[-2:])
+            lines.append(f"{frame.f_code.co_name} ({short}:{frame.f_lineno})")
+            if OURS in path:
+                break
+        frame = frame.f_back
+    return ", called by ".join(lines) or "nowhere"
+
+
+def flight() -> bytes:
+    """What torch's flight recorder holds of the ranks' group, as torchfrtrace reads it; nothing where it has none."""
+    if not dist.is_initialized():
+        return b""
+    private: Any = c10d
+    if "nccl" in str(dist.get_backend()):
+        dump = getattr(private, "_dump_nccl_trace", bytes)
+        return dump()
+    dump = getattr(private, "_dump_fr_trace", None)
+    return b"" if dump is None else dump()
+
+
+def num_collectives(recorded: bytes) -> list[int] | None:
+    """How many collectives of all groups are enqueued, started and completed; None where flight recorder says nothing.
+
+    Started is 0 on all ranks alike where NCCL takes no times (TORCH_NCCL_ENABLE_TIMING).
+    """
+    if not recorded:
+        return None
+    # torch made it in this process a moment ago.
+    status = pickle.loads(recorded).get("pg_status") or {}
+    if not status:
+        return None
+    names = [f"last_{state}_collective" for state in ("enqueued", "started", "completed")]
+    # -1 where there was none.
+    return [sum(max(0, int(group.get(name, -1))) for group in status.values()) for name in names]
+
+
+def dump(folder: Path | None, rank: int) -> dict[str, Any]:
+    """Writes all there is into `folder`, or the stacks to stderr where there is none; returns what it says in short."""
+    told: dict[str, Any] = {}
+    if folder is None:
+        faulthandler.dump_traceback(sys.stderr, all_threads=True)
+    else:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / f"rank-{rank}.stacks.txt").open("w") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+    recorded = b""
+    with suppress(RuntimeError):  # a device in disorder
+        recorded = flight()
+    with suppress(Exception):  # of a version of torch that pickles something else
+        told["collectives"] = num_collectives(recorded)
+    if folder is not None and recorded:
+        with suppress(OSError):
+            # Beside the folders of all hosts at the same start of the run.
+            (folder.parent / FLIGHT).mkdir(parents=True, exist_ok=True)
+            (folder.parent / FLIGHT / f"rank-{rank}").write_bytes(recorded)
+    return told

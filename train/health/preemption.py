@@ -1,0 +1,285 @@
+"""Why a run stops early: a signal of its scheduler, or its job's time limit. Also when a checkpoint is due.
+
+A signal becomes a flag, which the ranks bring together at the end of a step, so that all stop after the same one.
+Nothing here runs by itself: clocks are read where the ranks bring their flags together.
+"""
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import NamedTuple
+
+from muster.errors import ExitCode, MusterError
+from muster.train.health.faults import SharedFault
+from muster.variables import LaunchVariable
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Which of them warns is the scheduler's choice, and the job script's: `#SBATCH --signal=USR1@90`."""
+
+WAIT_S = 2.0
+"""About how long a warning may wait for the next look; long steps are looked at one by one."""
+
+START, END = "MUSTER_JOB_START_TIME", "MUSTER_JOB_END_TIME"
+"""Unix seconds: the job scripts export them where the scheduler itself has no such variable; yours win."""
+
+SCHEDULER_START, SCHEDULER_END = LaunchVariable.SCHEDULER_START_TIME, LaunchVariable.SCHEDULER_END_TIME
+"""The same by the scheduler's own word, which the launcher passes on."""
+
+GRACE = "MUSTER_GRACE_S"
+"""Seconds from the first warning to SIGKILL, where the job script knows them."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A job's time limit, and when to stop ahead of it.
+
+    Attributes:
+        end: the limit, in unix seconds.
+        before_s: how long before it a run stops.
+        clock: tells the unix seconds.
+    """
+
+    end: float
+    before_s: float
+    clock: Callable[[], float] = time.time
+
+    @property
+    def left_s(self) -> float:
+        """Seconds to the limit."""
+        return self.end - self.clock()
+
+    def is_near(self) -> bool:
+        """Whether it is time to stop."""
+        return self.left_s <= self.before_s
+
+    def __str__(self) -> str:
+        return f"{max(0.0, self.left_s) / 60:.1f} minutes to the job's time limit, --save-before={self.before_s / 60:g}"
+
+
+class Notice:
+    """Whether this rank was warned: by a signal, or because the job's time limit is near.
+
+    Args:
+        deadline: on the one rank whose clock counts: those of hosts differ.
+        deaf_until: until then, in unix seconds, USR1 and USR2 are no warning (`deaf_until` below).
+    """
+
+    def __init__(self, deadline: Deadline | None = None, deaf_until: float = 0.0) -> None:
+        self.deadline = deadline
+        self.deaf_until = deaf_until
+        self.first = ""
+
+    @property
+    def heard(self) -> str:
+        """The signal's name, or how near the limit is; empty until there is either."""
+        if not self.first and self.deadline is not None and self.deadline.is_near():
+            self.first = str(self.deadline)
+        return self.first
+
+    def listen(self) -> None:
+        """From now on the signals are heard, and end nothing. Other threads can't do this: there nothing changes."""
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                signal.signal(number, self._hear)
+            # A launcher may have held those that came earlier.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGTERM and time.time() < self.deaf_until:
+            return
+        self.first = self.first or signal.Signals(number).name
+
+
+class Preempted(SharedFault):
+    """The run was warned; its state is in a checkpoint."""
+
+    def __init__(self, step: int, heard: str) -> None:
+        super().__init__(
+            f"stopped by a warning after step {step}; a checkpoint is written",
+            seen=heard or "a warning to another rank",
+            fix="the same command with --resume goes on from there",
+            code=ExitCode.PREEMPTED,
+        )
+
+
+def between(step_s: float, most: int) -> int:
+    """Steps between two looks where each takes `step_s`: a warning shall not wait long, and looks cost a little."""
+    wanted = WAIT_S / max(step_s, 1e-9)
+    # Divisors of ten, so that the steps of which metrics.jsonl has a line are among them.
+    return min(most, max((steps for steps in (10, 5, 2) if steps <= wanted), default=1))
+
+
+def deafen() -> None:
+    """A data worker's part: warnings are the trainer's, which needs its workers until it has stopped.
+
+    Some schedulers signal all processes of a job, and so does a terminal's Ctrl-C. The second SIGTERM is the trainer's
+    own, and ends the worker.
+    """
+
+    def ignore_once(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, lambda *_: os._exit(0))
+
+    signal.signal(signal.SIGTERM, ignore_once)
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+class Interval:
+    """The time from one checkpoint to the next, on the one rank whose clock counts.
+
+    Args:
+        seconds: 0 on all other ranks, and where none is wanted.
+        clock: tells seconds.
+    """
+
+    def __init__(self, seconds: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
+        self.clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """A checkpoint was begun, or the run."""
+        self.since = self.clock()
+
+    def is_over(self) -> bool:
+        """Whether the next one is due."""
+        return self.seconds > 0 and self.clock() - self.since >= self.seconds
+
+
+class Found(NamedTuple):
+    """What is known of the limit: a deadline where one is wanted, and what the user should read about it."""
+
+    deadline: Deadline | None
+    notes: tuple[str, ...] = ()
+
+
+def find(save_before: float | None, environ: Mapping[str, str], clock: Callable[[], float] = time.time) -> Found:
+    """The deadline of this job.
+
+    Args:
+        save_before: minutes; None takes a tenth of the limit, 5 minutes at most, where a job script of ours tells it.
+
+    Raises:
+        MusterError: a variable is no time, or the whole job is no longer than `save_before`.
+    """
+    is_ours = (end := _read(environ, END)) is not None
+    start = _read(environ, START if is_ours else SCHEDULER_START)
+    end = end if is_ours else _read(environ, SCHEDULER_END)
+    if save_before == 0:
+        return Found(None)
+    if end is None:
+        fix = f"the job's time limit is not known: export {END}=$(date -d '+1 hour' +%s)"
+        return Found(None, () if save_before is None else (f"--save-before={save_before:g} does nothing here: {fix}",))
+    limit_s = None if start is None else end - start
+    if save_before is None:
+        if not is_ours or limit_s is None:
+            return Found(None)  # only our scripts are sure to start the job again
+        save_before = min(300.0, limit_s / 10) / 60
+    elif limit_s is not None and limit_s <= save_before * 60:
+        raise MusterError(
+            "--save-before leaves no time to train",
+            seen=f"--save-before={save_before:g}, and the job's whole limit is {limit_s / 60:g} minutes",
+            fix="a longer time limit, or fewer minutes",
+        )
+    deadline = Deadline(end, save_before * 60, clock)
+    if deaf_until(environ) > clock():
+        return Found(
+            deadline, (f"this job is hardly longer than its warning, which is ignored in the first minute: {deadline}",)
+        )
+    if deadline.left_s <= 0:
+        name = END if is_ours else SCHEDULER_END
+        return Found(None, (f"{name}={end:.0f} is over, and this job is not: it counts for nothing",))
+    if deadline.is_near():
+        return Found(deadline, (f"{deadline}: this run will stop after its first steps",))
+    return Found(deadline)
+
+
+def deaf_until(environ: Mapping[str, str]) -> float:
+    """The unix seconds until which USR1 is no warning; 0 where each one is.
+
+    A job that is shorter than the warning ahead of its limit is warned when it starts, and would stop at once, again
+    and again. Slurm warns up to a minute earlier than it was asked to, and in the job's first minute here.
+
+    Source: https://slurm.schedmd.com/sbatch.html#OPT_signal
+    """
+    start, end = _read(environ, START), _read(environ, END)
+    warning_s = float(_grace_s(environ) or 0)
+    if start is None or end is None or end - start > warning_s + min(60.0, warning_s):
+        return 0.0
+    return start + 60
+
+
+def _read(environ: Mapping[str, str], name: str) -> float | None:
+    """The unix seconds in a variable; None where a scheduler says something else there."""
+    text = environ.get(name, "")
+    if text.isascii() and text.isdecimal():
+        return float(text) or None
+    if text and name in (START, END):
+        raise MusterError(f"{name} is no time", seen=f"{name}={text}", fix=f"export {name}=$(date -d '+1 hour' +%s)")
+    return None
+
+
+GRACES_S = {
+    # https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man5/flux-config-exec.html (kill-timeout)
+    "flux": 5,
+    # https://slurm.schedmd.com/slurm.conf.html#OPT_KillWait
+    "slurm": 30,
+    # https://github.com/openpbs/openpbs/blob/master/doc/man1/pbs_queue_attributes.7B (kill_delay)
+    "pbs": 10,
+    # https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=lsbparams-job-terminate-interval
+    "lsf": 10,
+    # https://manpages.ubuntu.com/manpages/noble/man5/sge_queue_conf.5.html (notify)
+    "grid_engine": 60,
+    # https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination
+    "kubernetes": 30,
+}
+"""Seconds from the first warning to SIGKILL by default, by the scheduler; sites have others."""
+
+
+class Grace(NamedTuple):
+    """The time between the first warning and SIGKILL: whether a checkpoint fits into it.
+
+    Attributes:
+        seconds: of that time; infinite where nothing is known.
+        setting: what says so.
+    """
+
+    seconds: float
+    setting: str
+
+    def note(self, save_s: float, step_s: float) -> str | None:
+        """What to tell of a checkpoint that takes `save_s`, where it does not fit; None where it does."""
+        if save_s + step_s <= self.seconds:
+            return None
+        minutes = math.ceil(2 * (save_s + step_s) / 60)
+        return (
+            f"a checkpoint took {save_s:.1f} s and a step takes {step_s:.1f} s, but {self.seconds:g} s after a warning "
+            f"the job is killed ({self.setting}): --save-before={minutes}, or an earlier warning (docs/surviving.md)"
+        )
+
+
+def grace(environ: Mapping[str, str], deadline: Deadline | None) -> Grace:
+    """The time there is for a checkpoint, by the job script or the scheduler's default.
+
+    Raises:
+        MusterError: MUSTER_GRACE_S is no number of seconds.
+    """
+    scheduler, text = environ.get(LaunchVariable.SCHEDULER, ""), _grace_s(environ)
+    if deadline is not None and deaf_until(environ):
+        return Grace(deadline.before_s, "--save-before, ahead of the time limit")
+    found = Grace(float(text), GRACE) if text else Grace(GRACES_S.get(scheduler, math.inf), f"{scheduler}'s default")
+    if deadline is not None and deadline.before_s > found.seconds:
+        return Grace(deadline.before_s, "--save-before, ahead of the time limit")
+    return found
+
+
+def _grace_s(environ: Mapping[str, str]) -> str:
+    text = environ.get(GRACE, "")
+    if text and not (text.isascii() and text.isdecimal()):
+        raise MusterError(f"{GRACE} is no number of seconds", seen=f"{GRACE}={text}", fix=f"export {GRACE}=300")
+    return text

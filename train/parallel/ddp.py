@@ -1,0 +1,266 @@
+"""Distributed data parallel: a replica on each rank, gradients averaged while they are computed."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from muster.config import Options
+from muster.errors import ExitCode, MusterError
+from muster.train.distributed.world import World
+from muster.train.health.faults import SharedFault
+from muster.train.models import place
+from muster.train.optim import Precision
+from muster.train.parallel.strategy import ExactGradients, Gradients, Strategy, are_exact
+from muster.train.reporting.metrics import Sums
+from muster.units import processes
+
+OF_MANY = ("comm_hook", "zero1", "sync_bn")
+"""Options that mean nothing to a rank alone."""
+
+FIRST_STEPS = 2
+"""Steps of a process after which DistributedDataParallel no longer changes what is in which bucket."""
+
+
+class DDP(Strategy):
+    """A replica of the model on each rank; gradients are averaged while they are computed."""
+
+    def check(self) -> None:
+        """Raises MusterError where this hardware, or this torch, can't do what `options` ask for."""
+        world, options = self.world, self.options
+        if world.backend is None:
+            return
+        on_cpu = world.device.type == "cpu"
+        if options.sync_bn and on_cpu:
+            raise MusterError(
+                "batch normalisation over all ranks is for GPUs: torch has no kernel for CPUs",
+                seen=f"--sync-bn, {processes(world.world_size)} on CPUs",
+                fix="leave it out, or a larger --batch-size: each rank normalises by its own samples",
+            )
+        if options.comm_hook == "powersgd" and on_cpu and torch.cuda.is_available():
+            raise MusterError(
+                "torch's PowerSGD waits for a GPU where there is one, and trains on the CPU only where there is none",
+                seen="--comm-hook=powersgd, --device=cpu on a machine with GPUs",
+                fix="--comm-hook=bf16, or hide the GPUs: CUDA_VISIBLE_DEVICES=''",
+            )
+
+    def notes(self) -> list[str]:
+        """Which of the options have no effect on a rank alone."""
+        given = [
+            f"--{name.replace('_', '-')}" for name in OF_MANY if getattr(self.options, name) != getattr(Options(), name)
+        ]
+        return [f"one process has nothing to do for {', '.join(given)}"] if self.world.backend is None and given else []
+
+    def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
+        """`model`, whole on each rank, with what averages gradients around it."""
+        world, options = self.world, self.options
+        if options.sync_bn:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        model = place(model, world.device, precision.layout, options.seed)
+        # The loop averages batch normalisation's buffers before they are used, so no step needs to send them.
+        # torch 2.15 has a new name for the switch and deprecates the old one.
+        known = inspect.signature(DistributedDataParallel).parameters
+        sends_buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        settings: dict[str, Any] = {
+            "device_ids": [world.device] if world.device.type == "cuda" else None,
+            "bucket_cap_mb": options.bucket_mb,
+            "gradient_as_bucket_view": True,
+            sends_buffers: False,
+        }
+        with world.vitals.connecting():  # it compares the ranks' shapes, and sends the weights of the first
+            return DistributedDataParallel(model, **settings)
+
+    def divide(self, optimizer: Optimizer) -> Optimizer:
+        """`optimizer`; with `--zero1` (stage 1 of ZeRO, arXiv 1910.02054), on each rank for some of the weights alone.
+
+        A weight is on one rank as a whole: any optimizer will do, and each number comes out as it does without the cut.
+        After each step a rank sends its weights, and gets the others'.
+        """
+        world, options = self.world, self.options
+        if not options.zero1:
+            return optimizer
+        parts = deal((parameter for group in optimizer.param_groups for parameter in group["params"]), world.world_size)
+        own = set(parts[world.rank])
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter in own]
+
+        def stepped(*_: Any) -> None:
+            with world.waits.running():
+                exchange(parts)
+
+        optimizer.register_step_post_hook(stepped)
+        return optimizer
+
+    def gradients(self, model: nn.Module) -> Gradients:
+        """Averaged by the reducer of `model`, or by a hook in its place.
+
+        The reducer's waits for others are counted; `--sync-bn` waits within layers too, where none is seen.
+        """
+        world, options = self.world, self.options
+        assert isinstance(model, DistributedDataParallel)
+        if averages_exactly(world, options):
+            return ExactAverages(model, world, options)
+        gradients = Gradients(options.accumulate)
+        if options.comm_hook == "powersgd":
+            gradients = PowerGradients(options, world)
+        elif options.comm_hook == "fp16":
+            gradients = HalfGradients(options.accumulate, world)
+        elif options.comm_hook == "bf16":
+            gradients = HookedGradients(options.accumulate, bf16_compress_hook)
+        if isinstance(gradients, HookedGradients):
+            model.register_comm_hook(gradients, type(gradients).reduce)
+        gradients.waits = None if options.sync_bn else world.waits
+        return gradients
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The module inside."""
+        return model.get_submodule("module")
+
+    def without_sync(self, model: nn.Module) -> AbstractContextManager[object]:
+        """Gradients stay on this rank until the first micro-batch outside of this context."""
+        assert isinstance(model, DistributedDataParallel)
+        return model.no_sync()
+
+
+def deal(parameters: Iterable[Tensor], num_ranks: int) -> list[list[Tensor]]:
+    """`parameters` in `num_ranks` lists of about the same size: the largest first, each to the least that there is."""
+    parts: list[list[Tensor]] = [[] for _ in range(num_ranks)]
+    sizes = [0] * num_ranks
+    for parameter in sorted(parameters, key=lambda parameter: -parameter.numel()):
+        rank = sizes.index(min(sizes))
+        parts[rank].append(parameter)
+        sizes[rank] += parameter.numel()
+    return parts
+
+
+@torch.no_grad()
+def exchange(parts: list[list[Tensor]]) -> None:
+    """Gives each rank the weights `parts[r]` of rank r, and lets go of their gradients, which no optimizer knows of."""
+    for rank, weights in enumerate(parts):
+        if not weights:
+            continue
+        flat = torch.cat([weight.flatten() for weight in weights])
+        dist.broadcast(flat, src=rank)
+        for weight, part in zip(weights, flat.split([weight.numel() for weight in weights]), strict=True):
+            weight.copy_(part.view(weight.shape))
+            weight.grad = None
+
+
+def averages_exactly(world: World, options: Options) -> bool:
+    """True where gradients are averaged in double precision, and by none of the hooks that make them smaller."""
+    return options.comm_hook == "none" and are_exact(world, options)
+
+
+class ExactAverages(ExactGradients):
+    """Gradients that stay on this rank until the end of a step, and are averaged in double precision then."""
+
+    def __init__(self, model: DistributedDataParallel, world: World, options: Options) -> None:
+        super().__init__(model, options.accumulate * world.world_size)
+        self.model = model
+        self.world = world
+
+    def compute(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, autocast: AbstractContextManager[object], sums: Sums
+    ) -> None:
+        with self.model.no_sync():
+            super().compute(model, inputs, targets, autocast, sums)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        held = [self.held[parameter] for parameter in self.parameters if parameter in self.held]
+        flat = torch.cat([total.flatten() for total in held])
+        with self.world.waits.running():
+            dist.all_reduce(flat)
+        for total, part in zip(held, flat.split([total.numel() for total in held]), strict=True):
+            total.copy_(part.view(total.shape))
+        super().finish()
+
+    def waits_s(self) -> float | None:
+        return self.world.waits.total()
+
+
+class HookedGradients(Gradients):
+    """Gradients averaged bucket by bucket, by a hook of torch's.
+
+    Args:
+        hook: takes `state` and a bucket, and returns its mean over all ranks.
+    """
+
+    def __init__(self, divisor: int, hook: Callable[..., torch.futures.Future[Tensor]], state: Any = None) -> None:
+        super().__init__(divisor)
+        self.hook = hook
+        self.state = state
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
+        """The mean over all ranks, for DistributedDataParallel's communication hook."""
+        return self.hook(self.state, bucket)
+
+
+class HalfGradients(HookedGradients):
+    """Gradients that travel as fp16, of which none may be too large for it."""
+
+    def __init__(self, divisor: int, world: World) -> None:
+        super().__init__(divisor, fp16_compress_hook)
+        self.world = world
+        self.too_large = torch.zeros((), device=world.device)
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
+        low, high = torch.aminmax(bucket.buffer())
+        largest = torch.maximum(-low, high)
+        # The hook divides before it adds up, so a sum stays in range. What is no number already is told by the loss.
+        self.too_large += (largest > torch.finfo(torch.float16).max) & largest.isfinite()
+        return super().reduce(bucket)
+
+    def check(self) -> None:
+        """Raises SharedFault, on all ranks, where a gradient of any was too large."""
+        if self.world.all_reduce(self.too_large.clone()).item():
+            raise SharedFault(
+                f"gradients are too large for fp16, which ends at {torch.finfo(torch.float16).max:.0f}",
+                seen="--comm-hook=fp16",
+                fix="--comm-hook=bf16, which ends where fp32 does; the last checkpoint is from before: --resume",
+                code=ExitCode.FAILED,
+            )
+
+
+class PowerGradients(HookedGradients):
+    """Gradients that travel as products of two narrow matrices (PowerSGD), from a step on; before it as they are.
+
+    What the products miss is added to the next step's gradients. A run that is continued begins without it.
+    """
+
+    def __init__(self, options: Options, world: World) -> None:
+        state = PowerSGDState(
+            None,
+            matrix_approximation_rank=options.powersgd_rank,
+            start_powerSGD_iter=sys.maxsize,  # `begin` knows when
+            # Without it a weight that has no gradient would become no number. torch's own type for it is too narrow.
+            orthogonalization_epsilon=1e-8,  # pyright: ignore[reportArgumentType]
+            random_seed=options.seed,
+        )
+        super().__init__(options.accumulate, powerSGD_hook, state)
+        self.start = options.warmup_steps if options.powersgd_start is None else options.powersgd_start
+        self.world = world
+        self.turns = 0
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
+        mean = super().reduce(bucket)
+        if self.world.device.type == "cpu":
+            # A bucket takes three rounds, and each begins when the one before ends: those of several buckets would mix,
+            # on each rank in another order.
+            with self.world.waits.running():
+                mean.wait()
+        return mean
+
+    def begin(self, step: int) -> None:
+        if step >= self.start and self.turns >= FIRST_STEPS:
+            self.state.start_powerSGD_iter = 0
+        self.turns += 1

@@ -1,0 +1,90 @@
+"""Fully sharded data parallel: each rank keeps a part of every weight and moment, and gathers what it needs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train.distributed.world import World, open_mesh
+from muster.train.models import place, units_of
+from muster.train.optim import Precision
+from muster.train.parallel.strategy import Gradients, Strategy, are_exact
+from muster.units import processes
+
+
+class FSDP(Strategy):
+    """Each rank keeps a part of every weight and moment, and gathers what it needs."""
+
+    def check(self) -> None:
+        """Raises MusterError where the world can't be divided into `--replicate` groups of more than one rank."""
+        world, options = self.world, self.options
+        world_size = world.world_size
+        if world_size % options.replicate or options.replicate == world_size > 1:
+            raise MusterError(
+                f"{processes(world_size)} can't be divided into {options.replicate} groups of two or more",
+                seen=f"--replicate={options.replicate}, {processes(world_size)}",
+                fix="--replicate=1, or fewer groups whose number divides the processes; 'train ddp' for whole models",
+            )
+
+    def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
+        """`model`, cut over the ranks layer by layer."""
+        world, options = self.world, self.options
+        mesh = open_mesh(world, replicate=options.replicate, shard=world.world_size // options.replicate)
+        if not next(model.parameters()).is_meta:
+            # In memory already: it is cut in the order of its dimensions, and so must lie in that order.
+            model = place(model, home_of(world, options), torch.contiguous_format, options.seed)
+        cut(model, mesh if options.replicate > 1 else mesh["shard"], world, options, precision)
+        # Now that each rank has its part alone to hold, shapes without memory get memory and weights.
+        model = place(model, home_of(world, options), torch.preserve_format, options.seed)
+        # Only weights and moments wait in the host's memory: nothing would bring buffers (the statistics of batch
+        # normalisation) to the device when a layer computes.
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(world.device))
+        return model
+
+    def gradients(self, model: nn.Module) -> Gradients:
+        """Averaged by what cuts, while they are computed; exact sums are divided once, at the end."""
+        world, options = self.world, self.options
+        if not are_exact(world, options):
+            return Gradients(options.accumulate)
+        for unit in model.modules():
+            if isinstance(unit, FSDPModule):
+                unit.set_gradient_divide_factor(world.dp_size * options.accumulate)
+        return Gradients(1)
+
+    @contextmanager
+    def without_sync(self, model: nn.Module) -> Iterator[None]:
+        """Gradients stay on this rank until the first micro-batch outside of this context."""
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(False)
+        yield
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(True)
+
+
+def home_of(world: World, options: Options) -> torch.device:
+    """Where a rank's part of the weights stays."""
+    return torch.device("cpu") if options.cpu_offload else world.device
+
+
+def cut(model: nn.Module, mesh: DeviceMesh, world: World, options: Options, precision: Precision) -> None:
+    """Cuts `model` over the ranks of `mesh`; of two dimensions, the first replicates."""
+    computes_bf16 = precision.bf16 and not has_statistics(model)
+    dtypes = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if computes_bf16 else None,
+        reduce_dtype=torch.float64 if are_exact(world, options) else torch.float32,
+    )
+    offload = CPUOffloadPolicy(pin_memory=world.device.type != "cpu") if options.cpu_offload else OffloadPolicy()
+    for unit in [*units_of(model), model]:
+        fully_shard(unit, mesh=mesh, mp_policy=dtypes, offload_policy=offload)
+
+
+def has_statistics(model: nn.Module) -> bool:
+    """True where layers keep running statistics: batch normalisation has no kernel for these beside bf16 weights."""
+    return any(buffer.is_floating_point() for buffer in model.buffers())

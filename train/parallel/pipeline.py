@@ -1,0 +1,280 @@
+"""Pipeline parallel: the layers are dealt out to neighbouring ranks, and micro-batches pass through them.
+
+Each rank builds its own layers only. With more ranks than `--pipeline-parallel` there are several lines, which train on
+different data, and average their gradients as by ddp. torch's schedules train; a relay from stage to stage validates.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train.distributed.world import Stopwatch, World, open_mesh
+from muster.train.models import gpt, logits_of, loss_of, place
+from muster.train.optim import Precision
+from muster.train.parallel.strategy import Gradients, Strategy, are_exact
+from muster.train.reporting.metrics import Sums
+from muster.units import processes
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero-bubble": ScheduleInterleavedZeroBubble,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipelines:
+    """How the ranks stand in lines.
+
+    Attributes:
+        size: ranks in a line.
+        stages_each: groups of layers that a rank has; stage s is on the rank at place s modulo size.
+        num_parts: micro-batches in which a rank's batch passes.
+    """
+
+    size: int
+    stages_each: int
+    num_parts: int
+
+    @classmethod
+    def of(cls, options: Options, world_size: int) -> "Pipelines":
+        """The lines that `options` make of `world_size` ranks."""
+        size = options.pipeline_parallel or world_size
+        stages_each = 2 if options.schedule in ("interleaved", "zero-bubble") else 1
+        return cls(size=size, stages_each=stages_each, num_parts=options.microbatches or 2 * size)
+
+    @property
+    def num_stages(self) -> int:
+        """Groups of layers, over all ranks of a line."""
+        return self.size * self.stages_each
+
+    @property
+    def bubble(self) -> float:
+        """The share of a step in which a rank waits for others, where every stage takes as long (arXiv 2104.04473)."""
+        return (self.size - 1) / (self.stages_each * self.num_parts + self.size - 1)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages of `rank`."""
+        return list(range(rank % self.size, self.num_stages, self.size))
+
+
+class Pipeline(Strategy):
+    """Neighbouring ranks share the layers, and micro-batches pass through them."""
+
+    def check(self) -> None:
+        """Raises MusterError where the lines don't divide the world, the layers or the batch."""
+        world, options = self.world, self.options
+        world_size, num_layers = world.world_size, gpt.shape_of(options.model).num_layers
+        if world_size == 1:
+            return
+        plan = Pipelines.of(options, world_size)
+        size, parts = plan.size, plan.num_parts
+        seen = (
+            f"{processes(world_size)}, --model={options.model} --pipeline-parallel={size} --schedule={options.schedule}"
+        )
+        if world_size % size:
+            raise MusterError(
+                f"{processes(world_size)} can't stand in lines of {size}",
+                seen=seen,
+                fix="--pipeline-parallel=N, where N divides the processes",
+            )
+        if plan.num_stages > num_layers:
+            raise MusterError(
+                f"{num_layers} layers are too few for {plan.num_stages} stages",
+                seen=seen,
+                fix="a smaller --pipeline-parallel, --schedule=1f1b, fewer processes, or a larger model",
+            )
+        fits = options.batch_size % parts == 0
+        if options.schedule == "1f1b":
+            fits = fits and (parts == 1 or parts >= size)
+        if plan.stages_each > 1:
+            fits = fits and parts % max(1, parts // size) == 0
+        if not fits:
+            raise MusterError(
+                f"a batch of {options.batch_size} can't pass in {parts} parts by the schedule {options.schedule}",
+                seen=f"--batch-size={options.batch_size} --microbatches={parts}, lines of {size} ranks",
+                fix=f"--batch-size={2 * size} or a multiple of it, without --microbatches",
+            )
+
+    def share(self) -> World:
+        """The same data for the ranks of a pipeline, of which the last knows the loss."""
+        world, options = self.world, self.options
+        group, place = divmod(world.rank, size := Pipelines.of(options, world.world_size).size)
+        return replace(world, share=(group, world.world_size // size), reports_loss=place == size - 1)
+
+    def notes(self) -> list[str]:
+        """How much of a step the ranks wait for each other."""
+        world, options = self.world, self.options
+        if world.backend is None:
+            return []
+        plan = Pipelines.of(options, world.world_size)
+        most = "at most " if options.schedule == "zero-bubble" else ""
+        return [
+            f"{plan.size} ranks in a pipeline wait {most}{plan.bubble:.0%} of a step; more --microbatches lessen it"
+        ]
+
+    def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
+        """The layers of `model` that are this rank's, and its ends where they are; all of it, in a world of one."""
+        world, options = self.world, self.options
+        assert isinstance(model, gpt.GPT)
+        plan = Pipelines.of(options, world.world_size)
+        gpt.keep(model, [gpt.stage_of(model.shape, number, plan.num_stages) for number in plan.stages_of(world.rank)])
+        return place(model, world.device, torch.preserve_format, options.seed)
+
+    def gradients(self, model: nn.Module) -> Gradients:
+        """Computed stage by stage, and averaged over the pipelines."""
+        return StagedGradients(model, self.world, self.options)
+
+
+class TimedStage(PipelineStage):
+    """A stage that tells how long it computes, and when it has gradients of a micro-batch."""
+
+    def __init__(self, *place: Any, busy: Stopwatch, computed: Callable[[nn.Module], None], **group: Any) -> None:
+        super().__init__(*place, **group)
+        self.busy = busy
+        self.computed = computed
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self.busy.running():
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self.busy.running():
+            super().backward_one_chunk(*args, **kwargs)
+            self.computed(self.submod)
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """The part of the backward pass that zero bubble leaves for later."""
+        with self.busy.running():
+            super().backward_weight_one_chunk(*args, **kwargs)
+            self.computed(self.submod)
+
+
+class StagedGradients(Gradients):
+    """Micro-batches through the stages of a pipeline, and the gradients of several pipelines averaged.
+
+    Args:
+        model: this rank's layers.
+    """
+
+    def __init__(self, model: nn.Module, world: World, options: Options) -> None:
+        super().__init__(1)
+        assert isinstance(model, gpt.GPT)
+        self.model = model
+        self.world = world
+        self.is_exact = are_exact(world, options)
+        self.plan = Pipelines.of(options, world.world_size)
+        self.place = world.rank % self.plan.size
+        mesh = open_mesh(world, data=world.dp_size, stage=self.plan.size)
+        self.line, self.peers = mesh.get_group("stage"), mesh.get_group("data")
+        numbers = self.plan.stages_of(world.rank)
+        count = self.plan.num_stages
+        self.parts = {number: gpt.part(model, gpt.stage_of(model.shape, number, count)) for number in numbers}
+        self.held: dict[nn.Parameter, Tensor] = {}
+        self.busy, self.turns = Stopwatch(world.device), Stopwatch(world.device)
+        own = {"group": self.line, "busy": self.busy, "computed": self.hold_part}
+        stages = [TimedStage(self.parts[n], n, count, world.device, **own) for n in numbers]
+        # Divided once, at the end, and not after each turn.
+        how = {"loss_fn": self.loss, "scale_grads": False}
+        # One micro-batch has one way to go, but torch's 1F1B wants as many as there are ranks.
+        is_naive = options.schedule == "1f1b" and self.plan.num_parts == 1
+        schedule = SCHEDULES["gpipe" if is_naive else options.schedule]
+        try:
+            self.schedule = schedule(stages[0] if self.plan.stages_each == 1 else stages, self.plan.num_parts, **how)
+        except ValueError as error:
+            # torch 2.10's GPipe wants as many parts as stages, 2.15's does not.
+            raise MusterError(
+                f"this torch has no such schedule: {' '.join(str(error).split())}",
+                seen=f"torch {torch.__version__} --schedule={options.schedule} --microbatches={self.plan.num_parts}",
+                fix=f"--microbatches={self.plan.num_stages}",
+            ) from error
+        self.num_parts = self.plan.num_parts * options.accumulate * world.dp_size
+
+    def begin(self, step: int) -> None:
+        # Not the first: before it torch tries out what shapes pass from stage to stage.
+        self.busy.counts = self.turns.counts = self.world.waits.counts
+
+    def compute(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, autocast: AbstractContextManager[object], sums: Sums
+    ) -> None:
+        losses: list[Tensor] = []
+        first = (inputs,) if self.place == 0 else ()
+        with autocast, self.turns.running():
+            if self.world.reports_loss:
+                outputs = self.schedule.step(*first, target=targets, losses=losses)
+                sums.add(torch.stack(losses).mean(), logits_of(outputs), targets)
+            else:
+                self.schedule.step(*first)
+
+    @torch.no_grad()
+    def hold_part(self, part: nn.Module) -> None:
+        """Adds the gradients that a micro-batch has left in `part` to those held, where sums are to be exact."""
+        if not self.is_exact:
+            return  # parameters add up gradients by themselves
+        for parameter in part.parameters():
+            if parameter.grad is not None:
+                total = parameter.grad.double()
+                self.held[parameter] = self.held[parameter] + total if parameter in self.held else total
+                parameter.grad = None
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """The mean over all micro-batches of all pipelines; an exact one is rounded once, here."""
+        gradients = {p: g for p in self.model.parameters() if (g := self.held.pop(p, p.grad)) is not None}
+        flat = torch.cat([gradient.flatten() for gradient in gradients.values()])
+        if self.world.dp_size > 1:
+            with self.world.waits.running():
+                dist.all_reduce(flat, group=self.peers)
+        flat /= self.num_parts
+        for parameter, part in zip(gradients, flat.split([p.numel() for p in gradients]), strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
+
+    def waits_s(self) -> float | None:
+        """What the schedules' time has more than the stages' own, and the meetings of several pipelines."""
+        return None if self.turns.total() == 0 else self.turns.total() - self.busy.total() + self.world.waits.total()
+
+    def report(self) -> dict[str, Any]:
+        """The measured share of their time in which the ranks wait for each other, beside that of equal stages."""
+        busy_s, turns_s = self.busy.total(), self.turns.total()
+        shares = self.world.gather(1 - busy_s / turns_s if turns_s else None)
+        measured = None if None in shares else round(sum(shares) / len(shares), 4)
+        return {"bubble_share": measured, "ideal_bubble_share": round(self.plan.bubble, 4)}
+
+    def clip(self, model: nn.Module, largest: float) -> None:
+        parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+        own = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        squared = own.double().square()
+        dist.all_reduce(squared, group=self.line)
+        clip_grads_with_norm_(parameters, largest, squared.sqrt().to(own.dtype))
+
+    def evaluate(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
+        """One batch, of any size, from the first stage to the last."""
+        x = inputs
+        for number in range(self.plan.num_stages):
+            here, there = number % self.plan.size, (number + 1) % self.plan.size
+            if self.place == here:
+                x = self.parts[number](x)
+                if number + 1 == self.plan.num_stages:
+                    sums.add(loss_of(x, targets), logits_of(x), targets)
+                else:
+                    dist.send(x.float(), dist.get_global_rank(self.line, there), group=self.line)
+            elif self.place == there and number + 1 < self.plan.num_stages:
+                shape = (*inputs.shape, self.model.shape.dim)
+                x = torch.empty(shape, device=self.world.device)
+                dist.recv(x, dist.get_global_rank(self.line, here), group=self.line)

@@ -1,0 +1,209 @@
+"""What a strategy is: how one model becomes one model on many ranks, and how one step's gradients come together.
+
+`Strategy` itself is a single process: what a subclass does not override is right for it as it stands here. `Gradients`
+computes a step's micro-batches, and adds their gradients up. By default parameters and torch's wrappers do that by
+themselves. In fp32 the order of a sum decides its last bit, and rings, trees and a single process that accumulates all
+have orders of their own; a ResNet at its start can turn a last bit into another path within ten steps. With
+`--deterministic` on CPUs, where one compares and debugs, gradients are added up in double precision and rounded once:
+then 4 ranks, 2 ranks that accumulate 2, and 1 process that accumulates 4 train the same weights, bit for bit.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from muster.config import Options
+from muster.train.distributed.world import Mark, Stopwatch, World
+from muster.train.models import logits_of, loss_of, place
+from muster.train.optim import Precision
+from muster.train.reporting.metrics import Sums
+
+
+class Gradients:
+    """How the loop computes one step's micro-batches: here as the parameters add up gradients by themselves.
+
+    Args:
+        divisor: what the loss of a micro-batch is divided by: the micro-batches of a step on this rank, or 1 where
+            the strategy divides the sum of gradients.
+
+    Attributes:
+        smoothing: the share of each target that goes to all classes alike, in training.
+        criterion: (outputs, targets, smoothing) -> what is trained on.
+        waits: takes how long the end of a backward pass waits for other ranks; None where it is no such wait, or not
+            only there.
+    """
+
+    smoothing = 0.0
+    criterion: Callable[..., Tensor] = staticmethod(loss_of)
+    waits: Stopwatch | None = None
+
+    def __init__(self, divisor: int) -> None:
+        self.divisor = divisor
+
+    def loss(self, outputs: Tensor | tuple[Tensor, ...], targets: Tensor) -> Tensor:
+        """What is trained on: the mean over `targets`."""
+        return self.criterion(outputs, targets, self.smoothing)
+
+    def begin(self, step: int) -> None:
+        """Called before each step; `step` of them are done in all."""
+
+    def compute(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, autocast: AbstractContextManager[object], sums: Sums
+    ) -> None:
+        """One micro-batch, forth (within `autocast`) and back; its loss goes into `sums`."""
+        with autocast:
+            outputs = model(inputs)
+            loss = self.loss(outputs, targets)
+        scaled = loss / self.divisor
+        if self.waits is None:
+            scaled.backward()
+        else:
+            go_back(scaled, self.waits)
+        sums.add(loss, logits_of(outputs), targets)
+
+    def waits_s(self) -> float | None:
+        """Seconds of all counted steps in which this rank waited for others; None where that is not known."""
+        return None if self.waits is None else self.waits.total()
+
+    def evaluate(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
+        """The loss of a batch, into `sums`."""
+        outputs = model(inputs)
+        sums.add(loss_of(outputs, targets), logits_of(outputs), targets)
+
+    def finish(self) -> None:
+        """Called after the last micro-batch, when the strategy has done its part: the gradients are complete then."""
+
+    def check(self) -> None:
+        """Raises MusterError, on all ranks, where gradients were damaged; called before weights are looked at."""
+
+    def report(self) -> dict[str, Any]:
+        """What the summary should tell of how they were computed; called on all ranks, after the last step."""
+        return {}
+
+    def clip(self, model: nn.Module, largest: float) -> None:
+        """Shortens all gradients together to the norm `largest`, over all ranks that hold parts of them."""
+        parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+        norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        clip_grads_with_norm_(parameters, largest, norm)
+
+
+def go_back(loss: Tensor, waits: Stopwatch) -> None:
+    """The backward pass from `loss`; what comes after this rank's own part of it is counted by `waits`.
+
+    What is to be called at the end of a backward pass is called in the order in which it was asked for: this asks at
+    the first gradient, DistributedDataParallel (which then waits for the buckets) at the last.
+    """
+    computed: list[Mark | None] = []
+
+    def begun(_: Tensor) -> None:
+        engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportAttributeAccessIssue]
+        engine.queue_callback(lambda: computed.append(waits.begin()))
+
+    loss.register_hook(begun)
+    loss.backward()
+    waits.end(computed[0] if computed else None)
+
+
+def are_exact(world: World, options: Options) -> bool:
+    """True where gradients are added up in double precision."""
+    return options.deterministic and world.device.type == "cpu"
+
+
+class ExactGradients(Gradients):
+    """Gradients of one step's micro-batches, added up in double precision.
+
+    Args:
+        num_parts: micro-batches of a step over all ranks: the sum is divided by it.
+
+    Attributes:
+        held: the sum of each parameter's gradients, which the parameter itself does not keep until the step's end.
+    """
+
+    def __init__(self, model: nn.Module, num_parts: int) -> None:
+        super().__init__(1)
+        self.num_parts = num_parts
+        self.held: dict[Tensor, Tensor] = {}
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for parameter in self.parameters:
+            parameter.register_post_accumulate_grad_hook(self.hold)
+
+    @torch.no_grad()
+    def hold(self, parameter: Tensor) -> None:
+        """Takes the gradient out of `parameter`, and adds it to what is held."""
+        assert parameter.grad is not None
+        if parameter in self.held:
+            self.held[parameter] += parameter.grad
+        else:
+            self.held[parameter] = parameter.grad.double()
+        parameter.grad = None
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Puts the mean over all micro-batches into the parameters."""
+        for parameter, total in self.held.items():
+            parameter.grad = (total / self.num_parts).to(parameter.dtype)
+        self.held.clear()
+
+
+class Strategy:
+    """One process on one device. Subclasses spread the model over ranks; all of `options` are settled.
+
+    A wrapper has to see to it that, on every rank,
+
+    - parameters and buffers are equal when training begins (`wrap`), and the running statistics of batch normalisation
+      are plain buffers of the unwrapped module: the trainer makes them the mean over all ranks before they are used;
+    - gradients are those of the whole global batch, the mean over all micro-batches (`gradients`), after the last
+      micro-batch of a step; those of the others may only add up (`without_sync`);
+    - `Gradients.clip` takes the norm over all ranks that hold parts of the model;
+    - the loss is known to at least one rank of each share of the data: the others set `counts` to False (`share`);
+    - `unwrap(model).state_dict()` has the names of the model as it was built, and tensors or DTensors: a checkpoint of
+      one strategy is then read by any other.
+
+    Attributes:
+        world: of this rank; from `share` on with the share of the data that it trains on.
+        options: of the training.
+    """
+
+    def __init__(self, world: World, options: Options) -> None:
+        self.world = world
+        self.options = options
+
+    def check(self) -> None:
+        """Raises MusterError where the world is not one that this strategy can train in. By default any will do."""
+
+    def share(self) -> World:
+        """The world, with the share of the data that this rank trains on: by default one of its own."""
+        return self.world
+
+    def notes(self) -> list[str]:
+        """What a user should know before it trains, a line each."""
+        return []
+
+    def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
+        """`model` with its first weights on its devices, and with what brings the gradients of all ranks together."""
+        return place(model, self.world.device, precision.layout, self.options.seed)
+
+    def divide(self, optimizer: Optimizer) -> Optimizer:
+        """`optimizer`, before its first step, with what this rank is to do of it: by default all that it holds."""
+        return optimizer
+
+    def gradients(self, model: nn.Module) -> Gradients:
+        """How micro-batches are computed, and their gradients become those of a step."""
+        accumulate = self.options.accumulate
+        return ExactGradients(model, accumulate) if are_exact(self.world, self.options) else Gradients(accumulate)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The module that `wrap` was given."""
+        return model
+
+    def without_sync(self, model: nn.Module) -> AbstractContextManager[object]:
+        """A context for micro-batches whose gradients only add up on this rank."""
+        return nullcontext()

@@ -1,0 +1,245 @@
+"""What a rank says: to its log file all of it, to the console what a person wants to see of it.
+
+The logs of a run are one file a rank, below the attempt and the host: `runs/NAME/logs/0/node01/rank-3.log`.
+"""
+
+import faulthandler
+import io
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TextIO
+
+from muster.errors import MusterError, one_line
+from muster.train.distributed.world import World
+from muster.variables import LaunchVariable
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+LAST_WORDS = LaunchVariable.LAST_WORDS
+
+TOLD = "told"
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A file descriptor that takes whole lines, each with `prefix` before it, so that no other rank's tears them."""
+
+    descriptor: int
+    prefix: str
+    encoding: str
+
+    def write(self, text: str) -> None:
+        """Writes the lines of `text`."""
+        lines = "".join(f"{self.prefix}{line}\n" for line in text.removesuffix("\n").split("\n"))
+        rest = lines.encode(self.encoding, "backslashreplace")
+        with suppress(OSError):
+            while rest:
+                rest = rest[os.write(self.descriptor, rest) :]
+
+
+class Tee(io.TextIOBase):
+    """A stream like `screen` whose lines go to the log too, without colours and without what was overwritten.
+
+    Args:
+        lines: where they are shown in place of `screen`.
+    """
+
+    def __init__(self, screen: TextIO, log: TextIO, lines: Lines | None = None) -> None:
+        self.screen, self.log, self.lines = screen, log, lines
+        self.rest = ""
+
+    def write(self, text: str) -> int:
+        whole, newline, rest = (self.rest + text).rpartition("\n")
+        self.rest = rest
+        if self.lines is None:
+            self.screen.write(text)
+        elif newline:
+            self.lines.write(whole)
+        if newline:
+            write_log(self.log, plain(whole))
+        return len(text)
+
+    def end_line(self) -> None:
+        """Ends the last line, where it has begun."""
+        if self.rest:
+            self.write("\n")
+
+    def flush(self) -> None:
+        self.screen.flush()
+
+    def isatty(self) -> bool:
+        # In a job Open MPI gives each rank a terminal of its own, and writes what comes out there into the job's file.
+        is_file = "MUSTER_SCHEDULER" in os.environ and "OMPI_COMM_WORLD_RANK" in os.environ
+        return self.lines is None and self.screen.isatty() and not is_file
+
+    def fileno(self) -> int:
+        return self.screen.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.screen.encoding
+
+    def writable(self) -> bool:
+        return True
+
+
+@dataclass
+class Said:
+    """Where this process's words go besides sys.stderr."""
+
+    log: TextIO | None = None
+    aside: Lines | None = None
+
+
+_said = Said()
+
+
+def show(log: TextIO, prefix: str | None) -> None:
+    """From now on what this rank prints goes to `log` too; with a `prefix`, by whole lines that begin so."""
+    _said.log = log
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        stream.flush()
+        lines = None if prefix is None else Lines(os.dup(stream.fileno()), prefix, stream.encoding)
+        replace_stream(name, Tee(stream, log, lines))
+
+
+def hide(log: TextIO, prefix: str) -> None:
+    """From now on what this process and its children print, libraries in C too, goes to `log`.
+
+    What `tell` says is shown still; what Python prints after `show` also.
+    """
+    _said.log = log
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not isinstance(sys.stderr, Tee):
+        _said.aside = Lines(os.dup(2), prefix, sys.stderr.encoding)
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        os.dup2(log.fileno(), number)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+def replace_stream(name: str, stream: Tee) -> None:
+    """Puts `stream` in the place of sys.stdout or sys.stderr, for those too that hold the old one to log there."""
+    setattr(sys, name, stream)
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler) and handler.stream is stream.screen:
+                handler.setStream(stream)
+
+
+def tell(text: str) -> None:
+    """Says on the console, whoever is shown there, and in the log, what the user has to know."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+    if _said.aside is not None:
+        _said.aside.write(text)
+
+
+def keep(text: str) -> None:
+    """Says it in the log alone; nowhere where there is none yet."""
+    if _said.log is not None:
+        write_log(_said.log, text)
+
+
+def flush() -> None:
+    """Writes out what Python still holds; on a full disk that is lost."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            if isinstance(stream, Tee):
+                stream.end_line()
+            stream.flush()
+
+
+def write_log(log: TextIO, text: str) -> None:
+    """Adds `text` and a line's end; a full disk must not end a training that only says something."""
+    with suppress(OSError):
+        log.write(f"{text}\n")
+
+
+def plain(text: str) -> str:
+    """The lines of `text` as they stand there in the end: a progress bar overwrites itself."""
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in ESCAPES.sub("", text).split("\n"))
+
+
+def attempt(environ: Mapping[str, str]) -> str:
+    """Which start of the run this is, counted from 0: the scheduler's count, then torchrun's restarts in it, if any.
+
+    Source: https://docs.pytorch.org/docs/stable/elastic/run.html (TORCHELASTIC_RESTART_COUNT)
+    """
+    started = environ.get("MUSTER_ATTEMPT") or "0"
+    restarts = environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
+    words = [word for word in (started, restarts) if word.isdecimal()]
+    return ".".join(words if words[1:] and words[1] != "0" else words[:1]) or "0"
+
+
+def log_folder(run: Path, host: str, environ: Mapping[str, str]) -> Path:
+    """The folder of this host's logs in the run's folder `run`; it need not exist."""
+    return run / "logs" / attempt(environ) / (re.sub(r"[^A-Za-z0-9._-]+", "-", host).strip(".-") or "host")
+
+
+def open_log(run: Path, world: World, command: str, *, all_ranks: bool) -> None:
+    """From now on this rank's words go to its log file; rank 0's, or those of `all_ranks`, to the console too.
+
+    Without a file, on a full disk for example, everything stays on the console: a log is no reason not to train.
+    """
+    path = log_folder(run, world.host, os.environ) / f"rank-{world.rank}.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A character that has no place in a file name or in UTF-8 must not end the run either.
+        log = path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
+        # Its words are this program's own: variables, which may hold secrets, are not among them.
+        place = (
+            f"rank {world.rank} of {world.world_size} on {one_line(world.host)}, {world.device}, process {os.getpid()}"
+        )
+        log.write(f"=== {now()} {place}: {one_line(command)}\n")
+    except OSError as error:
+        tell(f"note: rank {world.rank} on {world.host} has no log file: {error}")
+        return
+    prefix = f"[{one_line(world.host)} {world.rank}] "
+    if all_ranks or world.main:
+        show(log, prefix if all_ranks else None)
+    if not world.main:
+        hide(log, prefix)
+    if LAST_WORDS in os.environ:
+        leave_word(str(path.absolute()))
+        # What Python says when it crashes: the agent then shows the end of the log.
+        faulthandler.enable(log, all_threads=True)
+
+
+def tell_fatal(error: MusterError) -> None:
+    """Says why this rank ends; its agent need not show the end of its log."""
+    tell(str(error))
+    leave_word(TOLD)
+
+
+def leave_word(text: str) -> None:
+    """Adds a line to what this rank leaves for its agent: the path of its log, TOLD when the user knows why
+    it ends, or interruption.CHECKPOINT."""
+    if LAST_WORDS not in os.environ:
+        return
+    try:
+        path = Path(os.environ[LAST_WORDS], str(os.getpid()))
+        with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(f"{text}\n")
+    except OSError as error:
+        keep(f"the agent can't be told of the end: {error}")
+
+
+def close(code: int) -> None:
+    """Writes how this rank ends, and what is not written yet."""
+    keep(f"=== {now()} ends with exit code {code}")
+    flush()
+
+
+def now() -> str:
+    """The date and time here, to the second, with the distance from UTC."""
+    return datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")

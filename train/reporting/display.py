@@ -1,0 +1,306 @@
+"""What a person sees of a run: its header, a progress bar on a terminal or plain lines in a file, its summary table."""
+
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, TextIO
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.control import Control
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from muster.config import Options
+from muster.train.checkpoint.run_directory import Run
+from muster.train.data.source import Source
+from muster.train.distributed.world import World
+from muster.train.optim import Precision, highest_lr
+from muster.train.reporting import console
+from muster.train.reporting.console import Tee
+from muster.units import duration, percent, processes, quantity
+
+WIDTH = 80
+LINE_EVERY_S = 15.0
+REFRESH_EVERY_S = 0.25
+
+STRAGGLES = 1.05
+"""A rank that is busy this many times as long as the one in the middle is named."""
+
+
+class Both(Console):
+    """A terminal, and the log file, which gets the same lines without bars and colours."""
+
+    def __init__(self, screen: TextIO, log: TextIO, *, quiet: bool) -> None:
+        super().__init__(file=screen, highlight=False, quiet=quiet)
+        self.copy = Console(file=log, width=WIDTH, highlight=False, quiet=quiet, no_color=True)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*objects, **options)
+        if not any(isinstance(thing, Control) for thing in objects):
+            with suppress(OSError):
+                self.copy.print(*objects, **options)
+
+
+class Display:
+    """Shows the run, on rank 0; on the others it shows nothing.
+
+    Args:
+        enabled: whether this rank is the one that shows.
+        global_batch: images or tokens of one step over all ranks.
+        unit: which of the two.
+        log_every: steps of an epoch from one line to the next, where they go to a file; None: LINE_EVERY_S.
+    """
+
+    def __init__(
+        self, *, enabled: bool, epochs: int, global_batch: int, unit: str = "images", log_every: int | None = None
+    ) -> None:
+        self.enabled = enabled
+        self.epochs = epochs
+        self.global_batch = global_batch
+        self.unit = unit
+        self.log_every = log_every
+        is_terminal = sys.stdout.isatty()
+        if is_terminal and isinstance(sys.stdout, Tee):
+            self.console: Console = Both(sys.stdout.screen, sys.stdout.log, quiet=not enabled)
+        else:
+            width = None if is_terminal else WIDTH
+            self.console = Console(file=sys.stdout, width=width, highlight=False, quiet=not enabled)
+        self.bar: Progress | None = None
+        if enabled and is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[state]}", style="dim"),
+                TimeRemainingColumn(),
+                console=self.console,
+                auto_refresh=False,
+                transient=True,
+            )
+            self.task = self.bar.add_task("", total=None, state="")
+        self.every_s = REFRESH_EVERY_S if self.bar is not None else LINE_EVERY_S
+        self.head_shown = False
+        self.last_loss: float | None = None
+        self.due = self.kept = 0.0
+
+    def header(self, rows: dict[str, str]) -> None:
+        """Shows what will run, a line for each row."""
+        width = max(map(len, rows))
+        for name, value in rows.items():
+            self.console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", soft_wrap=True)
+        self.console.print()
+
+    def note(self, text: str) -> None:
+        """Shows one line that the user should read."""
+        self.console.print(f"note: {text}", style="yellow", markup=False, soft_wrap=True)
+
+    def start_epoch(self, epoch: int, num_steps: int) -> None:
+        """Begins the display of an epoch (from 0) of `num_steps` steps."""
+        self.epoch_number, self.num_steps = epoch + 1, num_steps
+        self.started = time.perf_counter()
+        self.due = self.started + self.every_s
+        self.last_loss = None
+        if self.bar is not None:
+            self.bar.reset(self.task, total=num_steps, description=f"epoch {epoch + 1}/{self.epochs}", state="")
+            self.bar.start()
+
+    def loss(self, loss: float) -> None:
+        """Takes the loss to show next."""
+        self.last_loss = loss
+
+    def step(self, done: int) -> None:
+        """Shows that `done` steps of the epoch are done, now and then."""
+        now = time.perf_counter()
+        is_due = now >= self.due if self.bar is not None or not self.log_every else done % self.log_every == 0
+        if not self.enabled or not is_due:
+            return
+        self.due = now + self.every_s
+        rate = done * self.global_batch / (now - self.started)
+        state = f"{rate:,.0f} {self.unit}/s" + (f"  loss {self.last_loss:.4f}" if self.last_loss is not None else "")
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, state=state)
+            self.bar.refresh()
+        line = f"  epoch {self.epoch_number}/{self.epochs}  step {done}/{self.num_steps}  {state}"
+        if self.bar is None:
+            self.console.print(line)
+        elif now >= self.kept + LINE_EVERY_S:
+            self.kept = now
+            console.keep(line)
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        """Shows the results of an epoch."""
+        if not self.enabled:
+            console.keep(f"epoch {record['epoch']}/{self.epochs}  step {record['step']}  {record['seconds']:.1f} s")
+            return
+        if self.bar is not None:
+            self.bar.stop()
+        score, width, digits = ("perplexity", 10, ",.4g") if self.unit == "tokens" else ("accuracy", 9, ".2%")
+        if not self.head_shown:
+            self.head_shown = True
+            self.console.print(
+                f"{'epoch':>9}  {'train loss':>10}  {score:>{width}}  {'valid loss':>10}  {score:>{width}}  "
+                f"{'time':>8}",
+                style="bold",
+            )
+        parts = (
+            f"{record[f'{part}_loss']:>10.4f}  {record[f'{part}_{score}']:>{width}{digits}}"
+            for part in ("train", "valid")
+        )
+        self.console.print(
+            f"{record['epoch']:>4}/{self.epochs:<4}  {'  '.join(parts)}  {record['seconds']:>6.1f} s", markup=False
+        )
+
+    def summary(self, summary: dict[str, Any]) -> None:
+        """Shows the table at the end of a run."""
+        title = f"{summary['model']} on {summary['data']}, {summary['strategy']}"
+        self.console.print()
+        self.console.print(title, style="bold", markup=False)
+        self.console.print(table(summary, self.unit))
+
+
+def header(
+    strategy: str,
+    options: Options,
+    world: World,
+    precision: Precision,
+    source: Source,
+    num_parameters: int,
+    chosen: Run,
+) -> dict[str, str]:
+    """What the first lines of a run say: a name and a value for each."""
+    hosts = ", ".join(world.nodes[:4]) + (f" and {len(world.nodes) - 4} more" if len(world.nodes) > 4 else "")
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
+    kind = f"{source.num_classes} classes, {source.size} x {source.size} pixels"
+    if source.unit == "tokens":
+        kind = f"sequences of {source.size} tokens, {source.num_classes} different ones"
+    groups = "1 group" if world.dp_size == 1 else f"{world.dp_size} groups"
+    momentum = f"momentum {options.momentum:g}, " if options.optimizer == "sgd" else ""
+    rows = {
+        "world": f"{processes(world.world_size)} on {hosts} "
+        f"({strategy}{', ' + world.backend if world.backend else ''})",
+        "device": f"{device}, {precision}",
+        "model": f"{options.model}, {num_parameters / 1e6:.1f} M parameters",
+        "data": f"{options.data}: {len(source.train):,} train, {len(source.valid):,} validate, " + kind,
+        "batch": f"{options.batch_size * options.accumulate * world.dp_size} "
+        f"({options.batch_size} x {processes(world.dp_size) if world.share is None else groups}"
+        + (f" x {options.accumulate} accumulated)" if options.accumulate > 1 else ")"),
+        "optimizer": f"{options.optimizer}, {momentum}weight decay {options.weight_decay:g}; seed {options.seed}",
+        "lr": learning_rate(options, options.accumulate * world.dp_size),
+        "run": str(chosen.folder),
+    }
+    if options.train_num_workers or options.valid_num_workers:
+        rows["loading"] = (
+            f"{options.train_num_workers} workers a rank for training, {options.valid_num_workers} for validation"
+        )
+    if chosen.resumed_from is not None:
+        rows["resumes"] = str(chosen.resumed_from)
+    return rows
+
+
+def learning_rate(options: Options, num_micro_batches: int) -> str:
+    """The learning rate of a step of `num_micro_batches`, and its schedule, in words; `options` are settled."""
+    assert options.lr is not None
+    highest = highest_lr(options.lr, options.lr_scale, num_micro_batches)
+    words = f"{highest:.4g}"
+    if options.lr_scale != "none":
+        words += f" ({options.lr:g} x {highest_lr(1.0, options.lr_scale, num_micro_batches):.4g} by --lr-scale)"
+    if options.warmup_steps:
+        words += f" after {options.warmup_steps} steps of warm-up"
+    if options.lr_schedule == "constant":
+        return f"{words}, then constant" if options.warmup_steps else f"{words}, constant"
+    last = f"step {options.lr_steps}" if options.lr_steps else "the last step"
+    return f"{words}, down half a cosine to {highest * options.lr_end:.4g} at {last}"
+
+
+def promised_gpus(environ: Mapping[str, str], world: World) -> list[str]:
+    """A warning where the job was given GPUs that torch does not see."""
+    promised = environ.get("CUDA_VISIBLE_DEVICES", "")
+    if world.device.type == "cuda" or promised in ("", "-1") or torch.cuda.is_available():
+        return []
+    return [
+        f"TRAINING ON THE CPU: CUDA_VISIBLE_DEVICES={promised} promises GPUs, but torch sees none. "
+        "In Apptainer add --nv, in docker --gpus all."
+    ]
+
+
+def table(summary: dict[str, Any], unit: str) -> Table:
+    """The table of `summary`, of which any fact may be missing.
+
+    Args:
+        unit: images or tokens.
+    """
+    device = "GPU" if summary["device"].startswith("cuda") else "process"
+    shown = Table(box=box.ROUNDED, show_header=False, width=WIDTH, padding=(0, 1))
+    shown.add_column(style="dim", no_wrap=True)
+    shown.add_column(ratio=1, overflow="fold")
+    score, show = ("perplexity", quantity) if unit == "tokens" else ("accuracy", partial(percent, digits=2))
+    final, best = (show(summary[f"{which}_{score}"]) for which in ("final", "best"))
+    shown.add_row(f"validation {score}", f"[bold green]{final}[/bold green] at the end, {best} at best")
+    losses = f"{summary['final_train_loss']:.4f} training, {summary['final_valid_loss']:.4f} validation"
+    shown.add_row("loss", losses)
+    shown.add_section()
+    speed(shown, summary, unit, device)
+    shown.add_section()
+    costs(shown, summary, unit, device)
+    shown.add_section()
+    if summary.get("profile"):
+        steps = f"{summary['profile_steps']} steps of rank 0, for ui.perfetto.dev; operations.txt beside it"
+        shown.add_row("trace", f"{escape(summary['profile'])} below the run's folder,\n{steps}")
+        shown.add_section()
+    shown.add_row("steps in all", f"{summary['step']:,}, this run took {duration(summary['seconds'])}")
+    if summary["bad_samples"]:
+        shown.add_row("samples not readable", f"[yellow]{len(summary['bad_samples'])}[/yellow], see summary.json")
+    shown.add_row("files", escape(summary["folder"]))
+    return shown
+
+
+def speed(shown: Table, summary: dict[str, Any], unit: str, device: str) -> None:
+    """Rates, times of steps, and what they went to."""
+    step, number = summary["step_time_s"], summary["world_size"]
+    each = f"  ({summary[f'{unit}_per_second_per_rank']:,.1f} a {device}, {number} of them)" if number > 1 else ""
+    shown.add_row(f"{unit} per second", f"[bold]{summary[f'{unit}_per_second']:,.1f}[/bold]{each}")
+    times = [f"{duration(step[key])} {name}" for key, name in (("p50", "median"), ("p95", "p95"), ("p99", "p99"))]
+    shown.add_row("time of a step", ", ".join(times))
+    shown.add_row("first step", f"{summary['first_step_s']:.2f} s")
+    if (shares := summary.get("shares")) is not None:
+        shown.add_row("of a step", parts(shares, alone=number == 1))
+    if summary.get("bubble_share") is not None:
+        ideal = f"{summary['ideal_bubble_share']:.1%} where all stages take as long"
+        shown.add_row("waiting for stages", f"{summary['bubble_share']:.1%} of the time; {ideal}")
+    slowest = summary.get("slowest_rank")
+    if slowest is not None and slowest["ratio"] > STRAGGLES:
+        busy = f"busy {duration(slowest['seconds'])} a step, the median {duration(slowest['median_s'])}"
+        shown.add_row("slowest rank", f"[yellow]{slowest['rank']} on {escape(slowest['host'])}[/yellow], {busy}")
+
+
+def parts(shares: dict[str, Any], *, alone: bool) -> str:
+    """What a step goes to, in words."""
+    data, compute, communication = (shares[name] for name in ("data", "compute", "communication"))
+    if communication is None:
+        return f"{percent(compute)} computing and communicating, {percent(data)} for data"
+    if alone:
+        return f"{percent(compute)} computing, {percent(data)} waiting for data"
+    return f"{percent(compute, 0)} computing, {percent(communication, 0)} for other ranks, {percent(data)} for data"
+
+
+def costs(shown: Table, summary: dict[str, Any], unit: str, device: str) -> None:
+    """Memory, operations and energy."""
+    each = f" a {device}" + (" at most" if summary["world_size"] > 1 else "")
+    shown.add_row("peak memory", f"{summary['peak_memory_gib']:.2f} GiB{each}")
+    done = summary.get("flops_per_second_per_rank")
+    if done is not None:
+        peak = summary.get("peak_flops_per_second")
+        share = f"MFU: unknown {'card' if device == 'GPU' else 'for CPUs'}"
+        if peak is not None and summary.get("mfu") is not None:
+            share = f"[bold]{summary['mfu']:.1%}[/bold] of {quantity(peak)}FLOP/s (MFU)"
+        shown.add_row("operations", f"{quantity(done)}FLOP/s a {device}; {share}")
+    if summary.get("energy_j") is not None:
+        one = unit.removesuffix("s")
+        per = summary.get(f"energy_j_per_{one}")
+        each = "" if per is None else f", {per:.3g} J a{'n' if one[0] in 'aeiou' else ''} {one}"
+        shown.add_row("energy", f"{summary['energy_j'] / 1e3:,.1f} kJ{each}")

@@ -1,0 +1,314 @@
+"""What a run leaves for people and programs: config.toml, summary.json and metrics.jsonl."""
+
+import json
+import os
+import platform
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from muster.config import Options, to_toml
+from muster.errors import ExitCode, MusterError
+from muster.train.checkpoint import Progress
+from muster.train.checkpoint.storage import write_text
+from muster.train.data.loader import Batches
+from muster.train.data.source import Source
+from muster.train.distributed.world import World
+from muster.train.optim import Precision
+from muster.train.reporting import metrics
+from muster.train.reporting.metrics import StepTimes, peak_memory_gib
+from muster.train.reporting.profile import NAME, Profile
+from muster.units import perplexity
+from muster.variables import LaunchVariable
+
+
+def effective(options: Options, precision: Precision, source: Source, world: World) -> dict[str, Any]:
+    """The options, with what `auto` and `default` came to."""
+    size = {"seq_len" if source.unit == "tokens" else "image_size": source.size}
+    return asdict(options) | asdict(precision) | {"device": world.device.type, **size}
+
+
+def command() -> str:
+    """The command that the user typed, as far as it is known."""
+    return os.environ.get(LaunchVariable.COMMAND) or shlex.join(sys.argv)
+
+
+def versions() -> dict[str, str | None]:
+    """The software that computed, and the card."""
+    import torchvision  # here and not above: see train/models
+
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "torchvision": str(torchvision.__version__),
+        "cuda": torch.version.cuda if torch.cuda.is_available() else None,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def collect(
+    *,
+    strategy: str,
+    options: Options,
+    settings: dict[str, Any],
+    world: World,
+    progress: Progress,
+    times: StepTimes,
+    waits_s: float | None,
+    parts: tuple[Batches, Batches],
+    global_batch: int,
+    precision: Precision,
+    num_parameters: int,
+    folder: Path,
+    resumed_from: Path | None,
+    seconds: float,
+    note: Callable[[str], None],
+) -> dict[str, Any]:
+    """The summary of the run; to be called on all ranks, for what only each knows.
+
+    Args:
+        settings: the `options`, with what `auto` and `default` came to.
+        waits_s: seconds in which this rank waited for others; None where that is not known.
+        parts: the batches that trained, and those that validated.
+        note: tells the user a line.
+    """
+    source, energy = parts[0].source, times.energy
+    # dp drives all GPUs of the machine from one process, and one counter is that of one GPU.
+    num_devices = torch.cuda.device_count() if strategy == "dp" and world.device.type == "cuda" else 1
+    own = {
+        **times.own(waits_s),
+        "peak_memory_gib": peak_memory_gib(world.device),
+        "energy_j": energy.joules if energy is not None and times.seconds and num_devices == 1 else None,
+        "bad_samples": {name: reason for part in parts for name, reason in part.bad.items()},
+    }
+    owns = world.gather(own)
+    bad = {name: reason for rank in owns for name, reason in rank["bad_samples"].items()}
+    last = progress.history[-1]
+    num_targets = global_batch * source.targets_of_sample
+    rates = times.summary(num_targets, world.world_size, source.unit)
+    rate = float(rates[f"{source.unit}_per_second_per_rank"])  # type: ignore[arg-type]
+    return {
+        "strategy": strategy,
+        "model": options.model,
+        "data": options.data,
+        "device": str(world.device.type),
+        "backend": world.backend,
+        "world_size": world.world_size,
+        "num_nodes": len(world.nodes),
+        "hosts": world.nodes,
+        "fabric": os.environ.get(LaunchVariable.FABRIC_FOUND) or ("tcp" if len(world.nodes) > 1 else "none"),
+        "global_batch": global_batch,
+        "num_parameters": num_parameters,
+        **rates,
+        **compare_ranks(world, owns),
+        "peak_memory_gib": round(max(rank["peak_memory_gib"] for rank in owns), 3),
+        **(work(options, source, world, precision, rate, num_devices, note) if world.main else {}),
+        **joules([rank["energy_j"] for rank in owns], len(times.seconds) * num_targets, source.unit),
+        "step": progress.step,
+        "seconds": round(seconds, 3),
+        "epochs": progress.history,
+        "best_accuracy": progress.best_accuracy,
+        "final_accuracy": last["valid_accuracy"],
+        **perplexities(progress.history, source.unit),
+        "final_train_loss": last["train_loss"],
+        "final_valid_loss": last["valid_loss"],
+        "bad_samples": [{"name": name, "reason": reason} for name, reason in sorted(bad.items())],
+        "resumed_from": None if resumed_from is None else str(resumed_from),
+        "folder": str(folder),
+        "command": command(),
+        "options": settings,
+        "versions": versions(),
+        **(traced(times.profile, note) if world.main else {}),
+    }
+
+
+def perplexities(history: list[dict[str, Any]], unit: str) -> dict[str, float]:
+    """The last and the best perplexity of the validation, of tokens."""
+    if unit != "tokens":
+        return {}
+    losses = [epoch["valid_loss"] for epoch in history]
+    return {"best_perplexity": perplexity(min(losses)), "final_perplexity": perplexity(losses[-1])}
+
+
+def compare_ranks(world: World, owns: list[dict[str, Any]]) -> dict[str, Any]:
+    """`ranks`, `slowest_rank` and `shares` of a summary.
+
+    When ranks train in step each of their steps lasts as long. What tells them apart is how much of it they were busy:
+    the slowest waits for nobody.
+
+    Args:
+        owns: of each rank, what `StepTimes.own` says, and its peak memory.
+    """
+    ranks = [
+        {
+            "rank": rank,
+            "host": host,
+            "step_s": rounded(own["step_s"]),
+            "busy_s": rounded(own["busy_s"]),
+            "data_wait_s": rounded(own["data_wait_s"]),
+            "peak_memory_gib": round(own["peak_memory_gib"], 3),
+        }
+        for rank, (host, own) in enumerate(zip(world.hosts or (world.host,), owns, strict=True))
+    ]
+    return {"ranks": ranks, "slowest_rank": slowest_of(ranks), "shares": shares_of(owns, alone=world.backend is None)}
+
+
+def slowest_of(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The rank that was busy longest; None of one, and where a rank can't tell how long it was."""
+    if len(ranks) == 1 or any(not rank["busy_s"] for rank in ranks):
+        return None
+    worst = max(ranks, key=lambda rank: rank["busy_s"])
+    median_s = statistics.median(rank["busy_s"] for rank in ranks)
+    return {
+        "rank": worst["rank"],
+        "host": worst["host"],
+        "seconds": worst["busy_s"],
+        "median_s": round(median_s, 6),
+        "ratio": round(worst["busy_s"] / median_s, 4),
+    }
+
+
+def shares_of(owns: list[dict[str, Any]], *, alone: bool) -> dict[str, float | None] | None:
+    """The parts of the mean step of all ranks; None where no step was timed.
+
+    What is neither a wait for data nor one for other ranks is `compute`. Where waits for others are not known, they are
+    in it, and `communication` is None.
+    """
+    total_s = sum(own["step_s"] for own in owns)
+    if not total_s or any(own["data_wait_s"] is None for own in owns):
+        return None
+    data = sum(own["data_wait_s"] for own in owns) / total_s
+    waits = [0.0 if alone else own["waits_s"] for own in owns]
+    communication = None if None in waits else sum(waits) / total_s
+    compute = max(0.0, 1 - data - (communication or 0.0))
+    return {"data": rounded(data, 4), "compute": rounded(compute, 4), "communication": rounded(communication, 4)}
+
+
+def rounded(value: float | None, digits: int = 6) -> float | None:
+    """`value`, rounded, if it is known."""
+    return None if value is None else round(value, digits)
+
+
+def traced(profile: Profile | None, note: Callable[[str], None]) -> dict[str, Any]:
+    """What `--profile` has written: its path in the run's folder, and the steps in it."""
+    if profile is not None and profile.problem is not None:
+        note(profile.problem)
+    if profile is None or not profile.num_traced or profile.problem is not None:
+        return {"profile": None}
+    return {"profile": NAME, "profile_steps": profile.num_traced}
+
+
+def work(
+    options: Options,
+    source: Source,
+    world: World,
+    precision: Precision,
+    rate: float,
+    num_devices: int,
+    note: Callable[[str], None],
+) -> dict[str, Any]:
+    """Operations of a sample, a second and at most; null is what is not known.
+
+    Args:
+        rate: images or tokens a second of a rank.
+        num_devices: of a rank.
+    """
+    peak = metrics.peak_flops(world.device, bf16=precision.bf16, convolves=source.unit == "images")
+    try:
+        of_sample = metrics.count_flops(options, source.num_classes, source.size) / source.targets_of_sample
+    except Exception as error:  # a model that can't be computed without content: a run is not to fail for that
+        note(f"the operations of {options.model} could not be counted: {str(error).partition(chr(10))[0]}")
+        of_sample = None
+    done = None if of_sample is None else of_sample * rate
+    return {
+        "flops_per_sample": of_sample,
+        "flops_per_second_per_rank": done,
+        "peak_flops_per_second": None if peak is None else num_devices * peak,
+        "mfu": None if peak is None or done is None else round(done / (num_devices * peak), 4),
+    }
+
+
+def joules(owns: list[float | None], num_targets: int, unit: str) -> dict[str, float | None]:
+    """The energy of all ranks' GPUs, and of one image or token; null where a rank does not know its own."""
+    known = [own for own in owns if own is not None]
+    total = sum(known) if known and len(known) == len(owns) else None
+    each = None if total is None or not num_targets else total / num_targets
+    return {"energy_j": None if total is None else round(total, 3), f"energy_j_per_{unit.removesuffix('s')}": each}
+
+
+def write_config(folder: Path, strategy: str, options: Options) -> None:
+    """Puts the options of a run that begins, or goes on, at folder/config.toml, whole or not at all.
+
+    Raises:
+        MusterError: the disk is full, or the folder is gone.
+    """
+    path = folder / "config.toml"
+    with told_if_not_written(path):
+        write_text(path, to_toml(strategy, options))
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Puts `summary` at folder/summary.json, whole or not at all.
+
+    Raises:
+        MusterError: the disk is full, or the folder is gone.
+    """
+    path = folder / "summary.json"
+    with told_if_not_written(path):
+        write_text(path, json.dumps(summary, indent=2) + "\n")  # names of files may be no text
+
+
+@contextmanager
+def told_if_not_written(path: Path) -> Iterator[None]:
+    """A context in which a file system that refuses `path` is a user's error."""
+    try:
+        yield
+    except OSError as error:
+        raise MusterError(
+            f"{path.name} could not be written: {error.strerror or error}",
+            seen=str(path),
+            fix="make room, raise the quota, or see that the file system is there; then continue the run: --resume",
+            code=ExitCode.FAILED,
+        ) from error
+
+
+class Log:
+    """metrics.jsonl: a line an epoch and every so many steps.
+
+    Args:
+        step: where the run continues; lines of later steps, which a run that was stopped left, are taken out.
+
+    Attributes:
+        seconds: for how long the run has trained already, by the lines that stay.
+
+    Raises:
+        MusterError: the disk is full, or the folder is gone; each line too.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.path = folder / "metrics.jsonl"
+        self.seconds = 0.0
+        kept = []
+        for line in self.path.read_text(errors="replace").splitlines() if self.path.exists() else []:
+            try:
+                record = json.loads(line)
+                if record["step"] <= step:
+                    kept.append(line)
+                    if record["kind"] == "steps":
+                        self.seconds = record.get("seconds", self.seconds)
+            except (ValueError, KeyError, TypeError):
+                continue  # the last line of a run that was killed while it wrote, or none of ours
+        with told_if_not_written(self.path):
+            write_text(self.path, "".join(f"{line}\n" for line in kept))
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Adds a line."""
+        with told_if_not_written(self.path), self.path.open("a") as file:
+            file.write(json.dumps(record) + "\n")

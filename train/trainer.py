@@ -1,0 +1,604 @@
+"""The way of a run, top to bottom: build, fit, train_step, evaluate, save; for every strategy, model and source."""
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from muster import config, interruption
+from muster.config import Options
+from muster.errors import ExitCode, MusterError
+from muster.train import compilation, data, models, optim, parallel
+from muster.train.checkpoint import CheckpointManager, Progress, Statistics, TrainState, is_complete
+from muster.train.checkpoint.run_directory import Run, differences, restore, share_run
+from muster.train.compilation import compile_loss, uncompiled
+from muster.train.data.loader import Batches, count_cores, open_batches
+from muster.train.data.sampler import TrainSampler, reseed, seed_of
+from muster.train.data.source import Source
+from muster.train.distributed.world import COMPUTING, DATA, ENDING, VALIDATION, World, to_device
+from muster.train.health import memory, preemption
+from muster.train.health.faults import SharedFault, agree
+from muster.train.health.preemption import Grace, Interval, Notice, Preempted, between
+from muster.train.optim import choose_precision, extent, lr_at
+from muster.train.reporting import console, trackers
+from muster.train.reporting.display import Display, header, promised_gpus
+from muster.train.reporting.metrics import Energy, Readout, StepTimes, Sums, averages, results
+from muster.train.reporting.profile import Profile
+from muster.train.reporting.summary import Log, collect, command, effective, write_config, write_summary
+from muster.train.reporting.trackers import Tracker
+
+LOOK_STEPS = 10
+"""Steps between two looks at the losses of all ranks, at most."""
+
+LOG_STEPS = 50
+"""Steps between two lines of metrics.jsonl after step LOG_ALL; before it LOOK_STEPS, and fewer in a short run."""
+
+LOG_ALL = 1000
+
+BOTH_WAYS = "forward and backward"
+"""The name of these passes in a trace."""
+
+
+class Looks:
+    """Looks at all ranks, after the same steps (or batches) on all of them. Nothing waits for the device.
+
+    A look is taken after one step and read after a later one, by when it has come.
+
+    Args:
+        done: steps that are done already.
+        every: steps of which one looks after each multiple, besides.
+
+    Attributes:
+        next: the step after which one looks again.
+    """
+
+    def __init__(self, world: World, done: int = 0, every: int = LOOK_STEPS) -> None:
+        self.world = world
+        self.every = every
+        # Soon, to learn how long a step takes.
+        self.next = done + 1
+        self.since = done, time.perf_counter()
+        self.under_way: Readout | None = None
+
+    def take(self, done: int, *flags: bool | str, values: torch.Tensor | None = None) -> None:
+        """Begins a look after `done` steps: at the mean time of a step, `flags` and `values`."""
+        (before, then), now = self.since, time.perf_counter()
+        self.since = done, now
+        told = [(now - then) / (done - before) / self.world.world_size, *map(float, map(bool, flags))]
+        own = to_device(told, self.world.device, torch.float64)
+        self.under_way = Readout(self.world.all_reduce(own if values is None else torch.cat((own, values))))
+
+    def read(self, done: int) -> list[float]:
+        """How many ranks had each flag, then the sums of the values, by the look that is under way; empty without."""
+        self.next = max(self.next, done + 1)
+        if self.under_way is None:
+            return []
+        step_s, *rest = self.under_way.wait()
+        self.under_way = None
+        steps = between(step_s, LOOK_STEPS)
+        self.next = min((done // size + 1) * size for size in (steps, self.every))
+        return rest
+
+
+class Trainer:
+    """One rank's training.
+
+    Attributes:
+        name: of the strategy.
+        given: the options as the user gave them; `options` have what was left open.
+        settings: the options with what `auto` and `default` came to, as a summary and a checkpoint have them.
+        model: as its strategy has wrapped it; `trained` is what training changes of it.
+        notice: whether this rank was warned that it will be stopped.
+        interval: from one checkpoint to the next within an epoch.
+        warned: whether any rank was, as all ranks know: they stop after this step.
+        is_due: whether the interval is over, as all ranks know.
+        has_checkpoint: whether there is one of this run.
+    """
+
+    strategy: parallel.Strategy
+    source: Source
+    train: Batches
+    valid: Batches
+    model: nn.Module
+    trained: TrainState
+    run: Run
+    manager: CheckpointManager
+    settings: dict[str, Any]
+    identity: dict[str, Any]
+    display: Display
+    times: StepTimes
+
+    def __init__(self, name: str, options: Options, world: World) -> None:
+        self.started = time.perf_counter()
+        self.name = name
+        self.given, self.options = options, options.settled()
+        self.world = world
+        self.progress = Progress()
+        self.notice, self.interval, self.grace = Notice(), Interval(), Grace(math.inf, "not known")
+        self.limit_notes: tuple[str, ...] = ()
+        self.log: Log | None = None
+        self.tracker: Tracker | None = None
+        self.warned = self.is_due = self.has_checkpoint = False
+
+    def build(self) -> None:
+        """Finds the data, builds the model, and opens the run's folder, which may have a checkpoint to go on from."""
+        self.check()
+        self.open_data()
+        self.build_model()
+        self.open_run()
+        self.spread_model()
+        self.open_checkpoints()
+        self.show_header()
+
+    def check(self) -> None:
+        """Raises MusterError, on all ranks, where this world can't train as the options say."""
+        options, world = self.options, self.world
+        self.strategy = parallel.load(self.name, world, options)
+        agree(world, lambda: config.check(self.name, options))
+        agree(world, self.strategy.check)
+        agree(world, lambda: compilation.check(options, world.device))
+        limit = agree(world, lambda: preemption.find(options.save_before, os.environ if world.main else {}))
+        self.grace = agree(world, lambda: preemption.grace(os.environ, limit.deadline))
+        self.notice = Notice(limit.deadline, preemption.deaf_until(os.environ))
+        self.limit_notes = limit.notes
+        self.world = self.strategy.world = self.strategy.share()
+
+    def open_data(self) -> None:
+        """Opens the data, and this rank's share of them."""
+        options, world = self.options, self.world
+        self.source = data.open_shared(options, world)
+        cores = count_cores(world)
+        self.train, self.valid = agree(world, lambda: open_batches(self.source, options, world, cores))
+        workers = {"train_num_workers": self.train.num_workers, "valid_num_workers": self.valid.num_workers}
+        self.options = replace(options, **workers)
+
+    def build_model(self) -> None:
+        """Builds the model as one process has it: on each rank with the same weights, or with none yet."""
+        options, world, source = self.options, self.world, self.source
+        self.precision = choose_precision(options, world.device)
+        choose_kernels(options, world)
+        torch.manual_seed(seed_of(options.seed, "weights"))
+        self.model = agree(world, lambda: models.build(options, source.num_classes, source.size))
+        self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+
+    def open_run(self) -> None:
+        """Opens the run's folder and its logs."""
+        options, world = self.options, self.world
+        self.run = share_run(world, options, self.name)
+        world.vitals.compiles = options.compile != "off"
+        world.vitals.folder = console.log_folder(self.run.folder, world.host, os.environ)
+        console.open_log(self.run.folder, world, command(), all_ranks=options.console == "all")
+        if world.main and self.run.resumed_from is None:
+            write_config(self.run.folder, self.name, self.given)
+        self.settings = effective(options, self.precision, self.source, world)
+
+    def spread_model(self) -> None:
+        """Spreads the model over the ranks, and builds its optimizer."""
+        options = self.options
+        self.model = self.strategy.wrap(self.model, self.precision)
+        optimizer = self.strategy.divide(optim.build(options, self.model, fused=self.precision.fused))
+        inner = self.strategy.unwrap(self.model)
+        compilation.compile_model(inner, options)
+        self.trained = TrainState(model=inner, optimizer=optimizer)
+
+    def open_checkpoints(self) -> None:
+        """Opens the run's checkpoints, and takes up the one that the run goes on from, where it does."""
+        options = self.options
+        self.identity = {"model": options.model, "num_classes": self.source.num_classes, "optimizer": options.optimizer}
+        self.manager = CheckpointManager(
+            self.run.folder, self.world, keep=options.keep_checkpoints, in_background=not options.blocking_save
+        )
+        if self.run.resumed_from is None:
+            return
+        before = restore(self.trained, self.run, self.identity, self.manager, self.world)
+        can_resume()
+        self.has_checkpoint = True
+        self.progress = Progress(**before["progress"])
+        self.world.vitals.step = self.progress.step
+        self.run.notes += differences(before, self.settings, self.world)
+
+    def show_header(self) -> None:
+        """Shows what will run, and what the user should know of it."""
+        options, world, source = self.options, self.world, self.source
+        assert isinstance(self.train.sampler, TrainSampler)
+        self.display = Display(
+            enabled=world.main,
+            epochs=options.epochs,
+            global_batch=self.train.sampler.global_batch * source.targets_of_sample,
+            unit=source.unit,
+            log_every=options.log_every,
+        )
+        self.display.header(header(self.name, options, world, self.precision, source, self.num_parameters, self.run))
+        for note in [
+            *self.strategy.notes(),
+            *(["compiles at the first step, which may take minutes"] if options.compile != "off" else []),
+            *source.notes,
+            *self.train.notes,
+            *self.valid.notes,
+            *self.run.notes,
+            *promised_gpus(os.environ, world),
+            *self.limit_notes,
+        ]:
+            self.display.note(note)
+
+    def fit(self) -> None:
+        """Trains to the end, until the last checkpoint is written, and leaves a summary.
+
+        Raises:
+            Preempted: the run was warned; its state is in a checkpoint.
+        """
+        options, world, progress = self.options, self.world, self.progress
+        if is_complete(progress, options):
+            done = f"{progress.epoch} epochs, {progress.step} steps"
+            self.display.note(f"the run is complete already ({done}); a larger --epochs or --max-steps continues it")
+            return
+        if world.main and self.run.resumed_from is not None:
+            # Not before: what can't be continued keeps its options.
+            write_config(self.run.folder, self.name, self.given)
+        with self.open_tracker() as self.tracker:
+            self.log = Log(self.run.folder, progress.step) if world.main else None
+            before_s = 0.0 if self.log is None else self.log.seconds
+            self.times = StepTimes(world.device, energy=Energy(world.device), started=self.started - before_s)
+            self.begin()
+            if options.profile:
+                # Hooks that name a part would have a compiled model compiled again.
+                named = self.trained.model if options.compile == "off" else None
+                num_steps = self.num_steps - progress.step
+                self.times.profile = Profile(self.run.folder, num_steps, named, world.device, main=world.main)
+            self.interval = Interval(60 * options.save_every if world.main else 0.0)
+            self.manager.on_saved = self.saved
+            self.notice.listen()
+            memory.collect_garbage()
+            try:
+                with told_if_not_deterministic():
+                    self.train_epochs()
+                world.vitals.at(ENDING)
+                self.manager.wait()
+            except MusterError:
+                self.manager.close()
+                raise
+            finally:
+                self.train.close()
+                self.valid.close()
+            if self.warned and not is_complete(progress, options):
+                raise Preempted(progress.step, self.notice.heard)
+            summary = self.summarize()
+        self.display.summary(summary)
+
+    def open_tracker(self) -> AbstractContextManager[Tracker | None]:
+        """What sends the numbers of metrics.jsonl elsewhere too, on rank 0."""
+        if self.options.track == "none":
+            return nullcontext()
+        kind = self.options.track if self.world.main else "none"
+        place = self.run.folder, self.progress.step, self.settings
+        return agree(self.world, lambda: trackers.open_tracker(kind, *place, self.display.note))
+
+    def begin(self) -> None:
+        """Prepares the first step: how gradients are computed, how many steps there are, when the ranks look around."""
+        self.times.waits = self.world.waits
+        assert isinstance(self.train.sampler, TrainSampler)
+        self.sampler = self.train.sampler
+        self.gradients = self.strategy.gradients(self.model)
+        self.gradients.smoothing = self.options.label_smoothing
+        compile_loss(self.gradients, self.options)
+        self.num_steps, self.lr_ahead = extent(self.options, self.progress, self.sampler)
+        # A chart of a short run, too, needs some points.
+        self.log_every = self.options.log_every or min(LOOK_STEPS, max(1, self.num_steps // 10))
+        self.looks = Looks(self.world, self.progress.step, self.log_every)
+        self.looks.next += self.log_every > 1  # the very first step is no measure
+        self.line: dict[str, Any] | None = None
+
+    def train_epochs(self) -> None:
+        """Trains to the end, or until a rank is warned; after each epoch evaluates and saves."""
+        while not is_complete(self.progress, self.options):
+            started = time.perf_counter()
+            progress = self.progress
+            epoch = progress.epoch
+            self.train_epoch()
+            own = self.average_statistics()
+            with uncompiled(self.options):
+                valid = None if self.warned else self.evaluate()
+            if valid is None:
+                # There may be no time to validate. Who goes on does, when the epoch is complete.
+                self.warned = True
+                self.save(progress, own)
+                return
+            progress.best_accuracy = max(progress.best_accuracy, valid[1])
+            unit = self.train.source.unit
+            record = {
+                "epoch": epoch + 1,
+                "step": progress.step,
+                **results("train", *averages(progress.sums), unit),
+                **results("valid", *valid, unit),
+                "seconds": round(time.perf_counter() - started, 3),
+            }
+            progress.history = [*(old for old in progress.history if old["epoch"] != epoch + 1), record]
+            if self.sampler.num_samples - progress.sample < self.sampler.global_batch:
+                progress.epoch, progress.sample, progress.sums = epoch + 1, 0, [0.0, 0.0, 0.0]
+            self.record({"kind": "epoch", **record})
+            self.display.epoch(record)
+            # In the middle of an epoch each rank goes on from its own, as if it had not stopped.
+            self.save(progress, {} if progress.epoch > epoch else own)
+            heard = torch.tensor(float(bool(self.notice.heard)), dtype=torch.float64, device=self.world.device)
+            self.warned = bool(self.world.all_reduce(heard).item())
+            if self.warned:
+                return
+
+    def train_epoch(self) -> None:
+        """Trains on the rest of the epoch, or up to `--max-steps`."""
+        options, progress, sampler = self.options, self.progress, self.sampler
+        max_steps = None if options.max_steps is None else options.max_steps - progress.step
+        sampler.set_epoch(progress.epoch, progress.sample, max_steps)
+        self.model.train()
+        sums = Sums(self.world.device)
+        self.display.start_epoch(progress.epoch, sampler.num_steps)
+        self.times.start()
+        batches = self.world.vitals.over(self.times.waiting(self.train), DATA, COMPUTING)
+        done = 0
+        for done in range(1, sampler.num_steps + 1):
+            self.train_step(batches, sums)
+            self.times.step()
+            if progress.step >= self.looks.next:
+                # That of so many steps before has come by now: on all ranks alike, and no device is waited for.
+                self.show(sums)
+                if self.warned:
+                    break
+                # After the last step one is written anyway.
+                if self.is_due and done < sampler.num_steps:
+                    self.save_midway(sums, done)
+                self.look(sums)
+            self.display.step(done)
+        self.times.stop()
+        self.show(sums)
+        self.progress.sums, self.progress.sample = self.settle(sums, done)
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[float, float] | None:
+        """Mean loss and accuracy over the validation samples (or tokens); None where a rank was warned before the end.
+
+        Each sample counts once over all ranks.
+
+        Raises:
+            MusterError: those counted are not those there are.
+        """
+        model, world = self.strategy.unwrap(self.model), self.world
+        model.eval()
+        sums, looks = Sums(world.device), Looks(world)
+        for done, (inputs, targets) in enumerate(world.vitals.over(self.valid, VALIDATION, VALIDATION), 1):
+            with self.precision.autocast(world.device):
+                self.gradients.evaluate(model, inputs, targets, sums)
+            if done >= looks.next:
+                if any(looks.read(done)):
+                    return None
+                looks.take(done, self.notice.heard)
+        skipped = sums.values.new_tensor([float(self.valid.num_bad)])
+        totals = self.total(torch.cat((sums.values, skipped))).tolist()
+        expected = self.valid.source.num_valid_targets
+        if totals[2] + totals[3] != expected or not totals[2]:
+            raise MusterError(
+                "validation did not count each sample once",
+                seen=f"{totals[2]:.0f} counted and {totals[3]:.0f} skipped of {expected}",
+                fix="see that all ranks have the same data folder",
+                code=ExitCode.FAILED,
+            )
+        return averages(totals[:3])
+
+    def settle(self, sums: Sums, steps: int) -> tuple[list[float], int]:
+        """The epoch's sums and its used samples, where so many `steps` were done since the epoch was gone on with.
+
+        All ranks have the same weights after it.
+        """
+        self.gradients.check()
+        totals = self.total(sums.values).tolist()
+        if not math.isfinite(totals[0]):
+            self.refuse(totals[0], sums)
+        all_sums = [before + now for before, now in zip(self.progress.sums, totals, strict=True)]
+        return all_sums, self.progress.sample + steps * self.sampler.global_batch
+
+    def save(self, progress: Progress, own: Statistics) -> None:
+        """Writes a checkpoint, on all ranks; the interval to the next one begins.
+
+        Args:
+            own: this rank's running statistics, where those of others are others.
+        """
+        world = self.world
+        self.manager.save(
+            {
+                "identity": self.identity,
+                "options": self.settings,
+                "world_size": world.world_size,
+                "dp_size": world.dp_size,
+                "strategy": self.name,
+                "progress": asdict(progress),
+                **self.trained.state(),
+                "statistics": {str(world.rank): own},
+            },
+            progress.step,
+        )
+        self.has_checkpoint = True
+        self.interval.begin()
+        self.is_due = False
+
+    def save_midway(self, sums: Sums, steps: int) -> None:
+        """Writes a checkpoint within an epoch, `steps` after it was gone on with. What is trained does not change."""
+        started = time.perf_counter()
+        self.times.stop()
+        all_sums, sample = self.settle(sums, steps)
+        own = self.average_statistics()
+        self.save(replace(self.progress, sums=all_sums, sample=sample), own)
+        for name, tensor in self.trained.statistics().items():
+            tensor.copy_(own.get(name, tensor))
+        self.times.start()
+        step, before = self.looks.since
+        self.looks.since = step, before + time.perf_counter() - started  # of which none was a step's
+
+    def look(self, sums: Sums) -> None:
+        """Begins a look at the losses, the warnings and the pace of all ranks."""
+        flags = self.notice.heard, self.interval.is_over()
+        self.looks.take(self.progress.step, *flags, values=sums.values * float(self.world.reports_loss))
+        self.line = self.line_now()
+
+    def refuse(self, loss: float, sums: Sums) -> None:
+        """Raises SharedFault, on all ranks, with the step and the rank where the loss was the first to be no number."""
+        self.gradients.check()  # which may know a nearer reason, and raises it
+        bad = [(first, rank) for rank, first in enumerate(self.world.gather(int(sums.first_bad))) if first >= 0]
+        first, rank = min(bad, default=(sums.num_batches - 1, 0))
+        step = self.progress.step - (sums.num_batches - 1 - first) // self.options.accumulate
+        raise SharedFault(
+            f"the training loss is {loss} from step {step} on, where rank {rank} was the first",
+            seen=f"epoch {self.progress.epoch + 1}, at step {self.progress.step}, --lr={self.options.lr} "
+            f"--warmup-steps={self.options.warmup_steps}",
+            fix="a smaller --lr, a longer warm-up or --clip-norm=1"
+            + ("; the last checkpoint is from before: --resume" if self.has_checkpoint else ""),
+            code=ExitCode.FAILED,
+        )
+
+    def line_now(self) -> dict[str, Any] | None:
+        """What a line of metrics.jsonl says of now; None where there is none at this step. Nothing waits for it."""
+        step = self.progress.step
+        is_late = step > LOG_ALL and not self.options.log_every
+        if not self.world.main or step % (LOG_STEPS if is_late else self.log_every):
+            return None
+        num_targets = self.sampler.global_batch * self.train.source.targets_of_sample
+        lr = self.trained.optimizer.param_groups[0]["lr"]
+        return {"step": step, "lr": lr, **self.times.lately(num_targets, self.train.source.unit)}
+
+    def show(self, sums: Sums) -> None:
+        """Shows and logs the loss of all ranks in the epoch, up to the step of the look that is under way.
+
+        Raises:
+            SharedFault: on all ranks, where it is no number.
+        """
+        if not (found := self.looks.read(self.progress.step)):
+            return
+        num_warned, num_due, *values = found
+        if not math.isfinite(values[0]):
+            self.refuse(values[0], sums)
+        self.warned, self.is_due = num_warned > 0, num_due > 0
+        loss, accuracy = averages(values)
+        self.display.loss(loss)
+        if self.line is not None:
+            self.record({"kind": "steps", **self.line, **results("train", loss, accuracy, self.train.source.unit)})
+
+    def train_step(self, batches: Any, sums: Sums) -> None:
+        """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
+        options, progress, world = self.options, self.progress, self.world
+        self.gradients.begin(progress.step)
+        for turn, (inputs, targets) in enumerate(islice(batches, options.accumulate)):
+            # By block and not by rank: dropout too is then the same whatever the world size.
+            block = turn * world.dp_size + world.dp_rank
+            reseed(world.device, options.seed, "model", progress.step, block)
+            last = turn + 1 == options.accumulate
+            with nullcontext() if last else self.strategy.without_sync(self.model), self.times.part(BOTH_WAYS):
+                self.gradients.compute(self.model, inputs, targets, self.precision.autocast(world.device), sums)
+        self.gradients.finish()
+        if options.clip_norm is not None:
+            self.gradients.clip(self.model, options.clip_norm)
+        optimizer = self.trained.optimizer
+        lr = lr_at(options, world.dp_size, progress.step, self.num_steps, self.lr_ahead)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        with self.times.part("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        progress.step += 1
+        world.vitals.stepped(progress.step)
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of `values` over the ranks that count."""
+        return self.world.all_reduce(values * float(self.world.reports_loss))
+
+    @torch.no_grad()
+    def average_statistics(self) -> Statistics:
+        """Makes the running statistics of batch normalisation the mean over all ranks; returns what this rank had."""
+        statistics = self.trained.statistics()
+        if self.world.world_size == 1 or not statistics:
+            return {}
+        own = {name: tensor.clone() for name, tensor in statistics.items()}
+        flat = self.world.all_reduce(torch.cat([tensor.flatten() for tensor in own.values()])) / self.world.world_size
+        parts = flat.split([tensor.numel() for tensor in own.values()])
+        for tensor, part in zip(statistics.values(), parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+        return own
+
+    def record(self, values: dict[str, Any]) -> None:
+        """Writes a line of metrics.jsonl, on rank 0."""
+        if self.log is not None:
+            self.log.write(values)
+        if self.tracker is not None:
+            self.tracker.write(values)
+
+    def saved(self, step: int, seconds: float) -> None:
+        """Called when a checkpoint is complete on the disk, `seconds` after it was begun."""
+        can_resume()
+        if self.log is not None:
+            self.log.write({"kind": "checkpoint", "step": step, "save_s": round(seconds, 3)})
+            too_long = self.grace.note(seconds, self.times.seconds[-1] if self.times.seconds else 0.0)
+            if too_long is not None:
+                self.display.note(too_long)
+                self.grace = Grace(math.inf, "said once")
+
+    def summarize(self) -> dict[str, Any]:
+        """The summary of the run, which rank 0 writes; to be called on all ranks."""
+        summary = collect(
+            strategy=self.name,
+            options=self.options,
+            settings=self.settings,
+            world=self.world,
+            progress=self.progress,
+            times=self.times,
+            waits_s=self.gradients.waits_s(),
+            parts=(self.train, self.valid),
+            global_batch=self.sampler.global_batch,
+            precision=self.precision,
+            num_parameters=self.num_parameters,
+            folder=self.run.folder,
+            resumed_from=self.run.resumed_from,
+            seconds=time.perf_counter() - self.started,
+            note=self.display.note,
+        )
+        summary |= self.gradients.report()
+        if self.world.main:
+            write_summary(self.run.folder, summary)
+        if self.tracker is not None:
+            self.tracker.write({"kind": "run", **{name: summary[name] for name in summary.keys() - {"options"}}})
+        return summary
+
+
+def can_resume() -> None:
+    """Notes what to say where Ctrl-C ends this run from now on, here and by its agent."""
+    interruption.current.advice = interruption.GOES_ON
+    console.leave_word(interruption.CHECKPOINT)
+
+
+def choose_kernels(options: Options, world: World) -> None:
+    """Takes the fastest kernels, or with `--deterministic` those that give the same bits at each run."""
+    if options.deterministic:
+        # cuBLAS reads it when it starts (docs.nvidia.com/cuda/cublas, results reproducibility).
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if world.device.type == "cuda":
+        torch.backends.cudnn.benchmark = not options.deterministic
+    else:
+        memory.keep_heap()
+
+
+@contextmanager
+def told_if_not_deterministic() -> Iterator[None]:
+    """A context in which torch's refusal to compute by a kernel that is not deterministic is a user's error."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "deterministic" not in str(error) or not torch.are_deterministic_algorithms_enabled():
+            raise
+        raise MusterError(
+            str(error).partition(", but")[0], seen="--deterministic", fix="another model, or leave out --deterministic"
+        ) from error
