@@ -30,6 +30,8 @@ STEP = 3
 
 RECORDING = "tests/recordings/slurm/b_srun_N2_1per.node02.1.env"
 TRAINING = ["--model=gpt-tiny", "--data=synthetic", "--max-steps=6", "--epochs=1", "--blocking-save", "--name=tour"]
+# Few steps of a run write a line of metrics.jsonl: the one that is followed is none of them.
+TRAINING += ["--log-every=5"]
 
 CO_OPTIMIZED = 0x1
 """The flag of functions, which bodies of modules and classes lack.

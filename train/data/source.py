@@ -1,11 +1,19 @@
-"""Samples and their labels, as every source of images or of tokens offers them to the loader."""
+"""Samples and their labels, as every source of images or of tokens offers them to the loader; and how one is opened."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from muster.config import Options
+from muster.names import check_data
 from muster.train.data.sampler import generator
+from muster.train.distributed.world import World
+from muster.train.health.faults import agree
 
 
 class BadSample(Exception):
@@ -115,3 +123,35 @@ def split(num_samples: int, valid_share: float, seed: int) -> tuple[list[int], l
     order = torch.randperm(num_samples, generator=generator(seed, "split")).tolist()
     num_valid = max(1, round(num_samples * valid_share))
     return order[num_valid:], order[:num_valid]
+
+
+def open_source(options: Options) -> Source:
+    """The images or tokens that `--data` names, found by this rank alone; raises as `open_shared`."""
+    return open_shared(options, World())
+
+
+def open_shared(options: Options, world: World) -> Source:
+    """The same on each of the ranks, of which one has searched the folder: a thousand would bring its server down.
+
+    Raises:
+        SharedFault: on all ranks, where there is no such source, it is not for this model, or its folder is not what it
+            should be.
+    """
+    module, folder = agree(world, lambda: import_source(options))
+    if not hasattr(module, "scan"):
+        return agree(world, lambda: module.open_source(options, folder))
+    found: list[Any] = [agree(world, lambda: module.scan(options, folder) if world.main else None)]
+    if world.backend is not None:
+        dist.broadcast_object_list(found, src=0, device=world.device)
+    return agree(world, lambda: module.open_source(options, folder, found[0]))
+
+
+def import_source(options: Options) -> tuple[ModuleType, str]:
+    """The module that reads the data of `--data`, and their folder.
+
+    Raises:
+        MusterError: there is no such source, it is not for this model, or it needs a folder.
+    """
+    check_data(options.data, options.model)
+    name, _, folder = options.data.partition(":")
+    return import_module(f"muster.train.data.{name}"), folder

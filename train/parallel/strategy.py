@@ -10,6 +10,7 @@ then 4 ranks, 2 ranks that accumulate 2, and 1 process that accumulates 4 train 
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from muster.config import Options
+from muster.config import IN_ONE_PROCESS, Options
 from muster.train.distributed.world import Mark, Stopwatch, World
 from muster.train.models import logits_of, loss_of, place
 from muster.train.optim import Precision
@@ -207,3 +208,30 @@ class Strategy:
     def without_sync(self, model: nn.Module) -> AbstractContextManager[object]:
         """A context for micro-batches whose gradients only add up on this rank."""
         return nullcontext()
+
+
+class Alone(Strategy):
+    """A strategy for several processes, where there is one: it trains as a single process does."""
+
+    def __init__(self, meant: Strategy) -> None:
+        super().__init__(meant.world, meant.options)
+        self.meant = meant
+
+    def check(self) -> None:
+        self.meant.check()
+
+    def notes(self) -> list[str]:
+        return self.meant.notes()
+
+
+def load(name: str, world: World, options: Options) -> Strategy:
+    """The strategy called `name`, for this rank; where it is for several and there is one alone, as `single`."""
+    module = import_module(f"{__package__}.{name}")
+    (kind,) = (
+        found
+        for found in vars(module).values()
+        if isinstance(found, type) and issubclass(found, Strategy) and found.__module__ == module.__name__
+    )
+    strategy = kind(world, options)
+    is_alone = world.world_size == 1 and world.backend is None
+    return Alone(strategy) if is_alone and name not in IN_ONE_PROCESS else strategy
