@@ -113,7 +113,10 @@ def trace(folder: Path) -> None:
 
 
 class Windows:
-    """Which parts of a run are under way: the step of number STEP, up to the next one, and the first save."""
+    """Which parts of a run are under way: the step of number STEP, up to the next one, and the first save.
+
+    A save ends when the checkpoint is complete on the disk; that the run then says so is no part of it.
+    """
 
     def __init__(self) -> None:
         self.open: set[str] = set()
@@ -133,7 +136,7 @@ class Windows:
             if self.num_saves == 1:
                 self.saving = frame
                 self.open.add("save")
-        elif event == "return" and frame is self.saving:
+        elif (event == "return" and frame is self.saving) or name == "Trainer.saved":
             self.open -= {"save"}
 
 

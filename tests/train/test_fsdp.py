@@ -80,7 +80,8 @@ def test_with_cpu_offload_statistics_stay_on_the_device(monkeypatch):
     monkeypatch.setattr(fsdp, "cut", lambda *_: None)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     precision = Precision(bf16=False, channels_last=False, fused=False)
-    model = fsdp.wrap(model, World(device=torch.device("meta")), Options(cpu_offload=True), precision)
+    strategy = fsdp.FSDP(World(device=torch.device("meta")), Options(cpu_offload=True))
+    model = strategy.wrap(model, precision)
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
     assert {name: buffer.device.type for name, buffer in model.named_buffers()} == {
         "1.running_mean": "meta", "1.running_var": "meta", "1.num_batches_tracked": "meta",
