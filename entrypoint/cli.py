@@ -200,6 +200,13 @@ def _become(module: str, *arguments: str) -> None:
 
 def muster() -> None:
     """The command `muster`."""
+    script: list[str] = []
+    plain = from_argv(sys.argv[2:], *RUN, rest=script) if sys.argv[1:2] == ["run"] else None
+    if plain is not None and script:
+        options, how, torchrun = plain
+        with _ending("muster run", lambda: options.debug):
+            _run_script(options, how, torchrun, script)
+        return
     # Here and not above: `train` has no use for them.
     from muster.entrypoint.fabric import commands as fabric_commands
     from muster.entrypoint.jobs import commands as job_commands
@@ -210,15 +217,13 @@ def muster() -> None:
         context_settings=SETTINGS,
         no_args_is_help=True,
     )
-    script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The program, then its arguments.")]
+    words = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The program, then its arguments.")]
     run = "Start SCRIPT on all ranks of this job, in torchrun's place."
     _detailed(app, "run", run, allow_interspersed_args=False)(
         command(
             _run_script,
-            LaunchOptions,
-            ProgramOptions,
-            TorchrunOptions,
-            script=inspect.Parameter("script", inspect.Parameter.KEYWORD_ONLY, annotation=script),
+            *RUN,
+            script=inspect.Parameter("script", inspect.Parameter.KEYWORD_ONLY, annotation=words),
         )
     )
     _detailed(app, "detect", "Show what was found, where it came from, what would run.")(
@@ -237,6 +242,10 @@ def muster() -> None:
     )
     app.command("version", help="Show what is installed, and the libraries that torch loads.")(_version)
     _run(app, "muster", sys.argv[1:])
+
+
+RUN = (LaunchOptions, ProgramOptions, TorchrunOptions)
+"""The options of `muster run`, before the script."""
 
 
 def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunOptions, script: list[str]) -> None:

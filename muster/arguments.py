@@ -75,11 +75,16 @@ def to_argv(options: Any) -> list[str]:
     return argv
 
 
-def from_argv(argv: Sequence[str], *groups: type) -> list[Any] | None:
+def from_argv(argv: Sequence[str], *groups: type, rest: list[str] | None = None) -> list[Any] | None:
     """An instance of each of the dataclasses `groups` with the options that `argv` gives; None where typer has to look.
 
     typer takes a tenth of a second to make a hundred options, for each launch and for each rank. What is misspelt, or
     has a value that its type or limits don't allow, is left to it: it says what is wrong.
+
+    Args:
+        argv: the words.
+        groups: the dataclasses.
+        rest: takes the words from the first on that is no option, as of a script; None where all are options.
     """
     values: dict[type, dict[str, Any]] = {group: {} for group in groups}
     known: dict[str, tuple[dict[str, Any], str, Any, Any]] = {}
@@ -95,6 +100,9 @@ def from_argv(argv: Sequence[str], *groups: type) -> list[Any] | None:
                 taken[field_name] = _value(os.environ[info.envvar], kind, info)
         words = iter(argv)
         for word in words:
+            if rest is not None and not word.startswith("-"):
+                rest += [word, *words]
+                break
             name, equals, text = word.partition("=")
             taken, field_name, meant, (kind, info) = known[name.replace("_", "-")]
             if meant is not None and not equals:

@@ -9,7 +9,7 @@ import typer
 from muster.arguments import command, from_argv, to_argv
 from muster.check.options import BenchOptions, DoctorOptions
 from muster.config import Options
-from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.options import LaunchOptions, ProgramOptions, TorchrunOptions
 
 
 def by_typer(argv: list[str], *groups: type) -> list[Any]:
@@ -94,3 +94,26 @@ def test_a_variable_gives_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_not_plain_is_left_to_typer(argv: list[str]) -> None:
     assert from_argv(argv, Options) is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "script"),
+    [
+        (["x.py"], ["x.py"]),
+        (["--nproc-per-node=2", "x.py", "--nnodes=9", "--", "-h"], ["x.py", "--nnodes=9", "--", "-h"]),
+        (["--nproc-per-node", "2", "-m", "package.module", "y"], ["package.module", "y"]),
+        (["--standalone", "-t", "3", "x.py", "--debug"], ["x.py", "--debug"]),
+        (["--debug"], []),
+    ],
+)
+def test_words_from_a_script_on_are_its_own(argv: list[str], script: list[str]) -> None:
+    groups = (LaunchOptions, ProgramOptions, TorchrunOptions)
+    rest: list[str] = []
+    found = from_argv(argv, *groups, rest=rest)
+    assert rest == script
+    assert found == by_typer(argv[: len(argv) - len(script)], *groups)
+
+
+@pytest.mark.parametrize("argv", [["--no-such", "x.py"], ["--nproc-per-node"], ["--help", "x.py"]])
+def test_what_is_wrong_before_a_script_is_left_to_typer(argv: list[str]) -> None:
+    assert from_argv(argv, LaunchOptions, ProgramOptions, TorchrunOptions, rest=[]) is None
