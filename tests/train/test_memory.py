@@ -94,6 +94,22 @@ def test_a_real_allocation_that_is_too_large():
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "DataLoader worker (pid 812) is killed by signal: Killed. ",
+        "DataLoader worker (pid(s) 8, 9) exited unexpectedly",
+    ],
+)
+def test_a_worker_that_was_killed_is_told_as_that(words):
+    told = explain(raised(RuntimeError(words)), "ddp", Options(), World(rank=1, world_size=2, host="node01"))
+    assert told is not None
+    assert told.code == 1
+    assert "rank 1 of 2 (node01)" in told.wrong
+    assert words.strip(" .") in told.seen
+    assert "--train-num-workers" in told.fix
+
+
+@pytest.mark.parametrize(
     ("error", "is_memory"),
     [
         (MemoryError(), True),

@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from muster.config import Options
-from muster.errors import MusterError
+from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import COMPUTING, DATA, World
 from muster.train.reporting.metrics import peak_memory_gib
 
@@ -34,6 +34,9 @@ GPU_WORDS = (
 )
 """How CUDA, cuBLAS, cuDNN and NCCL say it, which take memory beside torch's allocator: by RuntimeErrors too."""
 
+
+WORKER = re.compile(r"DataLoader worker \(pid.*(?:killed by signal|exited unexpectedly).*")
+"""How torch says that a process of its loader is gone; nothing but SIGKILL from outside ends ours in that way."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER = 2**31 - 1
@@ -72,6 +75,14 @@ def collect_garbage() -> None:
 
 def explain(error: BaseException, strategy: str, options: Options, world: World) -> MusterError | None:
     """What the user is told where `error` comes of memory that is used up; None where it does not."""
+    if (lost := WORKER.search(str(error))) and isinstance(error, RuntimeError):
+        return MusterError(
+            f"a process that loads data has ended on rank {world.rank} of {world.world_size} ({world.host})",
+            seen=lost[0].strip(" ."),
+            fix="more memory for the job, as the system kills what takes too much, or fewer --train-num-workers; "
+            "--resume goes on from the last checkpoint",
+            code=ExitCode.FAILED,
+        )
     cause = find(error)
     if cause is None:
         return None
