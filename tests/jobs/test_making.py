@@ -31,12 +31,9 @@ def test_each_site_that_is_not_refused_has_its_script() -> None:
 def test_what_the_profile_says_is_in_the_script(tmp_path: Path) -> None:
     text = making.make(site(tmp_path, "slurm"), Wanted(nodes=3, account="my-project", gpus=2))
     for line in (
-        "#SBATCH --account=my-project",
-        "#SBATCH --partition=gpu",
-        "#SBATCH --nodes=3 --ntasks-per-node=1",
-        "#SBATCH --cpus-per-task=48",
-        "#SBATCH --gpus-per-node=2",
-        "#SBATCH --mem=500G",
+        "#SBATCH --account=my-project --partition=gpu",
+        "#SBATCH --nodes=3 --ntasks-per-node=1 --time=01:00:00",
+        "#SBATCH --cpus-per-task=48 --gpus-per-node=2 --mem=500G",
         "#SBATCH --opt=$(touch harm) x",
         "module load a 'b;touch${IFS}harm'; module load 'sing$(touch harm)'",
     ):
@@ -50,7 +47,7 @@ def test_what_the_profile_says_is_in_the_script(tmp_path: Path) -> None:
 def test_limits_in_each_schedulers_words(name: str) -> None:
     asked = Wanted(time_s=95_400)
     line = {
-        "slurm": "#SBATCH --time=26:30:00",
+        "slurm": "#SBATCH --nodes=2 --ntasks-per-node=1 --time=26:30:00",
         "pbs": "#PBS -l select=2:mpiprocs=1 -l walltime=26:30:00",
         "lsf": "#BSUB -W 26:30",
         "grid-engine": "#$ -l h_rt=26:30:00",
