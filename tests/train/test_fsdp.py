@@ -10,7 +10,7 @@ from muster.train import checkpoint
 from muster.train.distributed.world import World
 from muster.train.optim import Precision
 from muster.train.parallel import fsdp
-from tests.train.comparing import DIGITS, STEPS, TEXT, trained, vector
+from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained, vector
 
 
 @pytest.mark.process
@@ -87,3 +87,11 @@ def test_with_cpu_offload_statistics_stay_on_the_device(monkeypatch):
         "1.running_mean": "meta", "1.running_var": "meta", "1.num_batches_tracked": "meta",
     }  # fmt: skip
     assert "1.running_mean" in model.state_dict()
+
+
+@pytest.mark.process
+def test_a_group_of_one_trains_as_the_single_process_with_exact_sums_too(train, tmp_path):
+    argv = [*TEXT, *STEPS, "--optimizer=sgd", "--lr=0.1", "--accumulate=4", "--max-steps=2", "--deterministic"]
+    single = trained(train, tmp_path, "single", 1, argv, "single")
+    alone = trained(train, tmp_path, "fsdp", 1, [*argv, "--single-rank-group"], "alone")
+    assert max(apart(single, alone)) < LIMIT
