@@ -61,7 +61,7 @@ AREAS = {
         [f"tests/train/test_{name}.py" for name in ("order", "data", "images", "loader", "shards", "tokens", "shm")],
     ),
     "strategies": (
-        ["train/parallel/*.py", "train/parallel/strategy.py"],
+        ["train/parallel/*.py"],
         [
             f"tests/train/test_{name}.py"
             for name in ("strategies", "ddp", "fsdp", "tp", "pipeline", "matrix", "ddp_zero1")

@@ -12,7 +12,7 @@ from tests.train.comparing import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.once, pytest.mark.full]
 
-SOURCES = ROOT / "train" / "strategies"
+SOURCES = ROOT / "train" / "parallel"
 GPT = [
     *("--model=gpt-tiny", f"--data=tokens:{SOURCES}", "--seq-len=64", "--epochs=4", "--lr=0.003"),
     *("--no-bf16", "--keep-checkpoints=1"),

@@ -59,9 +59,9 @@ CONNECTING = """
 import os
 import muster.train.process as process
 connect = process.connect
-def connecting(world):
+def connecting(world, **more):
     open(os.path.join(os.environ["READING"], os.environ["RANK"]), "w").close()
-    return connect(world)
+    return connect(world, **more)
 process.connect = connecting
 """
 
