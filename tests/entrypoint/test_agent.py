@@ -131,7 +131,8 @@ def test_what_the_agent_stopped_is_not_the_cause_and_leaves_nothing_running(tmp_
 
 
 def test_workers_end_with_an_agent_that_was_killed(tmp_path: Path) -> None:
-    (tmp_path / "worker.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
+    # In one piece: the lines of both go through one pipe.
+    (tmp_path / "worker.py").write_text("import os, time\nos.write(1, f'{os.getpid()}\\n'.encode())\ntime.sleep(60)")
     with subprocess.Popen(
         argv(), cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
     ) as started:
