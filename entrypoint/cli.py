@@ -17,7 +17,7 @@ import typer
 from muster import interruption
 from muster.arguments import command, from_argv, normalise, to_argv
 from muster.check.options import BenchOptions, DoctorOptions
-from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, ConfigFile, Options, config_of, with_file
+from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, ConfigFile, Options, check_here, config_of, with_file
 from muster.config import check as check_combination
 from muster.entrypoint import environment, show
 from muster.entrypoint.detect import resolve
@@ -28,7 +28,6 @@ from muster.entrypoint.rendezvous import address
 from muster.errors import MusterError, one_line
 from muster.help import NAMES as HELP_NAMES
 from muster.help import Command
-from muster.names import check_here
 
 
 # torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.
@@ -139,8 +138,9 @@ def _trainings(*, starts: bool = True) -> typer.Typer:
 
 def _detailed(app: typer.Typer, name: str, text: str, **settings: Any) -> Callable[..., Any]:
     """As `app.command`, for a command whose options are too many for one screen: see muster/help.py."""
-    settings = {**DETAILED, **settings}
-    return app.command(name, cls=Command, help=text, epilog=EXAMPLES.get(name), context_settings=settings)
+    return app.command(
+        name, cls=Command, help=text, epilog=EXAMPLES.get(name), context_settings={**DETAILED, **settings}
+    )
 
 
 def _check(words: Sequence[str]) -> None:
@@ -198,6 +198,10 @@ def _become(module: str, *arguments: str) -> None:
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
 
 
+RUN = (LaunchOptions, ProgramOptions, TorchrunOptions)
+"""The options of `muster run`, before the script."""
+
+
 def muster() -> None:
     """The command `muster`."""
     script: list[str] = []
@@ -242,10 +246,6 @@ def muster() -> None:
     )
     app.command("version", help="Show what is installed, and the libraries that torch loads.")(_version)
     _run(app, "muster", sys.argv[1:])
-
-
-RUN = (LaunchOptions, ProgramOptions, TorchrunOptions)
-"""The options of `muster run`, before the script."""
 
 
 def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunOptions, script: list[str]) -> None:

@@ -30,8 +30,6 @@ STEP = 3
 
 RECORDING = "tests/recordings/slurm/b_srun_N2_1per.node02.1.env"
 TRAINING = ["--model=gpt-tiny", "--data=synthetic", "--max-steps=6", "--epochs=1", "--blocking-save", "--name=tour"]
-# Few steps of a run write a line of metrics.jsonl: the one that is followed is none of them.
-TRAINING += ["--log-every=5"]
 
 CO_OPTIMIZED = 0x1
 """The flag of functions, which bodies of modules and classes lack.
@@ -113,10 +111,7 @@ def trace(folder: Path) -> None:
 
 
 class Windows:
-    """Which parts of a run are under way: the step of number STEP, up to the next one, and the first save.
-
-    A save ends when the checkpoint is complete on the disk; that the run then says so is no part of it.
-    """
+    """Which parts of a run are under way: the step of number STEP, up to the next one, and the first save."""
 
     def __init__(self) -> None:
         self.open: set[str] = set()
@@ -136,7 +131,7 @@ class Windows:
             if self.num_saves == 1:
                 self.saving = frame
                 self.open.add("save")
-        elif (event == "return" and frame is self.saving) or name == "Trainer.saved":
+        elif event == "return" and frame is self.saving:
             self.open -= {"save"}
 
 

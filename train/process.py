@@ -13,12 +13,13 @@ from muster.config import Options
 from muster.errors import ExitCode, MusterError, code_for_job
 from muster.train.checkpoint import run_directory
 from muster.train.distributed.backends import backend_for, open_group, places
-from muster.train.distributed.world import Stopwatch, World, close_group, connect, device_for, read_environment
+from muster.train.distributed.world import World, close_group, connect, device_for, read_environment
 from muster.train.health import faults, memory
 from muster.train.health.faults import Fault, SharedFault, agree
 from muster.train.health.heartbeat import Heartbeat, report_lost_store, silence_s
 from muster.train.health.parent import Guard
 from muster.train.reporting import console
+from muster.train.reporting.stopwatch import Stopwatch
 from muster.train.trainer import Trainer
 
 DEBUG = bool(os.environ.get("MUSTER_DEBUG"))

@@ -311,7 +311,7 @@ class Trainer:
                 self.save(progress, own)
                 return
             progress.best_accuracy = max(progress.best_accuracy, valid[1])
-            unit = self.train.source.unit
+            unit = self.source.unit
             record = {
                 "epoch": epoch + 1,
                 "step": progress.step,
@@ -380,7 +380,7 @@ class Trainer:
                 looks.take(done, self.notice.heard)
         skipped = sums.values.new_tensor([float(self.valid.num_bad)])
         totals = self.total(torch.cat((sums.values, skipped))).tolist()
-        expected = self.valid.source.num_valid_targets
+        expected = self.source.num_valid_targets
         if totals[2] + totals[3] != expected or not totals[2]:
             raise MusterError(
                 "validation did not count each sample once",
@@ -442,7 +442,7 @@ class Trainer:
     def look(self, sums: Sums) -> None:
         """Begins a look at the losses, the warnings and the pace of all ranks."""
         flags = self.notice.heard, self.interval.is_over()
-        self.looks.take(self.progress.step, *flags, values=sums.values * float(self.world.reports_loss))
+        self.looks.take(self.progress.step, *flags, values=self.own(sums.values))
         self.line = self.line_now()
 
     def refuse(self, loss: float, sums: Sums) -> None:
@@ -466,9 +466,9 @@ class Trainer:
         is_late = step > LOG_ALL and not self.options.log_every
         if not self.world.main or step % (LOG_STEPS if is_late else self.log_every):
             return None
-        num_targets = self.sampler.global_batch * self.train.source.targets_of_sample
+        num_targets = self.sampler.global_batch * self.source.targets_of_sample
         lr = self.trained.optimizer.param_groups[0]["lr"]
-        return {"step": step, "lr": lr, **self.times.lately(num_targets, self.train.source.unit)}
+        return {"step": step, "lr": lr, **self.times.lately(num_targets, self.source.unit)}
 
     def show(self, sums: Sums) -> None:
         """Shows and logs the loss of all ranks in the epoch, up to the step of the look that is under way.
@@ -485,7 +485,7 @@ class Trainer:
         loss, accuracy = averages(values)
         self.display.loss(loss)
         if self.line is not None:
-            self.record({"kind": "steps", **self.line, **results("train", loss, accuracy, self.train.source.unit)})
+            self.record({"kind": "steps", **self.line, **results("train", loss, accuracy, self.source.unit)})
 
     def train_step(self, batches: Any, sums: Sums) -> None:
         """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
@@ -511,9 +511,13 @@ class Trainer:
         progress.step += 1
         world.vitals.stepped(progress.step)
 
+    def own(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` of this rank as they go into sums over all; zeros where another rank reports them."""
+        return values * float(self.world.reports_loss)
+
     def total(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of `values` over the ranks that count."""
-        return self.world.all_reduce(values * float(self.world.reports_loss))
+        """The sum of `values` over the ranks that report them."""
+        return self.world.all_reduce(self.own(values))
 
     @torch.no_grad()
     def average_statistics(self) -> Statistics:

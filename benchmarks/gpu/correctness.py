@@ -339,7 +339,7 @@ def checkpoint_cpu_gpu(work: Work) -> dict[str, Any]:
 @case(
     part="A", timeout_s=30, on_cpu=True,
     expect={"accuracy": at_least(0.9, "handwritten digits by ResNet-18 after 4 epochs"), "world_size": exactly(1)},
-    expect_cpu={"accuracy": at_least(0.3, "after 1 epoch; 0.1 is chance"), "world_size": exactly(1)},
+    expect_cpu={"accuracy": at_least(0.6, "after 1 epoch; 0.1 is chance"), "world_size": exactly(1)},
 )  # fmt: skip
 def train_digits(work: Work) -> dict[str, Any]:
     """`train ddp` as a user types it learns the handwritten digits"""

@@ -222,13 +222,13 @@ def device_assert(work: Work) -> dict[str, Any]:
 
 @case(
     part="B", timeout_s=35, on_cpu=True,
-    expect={"exit_code": exactly(1), "says_so": TRUE, "seconds": SOON_S},
-    expect_cpu={"exit_code": exactly(1), "says_so": TRUE},
+    expect={"exit_code": exactly(1), **THREE_LINES, "says_so": TRUE, "seconds": SOON_S},
+    expect_cpu={"exit_code": exactly(1), **THREE_LINES, "says_so": TRUE},
 )  # fmt: skip
 def worker_killed(work: Work) -> dict[str, Any]:
     """A process that loads data is killed: told, and nothing waits for its batch"""
     options = ("--model=resnet18", "--data=fake", "--image-size=32", "--num-samples=100000", "--train-num-workers=2")
-    return told(run(work, "kill_worker", *options, "--batch-size=8", "--log-every=1"), "orker")
+    return told(run(work, "kill_worker", *options, "--batch-size=8", "--log-every=1"), "that loads data has ended")
 
 
 @case(part="B", timeout_s=15, on_cpu=True, expect={"exit_code": exactly(2), **THREE_LINES, "says_so": TRUE})

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.gpu.casework import TRAINER, Work, at_least, at_most, case
 
 AS_FAST = at_least(0.97, "ours by the plain loop; 3 % is the spread of two runs of the same")
-ON_CPU = at_least(0.01, "a CPU that others use: only that both run")
+ON_CPU = at_least(0.2, "a CPU: that both do the same work, not which is faster")
 SAME_MEMORY = at_most(1.1, "peak memory of ours by the plain loop's")
 
 

@@ -19,9 +19,10 @@ from torch.optim import Optimizer
 
 from muster.config import Options
 from muster.train import models, optim, parallel
-from muster.train.distributed.world import Stopwatch, World
+from muster.train.distributed.world import World
 from muster.train.optim import choose_precision
 from muster.train.reporting.metrics import Sums
+from muster.train.reporting.stopwatch import Stopwatch
 from muster.train.trainer import choose_kernels
 
 Weights = dict[str, Tensor]

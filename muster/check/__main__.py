@@ -13,7 +13,7 @@ if __name__ == "__main__":
 
 import typer
 
-from muster.arguments import command
+from muster.arguments import command, from_argv
 from muster.check.options import BenchOptions, DoctorOptions
 from muster.errors import ExitCode, MusterError
 from muster.notices import said_if_slow
@@ -38,6 +38,11 @@ def parse(program: str, group: type[Group], argv: Sequence[str]) -> Group:
     Raises:
         SystemExit: with 2, after three lines, at a usage error; with 0 after --help.
     """
+    if not os.environ.get("MUSTER_DEBUG"):
+        # The notes of torch's C++ side are nothing that a user can act on.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if plain := from_argv(argv, group):
+        return plain[0]
     parsed: list[Group] = []
 
     def keep(options: Group) -> None:
@@ -53,9 +58,6 @@ def parse(program: str, group: type[Group], argv: Sequence[str]) -> Group:
         raise SystemExit(ExitCode.USER_MUST_CHANGE) from None
     if not parsed:
         raise SystemExit(0)  # --help has said what it had to say
-    if not os.environ.get("MUSTER_DEBUG"):
-        # The notes of torch's C++ side are nothing that a user can act on.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     return parsed[0]
 
 

@@ -105,7 +105,7 @@ def test_a_signal_reaches_the_trainer(podman: Podman, image: str, strategy: str,
     else:
         options = []
     with podman.started(image, *words, options=options) as container:
-        wait_for("the training to begin", lambda: " runs/" in podman.logs(container), 120, interval_s=0.5)
+        wait_for("the training to begin", lambda: re.search(r"run +runs/", podman.logs(container)), 120, interval_s=0.5)
         first = podman("top", container, "pid", "comm").stdout.splitlines()[1].split()
         assert first[0] == "1"
         assert first[1] == "tini"

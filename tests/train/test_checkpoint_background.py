@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from muster.errors import MusterError
 from muster.train import checkpoint
-from muster.train.checkpoint import CheckpointManager, TrainState, misfit, storage
+from muster.train.checkpoint import CheckpointManager, TrainState, storage
+from muster.train.checkpoint.manager import misfit
 from muster.train.distributed.world import World
 
 DEADLINE_S = 60

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from muster.train.distributed.world import Stopwatch, World
+from muster.train.distributed.world import World
 from muster.train.parallel.strategy import go_back
+from muster.train.reporting.stopwatch import Stopwatch
 from muster.train.reporting.summary import compare_ranks
 from tests.train.comparing import TEXT
 

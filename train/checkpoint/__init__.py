@@ -4,44 +4,17 @@ manager.py writes the checkpoints of a run, finds and loads them; storage.py has
 torch.distributed.checkpoint; run_directory.py the folder of a run: whose it is, and where an earlier attempt stopped.
 """
 
-from muster.train.checkpoint.manager import (
-    CheckpointManager,
-    Progress,
-    State,
-    Statistics,
-    TrainState,
-    folder_of,
-    head,
-    is_complete,
-    is_damage,
-    load,
-    load_into,
-    load_newest,
-    misfit,
-    passed_over,
-    put_back,
-    saved,
-    split,
-    step_of,
-)
-
-__all__ = [
-    "CheckpointManager",
-    "Progress",
-    "State",
-    "Statistics",
-    "TrainState",
-    "folder_of",
-    "head",
-    "is_complete",
-    "is_damage",
-    "load",
-    "load_into",
-    "load_newest",
-    "misfit",
-    "passed_over",
-    "put_back",
-    "saved",
-    "split",
-    "step_of",
-]
+from muster.train.checkpoint.manager import CheckpointManager as CheckpointManager
+from muster.train.checkpoint.manager import Progress as Progress
+from muster.train.checkpoint.manager import State as State
+from muster.train.checkpoint.manager import Statistics as Statistics
+from muster.train.checkpoint.manager import TrainState as TrainState
+from muster.train.checkpoint.manager import folder_of as folder_of
+from muster.train.checkpoint.manager import head as head
+from muster.train.checkpoint.manager import is_complete as is_complete
+from muster.train.checkpoint.manager import load as load
+from muster.train.checkpoint.manager import load_newest as load_newest
+from muster.train.checkpoint.manager import put_back as put_back
+from muster.train.checkpoint.manager import saved as saved
+from muster.train.checkpoint.manager import split as split
+from muster.train.checkpoint.manager import step_of as step_of

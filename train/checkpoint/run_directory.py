@@ -23,7 +23,8 @@ from torch import nn
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint
-from muster.train.checkpoint import CheckpointManager, TrainState, misfit
+from muster.train.checkpoint import CheckpointManager, TrainState
+from muster.train.checkpoint.manager import is_damage, misfit, passed_over
 from muster.train.checkpoint.storage import write_text
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree
@@ -405,9 +406,9 @@ def restore(
         rank = world.rank if index["plain"]["world_size"] == world.world_size else -1
         trained.fill(path, index, rank, manager.group)
     except MusterError as damage:
-        if not checkpoint.is_damage(damage) or len(chosen.candidates) == 1:
+        if not is_damage(damage) or len(chosen.candidates) == 1:
             raise
-        chosen.notes.append(checkpoint.passed_over(chosen.candidates.pop(0), damage))
+        chosen.notes.append(passed_over(chosen.candidates.pop(0), damage))
         return restore(trained, chosen, identity, manager, world)
     return index["plain"]
 

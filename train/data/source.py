@@ -9,8 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster.config import Options
-from muster.names import check_data
+from muster.config import Options, check_data
 from muster.train.data.sampler import generator
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree

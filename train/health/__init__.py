@@ -1,2 +1,5 @@
-"""What can go wrong with a rank, and who says so: the parent that died (parent.py), errors of one rank that end all
-(faults.py), silence and hangs (heartbeat.py), warnings and time limits (preemption.py), memory (memory.py)."""
+"""What can go wrong with a rank, and who says so.
+
+parent.py hears that the agent died, faults.py ends all ranks with the error of one, heartbeat.py finds silence and
+hangs, preemption.py hears warnings and knows the time limit, memory.py explains memory that is used up.
+"""

@@ -22,8 +22,7 @@ from torch.utils.checkpoint import (
     noop_context_fn,
 )
 
-from muster.config import Options
-from muster.names import TRANSFORMERS, check_transformer
+from muster.config import TRANSFORMERS, Options, check_transformer
 from muster.train.data.sampler import seed_of
 
 

@@ -5,9 +5,8 @@ import torchvision.models
 from torch import nn
 from torch.nn.functional import conv2d
 
-from muster.config import Options
+from muster.config import Options, check_classifier
 from muster.errors import MusterError
-from muster.names import check_classifier
 
 
 def build(options: Options, num_classes: int, image_size: int) -> nn.Module:

@@ -20,14 +20,15 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from muster.config import IN_ONE_PROCESS, Options
-from muster.train.distributed.world import Mark, Stopwatch, World
+from muster.train.distributed.world import World
 from muster.train.models import logits_of, loss_of, place
 from muster.train.optim import Precision
 from muster.train.reporting.metrics import Sums
+from muster.train.reporting.stopwatch import Mark, Stopwatch
 
 
 class Gradients:
-    """How the loop computes one step's micro-batches: here as the parameters add up gradients by themselves.
+    """How the trainer computes one step's micro-batches: here as the parameters add up gradients by themselves.
 
     Args:
         divisor: what the loss of a micro-batch is divided by: the micro-batches of a step on this rank, or 1 where
@@ -164,7 +165,7 @@ class Strategy:
     - gradients are those of the whole global batch, the mean over all micro-batches (`gradients`), after the last
       micro-batch of a step; those of the others may only add up (`without_sync`);
     - `Gradients.clip` takes the norm over all ranks that hold parts of the model;
-    - the loss is known to at least one rank of each share of the data: the others set `counts` to False (`share`);
+    - the loss is known to at least one rank of each share of the data: the others have `reports_loss` False (`share`);
     - `unwrap(model).state_dict()` has the names of the model as it was built, and tensors or DTensors: a checkpoint of
       one strategy is then read by any other.
 

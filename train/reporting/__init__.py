@@ -1,2 +1,5 @@
-"""What a run shows and writes: times and losses (metrics.py), the screen (display.py), logs (console.py), files
-(summary.py), traces (profile.py) and other programs' trackers (trackers.py)."""
+"""What a run measures, shows and writes.
+
+stopwatch.py and metrics.py have times and losses, display.py the screen, console.py the logs, summary.py the files of a
+run, profile.py traces, trackers.py other programs that take the numbers.
+"""

@@ -13,9 +13,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from muster.config import Options
-from muster.train.distributed.world import Mark, Stopwatch
 from muster.train.models import IGNORED, gpt, images, loss_of
 from muster.train.reporting.profile import Profile
+from muster.train.reporting.stopwatch import Mark, Stopwatch
 from muster.units import perplexity
 
 Item = TypeVar("Item")
