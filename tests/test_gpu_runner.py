@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.casework import PARTS, Case, at_most, exactly
+from benchmarks.gpu.casework import Case, at_most, exactly
 from benchmarks.gpu.runner import read_table, write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNNER = ROOT / "benchmarks" / "gpu" / "runner.py"
-PART_LIMIT_S = 540
 
 MADE_UP = """
 import json, os, signal, subprocess, sys, time
@@ -35,9 +34,11 @@ runner.TERM_GRACE_S = 0.5
 """
 
 
-def run_made_up(tmp_path: Path, *cases: str, deadline_s: float = 60) -> tuple[int, dict[str, Any], str]:
+def run_made_up(
+    tmp_path: Path, *cases: str, settings: str = "", deadline_s: float = 60
+) -> tuple[int, dict[str, Any], str]:
     """Runs made-up cases, by what `made` takes; returns the exit code, each case's outcome, and the output."""
-    code = f"{MADE_UP}\ncases = [{', '.join(f'made({case})' for case in cases)}]\n"
+    code = f"{MADE_UP}\n{settings}\ncases = [{', '.join(f'made({case})' for case in cases)}]\n"
     code += "sys.exit(runner.main(['--device=cpu', '--out', sys.argv[1]], cases))"
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-c", code, str(tmp_path)]
@@ -123,7 +124,9 @@ def test_what_is_written_is_whole_even_where_writing_fails(tmp_path: Path) -> No
 
 
 def test_sigterm_ends_the_case_and_keeps_the_results(tmp_path: Path) -> None:
-    code = f"{MADE_UP}\ncases = [made('first', 'report(error=0.0)'), made('second', 'time.sleep(100)', 90)]\n"
+    code = (
+        f"{MADE_UP}\n{settings}\ncases = [made('first', 'report(error=0.0)'), made('second', 'time.sleep(100)', 90)]\n"
+    )
     code += "sys.exit(runner.main(['--device=cpu', '--out', sys.argv[1]], cases))"
     words = [sys.executable, "-c", code, str(tmp_path)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -177,9 +180,15 @@ def test_list_names_every_case_and_its_bounds() -> None:
         assert case.shows, case.name
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_each_part_takes_less_than_nine_minutes(part: str) -> None:
-    assert sum(case.timeout_s for case in read_table() if case.part == part) < PART_LIMIT_S
+def test_a_part_ends_in_its_time_and_names_what_was_not_tried(tmp_path: Path) -> None:
+    settings = "runner.PART_S, runner.LEAST_S = 3, 1"
+    code, found, _ = run_made_up(
+        tmp_path, "'long', 'time.sleep(60)', 40", "'late', 'report(error=0.0)'", settings=settings
+    )
+    assert code == 1
+    assert {one["verdict"] for one in found.values()} == {"FAIL"}
+    assert "longer than 3 s" in found["long"]["reason"]
+    assert "--only=late" in found["late"]["reason"]
 
 
 def test_a_case_without_a_figure_is_refused() -> None:

@@ -9,6 +9,7 @@ import importlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -239,6 +240,14 @@ class Work:
         else:
             ended = self.python(*argv, env=env)
         return Ended(ended.code, ended.output, ended.seconds, self.scratch / name)
+
+
+def json_in(output: str) -> Any:
+    """The object that a command has printed, after what it said before."""
+    start = re.search(r"^[{\[]", output, re.MULTILINE)
+    if start is None:
+        raise RuntimeError("no object was printed")
+    return json.JSONDecoder().raw_decode(output[start.start() :])[0]
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:

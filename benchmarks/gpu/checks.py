@@ -1,23 +1,14 @@
 """Part C, what looks at the machine: doctor, bench, NCCL's log, driver, energy; and the tests that a GPU changes."""
 
-import json
 import re
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.casework import ROOT, TRAINER, TRUE, Work, at_least, at_most, case, exactly
+from benchmarks.gpu.casework import ROOT, TRAINER, TRUE, Work, at_least, at_most, case, exactly, json_in
 
 COMMANDS = (*TRAINER, "jinja2", "elftools")
-
-
-def json_in(output: str) -> Any:
-    """The object that a command has printed, after what it said before."""
-    start = re.search(r"^[{\[]", output, re.MULTILINE)
-    if start is None:
-        raise RuntimeError("no object was printed")
-    return json.JSONDecoder().raw_decode(output[start.start() :])[0]
 
 
 @case(

@@ -8,7 +8,7 @@ wrong mean, a lost micro-batch) moves it to 0.1 and more.
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.casework import ROOT, TRUE, Work, at_least, at_most, case, exactly
+from benchmarks.gpu.casework import ROOT, TRUE, Work, at_least, at_most, case, exactly, json_in
 
 FP32 = at_most(1e-3, "fp32: sums in another order, 1e-7 each, through three steps")
 FP32_LOSS = at_most(1e-4, "fp32")
@@ -345,6 +345,26 @@ def train_digits(work: Work) -> dict[str, Any]:
     """`train ddp` as a user types it learns the handwritten digits"""
     summary = work.train("ddp", f"--epochs={4 if work.on_gpu else 1}", num_ranks=1).summary()
     return {"accuracy": summary["best_accuracy"], "world_size": summary["world_size"]}
+
+
+@case(
+    part="A", timeout_s=120, on_cpu=True,
+    expect={
+        "exit_code": exactly(0), "rows": at_least(8, "ddp, fsdp, tp and pipeline, each as it has options"),
+        "not_passed": exactly(0), "has_pipeline": TRUE,
+    },
+)  # fmt: skip
+def selftest(work: Work) -> dict[str, Any]:
+    """`train selftest`: every strategy, pipeline's schedules too, beside the single process on the same device"""
+    ended = work.python("-m", "muster.train.selftest", "--json")
+    rows = json_in(ended.output)
+    return {
+        "exit_code": ended.code,
+        "rows": len(rows),
+        "not_passed": sum(not row["passed"] for row in rows),
+        "has_pipeline": any(row["strategy"] == "pipeline" for row in rows),
+        "found": rows,
+    }
 
 
 @case(part="A", timeout_s=20, num_gpus=2, expect=IN_BF16)

@@ -1,10 +1,10 @@
 """Plain PyTorch loops, such as users write them: what the speed of a training is held against.
 
-    python -m benchmarks.gpu.plain resnet|timm|gpt --model resnet50 --batch-size 128 --steps 60 [--compile]
+    python -m benchmarks.gpu.plain resnet|timm|jpegs|gpt --model resnet50 --batch-size 128 --steps 60 [--compile]
 
-Images are one batch that lies on the device; tokens are drawn as nanoGPT does it. bf16 autocast, fused optimizers,
-channels_last, the loss read every tenth step. Prints an object: samples a second, peak memory, seconds to the first
-step.
+Images are one batch that lies on the device, or JPEGs that are read as torchvision's references do it; tokens are drawn
+as nanoGPT does it. bf16 autocast, fused optimizers, channels_last, the loss read every tenth step. Prints an object:
+samples a second, peak memory, seconds to the first step.
 """
 
 # ruff: noqa: E402
@@ -13,7 +13,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 STARTED = time.perf_counter()
 
@@ -34,14 +34,13 @@ def image_step(asked: argparse.Namespace, device: torch.device) -> Callable[[], 
 
         model = torchvision.models.get_model(asked.model)
     model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    inputs = torch.randn(asked.batch_size, 3, asked.image_size, asked.image_size, device=device)
-    inputs = inputs.contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(0, 1000, (asked.batch_size,), device=device)
+    batches = images_of(asked, device)
     fused = {"fused": True} if device.type == "cuda" else {}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4, **fused)
     run = torch.compile(model) if asked.compile else model
 
     def step() -> torch.Tensor:
+        inputs, labels = next(batches)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = cross_entropy(run(inputs), labels)
         loss.backward()
@@ -50,6 +49,32 @@ def image_step(asked: argparse.Namespace, device: torch.device) -> Callable[[], 
         return loss
 
     return step
+
+
+def images_of(asked: argparse.Namespace, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of images without end: the same one, or JPEGs of the folder `--data`, cropped and decoded by workers."""
+    if asked.kind != "jpegs":
+        inputs = torch.randn(asked.batch_size, 3, asked.image_size, asked.image_size, device=device)
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+        labels = torch.randint(0, 1000, (asked.batch_size,), device=device)
+        while True:
+            yield inputs, labels
+    from torch.utils.data import DataLoader
+    from torchvision import datasets, transforms
+
+    into_tensor = (transforms.ToTensor(), transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    crop = transforms.RandomResizedCrop(asked.image_size)
+    images = datasets.ImageFolder(
+        asked.data, transforms.Compose([crop, transforms.RandomHorizontalFlip(), *into_tensor])
+    )
+    loader = DataLoader(
+        images, asked.batch_size, shuffle=True, drop_last=True, num_workers=asked.num_workers,
+        pin_memory=device.type == "cuda", persistent_workers=True,
+    )  # fmt: skip
+    while True:
+        for inputs, labels in loader:
+            inputs = inputs.to(device, non_blocking=True, memory_format=torch.channels_last)
+            yield inputs, labels.to(device, non_blocking=True)
 
 
 def token_step(asked: argparse.Namespace, device: torch.device) -> Callable[[], torch.Tensor]:
@@ -86,7 +111,7 @@ def token_step(asked: argparse.Namespace, device: torch.device) -> Callable[[], 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("kind", choices=("resnet", "timm", "gpt"))
+    options.add_argument("kind", choices=("resnet", "timm", "jpegs", "gpt"))
     options.add_argument("--device", default="cuda")
     options.add_argument("--model", required=True)
     for name, default in (
@@ -95,8 +120,10 @@ def main() -> None:
         ("seq-len", 1024),
         ("vocab-size", 50304),
         ("steps", 60),
+        ("num-workers", 4),
     ):
         options.add_argument(f"--{name}", type=int, default=default)
+    options.add_argument("--data", help="a folder of images in classes, for jpegs")
     options.add_argument("--compile", action="store_true")
     asked = options.parse_args()
     device = torch.device(asked.device)

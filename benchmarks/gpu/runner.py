@@ -2,7 +2,8 @@
 
 A table of cases, each in a process group of its own with a time limit of its own. A case passes when the figures that
 it reports are within the bounds that the table names; exit code 0 alone proves nothing. Each part takes less than nine
-minutes. results.json in the folder --out is written anew, whole, after every case; logs/ there has the output of each.
+minutes on a GPU: a case that its part has no time left for is a FAIL. results.json in the folder --out is written anew,
+whole, after every case; logs/ there has the output of each.
 
 Without a GPU every case is a SKIP, unless --device=cpu is given: then those that mean something on a CPU are run there,
 over gloo and in small sizes, with five times the time.
@@ -62,6 +63,10 @@ print(json.dumps(found))
 """
 PROBE_TIMEOUT_S = 40.0
 TERM_GRACE_S = 5.0
+PART_S = 525.0
+"""Seconds for all cases of a part on a GPU. With the probe, and the end of a last case that hangs: nine minutes."""
+LEAST_S = 5.0
+"""A case is not begun with less time than this."""
 CPU_PATIENCE = 5
 """How many times longer a case may take on a CPU."""
 
@@ -160,11 +165,19 @@ def why_not(case: Case, device: str, machine: Machine, absent: set[str]) -> str 
     return f"not installed: {', '.join(lacking)} (see --wheels in --help)" if lacking else None
 
 
-def run_case(case: Case, device: str, out: Path, env: Mapping[str, str], grace_s: float = TERM_GRACE_S) -> Outcome:
-    """Runs `case` to its end, or to its time limit, and judges it."""
-    limit_s = case.timeout_s * (CPU_PATIENCE if device == "cpu" else 1)
+def run_case(case: Case, device: str, out: Path, env: Mapping[str, str], spent_s: float) -> Outcome:
+    """Runs `case` to its end, or to its time limit, and judges it.
+
+    Args:
+        spent_s: what the cases of its part before it took.
+    """
+    patience = CPU_PATIENCE if device == "cpu" else 1
+    limit_s = min(case.timeout_s * patience, max(0.0, round(PART_S * patience - spent_s, 1)))
     outcome = Outcome(name=case.name, part=case.part, verdict=FAIL, timeout_s=limit_s)
     outcome.bounds = {name: str(bound) for name, bound in case.bounds(device).items()}
+    if limit_s < min(LEAST_S, case.timeout_s):
+        outcome.reason = f"the time of part {case.part} is used up: try it with --only={case.name}"
+        return outcome
     log, shared = out / "logs" / f"{case.name}.log", out / "shared"
     for folder in (log.parent, shared):
         folder.mkdir(parents=True, exist_ok=True)
@@ -184,7 +197,7 @@ def run_case(case: Case, device: str, out: Path, env: Mapping[str, str], grace_s
             except subprocess.TimeoutExpired:
                 code = None
             finally:
-                end_group(process, grace_s)
+                end_group(process, TERM_GRACE_S)
         outcome.seconds = round(time.monotonic() - started, 2)
         outcome.last_lines = log.read_text(errors="replace").splitlines()[-25:]
         judge(outcome, case, device, code, result)
@@ -331,7 +344,8 @@ def show_list(cases: Sequence[Case]) -> None:
     for part, title in PARTS.items():
         own = [case for case in cases if case.part == part]
         if own:
-            print(f"\n{part}  {title}: {len(own)} cases, {sum(case.timeout_s for case in own):g} s at most")
+            limit_s = min(PART_S, sum(case.timeout_s for case in own))
+            print(f"\n{part}  {title}: {len(own)} cases, {limit_s:g} s at most")
         for case in own:
             where = f"{case.num_gpus} GPU" + (", or CPU" if case.on_cpu else "")
             print(f"  {case.name:26} {case.timeout_s:4g} s  {where:13}  {case.shows}")
@@ -380,6 +394,7 @@ def main(argv: Sequence[str] | None = None, cases: Sequence[Case] | None = None)
         "complete": False,
     }
     outcomes: list[Outcome] = []
+    spent_s = dict.fromkeys(PARTS, 0.0)
 
     def stop(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -390,7 +405,8 @@ def main(argv: Sequence[str] | None = None, cases: Sequence[Case] | None = None)
             reason = why_not(case, asked.device, machine, absent)
             if reason is None:
                 print(f"[{number}/{len(wanted)}] {case.name} ...", flush=True)
-                outcome = run_case(case, asked.device, out, env)
+                outcome = run_case(case, asked.device, out, env, spent_s[case.part])
+                spent_s[case.part] += outcome.seconds
             else:
                 outcome = Outcome(name=case.name, part=case.part, verdict=SKIP, reason=reason)
             outcomes.append(outcome)

@@ -5,19 +5,27 @@ card that gets warm slows both alike. benchmarks/gpu/plain.py has the loops; the
 """
 
 import json
+import os
 import statistics
 import time
 from typing import Any
 
 from benchmarks.gpu.casework import TRAINER, Work, at_least, at_most, case
+from benchmarks.gpu.data import make_images
 
 AS_FAST = at_least(0.97, "ours by the plain loop; 3 % is the spread of two runs of the same")
 ON_CPU = at_least(0.2, "a CPU: that both do the same work, not which is faster")
 SAME_MEMORY = at_most(1.1, "peak memory of ours by the plain loop's")
 
 
-def against(work: Work, kind: str, unit: str, ours: list[str], plain: list[str], rounds: int = 2) -> dict[str, Any]:
-    """The ratio of ours to a plain loop, in turns, with the rates of both."""
+def against(
+    work: Work, kind: str, unit: str, ours: list[str], plain: list[str], rounds: int = 2, *, with_waits: bool = False
+) -> dict[str, Any]:
+    """The ratio of ours to a plain loop, in turns, with the rates of both.
+
+    Args:
+        with_waits: our time is that of all steps with the waits for data between them, not the median of a step's.
+    """
     rates: dict[str, list[float]] = {"ours": [], "plain": []}
     figures: dict[str, Any] = {}
     scale = next((int(word.partition("=")[2]) for word in plain if word.startswith("--seq-len=")), 1)
@@ -25,7 +33,8 @@ def against(work: Work, kind: str, unit: str, ours: list[str], plain: list[str],
         if name == "ours":
             summary = work.train("single", *ours, name=f"round{number}").summary()
             # Medians of both: a step that something else on the machine held up counts for neither.
-            rates["ours"].append(summary["global_batch"] * scale / summary["step_time_s"]["p50"])
+            in_steps = summary["global_batch"] * scale / summary["step_time_s"]["p50"]
+            rates["ours"].append(summary["images_per_second"] if with_waits else in_steps)
             figures |= {"mfu": summary["mfu"], "peak_gib": summary["peak_memory_gib"]}
             figures |= {"flops_per_sample": summary["flops_per_sample"], "first_step_s": summary["first_step_s"]}
         else:
@@ -83,6 +92,19 @@ def resnet50_compiled(work: Work) -> dict[str, Any]:
 def resnet50_timm(work: Work) -> dict[str, Any]:
     """The same beside timm's ResNet-50"""
     return resnet(work, "timm")
+
+
+@case(part="D", timeout_s=100, on_cpu=True, expect={"ratio": AS_FAST}, expect_cpu=FAST_CPU)
+def resnet50_jpegs(work: Work) -> dict[str, Any]:
+    """ResNet-50 on JPEGs from files, beside torchvision's ImageFolder and torch's DataLoader with as many workers"""
+    size, batch, steps, model = (224, 128, 60, "resnet50") if work.on_gpu else (32, 4, 22, "resnet18")
+    num_images, workers = (1024, len(os.sched_getaffinity(0)) - 1) if work.on_gpu else (64, 1)
+    folder = make_images(work.scratch / "images", num_images)
+    sizes = [f"--model={model}", f"--image-size={size}", f"--batch-size={batch}"]
+    ours = [*sizes, f"--data=imagefolder:{folder}", f"--max-steps={steps}", "--epochs=100", "--lr=0.001"]
+    ours += [f"--train-num-workers={workers}", "--blocking-save", *([] if work.on_gpu else ["--no-bf16"])]
+    plain = [*sizes, f"--data={folder}", f"--steps={steps}", f"--num-workers={workers}"]
+    return against(work, "jpegs", "images", ours, plain, rounds=2 if work.on_gpu else 1, with_waits=True)
 
 
 @case(part="D", timeout_s=80, on_cpu=True, expect={**FAST, "mfu": at_least(0.2)}, expect_cpu=FAST_CPU)
