@@ -124,9 +124,7 @@ def test_what_is_written_is_whole_even_where_writing_fails(tmp_path: Path) -> No
 
 
 def test_sigterm_ends_the_case_and_keeps_the_results(tmp_path: Path) -> None:
-    code = (
-        f"{MADE_UP}\n{settings}\ncases = [made('first', 'report(error=0.0)'), made('second', 'time.sleep(100)', 90)]\n"
-    )
+    code = f"{MADE_UP}\ncases = [made('first', 'report(error=0.0)'), made('second', 'time.sleep(100)', 90)]\n"
     code += "sys.exit(runner.main(['--device=cpu', '--out', sys.argv[1]], cases))"
     words = [sys.executable, "-c", code, str(tmp_path)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
