@@ -193,7 +193,7 @@ def mutants_of(area: str, path: Path) -> list[Mutant]:
 
 
 def choose(number: int, seed: int, only: str) -> list[Mutant]:
-    """As many mutants of each area, drawn by chance."""
+    """As many mutants of each area, drawn by chance, in an order that mixes the areas."""
     drawn = random.Random(seed)
     chosen: list[Mutant] = []
     for place, (area, (patterns, _)) in enumerate(AREAS.items()):
@@ -202,6 +202,7 @@ def choose(number: int, seed: int, only: str) -> list[Mutant]:
         all_of_them = [mutant for path in names for mutant in mutants_of(area, path)]
         share = number // len(AREAS) + (place < number % len(AREAS))
         chosen += drawn.sample(all_of_them, min(share, len(all_of_them)))
+    drawn.shuffle(chosen)  # so that the first ones are a fair sample, should it be broken off
     return chosen
 
 
