@@ -2,6 +2,7 @@
 
 import errno
 import pickle
+import re
 import threading
 
 import pytest
@@ -14,6 +15,7 @@ from muster.train import checkpoint
 from muster.train.checkpoint import CheckpointManager, TrainState, storage
 from muster.train.checkpoint.manager import misfit
 from muster.train.distributed.world import World
+from tests.train.comparing import LIMIT, STEPS, TEXT, apart
 
 DEADLINE_S = 60
 
@@ -123,3 +125,28 @@ def test_weights_of_another_shape_are_named(keeper, tmp_path):
     index = checkpoint.head(checkpoint.saved(tmp_path)[0])
     assert misfit(index, torch.nn.Linear(3, 5)) == "bias is [4] there, and [5] here"
     assert misfit(index, torch.nn.Linear(3, 4, bias=False)) == "bias is [4] there, and none here"
+
+
+# Each rank says how many bytes of a checkpoint it copies before it goes on.
+WEIGH = """
+import os
+out = os.fdopen(os.dup(1), "w", buffering=1)
+from muster.train.checkpoint.storage import Writer
+stage = Writer.stage
+def weighed(self, tensors):
+    print("copied", sum(tensor.nbytes for tensor in tensors.values()), file=out)
+    return stage(self, tensors)
+Writer.stage = weighed
+"""
+
+
+@pytest.mark.process
+def test_replicas_share_the_copy_among_them(train, tmp_path):
+    common = [*TEXT, *STEPS, "--max-steps=2", f"--runs-dir={tmp_path}"]
+    [alone] = train(["single", *common, "--accumulate=2", "--name=one"], ok=True, before=WEIGH)
+    ranks = train(["ddp", *common, "--name=two"], 2, ok=True, before=WEIGH)
+    whole, *shares = (int(re.search(r"^copied (\d+)$", ended.out, re.MULTILINE)[1]) for ended in (alone, *ranks))
+    assert sum(shares) == whole
+    assert max(shares) < 0.6 * whole
+    one, two = (checkpoint.load_newest(tmp_path / name)[1] for name in ("one", "two"))
+    assert apart(one, two)[0] < LIMIT

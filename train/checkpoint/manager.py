@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from muster.config import Options
@@ -164,7 +166,8 @@ class CheckpointManager:
         plain, tensors = split(state)
         partial = partial_of(self.run, step)
         writer = Writer(partial, plain, lambda: publish(self.run, partial, step, self.keep))
-        begun: Any = async_save(tensors, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
+        own = share_out(tensors, self.group)
+        begun: Any = async_save(own, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
         ended: Future[Any] = Future()
         begun.add_done_callback(lambda future: self._end(future, ended, time.perf_counter() - started))
         self.under_way = ended
@@ -202,6 +205,39 @@ class CheckpointManager:
         """Gives what was begun a while to complete, where the run ends for another reason."""
         with suppress(MusterError, RuntimeError, TimeoutError):  # that reason is what is told
             self.wait(WAIT_S)
+
+
+def share_out(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Tensor]:
+    """Those of `tensors` that this rank has to copy and write; what all ranks hold alike is kept by one of them each.
+
+    Where names or sizes differ between ranks, all of `tensors`: torch's planner then finds what several hold, after
+    each of them has copied it.
+
+    Args:
+        tensors: a rank's running statistics are its own; all others of one name are the same on all ranks, or parts.
+        group: of all ranks; None where there is one.
+    """
+    if group is None:
+        return dict(tensors)
+    alike = {
+        name: tensor.nbytes
+        for name, tensor in tensors.items()
+        if not isinstance(tensor, DTensor) and not name.startswith("statistics/")
+    }
+    largest_first = sorted(alike, key=lambda name: (-alike[name], name))
+    digest = zlib.crc32(repr([(name, alike[name]) for name in largest_first]).encode())
+    extremes = torch.tensor([digest, -digest])
+    dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
+    if extremes[0] != -extremes[1]:
+        return dict(tensors)
+    rank, num_bytes = dist.get_rank(group), [0] * dist.get_world_size(group)
+    kept_by_others: set[str] = set()
+    for name in largest_first:
+        owner = num_bytes.index(min(num_bytes))
+        num_bytes[owner] += alike[name]
+        if owner != rank:
+            kept_by_others.add(name)
+    return {name: tensor for name, tensor in tensors.items() if name not in kept_by_others}
 
 
 def step_of(path: Path) -> int:
