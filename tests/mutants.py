@@ -32,6 +32,9 @@ WANTED = 0.85
 LIMIT_S = 600
 """A mutant whose tests are not over by then is killed: it made something wait."""
 
+OUTPUT = ".pytest-output"
+"""In a copy of the checkout: what its last tests said."""
+
 NO_TESTS = 5
 """pytest's exit code where it selects none."""
 
@@ -229,21 +232,22 @@ def is_noticed(folder: Path, tests: Sequence[str], marks: str = QUICK) -> bool:
     argv = [str(folder / ".venv/bin/python"), "-m", "pytest", "-x", "-q", "--timeout=120", "-m", marks, *tests]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
     env = {**kept, "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen(
-        argv,
-        cwd=folder,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        return process.wait(LIMIT_S) not in (0, NO_TESTS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return True
+    with (folder / OUTPUT).open("w") as output:
+        process = subprocess.Popen(
+            argv,
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(LIMIT_S) not in (0, NO_TESTS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return True
 
 
 def try_mutant(mutant: Mutant, folder: Path) -> bool:
@@ -293,18 +297,18 @@ def main() -> int:
             print(f"{'killed' if noticed else 'SURVIVED':9}{mutant.area}: {mutant}", flush=True)
             return noticed
 
-        def fails_unchanged(tests: tuple[str, ...]) -> bool:
+        def fails_unchanged(tests: tuple[str, ...]) -> str:
             folder = free.get()
             try:
-                return is_noticed(folder, tests)
+                return (folder / OUTPUT).read_text()[-2000:] if is_noticed(folder, tests) else ""
             finally:
                 free.put(folder)
 
         asked = list({tuple(AREAS[mutant.area][1]): None for mutant in mutants})
         with ThreadPoolExecutor(options.jobs) as pool:
-            for tests, fails in zip(asked, pool.map(fails_unchanged, asked), strict=True):
-                if fails:
-                    print(f"these tests fail without any mutant: {' '.join(tests)}", file=sys.stderr)
+            for tests, failure in zip(asked, pool.map(fails_unchanged, asked), strict=True):
+                if failure:
+                    print(f"{failure}\nthese fail without any mutant: {' '.join(tests)}", file=sys.stderr)
                     return 2
         with ThreadPoolExecutor(options.jobs) as pool:
             for mutant, noticed in zip(mutants, pool.map(attempt, mutants), strict=True):
