@@ -17,6 +17,7 @@ from muster.config import STRATEGIES
 from muster.entrypoint import cli
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
+from tests.entrypoint.conftest import COMMANDS, clean_environment
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -395,8 +396,11 @@ def test_a_shell_completes(command: Run, tmp_path: Path, typed: str, found: set[
     assert (set(answer.stdout.split()), answer.stderr) == (found, "")
 
 
-def test_completion_is_installed(command: Run, tmp_path: Path) -> None:
-    answer = command("train", "--install-completion", "bash", env={"HOME": str(tmp_path)})
+def test_completion_is_installed(tmp_path: Path) -> None:
+    # From a shell that waits for it: typer looks which one has started it.
+    words = ["bash", "-c", '"$0" --install-completion; exit $?', str(COMMANDS / "train")]
+    env = {**clean_environment(), "HOME": str(tmp_path)}
+    answer = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert answer.returncode == 0, answer.stderr
     assert "train" in (tmp_path / ".bashrc").read_text()
 
