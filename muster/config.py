@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -144,330 +145,313 @@ def _complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
     return sorted(path.name for path in folder.glob(f"{glob.escape(incomplete)}*") if path.is_dir())
 
 
-MODEL, DATA, TRAINING, SPEED, RUN = "Model", "Data", "Training", "Speed", "Run"
-STRATEGY = "Strategy"
+_model = partial(option, panel="Model")
+_data = partial(option, panel="Data")
+_training = partial(option, panel="Training")
+_fsdp = partial(option, panel="fsdp")
+_ddp = partial(option, panel="ddp")
+_tp = partial(option, panel="tp")
+_pipeline = partial(option, panel="pipeline")
+_speed = partial(option, panel="Speed")
+_run = partial(option, panel="Run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What to train, on what, how long; the same for every strategy."""
+class ModelOptions:
+    """Which model."""
 
     model: Annotated[
         str,
-        option(
+        _model(
             help="Any classification model of torchvision (resnet18, resnet50, vit_b_16 ...), or a transformer that "
             "predicts the next token: gpt-tiny, gpt-small, gpt-124m, gpt-1b, gpt-8b.",
-            panel=MODEL,
             autocompletion=_complete_models,
         ),
     ] = "resnet18"
     activation_checkpoint: Annotated[
         Literal["none", "selective", "full"],
-        option(
+        _model(
             help="What a transformer's layers compute again in the backward pass, to save memory: nothing, all but "
-            "matrix products and attention, or all.",
-            panel=MODEL,
+            "matrix products and attention, or all."
         ),
     ] = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What it learns from, and how that is read."""
+
     data: Annotated[
         str,
-        option(
+        _data(
             help="Images: synthetic, fake, digits, cifar10:FOLDER, imagefolder:FOLDER or shards:FOLDER (tar files as "
             "webdataset's, made by 'train pack'). Tokens: synthetic, or tokens:PATH of a text, of a folder with texts "
             "(both as bytes), or of a .bin, .u16, .u32 or .npy file.",
-            panel=DATA,
             autocompletion=_complete_data,
         ),
     ] = "digits"
     image_size: Annotated[
-        int | None, option(help="Pixels a side. Default: 32 for digits and cifar10, else 224.", panel=DATA, min=8)
+        int | None, _data(help="Pixels a side. Default: 32 for digits and cifar10, else 224.", min=8)
     ] = None
-    seq_len: Annotated[
-        int | None, option(help="Tokens of a sequence. Default: the model's context.", panel=DATA, min=2)
-    ] = None
+    seq_len: Annotated[int | None, _data(help="Tokens of a sequence. Default: the model's context.", min=2)] = None
     vocab_size: Annotated[
-        int | None,
-        option(help="Different tokens. Default: 256 of bytes, else as many as the file shows.", panel=DATA, min=2),
+        int | None, _data(help="Different tokens. Default: 256 of bytes, else as many as the file shows.", min=2)
     ] = None
-    num_classes: Annotated[int, option(help="Classes of the synthetic and fake data.", panel=DATA, min=2)] = 1000
+    num_classes: Annotated[int, _data(help="Classes of the synthetic and fake data.", min=2)] = 1000
     num_samples: Annotated[
-        int, option(help="Training samples of the synthetic and fake data; a tenth more validates.", panel=DATA, min=1)
+        int, _data(help="Training samples of the synthetic and fake data; a tenth more validates.", min=1)
     ] = 1280
     train_num_workers: Annotated[
         int | None,
-        option(
+        _data(
             help="Processes that load training data, for each rank; 0 loads in the trainer. Default: none on CPUs and "
             "for data in memory, else its share of the cores, up to 16.",
-            panel=DATA,
             min=0,
         ),
     ] = None
     valid_num_workers: Annotated[
-        int | None,
-        option(help="Processes that load validation data, for each rank. Default: as for training.", panel=DATA, min=0),
+        int | None, _data(help="Processes that load validation data, for each rank. Default: as for training.", min=0)
     ] = None
     decoder: Annotated[
         Literal["cpu", "nvjpeg"],
-        option(help="What decodes image files: the loader's workers, or the GPU by nvJPEG (JPEGs only).", panel=DATA),
+        _data(help="What decodes image files: the loader's workers, or the GPU by nvJPEG (JPEGs only)."),
     ] = "cpu"
     on_bad_sample: Annotated[
-        Literal["stop", "skip"], option(help="What a sample that can't be read does to the run.", panel=DATA)
+        Literal["stop", "skip"], _data(help="What a sample that can't be read does to the run.")
     ] = "stop"
-    epochs: Annotated[int, option(help="Passes over the training data.", panel=TRAINING, min=1)] = 10
-    batch_size: Annotated[int, option(help="Samples of one rank in one micro-batch.", panel=TRAINING, min=1)] = 32
-    accumulate: Annotated[
-        int, option(help="Micro-batches that each rank adds up before one step.", panel=TRAINING, min=1)
-    ] = 1
-    max_steps: Annotated[int | None, option(help="Stop after this many steps in all.", panel=TRAINING, min=1)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """How long it learns, and how."""
+
+    epochs: Annotated[int, _training(help="Passes over the training data.", min=1)] = 10
+    batch_size: Annotated[int, _training(help="Samples of one rank in one micro-batch.", min=1)] = 32
+    accumulate: Annotated[int, _training(help="Micro-batches that each rank adds up before one step.", min=1)] = 1
+    max_steps: Annotated[int | None, _training(help="Stop after this many steps in all.", min=1)] = None
     optimizer: Annotated[
-        Literal["sgd", "adamw"] | None,
-        option(help="The optimizer. Default: sgd, and adamw for transformers.", panel=TRAINING),
+        Literal["sgd", "adamw"] | None, _training(help="The optimizer. Default: sgd, and adamw for transformers.")
     ] = None
     lr: Annotated[
-        float | None,
-        option(help="Learning rate of one rank. Default: 0.01 with sgd, 0.001 with adamw.", panel=TRAINING, min=0.0),
+        float | None, _training(help="Learning rate of one rank. Default: 0.01 with sgd, 0.001 with adamw.", min=0.0)
     ] = None
     lr_scale: Annotated[
         Literal["none", "linear", "sqrt"],
-        option(help="How the learning rate grows with the number of micro-batches in a step.", panel=TRAINING),
+        _training(help="How the learning rate grows with the number of micro-batches in a step."),
     ] = "none"
-    warmup_steps: Annotated[
-        int, option(help="Steps over which the learning rate rises from nearly 0.", panel=TRAINING, min=0)
-    ] = 20
+    warmup_steps: Annotated[int, _training(help="Steps over which the learning rate rises from nearly 0.", min=0)] = 20
     lr_schedule: Annotated[
         Literal["constant", "cosine"],
-        option(
-            help="The learning rate after its rise: as it is, or down to --lr-end in half a cosine.", panel=TRAINING
-        ),
+        _training(help="The learning rate after its rise: as it is, or down to --lr-end in half a cosine."),
     ] = "constant"
     lr_steps: Annotated[
         int | None,
-        option(
-            help="The step at which the cosine ends. Default: the last by --epochs or --max-steps.",
-            panel=TRAINING,
-            min=1,
-        ),
+        _training(help="The step at which the cosine ends. Default: the last by --epochs or --max-steps.", min=1),
     ] = None
     lr_end: Annotated[
-        float, option(help="Where the cosine ends, as a share of the learning rate.", panel=TRAINING, min=0.0, max=1.0)
+        float, _training(help="Where the cosine ends, as a share of the learning rate.", min=0.0, max=1.0)
     ] = 0.0
-    momentum: Annotated[float, option(help="Momentum of sgd.", panel=TRAINING, min=0.0, max=1.0)] = 0.9
-    weight_decay: Annotated[float, option(help="Weight decay.", panel=TRAINING, min=0.0)] = 1e-4
-    decay_norms: Annotated[
-        bool, option("--decay-norms/--no-decay-norms", help="Weight decay on norms and biases too.", panel=TRAINING)
-    ] = False
+    momentum: Annotated[float, _training(help="Momentum of sgd.", min=0.0, max=1.0)] = 0.9
+    weight_decay: Annotated[float, _training(help="Weight decay.", min=0.0)] = 1e-4
+    decay_norms: Annotated[bool, _training(help="Weight decay on norms and biases too.")] = False
     label_smoothing: Annotated[
-        float, option(help="The share of each target that goes to all classes alike.", panel=TRAINING, min=0.0, max=1.0)
+        float, _training(help="The share of each target that goes to all classes alike.", min=0.0, max=1.0)
     ] = 0.0
     clip_norm: Annotated[
-        float | None,
-        option(help="The largest norm of all gradients together; longer ones are cut to it.", panel=TRAINING, min=0.0),
+        float | None, _training(help="The largest norm of all gradients together; longer ones are cut to it.", min=0.0)
     ] = None
-    seed: Annotated[int, option(help="One seed for all ranks: split, weights, order.", panel=TRAINING, min=0)] = 0
-    replicate: Annotated[
-        int, option(help="fsdp: groups of ranks, each with a whole model cut over its ranks.", panel=STRATEGY, min=1)
-    ] = 1
-    cpu_offload: Annotated[
-        bool,
-        option(
-            "--cpu-offload/--no-cpu-offload",
-            help="fsdp: weights and moments stay in the host's memory.",
-            panel=STRATEGY,
-        ),
-    ] = False
+    seed: Annotated[int, _training(help="One seed for all ranks: split, weights, order.", min=0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSDPOptions:
+    """Of fsdp alone."""
+
+    replicate: Annotated[int, _fsdp(help="Groups of ranks, each with a whole model cut over its ranks.", min=1)] = 1
+    cpu_offload: Annotated[bool, _fsdp(help="Weights and moments stay in the host's memory.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPOptions:
+    """Of ddp alone."""
+
     comm_hook: Annotated[
-        Literal["none", "bf16", "fp16", "powersgd"],
-        option(help="ddp: what gradients become on their way between ranks.", panel=STRATEGY),
+        Literal["none", "bf16", "fp16", "powersgd"], _ddp(help="What gradients become on their way between ranks.")
     ] = "none"
     powersgd_rank: Annotated[
-        int, option(help="ddp: columns of PowerSGD's matrices; fewer send less, and learn less.", panel=STRATEGY, min=1)
+        int, _ddp(help="Columns of PowerSGD's matrices; fewer send less, and learn less.", min=1)
     ] = 4
     powersgd_start: Annotated[
-        int | None,
-        option(help="ddp: steps before PowerSGD, by plain averages. Default: --warmup-steps.", panel=STRATEGY, min=0),
+        int | None, _ddp(help="Steps before PowerSGD, by plain averages. Default: --warmup-steps.", min=0)
     ] = None
-    zero1: Annotated[
-        bool,
-        option("--zero1/--no-zero1", help="ddp: the optimizer's moments are dealt out to the ranks.", panel=STRATEGY),
-    ] = False
+    zero1: Annotated[bool, _ddp(help="The optimizer's moments are dealt out to the ranks.")] = False
     bucket_mb: Annotated[
-        int | None,
-        option(
-            help="ddp: MiB of gradients that are sent at a time. Default: 25, but 1 at first.", panel=STRATEGY, min=1
-        ),
+        int | None, _ddp(help="MiB of gradients that are sent at a time. Default: 25, but 1 at first.", min=1)
     ] = None
-    sync_bn: Annotated[
-        bool,
-        option("--sync-bn/--no-sync-bn", help="ddp: normalise over the batches of all ranks, on GPUs.", panel=STRATEGY),
-    ] = False
+    sync_bn: Annotated[bool, _ddp(help="Normalise over the batches of all ranks, on GPUs.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorParallelOptions:
+    """Of tp alone."""
+
     tensor_parallel: Annotated[
-        int | None,
-        option(help="tp: neighbouring ranks that cut each layer between them. Default: all.", panel=STRATEGY, min=1),
+        int | None, _tp(help="Neighbouring ranks that cut each layer between them. Default: all.", min=1)
     ] = None
-    pipeline_parallel: Annotated[
-        int | None, option(help="pipeline: neighbouring ranks in a line. Default: all.", panel=STRATEGY, min=2)
-    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """Of pipeline alone."""
+
+    pipeline_parallel: Annotated[int | None, _pipeline(help="Neighbouring ranks in a line. Default: all.", min=2)] = (
+        None
+    )
     microbatches: Annotated[
-        int | None,
-        option(help="pipeline: parts of a batch that follow each other. Default: 2 a rank.", panel=STRATEGY, min=1),
+        int | None, _pipeline(help="Parts of a batch that follow each other. Default: 2 a rank.", min=1)
     ] = None
     schedule: Annotated[
-        Literal["gpipe", "1f1b", "interleaved", "zero-bubble"],
-        option(help="pipeline: in which order they go there and back.", panel=STRATEGY),
+        Literal["gpipe", "1f1b", "interleaved", "zero-bubble"], _pipeline(help="In which order they go there and back.")
     ] = "1f1b"
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], option(help="auto takes a GPU where there is one.", panel=SPEED)
-    ] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedOptions:
+    """What it runs on, and what makes it fast or exact."""
+
+    device: Annotated[Literal["auto", "cpu", "cuda"], _speed(help="auto takes a GPU where there is one.")] = "auto"
     backend: Annotated[
         Literal["auto", "gloo", "nccl", "mpi"],
-        option(help="What the ranks speak through. auto: nccl between GPUs, gloo between CPUs.", panel=SPEED),
+        _speed(help="What the ranks speak through. auto: nccl between GPUs, gloo between CPUs."),
     ] = "auto"
     single_rank_group: Annotated[
         bool,
-        option(
-            "--single-rank-group/--no-single-rank-group",
+        _speed(
             help="For tests: one process alone trains as several do, in a process group of one rank; on one GPU NCCL, "
-            "fsdp and tp run too.",
-            panel=SPEED,
+            "fsdp and tp run too."
         ),
     ] = False
     share_gpus: Annotated[
         bool,
-        option(
-            "--share-gpus/--no-share-gpus",
+        _speed(
             help="For tests: a node's processes may be more than its GPUs, which they share; they speak through gloo, "
-            "as NCCL takes one process a GPU.",
-            panel=SPEED,
+            "as NCCL takes one process a GPU."
         ),
     ] = False
-    bf16: Annotated[
-        bool | None,
-        option("--bf16/--no-bf16", help="bfloat16 autocast. Default: on where the hardware has it.", panel=SPEED),
-    ] = None
-    channels_last: Annotated[
-        bool, option("--channels-last/--no-channels-last", help="Images as NHWC in memory.", panel=SPEED)
-    ] = True
+    bf16: Annotated[bool | None, _speed(help="bfloat16 autocast. Default: on where the hardware has it.")] = None
+    channels_last: Annotated[bool, _speed(help="Images as NHWC in memory.")] = True
     compile: Annotated[
         Literal["off", "default", "max-autotune"],
-        option(
+        _speed(
             help="Compile the model at its first step; default fuses kernels, max-autotune also tries which are the "
-            "fastest, and records them as CUDA graphs.",
-            panel=SPEED,
+            "fastest, and records them as CUDA graphs."
         ),
     ] = "off"
-    fused: Annotated[bool, option("--fused/--no-fused", help="The fused optimizer kernels.", panel=SPEED)] = True
+    fused: Annotated[bool, _speed(help="The fused optimizer kernels.")] = True
     deterministic: Annotated[
         bool,
-        option(
-            "--deterministic/--no-deterministic",
+        _speed(
             help="Only kernels that give the same bits at each run, on GPUs too; on CPUs gradients are added up, and "
-            "transformers compute, in double precision, so that the bits are those of every strategy and world size.",
-            panel=SPEED,
+            "transformers compute, in double precision, so that the bits are those of every strategy and world size."
         ),
     ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Where the run leaves its files, what it says, and when it stops."""
+
     name: Annotated[
         str | None,
-        option(
+        _run(
             help="The run's folder below --runs-dir. Default: made of model, data, strategy.",
-            panel=RUN,
             autocompletion=_complete_runs,
         ),
     ] = None
-    runs_dir: Annotated[str, option(help="Where runs leave their files.", panel=RUN)] = "runs"
+    runs_dir: Annotated[str, _run(help="Where runs leave their files.")] = "runs"
     resume: Annotated[
         str | None,
-        option(
+        _run(
             help="Go on from the run's latest checkpoint; or from the run's folder or the checkpoint that is named. "
-            "auto, for job scripts: from the latest checkpoint, or from the beginning where there is none.",
-            panel=RUN,
+            "auto, for job scripts: from the latest checkpoint, or from the beginning where there is none."
         ),
     ] = None
     log_every: Annotated[
         int | None,
-        option(
+        _run(
             help="Steps from one line of metrics.jsonl to the next, and of the console where it is no terminal. "
             "Default: 10, after step 1,000 50; fewer in a run of less than 100 steps; on the console 15 seconds.",
-            panel=RUN,
             min=1,
         ),
     ] = None
     track: Annotated[
         Literal["none", "tensorboard", "wandb", "mlflow"],
-        option(help="Where the run's numbers go besides metrics.jsonl: one run a job, without network.", panel=RUN),
+        _run(help="Where the run's numbers go besides metrics.jsonl: one run a job, without network."),
     ] = "none"
     console: Annotated[
         Literal["rank0", "all"],
-        option(
+        _run(
             help="Whose lines the console shows; with all, the host and the rank stand before each. The run's logs/ "
-            "has a file of every rank.",
-            panel=RUN,
+            "has a file of every rank."
         ),
     ] = "rank0"
-    keep_checkpoints: Annotated[
-        int, option(help="How many checkpoints stay; the older ones are removed.", panel=RUN, min=1)
-    ] = 2
-    blocking_save: Annotated[
-        bool,
-        option(
-            "--blocking-save/--no-blocking-save",
-            help="Write checkpoints while training waits, not behind it.",
-            panel=RUN,
-        ),
-    ] = False
+    keep_checkpoints: Annotated[int, _run(help="How many checkpoints stay; the older ones are removed.", min=1)] = 2
+    blocking_save: Annotated[bool, _run(help="Write checkpoints while training waits, not behind it.")] = False
     save_every: Annotated[
-        float,
-        option(
-            help="Minutes from one checkpoint to the next within an epoch; 0: only after each epoch.",
-            panel=RUN,
-            min=0.0,
-        ),
+        float, _run(help="Minutes from one checkpoint to the next within an epoch; 0: only after each epoch.", min=0.0)
     ] = 30.0
     save_before: Annotated[
         float | None,
-        option(
+        _run(
             help="Stop so many minutes before the job's time limit, with a checkpoint and exit code 75. Default: 5, or "
             "a tenth of the limit, in the scripts of `muster job`; 0: never.",
-            panel=RUN,
             min=0.0,
         ),
     ] = None
     profile: Annotated[
-        bool,
-        option(
-            "--profile/--no-profile",
-            help="Trace some steps of rank 0 into the run's folder, for ui.perfetto.dev; they are not timed.",
-            panel=RUN,
-        ),
+        bool, _run(help="Trace some steps of rank 0 into the run's folder, for ui.perfetto.dev; they are not timed.")
     ] = False
     timeout_s: Annotated[
-        int, option(help="Seconds that a collective operation may take before the run is ended.", panel=RUN, min=1)
+        int, _run(help="Seconds that a collective operation may take before the run is ended.", min=1)
     ] = 600
     preflight: Annotated[
         bool,
-        option(
-            "--preflight/--no-preflight",
-            help="Look at all nodes first, as `muster doctor --quick` does: faults end the run, warnings are said.",
-            panel=RUN,
-        ),
+        _run(help="Look at all nodes first, as `muster doctor --quick` does: faults end the run, warnings are said."),
     ] = False
     hang_timeout: Annotated[
         int | None,
-        option(
+        _run(
             help="Seconds in which a rank may stand still; then all write their stacks, and the run ends. 0: for ever. "
             "Default: 4/5 of --timeout-s, and 60 at least.",
-            panel=RUN,
             min=0,
         ),
     ] = None
     silence_timeout: Annotated[
         int | None,
-        option(
+        _run(
             help="Seconds in which a rank may give no sign of life, as it is stopped, or storage stands still. "
             "Default: 300; 45 where the ranks of several nodes are started again (--max-restarts, --nnodes MIN:MAX).",
-            panel=RUN,
             min=10,
         ),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(
+    RunOptions,
+    SpeedOptions,
+    PipelineOptions,
+    TensorParallelOptions,
+    DDPOptions,
+    FSDPOptions,
+    TrainingOptions,
+    DataOptions,
+    ModelOptions,
+):
+    """What to train, on what, how long; the options of every strategy.
+
+    The first of the base classes has the last fields.
+    """
 
     @property
     def predicts_tokens(self) -> bool:
@@ -498,9 +482,8 @@ class ConfigFile:
 
     config: Annotated[
         str | None,
-        option(
+        _run(
             help="Read options from a TOML file; those given here win. A run's config.toml starts that run again.",
-            panel=RUN,
         ),
     ] = None
 
@@ -562,13 +545,13 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
     return parsed[0]
 
 
-ONLY = {
-    "ddp": ("comm_hook", "powersgd_rank", "powersgd_start", "zero1", "bucket_mb", "sync_bn"),
-    "fsdp": ("replicate", "cpu_offload"),
-    "tp": ("tensor_parallel",),
-    "pipeline": ("pipeline_parallel", "microbatches", "schedule"),
+OF_STRATEGY = {
+    "ddp": DDPOptions,
+    "fsdp": FSDPOptions,
+    "tp": TensorParallelOptions,
+    "pipeline": PipelineOptions,
 }
-"""Options that mean something to one strategy only."""
+"""The options that mean something to one strategy only."""
 
 WHICH = """\
 Which one?  nodes  GPUs a node  when
@@ -584,8 +567,8 @@ pipeline    any    any          gpt-...: slow network between many nodes
 
 def check(strategy: str, options: Options) -> None:
     """Raises MusterError where `options` contradict each other or the strategy, whatever the world."""
-    for other, names in ONLY.items():
-        flags = typed(options, *names)
+    for other, own in OF_STRATEGY.items():
+        flags = typed(options, *(field.name for field in fields(own)))
         if flags and strategy != other:
             raise MusterError(
                 f"the strategy {strategy} knows nothing of {flags.partition('=')[0]}",
@@ -644,8 +627,7 @@ ONE_RUNS_OWN = ("name", "resume")
 def sections() -> dict[str, str]:
     """The section of config.toml in which each option stands: a heading of the help text, or the option's strategy."""
     hints = get_type_hints(Options, include_extras=True)
-    found = {field.name: hints[field.name].__metadata__[0].rich_help_panel.lower() for field in fields(Options)}
-    return found | {name: strategy for strategy, names in ONLY.items() for name in names}
+    return {field.name: hints[field.name].__metadata__[0].rich_help_panel.lower() for field in fields(Options)}
 
 
 def to_toml(strategy: str, options: Options) -> str:
@@ -659,7 +641,7 @@ def to_toml(strategy: str, options: Options) -> str:
     tables: dict[str, dict[str, Any]] = {}
     for name, section in sections().items():
         value = getattr(options, name)
-        of_another = section in ONLY and section != strategy
+        of_another = section in OF_STRATEGY and section != strategy
         if value is not None and not of_another and name not in ONE_RUNS_OWN:
             tables.setdefault(section, {})[name] = value
     lines = [f"strategy = {toml_value(strategy)}"]

@@ -15,7 +15,7 @@ import tomllib
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from muster.arguments import base_of, is_allowed
-from muster.config import ONLY, STRATEGIES, Options, sections, toml_value
+from muster.config import OF_STRATEGY, STRATEGIES, Options, sections, toml_value
 from muster.errors import MusterError
 from muster.hints import MEANT
 
@@ -49,7 +49,7 @@ def read(path: str, strategy: str) -> Options:
                 raise MusterError(
                     f"{name} takes {expected}", seen=_line(path, section, name, value), fix=f"{name} = {expected}"
                 )
-            if section in ONLY and section != strategy and value != getattr(Options, name):
+            if section in OF_STRATEGY and section != strategy and value != getattr(Options, name):
                 raise MusterError(
                     f"the strategy {strategy} has no option {name}",
                     seen=_line(path, section, name, value),

@@ -9,6 +9,8 @@ from typing import Any, get_args
 
 from typer.core import TyperCommand
 
+from muster.config import OF_STRATEGY
+
 NAMES = ("-h", "--help", "--help-all")
 """The options that show a help text; the last one shows all of it."""
 
@@ -29,7 +31,7 @@ BRIEF = frozenset(
 )
 """The options of trainings and launches that `--help` shows. Of other commands it shows all that are theirs alone."""
 
-TRAINING = ("Model", "Data", "Training", "Strategy", "Speed", "Run")
+TRAINING = ("Model", "Data", "Training", *OF_STRATEGY, "Speed", "Run")
 LAUNCH = ("Launch", "This site and its network", "Look first")
 """Headings of options that many commands have; those of a launch come last."""
 
@@ -69,7 +71,7 @@ def _lines(command: TyperCommand, ctx: Any, columns: int, is_all: bool) -> Itera
             num_left += 1
     for heading in sorted(groups, key=lambda heading: heading.startswith(LAUNCH)):
         yield ""
-        yield f"{heading}:"
+        yield f"{'Strategy' if heading in OF_STRATEGY else heading}:"
         for parameter in groups[heading]:
             yield from _row(parameter, columns, is_all)
     yield ""
@@ -86,8 +88,8 @@ def _metavar_of_argument(parameter: Any) -> str:
 
 
 def _belongs(parameter: Any, strategy: str) -> bool:
-    """False for an option of another strategy, whose help begins with that one's name."""
-    return parameter.rich_help_panel != "Strategy" or parameter.help.startswith(f"{strategy}: ")
+    """False for an option of another strategy."""
+    return parameter.rich_help_panel not in OF_STRATEGY or parameter.rich_help_panel == strategy
 
 
 def _is_brief(parameter: Any) -> bool:
@@ -101,9 +103,6 @@ def _row(parameter: Any, columns: int, is_all: bool) -> Iterator[str]:
     names = "/".join([", ".join(parameter.opts), *(parameter.secondary_opts if parameter.default is not False else ())])
     name = f"  {names} {_values(parameter)}".rstrip()
     words = parameter.help
-    if parameter.rich_help_panel == "Strategy":
-        words = words.partition(": ")[2]
-        words = words[0].upper() + words[1:]
     if not is_all:
         words = _first_clause(words)
     default = parameter.default

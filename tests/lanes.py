@@ -79,10 +79,13 @@ class Lane:
 
 
 FAULTS = (
-    *("console", "faults", "heartbeat", "memory", "parent", "restart", "resume"),
-    *("preemption", "preemption_deadline", "preemption_interval"),
+    "tests/train/health",
+    *(
+        f"tests/train/{name}.py"
+        for name in ("checkpoint/test_restart", "checkpoint/test_resume", "reporting/test_console")
+    ),
 )
-"""Files of tests/train about what ends a training, and what goes on after it."""
+"""Tests of the trainer about what ends it, and what goes on after it."""
 
 CLUSTER_FAULTS = (
     *("kills", "survive", "survive_grid_engine", "file_systems", "train_elastic"),
@@ -100,14 +103,13 @@ def lanes_of(tier: str) -> list[Lane]:
     def make(name: str, target: str) -> Lane:
         return Lane(name, ["make", "--no-print-directory", target])
 
-    faults = [f"tests/train/test_{name}.py" for name in FAULTS]
     cluster_faults = [f"tests/clusters/test_{name}.py" for name in CLUSTER_FAULTS]
     launcher = ["tests/entrypoint", "tests/fabric"]
     others = ["tests/sites", "tests/jobs", "tests/check", "tests/report", "tests/docs", *top_level()]
     if tier == "quick":
         return [
-            tests("trainer", QUICK, "tests/train", *(f"--ignore={path}" for path in faults)),
-            tests("faults", QUICK, *faults),
+            tests("trainer", QUICK, "tests/train", *(f"--ignore={path}" for path in FAULTS)),
+            tests("faults", QUICK, *FAULTS),
             tests("others", QUICK, *others),
             tests("launcher", QUICK, *launcher),
             tests("slurm", QUICK, "tests/clusters"),

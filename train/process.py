@@ -68,7 +68,7 @@ class Process:
         if not DEBUG and self.world is not None and faults.is_echo(error):
             console.keep(trace)
             if self.heartbeat is not None:
-                self.heartbeat.doubt()  # gives time for the rank that ended to be missed
+                self.heartbeat.wait_for_cause()  # gives time for the rank that ended to be missed
             lost = "" if self.heartbeat is None else self.heartbeat.lost
             error = report_lost_store(self.world, lost) if lost else faults.connection_lost(error, self.world)
         code = error.code if isinstance(error, MusterError) else ExitCode.FAILED

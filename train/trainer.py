@@ -140,7 +140,7 @@ class Trainer:
     def check(self) -> None:
         """Raises MusterError, on all ranks, where this world can't train as the options say."""
         options, world = self.options, self.world
-        self.strategy = parallel.load(self.name, world, options)
+        self.strategy = agree(world, lambda: parallel.load(self.name, world, options))
         agree(world, lambda: config.check(self.name, options))
         agree(world, self.strategy.check)
         agree(world, lambda: compilation.check(options, world.device))
@@ -172,8 +172,8 @@ class Trainer:
         """Opens the run's folder and its logs."""
         options, world = self.options, self.world
         self.run = share_run(world, options, self.name)
-        world.vitals.compiles = options.compile != "off"
-        world.vitals.folder = console.log_folder(self.run.folder, world.host, os.environ)
+        world.status.compiles = options.compile != "off"
+        world.status.folder = console.log_folder(self.run.folder, world.host, os.environ)
         console.open_log(self.run.folder, world, command(), all_ranks=options.console == "all")
         if world.main and self.run.resumed_from is None:
             write_config(self.run.folder, self.name, self.given)
@@ -201,7 +201,7 @@ class Trainer:
         can_resume()
         self.has_checkpoint = True
         self.progress = Progress(**before["progress"])
-        self.world.vitals.step = self.progress.step
+        self.world.status.step = self.progress.step
         self.run.notes += differences(before, self.settings, self.world)
 
     def show_header(self) -> None:
@@ -259,7 +259,7 @@ class Trainer:
             try:
                 with told_if_not_deterministic():
                     self.train_epochs()
-                world.vitals.at(ENDING)
+                world.status.enter(ENDING)
                 self.manager.wait()
             except MusterError:
                 self.manager.close()
@@ -340,7 +340,7 @@ class Trainer:
         sums = Sums(self.world.device)
         self.display.start_epoch(progress.epoch, sampler.num_steps)
         self.times.start()
-        batches = self.world.vitals.over(self.times.waiting(self.train), DATA, COMPUTING)
+        batches = self.world.status.over(self.times.waiting(self.train), DATA, COMPUTING)
         done = 0
         for done in range(1, sampler.num_steps + 1):
             self.train_step(batches, sums)
@@ -371,7 +371,7 @@ class Trainer:
         model, world = self.strategy.unwrap(self.model), self.world
         model.eval()
         sums, looks = Sums(world.device), Looks(world)
-        for done, (inputs, targets) in enumerate(world.vitals.over(self.valid, VALIDATION, VALIDATION), 1):
+        for done, (inputs, targets) in enumerate(world.status.over(self.valid, VALIDATION, VALIDATION), 1):
             with self.precision.autocast(world.device):
                 self.gradients.evaluate(model, inputs, targets, sums)
             if done >= looks.next:
@@ -509,7 +509,7 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         progress.step += 1
-        world.vitals.stepped(progress.step)
+        world.status.stepped(progress.step)
 
     def own(self, values: torch.Tensor) -> torch.Tensor:
         """`values` of this rank as they go into sums over all; zeros where another rank reports them."""

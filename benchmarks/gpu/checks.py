@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.casework import ROOT, TRAINER, TRUE, Work, at_least, at_most, case, exactly, json_in
+from benchmarks.gpu.casework import TRAINER, TRUE, Work, at_least, at_most, case, exactly, json_in
 
 COMMANDS = (*TRAINER, "jinja2", "elftools")
 
@@ -158,8 +158,14 @@ def energy(work: Work) -> dict[str, Any]:
 )  # fmt: skip
 def pytest_gpu(work: Work) -> dict[str, Any]:
     """The tests that a GPU changes, in a process that sees it (G9)"""
-    files = [f"tests/train/test_{name}.py" for name in ("images", "stopwatch", "gpt", "objective", "flops", "metrics")]
-    files = [name for name in files if (ROOT / name).exists()]
+    names = (
+        "data/test_images",
+        "reporting/test_stopwatch",
+        "reporting/test_metrics",
+        "models/test_gpt",
+        "models/test_flops",
+    )
+    files = [f"tests/train/{name}.py" for name in (*names, "test_objective")]
     ended = work.python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long and not process", *files)
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error|skipped)", ended.output)}
     return {

@@ -57,10 +57,10 @@ class Nodes:
         # Each with a connection of its own: a blocked wait holds its one.
         self._store: Any = PrefixStore("muster", group.store.underlying_store).clone()
         self._beats: Any = self._store.clone()
-        for function in (self._speak, self._look):
+        for function in (self._exchange, self._watch):
             threading.Thread(target=function, daemon=True).start()
 
-    def _speak(self) -> None:
+    def _exchange(self) -> None:
         """The thread that may be held up by the store: beats until something fails."""
         store, group = self._beats, self._group
         store.set_timeout(timedelta(seconds=STORE_S))
@@ -69,21 +69,21 @@ class Nodes:
             try:
                 store.set(own, f"{self._rounds} {group.workers[0].global_rank} {socket.gethostname()}")
                 if group.group_rank == 0:
-                    self._listen()
+                    self._receive()
                 if store.check(["fault"]):
                     self._reason = why(store.get("fault"))
                 self._rounds += 1
                 if self._reason and not is_ours():
                     self._must_wait = True
-                    self._say_heard(store)
+                    self._acknowledge(store)
             except dist.DistNetworkError:  # the store has closed, and does not come back
                 self._reason = gone(group)
-            except RuntimeError:  # it was too slow, and the look counts that
+            except RuntimeError:  # it was too slow, and the watch counts that
                 continue
             finally:
                 time.sleep(BEAT_S)
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         """The thread that waits for nobody: once something has failed, it ends the ranks that are still there."""
         heard, quiet = -1, 0
         while not self._reason and quiet < DEAD_BEATS:
@@ -102,12 +102,12 @@ class Nodes:
                 self._ended[handler.proc.pid] = self._reason
                 handler.proc.send_signal(number)
 
-    def _say_heard(self, store: Any) -> None:
-        """Lets the node of the store go, which waits until all know why it ends."""
+    def _acknowledge(self, store: Any) -> None:
+        """Tells the node of the store that this one knows of the fault: it waits for that before it ends."""
         own = [f"left/{worker.global_rank}" for worker in self._group.workers]
         store.multi_set(own, [""] * len(own))
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         """Publishes the death of a node that was heard and is silent."""
         for node in range(1, self._group.group_world_size):
             text = self._beats.get(f"node/{node}") if self._beats.check([f"node/{node}"]) else b""
@@ -135,7 +135,7 @@ class Nodes:
             store.set_timeout(timedelta(seconds=STORE_S))
             told = self._publish(store, rank, socket.gethostname(), code, f"it {how_ended(failures[rank].exitcode)}")
             if not is_ours():
-                self._say_heard(store)
+                self._acknowledge(store)
             return told
 
         self._must_wait = True

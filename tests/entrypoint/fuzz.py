@@ -6,7 +6,7 @@ One to three variables or files of a recording are left out, doubled, emptied, o
 hostile value. What comes of it has to be the right place in the right world, or a refusal of three lines: no traceback,
 at most MAX_SECONDS each, MAX_MIB of memory, no control character on the terminal, nothing that a shell would run.
 
-tests/entrypoint/test_recordings_mutated.py runs a small sample.
+tests/entrypoint/detect/test_recordings_mutated.py runs a small sample.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from muster.entrypoint.launch.program import Program
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 from tests.entrypoint import recorded
-from tests.entrypoint import test_recordings_mutated as mutated
+from tests.entrypoint.detect import test_recordings_mutated as mutated
 from tests.entrypoint.recorded import Recording
 
 MAX_SECONDS = 2.0

@@ -64,9 +64,11 @@ def test_devices_that_a_job_may_not_open_are_not_its_own(devices: Path, monkeypa
     def refused(*_: object) -> int:
         raise PermissionError
 
-    monkeypatch.setattr(resources.os, "open", refused)
-    assert resources.gpus(env, None)[0] == 0
-    assert "ngpus=2" in notes(pbs())
+    # For no longer: pytest opens folders too, to remove them.
+    with monkeypatch.context() as patched:
+        patched.setattr(resources.os, "open", refused)
+        assert resources.gpus(env, None)[0] == 0
+        assert "ngpus=2" in notes(pbs())
 
 
 def test_a_job_without_gpus_at_a_site_whose_nodes_have_them_is_told(devices: Path) -> None:

@@ -170,7 +170,7 @@ def test_exit_codes_and_who_goes_back_into_the_queue(cluster: Cluster, name: str
 
 @pytest.mark.parametrize("name", NAMES)
 def test_other_programs_have_a_last_attempt_too(cluster: Cluster, name: str) -> None:
-    """Training ends with 1 in place of 75 by itself (tests/entrypoint/test_job.py)."""
+    """Training ends with 1 in place of 75 by itself (tests/entrypoint/launch/test_job.py)."""
     text = making.make(name, Wanted(command=("sh", "x")))
     variables = {"CODE": "75", "MUSTER_MAX_REQUEUES": "1", "MUSTER_ATTEMPT": "1", "SLURM_RESTART_COUNT": "1"}
     if name == "lsf":

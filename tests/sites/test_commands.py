@@ -36,6 +36,14 @@ def test_a_profile_for_programs(command: Run, tmp_path: Path) -> None:
     assert found["why"] is None
 
 
+def test_where_the_image_can_not_run_nothing_is_started(command: Run) -> None:
+    answer = command("train", "ddp", "--dry-run", "--site=frontier")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    wrong, seen, _ = three_lines(answer.stderr)
+    assert "ROCm" in wrong
+    assert seen == "--site=frontier"
+
+
 def test_where_no_site_is_recognised(command: Run, recording: str) -> None:
     answer = command("muster", "site", "--env-file", recording)
     assert answer.returncode == 0, answer.stderr

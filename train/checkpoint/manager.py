@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor
@@ -147,11 +148,21 @@ class CheckpointManager:
         self.run = run
         self.keep = keep
         self.in_background = in_background
-        self.vitals = world.vitals
+        self.status = world.status
         # A group of its own: what the ranks say to each other in the background must not mix with the training's.
         self.group = open_side_group(world)
         self.under_way: Future[Any] | None = None
         self.step = 0
+        # Each checkpoint is copied into the memory that the one before was written from; on GPUs it is pinned.
+        is_gpu = world.device.type == "cuda"
+        self.stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=is_gpu,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=is_gpu,
+            )
+        )
         self.on_saved: Callable[[int, float], None] = lambda step, seconds: None
 
     def save(self, state: State, step: int) -> None:
@@ -160,14 +171,20 @@ class CheckpointManager:
         Raises:
             MusterError: on all ranks, where this one, or the one that was begun before, could not be written.
         """
-        self.vitals.at(CHECKPOINT)
+        self.status.enter(CHECKPOINT)
         self.wait()
         self.step, started = step, time.perf_counter()
         plain, tensors = split(state)
         partial = partial_of(self.run, step)
         writer = Writer(partial, plain, lambda: publish(self.run, partial, step, self.keep))
         own = share_out(tensors, self.group)
-        begun: Any = async_save(own, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
+        begun: Any = async_save(
+            own,
+            storage_writer=writer,
+            process_group=self.group,
+            async_stager=self.stager,
+            no_dist=self.group is None,
+        )
         ended: Future[Any] = Future()
         begun.add_done_callback(lambda future: self._end(future, ended, time.perf_counter() - started))
         self.under_way = ended

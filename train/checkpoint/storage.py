@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -103,7 +102,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     return json.loads(text)
 
 
-class Writer(BlockingAsyncStager, StorageWriter):
+class Writer(StorageWriter):
     """Writes the tensors of a checkpoint into `folder`, then its index, by torch.distributed.checkpoint.
 
     Args:

@@ -103,7 +103,7 @@ def random_crop(height: int, width: int) -> Crop:
     for area, ratio in zip(between(*AREA), between(*map(math.log, RATIO)), strict=True):
         crop_width = round(math.sqrt(height * width * area * math.exp(ratio)))
         crop_height = round(math.sqrt(height * width * area / math.exp(ratio)))
-        if 0 < crop_width <= width and 0 < crop_height <= height:
+        if crop_width <= width and crop_height <= height:  # both are 1 or more
             top, left = (int(torch.randint(room + 1, ())) for room in (height - crop_height, width - crop_width))
             return Crop(top, left, crop_height, crop_width, flip)
     # A very long image: its middle, no longer than the ratio allows.

@@ -139,8 +139,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="train pack")
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--shard-mb", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shard-mb", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
     asked = parser.parse_args()
     try:
         with interruption.clearing_up():

@@ -86,7 +86,7 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
         torch.cuda.set_device(world.device)
     if world.store is None:
         return
-    with world.vitals.connecting():
+    with world.status.connecting():
         connect_group(world, PrefixStore("group", world.store), has_powersgd=has_powersgd)
 
 

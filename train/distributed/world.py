@@ -31,33 +31,33 @@ VALIDATION, CHECKPOINT, ENDING = "validation", "checkpoint", "ending"
 
 
 @dataclass
-class Vitals:
-    """How far this rank is. The trainer writes these attributes, a thread reads them: neither waits for the other.
+class RankStatus:
+    """How far this rank is. The trainer writes these attributes, the heartbeat reads them: neither waits for the other.
 
     Attributes:
         ticks: how often it went on; the same on all ranks that are at the same place.
         step: how many steps are complete.
         has_stepped: whether one is complete in this process.
         compiles: whether kernels are compiled in the first step.
-        doubts: whether a connection of this rank broke, so that another rank may be dead.
+        lost_peer: whether a connection of this rank broke, so that another rank may be dead.
         folder: where this rank's stacks go; None until the run's folder is known.
     """
 
     ticks: int = 0
     step: int = 0
-    place: str = SET_UP
+    phase: str = SET_UP
     has_stepped: bool = False
     compiles: bool = False
-    doubts: bool = False
+    lost_peer: bool = False
     folder: Path | None = None
 
-    def at(self, place: str) -> None:
-        """Tells that this rank went on, to `place`."""
-        self.place = place
+    def enter(self, phase: str) -> None:
+        """Notes that this rank went on, to `phase`."""
+        self.phase = phase
         self.ticks += 1
 
     def stepped(self, step: int) -> None:
-        """Tells that a step is complete."""
+        """Notes that a step is complete."""
         self.step, self.has_stepped = step, True
         self.ticks += 1
 
@@ -65,21 +65,21 @@ class Vitals:
         """`items`; this rank is at `waiting` for each, then at `having`."""
         source = iter(items)
         while True:
-            self.at(waiting)
+            self.enter(waiting)
             try:
                 item = next(source)
             except StopIteration:
                 return
-            self.at(having)
+            self.enter(having)
             yield item
 
     @contextmanager
     def connecting(self) -> Iterator[None]:
         """A context in which this rank waits for the others, and for nothing else."""
-        before = self.place
-        self.at(CONNECTING)
+        before = self.phase
+        self.enter(CONNECTING)
         yield
-        self.at(before)
+        self.enter(before)
 
     @property
     def is_patient(self) -> bool:
@@ -88,7 +88,7 @@ class Vitals:
         Where it can but wait for others it may not: NCCL ends the process when a collective is out of time, which says
         nothing of who did not come, and a communicator is waited for without a limit.
         """
-        return self.place in (SET_UP, CHECKPOINT, ENDING) or (self.compiles and not self.has_stepped)
+        return self.phase in (SET_UP, CHECKPOINT, ENDING) or (self.compiles and not self.has_stepped)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class World:
         share: (which, of how many) share of the data this rank trains on; None where each rank has one of its own.
         reports_loss: whether this rank says what came of its share, which others may train on too.
         waits: counts the time in which a step can't go on because of other ranks, where the strategy can tell.
-        vitals: how far this rank is.
+        status: how far this rank is.
     """
 
     rank: int = 0
@@ -118,7 +118,7 @@ class World:
     reports_loss: bool = True
     turns: Any = field(default_factory=count)
     waits: Stopwatch = field(default_factory=lambda: Stopwatch(torch.device("cpu"), counts=False))
-    vitals: Vitals = field(default_factory=Vitals)
+    status: RankStatus = field(default_factory=RankStatus)
 
     @property
     def main(self) -> bool:
@@ -329,7 +329,7 @@ def device_for(world: World, wanted: str, *, share_gpus: bool = False) -> torch.
 
 def open_mesh(world: World, **sizes: int) -> DeviceMesh:
     """All ranks as a grid with the `sizes` of its dimensions, by name; the ranks of the last one are neighbours."""
-    with silent_stdout(), world.vitals.connecting():
+    with silent_stdout(), world.status.connecting():
         mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     for group in mesh.get_all_groups():
         limit_waits(world, group)
@@ -355,7 +355,7 @@ def open_side_group(world: World) -> Any:
     if world.backend is None:
         return None
     backend, timeout = "mpi" if world.backend == "mpi" else "gloo", timedelta(seconds=world.timeout_s)
-    with silent_stdout(), world.vitals.connecting():
+    with silent_stdout(), world.status.connecting():
         group: Any = dist.new_group(backend=backend, timeout=timeout)
     # Before another thread uses it. By its first collective torch's flight recorder learns of a group, and that of
     # torch 2.10 takes no lock for it: of two threads that tell it of two groups, one may search its map for ever.

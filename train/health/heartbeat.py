@@ -40,8 +40,8 @@ SILENT_S = 300
 """Seconds without one that a rank may take whose end others would tell: a page of a memory-mapped file that storage
 does not deliver stops a process inside of Python's lock, and a file server's standby takes minutes to come up."""
 
-DOUBTED_BEATS = 3
-"""The same where some rank has lost a connection, so that a death is likely."""
+BEATS_AFTER_LOSS = 3
+"""Beats that may be missing where some rank has lost a connection, so that a death is likely."""
 
 PATIENT = 5
 """How many times as long a rank may stand still at set-up, while it compiles, at a checkpoint and at the end.
@@ -72,9 +72,9 @@ class Beat(NamedTuple):
     number: int
     ticks: int
     step: int
-    place: str
+    phase: str
     is_patient: bool
-    doubts: bool
+    lost_peer: bool
     asks: bool
     host: str
 
@@ -85,8 +85,8 @@ class Beat(NamedTuple):
 
 
 @dataclass
-class Ear:
-    """What a rank has heard of others.
+class Monitor:
+    """The heartbeats of other ranks: which are missed, and which of them no longer move.
 
     Time is counted in its own turns of listening: a job that is suspended as a whole, for an hour or a night, has not
     missed any.
@@ -96,7 +96,7 @@ class Ear:
     silent: dict[int, int] = field(default_factory=dict)
     still: dict[int, int] = field(default_factory=dict)
 
-    def hear(self, beats: Mapping[int, Beat | None]) -> None:
+    def update(self, beats: Mapping[int, Beat | None]) -> None:
         """Takes a turn's beats, by rank; those that have not come yet are None."""
         for rank, beat in beats.items():
             if beat is None:
@@ -104,25 +104,25 @@ class Ear:
             last = self.last.get(rank)
             is_new = last is None
             self.silent[rank] = 0 if is_new or beat.number != last.number else self.silent[rank] + 1
-            has_moved = is_new or (beat.ticks, beat.place) != (last.ticks, last.place)
+            has_moved = is_new or (beat.ticks, beat.phase) != (last.ticks, last.phase)
             self.still[rank] = 0 if has_moved else self.still[rank] + 1
             self.last[rank] = beat
 
     @property
-    def there(self) -> list[int]:
+    def present(self) -> list[int]:
         """The ranks that were heard, and have not left."""
-        return [rank for rank, beat in self.last.items() if beat.place != LEFT]
+        return [rank for rank, beat in self.last.items() if beat.phase != LEFT]
 
     def dead(self, turns: int) -> list[int]:
         """The ranks that have said nothing for so many turns, once one has; a turn less counts for its neighbours."""
-        if not any(self.silent[rank] >= turns for rank in self.there):
+        if not any(self.silent[rank] >= turns for rank in self.present):
             return []
-        return sorted(rank for rank in self.there if self.silent[rank] >= max(1, turns - 1))
+        return sorted(rank for rank in self.present if self.silent[rank] >= max(1, turns - 1))
 
     def is_hung(self, turns: float) -> bool:
         """Whether a rank has stood still for so many turns; for more while any has a reason to take its time."""
-        limit = turns * (PATIENT if any(self.last[rank].is_patient for rank in self.there) else 1)
-        return any(self.still[rank] >= limit for rank in self.there)
+        limit = turns * (PATIENT if any(self.last[rank].is_patient for rank in self.present) else 1)
+        return any(self.still[rank] >= limit for rank in self.present)
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -135,8 +135,8 @@ class Ear:
         Args:
             collectives: how many each rank has enqueued, started and completed, where that is known.
         """
-        fewest = min(self.last[rank].ticks for rank in self.there)
-        behind = [rank for rank in self.there if self.last[rank].ticks == fewest]
+        fewest = min(self.last[rank].ticks for rank in self.present)
+        behind = [rank for rank in self.present if self.last[rank].ticks == fewest]
         if len(behind) > 1 and all(rank in collectives for rank in behind):
             # Where a kernel hangs on a GPU, its host too has enqueued all that comes after it.
             least = min(list(collectives[rank]) for rank in behind)
@@ -147,7 +147,7 @@ class Ear:
 def silence_s(chosen: int | None, environ: Mapping[str, str] = os.environ) -> int:
     """Seconds without a beat after which a rank counts as dead: those that the user has `chosen`, or the default.
 
-    That a process, an agent or a host is gone, agents tell each other after GONE_S (entrypoint/node_beats.py). They do
+    That a process, an agent or a host is gone, agents tell each other after GONE_S (entrypoint/agent/nodes.py). They do
     not where ranks are started again, on several nodes: there only the ranks notice a host that is gone.
     """
     several_nodes = environ.get("GROUP_WORLD_SIZE", "1") != "1"
@@ -155,7 +155,7 @@ def silence_s(chosen: int | None, environ: Mapping[str, str] = os.environ) -> in
     return chosen or (GONE_S if several_nodes and restarts else SILENT_S)
 
 
-def named(ranks: list[int], hosts: Mapping[int, str]) -> str:
+def describe_ranks(ranks: list[int], hosts: Mapping[int, str]) -> str:
     """`ranks` with their hosts, in words: "ranks 8, 9 on node02"."""
     shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
     places = list(dict.fromkeys(hosts[rank] for rank in ranks))
@@ -163,15 +163,15 @@ def named(ranks: list[int], hosts: Mapping[int, str]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown} on {on}"
 
 
-def report_dead(ear: Ear, ranks: list[int], beat_s: float, world: World) -> tuple[MusterError, Fault]:
+def report_dead(monitor: Monitor, ranks: list[int], beat_s: float, world: World) -> tuple[MusterError, Fault]:
     """What is told of `ranks`, from which the rank of `world` hears nothing any more, and the fault of all."""
-    first = max(ranks, key=lambda rank: ear.silent[rank])
-    last = ear.last[first]
-    silent_s = ear.silent[first] * beat_s
+    first = max(ranks, key=lambda rank: monitor.silent[rank])
+    last = monitor.last[first]
+    silent_s = monitor.silent[first] * beat_s
     wrong = f"gave no sign of life for {silent_s:.0f} s: the process was stopped or killed, or its host is gone"
     told = MusterError(
-        f"{named(ranks, ear.hosts)} {wrong}",
-        seen=f"last heard of in step {last.step + 1}, {last.place}; rank {world.rank} on {world.host} listened",
+        f"{describe_ranks(ranks, monitor.hosts)} {wrong}",
+        seen=f"last heard of in step {last.step + 1}, {last.phase}; rank {world.rank} on {world.host} listened",
         fix="look for what ended it (memory, its host? dmesg, the scheduler's accounting); where storage may stand "
         f"still as long: --silence-timeout SECONDS; {RESUME}",
         code=ExitCode.FAILED,
@@ -180,17 +180,21 @@ def report_dead(ear: Ear, ranks: list[int], beat_s: float, world: World) -> tupl
 
 
 def report_hung(
-    ear: Ear, answers: Mapping[int, Mapping[str, Any]], beat_s: float, folder: Path | None
+    monitor: Monitor, answers: Mapping[int, Mapping[str, Any]], beat_s: float, folder: Path | None
 ) -> tuple[MusterError, Fault]:
     """What is told of the rank for which the others wait, by what all answered about their stacks; the fault of all."""
-    mute = [rank for rank, answer in answers.items() if not answer and ear.last[rank].place != LEFT]
+    mute = [rank for rank, answer in answers.items() if not answer and monitor.last[rank].phase != LEFT]
     counts = {rank: told.get("collectives") for rank, told in answers.items()}
-    behind = mute or ear.lagging({rank: count for rank, count in counts.items() if count is not None})
+    behind = mute or monitor.lagging({rank: count for rank, count in counts.items() if count is not None})
     first = behind[0]
-    last = ear.last[first]
-    still_s = max(ear.still.values()) * beat_s
-    wrong = f"stood still for {still_s:.0f} s in step {last.step + 1}, {last.place}"
-    who = f"each of the {len(answers)} ranks" if len(behind) == len(answers) > 1 else named(behind, ear.hosts)
+    last = monitor.last[first]
+    still_s = max(monitor.still.values()) * beat_s
+    wrong = f"stood still for {still_s:.0f} s in step {last.step + 1}, {last.phase}"
+    who = (
+        f"each of the {len(answers)} ranks"
+        if len(behind) == len(answers) > 1
+        else describe_ranks(behind, monitor.hosts)
+    )
     at = answers[first].get("where", "it did not answer when it was asked for its stacks")
     told = MusterError(
         f"{who} {wrong}",
@@ -222,10 +226,10 @@ class Heartbeat:
     """
 
     def __init__(self, world: World, hang_s: float, silence_s: float, parent: int | None) -> None:
-        self.world, self.vitals = world, world.vitals
+        self.world, self.status = world, world.status
         self.hang_beats = hang_s / BEAT_S if hang_s else math.inf
         self.dead_beats = math.ceil(silence_s / BEAT_S)
-        self.ear = Ear()
+        self.monitor = Monitor()
         self.number = 0
         self.rounds = 0
         self.asks = self.has_dumped = self.is_over = False
@@ -238,7 +242,7 @@ class Heartbeat:
             self.store.set_timeout(timedelta(seconds=STORE_S))
         self.threads = [
             threading.Thread(target=function, name=name, daemon=True)
-            for name, function in (("pulse", self._speak), ("look", self._look))
+            for name, function in (("heartbeat", self._exchange), ("heartbeat watch", self._watch))
         ]
         for thread in self.threads:
             thread.start()
@@ -250,86 +254,86 @@ class Heartbeat:
             # For longer than an answer of the store may take, unless others wait for this rank's end.
             thread.join(faults.GRACE_S if failed else STORE_S + faults.GRACE_S)
 
-    def doubt(self) -> None:
+    def wait_for_cause(self) -> None:
         """For a rank that has lost a connection: returns when the reason is known, or after some beats without."""
-        self.vitals.doubts = True
-        end = time.monotonic() + (DOUBTED_BEATS + 3) * BEAT_S
+        self.status.lost_peer = True
+        end = time.monotonic() + (BEATS_AFTER_LOSS + 3) * BEAT_S
         while time.monotonic() < end and not (self.is_over or self.lost):
             with suppress(RuntimeError):
                 if self.world.store is None or self.world.store.check(["fault"]):
                     return
             time.sleep(BEAT_S / 10)
 
-    def _say(self) -> Beat:
+    def _send(self) -> Beat:
         """This rank's beat, which the others can hear now."""
-        vitals = self.vitals
+        status = self.status
         self.number += 1
         own = Beat(
             number=self.number,
-            ticks=vitals.ticks,
-            step=vitals.step,
-            place=LEFT if self.stopped.is_set() else vitals.place,
-            is_patient=vitals.is_patient,
-            doubts=vitals.doubts,
+            ticks=status.ticks,
+            step=status.step,
+            phase=LEFT if self.stopped.is_set() else status.phase,
+            is_patient=status.is_patient,
+            lost_peer=status.lost_peer,
             asks=self.asks,
             host=self.world.host,
         )
         if self.store is not None:
-            self.store.set(f"pulse/{self.world.rank}", json.dumps(own))
+            self.store.set(f"heartbeat/{self.world.rank}", json.dumps(own))
         return own
 
-    def _speak(self) -> None:
+    def _exchange(self) -> None:
         """The thread that may be held up by the store."""
         try:
             if self.store is not None and self.world.main:
                 # So that each can be read, and no beat of a rank that was quicker is lost.
                 for rank in range(self.world.world_size):
-                    for kind in ("pulse", "dumped"):
+                    for kind in ("heartbeat", "hang-dump"):
                         self.store.compare_set(f"{kind}/{rank}", "", "")
             while not self.is_over:
                 is_last = self.stopped.is_set()
-                own = self._say()
+                own = self._send()
                 if is_last:
                     return
-                self._hear(own)
+                self._receive(own)
                 self.rounds += 1
                 self.stopped.wait(BEAT_S)
         except RuntimeError as error:  # of the store: DistError, and others of its kind
             self.lost = str(error).partition("\n")[0] or type(error).__name__
 
-    def _hear(self, own: Beat) -> None:
+    def _receive(self, own: Beat) -> None:
         """Hears the others' beats, and acts on them."""
         if self.store is None:
-            self.ear.hear({0: own})
+            self.monitor.update({0: own})
         elif self.world.main:
-            texts = self.store.multi_get([f"pulse/{rank}" for rank in range(self.world.world_size)])
-            self.ear.hear({rank: Beat.read(text) for rank, text in enumerate(texts)})
-        elif self.store.check(["pulse/0"]):
-            self.ear.hear({0: Beat.read(self.store.get("pulse/0"))})
-            first = self.ear.last.get(0)
+            texts = self.store.multi_get([f"heartbeat/{rank}" for rank in range(self.world.world_size)])
+            self.monitor.update({rank: Beat.read(text) for rank, text in enumerate(texts)})
+        elif self.store.check(["heartbeat/0"]):
+            self.monitor.update({0: Beat.read(self.store.get("heartbeat/0"))})
+            first = self.monitor.last.get(0)
             if first is not None and first.asks and not self.has_dumped:
                 self._dump()
-        doubts = self.vitals.doubts or any(beat.doubts for beat in self.ear.last.values())
-        dead = self.ear.dead(DOUBTED_BEATS if doubts else self.dead_beats)
+        lost_peer = self.status.lost_peer or any(beat.lost_peer for beat in self.monitor.last.values())
+        dead = self.monitor.dead(BEATS_AFTER_LOSS if lost_peer else self.dead_beats)
         if dead:
-            self._end(*report_dead(self.ear, dead, BEAT_S, self.world))
-        elif self.world.main and self.ear.is_hung(self.hang_beats):
-            self._end(*report_hung(self.ear, self._answers(), BEAT_S, self.vitals.folder))
+            self._end(*report_dead(self.monitor, dead, BEAT_S, self.world))
+        elif self.world.main and self.monitor.is_hung(self.hang_beats):
+            self._end(*report_hung(self.monitor, self._answers(), BEAT_S, self.status.folder))
 
     def _answers(self) -> dict[int, dict[str, Any]]:
         """Has all ranks write what they do; what each said of it in time, and nothing for those that did not."""
         self.asks = True
-        self._say()
+        self._send()
         if self.store is None:
             return {0: self._dump()}
         own = self._dump()
-        keys = [f"dumped/{rank}" for rank in range(self.world.world_size)]
+        keys = [f"hang-dump/{rank}" for rank in range(self.world.world_size)]
         end = time.monotonic() + DUMP_S + 2 * BEAT_S
         while True:
             answers = {rank: json.loads(text or b"{}") for rank, text in enumerate(self.store.multi_get(keys))}
             answers[self.world.rank] = own
-            if time.monotonic() > end or all(answers[rank].get("written") for rank in self.ear.there):
-                return {rank: answers[rank] for rank in self.ear.there}
+            if time.monotonic() > end or all(answers[rank].get("written") for rank in self.monitor.present):
+                return {rank: answers[rank] for rank in self.monitor.present}
             time.sleep(BEAT_S / 3)
             self.rounds += 1
 
@@ -343,7 +347,7 @@ class Heartbeat:
         written: dict[str, Any] = {}
 
         def write() -> None:
-            written.update(dump(self.vitals.folder, self.world.rank))
+            written.update(dump(self.status.folder, self.world.rank))
 
         # A file system that hangs is a frequent reason to be here.
         writer = threading.Thread(target=write, name="dump", daemon=True)
@@ -355,9 +359,9 @@ class Heartbeat:
 
     def _tell_answer(self, told: dict[str, Any]) -> None:
         if self.store is not None:
-            self.store.set(f"dumped/{self.world.rank}", json.dumps(told))
+            self.store.set(f"hang-dump/{self.world.rank}", json.dumps(told))
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         """The thread that waits for nobody."""
         heard, quiet = -1, 0
         while not self.stopped.wait(BEAT_S) and not self.is_over:

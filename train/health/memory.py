@@ -94,7 +94,7 @@ def explain(error: BaseException, strategy: str, options: Options, world: World)
         f"{'some' if asked is None else asked[1]} more asked for",
         f"{peak_memory_gib(world.device):.2f} of {size_of(world.device):.2f} GiB held at most",
         f"--batch-size={options.batch_size}",
-        *([f"step {world.vitals.step + 1}"] if world.vitals.place in (DATA, COMPUTING) else []),
+        *([f"step {world.status.step + 1}"] if world.status.phase in (DATA, COMPUTING) else []),
     ]
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     return MusterError(

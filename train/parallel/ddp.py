@@ -76,7 +76,7 @@ class DDP(Strategy):
             "gradient_as_bucket_view": True,
             sends_buffers: False,
         }
-        with world.vitals.connecting():  # it compares the ranks' shapes, and sends the weights of the first
+        with world.status.connecting():  # it compares the ranks' shapes, and sends the weights of the first
             return DistributedDataParallel(model, **settings)
 
     def divide(self, optimizer: Optimizer) -> Optimizer:

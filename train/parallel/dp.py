@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from muster.errors import MusterError
 from muster.train.models import place
 from muster.train.optim import Precision
 from muster.train.parallel.strategy import Strategy
@@ -16,15 +15,6 @@ from muster.train.parallel.strategy import Strategy
 
 class DP(Strategy):
     """One process drives all of its GPUs by threads."""
-
-    def check(self) -> None:
-        """Raises MusterError in a world of more than one: its threads are this process's."""
-        if self.world.world_size > 1:
-            raise MusterError(
-                "the strategy dp is for one process, which drives all of its GPUs by threads",
-                seen=f"WORLD_SIZE={self.world.world_size}",
-                fix="'train ddp' trains one model with all processes, and faster; or start one process",
-            )
 
     def notes(self) -> list[str]:
         """What a user should know before it trains."""

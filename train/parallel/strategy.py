@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from muster.config import IN_ONE_PROCESS, Options
+from muster.errors import MusterError
 from muster.train.distributed.world import World
 from muster.train.models import logits_of, loss_of, place
 from muster.train.optim import Precision
@@ -226,7 +227,17 @@ class Alone(Strategy):
 
 
 def load(name: str, world: World, options: Options) -> Strategy:
-    """The strategy called `name`, for this rank; where it is for several and there is one alone, as `single`."""
+    """The strategy called `name`, for this rank; where it is for several and there is one alone, as `single`.
+
+    Raises:
+        MusterError: it is for one process, and there are several, each of which would train a model of its own.
+    """
+    if name in IN_ONE_PROCESS and world.world_size > 1:
+        raise MusterError(
+            f"the strategy {name} is for one process",
+            seen=f"WORLD_SIZE={world.world_size}",
+            fix="'train ddp' trains one model with all processes; or start one process",
+        )
     module = import_module(f"{__package__}.{name}")
     (kind,) = (
         found

@@ -1,0 +1,166 @@
+"""Which network the ranks used, and whether it is the one to be expected. No GPU is here: see nccl_logs.py."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from muster.check.bench import transport
+from muster.check.bench.transport import FOUND, RankTransport, of_gloo, of_nccl
+from muster.check.options import BenchOptions
+from tests.check.bench.nccl_logs import (
+    NCCL_2_4_OFI,
+    NCCL_2_5,
+    NCCL_2_18_ROCE,
+    NCCL_2_19_SOCKET,
+    NCCL_2_20_SLINGSHOT,
+    NCCL_2_25_NO_VERBS,
+    NCCL_2_27_EFA,
+    NCCL_2_27_SHARED,
+    NCCL_2_28,
+)
+
+ROOT = Path(__file__).parents[3]
+
+
+def heard(rank: int, text: str, found: str = "", *devices: str) -> RankTransport:
+    return RankTransport(f"node0{rank + 1}", found, devices, transport.parse_log(text))
+
+
+def test_rdma_as_expected() -> None:
+    told = of_nccl([heard(rank, NCCL_2_20_SLINGSHOT, "slingshot") for rank in range(3)])
+    assert (told.network, told.gpudirect, told.error) == ("AWS Libfabric (cxi)", True, None)
+    assert told.says == f"NCCL: AWS Libfabric (cxi), with GPUDirect RDMA; expected: slingshot by {FOUND}"
+    assert told.notes == ()
+
+
+def test_tcp_where_rdma_was_expected_is_named_by_host() -> None:
+    told = of_nccl([heard(0, NCCL_2_18_ROCE, "infiniband"), heard(1, NCCL_2_19_SOCKET, "infiniband")])
+    assert told.error is not None
+    assert told.error.wrong == "NCCL sends by TCP, and RDMA was to be expected: node02"
+    assert told.error.seen.startswith(
+        f"Socket on node02; expected infiniband by {FOUND} on node01; NCCL says: NET/Plugin: "
+    )
+    assert "NET/IB : No device found." in told.error.seen
+    assert "muster fabric check" in told.error.fix
+    assert "muster fabric plan" in told.error.fix
+    assert "--allow-tcp" in told.error.fix
+
+
+def test_the_node_that_found_no_fabric_is_the_one_that_uses_tcp() -> None:
+    told = of_nccl([heard(0, NCCL_2_18_ROCE, "infiniband"), heard(1, NCCL_2_25_NO_VERBS)])
+    assert told.error is not None
+    assert told.error.wrong.endswith(": node02")
+
+
+def test_tcp_may_be_allowed() -> None:
+    both = [heard(rank, NCCL_2_19_SOCKET, "infiniband") for rank in range(2)]
+    told = of_nccl(both, allow_tcp=True)
+    assert told.error is None
+    assert "as --allow-tcp allows: Socket on node01, node02" in told.notes[0]
+    assert of_nccl(both).error is not None
+
+
+def test_libfabric_over_tcp_is_tcp() -> None:
+    told = of_nccl([heard(rank, NCCL_2_4_OFI, "slingshot") for rank in range(2)])
+    assert told.error is not None
+    assert "AWS Libfabric (tcp;ofi_rxm) on node01, node02" in told.error.seen
+
+
+def test_a_plugin_that_is_not_used_does_not_count() -> None:
+    text = "NCCL INFO NET/OFI Selected Provider is tcp\nNCCL INFO Using network IB\n"
+    told = of_nccl([heard(rank, text, "infiniband") for rank in range(2)])
+    assert (told.network, told.error) == ("IB", None)
+
+
+def test_devices_are_a_reason_to_expect_rdma_where_no_launch_has_looked() -> None:
+    device = "/dev/infiniband/uverbs0"
+    told = of_nccl([heard(rank, NCCL_2_19_SOCKET, "", device) for rank in range(2)])
+    assert told.error is not None
+    assert f"expected RDMA by {device} on node01" in told.error.seen
+    assert of_nccl([heard(rank, NCCL_2_19_SOCKET, "off", device) for rank in range(2)]).error is not None
+    assert of_nccl([heard(rank, NCCL_2_19_SOCKET, "tcp", device) for rank in range(2)]).error is None
+
+
+def test_tcp_where_there_is_nothing_else() -> None:
+    told = of_nccl([heard(rank, NCCL_2_19_SOCKET) for rank in range(2)])
+    assert (told.network, told.gpudirect, told.error) == ("Socket", None, None)
+    assert told.says == "NCCL 2.19.3+cuda12.3: Socket; nothing says that there is anything but TCP"
+
+
+@pytest.mark.parametrize("found", ["infiniband", "a-fabric-of-tomorrow"])
+def test_silence_proves_nothing(found: str) -> None:
+    told = of_nccl([heard(0, NCCL_2_18_ROCE, found), heard(1, "", found)])
+    assert told.error is not None
+    assert "did not say" in told.error.wrong
+    assert told.error.wrong.endswith(": node02")
+    assert of_nccl([heard(0, ""), heard(1, "")]).error is None
+    assert of_nccl([heard(0, ""), heard(1, "")]).network == "not said"
+
+
+def test_ranks_on_different_networks() -> None:
+    told = of_nccl([heard(0, NCCL_2_27_EFA), heard(1, NCCL_2_28), heard(2, NCCL_2_27_EFA)])
+    assert told.error is not None
+    assert told.error.seen == "Libfabric (efa) on node01, node03; IB on node02"
+
+
+def test_without_gpudirect_there_is_a_note_and_no_failure() -> None:
+    told = of_nccl([heard(0, NCCL_2_18_ROCE, "infiniband"), heard(1, NCCL_2_5, "infiniband")])
+    assert (told.gpudirect, told.error) == (False, None)
+    assert "host's memory on node02" in told.notes[0]
+    assert "nvidia-peermem" in told.notes[0]
+
+
+def test_one_node_uses_no_network() -> None:
+    said = transport.parse_log(
+        NCCL_2_27_SHARED.replace("NET/IB/10/GDRDMA/Shared", "P2P/CUMEM") + "x NCCL INFO Using network Socket"
+    )
+    told = of_nccl([RankTransport("node01", "infiniband", said=said) for _ in range(2)])
+    assert (told.network, told.error) == ("P2P/CUMEM", None)
+
+
+def test_gloo_says_that_it_is_tcp() -> None:
+    both = [RankTransport(f"node0{rank}", "infiniband", interface="hsn0") for rank in range(2)]
+    told = of_gloo(both)
+    assert (told.network, told.error) == ("gloo over hsn0", None)
+    assert "TCP" in told.says
+    assert "infiniband" in told.notes[0]
+    assert of_gloo(both[:1]).notes == ()
+
+
+def test_the_fabrics_that_are_none_are_those_of_the_profiles() -> None:
+    profiles = {path.stem: tomllib.loads(path.read_text()) for path in (ROOT / "jobs/fabrics").glob("*.toml")}
+    assert {name for name, profile in profiles.items() if not profile["is_rdma"]} == set(transport.NO_RDMA)
+
+
+def test_devices_without_a_link_are_none(tmp_path: Path) -> None:
+    root = f"{tmp_path}/"
+    assert transport.rdma_devices(root) == ()
+    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (tmp_path / "dev/infiniband").mkdir(parents=True)
+    (tmp_path / "dev/infiniband/uverbs0").touch()
+    (port / "state").write_text("1: DOWN\n")
+    assert transport.rdma_devices(root) == ()
+    (port / "state").write_text("4: ACTIVE\n")
+    assert transport.rdma_devices(root) == (f"{root}dev/infiniband/uverbs0",)
+    (tmp_path / "dev/cxi0").touch()
+    assert transport.rdma_devices(root)[1:] == (f"{root}dev/cxi0",)
+
+
+def test_nothing_is_asked_of_nccl_where_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ: dict[str, str] = {}
+    monkeypatch.setattr(transport.os, "environ", environ)
+    transport.prepare(BenchOptions(backend="gloo"))
+    transport.prepare(BenchOptions(device="cpu"))
+    assert environ == {}
+
+
+def test_why_there_is_no_network_is_told_where_nccl_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    log.write_text(NCCL_2_25_NO_VERBS + "a:1:2 [0] net.cc:9 NCCL WARN Error: network IB not found.\n")
+    monkeypatch.setenv("NCCL_DEBUG_FILE", str(log))
+    assert transport.complaints().startswith("Error: network IB not found.; NET/Plugin: Could not find")
+    assert "Failed to open libibverbs" in transport.complaints()
+    monkeypatch.delenv("NCCL_DEBUG_FILE")
+    assert transport.complaints() == ""

@@ -1,0 +1,130 @@
+"""GPUs: what a driver tells of them, by a stand-in for it, and what is wrong with those of a job."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from muster.check.doctor import gpus
+from tests.check.doctor.healthy import found, healthy, only, with_gpu, with_ranks
+
+
+class NvmlError(Exception):
+    """What the stand-in raises."""
+
+
+class Nvml(SimpleNamespace):
+    """A stand-in for pynvml, as no GPU is here: one A100 that is not well, and one of which nothing can be told."""
+
+    NVMLError = NvmlError
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, NVML_CLOCK_SM, nvmlMemory_v2 = 1, 0, 1, 0x02000028
+
+    def __init__(self, has_driver: bool = True) -> None:
+        answers: dict[str, Any] = {
+            "nvmlDeviceGetName": "NVIDIA A100-SXM4-40GB",
+            "nvmlDeviceGetUUID": b"GPU-12ab",
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=40, free=30, used=10),
+            "nvmlDeviceGetTotalEccErrors": 2,
+            "nvmlDeviceGetRemappedRows": (0, 1, 1, 0),
+            "nvmlDeviceGetClockInfo": 300,
+            "nvmlDeviceGetMaxClockInfo": 1410,
+            # Idle, by a power limit, and too hot.
+            "nvmlDeviceGetCurrentClocksEventReasons": 0x1 | 0x4 | 0x40,
+            "nvmlDeviceGetMigMode": [0, 0],
+        }
+        super().__init__(**{name: self._told(answer) for name, answer in answers.items()})
+        self.has_driver = has_driver
+
+    @staticmethod
+    def _told(answer: Any) -> Any:
+        def tell(handle: int, *_: Any) -> Any:
+            if handle == 1:
+                raise NvmlError
+            return answer
+
+        return tell
+
+    def nvmlInit(self) -> None:
+        if not self.has_driver:
+            raise NvmlError
+
+    def nvmlShutdown(self) -> None:
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"580.65.06"
+
+    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:
+        if handle == 1 or link >= 12:
+            raise NvmlError
+        return int(link != 3)
+
+
+def test_what_the_driver_tells_of_gpus() -> None:
+    told, driver = gpus.ask_driver(Nvml())
+    assert driver == "580.65.06"
+    assert told is not None
+    sick, silent = told
+    assert (sick.name, sick.uuid, sick.used, sick.uncorrected) == ("NVIDIA A100-SXM4-40GB", "GPU-12ab", 10, 2)
+    assert (sick.remapping, sick.slowed_by, sick.mig, sick.links) == ("pending", ("heat (hardware)",), False, 11)
+    assert (sick.clock_mhz, sick.max_clock_mhz) == (300, 1410)
+    assert silent == gpus.Gpu(index=1)
+
+
+def test_without_a_driver_there_are_no_gpus() -> None:
+    assert gpus.ask_driver(Nvml(has_driver=False)) == (None, None)
+
+
+GPUS: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"uncorrected": 3}, "ecc", "failed", "3 since"),
+    ({"remapping": "failed"}, "ecc", "failed", "failed"),
+    ({"remapping": "pending"}, "ecc", "warning", "pending"),
+    ({"used": 40 * 2**30}, "gpu memory", "warning", "40.0 GiB"),
+    ({"slowed_by": ["heat (hardware)"], "clock_mhz": 345}, "clock", "warning", "heat (hardware); 345 of 1980 MHz"),
+    ({"mig": True}, "mig", "warning", "enabled"),
+    ({"links": 12}, "nvlink", "warning", "12 up, 18"),
+]
+
+
+@pytest.mark.parametrize(("changed", "about", "level", "seen"), GPUS, ids=lambda value: str(value)[:30])
+def test_a_gpu_that_is_not_well(changed: dict[str, Any], about: str, level: str, seen: str) -> None:
+    finding = only(with_gpu(healthy(), "node03", 1, **changed))
+    assert (finding.host, finding.about, finding.level) == ("node03", about, level)
+    assert "GPU 1" in finding.wrong
+    assert seen in finding.seen
+
+
+def test_a_gpu_that_the_job_was_not_given_does_not_matter() -> None:
+    told = with_gpu(healthy(2, 2), "node01", 1, uncorrected=3)
+    told = with_ranks(told, "node01", lambda rank: {"visible": "0", "num_gpus": 1})
+    assert not [finding for finding in found(told) if finding.about == "ecc"]
+
+
+def test_gpus_of_another_kind() -> None:
+    told = with_gpu(with_gpu(healthy(), "node02", 0, name="NVIDIA A100"), "node02", 1, name="NVIDIA A100")
+    assert only(told).seen == "NVIDIA A100 on node02, NVIDIA H100 80GB HBM3 on node01, node03"
+
+
+def test_one_gpu_fewer_than_elsewhere() -> None:
+    told = with_ranks(healthy(), "node02", lambda rank: {"visible": "0", "num_gpus": 1})
+    differs, few = found(told)
+    assert (differs.host, differs.level, differs.seen) == ("node02", "failed", "1 on node02, 2 on node01, node03")
+    assert (few.host, few.wrong) == ("node02", "2 ranks, but 1 GPU")
+
+
+def test_ranks_that_see_one_gpu_each() -> None:
+    own = with_ranks(healthy(2), "", lambda rank: {"visible": str(getattr(rank, "rank", 0) % 2), "num_gpus": 1})
+    assert found(own) == []
+    blind = with_ranks(own, "node02", lambda rank: {"num_gpus": 1 - getattr(rank, "rank", 0) % 2})
+    assert only(blind).wrong == "rank 3 sees no GPU, others of its node do"
+
+
+def test_gpus_that_torch_does_not_see() -> None:
+    told = with_ranks(healthy(2), "", lambda rank: {"num_gpus": 0})
+    assert {(finding.host, finding.level) for finding in found(told)} == {("node01", "warning"), ("node02", "warning")}

@@ -1,0 +1,44 @@
+"""Cores, /dev/shm and open files."""
+
+from typing import Any
+
+from muster.check.doctor.storage import Space
+from tests.check.doctor.healthy import found, healthy, on_cpus, only, with_node, with_ranks
+
+
+def test_shared_memory() -> None:
+    small = Space(path="/dev/shm", size=64 * 2**20, free=64 * 2**20)
+    finding = only(with_node(healthy(), "node03", shm=small))
+    assert (finding.host, finding.about, finding.level) == ("node03", "shm", "failed")
+    assert "64.0 MiB free of 64.0 MiB" in finding.seen
+    assert "--shm-size" in finding.fix
+    # The default of docker, on one node without GPUs, where no workers load data.
+    assert only(on_cpus(with_node(healthy(1), "node01", shm=small))).level == "warning"
+    assert only(on_cpus(with_node(healthy(2), "node01", shm=small))).level == "failed"
+    closed = Space(path="/dev/shm", trouble="Permission denied")
+    assert only(with_node(healthy(), "node03", shm=closed)).level == "failed"
+
+
+def test_open_files() -> None:
+    finding = only(with_node(healthy(2), "node01", open_files=256))
+    assert (finding.host, finding.about, finding.level) == ("node01", "open files", "warning")
+    assert found(with_node(healthy(2), "node01", open_files=1024)) == []
+    # Each of 512 ranks is connected to all others.
+    assert only(with_node(healthy(64, 8), "node01", open_files=1024)).host == "node01"
+
+
+def test_cores() -> None:
+    few = with_ranks(healthy(), "node02", lambda rank: {"cores": (getattr(rank, "rank", 0),)})
+    assert {(finding.host, finding.about) for finding in found(few)} == {("node02", "cores")}
+    assert "2 cores for 2 ranks" in [finding.wrong for finding in found(few)]
+    # Ranks on CPUs compute with one core each: nothing is wrong with that, where all nodes are alike.
+    assert found(with_ranks(on_cpus(healthy(2)), "", lambda rank: {"cores": (0, 1)})) == []
+
+    def overlap(rank: Any) -> dict[str, Any]:
+        first = getattr(rank, "rank", 0) % 2 * 4
+        return {"cores": tuple(range(first, first + 8))}
+
+    binding = next(finding for finding in found(with_ranks(healthy(), "node03", overlap)) if finding.about == "binding")
+    assert (binding.host, binding.seen) == ("node03", "rank 4: cores 0-7; rank 5: cores 4-11")
+    # Not bound at all: all ranks of the node may run anywhere.
+    assert found(with_ranks(healthy(), "", lambda rank: {"cores": tuple(range(16))})) == []

@@ -1,0 +1,104 @@
+"""What the kernel tells of ports and PCIe links, by files as those in /sys; and what is wrong with a network."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from muster.check.doctor import network
+from muster.check.doctor.network import PcieLink, Port
+from tests.check.doctor.healthy import found, healthy, only, with_node, with_ranks
+
+
+def write(folder: Path, files: Mapping[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(f"{text}\n")
+
+
+def pcie(width: int, speed: str, what: str = "max") -> dict[str, str]:
+    return {f"{what}_link_width": str(width), f"{what}_link_speed": speed}
+
+
+def adapter(sys: Path, slot: Mapping[str, str], card: Mapping[str, str]) -> None:
+    """An adapter in a slot, where the kernel has both: a device below its bridge, with a link from its class."""
+    bridge = sys / "devices/pci0000:00/0000:00:01.0"
+    write(bridge, slot)
+    write(bridge / "0000:01:00.0", card)
+    own = sys / "class/infiniband/mlx5_0"
+    own.mkdir(parents=True)
+    (own / "device").symlink_to(bridge / "0000:01:00.0")
+
+
+def test_ports_have_rates(tmp_path: Path) -> None:
+    for device, state, rate in (
+        ("mlx5_0", "4: ACTIVE", "200 Gb/sec (4X HDR)"),
+        ("mlx5_1", "1: DOWN", "2.5 Gb/sec (1X SDR)"),
+    ):
+        write(tmp_path / f"class/infiniband/{device}/ports/1", {"state": state, "rate": rate})
+    assert tuple(network.ports(tmp_path)) == (
+        Port(name="mlx5_0/1", is_active=True, rate_gbit_s=200),
+        Port(name="mlx5_1/1", is_active=False, rate_gbit_s=2.5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("slot", "max_width", "max_speed"),
+    [
+        (pcie(16, "32.0 GT/s PCIe"), 16, 16.0),
+        # A slot of fewer lanes than the card has, and an older one.
+        (pcie(8, "8.0 GT/s PCIe"), 8, 8.0),
+        # Nothing is known of it.
+        ({}, 16, 16.0),
+    ],
+)
+def test_an_adapter_can_what_its_slot_can_too(
+    tmp_path: Path, slot: dict[str, str], max_width: int, max_speed: float
+) -> None:
+    adapter(tmp_path, slot, pcie(16, "16.0 GT/s PCIe") | pcie(8, "8.0 GT/s PCIe", "current"))
+    expected = PcieLink(
+        name="mlx5_0", is_gpu=False, width=8, max_width=max_width, speed_gt_s=8.0, max_speed_gt_s=max_speed
+    )
+    assert tuple(network.pcie_links(tmp_path)) == (expected,)
+
+
+def test_gpus_are_those_of_their_driver(tmp_path: Path) -> None:
+    files = pcie(16, "32.0 GT/s PCIe") | pcie(4, "2.5 GT/s PCIe", "current")
+    write(tmp_path / "bus/pci/drivers/nvidia/0000:17:00.0", files)
+    write(tmp_path / "bus/pci/drivers/nvidia/module", {})
+    (link,) = network.pcie_links(tmp_path)
+    assert (link.name, link.is_gpu, link.width, link.max_width) == ("GPU at 0000:17:00.0", True, 4, 16)
+
+
+def test_what_has_no_link_of_its_own_is_left_out(tmp_path: Path) -> None:
+    """As a virtual function, and a machine without adapters."""
+    assert [*network.ports(tmp_path), *network.pcie_links(tmp_path)] == []
+    adapter(tmp_path, {}, pcie(0, "Unknown") | pcie(0, "Unknown", "current"))
+    assert tuple(network.pcie_links(tmp_path)) == ()
+
+
+def test_the_network_that_was_chosen() -> None:
+    astray = with_node(healthy(), "node02", interfaces=("eth0",))
+    finding = only(astray)
+    assert (finding.host, finding.about, finding.level) == ("node02", "interface", "failed")
+    assert finding.seen == "GLOO_SOCKET_IFNAME=ib0; here: eth0"
+    alone = with_ranks(healthy(), "node03", lambda rank: {"address": "127.0.1.1", "interface": "lo"})
+    assert (only(alone).host, only(alone).about) == ("node03", "address")
+    closed = with_node(healthy(), "node01", closed=("/dev/infiniband/uverbs0",))
+    assert (only(closed).host, only(closed).about) == ("node01", "fabric")
+
+
+def test_memory_that_may_be_locked() -> None:
+    finding = only(with_node(healthy(2), "node02", memlock=64 * 1024))
+    assert (finding.host, finding.about, finding.level) == ("node02", "memlock", "warning")
+    assert "64 KiB" in finding.seen
+    assert found(with_node(healthy(2), "node02", memlock=64 * 1024, devices=())) == []
+
+
+def test_two_nodes_of_one_name() -> None:
+    told = healthy(2)
+    told["network"]["node02"][1] = replace(told["network"]["node02"][1], address="10.0.0.9")
+    finding = only(told)
+    assert (finding.host, finding.about, finding.level) == ("node02", "host", "warning")
+    assert finding.seen.endswith("10.0.0.2, 10.0.0.9")

@@ -1,0 +1,104 @@
+"""What a person sees of a look, and what a program gets."""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+from rich.console import Console
+
+from muster.check.doctor import run
+from muster.check.doctor.finding import Finding
+from muster.check.doctor.run import Part, Report
+from muster.check.options import DoctorOptions
+from muster.train.distributed.world import World
+from tests.check.doctor.healthy import SUBJECTS, Told, healthy, with_node
+
+
+def found_at(told: Told) -> tuple[Report, World]:
+    """What is found in `told`, and the world that it is of."""
+    hosts = tuple(host for host, ranks in told["memory"].items() for _ in ranks)
+    facts = [{"rank": rank, "host": host} for rank, host in enumerate(hosts)]
+    of_subjects = [(subject, told[subject.NAME]) for subject in SUBJECTS]
+    parts = [Part(subject.NAME, subject.summary(own), subject.findings(own)) for subject, own in of_subjects]
+    return Report(facts, parts), World(world_size=len(hosts), host=hosts[0], hosts=hosts)
+
+
+def printed(found: Report, world: World | None, width: int = 80) -> str:
+    out = io.StringIO()
+    run.print_all(Console(file=out, width=width, highlight=False), found, world)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_nothing_is_wider_than_the_terminal(width: int) -> None:
+    told = with_node(healthy(64, 8), "node17", lock="d" * 64, open_files=10)
+    text = printed(*found_at(told), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "64 nodes x 8 = 512 ranks\n               node01, node02, node03, node04 and 60 more\n" in text
+    assert "failed: node17: it has another lock than most nodes" in text
+    assert text.endswith("failed: 1 finding to mend first, 1 warning\n")
+    assert "\x1b" not in text
+
+
+def test_healthy_nodes_get_one_line_more_than_the_table() -> None:
+    lines = printed(*found_at(healthy(2))).splitlines()
+    assert lines[:2] == ["muster doctor  2 nodes x 2 = 4 ranks", "               node01, node02"]
+    assert lines[-1].startswith("ok: ")
+    assert not [line for line in lines if "seen:" in line or "failed" in line]
+
+
+def test_of_many_findings_the_first_are_shown() -> None:
+    found = [Finding("warning", "x", f"n{number}", "wrong", "seen", "fix") for number in range(30)]
+    text = printed(Report([], [Part("x", "", found)]), None)
+    assert "and 10 more: --json has them all" in text
+    assert "warning: 30 warnings" in text
+
+
+def test_what_a_program_gets() -> None:
+    found, world = found_at(with_node(healthy(), "node02", torch="2.9.1"))
+    told = json.loads(json.dumps(run.as_object(found, world)))
+    assert (told["code"], told["verdict"], told["nodes"]) == (2, "failed", ["node01", "node02", "node03"])
+    assert told["says"] == "1 finding to mend first"
+    assert (told["ranks"], len(told["facts"])) == (6, 6)
+    (finding,) = told["findings"]
+    assert (finding["host"], finding["about"]) == ("node02", "torch")
+    assert finding in next(part for part in told["parts"] if part["name"] == "software")["findings"]
+
+
+def test_what_comes_from_a_node_does_not_write_on_the_terminal() -> None:
+    found = [Finding("failed", "x", "n\x1b[2J", "wrong\nline", "a\x1b[31mb", "[bold]fix[/bold]")]
+    text = printed(Report([], [Part("x", "", found)]), None)
+    assert "\x1b" not in text
+    assert "[bold]fix[/bold]" in text
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a rank tells of a subject that there is not."""
+
+    release: str
+
+
+class KernelSubject:
+    """A subject of a test's own, with the face that all have."""
+
+    NAME = "kernel"
+    Facts = Kernel
+
+    def gather(self, world: World, options: DoctorOptions) -> Kernel:
+        return Kernel("6.1")
+
+    def findings(self, by_host: Mapping[str, Sequence[Kernel]]) -> list[Finding]:
+        return [Finding("warning", "kernel", host, "old", facts[0].release, "-") for host, facts in by_host.items()]
+
+    def summary(self, by_host: Mapping[str, Sequence[Kernel]]) -> str:
+        return "new"
+
+
+def test_a_new_subject_needs_no_more_than_its_face() -> None:
+    found = Report()
+    run.examine(World(host="a", hosts=("a",)), DoctorOptions(), [KernelSubject()], found)
+    assert [finding.about for finding in found.findings] == ["kernel"]
+    assert found.facts == [{"rank": 0, "host": "a", "kernel": {"release": "6.1"}}]

@@ -1,0 +1,34 @@
+"""Where checkpoints go."""
+
+from pathlib import Path
+
+from muster.check.doctor import storage, storage_probe
+from muster.check.doctor.storage import Space
+from tests.check.doctor.healthy import healthy, only, with_node
+
+
+def test_the_room_in_a_folder(tmp_path: Path) -> None:
+    found = storage_probe.measure(str(tmp_path / "new" / "folder"))
+    assert found["path"] == str(tmp_path)
+    assert 0 < found["free"] <= found["size"]
+    assert "trouble" not in found
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    assert storage.measure(str(tmp_path / "file" / "runs")).trouble == "Not a directory"
+
+
+def test_a_file_system_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    assert storage.measure(str(tmp_path), limit_s=0).trouble == "the file system did not answer within 0 s"
+
+
+def test_where_checkpoints_go() -> None:
+    full = Space(path="/scratch", size=10**12, free=0, trouble="No space left on device")
+    finding = only(with_node(healthy(), "node02", checkpoints=full))
+    assert (finding.host, finding.about, finding.level) == ("node02", "checkpoints", "failed")
+    assert finding.seen == "/scratch: No space left on device, 0 KiB free"
+    nearly = Space(path="/scratch", size=10**12, free=500 * 2**20)
+    assert only(with_node(healthy(), "node02", checkpoints=nearly)).level == "warning"
+    files = Space(path="/scratch", size=10**12, free=10**12, files_free=7)
+    assert "7 inodes" in only(with_node(healthy(), "node02", checkpoints=files)).seen
+    gone = Space(path="/scratch", trouble="the file system did not answer within 5 s")
+    assert "did not answer" in only(with_node(healthy(), "node02", checkpoints=gone)).seen

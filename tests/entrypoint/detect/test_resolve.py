@@ -1,0 +1,299 @@
+"""Schedulers: files that can't be seen, MUSTER_HOSTS, two schedulers at once, names of hosts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from muster.entrypoint import recording
+from muster.entrypoint.detect import families, resolve
+from muster.entrypoint.detect.hostlist import HostListError, index_of
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.options import LaunchOptions
+from muster.errors import MusterError
+from tests.entrypoint.recorded import FOLDERS, detect
+
+PBS = recording.load(FOLDERS / "pbs" / "pbs_batch_1node.env")
+PBS_TASK = recording.load(FOLDERS / "pbs" / "pbs_cgroupshook_gpu1_pbsdsh.pbsn2.task40000001.618.env")
+PBS_RANK = recording.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank3.pbsn2.env")
+QRSH = recording.load(FOLDERS / "grid_engine" / "pe_two.qrsh_noV.node02.env")
+BLAUNCH = recording.load(FOLDERS / "documented" / "lsf_blaunch.hosta.0.env")
+LSF = recording.load(FOLDERS / "documented" / "lsf_blaunch_slots.hosta.0.env")
+SLURM = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
+
+
+def changed(env: Environment, **variables: str) -> Environment:
+    return replace(env, variables={**env, **variables})
+
+
+def test_hosts_of_a_file_come_once_each_in_the_order_of_their_first_line() -> None:
+    job, _ = families.find_job(replace(PBS, files={"PBS_NODEFILE": "n2\nn1\nn2\n\nn3\nn1\n"}))
+    assert job
+    assert (job.hosts, job.slots, job.num_nodes) == (("n2", "n1", "n3"), (2, 2, 1), 3)
+
+
+def test_a_file_is_read_from_disk_in_a_live_process(tmp_path: Path) -> None:
+    nodes = tmp_path / "31.pbshead"
+    nodes.write_text("pbsn1\npbsn2\n")
+    live = replace(changed(PBS_TASK, PBS_NODEFILE=str(nodes)), files={}, is_live=True)
+    assert detect(live).node_rank == 1
+
+
+@pytest.mark.parametrize("name", ["missing", "folder", "/dev/zero", "binary"])
+def test_a_file_that_cannot_be_seen_is_named_with_the_options_that_show_it(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+    if name == "binary":
+        path.write_bytes(b"\xff\xfe")
+    live = replace(changed(PBS_TASK, PBS_NODEFILE=str(path)), files={}, is_live=True)
+    with pytest.raises(MusterError) as refusal:
+        detect(live)
+    assert f"--bind {path}," in refusal.value.fix
+    assert f"-v {path}:{path}:ro" in refusal.value.fix
+    assert "MUSTER_HOSTS=" in refusal.value.fix
+    assert str(path) in refusal.value.seen
+
+
+def test_hosts_that_cannot_be_seen_are_no_matter_where_the_ranks_are_told() -> None:
+    found = detect(replace(PBS_RANK, files={}))
+    assert (found.rank, found.local_rank, found.world_size, found.node_rank, found.hosts) == (3, 1, 4, 1, ())
+    assert "--bind /var/spool/pbs/aux/8.pbshead" in "\n".join(found.notes)
+
+
+@pytest.mark.parametrize("listed", ["pbsn1,pbsn2", "pbsn[1-2]", " pbsn1 pbsn2\n"])
+def test_listed_hosts_take_the_place_of_the_schedulers(listed: str) -> None:
+    found = detect(replace(changed(PBS_TASK, MUSTER_HOSTS=listed), files={}))
+    assert (found.scheduler, found.job_id, found.hosts, found.node_rank) == ("pbs", "31.pbshead", ("pbsn1", "pbsn2"), 1)
+    assert "MUSTER_HOSTS" in found.sources["hosts"]
+    assert [note for note in found.notes if note.startswith("MUSTER_HOSTS=") and "yours" in note]
+
+
+def test_listed_hosts_tell_a_task_of_qrsh_its_place() -> None:
+    found = detect(changed(QRSH, MUSTER_HOSTS="node01,node02"))
+    assert (found.launcher, found.mode, found.node_rank, found.num_nodes) == ("qrsh", "agent", 1, 2)
+
+
+def test_listed_hosts_do_not_make_several_tasks_of_pbsdsh_on_a_node_one(tmp_path: Path) -> None:
+    task = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_pbsdsh.pbsn2.task20000001.env")
+    with pytest.raises(MusterError, match="pbsdsh starts 2 tasks on a node"):
+        detect(changed(task, MUSTER_HOSTS="pbsn1,pbsn2"))
+    # On the first node PBS leaves PBS_NODEFILE out of a task's variables, and keeps the file.
+    first = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_pbsdsh.pbsn1.task00000002.env")
+    (tmp_path / "aux").mkdir()
+    (tmp_path / "pbs.conf").write_text(f"PBS_EXEC=/opt/pbs\nPBS_HOME={tmp_path}\n")
+    (tmp_path / "aux" / first["PBS_JOBID"]).write_text("pbsn1\npbsn1\n")
+    packed = changed(first, MUSTER_HOSTS="pbsn1", PBS_CONF_FILE=str(tmp_path / "pbs.conf"))
+    with pytest.raises(MusterError, match="pbsdsh starts 2 tasks on a node"):
+        detect(replace(packed, is_live=True))
+
+
+def test_a_task_on_the_first_node_finds_the_file_of_nodes_that_pbs_does_not_name_there(tmp_path: Path) -> None:
+    first = recording.load(FOLDERS / "pbs" / "pbs_cgroupshook_gpu1_pbsdsh.pbsn1.task00000002.1332.env")
+    (tmp_path / "aux").mkdir()
+    (tmp_path / "pbs.conf").write_text(f"PBS_HOME={tmp_path}\n")
+    (tmp_path / "aux" / first["PBS_JOBID"]).write_text("pbsn1\npbsn2\n")
+    live = replace(changed(first, PBS_CONF_FILE=str(tmp_path / "pbs.conf")), is_live=True)
+    assert (detect(live).node_rank, detect(live).hosts) == (0, ("pbsn1", "pbsn2"))
+
+
+def test_listed_hosts_without_a_scheduler_are_a_launch_by_hand() -> None:
+    found = detect(Environment({"MUSTER_HOSTS": "alpha.example.org beta"}, host="Alpha"))
+    assert (found.scheduler, found.launcher, found.node_rank, found.num_nodes) == ("manual", "manual", 0, 2)
+    with pytest.raises(MusterError, match="this host, gamma, is not in the job's list"):
+        detect(Environment({"MUSTER_HOSTS": "alpha,beta"}, host="gamma"))
+    with pytest.raises(MusterError, match="MUSTER_HOSTS can't be read"):
+        detect(Environment({"MUSTER_HOSTS": "alpha[1-"}, host="alpha"))
+
+
+def test_listed_hosts_do_not_make_a_job_script_a_task() -> None:
+    with pytest.raises(MusterError, match="nothing started this process on each of them"):
+        detect(changed(PBS, MUSTER_HOSTS="pbsn1,pbsn2"))
+
+
+def test_a_node_rank_in_a_variable_wins_and_is_checked() -> None:
+    script = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_script.env")
+    found = detect(changed(script, MUSTER_NODE_RANK="0"))
+    assert (found.launcher, found.node_rank, found.num_nodes, found.hosts) == ("manual", 0, 2, ("pbsn1", "pbsn2"))
+    assert "MUSTER_NODE_RANK" in "\n".join(found.notes)
+    with pytest.raises(MusterError, match="this host is the one with 0"):
+        detect(changed(script, MUSTER_NODE_RANK="1"))
+    with pytest.raises(MusterError, match="started 2 here"):
+        detect(changed(PBS_RANK, MUSTER_NODE_RANK="1"))
+    with pytest.raises(MusterError, match="MUSTER_NODE_RANK needs the number of nodes"):
+        detect(Environment({"MUSTER_NODE_RANK": "1"}, host="laptop"))
+    with pytest.raises(MusterError, match="below the number of nodes"):
+        detect(Environment({"MUSTER_NODE_RANK": "2", "MUSTER_HOSTS": "a,b"}, host="c"))
+
+
+def test_slurms_variables_left_over_in_a_job_of_pbs_are_named() -> None:
+    leaked = {name: value for name, value in SLURM.items() if name.startswith("SLURM_")}
+    found = detect(changed(PBS_TASK, **leaked))
+    assert (found.scheduler, found.launcher, found.node_rank) == ("pbs", "pbsdsh", 1)
+    assert [line for line in found.rejected if line.startswith("slurm (SLURM_JOB_ID=9): left over")]
+    assert [line for line in found.rejected if line.startswith("srun: belongs to slurm")]
+
+
+def test_two_schedulers_that_both_know_this_host_are_refused() -> None:
+    both = replace(changed(PBS_TASK, **SLURM), host="node02", files={"PBS_NODEFILE": "node01\nnode02\n"})
+    with pytest.raises(MusterError, match="slurm and pbs are all here"):
+        detect(both)
+
+
+def test_ranks_that_nobody_set_are_refused_rather_than_forgotten() -> None:
+    with pytest.raises(MusterError, match="nothing tells who started this one"):
+        detect(Environment({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, host="laptop"))
+    assert detect(Environment({"RANK": "0", "WORLD_SIZE": "1"}, host="laptop")).num_nodes == 1
+    meant = LaunchOptions(nnodes="1")
+    assert detect(Environment({"RANK": "1", "WORLD_SIZE": "2"}, host="laptop"), meant).num_nodes == 1
+    assert detect(changed(PBS, RANK="1", WORLD_SIZE="2")).rejected == (
+        "RANK=1 WORLD_SIZE=2: set by hand or left over, not used",
+    )
+
+
+def test_a_login_node_is_not_the_one_node_of_a_job_of_lsf() -> None:
+    of_job = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "node01 4"}
+    assert detect(Environment(of_job, host="node01.cluster")).num_nodes == 1
+    with pytest.raises(MusterError, match="lsf lists node01 only, and this is login1") as refused:
+        detect(Environment(of_job, host="login1"))
+    assert "MUSTER_HOSTS=login1" in refused.value.fix
+
+
+def test_a_shell_of_salloc_on_a_login_node_is_not_the_node_of_its_job() -> None:
+    of_job = {"SLURM_JOB_ID": "9", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01"}
+    with pytest.raises(MusterError, match="slurm lists node01 only, and this is login1") as refused:
+        detect(Environment(of_job, host="login1"))
+    assert refused.value.fix.startswith("srun ")
+    # The batch script, where the node's own name is another one than Slurm's.
+    assert detect(Environment({**of_job, "SLURMD_NODENAME": "node01"}, host="n1")).num_nodes == 1
+
+
+def test_a_script_on_a_host_that_pbs_does_not_list_is_not_alone() -> None:
+    with pytest.raises(MusterError, match="pbs lists pbsn1 only, and this is pbsn9"):
+        detect(replace(PBS, host="pbsn9"))
+
+
+def test_a_shell_of_flux_may_say_that_it_is_one_node() -> None:
+    shell = recording.load(FOLDERS / "documented" / "flux_instance.node01.x.env")
+    found = detect(shell, LaunchOptions(nnodes="1"))
+    assert found.num_nodes == 1
+    assert found.sources["scheduler"].startswith("FLUX_URI=")
+
+
+def test_a_task_of_flux_names_its_job_as_the_source() -> None:
+    found = detect(recording.load(FOLDERS / "flux" / "flux_in_pbs_run-N2n4g1.pbsn2.task3.env"))
+    assert found.sources["scheduler"].startswith("FLUX_JOB_ID=")
+
+
+@pytest.mark.parametrize(
+    ("told", "attempt"),
+    [
+        ({}, 0),
+        ({"LSB_RESTART": "Y"}, 1),
+        ({"LSB_RESTART": "Y", "MUSTER_ATTEMPT": "2"}, 2),
+        ({"MUSTER_ATTEMPT": "0"}, 0),
+    ],
+)
+def test_attempts_of_lsf_are_counted_by_the_script(told: dict[str, str], attempt: int) -> None:
+    """They all have the same job id: only the attempt keeps their rendezvous apart."""
+    job, _ = families.find_job(changed(LSF, **told))
+    assert job
+    assert job.attempt == attempt
+
+
+@pytest.mark.parametrize("task", ["0", "2", "3"])
+def test_a_task_of_blaunch_that_is_not_this_hosts_is_refused(task: str) -> None:
+    with pytest.raises(MusterError, match="blaunch's task does not fit the job's list of hosts"):
+        detect(changed(BLAUNCH, LSF_PM_TASKID=task))
+
+
+@pytest.mark.parametrize("slots", [2, 4])
+def test_blaunch_with_several_slots_a_host_is_refused(slots: int) -> None:
+    hosts = ["hosta"] * slots + ["hostb"] * slots
+    told = {"LSB_HOSTS": " ".join(hosts), "LSB_MCPU_HOSTS": f"hosta {slots} hostb {slots}"}
+    with pytest.raises(MusterError, match="a task for each slot or one for each host"):
+        detect(changed(LSF, **told, LSB_DJOB_NUMPROC=str(2 * slots)))
+
+
+def test_gpus_of_grid_engine_are_counted() -> None:
+    script = recording.load(FOLDERS / "grid_engine" / "pe_two.master.node01.env")
+    one_node = replace(script, files={"PE_HOSTFILE": "node01 2 main.q@node01 UNDEFINED\n"})
+    assert detect(changed(one_node, NHOSTS="1", SGE_HGR_gpu="0 1 3")).nproc_per_node == 3
+
+
+@pytest.mark.parametrize(
+    ("hosts", "host", "place"),
+    [
+        (("n1", "n2"), "n2", 1),
+        (("n1.x.org", "n2.x.org"), "n2", 1),
+        (("n1", "n2"), "N2.x.org", 1),
+        (("n1", "n2"), "n3", None),
+        (("n1", "n2"), None, None),
+        (("10.0.0.1", "10.0.0.2"), "10.0.0.2", 1),
+        (("10.0.0.1", "10.1.0.1"), "10", None),
+        (("a.x", "a.y"), "a.y", 1),
+    ],
+)
+def test_the_place_of_this_host(hosts: tuple[str, ...], host: str | None, place: int | None) -> None:
+    assert index_of(hosts, host) == place
+
+
+def test_a_name_that_two_hosts_share_is_no_place() -> None:
+    with pytest.raises(HostListError, match=r"a could be a\.x or a\.y"):
+        index_of(("a.x", "a.y"), "a")
+
+
+@pytest.mark.parametrize(("restarted", "attempt"), [("0", 0), ("1", 1)])
+def test_grid_engine_tells_which_attempt_this_is(restarted: str, attempt: int) -> None:
+    job, _ = families.find_job(changed(QRSH, RESTARTED=restarted))
+    assert job
+    assert job.attempt == attempt
+
+
+def test_a_pod_whose_name_volcano_does_not_list_is_told_by_its_index_where_there_is_one_list() -> None:
+    """As where a pod has a host name of its own."""
+    worker = recording.load(FOLDERS / "documented" / "volcano_workers.job-worker-1.1.env")
+    assert detect(replace(worker, host="other")).node_rank == 1
+    of_two_lists = recording.load(FOLDERS / "documented" / "volcano_pytorch.job-worker-0.1.env")
+    with pytest.raises(MusterError, match="disagree on which pod"):
+        detect(replace(of_two_lists, host="other"))
+
+
+TWO_NODES = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_script.env")
+
+
+@pytest.mark.parametrize("options", [LaunchOptions(), LaunchOptions(nnodes="1")])
+def test_one_process_may_be_started_in_the_script_of_a_job_of_two_nodes(options: LaunchOptions) -> None:
+    found = resolve.resolve(TWO_NODES, options, ["train", "single"], is_single=True)
+    assert (found.num_nodes, found.hosts, found.job_id) == (1, ("pbsn1",), TWO_NODES["PBS_JOBID"])
+    assert "this uses 1 of the job's 2 nodes" in found.notes
+    assert detect(TWO_NODES, LaunchOptions(nnodes="1")).num_nodes == 1
+    assert resolve.single(found, ["train", "single"]).world_size == 1
+
+
+def test_one_process_is_not_started_where_the_scheduler_gave_no_node() -> None:
+    login = recording.load(FOLDERS / "slurm" / "d_salloc_bash.login.x.env")
+    with pytest.raises(MusterError, match="none of the 2 nodes") as refusal:
+        resolve.resolve(login, LaunchOptions(), ["train", "single"], is_single=True)
+    assert refusal.value.fix == "srun --nodes=1 --ntasks=1 train single"
+
+
+def test_several_tasks_of_one_process_are_told_a_way_out_that_is_taken() -> None:
+    started = detect(PBS_RANK)
+    with pytest.raises(MusterError, match="single is one process") as refusal:
+        resolve.single(started, ["train", "single"])
+    assert "in the job script, by itself: train single" in refusal.value.fix
+
+
+@pytest.mark.parametrize(("target", "words"), [("orterun", "--map-by ppr:1:node"), ("mpiexec.hydra", "-ppn 1")])
+def test_the_launch_line_is_in_the_words_of_the_mpiexec_that_is_here(tmp_path: Path, target: str, words: str) -> None:
+    program = tmp_path / target
+    program.touch(0o755)
+    (tmp_path / "mpiexec").symlink_to(program)
+    nodes = tmp_path / "nodes"
+    nodes.write_text("pbsn1\npbsn2\n")
+    here = {"PATH": str(tmp_path), "PBS_NODEFILE": str(nodes)}
+    with pytest.raises(MusterError) as refusal:
+        detect(replace(changed(TWO_NODES, **here), is_live=True, files={}))
+    assert refusal.value.fix.startswith("mpiexec -n 2 ")
+    assert words in refusal.value.fix

@@ -1,0 +1,409 @@
+"""Allocation -> whole argv and variables, for each mode."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from muster.entrypoint import recording, resources, show
+from muster.entrypoint.detect import resolve
+from muster.entrypoint.environment import Environment
+from muster.entrypoint.launch import start
+from muster.entrypoint.launch.program import Additions, Launch, Program
+from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.rendezvous import address, network
+from muster.errors import MusterError
+from muster.variables import LaunchVariable
+from tests.entrypoint.conftest import Run
+from tests.entrypoint.test_cli import three_lines
+
+FOLDER = Path(__file__).resolve().parents[2] / "recordings" / "slurm"
+TRAINER = Program("module", ("muster.train", "ddp", "--epochs=3"), is_ours=True)
+
+
+def planned(env: Environment, options: LaunchOptions | None = None, program: Program = TRAINER) -> Launch:
+    options = options or LaunchOptions()
+    allocation = resolve.resolve(env, options, ["train", "ddp"])
+    found = start.Context(env, options, allocation, address.meet(allocation, env, options))
+    return start.plan(found, program, ["train", "ddp"])
+
+
+def recorded(name: str, **changes: str) -> Environment:
+    env = recording.load(FOLDER / f"{name}.env")
+    return replace(env, variables={**env, **changes})
+
+
+def test_agent_on_the_second_of_two_nodes() -> None:
+    found = planned(recorded("b_srun_N2_1per.node02.1"))
+    assert list(found.argv) == [
+        sys.executable,
+        "-P",
+        "-m",
+        "muster.entrypoint.agent",
+        "--nnodes=2",
+        "--node-rank=1",
+        "--nproc-per-node=2",
+        "--rdzv-backend=static",
+        "--master-addr=node01",
+        "--master-port=61009",
+        "--rdzv-id=9.0",
+        "--rdzv-conf=timeout=900",
+        "--max-restarts=0",
+        "-m",
+        "muster.train",
+        "ddp",
+        "--epochs=3",
+    ]
+    assert found.additions.variables == {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONSAFEPATH": "1",
+        "MUSTER_COMMAND": "train ddp",
+        "MUSTER_SCHEDULER": "slurm",
+        "MUSTER_NODES": "node01,node02",
+    }
+
+
+def test_the_trainers_are_told_of_the_job() -> None:
+    job = {"SLURM_RESTART_COUNT": "2", "SLURM_JOB_START_TIME": "1800000000", "SLURM_JOB_END_TIME": "1800003600"}
+    told = {
+        "MUSTER_SCHEDULER": "slurm",
+        "MUSTER_ATTEMPT": "2",
+        "MUSTER_SCHEDULER_START_TIME": "1800000000",
+        "MUSTER_SCHEDULER_END_TIME": "1800003600",
+    }
+    assert told.items() <= planned(recorded("b_srun_N2_1per.node02.1", **job)).additions.variables.items()
+    yours = planned(recorded("b_srun_N2_1per.node02.1", **job, MUSTER_ATTEMPT="7")).additions.variables
+    assert "MUSTER_ATTEMPT" not in yours
+    assert not [name for name in planned(Environment({}, host="laptop")).additions.variables if name in told]
+    another = planned(recorded("b_srun_N2_1per.node02.1", **job), program=Program("script", ("a.py",)))
+    assert not told.keys() & another.additions.variables.keys()
+
+
+def test_nothing_is_left_of_the_launch_that_submitted_this_job() -> None:
+    leaked = {str(name): "leaked" for name in LaunchVariable}
+    for env in (Environment(leaked, host="laptop"), recorded("b_srun_N2_1per.node02.1", **leaked)):
+        for program in (TRAINER, Program("script", ("a.py",))):
+            found = planned(env, program=program).environment(env)
+            assert "leaked" not in found.values()
+            assert ("MUSTER_COMMAND" in found) == program.is_ours
+
+
+def test_a_list_of_nodes_too_long_for_a_variable_is_left_out() -> None:
+    found = resolve.resolve(recorded("b_srun_N2_1per.node02.1"), LaunchOptions(), ["train", "ddp"])
+    for number, is_told in ((2000, True), (9408, False)):
+        nodes = tuple(f"frontier{node:05d}" for node in range(number))
+        told = start.of_the_job(replace(found, hosts=nodes, num_nodes=number, ranks_per_node=(2,) * number), {})
+        assert ("MUSTER_NODES" in told) == is_told
+
+
+def test_worker_is_python_with_the_five_variables() -> None:
+    found = planned(recorded("c_srun_N2_2per.node02.2"))
+    assert list(found.argv) == [sys.executable, "-u", "-m", "muster.train", "ddp", "--epochs=3"]
+    five = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "node01", "MASTER_PORT": "61001"}
+    assert five.items() <= found.additions.variables.items()
+    assert found.additions.variables["LOCAL_WORLD_SIZE"] == "2"
+
+
+def test_one_node_is_standalone() -> None:
+    found = planned(Environment({}, host="laptop"))
+    assert list(found.argv[4:]) == [
+        "--standalone",
+        "--nproc-per-node=2",
+        "--local-addr=127.0.0.1",
+        "-m",
+        "muster.train",
+        "ddp",
+        "--epochs=3",
+    ]
+
+
+def test_one_node_with_a_port_of_the_users_is_not_standalone() -> None:
+    found = planned(Environment({}, host="laptop"), LaunchOptions(master_port=61007))
+    assert {"--nnodes=1", "--master-addr=127.0.0.1", "--master-port=61007"} <= set(found.argv)
+
+
+def test_by_hand() -> None:
+    options = LaunchOptions(nnodes=2, node_rank=1, master_addr="10.0.0.7", master_port=4242, nproc_per_node="3")
+    found = planned(Environment({}, host="b"), options)
+    assert list(found.argv[4:10]) == [
+        "--nnodes=2",
+        "--node-rank=1",
+        "--nproc-per-node=3",
+        "--rdzv-backend=static",
+        "--master-addr=10.0.0.7",
+        "--master-port=4242",
+    ]
+
+
+def test_by_hand_without_an_address_is_refused() -> None:
+    with pytest.raises(MusterError, match="no way to know where node rank 0 is"):
+        planned(Environment({}, host="b"), LaunchOptions(nnodes=2, node_rank=1))
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (Program("script", ("a b.py", "-x")), ["a b.py", "-x"]),
+        (Program("module", ("pkg.main",)), ["-m", "pkg.main"]),
+        (Program("program", ("./run.sh", "1")), ["--no-python", "./run.sh", "1"]),
+    ],
+)
+def test_the_users_program_in_torchruns_words(program: Program, words: list[str]) -> None:
+    found = planned(Environment({}, host="laptop"), program=program)
+    assert list(found.argv[7:]) == words
+    # Its own folder stays on its module path.
+    assert "PYTHONSAFEPATH" not in found.additions.variables
+
+
+def test_a_program_of_its_own_in_worker_mode() -> None:
+    found = planned(recorded("c_srun_N2_2per.node02.2"), program=Program("program", ("./run.sh", "1")))
+    assert list(found.argv) == ["./run.sh", "1"]
+
+
+PROCID = "rank = int(os.environ['SLURM_PROCID'])"
+SPAWNS = "torch.multiprocessing.spawn(train, nprocs=4)"
+OPTION = "parser.add_argument('--local_rank', type=int, required=True)"
+
+
+@pytest.mark.parametrize(
+    ("text", "recording", "words"),
+    [
+        (PROCID, "b_srun_N2_1per.node01.0", "srun --ntasks-per-node=2 muster run own.py"),
+        (PROCID, "c_srun_N2_2per.node01.0", None),
+        (f"{PROCID} if 'RANK' not in os.environ else 0", "b_srun_N2_1per.node01.0", None),
+        (SPAWNS, "b_srun_N2_1per.node01.0", "--nproc-per-node 1"),
+        (SPAWNS, "c_srun_N2_2per.node01.0", "one task on each node"),
+        (OPTION, "b_srun_N2_1per.node01.0", "LOCAL_RANK"),
+        (f"{OPTION} # LOCAL_RANK", "b_srun_N2_1per.node01.0", None),
+        ("import torch", "b_srun_N2_1per.node01.0", None),
+        (None, "b_srun_N2_1per.node01.0", None),
+    ],
+)
+def test_a_script_made_for_another_launch_is_told_so(
+    tmp_path: Path, text: str | None, recording: str, words: str | None
+) -> None:
+    script = tmp_path / "own.py"
+    if text is not None:
+        script.write_text(text)
+    found = planned(recorded(recording), program=Program("script", (str(script),)))
+    notes = [note for note in found.additions.notes if note.startswith("own.py ")]
+    assert len(notes) == (words is not None)
+    assert words is None or words in notes[0]
+
+
+def test_what_the_user_set_stays_and_a_line_says_so() -> None:
+    found = planned(recorded("b_srun_N2_1per.node02.1", OMP_NUM_THREADS="7", MASTER_ADDR="node01i", MASTER_PORT="4000"))
+    assert "OMP_NUM_THREADS" not in found.additions.variables
+    assert {"--master-addr=node01i", "--master-port=4000"} <= set(found.argv)
+    for name in ("OMP_NUM_THREADS=7", "MASTER_ADDR=node01i", "MASTER_PORT=4000"):
+        assert any(note.startswith(name) for note in found.additions.notes), name
+
+
+@pytest.mark.parametrize(
+    ("name", "threads", "taken"),
+    [
+        ("pbs/pbs_batch_1node", "4", "2"),  # an agent, whose two ranks share the chunk's four
+        ("pbs/pbs_mpi_hydra-tmrsh.rank3.pbsn2", "4", "2"),  # two ranks by mpiexec on this node
+        ("pbs/pbs_batch_1node", "1", "1"),
+    ],
+)
+def test_threads_that_pbs_sets_are_no_wish_of_the_user(name: str, threads: str, taken: str) -> None:
+    """PBS gives each process of a chunk the number of all its cores."""
+    env = recording.load(FOLDER.parent / f"{name}.env")
+    found = planned(replace(env, variables={**env, "NCPUS": threads, "OMP_NUM_THREADS": threads}))
+    assert found.additions.variables["OMP_NUM_THREADS"] == taken
+    notes = "\n".join(found.additions.notes)
+    assert "OMP_NUM_THREADS" not in notes if threads == taken else "was set by pbs" in notes
+    assert f"OMP_NUM_THREADS={threads} is yours" not in notes
+    of_the_user = planned(replace(env, variables={**env, "NCPUS": threads, "OMP_NUM_THREADS": "3"}))
+    assert "OMP_NUM_THREADS=3 is yours: it was kept" in of_the_user.additions.notes
+
+
+def test_an_operators_address_is_not_called_the_users() -> None:
+    env = recording.load(FOLDER.parent / "documented" / "kubeflow_pytorchjob.mnist-worker-1.2.env")
+    found = planned(env)
+    assert "--master-addr=mnist-master-0" in found.argv
+    assert not [note for note in found.additions.notes if "yours" in note]
+
+
+def test_the_master_in_torchruns_own_words() -> None:
+    found = planned(recorded("b_srun_N2_1per.node02.1", PET_MASTER_ADDR="pod-0", PET_MASTER_PORT="4000"))
+    assert {"--master-addr=pod-0", "--master-port=4000"} <= set(found.argv)
+    assert "PET_MASTER_ADDR=pod-0 is yours: it was kept" in found.additions.notes
+
+
+def test_a_port_that_is_none() -> None:
+    for value in ("http", "0", "65536", "-1", "9" * 5000, "٢٩٥٠٠"):
+        with pytest.raises(MusterError, match="MASTER_PORT is no port"):
+            planned(recorded("b_srun_N2_1per.node02.1", MASTER_PORT=value))
+
+
+def test_options_win_over_the_environment() -> None:
+    env = recorded("b_srun_N2_1per.node02.1", MASTER_ADDR="node01i")
+    found = planned(env, LaunchOptions(master_addr="node01j"))
+    assert "--master-addr=node01j" in found.argv
+
+
+def test_inherited_pet_variables_are_removed() -> None:
+    env = recorded("b_srun_N2_1per.node02.1", PET_NNODES="1", PET_RDZV_ENDPOINT="x:1")
+    found = planned(env)
+    assert found.additions.removed == ("PET_NNODES", "PET_RDZV_ENDPOINT")
+    assert not [name for name in found.environment(env) if name.startswith("PET_")]
+
+
+def test_the_agent_of_another_launch_is_not_missed() -> None:
+    env = recorded("b_srun_N2_1per.node02.1", MUSTER_LAUNCH=".1234", MUSTER_COMMAND="train ddp")
+    found = planned(env)
+    assert "MUSTER_LAUNCH" not in found.environment(env)
+    # Nor is an own script, which a rank of ours starts, taken for one of ours.
+    another = planned(env, program=Program("script", ("a.py",)))
+    assert "MUSTER_COMMAND" not in another.environment(env)
+
+
+def test_the_next_attempt_and_the_next_step_meet_elsewhere() -> None:
+    first = planned(recorded("b_srun_N2_1per.node02.1"))
+    second = planned(recorded("b_srun_N2_1per.node02.1", SLURM_RESTART_COUNT="1"))
+    third = planned(recorded("b_srun_N2_1per.node02.1", SLURM_STEP_ID="1"))
+    ports = [next(word for word in found.argv if "--master-port" in word) for found in (first, second, third)]
+    assert len(set(ports)) == 3
+    assert "--rdzv-id=9.1" in second.argv
+
+
+def test_ports_lie_above_the_ephemeral_range() -> None:
+    ports = {
+        address.port_of(job, attempt, step)
+        for job in ("1", "4535", "4536", "99999999", "4.pbshead", "ƒ2a")
+        for attempt in range(3)
+        for step in range(3)
+    }
+    assert min(ports) >= 61000
+    assert max(ports) <= 65535
+    assert address.port_of("9", 0, 0) == 61009
+
+
+@pytest.mark.parametrize(
+    ("cores", "cpus_on_node", "ranks", "tasks", "threads"),
+    [
+        (8, None, 2, 1, 4),
+        (8, 8, 2, 2, 4),  # not bound: the two tasks share the node's eight
+        (4, 8, 2, 2, 4),  # each task was bound to four of the eight
+        (1, 8, 2, 2, 1),
+        (1, None, 4, 1, 1),
+        (7, None, 2, 1, 3),
+        (4, 8, 2, 1, 2),  # one agent, bound to less than the node: its ranks share what it has
+    ],
+)
+def test_threads_of_a_rank(cores: int, cpus_on_node: int | None, ranks: int, tasks: int, threads: int) -> None:
+    assert resources.threads_per_rank(cores, cpus_on_node, ranks, tasks) == threads
+
+
+@pytest.mark.parametrize(("ranks", "is_told"), [(64, True), (4, False)])
+def test_far_more_ranks_than_cores_are_told(ranks: int, is_told: bool) -> None:
+    found = planned(recorded("b_srun_N2_1per.node02.1"), LaunchOptions(nproc_per_node=str(ranks)))
+    assert (f"{ranks} ranks on this node share 1 core: " in "\n".join(found.additions.notes)) == is_told
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(MusterError, match=rf"port {port} on .* is taken") as taken:
+            network.check_port_free(port, "job 9")
+        assert str(taken.value).count("\n") == 2
+    network.check_port_free(port, "job 9")
+
+
+def test_a_task_with_rank_0_finds_its_port_taken(command: Run) -> None:
+    import socket
+
+    counts = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
+    env = {f"OMPI_COMM_WORLD_{name}": value for name, value in counts.items()}
+    env |= {"PMIX_RANK": "0", "PMIX_NAMESPACE": "prterun-here-1@1"}
+    with socket.create_server(("", 0)) as server:
+        answer = command("train", "ddp", f"--master-port={server.getsockname()[1]}", env=env)
+    assert answer.returncode == 2
+    assert "is taken" in three_lines(answer.stderr)[0]
+
+
+def test_a_name_that_does_not_resolve_is_named() -> None:
+    with pytest.raises(MusterError, match=r"no-such-host\.invalid, does not resolve"):
+        network.resolve("no-such-host.invalid", "--master-addr")
+
+
+@pytest.mark.parametrize(("address", "answer"), [("127.0.1.1", True), ("::1", True), ("10.0.0.1", False)])
+def test_loopback(address: str, answer: bool) -> None:
+    assert network.is_loopback(address) is answer
+
+
+def test_the_way_to_a_loopback_address_is_loopback_and_never_the_fabric() -> None:
+    assert network.interface_towards("127.0.0.1") == "lo"
+    assert network.fabric_interface(("127.0.1.1",)) != "lo"
+
+
+def test_hostile_values_stay_one_word() -> None:
+    hostile = "x; touch /tmp/owned $(id) `id`\n'\"\\\x1b[31m\x9b\u2028\udcff"
+    found = planned(Environment({}, host="laptop"), program=Program("script", ("s.py", hostile)))
+    last = show.script(found).split("s.py ", 1)[1]
+    assert last.isprintable()
+    read = subprocess.run(["bash", "-c", f"printf %s {last}"], capture_output=True, check=True, env={"LC_ALL": "C"})
+    assert read.stdout == os.fsencode(hostile)
+
+
+def test_a_variable_too_long_for_the_kernel_is_named() -> None:
+    """As TF_CONFIG is, with the names of 10,000 nodes."""
+    with pytest.raises(MusterError) as refusal:
+        start.execute(Launch((sys.executable, "-c", ""), Additions({"TF_CONFIG": "x" * (4 << 20)})), Environment({}))
+    assert "long" in refusal.value.wrong
+    assert "TF_CONFIG" in refusal.value.seen
+
+
+def test_no_name_of_a_variable_reaches_a_shell() -> None:
+    hostile = {"PET_$(touch /tmp/owned)": "1", "PET_X; id": "2", "PET_NNODES": "2"}
+    found = planned(recorded("b_srun_N2_1per.node02.1", **hostile))
+    assert [line for line in show.script(found).splitlines() if "PET_" in line] == ["unset PET_NNODES"]
+
+
+@pytest.mark.parametrize("value", ["node01\x1b[31m", "node 01", "x" * 5000, "$(id)", "a,b"])
+def test_an_address_that_is_none(value: str) -> None:
+    with pytest.raises(MusterError, match="MASTER_ADDR is no host name or address"):
+        planned(recorded("b_srun_N2_1per.node02.1", MASTER_ADDR=value))
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("jwb0001", "jwb0001i"),
+        ("jwb0001.juwels", "jwb0001i.juwels"),
+        ("0001", "0001i"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("fe80::1", "fe80::1"),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.1"),
+    ],
+)
+def test_a_suffix_makes_another_name_and_no_other_address(host: str, name: str) -> None:
+    assert address.with_suffix(host, "i") == name
+
+
+def test_an_error_is_three_lines_whatever_is_in_it() -> None:
+    error = MusterError("a\nb", seen="c\x1b[31m\nd", fix="e")
+    assert len(str(error).splitlines()) == 3
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", str(error))
+    assert len(str(MusterError("a", seen="x" * 100_000, fix="e"))) < 2000
+
+
+def test_one_node_with_a_port_of_the_users_starts_ranks_again() -> None:
+    options = LaunchOptions(nproc_per_node="2", master_port=29501, max_restarts=3)
+    assert "--max-restarts=3" in planned(Environment({}, host="laptop"), options).argv
+
+
+def test_several_processes_are_refused_where_a_strategy_is_one() -> None:
+    with pytest.raises(MusterError, match="one process") as refused:
+        start.find(Environment({}, host="a"), LaunchOptions(nproc_per_node="4"), ["train", "single"], is_single=True)
+    assert refused.value.seen == "--nproc-per-node=4"
+    found = start.find(Environment({}, host="a"), LaunchOptions(), ["train", "single"], is_single=True)
+    assert found.allocation.world_size == 1

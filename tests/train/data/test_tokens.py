@@ -1,0 +1,192 @@
+"""Tokens: which there are, that each is predicted once, and that a transformer learns this repository's own sources."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from muster.config import Options
+from muster.errors import MusterError
+from muster.train import checkpoint, data, models
+from muster.train.data.loader import open_batches
+from muster.train.distributed.world import World
+from muster.train.models import IGNORED, loss_of
+
+ROOT = Path(__file__).parents[3]
+
+
+def options(path, **more):
+    return Options(model="gpt-tiny", data=f"tokens:{path}", **{"seq_len": 4, "batch_size": 2, **more})
+
+
+def write(path, numbers, type_):
+    np.array(numbers, dtype=type_).tofile(path)
+    return path
+
+
+def targets_of(batches):
+    return [token for _, targets in batches for token in targets.flatten().tolist() if token != IGNORED]
+
+
+@pytest.mark.parametrize(
+    ("name", "type_", "largest"), [("a.txt", "u1", 255), ("a.bin", "<u2", 300), ("a.u32", "<u4", 70_000)]
+)
+def test_each_kind_of_file(tmp_path, name, type_, largest):
+    numbers = [*range(99), largest]
+    source = data.open_source(options(write(tmp_path / name, numbers, type_)))
+    assert (source.num_classes, source.size, source.unit) == (largest + 1, 4, "tokens")
+    inputs, targets = source.train.read(0)
+    assert (inputs.tolist(), targets.tolist()) == ([0, 1, 2, 3], [1, 2, 3, 4])
+    # 90 tokens train: 89 targets are 22 sequences, and one over. 10 validate: 9 targets are 3, the last of one target.
+    assert (len(source.train), len(source.valid)) == (22, 3)
+    assert source.num_valid_targets == 9
+    assert source.valid.read(2)[1].tolist() == [largest, IGNORED, IGNORED, IGNORED]
+
+
+@pytest.mark.process
+def test_one_rank_reads_all_tokens_to_count_them(train, summary_of, tmp_path):
+    count = """
+import os
+from muster.train.data import tokens
+count_tokens = tokens.count_tokens
+def told(*parts):
+    print("counts:", os.environ["RANK"], flush=True)
+    return count_tokens(*parts)
+tokens.count_tokens = told
+"""
+    # 65 tokens are not to be divided by 2 ranks: each trains as it would alone.
+    file = write(tmp_path / "a.bin", [number * number % 65 for number in range(600)], "<u2")
+    argv = [f"--data=tokens:{file}", "--model=gpt-tiny", "--seq-len=16", "--batch-size=4", "--max-steps=3", "--no-bf16"]
+    argv += [f"--runs-dir={tmp_path}"]
+    ended = train(["tp", *argv, "--name=two"], 2, ok=True, before=count)
+    assert "".join(rank.out + rank.err for rank in ended).count("counts: ") == 1
+    train(["single", *argv, "--name=one"], 1, ok=True)
+    losses = [summary_of(tmp_path / name)["final_train_loss"] for name in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_arrays_of_numpy(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(100, dtype=np.uint16))
+    assert data.open_source(options(tmp_path / "a.npy")).num_classes == 100
+    for bad in (np.zeros((3, 4), np.uint16), np.zeros(4), np.array([{"a": 1}], dtype=object)):
+        np.save(tmp_path / "b.npy", bad, allow_pickle=True)
+        with pytest.raises(MusterError, match="can't be read"):
+            data.open_source(options(tmp_path / "b.npy"))
+
+
+def test_a_folder_with_two_halves(tmp_path):
+    write(tmp_path / "train.bin", range(50), "<u2")
+    write(tmp_path / "val.bin", range(60), "<u2")
+    source = data.open_source(options(tmp_path))
+    assert (len(source.train), source.num_valid_targets, source.num_classes) == (12, 59, 60)
+
+
+def test_a_folder_of_texts(tmp_path):
+    for name in ("a.py", "b/c.md", ".git/hidden", "b/.x", "run/summary.json", "run/log.txt", "binary", "empty"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"[{name}]" * 5)
+    (tmp_path / "binary").write_bytes(b"text, and then \0")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "link").symlink_to(tmp_path / "a.py")
+    source = data.open_source(options(tmp_path))
+    text = bytes([*source.train.tokens, *source.valid.tokens])
+    assert sorted(text.split(b"\0")) == [b"", b"[a.py]" * 5, b"[b/c.md]" * 5]
+    copy = shutil.copytree(tmp_path, tmp_path.with_name("copy"), symlinks=True)
+    assert bytes(data.open_source(options(copy)).train.tokens) == bytes(source.train.tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (None, b"", "can't be read"),
+        ("a.bin", b"123", "16 bit"),
+        ("a.txt", b"", "can't be read"),
+        ("a.txt", b"12345", "not one sequence of 4"),
+        ("a.npy", b"no array", "can't be read"),
+        ("a.npy", b"", "can't be read"),
+        ("a.npy", b"PK\x03\x04 of an .npz", "can't be read"),
+    ],
+)
+def test_what_is_no_text(tmp_path, name, content, words):
+    path = tmp_path / (name or "none")
+    if name:
+        path.write_bytes(content)
+    with pytest.raises(MusterError, match=words) as raised:
+        data.open_source(options(path))
+    assert str(path) in raised.value.seen
+
+
+@pytest.mark.parametrize(
+    ("model", "source", "fix"), [("gpt-tiny", "digits", "tokens:PATH"), ("resnet18", "tokens:/x", "gpt-tiny")]
+)
+def test_data_that_the_model_does_not_read(model, source, fix):
+    with pytest.raises(MusterError) as raised:
+        data.open_source(Options(model=model, data=source))
+    assert fix in raised.value.fix
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_token_beyond_the_vocabulary_is_named(tmp_path, num_workers):
+    path = write(tmp_path / "a.bin", [*range(50), 777, *range(49)], "<u2")
+    asked = options(path, vocab_size=60, train_num_workers=num_workers)
+    train, _ = open_batches(data.open_source(asked), asked, World())
+    with pytest.raises(MusterError, match="token 777 is none of 60") as raised:
+        list(train)
+    train.close()
+    assert raised.value.seen == f"{path}, place 50"
+    assert "--vocab-size" in raised.value.fix
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_each_token_validates_once_and_all_ranks_take_as_many_batches(tmp_path, world_size):
+    path = write(tmp_path / "a.txt", list(range(250)), "u1")
+    seen, rounds = [], set()
+    for rank in range(world_size):
+        asked = options(path, seq_len=3)
+        _, valid = open_batches(data.open_source(asked), asked, World(rank=rank, world_size=world_size))
+        batches = list(valid)
+        rounds.add(len(batches))
+        seen += targets_of(batches)
+    assert sorted(seen) == list(range(226, 250))
+    assert len(rounds) == 1
+
+
+def test_synthetic_tokens_do_not_depend_on_the_world_size():
+    asked = Options(model="gpt-tiny", data="synthetic", num_samples=24, batch_size=4, seq_len=8)
+    source = data.open_source(asked)
+    assert (len(source.train), len(source.valid), source.num_classes) == (24, 2, 256)
+    [one] = [torch.cat([inputs for inputs, _ in open_batches(source, asked, World())[0]])]
+    parts = [
+        torch.stack([inputs for inputs, _ in open_batches(source, asked, World(rank=rank, world_size=2))[0]])
+        for rank in (0, 1)
+    ]
+    assert torch.equal(torch.stack(parts, dim=1).flatten(0, 2), one)
+
+
+@pytest.mark.process
+def test_a_transformer_learns_these_sources(train, summary_of, tmp_path):
+    argv = ["ddp", "--model=gpt-tiny", f"--data=tokens:{ROOT / 'train'}", "--seq-len=64", "--batch-size=16"]
+    argv += ["--max-steps=60", "--lr=0.003", "--name=run", f"--runs-dir={tmp_path}", "--no-bf16"]
+    [ended, _] = train(argv, 2, ok=True)
+    print(ended.out)
+    summary = summary_of(tmp_path / "run")
+    assert "tokens per second" in ended.out
+    assert summary["tokens_per_second"] > 0
+    assert (summary["options"]["optimizer"], summary["options"]["seq_len"]) == ("adamw", 64)
+    # Equal guesses are ln(256) = 5.5; how often each byte comes, without what is around it, gives above 3.2.
+    assert summary["final_valid_loss"] < 3.0
+    # The same loss by hand, over every token once.
+    _, state, _ = checkpoint.load_newest(tmp_path / "run")
+    asked = Options(model="gpt-tiny", data=f"tokens:{ROOT / 'train'}", seq_len=64, batch_size=50)
+    source = data.open_source(asked)
+    model = models.place(models.build(asked, 256, 64), torch.device("cpu"), torch.preserve_format, 0)
+    model.load_state_dict(state["model"])
+    with torch.no_grad():
+        losses = [loss_of(model(inputs), targets) * (targets != IGNORED).sum() for inputs, targets in valid_of(asked)]
+    assert sum(losses).item() / source.num_valid_targets == pytest.approx(summary["final_valid_loss"], rel=1e-4)
+
+
+def valid_of(asked):
+    return open_batches(data.open_source(asked), asked, World())[1]

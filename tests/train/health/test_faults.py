@@ -1,0 +1,203 @@
+"""Whatever goes wrong on one rank or on all: one message of three lines, one exit code, no hang."""
+
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from muster.train import checkpoint
+from muster.train.distributed.world import World
+from muster.train.trainer import promised_gpus
+from tests.train.conftest import bare
+
+pytestmark = pytest.mark.process
+ROOT = Path(__file__).parents[3]
+DEADLINE_S = 120
+
+
+def assert_one_message(ended, code, *words):
+    """That all ranks ended with `code`, and between them printed three lines, with `words` in them."""
+    assert [rank.code for rank in ended] == [code] * len(ended), [rank.err for rank in ended]
+    lines = [line for line in bare(ended) if not line.startswith("rank ")]
+    assert [line.lstrip().partition(":")[0] for line in lines] == ["error", "seen", "fix"], lines
+    for word in words:
+        assert word in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["single", "--epoch=3"], ("No such option", "--epochs")),
+        (["ddb"], ("ddb", "ddp")),
+        (["ddp", "--batch-size=0"], ("--batch-size",)),
+        (["ddp", "--optimizer=adam"], ("adamw",)),
+        ([], ("no arguments",)),
+    ],
+)
+def test_usage(argv, words):
+    code = f"import sys, runpy; sys.argv = {['train', *argv]!r}\n"
+    code += "try: runpy.run_module('muster.train', run_name='__main__')\n"
+    code += "finally: assert 'torch' not in sys.modules"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 3, ended.stderr
+    assert all(word in ended.stderr for word in words)
+
+
+def test_help():
+    command = [sys.executable, "-m", "muster.train", "ddp", "--help-all"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "--keep-checkpoints" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["ddp", "--model=resnet81"], ("resnet81", "resnet18")),
+        (["ddp", "--data=imagefolder:/does/not/exist"], ("/does/not/exist",)),
+        (["ddp", "--device=cuda"], ("no GPU", "--nv")),
+        (["ddp", "--batch-size=1000"], ("1438 training samples", "2000")),
+        (["single"], ("WORLD_SIZE=2", "train ddp")),
+    ],
+)
+def test_what_all_ranks_see_is_said_once(train, tmp_path, argv, words):
+    ended = train([*argv, f"--runs-dir={tmp_path}"], 2, deadline_s=DEADLINE_S, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert_one_message(ended, 2, *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_one_rank_does_not_see(train, tmp_path, make_images):
+    make_images(tmp_path / "images")
+    ended = train(
+        ["ddp", "--data=imagefolder:~/images", "--image-size=32", f"--runs-dir={tmp_path / 'runs'}"],
+        2,
+        deadline_s=DEADLINE_S,
+        rank_env={0: {"HOME": str(tmp_path)}, 1: {"HOME": "/nowhere"}},
+    )
+    assert_one_message(ended, 2, "does not exist", "rank 1 of 2")
+
+
+def test_a_sample_that_one_rank_can_not_read_ends_all(train, tmp_path, make_images):
+    root = make_images(tmp_path / "images")
+    (root / "cat" / "005.jpg").write_text("these are not pixels")
+    argv = ["ddp", f"--data=imagefolder:{root}", "--image-size=32", "--batch-size=2", "--epochs=3", "--no-bf16"]
+    for workers in ([], ["--train-num-workers=1", "--valid-num-workers=1"]):
+        ended = train([*argv, *workers, f"--runs-dir={tmp_path / 'runs'}"], 2, deadline_s=DEADLINE_S)
+        assert_one_message(ended, 2, "005.jpg", "--on-bad-sample=skip")
+
+
+@pytest.mark.parametrize("program", ["rank0", "rank1"])
+def test_an_unexpected_error_of_one_rank_ends_all(train, small, tmp_path, program):
+    broken_step = (
+        "import os\n"
+        "from muster.train.trainer import Trainer\n"
+        "step = Trainer.train_step\n"
+        "def broken(self, batches, sums):\n"
+        f"    if self.progress.step == 2 and 'rank{{}}'.format(os.environ['RANK']) == {program!r}:\n"
+        "        raise ZeroDivisionError('made for the test')\n"
+        "    step(self, batches, sums)\n"
+        "Trainer.train_step = broken\n"
+    )
+    argv = ["ddp", *small, f"--runs-dir={tmp_path / 'runs'}"]
+    ended = train(argv, 3, deadline_s=DEADLINE_S, before=broken_step)
+    assert [rank.code for rank in ended] == [1, 1, 1]
+    broken = int(program[-1])
+    assert "ZeroDivisionError: made for the test" in ended[broken].err
+    for rank in {0, 1, 2} - {broken}:
+        assert "Traceback" not in ended[rank].err
+        assert f"rank {broken} on" in ended[rank].err or not ended[rank].err
+
+
+@pytest.mark.full
+def test_a_killed_rank_ends_the_others(ranks, small, tmp_path):
+    start_ranks, wait_ranks = ranks
+    argv = ["ddp", *small, "--model=squeezenet1_1", "--image-size=32", "--epochs=1000", "--timeout-s=30"]
+    argv += ["--name=run", f"--runs-dir={tmp_path / 'runs'}"]
+    processes = start_ranks(argv, 3, tmp_path)
+    try:
+        end = time.monotonic() + DEADLINE_S
+        while not checkpoint.saved(tmp_path / "runs" / "run"):
+            assert time.monotonic() < end, "no checkpoint came"
+            assert all(process.poll() is None for process in processes)
+            time.sleep(0.05)
+        processes[1].send_signal(signal.SIGKILL)
+    finally:
+        ended = wait_ranks(processes, tmp_path, DEADLINE_S)
+    assert [rank.code for rank in ended] == [1, -9, 1]
+
+
+def test_a_rank_that_never_comes(train, small, tmp_path):
+    argv = ["ddp", *small, f"--runs-dir={tmp_path}", "--timeout-s=3"]
+    ended = train(argv, 2, deadline_s=DEADLINE_S, rank_env={1: {"RANK": "0", "WORLD_SIZE": "1"}})
+    assert ended[0].code == 1
+    assert "error: " in ended[0].err
+    assert len(ended[0].err.splitlines()) == 3, ended[0].err
+
+
+def test_a_disk_that_fills_up_ends_all_and_keeps_the_last_good_one(train, tmp_path):
+    argv = ["ddp", "--model=squeezenet1_1", "--image-size=32", "--batch-size=8", "--max-steps=2", "--name=run"]
+    argv += [f"--runs-dir={tmp_path}"]
+    train(argv, 2, ok=True)
+    [good] = checkpoint.saved(tmp_path / "run")
+    size = (good / "rank-00000").stat().st_size - 100_000
+    limit = f"({size}, {resource.getrlimit(resource.RLIMIT_FSIZE)[1]})"
+    argv[argv.index("--max-steps=2")] = "--max-steps=4"
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, {limit})"
+    ended = train([*argv, "--resume"], 2, deadline_s=DEADLINE_S, before=limited)
+    assert_one_message(ended, 1, "could not be written", good.name)
+    names = sorted(path.name for path in good.parent.iterdir())
+    assert names == ["latest", good.name]
+    assert checkpoint.load_newest(tmp_path / "run")[1]["progress"]["step"] == 2
+
+
+def test_an_existing_run_is_not_overwritten(train, small, tmp_path):
+    argv = ["ddp", *small, "--max-steps=1", "--name=run", f"--runs-dir={tmp_path}"]
+    train(argv, ok=True)
+    before = (tmp_path / "run" / "summary.json").read_text()
+    assert_one_message(train(argv, 2, deadline_s=DEADLINE_S), 2, "never overwritten", "--resume")
+    assert (tmp_path / "run" / "summary.json").read_text() == before
+
+
+def test_debug_shows_where(ranks, tmp_path):
+    start_ranks, wait_ranks = ranks
+    argv = ["single", "--model=no", f"--runs-dir={tmp_path / 'runs'}"]
+    [ended] = wait_ranks(start_ranks(argv, 1, tmp_path, env={"MUSTER_DEBUG": "1"}), tmp_path, DEADLINE_S)
+    assert ended.code == 2
+    assert "Traceback" in ended.err
+
+
+def test_promised_gpus_that_torch_does_not_see(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for value, count in [("0,1", 1), ("GPU-5d5c", 1), ("", 0), ("-1", 0)]:
+        assert len(promised_gpus({"CUDA_VISIBLE_DEVICES": value}, World())) == count
+    assert promised_gpus({}, World()) == []
+    assert "--nv" in promised_gpus({"CUDA_VISIBLE_DEVICES": "0"}, World())[0]
+
+
+def test_a_loss_that_is_no_number_is_told_with_its_step_and_rank(train, small, tmp_path):
+    argv = ["ddp", *small, "--epochs=2", "--name=run", f"--runs-dir={tmp_path}", "--model=squeezenet1_1"]
+    argv[argv.index("--image-size=16")] = "--image-size=32"
+    # The loss of one rank, at one of its steps of the second epoch: 44 steps an epoch, and two micro-batches a step.
+    broken = (
+        "import os, torch, muster.train.parallel.strategy as g\n"
+        "count, plain = [0], g.loss_of\n"
+        "def loss_of(outputs, targets, smoothing=0.0):\n"
+        "    count[0] += torch.is_grad_enabled()\n"
+        "    nan = os.environ['RANK'] == '1' and count[0] == 2 * 44 + 2 * 3 + 1 and torch.is_grad_enabled()\n"
+        "    return plain(outputs, targets) * (float('nan') if nan else 1)\n"
+        "g.Gradients.criterion = staticmethod(loss_of)\n"
+    )
+    ended = train([*argv, "--accumulate=2", "--lr=0"], 2, deadline_s=DEADLINE_S, before=broken)
+    words = ("from step 48 on, where rank 1 was the first", "epoch 2, at step ", "--clip-norm", "--resume")
+    assert_one_message(ended, 1, *words)
+    # Looked at every 10 steps, more often where they are slow, and acted on at the next look: not at the epoch's end.
+    told = re.search(r"epoch 2, at step (\d+)", ended[0].err)
+    assert told is not None
+    assert 48 < int(told[1]) <= 60
+    assert checkpoint.load_newest(tmp_path / "run")[1]["progress"]["step"] == 44

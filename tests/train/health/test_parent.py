@@ -1,0 +1,180 @@
+"""Ranks whose agent is gone end, and their data workers with them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+
+from muster.train import checkpoint
+from tests.train.conftest import environment, free_port
+from tests.train.health.test_heartbeat import DEADLINE_S, FAST
+
+ALONE = """
+import os
+exec(os.environ["BEFORE"])
+from muster.train.__main__ import main
+main()
+"""
+
+ORPHAN = """
+import os, subprocess, sys
+os.environ["MUSTER_LAUNCH"] = f".{os.getpid()}"
+ranks = [
+    subprocess.Popen([sys.executable, *sys.argv[1:]], env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+    for rank in range(2)
+]
+print(*[rank.pid for rank in ranks], flush=True)
+for rank in ranks:
+    rank.wait()
+"""
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+EARLY = """
+import os, time
+import muster.train.__main__ as main
+read = main.read
+def reading(argv):
+    parent = os.getppid()
+    open(os.path.join(os.environ["READING"], os.environ["RANK"]), "w").close()
+    while os.getppid() == parent:
+        time.sleep(0.05)
+    return read(argv)
+main.read = reading
+"""
+
+# The store would be the agent's.
+CONNECTING = """
+import os
+import muster.train.process as process
+connect = process.connect
+def connecting(world, **more):
+    open(os.path.join(os.environ["READING"], os.environ["RANK"]), "w").close()
+    return connect(world, **more)
+process.connect = connecting
+"""
+
+STARTING = """
+import os, time
+open(os.path.join(os.environ["READING"], os.environ["RANK"]), "w").close()
+parent = os.getppid()
+while os.getppid() == parent:
+    time.sleep(0.05)
+"""
+
+BEFORE = {"training": FAST, "loading": EARLY + FAST, "connecting": CONNECTING, "starting": STARTING}
+
+
+@pytest.mark.once
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "when",
+    ["training", *(pytest.param(each, marks=pytest.mark.full) for each in ("connecting", "loading", "starting"))],
+)
+def test_ranks_end_when_their_agent_does(small, tmp_path, when):
+    (reading := tmp_path / "reading").mkdir()
+    env = environment({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "BEFORE": BEFORE[when]})
+    env |= {"READING": str(reading), "TORCHELASTIC_USE_AGENT_STORE": str(when != "training")}
+    env["MASTER_PORT"] = str(free_port())
+    argv = ["ddp", *small, "--model=squeezenet1_1", "--image-size=32", "--epochs=1000", "--train-num-workers=1"]
+    argv += ["--name=run", f"--runs-dir={tmp_path / 'runs'}", "--data=fake", "--num-samples=200"]
+    with (tmp_path / "err").open("wb") as err:
+        command = [sys.executable, "-c", ORPHAN, "-c", ALONE, *argv]
+        # Its own process group: what is left of it can be ended.
+        agent = subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=err, start_new_session=True, text=True, cwd=tmp_path
+        )
+    try:
+        assert agent.stdout
+        pids = [int(word) for word in agent.stdout.readline().split()]
+        end = time.monotonic() + DEADLINE_S
+        while (
+            not checkpoint.saved(tmp_path / "runs" / "run") if when == "training" else len(list(reading.iterdir())) < 2
+        ):
+            assert time.monotonic() < end, (tmp_path / "err").read_text()
+            time.sleep(0.05)
+        agent.kill()
+        agent.wait()
+        while any(map(is_running, pids)) or os.path.exists(f"/proc/{agent.pid}"):
+            assert time.monotonic() < end + 60, "ranks outlive their agent"
+            time.sleep(0.05)
+        while members(agent.pid):
+            assert time.monotonic() < end + 60, f"data workers outlive their trainer: {members(agent.pid)}"
+            time.sleep(0.05)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(agent.pid, signal.SIGKILL)
+        agent.communicate()
+    said = (tmp_path / "err").read_text()
+    assert "the process that started it" in said
+    assert "Traceback" not in said
+
+
+WORKER = """
+import multiprocessing, os, sys
+from muster.train.data import loader
+loader.ORPHANED_S = {seconds}
+def work(end, ready):
+    loader.begin_worker(0)
+    end.send_bytes(b"begun")
+    ready.close()
+    try:
+        end.recv_bytes()  # of a rank that is gone, or has closed it
+    except EOFError:
+        sys.excepthook(*sys.exc_info())
+    open(sys.argv[1], "w").close()
+context = multiprocessing.get_context("fork")
+end, other = context.Pipe()
+worker = context.Process(target=work, args=(end, other))
+worker.start()
+end.close()
+other.recv_bytes()
+other.close()
+if sys.argv[2] == "lives":
+    worker.join()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("rank", "seconds"), [("lives", 0.2), ("is gone", 60)])
+def test_a_worker_is_silent_of_a_broken_connection_only_where_its_rank_is_gone(tmp_path, rank, seconds):
+    script, said, ended = WORKER.format(seconds=seconds), tmp_path / "said", tmp_path / "ended"
+    with said.open("wb") as err:
+        subprocess.run(
+            [sys.executable, "-c", script, ended, rank],
+            env=environment({}),
+            stderr=err,
+            timeout=DEADLINE_S,
+            check=True,
+            start_new_session=True,
+        )
+    end = time.monotonic() + DEADLINE_S
+    while not ended.exists():
+        assert time.monotonic() < end, said.read_text()
+        time.sleep(0.05)
+    assert ("EOFError" in said.read_text()) == (rank == "lives")
+
+
+def members(group):
+    """The processes of a process group that have not ended."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                state, _, number = file.read().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(number) == group and state != "Z":
+            found.append(int(name))
+    return found

@@ -1,0 +1,223 @@
+"""A warned run stops after a step that all ranks agree on, and goes on later to the same bits."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from muster.train import checkpoint
+from muster.train.health import preemption
+from tests.train.checkpoint.test_resume import assert_same_bits, common, images  # noqa: F401
+from tests.train.comparing import SPLITS, STEPS, TEXT, trained
+from tests.train.conftest import environment
+
+# Looks come as often as is said here, however long the steps take.
+WARN = """
+import os, signal
+from muster.train import trainer
+from muster.train.health import preemption
+trainer.LOOK_STEPS = {every}
+preemption.WAIT_S = 1e9
+step = trainer.Trainer.train_step
+def warned(self, batches, sums):
+    step(self, batches, sums)
+    if self.progress.step == {step} and os.environ.get("RANK", "0") == "{rank}":
+        os.kill(os.getpid(), signal.{name})
+trainer.Trainer.train_step = warned
+"""
+
+
+@pytest.fixture(scope="module")
+def argv_of_three(common):  # noqa: F811
+    return ["ddp", *common, "--epochs=3", "--name=run"]
+
+
+@pytest.fixture(scope="module")
+def straight(train, argv_of_three, tmp_path_factory):
+    runs = tmp_path_factory.mktemp("straight")
+    train([*argv_of_three, f"--runs-dir={runs}"], 2, ok=True)
+    return runs / "run"
+
+
+def steps_of(run):
+    return checkpoint.load_newest(run)[1]["progress"]["step"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("step", "stopped", "every"),
+    [
+        (5, 6, 1),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in [(7, 8, 1), (8, 8, 1), (12, 12, 1), (5, 8, 10)]),
+    ],
+    ids=["in mid-epoch", "read at its end", "heard at its end", "at the last", "between looks: at the epoch's end"],
+)
+def test_one_ranks_warning_stops_all_and_loses_nothing(train, argv_of_three, straight, tmp_path, step, stopped, every):
+    argv = [*argv_of_three, f"--log-every={every}", f"--runs-dir={tmp_path}"]
+    ended = train(argv, 2, before=WARN.format(step=step, rank=1, name="SIGUSR1", every=every))
+    assert [rank.code for rank in ended] == [75, 75]
+    assert steps_of(tmp_path / "run") == stopped
+    assert f"after step {stopped}" in ended[0].err
+    assert "--resume" in ended[0].err
+    assert not ended[1].err
+    assert not (tmp_path / "run" / "summary.json").exists()
+    train([*argv, "--resume"], 2, ok=True)
+    assert_same_bits(straight, tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [record["epoch"] for record in summary["epochs"]] == [1, 2, 3]
+
+
+@pytest.mark.process
+def test_a_warning_at_the_last_step_of_all_leaves_the_validation(train, argv_of_three, tmp_path):
+    argv = [*argv_of_three, "--max-steps=6", f"--runs-dir={tmp_path}"]
+    ended = train(argv, 2, before=WARN.format(step=6, rank=1, name="SIGTERM", every=1))
+    assert [rank.code for rank in ended] == [75, 75]
+    assert steps_of(tmp_path / "run") == 6
+    train([*argv, "--resume"], 2, ok=True)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [(record["epoch"], record["step"]) for record in summary["epochs"]] == [(1, 4), (2, 6)]
+    again = train([*argv, "--resume"], 2, ok=True)
+    assert "complete already" in again[0].out
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "strategy", [*(pytest.param(each, marks=pytest.mark.full) for each in ("fsdp", "tp")), "pipeline"]
+)
+def test_a_rank_that_counts_no_loss_is_heard_too(train, tmp_path, strategy):
+    world_size, split = SPLITS[strategy]
+    options = [*TEXT, *split, *STEPS, "--max-steps=6"]
+    whole = trained(train, tmp_path, strategy, world_size, options, "whole")
+    for rank in (0, world_size - 1):
+        argv = [strategy, *options, f"--name=rank{rank}", f"--runs-dir={tmp_path}"]
+        ended = train(argv, world_size, before=WARN.format(step=3, rank=rank, name="SIGUSR2", every=1))
+        assert [process.code for process in ended] == [75] * world_size
+        assert steps_of(tmp_path / f"rank{rank}") == 4
+        train([*argv, "--resume"], world_size, ok=True)
+        again = checkpoint.load_newest(tmp_path / f"rank{rank}")[1]
+        assert all(tensor.equal(again["model"][name]) for name, tensor in whole["model"].items())
+
+
+def disturbed(folder, argv, disturb):
+    """The exit code of `train ARGV`, disturbed after its first checkpoint, and what it said on stderr."""
+    argv = [str(Path(sys.executable).with_name("train")), *argv, "--epochs=3000", f"--runs-dir={folder}"]
+    # What starts the tests in the background may have them ignore it.
+    hears = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), "start_new_session": True}
+    with (folder / "err").open("wb") as err:
+        launch = subprocess.Popen(argv, env=environment(), cwd=folder, stdout=subprocess.DEVNULL, stderr=err, **hears)
+        try:
+            end = time.monotonic() + 120
+            metrics = folder / "run" / "metrics.jsonl"
+            # The line comes when the run knows of its checkpoint, a moment after that is there.
+            while not metrics.exists() or '"checkpoint"' not in metrics.read_text():
+                assert time.monotonic() < end, "no checkpoint came"
+                assert launch.poll() is None, (folder / "err").read_text()
+                time.sleep(0.05)
+            disturb(launch)
+            code = launch.wait(60)
+        finally:
+            launch.kill()
+            launch.wait()
+    said = (folder / "err").read_text()
+    assert "Traceback" not in said
+    return code, said
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGUSR1", marks=pytest.mark.full)])
+def test_the_agent_passes_a_warning_on(argv_of_three, tmp_path, name):
+    code, said = disturbed(tmp_path, argv_of_three, lambda agent: agent.send_signal(getattr(signal, name)))
+    assert code == 75, said
+    assert said.count("stopped by a warning") == 1, said
+    step = steps_of(tmp_path / "run")
+    assert 0 < step < 12000
+
+
+@pytest.mark.process
+@pytest.mark.once
+@pytest.mark.parametrize(("strategy", "words"), [("ddp", "train ddp was"), ("single", "train single was")])
+def test_control_c_at_a_terminal_ends_at_once_with_a_line(tmp_path, strategy, words):
+    """A terminal sends it to the launcher and to all ranks."""
+    argv = [strategy, *TEXT, *STEPS, "--name=run", *(["--nproc-per-node=2"] if strategy == "ddp" else [])]
+    code, said = disturbed(tmp_path, argv, lambda launch: os.killpg(launch.pid, signal.SIGINT))
+    assert code == 130, said
+    assert words in said.splitlines()[-1], said
+    assert "--resume" in said.splitlines()[-1], said
+    assert said.count("interrupted") == 1, said
+    assert "death signal" not in said
+
+
+def test_a_warning_before_the_ranks_have_started_is_told_to_requeue(tmp_path):
+    """Nothing is learnt yet, and nothing is lost: 75 for a training of ours."""
+    env = environment({"MUSTER_COMMAND": "train ddp"})
+    argv = [sys.executable, "-P", "-m", "muster.entrypoint.agent", "--nnodes=2", "--node-rank=1", "--nproc-per-node=1"]
+    argv += ["--rdzv-backend=static", "--master-addr=127.0.0.1", "--master-port=9", "--rdzv-conf=timeout=100"]
+    process = subprocess.Popen([*argv, "-m", "this"], env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        # It says so after a while of waiting: by then it listens.
+        assert process.stderr is not None
+        assert "waits for" in process.stderr.readline()
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(30) == 75
+        assert "SIGUSR1" in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+PENDING = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+os.kill(os.getpid(), signal.SIGUSR1)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("mode", ["agent", "worker"])
+def test_a_warning_of_the_first_moment_is_kept(tmp_path, argv_of_three, mode):
+    """As the launcher holds it: the agent has learnt nothing yet and ends, a rank comes to its first steps."""
+    train = [str(Path(sys.executable).with_name("train"))]
+    if mode == "worker":
+        train = [sys.executable, "-m", "muster.train"]
+    argv = [sys.executable, "-c", PENDING, *train, *argv_of_three, f"--runs-dir={tmp_path}"]
+    done = subprocess.run(argv, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 75, done.stderr
+    assert "SIGUSR1" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert bool(checkpoint.saved(tmp_path / "run")) == (mode == "worker")
+
+
+@pytest.mark.parametrize(
+    ("step_s", "most", "expected"), [(0.01, 10, 10), (0.3, 10, 5), (0.9, 10, 2), (30, 10, 1), (0.01, 1, 1)]
+)
+def test_long_steps_are_looked_at_one_by_one(step_s, most, expected):
+    assert preemption.between(step_s, most) == expected
+
+
+@pytest.mark.process
+def test_a_data_worker_outlives_a_warning_and_not_the_trainers_order(tmp_path):
+    script = "import os, signal, sys\nfrom muster.train.health import preemption\npreemption.deafen()\n"
+    script += "print('ready', flush=True)\n"
+    script += "for line in sys.stdin:\n    print('alive', flush=True)\n"
+    pipe = subprocess.PIPE
+    worker = subprocess.Popen([sys.executable, "-c", script], env=environment(), stdin=pipe, stdout=pipe, text=True)
+    try:
+        assert worker.stdin
+        assert worker.stdout
+        assert worker.stdout.readline() == "ready\n"
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            os.kill(worker.pid, number)
+            worker.stdin.write("\n")
+            worker.stdin.flush()
+            assert worker.stdout.readline() == "alive\n"
+        os.kill(worker.pid, signal.SIGTERM)
+        assert worker.wait(10) == 0
+    finally:
+        worker.kill()
+        worker.communicate()

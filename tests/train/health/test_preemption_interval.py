@@ -1,0 +1,79 @@
+"""Checkpoints within an epoch: they change nothing that is trained, and a run goes on from them to the same bits."""
+
+import json
+
+import pytest
+
+from muster.train import checkpoint
+from muster.train.health.preemption import Interval
+from tests.train.checkpoint.test_resume import assert_same_bits, common, images, straight  # noqa: F401
+from tests.train.comparing import SPLITS, STEPS, TEXT, trained
+
+# Looks come after each step, and the time is over at each of them.
+AT_EACH_LOOK = """
+from muster.train import trainer
+from muster.train.health import preemption
+trainer.LOOK_STEPS = 1
+preemption.Interval.is_over = lambda self: self.seconds > 0
+"""
+
+
+def test_an_interval_is_over_after_its_seconds_and_begins_again():
+    now = 100.0
+    interval = Interval(60, clock=lambda: now)
+    assert not interval.is_over()
+    now = 159.9
+    assert not interval.is_over()
+    now = 160.0
+    assert interval.is_over()
+    interval.begin()
+    assert not interval.is_over()
+    assert not Interval(0, clock=iter([0.0, 1e9]).__next__).is_over()
+
+
+def middles(run):
+    """The steps of the checkpoints that were written within epochs."""
+    states = [checkpoint.load(path) for path in sorted(run.glob("checkpoints/step-*"))]
+    return [state["progress"]["step"] for state in states if state["progress"]["sample"]]
+
+
+@pytest.mark.process
+def test_it_changes_nothing_and_can_be_gone_on_from(train, common, straight, tmp_path):  # noqa: F811
+    """Batch normalisation too: each rank goes on with its own statistics, whatever the checkpoint has."""
+    argv = ["ddp", *common, "--epochs=4"]
+    train([*argv, "--name=run", f"--runs-dir={tmp_path}"], 2, before=AT_EACH_LOOK, ok=True)
+    run = tmp_path / "run"
+    assert_same_bits(straight, run)
+    found = middles(run)
+    assert len(found) > 1, list(run.glob("checkpoints/*"))
+    assert json.loads((run / "summary.json").read_text())["num_timed_steps"] > 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    written = [line["step"] for line in lines if line["kind"] == "checkpoint"]
+    assert len(written) == len(set(written)), written  # at the end of an epoch there is one anyway
+    for step in (found[0], found[-1]):
+        path = run / "checkpoints" / f"step-{step:08}"
+        train([*argv, f"--resume={path}", f"--name=from-{step}", f"--runs-dir={tmp_path}"], 2, ok=True)
+        assert_same_bits(straight, tmp_path / f"from-{step}")
+
+
+@pytest.mark.full
+@pytest.mark.process
+@pytest.mark.once
+@pytest.mark.parametrize("strategy", [*SPLITS, "single"])
+def test_under_every_strategy(train, tmp_path, strategy):
+    world_size, split = SPLITS.get(strategy, (1, []))
+    options = [*TEXT, *split, *STEPS, "--max-steps=6", "--keep-checkpoints=9"]
+    trained(train, tmp_path, strategy, world_size, options, "straight")
+    argv = [strategy, *options, f"--runs-dir={tmp_path}"]
+    train([*argv, "--name=run"], world_size, before=AT_EACH_LOOK, ok=True)
+    assert_same_bits(tmp_path / "straight", tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / f"step-{middles(tmp_path / 'run')[0]:08}"
+    train([*argv, "--name=again", f"--resume={path}"], world_size, ok=True)
+    assert_same_bits(tmp_path / "straight", tmp_path / "again")
+
+
+@pytest.mark.process
+def test_none_is_written_where_none_is_wanted(train, tmp_path):
+    options = [*TEXT, *STEPS, "--max-steps=6", "--keep-checkpoints=9", "--save-every=0"]
+    train(["ddp", *options, "--name=run", f"--runs-dir={tmp_path}"], 2, before=AT_EACH_LOOK, ok=True)
+    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 1

@@ -1,0 +1,134 @@
+"""Layers dealt out to the ranks of a line: what test_matrix.py has no room for."""
+
+import re
+
+import pytest
+import torch
+
+from muster.config import Options, check
+from muster.errors import MusterError
+from muster.train import checkpoint, models
+from muster.train.distributed.world import World
+from muster.train.models import gpt
+from muster.train.parallel import pipeline
+from muster.train.reporting.stopwatch import Stopwatch
+from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained
+
+SGD = ["--optimizer=sgd", "--lr=0.01", "--max-steps=3"]
+
+
+@pytest.mark.process
+def test_three_ranks(train, tmp_path):
+    common = [*TEXT, *STEPS, *SGD]
+    states = [
+        trained(train, tmp_path, "single", 1, [*common, "--batch-size=1", "--accumulate=6"], "single"),
+        trained(train, tmp_path, "pipeline", 3, [*common, "--batch-size=6", "--microbatches=6"], "pipeline"),
+    ]
+    assert max(apart(*states)) < LIMIT
+
+
+@pytest.mark.process
+def test_one_part_is_the_naive_way(train, tmp_path):
+    common = [*TEXT, *STEPS, *SGD]
+    if torch.__version__ < "2.11":
+        ended = train(["pipeline", *common, "--microbatches=1", f"--runs-dir={tmp_path}"], 2)
+        assert [rank.code for rank in ended] == [2, 2]
+        assert "--microbatches=2" in "".join(rank.err for rank in ended)
+        return
+    states = [
+        trained(train, tmp_path, "single", 1, common, "single"),
+        trained(train, tmp_path, "pipeline", 2, [*common, "--microbatches=1"], "pipeline"),
+    ]
+    assert max(apart(*states)) < LIMIT
+
+
+@pytest.mark.process
+def test_the_wait_is_measured_and_told(train, summary_of, tmp_path):
+    argv = [*TEXT, *STEPS, "--max-steps=4", "--batch-size=4", "--name=run", f"--runs-dir={tmp_path}"]
+    [ended, *_] = train(["pipeline", *argv], 2, ok=True)
+    summary = summary_of(tmp_path / "run")
+    assert summary["ideal_bubble_share"] == 0.2
+    assert 0 < summary["bubble_share"] < 1
+    assert re.search(rf"waiting for stages +│ {summary['bubble_share']:.1%} of the time; 20.0% where", ended.out)
+
+
+def test_what_is_counted_is_what_ran_within():
+    watch = Stopwatch(torch.device("cpu"))
+    with watch.running():
+        sum(range(1000))
+    first = watch.total()
+    with watch.running():
+        sum(range(1000))
+    assert watch.total() > first > 0
+    counted, watch.counts = watch.total(), False
+    with watch.running():
+        sum(range(1000))
+    assert watch.total() == counted
+
+
+@pytest.mark.process
+def test_what_a_user_sees_and_each_rank_keeps(train, tmp_path):
+    argv = ["pipeline", *TEXT, "--bf16", "--max-steps=4", "--name=run", f"--runs-dir={tmp_path}"]
+    [ended, other] = train(argv, 2, ok=True)
+    assert "gpt-tiny, 0.9 M parameters" in ended.out
+    assert "2 ranks in a pipeline wait 20% of a step" in ended.out
+    assert other.out == ""
+    entries = checkpoint.head(checkpoint.saved(tmp_path / "run")[0])["tensors"]
+    files = {name: {chunk["file"] for chunk in entry["chunks"]} for name, entry in entries.items()}
+    assert files["model/embed.weight"] == files["model/layers.1.attention.out.weight"] == {"rank-00000"}
+    assert files["model/output.weight"] == files["model/layers.2.attention.out.weight"] == {"rank-00001"}
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
+def test_stages_are_the_model_cut_up(num_stages):
+    options = Options(model="gpt-tiny")
+    whole = models.place(models.build(options, 50, 16), torch.device("cpu"), torch.preserve_format, 0)
+    stages = [gpt.stage_of(whole.shape, number, num_stages) for number in range(num_stages)]
+    assert [number for stage in stages for number in stage.layers] == [0, 1, 2, 3]
+    x = inputs = torch.arange(32).view(2, 16)
+    for stage in stages:
+        own = models.build(options, 50, 16)
+        gpt.keep(own, [stage])
+        models.place(own, torch.device("cpu"), torch.preserve_format, 0)
+        assert {name: tensor for name, tensor in whole.state_dict().items() if name in own.state_dict()}.keys() == set(
+            own.state_dict()
+        )
+        x = gpt.part(own, stage)(x)
+    assert torch.equal(x, whole(inputs))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "options", "wrong", "fix"),
+    [
+        (4, {"pipeline_parallel": 3}, "4 processes can't stand in lines of 3", "divides the processes"),
+        (6, {}, "4 layers are too few for 6 stages", "smaller --pipeline-parallel"),
+        (4, {"schedule": "interleaved"}, "4 layers are too few for 8 stages", "--schedule=1f1b"),
+        (5, {}, "4 layers are too few for 5 stages", "fewer processes"),
+        (2, {"batch_size": 6}, "a batch of 6 can't pass in 4 parts", "--batch-size=4"),
+        (4, {"microbatches": 2}, "by the schedule 1f1b", "without --microbatches"),
+        (3, {"batch_size": 2}, "a batch of 2 can't pass", "--batch-size=6"),
+    ],
+)
+def test_what_does_not_come_out_even_is_refused(world_size, options, wrong, fix):
+    with pytest.raises(MusterError) as raised:
+        pipeline.Pipeline(World(world_size=world_size), Options(model="gpt-tiny", **options)).check()
+    assert wrong in raised.value.wrong
+    assert fix in raised.value.fix
+
+
+def test_parts_of_one_stage_a_rank_need_no_common_number():
+    options = Options(model="gpt-tiny", schedule="gpipe", batch_size=5, microbatches=5)
+    pipeline.Pipeline(World(world_size=2), options).check()
+
+
+def test_the_wait_is_that_of_the_paper():
+    # Narayanan et al. 2021, 2.2: (p - 1) / m of the ideal time, and a v-th of it with v stages a rank.
+    for schedule, stages_each in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
+        plan = pipeline.Pipelines.of(Options(schedule=schedule, microbatches=8), 4)
+        assert plan.bubble / (1 - plan.bubble) == pytest.approx(3 / (8 * stages_each))
+
+
+def test_what_can_not_be_parted():
+    with pytest.raises(MusterError, match="can't be parted") as raised:
+        check("pipeline", Options(model="gpt-tiny", schedule="zero-bubble", activation_checkpoint="full"))
+    assert "--schedule=interleaved" in raised.value.fix
