@@ -28,6 +28,8 @@ def main() -> None:
         optimizer.step()
     if dist.get_rank() == 0:
         print(f"loss {loss.item():.2f} after {len(loader)} steps, in {dist.get_world_size()} processes")
+    # A thread of gloo's may still hold the last gradients, and aborts an interpreter that ends before it: all wait here.
+    dist.barrier()
     dist.destroy_process_group()
 
 
