@@ -28,7 +28,7 @@ def main() -> None:
         optimizer.step()
     if dist.get_rank() == 0:
         print(f"loss {loss.item():.2f} after {len(loader)} steps, in {dist.get_world_size()} processes")
-    # A thread of gloo's may still hold the last gradients, and aborts an interpreter that ends before it: all wait here.
+    # A thread of gloo's may still hold the last gradients: it would abort an interpreter that ends before it.
     dist.barrier()
     dist.destroy_process_group()
 
