@@ -17,8 +17,9 @@ import typer
 from muster import interruption
 from muster.arguments import command, from_argv, normalise, to_argv
 from muster.check.options import BenchOptions, DoctorOptions
-from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, ConfigFile, Options, check_here, config_of, with_file
+from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, ConfigFile, Options, check_here
 from muster.config import check as check_combination
+from muster.config_file import config_of, with_file
 from muster.entrypoint import environment, show
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.launch import frameworks, start

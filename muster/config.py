@@ -1,24 +1,23 @@
 """Options of a training, and what is refused: defined once, for the launcher and for the trainers. Without torch.
 
 The command line shows the fields of `Options`, the launcher passes on what the user gave, and the trainer reads the
-same arguments back: `parse([strategy, *to_argv(options)]) == (strategy, options)`. What a file says, which `--config`
-names, stands before them: of two that say the same the last one counts.
+same arguments back (train/__main__.py). What a file says, which `--config` names, stands before them
+(config_file.py): of two that say the same the last one counts.
 """
 
 import difflib
 import glob
-import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Literal
 
 import typer
 
-from muster.arguments import command, from_argv, normalise, option, to_argv
+from muster.arguments import option, to_argv
 from muster.errors import MusterError
 
 TRANSFORMERS = ("gpt-tiny", "gpt-small", "gpt-124m", "gpt-1b", "gpt-8b")
@@ -488,63 +487,6 @@ class ConfigFile:
     ] = None
 
 
-def config_of(argv: Sequence[str]) -> str | None:
-    """The file that `--config` names in `argv`; None without one."""
-    file = None
-    for word, following in zip(argv, [*argv[1:], None], strict=False):
-        if word.startswith("--config="):
-            file = word.partition("=")[2]
-        elif word == "--config" and following is not None:
-            file = following
-    return file
-
-
-def with_file(argv: Sequence[str]) -> list[str]:
-    """`argv` (`["ddp", "--config=FILE", "--epochs=3"]`), with what the file says before the user's own options.
-
-    Raises:
-        MusterError: the file can't be read, or says what the strategy does not have.
-    """
-    file = config_of(argv)
-    if file is None or argv[0] not in STRATEGIES:
-        return list(argv)
-    # Here and not above: most launches read no file.
-    from muster import config_file
-
-    return [argv[0], *to_argv(config_file.read(file, argv[0])), *argv[1:]]
-
-
-def parse(argv: Sequence[str]) -> tuple[str, Options]:
-    """The strategy and the options that `argv` (`["ddp", "--epochs=3"]`) stands for.
-
-    Raises:
-        typer.TyperException: a strategy, option or value that does not exist.
-        MusterError: the file of `--config` can't be used.
-        SystemExit: with code 0, after --help.
-    """
-    argv = with_file(argv)
-    if argv and argv[0] in STRATEGIES and (plain := from_argv(argv[1:], Options, ConfigFile)):
-        return argv[0], plain[0]
-    # Here and not above: what is plainly right needs no help.
-    from muster import help
-
-    parsed: list[tuple[str, Options]] = []
-    app = typer.Typer(add_completion=False)
-    for strategy in STRATEGIES:
-
-        def chosen(options: Options, _: ConfigFile, strategy: str = strategy) -> None:
-            parsed.append((strategy, options))
-
-        settings = {"help_option_names": list(help.NAMES)}
-        app.command(strategy, cls=help.Command, help=STRATEGIES[strategy], context_settings=settings)(
-            command(chosen, Options, ConfigFile)
-        )
-    typer.main.get_command(app).main(args=normalise(argv), prog_name="train", standalone_mode=False)
-    if not parsed:
-        raise SystemExit(0)  # --help has said what it had to say
-    return parsed[0]
-
-
 OF_STRATEGY = {
     "ddp": DDPOptions,
     "fsdp": FSDPOptions,
@@ -618,45 +560,6 @@ def check(strategy: str, options: Options) -> None:
     if options.predicts_tokens:
         check_transformer(options.model)
     check_data(options.data, options.model)
-
-
-ONE_RUNS_OWN = ("name", "resume")
-"""Options that a run's config.toml leaves out: by it another run starts, in a new folder and from the beginning."""
-
-
-def sections() -> dict[str, str]:
-    """The section of config.toml in which each option stands: a heading of the help text, or the option's strategy."""
-    hints = get_type_hints(Options, include_extras=True)
-    return {field.name: hints[field.name].__metadata__[0].rich_help_panel.lower() for field in fields(Options)}
-
-
-def to_toml(strategy: str, options: Options) -> str:
-    """`options` as a file in TOML, by which the same training starts again: `--config`.
-
-    What was not given and has no default of its own is left out, and so are the options of other strategies and those
-    of `ONE_RUNS_OWN`.
-
-    Source: https://toml.io/en/v1.0.0
-    """
-    tables: dict[str, dict[str, Any]] = {}
-    for name, section in sections().items():
-        value = getattr(options, name)
-        of_another = section in OF_STRATEGY and section != strategy
-        if value is not None and not of_another and name not in ONE_RUNS_OWN:
-            tables.setdefault(section, {})[name] = value
-    lines = [f"strategy = {toml_value(strategy)}"]
-    for section, values in tables.items():
-        lines += ["", f"[{section}]", *(f"{name} = {toml_value(value)}" for name, value in values.items())]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def toml_value(value: str | float) -> str:
-    """`value` as TOML has it."""
-    if not isinstance(value, str):
-        return repr(value).lower()
-    # A path's bytes may be no text, which TOML has no way to write.
-    text = value.encode(errors="replace").decode()
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def typed(options: Options, *names: str) -> str:

@@ -1,26 +1,51 @@
-"""Options read from a file: `train STRATEGY --config FILE`. The file is as a run's own config.toml (config.to_toml).
+"""Options in a file: `train STRATEGY --config FILE` reads one, and each run writes its own, config.toml.
 
     strategy = "ddp"
 
     [training]
     epochs = 3
 
-Loaded only where there is such a file, by the launcher or by a rank, before torch is.
+A file is read by the launcher, or by a rank, before torch is loaded.
 """
 
 import difflib
+import json
 import os
 import stat
-import tomllib
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from muster.arguments import base_of, is_allowed
-from muster.config import OF_STRATEGY, STRATEGIES, Options, sections, toml_value
+from muster.arguments import base_of, is_allowed, to_argv
+from muster.config import OF_STRATEGY, STRATEGIES, Options
 from muster.errors import MusterError
 from muster.hints import MEANT
 
 MOST_BYTES = 1 << 16
 """Of a file of options: one of a run has about 1,500."""
+
+
+def config_of(argv: Sequence[str]) -> str | None:
+    """The file that `--config` names in `argv`; None without one."""
+    file = None
+    for word, following in zip(argv, [*argv[1:], None], strict=False):
+        if word.startswith("--config="):
+            file = word.partition("=")[2]
+        elif word == "--config" and following is not None:
+            file = following
+    return file
+
+
+def with_file(argv: Sequence[str]) -> list[str]:
+    """`argv` (`["ddp", "--config=FILE", "--epochs=3"]`), with what the file says before the user's own options.
+
+    Raises:
+        MusterError: the file can't be read, or says what the strategy does not have.
+    """
+    file = config_of(argv)
+    if file is None or argv[0] not in STRATEGIES:
+        return list(argv)
+    return [argv[0], *to_argv(read(file, argv[0])), *argv[1:]]
 
 
 def read(path: str, strategy: str) -> Options:
@@ -83,6 +108,9 @@ def load(path: str) -> dict[str, Any]:
     if len(content) > MOST_BYTES:
         wrong = f"the file is larger than any file of options: more than {MOST_BYTES} bytes"
         raise MusterError(wrong, seen=f"--config {path}", fix=fix)
+    # Here and not above: most launches read no file.
+    import tomllib
+
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as reason:
@@ -158,3 +186,42 @@ def _expected(kind: Any, info: Any) -> str:
     if low is not None and high is not None:
         return f"{words} from {low:g} to {high:g}"
     return f"{words} from {low:g} on" if low is not None else words
+
+
+ONE_RUNS_OWN = ("name", "resume")
+"""Options that a run's config.toml leaves out: by it another run starts, in a new folder and from the beginning."""
+
+
+def sections() -> dict[str, str]:
+    """The section of config.toml in which each option stands: a heading of the help text, or the option's strategy."""
+    hints = get_type_hints(Options, include_extras=True)
+    return {field.name: hints[field.name].__metadata__[0].rich_help_panel.lower() for field in fields(Options)}
+
+
+def to_toml(strategy: str, options: Options) -> str:
+    """`options` as a file in TOML, by which the same training starts again: `--config`.
+
+    What was not given and has no default of its own is left out, and so are the options of other strategies and those
+    of `ONE_RUNS_OWN`.
+
+    Source: https://toml.io/en/v1.0.0
+    """
+    tables: dict[str, dict[str, Any]] = {}
+    for name, section in sections().items():
+        value = getattr(options, name)
+        of_another = section in OF_STRATEGY and section != strategy
+        if value is not None and not of_another and name not in ONE_RUNS_OWN:
+            tables.setdefault(section, {})[name] = value
+    lines = [f"strategy = {toml_value(strategy)}"]
+    for section, values in tables.items():
+        lines += ["", f"[{section}]", *(f"{name} = {toml_value(value)}" for name, value in values.items())]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def toml_value(value: str | float) -> str:
+    """`value` as TOML has it."""
+    if not isinstance(value, str):
+        return repr(value).lower()
+    # A path's bytes may be no text, which TOML has no way to write.
+    text = value.encode(errors="replace").decode()
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

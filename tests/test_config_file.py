@@ -8,8 +8,10 @@ import pytest
 
 from muster import config_file
 from muster.arguments import to_argv
-from muster.config import STRATEGIES, Options, parse, to_toml
+from muster.config import STRATEGIES, Options
+from muster.config_file import to_toml
 from muster.errors import MusterError
+from muster.train.__main__ import parse
 
 
 @pytest.fixture

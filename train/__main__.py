@@ -13,10 +13,43 @@ from collections.abc import Sequence
 
 import typer
 
-from muster.config import Options, parse
+from muster.arguments import command, from_argv, normalise
+from muster.config import STRATEGIES, ConfigFile, Options
+from muster.config_file import with_file
 from muster.errors import ExitCode, MusterError
 from muster.notices import said_if_slow
 from muster.train.health.parent import Guard
+
+
+def parse(argv: Sequence[str]) -> tuple[str, Options]:
+    """The strategy and the options that `argv` (`["ddp", "--epochs=3"]`) stands for.
+
+    Raises:
+        typer.TyperException: a strategy, option or value that does not exist.
+        MusterError: the file of `--config` can't be used.
+        SystemExit: with code 0, after --help.
+    """
+    argv = with_file(argv)
+    if argv and argv[0] in STRATEGIES and (plain := from_argv(argv[1:], Options, ConfigFile)):
+        return argv[0], plain[0]
+    # Here and not above: what is plainly right needs no help.
+    from muster import help
+
+    parsed: list[tuple[str, Options]] = []
+    app = typer.Typer(add_completion=False)
+    for strategy in STRATEGIES:
+
+        def chosen(options: Options, _: ConfigFile, strategy: str = strategy) -> None:
+            parsed.append((strategy, options))
+
+        settings = {"help_option_names": list(help.NAMES)}
+        app.command(strategy, cls=help.Command, help=STRATEGIES[strategy], context_settings=settings)(
+            command(chosen, Options, ConfigFile)
+        )
+    typer.main.get_command(app).main(args=normalise(argv), prog_name="train", standalone_mode=False)
+    if not parsed:
+        raise SystemExit(0)  # --help has said what it had to say
+    return parsed[0]
 
 
 def read(argv: Sequence[str]) -> tuple[str, Options]:

@@ -19,8 +19,8 @@ from importlib import import_module
 import torchvision  # noqa: F401
 
 import muster.train.process  # noqa: F401
-from muster.config import SOURCES, STRATEGIES, parse
-from muster.train.__main__ import main
+from muster.config import SOURCES, STRATEGIES
+from muster.train.__main__ import main, parse
 
 CLONE_NEWNS, MS_RDONLY, MS_REC, MS_PRIVATE = 0x20000, 1, 0x4000, 0x40000  # <sched.h>, <sys/mount.h>
 

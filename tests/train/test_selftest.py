@@ -6,9 +6,10 @@ import sys
 import pytest
 import torch
 
-from muster.config import STRATEGIES, check, parse
+from muster.config import STRATEGIES, check
 from muster.errors import MusterError
 from muster.train import selftest
+from muster.train.__main__ import parse
 from muster.train.selftest import COMMON, LIMITS, PARTS, STEPS, Case, apart, cases, compare, launch, run_ranks, split
 
 

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from muster.arguments import to_argv
-from muster.config import STRATEGIES, Options, parse, to_toml
+from muster.config import STRATEGIES, Options
+from muster.config_file import to_toml
 from muster.train import checkpoint
+from muster.train.__main__ import parse
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--model=squeezenet1_1", "--data=fake", "--num-samples=128", "--num-classes=2", "--image-size=32"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from muster.config import parse
 from muster.train import checkpoint, data, models
+from muster.train.__main__ import parse
 from muster.train.data.loader import open_batches
 from muster.train.distributed.world import World
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from muster.config import Options, to_toml
+from muster.config import Options
+from muster.config_file import to_toml
 from muster.errors import ExitCode, MusterError
 from muster.train.checkpoint import Progress
 from muster.train.checkpoint.storage import write_text

@@ -77,9 +77,9 @@ def test_more_workers_than_fit_are_refused_with_what_fits(monkeypatch, asked, pa
 PEAK = """
 import os, sys, time
 from muster.train import data
+from muster.train.__main__ import parse
 from muster.train.data import loader
 from muster.train.data.loader import open_batches
-from muster.config import parse
 from muster.train.distributed.world import World
 
 options = parse(sys.argv[1:])[1]

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from muster.config import Options, parse
+from muster.config import Options
 from muster.train import checkpoint
+from muster.train.__main__ import parse
 from muster.train.distributed.world import World
 from muster.train.health import memory
 from muster.train.health.memory import explain, find, turns
