@@ -51,8 +51,8 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(fabric, name="fabric")
 
 
-def _find(root: Root = HOST_ROOT, fabric: FabricName = AUTO, site: SiteName = AUTO, as_json: AsJson = False) -> None:
-    finding = _found(root, fabric, _site(site))
+def _find(root: Root = HOST_ROOT, fabric: FabricName = AUTO, as_json: AsJson = False) -> None:
+    finding = _found(root, fabric)
     if as_json:
         _print_json(finding)
     else:
@@ -130,7 +130,7 @@ def _check(
     sys.exit(code)
 
 
-def _found(root: Path, fabric: str, site: "Site | None") -> "Finding":
+def _found(root: Path, fabric: str) -> "Finding":
     """What the host has, whose root is mounted at `root`.
 
     Raises:
@@ -145,15 +145,14 @@ def _found(root: Path, fabric: str, site: "Site | None") -> "Finding":
             seen=f"no {root}/etc and no {root}/usr",
             fix="apptainer exec --bind /:/host:ro IMAGE muster fabric ..., docker run -v /:/host:ro IMAGE muster ...",
         )
-    return find(root, AUTO if fabric == OFF else fabric, site)
+    return find(root, AUTO if fabric == OFF else fabric)
 
 
 def _planned(root: Path, fabric: str, site: str, nodes: int | None) -> "FabricPlan":
     from muster.entrypoint.fabric.stage import plan_for
 
-    profile = _site(site)
-    finding = _found(root, fabric, profile)
-    plan = plan_for(finding, _num_nodes(nodes), os.environ, profile)
+    finding = _found(root, fabric)
+    plan = plan_for(finding, _num_nodes(nodes), os.environ, _site(site))
     # Where no device tells a fabric, NCCL is not held to TCP: it may know another network.
     return replace(plan, net=None) if finding.fabric == TCP and fabric in (AUTO, OFF) else plan
 

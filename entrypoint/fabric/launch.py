@@ -113,7 +113,7 @@ def _with_host(need: Need, env: Mapping[str, str], site: "Site | None", places: 
     """What the host's root gives."""
     from muster.entrypoint.fabric import stage
 
-    finding = _look(need, site, places)
+    finding = _look(need, places)
     if finding.fabric == TCP and need.wanted == AUTO:
         return _without_fabric(need, finding)
     plan = stage.plan_for(finding, need.num_nodes, env, site)
@@ -136,15 +136,15 @@ def _with_host(need: Need, env: Mapping[str, str], site: "Site | None", places: 
     return _told(plan, settings, f"{_names(plan)} from the host")
 
 
-def _look(need: Need, site: "Site | None", places: Places) -> "Finding":
+def _look(need: Need, places: Places) -> "Finding":
     """What the host has; of what its mount does not show of /sys and /dev, this container's own tells."""
     from muster.entrypoint.fabric.find import find
 
-    finding = find(places.host, need.wanted, site)
+    finding = find(places.host, need.wanted)
     if finding.fabric == TCP and need.wanted == AUTO:
-        own = find(places.own, AUTO, site)
+        own = find(places.own, AUTO)
         if own.fabric != TCP:
-            found = find(places.host, own.fabric, site)
+            found = find(places.host, own.fabric)
             finding = replace(found, why=own.why, devices=own.devices, interfaces=own.interfaces)
     # The interfaces that the process will see need not be the host's.
     with suppress(OSError):
@@ -158,7 +158,7 @@ def _without_host(need: Need, env: Mapping[str, str], site: "Site | None", place
     from muster.entrypoint.fabric.find import find
     from muster.entrypoint.sites import profiles
 
-    finding = find(places.own, need.wanted, site)
+    finding = find(places.own, need.wanted)
     plan = stage.plan_without_host(finding, need.num_nodes, bound_libraries(places.bound), site)
     settings = stage.settings(plan, env, need, places.bound)
     profile = profiles.load_fabric(finding.fabric)
