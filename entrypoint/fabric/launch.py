@@ -10,7 +10,6 @@ Only NCCL uses a fabric, and only from node to node: elsewhere what does not wor
 import os
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,10 +83,8 @@ def inject(
 def for_need(need: Need, env: Mapping[str, str], site: "Site | None" = None, places: Places = PLACES) -> Additions:
     """The same for a launch of which only that is known."""
     try:
-        if is_host(places.host):
-            return _with_host(need, env, site, places)
-        if need.is_strict or bound_libraries(places.bound):
-            return _without_host(need, env, site, places)
+        if is_host(places.host) or need.is_strict or bound_libraries(places.bound):
+            return _added(need, env, site, places)
         return Additions()
     except MusterError as error:
         if need.is_strict:
@@ -109,90 +106,77 @@ def bound_libraries(folder: Path) -> list[Path]:
         return []
 
 
-def _with_host(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
-    """What the host's root gives."""
-    from muster.entrypoint.fabric import stage
+def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
+    """What the host's root gives, or what `muster fabric binds` put there; without both the image's own libraries."""
+    from muster.entrypoint.fabric import proof, stage
 
+    has_host = is_host(places.host)
+    bound = [] if has_host else bound_libraries(places.bound)
     finding = _look(need, places)
-    if finding.fabric == TCP and need.wanted == AUTO:
-        return _without_fabric(need, finding)
-    plan = stage.plan_for(finding, need.num_nodes, env, site)
+    if finding.fabric == TCP and need.wanted == AUTO and not bound:
+        # NCCL is left to itself, as it may know a network that no profile does.
+        return Additions({}, (one_line(f"fabric: none: {finding.why}"),) if need.is_several else ())
+    if has_host:
+        plan = stage.plan_for(finding, need.num_nodes, env, site)
+    else:
+        plan = stage.plan_without_host(finding, need.num_nodes, bound, site)
     if plan.refusals:
         first, others = plan.refusals[0], plan.refusals[1:]
         more = f" (and {len(others)} more: muster fabric plan)" if others else ""
         seen = "; ".join(each.seen for each in plan.refusals[:4])
         raise MusterError(first.wrong + more, seen=seen, fix=f"{first.fix}; or {ANYWAY}")
     if not plan.injected:
-        if finding.fabric != TCP:
-            _check_verbs(need, plan, env, places)
-        return _told(plan, stage.settings(plan, env, need), "the image's own libraries")
+        return _told(plan, stage.settings(plan, env, need), _image_alone(need, plan, env, places))
     _check_devices(need, finding, places)
-    links = stage.links(plan)
-    folder = stage.folder_for(links, env)
+    folder = places.bound
+    if has_host:
+        links = stage.links(plan)
+        folder = stage.folder_for(links, env)
+        if not need.is_dry:
+            stage.make(folder, links)
     settings = stage.settings(plan, env, need, folder)
-    if not need.is_dry:
-        stage.make(folder, links)
-    _prove(need, plan, settings, env, folder)
-    return _told(plan, settings, f"{_names(plan)} from the host")
+    # The plugin first: what it lacks is what the user has to know.
+    names = sorted((each.soname for each in plan.injected), key=lambda name: name != plan.plugin)
+    if need.is_proved and not need.is_dry:
+        proof.prove(folder, names, proof.Image.here({**env, **settings.variables}))
+    shown = ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
+    return _told(plan, settings, f"{shown} from {'the host' if has_host else places.bound}")
 
 
 def _look(need: Need, places: Places) -> "Finding":
-    """What the host has; of what its mount does not show of /sys and /dev, this container's own tells."""
+    """What the host has. Its interfaces are this container's, and so are devices that its mount does not show."""
     from muster.entrypoint.fabric.find import find
 
+    own = find(places.own, need.wanted)
+    if not is_host(places.host):
+        return own
     finding = find(places.host, need.wanted)
     if finding.fabric == TCP and need.wanted == AUTO:
-        own = find(places.own, AUTO)
-        if own.fabric != TCP:
-            found = find(places.host, own.fabric)
-            finding = replace(found, why=own.why, devices=own.devices, interfaces=own.interfaces)
-    # The interfaces that the process will see need not be the host's.
-    with suppress(OSError):
-        finding = replace(finding, interfaces=tuple(sorted(os.listdir(places.own / "sys/class/net"))))
-    return finding
+        return replace(own, root=places.host, notes=finding.notes)
+    return replace(finding, interfaces=own.interfaces)
 
 
-def _without_host(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
-    """What `muster fabric binds` put there, or the image's own libraries. Its own /sys tells the fabric."""
-    from muster.entrypoint.fabric import stage
-    from muster.entrypoint.fabric.find import find
+def _image_alone(need: Need, plan: "FabricPlan", env: Mapping[str, str], places: Places) -> str:
+    """What a launch says that takes no library of the host's.
+
+    Raises:
+        MusterError: NCCL would fall back to TCP with the image's own libraries.
+    """
     from muster.entrypoint.sites import profiles
 
-    finding = find(places.own, need.wanted)
-    plan = stage.plan_without_host(finding, need.num_nodes, bound_libraries(places.bound), site)
-    settings = stage.settings(plan, env, need, places.bound)
-    profile = profiles.load_fabric(finding.fabric)
-    if plan.injected:
-        _prove(need, plan, settings, env, places.bound)
-        return _told(plan, settings, f"{_names(plan)} from {places.bound}")
-    if finding.fabric == TCP and need.wanted == AUTO:
-        return _without_fabric(need, finding)
+    profile = profiles.load_fabric(plan.finding.fabric)
     if not profile.is_rdma:
-        return _told(plan, settings, "as it was asked for")
+        return "as it was asked for"
+    # NCCL itself knows verbs; any other network is a plugin's.
     if profile.net is not None:
         _check_verbs(need, plan, env, places)
     elif not {"NCCL_NET", "NCCL_NET_PLUGIN"} & set(env):
-        # NCCL itself knows verbs; any other network is a plugin's.
         raise MusterError(
             f"this is {profile.title}, and NCCL needs the host's libraries for it: it would silently use TCP",
-            seen=f"{finding.why}; nothing at {places.host} or {places.bound}",
+            seen=f"{plan.finding.why}; nothing at {places.host} or {places.bound}",
             fix=f"{MOUNT}; or {ANYWAY}",
         )
-    return _told(plan, settings, "the image's own libraries")
-
-
-def _prove(need: Need, plan: "FabricPlan", settings: Additions, env: Mapping[str, str], folder: Path) -> None:
-    """Returns if the libraries can be opened, the plugin first: what it lacks is what the user has to know."""
-    if need.is_proved and not need.is_dry:
-        from muster.entrypoint.fabric.proof import Image, prove
-
-        names = sorted((each.soname for each in plan.injected), key=lambda name: name != plan.plugin)
-        prove(folder, names, Image.here({**env, **settings.variables}))
-
-
-def _without_fabric(need: Need, finding: "Finding") -> Additions:
-    """Where there is no fabric that a profile knows: NCCL is left to itself, as it may know another."""
-    return Additions({}, (one_line(f"fabric: none: {finding.why}"),) if need.is_several else ())
+    return "the image's own libraries"
 
 
 def _told(plan: "FabricPlan", settings: Additions, what: str) -> Additions:
@@ -207,12 +191,6 @@ def _told(plan: "FabricPlan", settings: Additions, what: str) -> Additions:
         line += f"; NCCL_NET={settings.variables['NCCL_NET']}"
     notes = tuple(map(one_line, (line, *settings.notes, *plan.notes)))
     return Additions({**settings.variables, FOUND: plan.finding.fabric}, notes)
-
-
-def _names(plan: "FabricPlan") -> str:
-    """libnccl-net.so, libfabric.so.1 and 5 more."""
-    names = sorted((each.soname for each in plan.injected), key=lambda name: name != plan.plugin)
-    return ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
 def _check_devices(need: Need, finding: "Finding", places: Places) -> None:
