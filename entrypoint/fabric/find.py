@@ -13,11 +13,11 @@ import fnmatch
 import os
 import platform
 import re
-import shutil
 import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -99,22 +99,15 @@ class HostRoot:
         resolved = self.resolve(path)
         return resolved if resolved and os.path.isfile(self.path(resolved)) else None
 
-    def folder(self, path: str) -> str | None:
-        """The host's path after all links, of a folder; None for anything else."""
-        resolved = self.resolve(path)
-        return resolved if resolved and os.path.isdir(self.path(resolved)) else None
-
     def exists(self, path: str) -> bool:
         """Whether the host has something there, links followed."""
         return self.resolve(path) is not None
 
     def names(self, folder: str) -> list[str]:
         """The names in a folder of the host, sorted; those that are no UTF-8 are left out, with a note."""
-        resolved = self.folder(folder)
-        if resolved is None:
-            return []
+        resolved = self.resolve(folder)
         try:
-            names = sorted(os.listdir(self.path(resolved)))
+            names = sorted(os.listdir(self.path(resolved))) if resolved else []
         except OSError:
             return []
         readable = [name for name in names if _is_utf8(name)]
@@ -420,15 +413,8 @@ class HostLibraries:
 
     def __init__(self, root: HostRoot, search: tuple[str, ...] = ()) -> None:
         self.root = root
-        found = [path for pattern in search for path in sorted(root.glob(pattern), key=by_numbers, reverse=True)]
-        self.search = [path for path in found if root.folder(path)]
-        self.cached: dict[str, list[str]] = {}
-        resolved = root.file(CACHE)
-        cached = loader_cache(root.path(resolved)) if resolved else f"there is no {CACHE} on the host"
-        if isinstance(cached, str):
-            root.note(f"{cached}: only its loader's own folders are looked at")
-        else:
-            self.cached = cached
+        self.search = [path for pattern in search for path in sorted(root.glob(pattern), key=by_numbers, reverse=True)]
+        self.cached = loader_cache(root)
         machine = platform.machine()
         triple = f"{'powerpc64le' if machine == 'ppc64le' else machine}-linux-gnu"
         self.folders = ["/lib64", "/usr/lib64", f"/lib/{triple}", f"/usr/lib/{triple}", "/lib", "/usr/lib"]
@@ -457,33 +443,29 @@ class HostLibraries:
         return other
 
 
-def loader_cache(path: Path) -> dict[str, list[str]] | str:
-    """The paths by soname in a cache of glibc's loader, as this image's ldconfig reads it; or why it can't be read.
+def loader_cache(root: HostRoot) -> dict[str, list[str]]:
+    """The paths by soname in the cache of the host's loader, as this image's ldconfig reads it.
 
     Copies for certain processors (glibc-hwcaps) are left out.
     """
-    program = shutil.which("ldconfig", path="/sbin:/usr/sbin:/bin:/usr/bin")
-    if program is None:
-        return f"no ldconfig here to read {CACHE}"
-    try:
-        command = [program, "-p", "-C", str(path)]
-        done = processes.run(command, env={}, errors="surrogateescape", timeout_s=_LDCONFIG_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as reason:
-        return f"{CACHE} can't be read ({reason})"
-    if done.returncode:
-        return f"{CACHE} can't be read (ldconfig ended with code {done.returncode})"
     found: dict[str, list[str]] = {}
-    for line in done.stdout.splitlines():
-        entry = _CACHED.fullmatch(line)
-        if entry and "hwcap" not in entry[2]:
-            found.setdefault(entry[1], []).append(entry[3])
-    return found or f"{CACHE} can't be read (ldconfig finds no library in it)"
+    resolved = root.file(CACHE)
+    if resolved:
+        command = ["ldconfig", "-p", "-C", str(root.path(resolved))]
+        env = {"PATH": "/sbin:/usr/sbin:/bin:/usr/bin"}
+        with suppress(OSError, subprocess.TimeoutExpired):
+            done = processes.run(command, env=env, errors="surrogateescape", timeout_s=_LDCONFIG_TIMEOUT_S)
+            for entry in map(_CACHED.fullmatch, done.stdout.splitlines()):
+                if entry and "hwcap" not in entry[2]:
+                    found.setdefault(entry[1], []).append(entry[3])
+    if not found:
+        root.note(f"ldconfig finds no library in the host's {CACHE}: only its loader's own folders are looked at")
+    return found
 
 
 # Each fabric's kinds of devices. The first fabric that is present is taken: nodes with Slingshot or EFA may have
 # InfiniBand for their storage.
 _KINDS = {"slingshot": ("slingshot",), "efa": ("efa",), "infiniband": ("infiniband", "roce")}
-_NETWORK = "/sys/class/net"
 
 
 @dataclass(frozen=True)
@@ -525,7 +507,7 @@ def find(root: Path, wanted: str = AUTO, fabrics: Mapping[str, Fabric] | None = 
     """
     fabrics = profiles.fabrics() if fabrics is None else fabrics
     here = HostRoot(root)
-    if not here.folder("/sys/class"):
+    if not here.names("/sys/class"):
         here.note(
             f"nothing is mounted at {root}/sys: no device of the host can be found; bind its root with all below it"
         )
@@ -536,7 +518,8 @@ def find(root: Path, wanted: str = AUTO, fabrics: Mapping[str, Fabric] | None = 
         fabric=name,
         why=why,
         devices=devices,
-        interfaces=tuple(name for name in here.names(_NETWORK) if name != "lo" and here.folder(f"{_NETWORK}/{name}")),
+        # bonding_masters is a file.
+        interfaces=tuple(name for name in here.names("/sys/class/net") if name not in ("lo", "bonding_masters")),
         notes=tuple(here.notes),
     )
 

@@ -60,7 +60,7 @@ def test_what_leads_nowhere_is_none(host: Tree, root: HostRoot) -> None:
         assert root.resolve(path) is None
         assert root.read_text(path) == ""
         assert root.names(path) == []
-    assert root.folder("/file") is None
+    assert root.names("/file") == []
     assert root.file("/") is None
 
 
