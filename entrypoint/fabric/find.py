@@ -16,9 +16,9 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -243,8 +243,9 @@ class Library:
         soname: its own name; the file's where it tells none.
         machine: the architecture as ELF names it: EM_X86_64.
         needed: sonames, in order.
-        rpath: folders of DT_RPATH: for what it needs, and for what that needs.
-        runpath: folders of DT_RUNPATH: for what it needs alone. Where there are any, there is no DT_RPATH.
+        rpath: folders of DT_RPATH, also of what needs it: they are for all that it needs.
+        runpath: folders of DT_RUNPATH: for what it needs itself, in place of DT_RPATH.
+        needed_by: who asked for it first, where that is known: NCCL, the profile, or the path of another library.
     """
 
     path: str
@@ -253,6 +254,7 @@ class Library:
     needed: tuple[str, ...] = ()
     rpath: tuple[str, ...] = ()
     runpath: tuple[str, ...] = ()
+    needed_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -419,26 +421,25 @@ class HostLibraries:
         triple = f"{'powerpc64le' if machine == 'ppc64le' else machine}-linux-gnu"
         self.folders = ["/lib64", "/usr/lib64", f"/lib/{triple}", f"/usr/lib/{triple}", "/lib", "/usr/lib"]
 
-    def find(self, name: str, by: Sequence[Library] = ()) -> Library | None:
+    def find(self, name: str, by: Library | None = None) -> Library | None:
         """The library of that name; one of another architecture where there is no other.
-
-        DT_RPATH holds down a whole chain of needs, unless the library that needs another has DT_RUNPATH.
-        Source: https://sourceware.org/git/?p=glibc.git;a=blob;f=elf/dl-load.c (_dl_map_object)
 
         Args:
             name: a soname, or a path.
-            by: the library that needs it, the one that needs that, and so on.
+            by: the library that needs it.
         """
         if "/" in name:
             return read_library(self.root, name)
-        told = by[0].runpath if by and by[0].runpath else [folder for library in by for folder in library.rpath]
+        rpath = by.rpath if by else ()
+        told = by.runpath if by and by.runpath else rpath
         first = [f"{folder}/{name}" for folder in (*told, *self.search)]
         last = [f"{folder}/{name}" for folder in self.folders]
         other = None
         for path in (*first, *self.cached.get(name, []), *last):
             found = read_library(self.root, path)
             if found is not None and found.machine == own_machine():
-                return found
+                # Source: https://sourceware.org/git/?p=glibc.git;a=blob;f=elf/dl-load.c (_dl_map_object)
+                return replace(found, rpath=(*found.rpath, *rpath))
             other = other or found
         return other
 

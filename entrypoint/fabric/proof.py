@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muster import processes
@@ -219,21 +219,6 @@ class Refusal:
         return f"{self.library}: {self.needs}, needed by {self.needed_by}"
 
 
-@dataclass(frozen=True)
-class Link:
-    """A library that comes from the host.
-
-    Attributes:
-        library: the host's.
-        needed_by: who asked for it first: NCCL, the profile, or the path of another library.
-        chain: the library itself, the one that needs it, and so on.
-    """
-
-    library: Library
-    needed_by: str
-    chain: tuple[Library, ...]
-
-
 class Closure:
     """What comes from the host: links, asks the loader, and links what it misses, until it misses nothing there is.
 
@@ -258,7 +243,7 @@ class Closure:
         self.host = host
         self.image = image
         self.roots, self.host_wins, self.sets = values(wanted.roots), values(wanted.host_wins), values(wanted.sets)
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, Library] = {}
         self.winners: frozenset[str] = frozenset()
         self.refusals: tuple[Refusal, ...] = ()
         # What has to be the host's, and is not there.
@@ -293,42 +278,42 @@ class Closure:
         self.winners = frozenset(name for name in self.links if name in own)
         self.refusals = tuple([*self._refuse_absent(traced), *self._refuse_sets(), *self._refuse_versions(traced)])
 
-    def _link(self, name: str, library: Library, by: str, chain: tuple[Library, ...] = ()) -> bool:
+    def _link(self, name: str, library: Library, by: str) -> bool:
         """Links a library under a name; False where it never comes from the host, whatever its file is called."""
         if name in self.links or never_leaves_host(name) or never_leaves_host(library.soname) or not is_name(name):
             return False
         (self._folder / name).symlink_to(self.host.root.path(library.path).absolute())
-        self.links[name] = Link(library, by, (library, *chain))
+        self.links[name] = replace(library, needed_by=by)
         return True
 
-    def _link_of(self, file: Path) -> Link | None:
-        """The link at a path; None for a file of the image."""
+    def _link_of(self, file: Path) -> Library | None:
+        """The host's library that is linked at a path; None for a file of the image."""
         return self.links.get(file.name) if file.parent == self._folder else None
 
-    def _who_needs(self, name: str) -> tuple[str, tuple[Library, ...]]:
-        """Who asks for a name: to be told, and as a chain of needs."""
+    def _who_needs(self, name: str) -> tuple[str, Library | None]:
+        """Who asks for a name: to be told, and the library of the host's that it is, if it is one."""
         if name in self.roots:
-            return "the profile", ()
-        for link in self.links.values():
-            if name in link.library.needed:
-                return link.library.path, link.chain
-        return "a library of the image", ()
+            return "the profile", None
+        for library in self.links.values():
+            if name in library.needed:
+                return library.path, library
+        return "a library of the image", None
 
     def _link_missing(self, traced: Trace) -> bool:
         """Links what the host has of what the loader misses: libraries, and newer copies; whether anything was."""
         is_more = False
         for name in traced.absent:
-            by, chain = self._who_needs(name)
+            told, by = self._who_needs(name)
             # What needs a path looks there in the container too: a link elsewhere is of no help.
-            library = None if "/" in name else self.host.find(name, chain)
-            is_more |= library is not None and self._link(name, library, by, chain)
+            library = None if "/" in name else self.host.find(name, by)
+            is_more |= library is not None and self._link(name, library, told)
         for file, user in traced.lacking:
-            name, link = traced.name_of(file), self._link_of(user)
+            name, by = traced.name_of(file), self._link_of(user)
             # Of two CUDA runtimes, torch's and another, both can be loaded.
-            if link is None or self._link_of(file) or name.startswith("libcudart.so"):
+            if by is None or self._link_of(file) or name.startswith("libcudart.so"):
                 continue
-            library = self.host.find(name, link.chain)
-            is_more |= library is not None and self._link(name, library, link.library.path, link.chain)
+            library = self.host.find(name, by)
+            is_more |= library is not None and self._link(name, library, by.path)
         return is_more
 
     def _link_sets(self) -> bool:
@@ -355,11 +340,11 @@ class Closure:
         for name in traced.absent:
             link = self.links.get(name)
             if link:
-                machine = link.library.machine
-                is_foreign = machine != own_machine()
+                is_foreign = link.machine != own_machine()
+                wrong = f"it is built for another architecture: {link.machine}"
                 yield Refusal(
-                    link.library.path,
-                    f"it is built for another architecture: {machine}" if is_foreign else "the loader can't read it",
+                    link.path,
+                    wrong if is_foreign else "the loader can't read it",
                     own_machine(),
                     link.needed_by,
                     "install the host's package anew, or name another folder in the profile's search",
@@ -383,8 +368,8 @@ class Closure:
             soname, link, needing = traced.name_of(file), self._link_of(file), self._link_of(user)
             missing = " ".join(sorted(versions, key=by_numbers))
             if needing and not _DRIVERS.fullmatch(soname):
-                path = needing.library.path
-                of = f"the host's {link.library.path}" if link else f"the image's {file}"
+                path = needing.path
+                of = f"the host's {link.path}" if link else f"the image's {file}"
                 wrong = f"it needs symbol versions of {soname} that {of} does not have"
                 if never_leaves_host(soname):
                     fix = f"an image whose {soname} has {missing}, or a build of the library for an older system"
@@ -395,7 +380,7 @@ class Closure:
             elif link and not needing:
                 wrong = f"it would take the place of the image's {soname}, and has less than the image's libraries need"
                 fix = f"a newer {soname} on the host, or a fabric whose libraries do with the image's: --fabric tcp"
-                yield Refusal(link.library.path, wrong, missing, str(user), fix)
+                yield Refusal(link.path, wrong, missing, str(user), fix)
 
 
 # As NCCL opens its plugins.

@@ -171,8 +171,8 @@ def make_plan(
     return FabricPlan(
         finding,
         injected=tuple(
-            Injected(name, link.library.path, link.needed_by, wins=name in found.winners)
-            for name, link in found.links.items()
+            Injected(name, library.path, library.needed_by, wins=name in found.winners)
+            for name, library in found.links.items()
         ),
         plugin=plugin.soname if plugin else None,
         net=net,
