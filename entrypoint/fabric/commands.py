@@ -90,7 +90,7 @@ def _binds(
     settings = stage.settings(plan, os.environ, Need(_num_nodes(nodes), uses_nccl=True))
     options = stage.engine_options(plan, settings.variables, engine)
     notes = [*settings.notes, *plan.notes]
-    if not stage.bound_files(plan) and not plan.net:
+    if not (plan.injected or plan.files or plan.net):
         notes.insert(0, f"no fabric: {plan.finding.why}; where the compute nodes have one: --fabric NAME")
     for note in notes:
         print(f"muster: {one_line(note)}", file=sys.stderr)

@@ -64,7 +64,7 @@ class HostRoot:
     def resolve(self, path: str) -> str | None:
         """The host's path after all links, as in a chroot: `..` and absolute links stay below the root.
 
-        None where it leads nowhere, in circles, or where this user may not look.
+        None where it leads nowhere, in circles, where this user may not look, or to a name that is no UTF-8.
         """
         found: list[str] = []
         parts = _parts(path)
@@ -89,10 +89,7 @@ class HostRoot:
                 found = []
             parts = _parts(target) + parts
         resolved = "/" + "/".join(found)
-        if not _is_utf8(resolved):
-            self.note(f"left out: a name that is no UTF-8, {resolved!a}")
-            return None
-        return resolved
+        return resolved if _is_utf8(resolved) else None
 
     def file(self, path: str) -> str | None:
         """The host's path after all links, of a regular file; None for anything else."""

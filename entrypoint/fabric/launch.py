@@ -8,7 +8,6 @@ Only NCCL uses a fabric, and only from node to node: elsewhere what does not wor
 """
 
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from muster.variables import LaunchVariable
 if TYPE_CHECKING:
     from muster.entrypoint.fabric.find import Finding
     from muster.entrypoint.fabric.stage import FabricPlan
-    from muster.entrypoint.sites.schema import Site
+    from muster.entrypoint.sites.schema import Fabric, Site
 
 FOUND = LaunchVariable.FABRIC_FOUND
 """Tells the program which fabric it got; a run's summary.json has it."""
@@ -109,6 +108,7 @@ def bound_libraries(folder: Path) -> list[Path]:
 def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
     """What the host's root gives, or what `muster fabric binds` put there; without both the image's own libraries."""
     from muster.entrypoint.fabric import proof, stage
+    from muster.entrypoint.sites import profiles
 
     has_host = is_host(places.host)
     bound = [] if has_host else bound_libraries(places.bound)
@@ -116,6 +116,7 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Plac
     if finding.fabric == TCP and need.wanted == AUTO and not bound:
         # NCCL is left to itself, as it may know a network that no profile does.
         return Additions({}, (one_line(f"fabric: none: {finding.why}"),) if need.is_several else ())
+    profile = profiles.load_fabric(finding.fabric)
     if has_host:
         plan = stage.plan_for(finding, need.num_nodes, env, site)
     else:
@@ -126,10 +127,11 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Plac
         seen = "; ".join(each.seen for each in plan.refusals[:4])
         raise MusterError(first.wrong + more, seen=seen, fix=f"{first.fix}; or {ANYWAY}")
     if not plan.injected:
-        return _told(plan, stage.settings(plan, env, need), _image_alone(need, plan, env, places))
-    _check_devices(need, finding, places)
+        return _told(plan, stage.settings(plan, env, need), _image_alone(need, plan, profile, env, places))
     folder = places.bound
     if has_host:
+        if need.is_several and need.is_proved:
+            _check_devices(finding, profile, places)
         links = stage.links(plan)
         folder = stage.folder_for(links, env)
         if not need.is_dry:
@@ -156,26 +158,33 @@ def _look(need: Need, places: Places) -> "Finding":
     return replace(finding, interfaces=own.interfaces)
 
 
-def _image_alone(need: Need, plan: "FabricPlan", env: Mapping[str, str], places: Places) -> str:
+def _image_alone(need: Need, plan: "FabricPlan", profile: "Fabric", env: Mapping[str, str], places: Places) -> str:
     """What a launch says that takes no library of the host's.
 
     Raises:
         MusterError: NCCL would fall back to TCP with the image's own libraries.
     """
-    from muster.entrypoint.sites import profiles
+    from muster.entrypoint.fabric import proof
 
-    profile = profiles.load_fabric(plan.finding.fabric)
     if not profile.is_rdma:
         return "as it was asked for"
-    # NCCL itself knows verbs; any other network is a plugin's.
-    if profile.net is not None:
-        _check_verbs(need, plan, env, places)
-    elif not {"NCCL_NET", "NCCL_NET_PLUGIN"} & set(env):
-        raise MusterError(
-            f"this is {profile.title}, and NCCL needs the host's libraries for it: it would silently use TCP",
-            seen=f"{plan.finding.why}; nothing at {places.host} or {places.bound}",
-            fix=f"{MOUNT}; or {ANYWAY}",
-        )
+    if profile.net is None:
+        if not {"NCCL_NET", "NCCL_NET_PLUGIN"} & set(env):
+            raise MusterError(
+                f"this is {profile.title}, and NCCL needs the host's libraries for it: it would silently use TCP",
+                seen=f"{plan.finding.why}; nothing at {places.host} or {places.bound}",
+                fix=f"{MOUNT}; or {ANYWAY}",
+            )
+    # NCCL itself knows verbs.
+    elif need.is_several and need.is_proved and env.get("NCCL_NET", plan.net) == plan.net:
+        _check_devices(plan.finding, profile, places)
+        problem = proof.problem(["libibverbs.so.1"], env)
+        if problem:
+            raise MusterError(
+                "there is InfiniBand or RoCE, but no library for it in this image",
+                seen=problem,
+                fix=f"{MOUNT}; or install libibverbs1 and ibverbs-providers; or {ANYWAY}",
+            )
     return "the image's own libraries"
 
 
@@ -193,35 +202,18 @@ def _told(plan: "FabricPlan", settings: Additions, what: str) -> Additions:
     return Additions({**settings.variables, FOUND: plan.finding.fabric}, notes)
 
 
-def _check_devices(need: Need, finding: "Finding", places: Places) -> None:
+def _check_devices(finding: "Finding", profile: "Fabric", places: Places) -> None:
     """Returns if one of the fabric's device files is in this container, or the fabric has none."""
-    if not (need.is_several and need.is_proved):
-        return
-    paths = [each.path for each in finding.nccl_devices if each.path.startswith("/dev/")]
-    if paths and not any(os.path.exists(places.own / path[1:]) for path in paths):
+    from muster.entrypoint.fabric.find import HostRoot, values
+
+    own = HostRoot(places.own)
+    patterns = [pattern for pattern in values(profile.devices.recognise) if pattern.startswith("/dev/")]
+    if patterns and not any(map(own.glob, patterns)):
+        # A folder is passed as a whole; files by name, as docker knows no patterns.
+        files = [device.name for device in finding.nccl_devices if device.kind == "slingshot"]
+        words = " ".join(f"--device /dev/{name}" for name in files)
         raise MusterError(
             "the fabric's device files are not in this container",
-            seen=f"{', '.join(paths)} on the host",
-            fix=f"docker run {' '.join(f'--device {shlex.quote(path)}' for path in paths)}; or {ANYWAY}",
-        )
-
-
-def _check_verbs(need: Need, plan: "FabricPlan", env: Mapping[str, str], places: Places) -> None:
-    """Returns if the image's own verbs can reach the devices."""
-    if not (need.is_several and need.is_proved) or env.get("NCCL_NET", plan.net) != plan.net:
-        return
-    if not list((places.own / "dev/infiniband").glob("uverbs*")):
-        raise MusterError(
-            "there is InfiniBand or RoCE, but its device files are not in this container",
-            seen=f"{plan.finding.why}; no {places.own / 'dev/infiniband'}/uverbs*",
-            fix=f"docker run --device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK; or {ANYWAY}",
-        )
-    from muster.entrypoint.fabric import proof
-
-    problem = proof.problem(["libibverbs.so.1"], env)
-    if problem:
-        raise MusterError(
-            "there is InfiniBand or RoCE, but no library for it in this image",
-            seen=problem,
-            fix=f"{MOUNT}; or install libibverbs1 and ibverbs-providers; or {ANYWAY}",
+            seen=f"{finding.why}; no {' '.join(patterns)} in this container",
+            fix=f"docker run {words or '--device /dev/infiniband'} --ulimit memlock=-1 --cap-add IPC_LOCK; or {ANYWAY}",
         )

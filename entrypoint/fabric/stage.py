@@ -317,12 +317,6 @@ def make(folder: Path, links: Mapping[str, str]) -> None:
         ) from None
 
 
-def bound_files(plan: FabricPlan) -> list[tuple[str, str]]:
-    """The host's files that a container without the host's root gets, each with its path in the container."""
-    files = [(each.path, str(FABRIC_ROOT / each.soname)) for each in plan.injected]
-    return files + [(path, path) for path in plan.files]
-
-
 def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) -> str:
     """The options of a container's engine, for `eval "apptainer exec $(muster fabric binds) IMAGE ..."`.
 
@@ -339,7 +333,8 @@ def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) 
     is_apptainer = engine == "apptainer"
     option, refused = ("--bind", r"[:,\\\n]") if is_apptainer else ("--volume", ":")
     words: list[str] = []
-    for host, container in bound_files(plan):
+    files = [(each.path, str(FABRIC_ROOT / each.soname)) for each in plan.injected]
+    for host, container in (*files, *((path, path) for path in plan.files)):
         if re.search(refused, host + container):
             raise _unusable(f"{option} can't name such a file", host)
         words += [option, shlex.quote(f"{host}:{container}:ro")]
