@@ -14,10 +14,8 @@ import hashlib
 import os
 import re
 import shlex
-import shutil
-import stat
-import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,7 +39,7 @@ from muster.entrypoint.fabric.proof import (
     on_path,
     temporary_folder,
 )
-from muster.entrypoint.launch.program import Additions, where_unset
+from muster.entrypoint.launch.program import Additions, Folder, where_unset
 from muster.entrypoint.sites import profiles
 from muster.entrypoint.sites.schema import Context, Fabric, Fact, Libraries, Site, value_of
 from muster.errors import MusterError
@@ -263,53 +261,29 @@ def links(plan: FabricPlan) -> dict[str, str]:
 
 
 def folder_for(links: Mapping[str, str], env: Mapping[str, str]) -> Path:
-    """The folder for `links`: one that holds just them and is ours, or a name that nobody has. Nothing is made yet.
+    """The folder for `links`, named by them, in one that is this user's alone. Nothing is made yet.
 
     Raises:
-        MusterError: there is no temporary folder, or others took all the names.
+        MusterError: there is no temporary folder.
     """
     content = "\0".join(f"{name}\0{target}" for name, target in sorted(links.items()))
     digest = hashlib.sha256(os.fsencode(content)).hexdigest()[:16]
-    first = temporary_folder(env) / f"muster-fabric-{os.getuid()}-{digest}"
-    for folder in (first, *(first.with_name(f"{first.name}-{count}") for count in range(1, 100))):
-        if not os.path.lexists(folder) or is_ours(folder, links):
-            return folder
-    raise MusterError(
-        "others took all the names for a folder of links to the host's libraries", seen=str(first), fix=FIX_FOLDER
-    )
-
-
-def is_ours(folder: Path, links: Mapping[str, str]) -> bool:
-    """Whether `folder` holds `links` and nothing else, and nobody but this user can change that."""
-    try:
-        found = folder.lstat()
-        if not (stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700):
-            return False
-        return {entry.name: os.readlink(entry.path) for entry in os.scandir(folder)} == dict(links)
-    except OSError:
-        return False
+    return temporary_folder(env) / f"muster-fabric-{os.getuid()}" / digest
 
 
 def make(folder: Path, links: Mapping[str, str]) -> None:
-    """Makes the folder with its links, whole or not at all; all tasks of a node may do so at once.
+    """Makes the folder with its links, as far as they are not there; all tasks of a node may do so at once.
 
     Raises:
-        MusterError: it can't be made, or somebody else has its name by now.
+        MusterError: it can't be made, or the folder that it is in is not this user's alone.
     """
-    if not links or is_ours(folder, links):
-        return
-    fresh: Path | None = None
+    Folder(folder.parent, FIX_FOLDER, is_private=True).make()
     try:
-        fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+        folder.mkdir(exist_ok=True)
         for name, target in links.items():
-            (fresh / name).symlink_to(target)
-        # Onto a folder with something in it, or another's, this fails.
-        fresh.rename(folder)
+            with suppress(FileExistsError):
+                (folder / name).symlink_to(target)
     except OSError as reason:
-        if fresh is not None:
-            shutil.rmtree(fresh, ignore_errors=True)
-        if is_ours(folder, links):
-            return
         raise MusterError(
             f"no folder can be made for links to the host's libraries: {reason.strerror}",
             seen=str(folder),
