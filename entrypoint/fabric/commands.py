@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -33,7 +33,7 @@ Nodes = Annotated[
     int | None, typer.Option("--nodes", min=1, help="Of the job. Default: those of this job, and 2 outside of one.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-Engine = Annotated[str, typer.Option("--format", help="For whom: apptainer, podman or docker.")]
+Engine = Annotated[Literal["apptainer", "podman", "docker"], typer.Option("--format", help="For whom.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -83,8 +83,6 @@ def _binds(
 ) -> None:
     from muster.entrypoint.fabric import stage
 
-    if engine not in stage.ENGINES:
-        raise MusterError("there is no such format", seen=f"--format {engine}", fix=f"one of {' '.join(stage.ENGINES)}")
     plan = _planned(root, fabric, site, nodes)
     _refuse(plan)
     settings = stage.settings(plan, os.environ, Need(_num_nodes(nodes), uses_nccl=True))

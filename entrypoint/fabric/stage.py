@@ -47,8 +47,6 @@ from muster.errors import MusterError
 NCCL_PLUGINS = tuple(range(6, 13))
 """N of each ncclNetPlugin_vN that NCCL 2.30 opens, as its library tells."""
 
-ENGINES = ("apptainer", "podman", "docker")
-
 # What RDMA needs of docker and podman: memory that may be locked, the host's shared memory and its network.
 # Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
 RDMA_OPTIONS = ("--ulimit", "memlock=-1", "--cap-add", "IPC_LOCK", "--ipc=host", "--network=host")
@@ -299,7 +297,7 @@ def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) 
     Args:
         plan: whose files and devices the container gets.
         variables: `settings` of the launches to come.
-        engine: one of ENGINES.
+        engine: apptainer, docker or podman.
 
     Raises:
         MusterError: a file's name, or a value, can't be passed to this engine.
