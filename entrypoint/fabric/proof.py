@@ -86,7 +86,7 @@ class Trace:
         return next((name for name, found in self.found.items() if found == file), file.name)
 
 
-def trace(names: Sequence[str], library_path: str, timeout_s: float = TIMEOUT_S) -> Trace:
+def trace(names: Sequence[str], library_path: str) -> Trace:
     """What the loader finds for libraries and all that they need; none of their code runs, nor does this Python.
 
     Raises:
@@ -94,7 +94,7 @@ def trace(names: Sequence[str], library_path: str, timeout_s: float = TIMEOUT_S)
     """
     loadable = [name for name in names if not UNUSABLE.search(name)]
     env = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_LIBRARY_PATH": library_path, "LD_PRELOAD": " ".join(loadable)}
-    done = run_python("", [], env, timeout_s)
+    done = run_python("", [], env, TIMEOUT_S)
     if isinstance(done, str) or done.returncode < 0:
         said = done if isinstance(done, str) else last_words(done)
         raise MusterError(
@@ -113,12 +113,6 @@ def _found_for(library: Path, library_path: str) -> Mapping[str, Path]:
     return trace([str(library)], library_path).found
 
 
-def installed_torch() -> Path | None:
-    """The folder of the package torch, which is not loaded; None without one."""
-    spec = importlib.util.find_spec("torch")
-    return Path(spec.origin).parent if spec and spec.origin else None
-
-
 @dataclass(frozen=True)
 class Image:
     """What the host's libraries come into: this image, as a trainer in it finds its libraries.
@@ -134,9 +128,9 @@ class Image:
 
     @classmethod
     def here(cls, env: Mapping[str, str]) -> "Image":
-        """This image, with a trainer's variables."""
-        package = installed_torch()
-        library = package / "lib/libtorch_cuda.so" if package else None
+        """This image, with a trainer's variables. Torch itself is not loaded."""
+        spec = importlib.util.find_spec("torch")
+        library = Path(spec.origin).parent / "lib/libtorch_cuda.so" if spec and spec.origin else None
         return cls(env, library if library and library.is_file() else None)
 
     @property
@@ -246,8 +240,6 @@ class Closure:
         self.links: dict[str, Library] = {}
         self.winners: frozenset[str] = frozenset()
         self.refusals: tuple[Refusal, ...] = ()
-        # What has to be the host's, and is not there.
-        self._missing: list[str] = []
         if plugin or self.roots or self.host_wins:
             with tempfile.TemporaryDirectory(prefix="muster-fabric-", dir=temporary_folder(image.env)) as folder:
                 self._folder = Path(folder)
@@ -261,14 +253,11 @@ class Closure:
     def _search(self, plugin: Library | None) -> None:
         if plugin:
             self._link(plugin.soname, plugin, "NCCL")
-        for named in (*self.host_wins, *(root for root in self.roots if "/" in root)):
-            library = self.host.find(named)
-            name = library.soname if library and "/" in named else named
+        for name in self.host_wins:
+            library = self.host.find(name)
             if library:
                 self._link(name, library, "the profile")
-            if name not in self.links and not never_leaves_host(name):
-                self._missing.append(named)
-        roots = [root for root in self.roots if "/" not in root and not never_leaves_host(root)]
+        roots = [root for root in self.roots if not never_leaves_host(root)]
         while True:
             library_path = on_path(self._folder, self.image.library_path, self.links)
             traced = self.image.trace(dict.fromkeys([*self.links, *roots]), library_path)
@@ -334,7 +323,8 @@ class Closure:
     def _refuse_absent(self, traced: Trace) -> Iterator[Refusal]:
         """Names that nobody has, and files that the loader can't take."""
         fix = "name the host's folder with {} in the profile's search, or --fabric off"
-        for name in self._missing:
+        missing = [name for name in self.host_wins if name not in self.links and not never_leaves_host(name)]
+        for name in missing:
             wrong = "it has to be the host's, and the host does not have it"
             yield Refusal(name, wrong, name, "the profile", fix.format(name))
         for name in traced.absent:
@@ -349,7 +339,7 @@ class Closure:
                     link.needed_by,
                     "install the host's package anew, or name another folder in the profile's search",
                 )
-            elif name not in self._missing and not _DRIVERS.fullmatch(name):
+            elif name not in missing and not _DRIVERS.fullmatch(name):
                 wrong = "neither the host nor the image has it"
                 yield Refusal(name, wrong, name, self._who_needs(name)[0], fix.format(name))
 
@@ -407,11 +397,9 @@ def prove(folder: Path, names: Sequence[str], image: Image, timeout_s: float = T
     Raises:
         MusterError: one can't, in the loader's own words; or it takes longer than `timeout_s`.
     """
-    if not names:
-        return
     paths = [str(folder / name) for name in names]
     # Torch itself is not loaded, as that takes seconds: only those of its libraries which are needed.
-    loaded = image.loaded_by_torch(trace(paths, image.library_path, timeout_s).absent)
+    loaded = image.loaded_by_torch(trace(paths, image.library_path).absent)
     wrong = problem(paths, image.env, timeout_s, loaded)
     if wrong:
         raise MusterError("the host's network libraries can't be loaded here", seen=wrong, fix=FIX)

@@ -1,6 +1,8 @@
 """A plugin that links CUDA's runtime: a trainer has it from a wheel's folder, where the loader does not look."""
 
+import importlib.util
 import os
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,8 @@ def host(tmp_path: Path) -> Path:
 
 def proved(folder: Path, host: Path, torch: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is loaded as the plugin is proved, in a launch on two nodes."""
-    monkeypatch.setattr(proof, "installed_torch", lambda: torch)
+    package = ModuleSpec("torch", None, origin=str(torch / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: package)
     (folder / "own/dev").mkdir(parents=True)
     (folder / "own/dev/cxi0").touch()
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(folder), "LOADED": str(folder / "loaded")}

@@ -138,11 +138,6 @@ def test_a_library_that_is_needed_by_its_path(host: Tree, image: Tree) -> None:
     assert refusal(host, image).needs == str(path)
 
 
-def test_a_root_may_be_a_path(host: Tree, image: Tree) -> None:
-    host.library("/opt/fab/libfab.so.1.2", "libfab.so.1")
-    assert allowed(host, image, fabric(net="x", roots=("/opt/fab/libfab.so.1.2",))) == ["libfab.so.1"]
-
-
 def test_a_root_that_is_nowhere(host: Tree, image: Tree) -> None:
     profile = fabric(net="IB", roots=("libcxi.so.1",))
     assert refusal(host, image, profile).needs == "libcxi.so.1"

@@ -14,7 +14,7 @@ PLUGIN = "libnccl-net.so"
     "words",
     [
         {"roots": ("libf.so.1",), "sets": (("libf.so.1", "libstdc++.so.6"),)},
-        {"roots": ("libf.so.1", f"{LIB}/libstdc++.so.6", f"{LIB}/libcuda.so.1")},
+        {"roots": ("libf.so.1", "libstdc++.so.6", "libcuda.so.1")},
         {"host_wins": ("libf.so.1", "libstdc++.so.6")},
     ],
 )
