@@ -96,10 +96,6 @@ class HostRoot:
         resolved = self.resolve(path)
         return resolved if resolved and os.path.isfile(self.path(resolved)) else None
 
-    def exists(self, path: str) -> bool:
-        """Whether the host has something there, links followed."""
-        return self.resolve(path) is not None
-
     def names(self, folder: str) -> list[str]:
         """The names in a folder of the host, sorted; those that are no UTF-8 are left out, with a note."""
         resolved = self.resolve(folder)
@@ -122,7 +118,7 @@ class HostRoot:
                 # As in a shell, a pattern shows hidden names only where it begins with their dot.
                 visible = [name for name in names if part.startswith(".") or not name.startswith(".")]
                 paths += [str(PurePosixPath(folder) / name) for name in visible]
-            found = [path for path in paths if self.exists(path)]
+            found = [path for path in paths if self.resolve(path)]
         return [path for path in found if path != "/"]
 
     def read_text(self, path: str) -> str:
@@ -177,9 +173,9 @@ def fabric_devices(root: HostRoot) -> tuple[Device, ...]:
     names = {name for folder in _CXI_FOLDERS for name in root.names(folder) if re.fullmatch(r"cxi[0-9]+", name)}
     for name in sorted(names):
         paths = [f"{folder}/{name}" for folder in _CXI_FOLDERS]
-        found.append(Device(name, "slingshot", next((path for path in paths if root.exists(path)), paths[-1])))
+        found.append(Device(name, "slingshot", next((path for path in paths if root.resolve(path)), paths[-1])))
     for name, kind in (("gdrdrv", "gdrcopy"), ("xpmem", "xpmem")):
-        if root.exists(f"/dev/{name}"):
+        if root.resolve(f"/dev/{name}"):
             found.append(Device(name, kind, f"/dev/{name}"))
     return tuple(found)
 
@@ -211,7 +207,7 @@ def _verbs_device(root: HostRoot, name: str) -> Device:
 def _verbs_file(root: HostRoot, name: str) -> str | None:
     """/dev/infiniband/uverbs0 of mlx5_0."""
     for file in root.names(f"{_VERBS}_verbs"):
-        if root.read_text(f"{_VERBS}_verbs/{file}/ibdev") == name and root.exists(f"/dev/infiniband/{file}"):
+        if root.read_text(f"{_VERBS}_verbs/{file}/ibdev") == name and root.resolve(f"/dev/infiniband/{file}"):
             return f"/dev/infiniband/{file}"
     return None
 

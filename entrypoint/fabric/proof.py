@@ -376,14 +376,7 @@ class Closure:
 # As NCCL opens its plugins.
 _OPEN = """
 import ctypes, os, sys
-count = int(sys.argv[1]) + 2
-for path in sys.argv[2:count]:
-    try:
-        ctypes.CDLL(path)
-    except OSError:
-        # Who needs it says so.
-        pass
-for path in sys.argv[count:]:
+for path in sys.argv[1:]:
     try:
         ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as reason:
@@ -400,16 +393,15 @@ def prove(folder: Path, names: Sequence[str], image: Image, timeout_s: float = T
     paths = [str(folder / name) for name in names]
     # Torch itself is not loaded, as that takes seconds: only those of its libraries which are needed.
     loaded = image.loaded_by_torch(trace(paths, image.library_path).absent)
-    wrong = problem(paths, image.env, timeout_s, loaded)
+    preloaded = " ".join([*loaded, image.env.get("LD_PRELOAD", "")]).strip()
+    wrong = problem(paths, {**image.env, "LD_PRELOAD": preloaded}, timeout_s)
     if wrong:
         raise MusterError("the host's network libraries can't be loaded here", seen=wrong, fix=FIX)
 
 
-def problem(
-    libraries: Sequence[str], env: Mapping[str, str], timeout_s: float = TIMEOUT_S, loaded: Sequence[str] = ()
-) -> str | None:
-    """Why one of `libraries` can't be opened with the variables `env` after `loaded`; None where all can."""
-    done = run_python(_OPEN, [str(len(loaded)), *loaded, *libraries], env, timeout_s)
+def problem(libraries: Sequence[str], env: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> str | None:
+    """Why one of `libraries` can't be opened with the variables `env`; None where all can."""
+    done = run_python(_OPEN, libraries, env, timeout_s)
     if isinstance(done, str):
         return f"{done}: {shlex.quote(libraries[0])}"
     return last_words(done) if done.returncode else None
