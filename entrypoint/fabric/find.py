@@ -334,12 +334,8 @@ def _expanded(values: list[str], origins: list[str]) -> tuple[str, ...]:
 
     Source: https://man7.org/linux/man-pages/man8/ld.so.8.html (Dynamic string tokens)
     """
-    machine = platform.machine()
-    folders: list[str] = []
-    for folder in (folder for value in values for folder in value.split(":")):
-        folder = re.sub(r"\$\{(\w+)\}", r"$\1", folder).replace("$PLATFORM", machine)
-        for place in (folder.replace("$ORIGIN", origin) for origin in origins):
-            folders += [place.replace("$LIB", lib) for lib in ("lib64", f"lib/{machine}-linux-gnu")]
+    written = [folder.replace("${ORIGIN}", "$ORIGIN") for value in values for folder in value.split(":")]
+    folders = [folder.replace("$ORIGIN", origin) for folder in written for origin in origins]
     return tuple(folder for folder in dict.fromkeys(folders) if folder.startswith("/"))
 
 
