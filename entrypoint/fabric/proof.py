@@ -226,7 +226,6 @@ class Closure:
 
     Attributes:
         links: by the name under which the loader has to find it, in the order in which it was needed.
-        winners: the names of those that the image has too.
         refusals: every reason why the links can't be loaded.
 
     Raises:
@@ -238,7 +237,6 @@ class Closure:
         self.image = image
         self.roots, self.host_wins, self.sets = values(wanted.roots), values(wanted.host_wins), values(wanted.sets)
         self.links: dict[str, Library] = {}
-        self.winners: frozenset[str] = frozenset()
         self.refusals: tuple[Refusal, ...] = ()
         if plugin or self.roots or self.host_wins:
             with tempfile.TemporaryDirectory(prefix="muster-fabric-", dir=temporary_folder(image.env)) as folder:
@@ -254,22 +252,24 @@ class Closure:
         if plugin:
             self._link(plugin.soname, plugin, "NCCL")
         for name in self.host_wins:
-            library = self.host.find(name)
-            if library:
-                self._link(name, library, "the profile")
+            self._link(name, self.host.find(name), "the profile")
         roots = [root for root in self.roots if not never_leaves_host(root)]
         while True:
             library_path = on_path(self._folder, self.image.library_path, self.links)
             traced = self.image.trace(dict.fromkeys([*self.links, *roots]), library_path)
             if not self._link_missing(traced) and not self._link_sets():
                 break
-        own = self.image.trace(self.links).found
-        self.winners = frozenset(name for name in self.links if name in own)
         self.refusals = tuple([*self._refuse_absent(traced), *self._refuse_sets(), *self._refuse_versions(traced)])
 
-    def _link(self, name: str, library: Library, by: str) -> bool:
-        """Links a library under a name; False where it never comes from the host, whatever its file is called."""
-        if name in self.links or never_leaves_host(name) or never_leaves_host(library.soname) or not is_name(name):
+    def _link(self, name: str, library: Library | None, by: str) -> bool:
+        """Links a library under a name; False where there is none, or it is linked, or may not be.
+
+        What is needed by its path is looked for there in the container too: a link elsewhere is of no help.
+        """
+        if library is None or name in self.links or not is_name(name):
+            return False
+        # Whatever its file is called.
+        if never_leaves_host(name) or never_leaves_host(library.soname):
             return False
         (self._folder / name).symlink_to(self.host.root.path(library.path).absolute())
         self.links[name] = replace(library, needed_by=by)
@@ -293,16 +293,13 @@ class Closure:
         is_more = False
         for name in traced.absent:
             told, by = self._who_needs(name)
-            # What needs a path looks there in the container too: a link elsewhere is of no help.
-            library = None if "/" in name else self.host.find(name, by)
-            is_more |= library is not None and self._link(name, library, told)
+            is_more |= self._link(name, self.host.find(name, by), told)
         for file, user in traced.lacking:
             name, by = traced.name_of(file), self._link_of(user)
             # Of two CUDA runtimes, torch's and another, both can be loaded.
             if by is None or self._link_of(file) or name.startswith("libcudart.so"):
                 continue
-            library = self.host.find(name, by)
-            is_more |= library is not None and self._link(name, library, by.path)
+            is_more |= self._link(name, self.host.find(name, by), by.path)
         return is_more
 
     def _link_sets(self) -> bool:

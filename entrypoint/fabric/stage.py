@@ -162,13 +162,13 @@ def make_plan(
     net = value_of(profile.net, context) or exported.name
     if plugin and net is None:
         notes += (f"{plugin.path} tells its name only to NCCL: without NCCL_NET nothing keeps it from TCP",)
+    own = image.trace(found.links).found if found.links else {}
     # The settings of libraries that stay the image's stay the image's too.
     goes_along = bool(found.joined) if wanted.sets else bool(found.links)
     return FabricPlan(
         finding,
         injected=tuple(
-            Injected(name, library.path, library.needed_by, wins=name in found.winners)
-            for name, library in found.links.items()
+            Injected(name, library.path, library.needed_by, wins=name in own) for name, library in found.links.items()
         ),
         plugin=plugin.soname if plugin else None,
         net=net,
