@@ -27,6 +27,7 @@ from muster.entrypoint.fabric.find import (
     HostRoot,
     Library,
     NetPlugin,
+    is_name,
     net_plugin,
     values,
 )
@@ -193,7 +194,7 @@ def _refuse_plugin(plugin: Library | None, profile: Fabric, wanted: Libraries, e
         wrong = f"the host has no network plugin of NCCL's for {profile.title}; looked in {searched}"
         fix = "load the site's module for aws-ofi-nccl, or name its folder in the site's profile: libraries.search"
         return [Refusal(names[0], wrong, " or ".join(names), "NCCL", fix)]
-    if never_leaves_host(plugin.soname):
+    if never_leaves_host(plugin.soname) or not is_name(plugin.soname):
         wrong = f"NCCL's network plugin calls itself {plugin.soname}, which never comes from the host"
         needs = "a soname of its own, such as libnccl-net.so"
     elif not set(exported.versions) & set(NCCL_PLUGINS):
