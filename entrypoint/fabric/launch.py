@@ -82,9 +82,7 @@ def inject(
 def for_need(need: Need, env: Mapping[str, str], site: "Site | None" = None, places: Places = PLACES) -> Additions:
     """The same for a launch of which only that is known."""
     try:
-        if is_host(places.host) or need.is_strict or bound_libraries(places.bound):
-            return _added(need, env, site, places)
-        return Additions()
+        return _added(need, env, site, places)
     except MusterError as error:
         if need.is_strict:
             raise
@@ -107,11 +105,13 @@ def bound_libraries(folder: Path) -> list[Path]:
 
 def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
     """What the host's root gives, or what `muster fabric binds` put there; without both the image's own libraries."""
+    has_host = is_host(places.host)
+    bound = [] if has_host else bound_libraries(places.bound)
+    if not (has_host or bound or need.is_strict):
+        return Additions()
     from muster.entrypoint.fabric import proof, stage
     from muster.entrypoint.sites import profiles
 
-    has_host = is_host(places.host)
-    bound = [] if has_host else bound_libraries(places.bound)
     finding = _look(need, places)
     if finding.fabric == TCP and need.wanted == AUTO and not bound:
         # NCCL is left to itself, as it may know a network that no profile does.
