@@ -453,9 +453,9 @@ def loader_cache(root: HostRoot) -> dict[str, list[str]]:
     return found
 
 
-# Each fabric's kinds of devices. The first fabric that is present is taken: nodes with Slingshot or EFA may have
-# InfiniBand for their storage.
-_KINDS = {"slingshot": ("slingshot",), "efa": ("efa",), "infiniband": ("infiniband", "roce")}
+# The fabric of each kind of device. The first that is present is taken: nodes with Slingshot or EFA may have InfiniBand
+# for their storage.
+_FABRICS = {"slingshot": "slingshot", "efa": "efa", "infiniband": "infiniband", "roce": "infiniband"}
 
 
 @dataclass(frozen=True)
@@ -481,7 +481,7 @@ class Finding:
     @property
     def nccl_devices(self) -> list[Device]:
         """The devices that NCCL sends by."""
-        return [device for device in self.devices if any(device.kind in kinds for kinds in _KINDS.values())]
+        return [device for device in self.devices if device.kind in _FABRICS]
 
 
 def find(root: Path, wanted: str = AUTO, fabrics: Mapping[str, Fabric] | None = None) -> Finding:
@@ -526,14 +526,14 @@ def _chosen(root: HostRoot, found: tuple[Device, ...], fabrics: Mapping[str, Fab
             raise MusterError("there is no such fabric", seen=f"--fabric {wanted}", fix=fix)
         return wanted, "it was asked for"
     down: list[str] = []
-    for name, kinds in _KINDS.items():
-        for device in (device for device in found if name in fabrics and device.kind in kinds):
+    for kind, name in _FABRICS.items():
+        for device in (device for device in found if name in fabrics and device.kind == kind):
             if device.state in ("", "ACTIVE"):
                 state = f" {device.state}" if device.state else ""
                 return name, f"{device.path} ({device.name}, {device.kind}{state})"
             down.append(f"{device.name} is {device.state}")
     # A profile that a site wrote itself: what its patterns match.
-    for name in (name for name in fabrics if name not in _KINDS):
+    for name in sorted(fabrics.keys() - _FABRICS.values()):
         for pattern in values(fabrics[name].devices.recognise):
             if paths := root.glob(pattern):
                 return name, paths[0]

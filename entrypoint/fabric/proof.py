@@ -309,9 +309,10 @@ class Closure:
             for member in members:
                 # Of a folder all that is in it, by the names under which the set's library opens it.
                 for path in self._providers(member) if "/" in member else [member]:
-                    library = self.host.find(path)
+                    name = os.path.basename(path)
+                    library = None if name in self.links else self.host.find(path)
                     if library and library.machine == own_machine():
-                        is_more |= self._link(os.path.basename(path), library, f"the set of {members[0]}")
+                        is_more |= self._link(name, library, f"the set of {members[0]}")
         return is_more
 
     def _providers(self, folder: str) -> list[str]:

@@ -163,7 +163,7 @@ def make_plan(
     net = value_of(profile.net, context) or exported.name
     if plugin and net is None:
         notes += (f"{plugin.path} tells its name only to NCCL: without NCCL_NET nothing keeps it from TCP",)
-    own = image.trace(found.links).found if found.links else {}
+    own: Mapping[str, Path] = image.trace(found.links).found if found.links else {}
     # The settings of libraries that stay the image's stay the image's too.
     goes_along = bool(found.joined) if wanted.sets else bool(found.links)
     return FabricPlan(
