@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -33,7 +33,7 @@ Nodes = Annotated[
     int | None, typer.Option("--nodes", min=1, help="Of the job. Default: those of this job, and 2 outside of one.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-Engine = Annotated[str, typer.Option("--format", help="For whom: apptainer, podman or docker.")]
+Engine = Annotated[Literal["apptainer", "podman", "docker"], typer.Option("--format", help="For whom.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -51,8 +51,8 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(fabric, name="fabric")
 
 
-def _find(root: Root = HOST_ROOT, fabric: FabricName = AUTO, site: SiteName = AUTO, as_json: AsJson = False) -> None:
-    finding = _found(root, fabric, _site(site))
+def _find(root: Root = HOST_ROOT, fabric: FabricName = AUTO, as_json: AsJson = False) -> None:
+    finding = _found(root, fabric)
     if as_json:
         _print_json(finding)
     else:
@@ -83,14 +83,12 @@ def _binds(
 ) -> None:
     from muster.entrypoint.fabric import stage
 
-    if engine not in stage.ENGINES:
-        raise MusterError("there is no such format", seen=f"--format {engine}", fix=f"one of {' '.join(stage.ENGINES)}")
     plan = _planned(root, fabric, site, nodes)
     _refuse(plan)
     settings = stage.settings(plan, os.environ, Need(_num_nodes(nodes), uses_nccl=True))
     options = stage.engine_options(plan, settings.variables, engine)
     notes = [*settings.notes, *plan.notes]
-    if not stage.bound_files(plan) and not plan.net:
+    if not (plan.injected or plan.files or plan.net):
         notes.insert(0, f"no fabric: {plan.finding.why}; where the compute nodes have one: --fabric NAME")
     for note in notes:
         print(f"muster: {one_line(note)}", file=sys.stderr)
@@ -130,7 +128,7 @@ def _check(
     sys.exit(code)
 
 
-def _found(root: Path, fabric: str, site: "Site | None") -> "Finding":
+def _found(root: Path, fabric: str) -> "Finding":
     """What the host has, whose root is mounted at `root`.
 
     Raises:
@@ -145,15 +143,14 @@ def _found(root: Path, fabric: str, site: "Site | None") -> "Finding":
             seen=f"no {root}/etc and no {root}/usr",
             fix="apptainer exec --bind /:/host:ro IMAGE muster fabric ..., docker run -v /:/host:ro IMAGE muster ...",
         )
-    return find(root, AUTO if fabric == OFF else fabric, site)
+    return find(root, AUTO if fabric == OFF else fabric)
 
 
 def _planned(root: Path, fabric: str, site: str, nodes: int | None) -> "FabricPlan":
     from muster.entrypoint.fabric.stage import plan_for
 
-    profile = _site(site)
-    finding = _found(root, fabric, profile)
-    plan = plan_for(finding, _num_nodes(nodes), os.environ, profile)
+    finding = _found(root, fabric)
+    plan = plan_for(finding, _num_nodes(nodes), os.environ, _site(site))
     # Where no device tells a fabric, NCCL is not held to TCP: it may know another network.
     return replace(plan, net=None) if finding.fabric == TCP and fabric in (AUTO, OFF) else plan
 

@@ -2,9 +2,9 @@
 
     HostRoot         files below the folder where the host's root is mounted, as in a chroot
     fabric_devices   the devices of fabrics that /dev and /sys show
-    read_elf         what a shared object says of itself
+    read_library     what a shared object says of itself
     HostLibraries    where the host's own loader would find a library
-    find             devices, interfaces, NCCL's plugin and the fabric, as a Finding
+    find             devices, interfaces and the fabric, as a Finding
 
 No program of the host is run, and none of its libraries is loaded.
 """
@@ -13,13 +13,13 @@ import fnmatch
 import os
 import platform
 import re
-import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, wraps
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from muster import processes
 from muster.entrypoint.fabric import AUTO, OFF, TCP
 from muster.entrypoint.sites import profiles
-from muster.entrypoint.sites.schema import Fabric, Fact, Libraries, Site
+from muster.entrypoint.sites.schema import Fabric, Fact
 from muster.errors import MusterError, one_line
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class HostRoot:
     def resolve(self, path: str) -> str | None:
         """The host's path after all links, as in a chroot: `..` and absolute links stay below the root.
 
-        None where it leads nowhere, in circles, or where this user may not look.
+        None where it leads nowhere, in circles, where this user may not look, or to a name that is no UTF-8.
         """
         found: list[str] = []
         parts = _parts(path)
@@ -89,32 +89,18 @@ class HostRoot:
                 found = []
             parts = _parts(target) + parts
         resolved = "/" + "/".join(found)
-        if not _is_utf8(resolved):
-            self.note(f"left out: a name that is no UTF-8, {resolved!a}")
-            return None
-        return resolved
+        return resolved if _is_utf8(resolved) else None
 
     def file(self, path: str) -> str | None:
         """The host's path after all links, of a regular file; None for anything else."""
         resolved = self.resolve(path)
         return resolved if resolved and os.path.isfile(self.path(resolved)) else None
 
-    def folder(self, path: str) -> str | None:
-        """The host's path after all links, of a folder; None for anything else."""
-        resolved = self.resolve(path)
-        return resolved if resolved and os.path.isdir(self.path(resolved)) else None
-
-    def exists(self, path: str) -> bool:
-        """Whether the host has something there, links followed."""
-        return self.resolve(path) is not None
-
     def names(self, folder: str) -> list[str]:
         """The names in a folder of the host, sorted; those that are no UTF-8 are left out, with a note."""
-        resolved = self.folder(folder)
-        if resolved is None:
-            return []
+        resolved = self.resolve(folder)
         try:
-            names = sorted(os.listdir(self.path(resolved)))
+            names = sorted(os.listdir(self.path(resolved))) if resolved else []
         except OSError:
             return []
         readable = [name for name in names if _is_utf8(name)]
@@ -132,7 +118,7 @@ class HostRoot:
                 # As in a shell, a pattern shows hidden names only where it begins with their dot.
                 visible = [name for name in names if part.startswith(".") or not name.startswith(".")]
                 paths += [str(PurePosixPath(folder) / name) for name in visible]
-            found = [path for path in paths if self.exists(path)]
+            found = [path for path in paths if self.resolve(path)]
         return [path for path in found if path != "/"]
 
     def read_text(self, path: str) -> str:
@@ -187,9 +173,9 @@ def fabric_devices(root: HostRoot) -> tuple[Device, ...]:
     names = {name for folder in _CXI_FOLDERS for name in root.names(folder) if re.fullmatch(r"cxi[0-9]+", name)}
     for name in sorted(names):
         paths = [f"{folder}/{name}" for folder in _CXI_FOLDERS]
-        found.append(Device(name, "slingshot", next((path for path in paths if root.exists(path)), paths[-1])))
+        found.append(Device(name, "slingshot", next((path for path in paths if root.resolve(path)), paths[-1])))
     for name, kind in (("gdrdrv", "gdrcopy"), ("xpmem", "xpmem")):
-        if root.exists(f"/dev/{name}"):
+        if root.resolve(f"/dev/{name}"):
             found.append(Device(name, kind, f"/dev/{name}"))
     return tuple(found)
 
@@ -221,42 +207,47 @@ def _verbs_device(root: HostRoot, name: str) -> Device:
 def _verbs_file(root: HostRoot, name: str) -> str | None:
     """/dev/infiniband/uverbs0 of mlx5_0."""
     for file in root.names(f"{_VERBS}_verbs"):
-        if root.read_text(f"{_VERBS}_verbs/{file}/ibdev") == name and root.exists(f"/dev/infiniband/{file}"):
+        if root.read_text(f"{_VERBS}_verbs/{file}/ibdev") == name and root.resolve(f"/dev/infiniband/{file}"):
             return f"/dev/infiniband/{file}"
     return None
 
 
 CACHE = "/etc/ld.so.cache"
 
+# What takes these in LD_LIBRARY_PATH and LD_PRELOAD for separators or for words of its own: the loader, and NCCL the
+# comma.
+UNUSABLE = re.compile(r"[\s:;,$]")
+
 # No library has as many; a damaged file can claim four billion.
 _MOST = 20_000
 _LONGEST_NAME = 200
 _PLUGIN = re.compile(r"ncclNetPlugin_v([0-9]{1,3})")
-_ASKED_FOR = re.compile(rb"\0ncclNetPlugin_v([0-9]{1,3})(?=\0)")
 # 	libnl-3.so.200 (libc6,x86-64, OS ABI: Linux 3.2.0) => /lib/x86_64-linux-gnu/libnl-3.so.200
 _CACHED = re.compile(r"\t(\S+) \(([^()]*)\) => (/.*)")
 _LDCONFIG_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Elf:
-    """What the loader reads of a shared object.
+class Library:
+    """A shared object on the host, and what the host's loader reads of it.
 
     Attributes:
+        path: as the host has it, after all links.
         soname: its own name; the file's where it tells none.
         machine: the architecture as ELF names it: EM_X86_64.
         needed: sonames, in order.
-        versions: the symbol versions that it defines.
-        search: folders of DT_RPATH, or of DT_RUNPATH, as written ($ORIGIN and all).
-        has_runpath: whether they are of DT_RUNPATH: for its own needs alone, and not for those of what it needs.
+        rpath: folders of DT_RPATH, also of what needs it: they are for all that it needs.
+        runpath: folders of DT_RUNPATH: for what it needs itself, in place of DT_RPATH.
+        needed_by: who asked for it first, where that is known: NCCL, the profile, or the path of another library.
     """
 
+    path: str
     soname: str
     machine: str
-    needed: tuple[str, ...]
-    versions: frozenset[str]
-    search: tuple[str, ...] = ()
-    has_runpath: bool = False
+    needed: tuple[str, ...] = ()
+    rpath: tuple[str, ...] = ()
+    runpath: tuple[str, ...] = ()
+    needed_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -273,8 +264,8 @@ class NetPlugin:
 
 
 def is_name(name: str) -> bool:
-    """Whether `name` can be a file's name in one folder, and be written in a list of paths."""
-    return bool(name) and "/" not in name and ":" not in name and name not in (".", "..") and name.isprintable()
+    """Whether `name` can be a file's name in one folder, and be written in a list of paths or libraries."""
+    return name not in ("", ".", "..") and "/" not in name and name.isprintable() and not UNUSABLE.search(name)
 
 
 def by_numbers(text: str) -> list[tuple[int, int, str]]:
@@ -283,25 +274,17 @@ def by_numbers(text: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
 
 
-def _of_file(how: "Callable[[ELFFile, Path], T]") -> "Callable[[Path], T | None]":
-    """The function `how` of an ELF file as one of its path: None for what is none, or is damaged."""
+def _of_elf(path: Path, how: "Callable[[ELFFile], T]") -> T | None:
+    """What `how` reads of an ELF file; None for what is none, or is damaged."""
+    # Here and not above: most fabrics need no library of the host.
+    from elftools.elf.elffile import ELFFile
 
-    @wraps(how)
-    def read(path: Path) -> T | None:
-        # Here and not above: most fabrics need no library of the host.
-        from elftools.elf.elffile import ELFFile
-
-        try:
-            # Opening a pipe would wait for somebody to write into it.
-            if not path.is_file():
-                return None
-            with path.open("rb") as file:
-                return how(ELFFile(file), path)
-        except Exception:
-            # pyelftools trusts what it reads: damaged bytes raise whatever they come to.
-            return None
-
-    return read
+    try:
+        with path.open("rb") as file:
+            return how(ELFFile(file))
+    except Exception:
+        # pyelftools trusts what it reads: damaged bytes raise whatever they come to.
+        return None
 
 
 def _sections(file: "ELFFile", kind: str) -> Iterator[Any]:
@@ -310,9 +293,20 @@ def _sections(file: "ELFFile", kind: str) -> Iterator[Any]:
             yield section
 
 
-@_of_file
-def read_elf(file: "ELFFile", path: Path) -> Elf | None:
-    """What a shared object or a program says; None for what is neither: a linker script, a damaged or static file."""
+def read_library(root: HostRoot, path: str) -> Library | None:
+    """The library at a path of the host; None for what is none: a linker script, a damaged or static file."""
+    resolved = root.file(path)
+    if resolved is None:
+        return None
+    # $ORIGIN: as it is opened, as the loader has it; and where it really is, as the host may open it by another name.
+    origins = list(dict.fromkeys(map(os.path.dirname, (path, resolved))))
+    found = _of_elf(root.path(resolved), lambda file: _library(file, resolved, origins))
+    if found is None:
+        root.note(f"left out: {resolved} can't be read as a shared object")
+    return found
+
+
+def _library(file: "ELFFile", path: str, origins: list[str]) -> Library | None:
     dynamic = next(_sections(file, "SHT_DYNAMIC"), None)
     if dynamic is None:
         return None
@@ -321,39 +315,39 @@ def read_elf(file: "ELFFile", path: Path) -> Elf | None:
         kind = tag.entry.d_tag
         if kind in tags:
             tags[kind].append(getattr(tag, kind.removeprefix("DT_").lower()))
-    versions: set[str] = set()
-    for section in _sections(file, "SHT_GNU_verdef"):
-        for _, names in islice(section.iter_versions(), _MOST):
-            # The first of the names is the version's own, the others are those of its parents. One version has the
-            # soname's name, and libcudnn.so.9 is asked for by it.
-            versions |= {own.name for own in islice(names, 1)}
     soname = tags["DT_SONAME"][0] if tags["DT_SONAME"] else ""
     machine = str(file.header["e_machine"])
-    return Elf(
+    return Library(
+        path,
         # A name with a slash in it would be a path wherever it is used.
-        soname=soname if is_name(soname) else path.name,
+        soname=soname if is_name(soname) else os.path.basename(path),
         # x32 has the machine of x86-64, and other pointers.
         machine=machine if file.elfclass == 64 else f"{machine} of {file.elfclass} bits",
         needed=tuple(dict.fromkeys(tags["DT_NEEDED"])),
-        versions=frozenset(versions),
-        search=tuple(part for value in tags["DT_RUNPATH"] or tags["DT_RPATH"] for part in value.split(":") if part),
-        has_runpath=bool(tags["DT_RUNPATH"]),
+        rpath=() if tags["DT_RUNPATH"] else _expanded(tags["DT_RPATH"], origins),
+        runpath=_expanded(tags["DT_RUNPATH"], origins),
     )
 
 
-@_of_file
-def plugins_of_nccl(file: "ELFFile", path: Path) -> tuple[int, ...]:
-    """N of each ncclNetPlugin_vN that an NCCL asks its network plugin for, in order; none where it can't be told."""
-    texts = file.get_section_by_name(".rodata")
-    return tuple(sorted({int(match[1]) for match in _ASKED_FOR.finditer(texts.data() if texts else b"")}))
+def _expanded(values: list[str], origins: list[str]) -> tuple[str, ...]:
+    """The folders of DT_RPATH or DT_RUNPATH, for a library in one of `origins`.
+
+    Source: https://man7.org/linux/man-pages/man8/ld.so.8.html (Dynamic string tokens)
+    """
+    written = [folder.replace("${ORIGIN}", "$ORIGIN") for value in values for folder in value.split(":")]
+    folders = [folder.replace("$ORIGIN", origin) for folder in written for origin in origins]
+    return tuple(folder for folder in dict.fromkeys(folders) if folder.startswith("/"))
 
 
-@_of_file
-def net_plugin(file: "ELFFile", path: Path) -> NetPlugin:
+def net_plugin(path: Path) -> NetPlugin:
     """What a plugin of NCCL exports; without any version it is no plugin.
 
     Source: https://github.com/NVIDIA/nccl/tree/master/plugins/net
     """
+    return _of_elf(path, _net_plugin) or NetPlugin()
+
+
+def _net_plugin(file: "ELFFile") -> NetPlugin:
     addresses: dict[int, int] = {}
     for section in _sections(file, "SHT_DYNSYM"):
         for symbol in islice(section.iter_symbols(), _MOST):
@@ -393,23 +387,8 @@ def _bytes_at(file: "ELFFile", address: int, count: int) -> bytes:
 @cache
 def own_machine() -> str:
     """This image's architecture, as ELF names it."""
-    elf = read_elf(Path(sys.executable))
-    return elf.machine if elf else ""
-
-
-@dataclass(frozen=True)
-class Library:
-    """A shared object on the host.
-
-    Attributes:
-        path: as the host has it, after all links.
-        elf: what it says.
-        opened_in: the folder in which it was found, before links: the loader's $ORIGIN.
-    """
-
-    path: str
-    elf: Elf
-    opened_in: str = field(default="", compare=False)
+    own = read_library(HostRoot(Path("/")), sys.executable)
+    return own.machine if own else ""
 
 
 class HostLibraries:
@@ -425,101 +404,58 @@ class HostLibraries:
 
     def __init__(self, root: HostRoot, search: tuple[str, ...] = ()) -> None:
         self.root = root
-        found = [path for pattern in search for path in sorted(root.glob(pattern), key=by_numbers, reverse=True)]
-        self.search = [path for path in found if root.folder(path)]
-        self.cached: dict[str, list[str]] = {}
-        resolved = root.file(CACHE)
-        cached = loader_cache(root.path(resolved)) if resolved else f"there is no {CACHE} on the host"
-        if isinstance(cached, str):
-            root.note(f"{cached}: only its loader's own folders are looked at")
-        else:
-            self.cached = cached
+        self.search = [path for pattern in search for path in sorted(root.glob(pattern), key=by_numbers, reverse=True)]
+        self.cached = loader_cache(root)
         machine = platform.machine()
         triple = f"{'powerpc64le' if machine == 'ppc64le' else machine}-linux-gnu"
         self.folders = ["/lib64", "/usr/lib64", f"/lib/{triple}", f"/usr/lib/{triple}", "/lib", "/usr/lib"]
-        self._read: dict[str, Elf | None] = {}
 
-    def at(self, path: str) -> Library | None:
-        """The library at a path of the host, after all links; None where there is none."""
-        resolved = self.root.file(path)
-        if resolved is None:
-            return None
-        if resolved not in self._read:
-            self._read[resolved] = read_elf(self.root.path(resolved))
-        elf = self._read[resolved]
-        if elf is None:
-            self.root.note(f"left out: {resolved} can't be read as a shared object")
-            return None
-        return Library(resolved, elf, opened_in=os.path.dirname(path))
-
-    def find(self, name: str, by: Sequence[Library] = ()) -> Library | None:
+    def find(self, name: str, by: Library | None = None) -> Library | None:
         """The library of that name; one of another architecture where there is no other.
 
         Args:
             name: a soname, or a path.
-            by: the library that needs it, the one that needs that, and so on.
+            by: the library that needs it.
         """
         if "/" in name:
-            return self.at(name)
-        if not is_name(name):
-            return None
-        first = [f"{folder}/{name}" for folder in (*_search_of(by), *self.search)]
+            return read_library(self.root, name)
+        rpath = by.rpath if by else ()
+        told = by.runpath if by and by.runpath else rpath
+        first = [f"{folder}/{name}" for folder in (*told, *self.search)]
         last = [f"{folder}/{name}" for folder in self.folders]
         other = None
         for path in (*first, *self.cached.get(name, []), *last):
-            found = self.at(path)
-            if found is not None and found.elf.machine == own_machine():
-                return found
+            found = read_library(self.root, path)
+            if found is not None and found.machine == own_machine():
+                # Source: https://sourceware.org/git/?p=glibc.git;a=blob;f=elf/dl-load.c (_dl_map_object)
+                return replace(found, rpath=(*found.rpath, *rpath))
             other = other or found
         return other
 
 
-def loader_cache(path: Path) -> dict[str, list[str]] | str:
-    """The paths by soname in a cache of glibc's loader, as this image's ldconfig reads it; or why it can't be read.
+def loader_cache(root: HostRoot) -> dict[str, list[str]]:
+    """The paths by soname in the cache of the host's loader, as this image's ldconfig reads it.
 
     Copies for certain processors (glibc-hwcaps) are left out.
     """
-    program = shutil.which("ldconfig", path="/sbin:/usr/sbin:/bin:/usr/bin")
-    if program is None:
-        return f"no ldconfig here to read {CACHE}"
-    try:
-        command = [program, "-p", "-C", str(path)]
-        done = processes.run(command, env={}, errors="surrogateescape", timeout_s=_LDCONFIG_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as reason:
-        return f"{CACHE} can't be read ({reason})"
-    if done.returncode:
-        return f"{CACHE} can't be read (ldconfig ended with code {done.returncode})"
     found: dict[str, list[str]] = {}
-    for line in done.stdout.splitlines():
-        entry = _CACHED.fullmatch(line)
-        if entry and "hwcap" not in entry[2]:
-            found.setdefault(entry[1], []).append(entry[3])
-    return found or f"{CACHE} can't be read (ldconfig finds no library in it)"
+    resolved = root.file(CACHE)
+    if resolved:
+        command = ["ldconfig", "-p", "-C", str(root.path(resolved))]
+        env = {"PATH": "/sbin:/usr/sbin:/bin:/usr/bin"}
+        with suppress(OSError, subprocess.TimeoutExpired):
+            done = processes.run(command, env=env, errors="surrogateescape", timeout_s=_LDCONFIG_TIMEOUT_S)
+            for entry in map(_CACHED.fullmatch, done.stdout.splitlines()):
+                if entry and "hwcap" not in entry[2]:
+                    found.setdefault(entry[1], []).append(entry[3])
+    if not found:
+        root.note(f"ldconfig finds no library in the host's {CACHE}: only its loader's own folders are looked at")
+    return found
 
 
-def _search_of(by: Sequence[Library]) -> list[str]:
-    """The folders that the libraries of a chain of needs name for the last need.
-
-    DT_RPATH holds down the whole chain, unless the library that needs another has DT_RUNPATH.
-    Source: https://sourceware.org/git/?p=glibc.git;a=blob;f=elf/dl-load.c (_dl_map_object)
-    """
-    telling = by[:1] if by and by[0].elf.has_runpath else [library for library in by if not library.elf.has_runpath]
-    machine = platform.machine()
-    folders: list[str] = []
-    for library in telling:
-        # As it was opened, as the loader has it; and where it really is, as the host may open it by another name.
-        origins = [*([library.opened_in] if library.opened_in else []), os.path.dirname(library.path)]
-        for folder in library.elf.search:
-            folder = re.sub(r"\$\{(\w+)\}", r"$\1", folder).replace("$PLATFORM", machine)
-            for place in (folder.replace("$ORIGIN", origin) for origin in origins):
-                folders += [place.replace("$LIB", lib) for lib in ("lib64", f"lib/{machine}-linux-gnu")]
-    return [folder for folder in dict.fromkeys(folders) if folder.startswith("/")]
-
-
-# Each fabric's kinds of devices. The first fabric that is present is taken: nodes with Slingshot or EFA may have
-# InfiniBand for their storage.
-_KINDS = {"slingshot": ("slingshot",), "efa": ("efa",), "infiniband": ("infiniband", "roce")}
-_NETWORK = "/sys/class/net"
+# The fabric of each kind of device. The first that is present is taken: nodes with Slingshot or EFA may have InfiniBand
+# for their storage.
+_FABRICS = {"slingshot": "slingshot", "efa": "efa", "infiniband": "infiniband", "roce": "infiniband"}
 
 
 @dataclass(frozen=True)
@@ -532,7 +468,6 @@ class Finding:
         why: the device, option or profile that told.
         devices: all that were found.
         interfaces: names, without the loopback.
-        plugin: NCCL's network plugin; None where none is needed or there is none.
         notes: one line for each thing that was left out.
     """
 
@@ -541,24 +476,20 @@ class Finding:
     why: str
     devices: tuple[Device, ...] = ()
     interfaces: tuple[str, ...] = ()
-    plugin: Library | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def nccl_devices(self) -> list[Device]:
         """The devices that NCCL sends by."""
-        return [device for device in self.devices if any(device.kind in kinds for kinds in _KINDS.values())]
+        return [device for device in self.devices if device.kind in _FABRICS]
 
 
-def find(
-    root: Path, wanted: str = AUTO, site: Site | None = None, fabrics: Mapping[str, Fabric] | None = None
-) -> Finding:
+def find(root: Path, wanted: str = AUTO, fabrics: Mapping[str, Fabric] | None = None) -> Finding:
     """What the host whose root is mounted at `root` has.
 
     Args:
         root: "/" looks at what is here.
         wanted: a profile's name, or `auto`.
-        site: its libraries take the place of the profile's.
         fabrics: the profiles by name; None takes those of jobs/fabrics.
 
     Raises:
@@ -566,22 +497,19 @@ def find(
     """
     fabrics = profiles.fabrics() if fabrics is None else fabrics
     here = HostRoot(root)
-    if not here.folder("/sys/class"):
+    if not here.names("/sys/class"):
         here.note(
             f"nothing is mounted at {root}/sys: no device of the host can be found; bind its root with all below it"
         )
     devices = fabric_devices(here)
     name, why = _chosen(here, devices, fabrics, wanted)
-    words = profiles.libraries(site, fabrics[name]) if name in fabrics else Libraries()
-    libraries = HostLibraries(here, values(words.search))
-    plugin = next((library for each in values(words.plugins) if (library := libraries.find(each))), None)
     return Finding(
         root=root,
         fabric=name,
         why=why,
         devices=devices,
-        interfaces=tuple(name for name in here.names(_NETWORK) if name != "lo" and here.folder(f"{_NETWORK}/{name}")),
-        plugin=plugin,
+        # bonding_masters is a file.
+        interfaces=tuple(name for name in here.names("/sys/class/net") if name not in ("lo", "bonding_masters")),
         notes=tuple(here.notes),
     )
 
@@ -598,14 +526,14 @@ def _chosen(root: HostRoot, found: tuple[Device, ...], fabrics: Mapping[str, Fab
             raise MusterError("there is no such fabric", seen=f"--fabric {wanted}", fix=fix)
         return wanted, "it was asked for"
     down: list[str] = []
-    for name, kinds in _KINDS.items():
-        for device in (device for device in found if name in fabrics and device.kind in kinds):
+    for kind, name in _FABRICS.items():
+        for device in (device for device in found if name in fabrics and device.kind == kind):
             if device.state in ("", "ACTIVE"):
                 state = f" {device.state}" if device.state else ""
                 return name, f"{device.path} ({device.name}, {device.kind}{state})"
             down.append(f"{device.name} is {device.state}")
     # A profile that a site wrote itself: what its patterns match.
-    for name in (name for name in fabrics if name not in _KINDS):
+    for name in sorted(fabrics.keys() - _FABRICS.values()):
         for pattern in values(fabrics[name].devices.recognise):
             if paths := root.glob(pattern):
                 return name, paths[0]

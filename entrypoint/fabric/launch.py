@@ -8,9 +8,7 @@ Only NCCL uses a fabric, and only from node to node: elsewhere what does not wor
 """
 
 import os
-import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +25,7 @@ from muster.variables import LaunchVariable
 if TYPE_CHECKING:
     from muster.entrypoint.fabric.find import Finding
     from muster.entrypoint.fabric.stage import FabricPlan
-    from muster.entrypoint.sites.schema import Site
+    from muster.entrypoint.sites.schema import Fabric, Site
 
 FOUND = LaunchVariable.FABRIC_FOUND
 """Tells the program which fabric it got; a run's summary.json has it."""
@@ -84,11 +82,7 @@ def inject(
 def for_need(need: Need, env: Mapping[str, str], site: "Site | None" = None, places: Places = PLACES) -> Additions:
     """The same for a launch of which only that is known."""
     try:
-        if is_host(places.host):
-            return _with_host(need, env, site, places)
-        if need.is_strict or bound_libraries(places.bound):
-            return _without_host(need, env, site, places)
-        return Additions()
+        return _added(need, env, site, places)
     except MusterError as error:
         if need.is_strict:
             raise
@@ -109,90 +103,89 @@ def bound_libraries(folder: Path) -> list[Path]:
         return []
 
 
-def _with_host(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
-    """What the host's root gives."""
-    from muster.entrypoint.fabric import stage
+def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
+    """What the host's root gives, or what `muster fabric binds` put there; without both the image's own libraries."""
+    has_host = is_host(places.host)
+    bound = [] if has_host else bound_libraries(places.bound)
+    if not (has_host or bound or need.is_strict):
+        return Additions()
+    from muster.entrypoint.fabric import proof, stage
+    from muster.entrypoint.sites import profiles
 
-    finding = _look(need, site, places)
-    if finding.fabric == TCP and need.wanted == AUTO:
-        return _without_fabric(need, finding)
-    plan = stage.plan_for(finding, need.num_nodes, env, site)
+    finding = _look(need, places)
+    if finding.fabric == TCP and need.wanted == AUTO and not bound:
+        # NCCL is left to itself, as it may know a network that no profile does.
+        return Additions({}, (one_line(f"fabric: none: {finding.why}"),) if need.is_several else ())
+    profile = profiles.load_fabric(finding.fabric)
+    if has_host:
+        plan = stage.plan_for(finding, need.num_nodes, env, site)
+    else:
+        plan = stage.plan_without_host(finding, need.num_nodes, bound, site)
     if plan.refusals:
         first, others = plan.refusals[0], plan.refusals[1:]
         more = f" (and {len(others)} more: muster fabric plan)" if others else ""
         seen = "; ".join(each.seen for each in plan.refusals[:4])
         raise MusterError(first.wrong + more, seen=seen, fix=f"{first.fix}; or {ANYWAY}")
     if not plan.injected:
-        if finding.fabric != TCP:
-            _check_verbs(need, plan, env, places)
-        return _told(plan, stage.settings(plan, env, need), "the image's own libraries")
-    _check_devices(need, finding, places)
-    links = stage.links(plan)
-    folder = stage.folder_for(links, env)
+        return _told(plan, stage.settings(plan, env, need), _image_alone(need, plan, profile, env, places))
+    folder = places.bound
+    if has_host:
+        if need.is_several and need.is_proved:
+            _check_devices(finding, profile, places)
+        links = stage.links(plan)
+        folder = stage.folder_for(links, env)
+        if not need.is_dry:
+            stage.make(folder, links)
     settings = stage.settings(plan, env, need, folder)
-    if not need.is_dry:
-        stage.make(folder, links)
-    _prove(need, plan, settings, env, folder)
-    return _told(plan, settings, f"{_names(plan)} from the host")
-
-
-def _look(need: Need, site: "Site | None", places: Places) -> "Finding":
-    """What the host has; of what its mount does not show of /sys and /dev, this container's own tells."""
-    from muster.entrypoint.fabric.find import find
-
-    finding = find(places.host, need.wanted, site)
-    if finding.fabric == TCP and need.wanted == AUTO:
-        own = find(places.own, AUTO, site)
-        if own.fabric != TCP:
-            found = find(places.host, own.fabric, site)
-            finding = replace(found, why=own.why, devices=own.devices, interfaces=own.interfaces)
-    # The interfaces that the process will see need not be the host's.
-    with suppress(OSError):
-        finding = replace(finding, interfaces=tuple(sorted(os.listdir(places.own / "sys/class/net"))))
-    return finding
-
-
-def _without_host(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
-    """What `muster fabric binds` put there, or the image's own libraries. Its own /sys tells the fabric."""
-    from muster.entrypoint.fabric import stage
-    from muster.entrypoint.fabric.find import find
-    from muster.entrypoint.sites import profiles
-
-    finding = find(places.own, need.wanted, site)
-    plan = stage.plan_without_host(finding, need.num_nodes, bound_libraries(places.bound), site)
-    settings = stage.settings(plan, env, need, places.bound)
-    profile = profiles.load_fabric(finding.fabric)
-    if plan.injected:
-        _prove(need, plan, settings, env, places.bound)
-        return _told(plan, settings, f"{_names(plan)} from {places.bound}")
-    if finding.fabric == TCP and need.wanted == AUTO:
-        return _without_fabric(need, finding)
-    if not profile.is_rdma:
-        return _told(plan, settings, "as it was asked for")
-    if profile.net is not None:
-        _check_verbs(need, plan, env, places)
-    elif not {"NCCL_NET", "NCCL_NET_PLUGIN"} & set(env):
-        # NCCL itself knows verbs; any other network is a plugin's.
-        raise MusterError(
-            f"this is {profile.title}, and NCCL needs the host's libraries for it: it would silently use TCP",
-            seen=f"{finding.why}; nothing at {places.host} or {places.bound}",
-            fix=f"{MOUNT}; or {ANYWAY}",
-        )
-    return _told(plan, settings, "the image's own libraries")
-
-
-def _prove(need: Need, plan: "FabricPlan", settings: Additions, env: Mapping[str, str], folder: Path) -> None:
-    """Returns if the libraries can be opened, the plugin first: what it lacks is what the user has to know."""
+    # The plugin first: what it lacks is what the user has to know.
+    names = sorted((each.soname for each in plan.injected), key=lambda name: name != plan.plugin)
     if need.is_proved and not need.is_dry:
-        from muster.entrypoint.fabric.proof import Image, prove
+        proof.prove(folder, names, proof.Image.here({**env, **settings.variables}))
+    shown = ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
+    return _told(plan, settings, f"{shown} from {'the host' if has_host else places.bound}")
 
-        names = sorted((each.soname for each in plan.injected), key=lambda name: name != plan.plugin)
-        prove(folder, names, Image.here({**env, **settings.variables}))
+
+def _look(need: Need, places: Places) -> "Finding":
+    """What the host has. Its interfaces are this container's, and so are devices that its mount does not show."""
+    from muster.entrypoint.fabric.find import find
+
+    own = find(places.own, need.wanted)
+    if not is_host(places.host):
+        return own
+    finding = find(places.host, need.wanted)
+    if finding.fabric == TCP and need.wanted == AUTO:
+        return replace(own, root=places.host, notes=finding.notes)
+    return replace(finding, interfaces=own.interfaces)
 
 
-def _without_fabric(need: Need, finding: "Finding") -> Additions:
-    """Where there is no fabric that a profile knows: NCCL is left to itself, as it may know another."""
-    return Additions({}, (one_line(f"fabric: none: {finding.why}"),) if need.is_several else ())
+def _image_alone(need: Need, plan: "FabricPlan", profile: "Fabric", env: Mapping[str, str], places: Places) -> str:
+    """What a launch says that takes no library of the host's.
+
+    Raises:
+        MusterError: NCCL would fall back to TCP with the image's own libraries.
+    """
+    from muster.entrypoint.fabric import proof
+
+    if not profile.is_rdma:
+        return "as it was asked for"
+    if profile.net is None:
+        if not {"NCCL_NET", "NCCL_NET_PLUGIN"} & set(env):
+            raise MusterError(
+                f"this is {profile.title}, and NCCL needs the host's libraries for it: it would silently use TCP",
+                seen=f"{plan.finding.why}; nothing at {places.host} or {places.bound}",
+                fix=f"{MOUNT}; or {ANYWAY}",
+            )
+    # NCCL itself knows verbs.
+    elif need.is_several and need.is_proved and env.get("NCCL_NET", plan.net) == plan.net:
+        _check_devices(plan.finding, profile, places)
+        problem = proof.problem(["libibverbs.so.1"], env)
+        if problem:
+            raise MusterError(
+                "there is InfiniBand or RoCE, but no library for it in this image",
+                seen=problem,
+                fix=f"{MOUNT}; or install libibverbs1 and ibverbs-providers; or {ANYWAY}",
+            )
+    return "the image's own libraries"
 
 
 def _told(plan: "FabricPlan", settings: Additions, what: str) -> Additions:
@@ -209,41 +202,18 @@ def _told(plan: "FabricPlan", settings: Additions, what: str) -> Additions:
     return Additions({**settings.variables, FOUND: plan.finding.fabric}, notes)
 
 
-def _names(plan: "FabricPlan") -> str:
-    """libnccl-net.so, libfabric.so.1 and 5 more."""
-    names = sorted((each.soname for each in plan.injected), key=lambda name: name != plan.plugin)
-    return ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
-
-
-def _check_devices(need: Need, finding: "Finding", places: Places) -> None:
+def _check_devices(finding: "Finding", profile: "Fabric", places: Places) -> None:
     """Returns if one of the fabric's device files is in this container, or the fabric has none."""
-    if not (need.is_several and need.is_proved):
-        return
-    paths = [each.path for each in finding.nccl_devices if each.path.startswith("/dev/")]
-    if paths and not any(os.path.exists(places.own / path[1:]) for path in paths):
+    from muster.entrypoint.fabric.find import HostRoot, values
+
+    own = HostRoot(places.own)
+    patterns = [pattern for pattern in values(profile.devices.recognise) if pattern.startswith("/dev/")]
+    if patterns and not any(map(own.glob, patterns)):
+        # A folder is passed as a whole; files by name, as docker knows no patterns.
+        files = [device.name for device in finding.nccl_devices if device.kind == "slingshot"]
+        words = " ".join(f"--device /dev/{name}" for name in files)
         raise MusterError(
             "the fabric's device files are not in this container",
-            seen=f"{', '.join(paths)} on the host",
-            fix=f"docker run {' '.join(f'--device {shlex.quote(path)}' for path in paths)}; or {ANYWAY}",
-        )
-
-
-def _check_verbs(need: Need, plan: "FabricPlan", env: Mapping[str, str], places: Places) -> None:
-    """Returns if the image's own verbs can reach the devices."""
-    if not (need.is_several and need.is_proved) or env.get("NCCL_NET", plan.net) != plan.net:
-        return
-    if not list((places.own / "dev/infiniband").glob("uverbs*")):
-        raise MusterError(
-            "there is InfiniBand or RoCE, but its device files are not in this container",
-            seen=f"{plan.finding.why}; no {places.own / 'dev/infiniband'}/uverbs*",
-            fix=f"docker run --device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK; or {ANYWAY}",
-        )
-    from muster.entrypoint.fabric import proof
-
-    problem = proof.problem(["libibverbs.so.1"], env)
-    if problem:
-        raise MusterError(
-            "there is InfiniBand or RoCE, but no library for it in this image",
-            seen=problem,
-            fix=f"{MOUNT}; or install libibverbs1 and ibverbs-providers; or {ANYWAY}",
+            seen=f"{finding.why}; no {' '.join(patterns)} in this container",
+            fix=f"docker run {words or '--device /dev/infiniband'} --ulimit memlock=-1 --cap-add IPC_LOCK; or {ANYWAY}",
         )

@@ -16,14 +16,21 @@ import shlex
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muster import processes
-from muster.entrypoint.fabric.find import CACHE, HostLibraries, Library, by_numbers, loader_cache, own_machine, values
+from muster.entrypoint.fabric.find import (
+    UNUSABLE,
+    HostLibraries,
+    Library,
+    by_numbers,
+    is_name,
+    own_machine,
+    values,
+)
 from muster.entrypoint.launch import home as homes
 from muster.entrypoint.sites.schema import Libraries
 from muster.errors import MusterError
@@ -32,32 +39,19 @@ TIMEOUT_S = 60.0
 FIX = "muster fabric check tells more; to start without the host's libraries, over TCP: --fabric tcp"
 FIX_FOLDER = "TMPDIR=FOLDER, one that this user may write to; or --fabric off"
 
-# What takes these in LD_LIBRARY_PATH and LD_PRELOAD for separators or for words of its own: the loader, and NCCL the
-# comma.
-UNUSABLE = re.compile(r"[\s:;,$]")
-
 _OF_LIBC = r"libc|libm|libmvec|libpthread|libdl|librt|libutil|libresolv|libanl|libnsl|libthread_db|libBrokenLocale"
 # One C library and one C++ runtime in a process; and NCCL is the wheel's, which torch was built with. libnsl.so.2 and
 # later are a project of their own.
 _IMAGES = re.compile(
     rf"(?!libnsl\.so\.[2-9])(({_OF_LIBC}|libstdc\+\+|libgcc_s|libnccl)\.so(\.[0-9.]+)?|libnss_.*|ld-linux.*|ld64?\.so.*)"
 )
+# These come with the driver, which the container's engine puts in place (--nv, --gpus).
 _DRIVERS = re.compile(r"(libcuda|libnvidia-[^/]+|libnvcuvid|libcudadebugger)\.so(\.[0-9.]+)?")
-
-
-def is_images(soname: str) -> bool:
-    """Whether a library comes from the image alone: the C library's family, compilers' runtimes, NCCL."""
-    return bool(_IMAGES.fullmatch(soname))
-
-
-def is_drivers(soname: str) -> bool:
-    """Whether a library comes with NVIDIA's driver, which the container's engine puts in place (--nv, --gpus)."""
-    return bool(_DRIVERS.fullmatch(soname))
 
 
 def never_leaves_host(soname: str) -> bool:
     """Whether a library has to be the image's or the driver's, whatever the host has."""
-    return is_images(soname) or is_drivers(soname)
+    return bool(_IMAGES.fullmatch(soname) or _DRIVERS.fullmatch(soname))
 
 
 # 	libfabric.so.1 => /lib/x86_64-linux-gnu/libfabric.so.1 (0x00007f2b950fa000)
@@ -72,18 +66,6 @@ _LACKING = re.compile(
     rf"^(?:{re.escape(sys.executable)}: )?(/.*): version `(.*)' not found \(required by (/.*)\)$", re.MULTILINE
 )
 
-# Paths that go into one variable, of which the kernel takes 128 KiB.
-_BATCH = 500
-
-
-@dataclass(frozen=True)
-class Lacking:
-    """A symbol version that a library lacks, and the library that asks it for it; both as the loader found them."""
-
-    library: Path
-    version: str
-    required_by: Path
-
 
 @dataclass(frozen=True)
 class Trace:
@@ -92,19 +74,19 @@ class Trace:
     Attributes:
         found: by name, the file that a library is.
         absent: the names that it finds nowhere, or in no file that it can load.
-        lacking: the symbol versions that are missing.
+        lacking: the symbol versions that a file lacks, and that another one needs of it: by both files' paths.
     """
 
     found: Mapping[str, Path]
     absent: tuple[str, ...]
-    lacking: tuple[Lacking, ...]
+    lacking: Mapping[tuple[Path, Path], set[str]]
 
     def name_of(self, file: Path) -> str:
         """The soname by which the loader came to a file."""
         return next((name for name, found in self.found.items() if found == file), file.name)
 
 
-def trace(names: Sequence[str], library_path: str, timeout_s: float = TIMEOUT_S) -> Trace:
+def trace(names: Sequence[str], library_path: str) -> Trace:
     """What the loader finds for libraries and all that they need; none of their code runs, nor does this Python.
 
     Raises:
@@ -112,7 +94,7 @@ def trace(names: Sequence[str], library_path: str, timeout_s: float = TIMEOUT_S)
     """
     loadable = [name for name in names if not UNUSABLE.search(name)]
     env = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_LIBRARY_PATH": library_path, "LD_PRELOAD": " ".join(loadable)}
-    done = run_python("", [], env, timeout_s)
+    done = run_python("", [], env, TIMEOUT_S)
     if isinstance(done, str) or done.returncode < 0:
         said = done if isinstance(done, str) else last_words(done)
         raise MusterError(
@@ -120,19 +102,15 @@ def trace(names: Sequence[str], library_path: str, timeout_s: float = TIMEOUT_S)
         )
     found = {name or Path(file).name: Path(file) for name, file in _FOUND.findall(done.stdout)}
     absent = [*_NOT_FOUND.findall(done.stdout), *_NOT_PRELOADED.findall(done.stderr)]
-    lacking = [Lacking(Path(file), version, Path(user)) for file, version, user in _LACKING.findall(done.stderr)]
-    return Trace(found, tuple(dict.fromkeys(absent)), tuple(dict.fromkeys(lacking)))
+    lacking: dict[tuple[Path, Path], set[str]] = {}
+    for file, version, user in _LACKING.findall(done.stderr):
+        lacking.setdefault((Path(file), Path(user)), set()).add(version)
+    return Trace(found, tuple(dict.fromkeys(absent)), lacking)
 
 
 @functools.cache
 def _found_for(library: Path, library_path: str) -> Mapping[str, Path]:
     return trace([str(library)], library_path).found
-
-
-def installed_torch() -> Path | None:
-    """The folder of the package torch, which is not loaded; None without one."""
-    spec = importlib.util.find_spec("torch")
-    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 @dataclass(frozen=True)
@@ -150,9 +128,9 @@ class Image:
 
     @classmethod
     def here(cls, env: Mapping[str, str]) -> "Image":
-        """This image, with a trainer's variables."""
-        package = installed_torch()
-        library = package / "lib/libtorch_cuda.so" if package else None
+        """This image, with a trainer's variables. Torch itself is not loaded."""
+        spec = importlib.util.find_spec("torch")
+        library = Path(spec.origin).parent / "lib/libtorch_cuda.so" if spec and spec.origin else None
         return cls(env, library if library and library.is_file() else None)
 
     @property
@@ -182,23 +160,6 @@ class Image:
             return []
         found = _found_for(self.torch, self.library_path)
         return [str(found[name]) for name in names if name in found]
-
-    def users(self) -> list[Path]:
-        """The libraries that programs of the image find by name, Python's own modules, and torch's."""
-        cached = loader_cache(Path(CACHE))
-        found = [Path(path) for paths in cached.values() for path in paths] if isinstance(cached, dict) else []
-        found += [self.torch] if self.torch else []
-        folders = [Path(folder) for folder in self.library_path.split(os.pathsep) if folder]
-        folders.append(Path(str(sysconfig.get_config_var("DESTSHARED"))))
-        return [*found, *(path for folder in folders for path in sorted(folder.glob("*.so*")) if path.is_file())]
-
-    def lacking(self, users: Sequence[str], path: str | None = None) -> list[Lacking]:
-        """The symbol versions that libraries of the image miss; none where one of them ends the loader."""
-        batches = [users[start : start + _BATCH] for start in range(0, len(users), _BATCH)]
-        try:
-            return [each for batch in batches for each in self.trace(batch, path).lacking]
-        except MusterError:
-            return []
 
 
 def on_path(folder: Path, path: str, winners: Iterable[str]) -> str:
@@ -252,36 +213,6 @@ class Refusal:
         return f"{self.library}: {self.needs}, needed by {self.needed_by}"
 
 
-@dataclass(frozen=True)
-class LibrarySet:
-    """Libraries that come all from one side: sonames, and the folders of what they open by themselves."""
-
-    sonames: tuple[str, ...]
-    folders: tuple[str, ...]
-
-    @classmethod
-    def of(cls, members: Iterable[str]) -> "LibrarySet":
-        """The set of a profile's words, of which those with a slash are folders."""
-        members = list(members)
-        sonames = tuple(name for name in members if "/" not in name and not never_leaves_host(name))
-        return cls(sonames, tuple(path.rstrip("/") for path in members if "/" in path))
-
-
-@dataclass(frozen=True)
-class Link:
-    """A library that comes from the host.
-
-    Attributes:
-        library: the host's.
-        needed_by: who asked for it first: NCCL, the profile, or the path of another library.
-        chain: the library itself, the one that needs it, and so on.
-    """
-
-    library: Library
-    needed_by: str
-    chain: tuple[Library, ...]
-
-
 class Closure:
     """What comes from the host: links, asks the loader, and links what it misses, until it misses nothing there is.
 
@@ -295,8 +226,6 @@ class Closure:
 
     Attributes:
         links: by the name under which the loader has to find it, in the order in which it was needed.
-        winners: the names of those that the image has too.
-        joined: the sets that come from the host.
         refusals: every reason why the links can't be loaded.
 
     Raises:
@@ -306,249 +235,146 @@ class Closure:
     def __init__(self, host: HostLibraries, image: Image, plugin: Library | None, wanted: Libraries) -> None:
         self.host = host
         self.image = image
-        self.roots, host_wins = values(wanted.roots), values(wanted.host_wins)
-        self.sets = [LibrarySet.of(members) for members in values(wanted.sets)]
-        self.links: dict[str, Link] = {}
-        self.winners: frozenset[str] = frozenset()
-        self.joined: list[LibrarySet] = []
+        self.roots, self.host_wins, self.sets = values(wanted.roots), values(wanted.host_wins), values(wanted.sets)
+        self.links: dict[str, Library] = {}
         self.refusals: tuple[Refusal, ...] = ()
-        # What has to be the host's, and is not there.
-        self._missing: list[str] = []
-        # Names of links that only a set asks for.
-        self._optional: set[str] = set()
-        # The image's own files of the sets that come from the host, by their real paths: soname and set.
-        self._members: dict[str, tuple[str, LibrarySet]] = {}
-        if plugin or self.roots or host_wins:
+        if plugin or self.roots or self.host_wins:
             with tempfile.TemporaryDirectory(prefix="muster-fabric-", dir=temporary_folder(image.env)) as folder:
                 self._folder = Path(folder)
-                self._search(plugin, host_wins)
+                self._search(plugin)
 
-    def _search(self, plugin: Library | None, host_wins: tuple[str, ...]) -> None:
+    @property
+    def joined(self) -> list[tuple[str, ...]]:
+        """The sets of which a part comes from the host, and so all of it."""
+        return [members for members in self.sets if any(name in self.links for name in members)]
+
+    def _search(self, plugin: Library | None) -> None:
         if plugin:
-            self._link(plugin.elf.soname, plugin, "NCCL")
-        for named in (*host_wins, *(root for root in self.roots if "/" in root)):
-            library = self.host.find(named)
-            name = library.elf.soname if library and "/" in named else named
-            if library:
-                self._link(name, library, "the profile")
-            if name not in self.links and not never_leaves_host(name):
-                self._missing.append(named)
+            self._link(plugin.soname, plugin, "NCCL")
+        for name in self.host_wins:
+            self._link(name, self.host.find(name), "the profile")
+        roots = [root for root in self.roots if not never_leaves_host(root)]
         while True:
-            names = [*self.links, *(root for root in self.roots if "/" not in root and not never_leaves_host(root))]
-            traced = self.image.trace(dict.fromkeys(names), self._library_path())
-            if self._link_missing(traced) or self._join_sets():
-                continue
-            own = self.image.trace(self.links).found
-            self.winners = frozenset(name for name in self.links if name in own)
-            broken = self._broken_users([own[name] for name in self.winners]) if self.winners else []
-            if not self._leave_to_image(broken):
+            library_path = on_path(self._folder, self.image.library_path, self.links)
+            traced = self.image.trace(dict.fromkeys([*self.links, *roots]), library_path)
+            if not self._link_missing(traced) and not self._link_sets():
                 break
-        found = [*self._refuse_absent(traced), *self._refuse_versions(traced), *self._refuse_users(traced, broken)]
-        self.refusals = tuple(dict.fromkeys(found))
+        self.refusals = tuple([*self._refuse_absent(traced), *self._refuse_sets(), *self._refuse_versions(traced)])
 
-    def _link(self, name: str, library: Library, by: str, chain: tuple[Library, ...] = ()) -> bool:
-        """Links a library under a name; False where it never comes from the host, whatever its file is called."""
-        if name in self.links or never_leaves_host(name) or never_leaves_host(library.elf.soname):
+    def _link(self, name: str, library: Library | None, by: str) -> bool:
+        """Links a library under a name; False where there is none, or it is linked, or may not be.
+
+        What is needed by its path is looked for there in the container too: a link elsewhere is of no help.
+        """
+        if library is None or name in self.links or not is_name(name):
+            return False
+        # Whatever its file is called.
+        if never_leaves_host(name) or never_leaves_host(library.soname):
             return False
         (self._folder / name).symlink_to(self.host.root.path(library.path).absolute())
-        self.links[name] = Link(library, by, (library, *chain))
+        self.links[name] = replace(library, needed_by=by)
         return True
 
-    def _library_path(self) -> str:
-        """The library path of a launch with these links."""
-        return on_path(self._folder, self.image.library_path, self.links)
+    def _link_of(self, file: Path) -> Library | None:
+        """The host's library that is linked at a path; None for a file of the image."""
+        return self.links.get(file.name) if file.parent == self._folder else None
 
-    def _link_of(self, file: Path) -> str | None:
-        """The name of a link, by its path; None for a file of the image."""
-        return file.name if file.parent == self._folder else None
-
-    def _who_needs(self, name: str) -> tuple[str, tuple[Library, ...]]:
-        """Who asks for a name: to be told, and as a chain of needs."""
+    def _who_needs(self, name: str) -> tuple[str, Library | None]:
+        """Who asks for a name: to be told, and the library of the host's that it is, if it is one."""
         if name in self.roots:
-            return "the profile", ()
-        for link in self.links.values():
-            if name in link.library.elf.needed:
-                return link.library.path, link.chain
-        return "a library of the image", ()
-
-    def _unmet(self, traced: Trace) -> dict[tuple[str, Path], set[str]]:
-        """The symbol versions that links need and do not find, by the link's name and the file that lacks them."""
-        found: dict[tuple[str, Path], set[str]] = {}
-        for each in traced.lacking:
-            user = self._link_of(each.required_by)
-            if user:
-                found.setdefault((user, each.library), set()).add(each.version)
-        return found
+            return "the profile", None
+        for library in self.links.values():
+            if name in library.needed:
+                return library.path, library
+        return "a library of the image", None
 
     def _link_missing(self, traced: Trace) -> bool:
         """Links what the host has of what the loader misses: libraries, and newer copies; whether anything was."""
         is_more = False
         for name in traced.absent:
-            by, chain = self._who_needs(name)
-            # What needs a path looks there in the container too: a link elsewhere is of no help.
-            library = None if "/" in name else self.host.find(name, chain)
-            is_more |= library is not None and self._link(name, library, by, chain)
-        for (user, file), versions in self._unmet(traced).items():
-            name, link = traced.name_of(file), self.links[user]
+            told, by = self._who_needs(name)
+            is_more |= self._link(name, self.host.find(name, by), told)
+        for file, user in traced.lacking:
+            name, by = traced.name_of(file), self._link_of(user)
             # Of two CUDA runtimes, torch's and another, both can be loaded.
-            if self._link_of(file) or name.startswith("libcudart.so"):
+            if by is None or self._link_of(file) or name.startswith("libcudart.so"):
                 continue
-            library = self.host.find(name, link.chain)
-            if library and versions <= library.elf.versions:
-                is_more |= self._link(name, library, link.library.path, link.chain)
+            is_more |= self._link(name, self.host.find(name, by), by.path)
         return is_more
 
-    def _join_sets(self) -> bool:
-        """Links all of a set of which a part is linked; whether anything was."""
+    def _link_sets(self) -> bool:
+        """Links what the host has of the sets of which a part is linked; whether anything was."""
         is_more = False
-        for library_set in self.sets:
-            if library_set in self.joined or not any(name in self.links for name in library_set.sonames):
-                continue
-            self.joined.append(library_set)
-            own = self.image.trace(library_set.sonames).found
-            self._members |= {
-                os.path.realpath(own[name]): (name, library_set) for name in library_set.sonames if name in own
-            }
-            files = self._provider_files(library_set)
-            named = {name: library for name in library_set.sonames if (library := self.host.find(name))}
-            # A provider by its soname too, as NCCL opens libmlx5.so.1.
-            named = {library.elf.soname: library for library in files.values()} | named
-            for name, library in (named | files).items():
-                is_linked = self._link(name, library, f"the set of {library_set.sonames[0]}")
-                is_more |= is_linked
-                if is_linked and name in named and name != library_set.sonames[0]:
-                    self._optional.add(name)
+        for members in self.joined:
+            for member in members:
+                # Of a folder all that is in it, by the names under which the set's library opens it.
+                for path in self._providers(member) if "/" in member else [member]:
+                    name = os.path.basename(path)
+                    library = None if name in self.links else self.host.find(path)
+                    if library and library.machine == own_machine():
+                        is_more |= self._link(name, library, f"the set of {members[0]}")
         return is_more
 
-    def _provider_files(self, library_set: LibrarySet) -> dict[str, Library]:
-        """The libraries in a set's folders on the host, by the names under which its library opens them."""
-        found: dict[str, Library] = {}
-        for path in (path for folder in library_set.folders for path in self.host.root.glob(f"{folder}/*.so*")):
-            library = self.host.at(path)
-            if library is not None and library.elf.machine == own_machine():
-                found[path.rpartition("/")[2]] = library
-        return found
-
-    def _broken_users(self, replaced: list[Path]) -> list[Lacking]:
-        """What the image's own libraries miss with the links, and do not miss without them.
-
-        Args:
-            replaced: files of the image that links take the place of.
-        """
-        unused = {*self._members, *map(os.path.realpath, replaced)}
-        users = [str(path) for path in self.image.users() if os.path.realpath(path) not in unused]
-        found: list[Lacking] = []
-        for each in self.image.lacking(users, self._library_path()):
-            # A provider that asks for its library's private interface, where its set comes from the host.
-            is_unused = "_PRIVATE" in each.version and any(
-                each.library.name in library_set.sonames for library_set in self.joined
-            )
-            is_unused &= os.path.realpath(each.required_by) not in self._members
-            if self._link_of(each.library) and not self._link_of(each.required_by) and not is_unused:
-                found.append(each)
-        had = [(each.version, each.required_by) for each in self.image.lacking(users)] if found else []
-        return [each for each in found if (each.version, each.required_by) not in had]
-
-    def _leave_to_image(self, broken: list[Lacking]) -> bool:
-        """Takes back what only a set asks for and the image's own users can't do with; whether anything was."""
-        needed = {name for link in self.links.values() for name in link.library.elf.needed}
-        taken_back = {each.library.name for each in broken} & self._optional - needed
-        for name in taken_back:
-            (self._folder / name).unlink()
-            del self.links[name]
-        self._optional -= taken_back
-        return bool(taken_back)
+    def _providers(self, folder: str) -> list[str]:
+        return self.host.root.glob(f"{folder.rstrip('/')}/*.so*")
 
     def _refuse_absent(self, traced: Trace) -> Iterator[Refusal]:
-        """Names that nobody has, files that the loader can't take, and sets without the folders of their providers."""
-        for name in (*self._missing, *traced.absent):
+        """Names that nobody has, and files that the loader can't take."""
+        fix = "name the host's folder with {} in the profile's search, or --fabric off"
+        missing = [name for name in self.host_wins if name not in self.links and not never_leaves_host(name)]
+        for name in missing:
+            wrong = "it has to be the host's, and the host does not have it"
+            yield Refusal(name, wrong, name, "the profile", fix.format(name))
+        for name in traced.absent:
             link = self.links.get(name)
             if link:
-                machine = link.library.elf.machine
-                is_foreign = machine != own_machine()
+                is_foreign = link.machine != own_machine()
+                wrong = f"it is built for another architecture: {link.machine}"
                 yield Refusal(
-                    link.library.path,
-                    f"it is built for another architecture: {machine}" if is_foreign else "the loader can't read it",
+                    link.path,
+                    wrong if is_foreign else "the loader can't read it",
                     own_machine(),
                     link.needed_by,
                     "install the host's package anew, or name another folder in the profile's search",
                 )
-            elif not is_drivers(name):
-                wrong, by = "neither the host nor the image has it", self._who_needs(name)[0]
-                if name in self._missing:
-                    by = "the profile"
-                    if name in self.image.trace([name]).found:
-                        wrong = "it has to be the host's, and the host does not have it"
-                fix = f"name the host's folder with {name} in the profile's search, or --fabric off"
-                yield Refusal(name, wrong, name, by, fix)
-        for library_set in self.joined:
-            if library_set.folders and not self._provider_files(library_set):
-                folder = " ".join(library_set.folders)
-                yield self._mixed(library_set, f"providers in {folder}", folder)
+            elif name not in missing and not _DRIVERS.fullmatch(name):
+                wrong = "neither the host nor the image has it"
+                yield Refusal(name, wrong, name, self._who_needs(name)[0], fix.format(name))
+
+    def _refuse_sets(self) -> Iterator[Refusal]:
+        """Sets whose library would open the image's providers, which do not fit it."""
+        for members in self.joined:
+            folders = [member for member in members if "/" in member]
+            if folders and not any(map(self._providers, folders)):
+                wrong = "a set that has to come from one side would be mixed: the host has none of its providers"
+                fix = "install the host's package with them, or name their folder in the profile's sets"
+                yield Refusal(" ".join(folders), wrong, f"{folders[0]}/*.so", f"{members[0]} of the host", fix)
 
     def _refuse_versions(self, traced: Trace) -> Iterator[Refusal]:
-        """Links that need symbol versions which nobody has."""
-        for (user, file), versions in self._unmet(traced).items():
-            soname, link, path = traced.name_of(file), self._link_of(file), self.links[user].library.path
-            if is_drivers(soname):
-                continue
-            of = f"the host's {self.links[link].library.path}" if link else f"the image's {file}"
-            missing = sorted(versions, key=by_numbers)
-            if is_images(soname):
-                fix = f"an image whose {soname} has {missing[-1]}, or a build of the library for an older system"
-            else:
-                side = "host" if link else "image"
-                fix = f"a newer {soname} in the {side}, or a build of the library that asks for less"
-            wrong = f"it needs symbol versions of {soname} that {of} does not have"
-            yield Refusal(path, wrong, " ".join(missing), path, fix)
-
-    def _refuse_users(self, traced: Trace, broken: list[Lacking]) -> Iterator[Refusal]:
-        """Links that would take the place of the image's copies, and have less than the image's own libraries need."""
-        versions: dict[str, set[str]] = {}
-        users: dict[str, set[str]] = {}
-        for each in (*traced.lacking, *broken):
-            link = self._link_of(each.library)
-            if not link or self._link_of(each.required_by):
-                continue
-            name, library_set = self._members.get(os.path.realpath(each.required_by), ("", None))
-            if library_set:
-                yield self._mixed(library_set, name, str(each.required_by))
-            else:
-                versions.setdefault(link, set()).add(each.version)
-                users.setdefault(link, set()).add(str(each.required_by))
-        for link, missing in versions.items():
-            named = sorted(users[link])
-            more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-            yield Refusal(
-                self.links[link].library.path,
-                f"it would take the place of the image's {link}, and has less than the image's own libraries need",
-                " ".join(sorted(missing, key=by_numbers)),
-                " ".join(named[:3]) + more,
-                f"a newer {link} on the host, or a fabric whose libraries do with the image's: --fabric tcp",
-            )
-
-    def _mixed(self, library_set: LibrarySet, name: str, path: str) -> Refusal:
-        first = next((each for each in library_set.sonames if each in self.links), library_set.sonames[0])
-        return Refusal(
-            path,
-            "a set that has to come from one side would be mixed: the host does not have all of it",
-            name,
-            f"{first} of the host",
-            f"install the host's package with {name}, or name its folder in the profile's search and sets",
-        )
+        """Symbol versions that nobody has: links need them, or libraries of the image whose place others take."""
+        for (file, user), versions in traced.lacking.items():
+            soname, link, needing = traced.name_of(file), self._link_of(file), self._link_of(user)
+            missing = " ".join(sorted(versions, key=by_numbers))
+            if needing and not _DRIVERS.fullmatch(soname):
+                path = needing.path
+                of = f"the host's {link.path}" if link else f"the image's {file}"
+                wrong = f"it needs symbol versions of {soname} that {of} does not have"
+                if never_leaves_host(soname):
+                    fix = f"an image whose {soname} has {missing}, or a build of the library for an older system"
+                else:
+                    side = "on the host" if link else "in the image"
+                    fix = f"a newer {soname} {side}, or a build of the library that asks for less"
+                yield Refusal(path, wrong, missing, path, fix)
+            elif link and not needing:
+                wrong = f"it would take the place of the image's {soname}, and has less than the image's libraries need"
+                fix = f"a newer {soname} on the host, or a fabric whose libraries do with the image's: --fabric tcp"
+                yield Refusal(link.path, wrong, missing, str(user), fix)
 
 
 # As NCCL opens its plugins.
 _OPEN = """
 import ctypes, os, sys
-count = int(sys.argv[1]) + 2
-for path in sys.argv[2:count]:
-    try:
-        ctypes.CDLL(path)
-    except OSError:
-        # Who needs it says so.
-        pass
-for path in sys.argv[count:]:
+for path in sys.argv[1:]:
     try:
         ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as reason:
@@ -562,21 +388,18 @@ def prove(folder: Path, names: Sequence[str], image: Image, timeout_s: float = T
     Raises:
         MusterError: one can't, in the loader's own words; or it takes longer than `timeout_s`.
     """
-    if not names:
-        return
     paths = [str(folder / name) for name in names]
     # Torch itself is not loaded, as that takes seconds: only those of its libraries which are needed.
-    loaded = image.loaded_by_torch(trace(paths, image.library_path, timeout_s).absent)
-    wrong = problem(paths, image.env, timeout_s, loaded)
+    loaded = image.loaded_by_torch(trace(paths, image.library_path).absent)
+    preloaded = " ".join([*loaded, image.env.get("LD_PRELOAD", "")]).strip()
+    wrong = problem(paths, {**image.env, "LD_PRELOAD": preloaded}, timeout_s)
     if wrong:
         raise MusterError("the host's network libraries can't be loaded here", seen=wrong, fix=FIX)
 
 
-def problem(
-    libraries: Sequence[str], env: Mapping[str, str], timeout_s: float = TIMEOUT_S, loaded: Sequence[str] = ()
-) -> str | None:
-    """Why one of `libraries` can't be opened with the variables `env` after `loaded`; None where all can."""
-    done = run_python(_OPEN, [str(len(loaded)), *loaded, *libraries], env, timeout_s)
+def problem(libraries: Sequence[str], env: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> str | None:
+    """Why one of `libraries` can't be opened with the variables `env`; None where all can."""
+    done = run_python(_OPEN, libraries, env, timeout_s)
     if isinstance(done, str):
         return f"{done}: {shlex.quote(libraries[0])}"
     return last_words(done) if done.returncode else None

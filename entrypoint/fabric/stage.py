@@ -14,14 +14,10 @@ import hashlib
 import os
 import re
 import shlex
-import shutil
-import stat
-import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from msgspec import structs
 
 from muster.entrypoint.container import assignment
 from muster.entrypoint.fabric import FABRIC_ROOT, Need
@@ -29,14 +25,14 @@ from muster.entrypoint.fabric.find import (
     Finding,
     HostLibraries,
     HostRoot,
+    Library,
     NetPlugin,
+    is_name,
     net_plugin,
-    plugins_of_nccl,
     values,
 )
 from muster.entrypoint.fabric.proof import (
     FIX_FOLDER,
-    UNUSABLE,
     Closure,
     Image,
     Refusal,
@@ -44,16 +40,13 @@ from muster.entrypoint.fabric.proof import (
     on_path,
     temporary_folder,
 )
-from muster.entrypoint.launch.program import Additions, where_unset
+from muster.entrypoint.launch.program import Additions, Folder, where_unset
 from muster.entrypoint.sites import profiles
 from muster.entrypoint.sites.schema import Context, Fabric, Fact, Libraries, Site, value_of
 from muster.errors import MusterError
 
-NCCL = "libnccl.so.2"
 NCCL_PLUGINS = tuple(range(6, 13))
-"""N of each ncclNetPlugin_vN that NCCL 2.30 opens, as its library tells; for an image without NCCL."""
-
-ENGINES = ("apptainer", "podman", "docker")
+"""N of each ncclNetPlugin_vN that NCCL 2.30 opens, as its library tells."""
 
 # What RDMA needs of docker and podman: memory that may be locked, the host's shared memory and its network.
 # Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
@@ -132,7 +125,7 @@ def plan_without_host(
     libraries = {path.name: path for path in bound}
     named = (*values(profile.libraries.plugins), "libnccl-net.so")
     plugin = next((name for name in named if name in libraries), None)
-    exported = (net_plugin(libraries[plugin]) if plugin else None) or NetPlugin()
+    exported = net_plugin(libraries[plugin]) if plugin else NetPlugin()
     return FabricPlan(
         finding,
         injected=tuple(Injected(name, str(path), finding.fabric, wins=True) for name, path in libraries.items()),
@@ -160,75 +153,58 @@ def make_plan(
     wanted = profiles.libraries(site, profile, context)
     root = HostRoot(finding.root)
     host = HostLibraries(root, values(wanted.search))
-    plugin = finding.plugin if wanted.plugins else None
-    exported = (net_plugin(root.path(plugin.path)) if plugin else None) or NetPlugin()
-    # Where the host is the image, no copy of it wins over itself.
-    is_image = finding.root == Path("/")
-    found = Closure(host, image, plugin, structs.replace(wanted, host_wins=None, sets=None) if is_image else wanted)
-    refusals = (*_refuse_plugin(finding, profile, wanted, exported, image), *found.refusals)
+    plugin = next((library for name in values(wanted.plugins) if (library := host.find(name))), None)
+    exported = net_plugin(root.path(plugin.path)) if plugin else NetPlugin()
+    found = Closure(host, image, plugin, wanted)
+    refusals = (*_refuse_plugin(plugin, profile, wanted, exported), *found.refusals)
     notes = tuple(dict.fromkeys([*finding.notes, *root.notes]))
     if refusals:
         return FabricPlan(finding, refusals=refusals, notes=notes)
     net = value_of(profile.net, context) or exported.name
     if plugin and net is None:
         notes += (f"{plugin.path} tells its name only to NCCL: without NCCL_NET nothing keeps it from TCP",)
+    own: Mapping[str, Path] = image.trace(found.links).found if found.links else {}
+    # The settings of libraries that stay the image's stay the image's too.
+    goes_along = bool(found.joined) if wanted.sets else bool(found.links)
     return FabricPlan(
         finding,
         injected=tuple(
-            Injected(name, link.library.path, link.needed_by, wins=name in found.winners)
-            for name, link in found.links.items()
+            Injected(name, library.path, library.needed_by, wins=name in own) for name, library in found.links.items()
         ),
-        plugin=plugin.elf.soname if plugin else None,
+        plugin=plugin.soname if plugin else None,
         net=net,
         variables=profiles.variables(site, profile, context),
-        files=_files(root, profile, wanted, found, context),
+        files=(
+            *(_existing(root, wanted.files, context) if goes_along else ()),
+            *_existing(root, profile.devices.folders, context),
+        ),
         devices=_existing(root, profile.devices.needed, context),
         notes=notes,
     )
 
 
-def _refuse_plugin(
-    finding: Finding, profile: Fabric, wanted: Libraries, exported: NetPlugin, image: Image
-) -> list[Refusal]:
+def _refuse_plugin(plugin: Library | None, profile: Fabric, wanted: Libraries, exported: NetPlugin) -> list[Refusal]:
     """Why NCCL would fall back to TCP: no network plugin where the fabric needs one, or one that it would not open."""
-    plugin, names = finding.plugin, values(wanted.plugins)
-    if not names:
-        return []
+    names = values(wanted.plugins)
     if plugin is None:
         # NCCL itself knows InfiniBand.
-        if profile.net is not None:
+        if not names or profile.net is not None:
             return []
         searched = ", ".join(values(wanted.search)) or "the loader's folders"
         wrong = f"the host has no network plugin of NCCL's for {profile.title}; looked in {searched}"
         fix = "load the site's module for aws-ofi-nccl, or name its folder in the site's profile: libraries.search"
         return [Refusal(names[0], wrong, " or ".join(names), "NCCL", fix)]
-    nccl = image.loaded_by_torch([NCCL]) or [path for name, path in image.trace([NCCL]).found.items() if name == NCCL]
-    opened = (plugins_of_nccl(Path(nccl[0])) if nccl else ()) or NCCL_PLUGINS
-    if never_leaves_host(plugin.elf.soname):
-        wrong = f"NCCL's network plugin calls itself {plugin.elf.soname}, which never comes from the host"
+    if never_leaves_host(plugin.soname) or not is_name(plugin.soname):
+        wrong = f"NCCL's network plugin calls itself {plugin.soname}, which never comes from the host"
         needs = "a soname of its own, such as libnccl-net.so"
-    elif not set(exported.versions) & set(opened):
+    elif not set(exported.versions) & set(NCCL_PLUGINS):
         has = ", ".join(f"ncclNetPlugin_v{version}" for version in exported.versions) or "no ncclNetPlugin_vN at all"
         wrong = f"NCCL's network plugin is of no version that this image's NCCL opens: it has {has}"
-        needs = f"ncclNetPlugin_v{min(opened)} to v{max(opened)}"
+        needs = f"ncclNetPlugin_v{min(NCCL_PLUGINS)} to v{max(NCCL_PLUGINS)}"
     else:
         return []
     fix = "a plugin for this NCCL: ask the site for another build, or --fabric off"
     return [Refusal(plugin.path, wrong, needs, "NCCL", fix)]
-
-
-def _files(root: HostRoot, profile: Fabric, wanted: Libraries, found: Closure, context: Context) -> tuple[str, ...]:
-    # The settings of libraries that stay the image's stay the image's too.
-    goes_along = bool(found.joined) if wanted.sets else bool(found.links)
-    paths = [*(_existing(root, wanted.files, context) if goes_along else ())]
-    paths += _existing(root, profile.devices.folders, context)
-    for folder in (
-        path for library_set in found.joined for pattern in library_set.folders for path in root.glob(pattern)
-    ):
-        # A folder of libraries goes in by its libraries; one of settings, /etc/libibverbs.d, at its own place.
-        if not any(name.endswith(".so") or ".so." in name for name in root.names(folder)):
-            paths.append(folder)
-    return tuple(dict.fromkeys(paths))
 
 
 def _existing(root: HostRoot, fact: Fact[tuple[str, ...]] | None, context: Context) -> tuple[str, ...]:
@@ -277,85 +253,41 @@ def _fits(name: str, value: str, plan: FabricPlan, need: Need) -> bool:
 
 
 def links(plan: FabricPlan) -> dict[str, str]:
-    """The links to a plan's libraries below the root that its finding tells: their targets by name.
-
-    Raises:
-        MusterError: a library has a name that can't be linked.
-    """
+    """The links to a plan's libraries below the root that its finding tells: their targets by name."""
     # A link's target is read from the link's own folder, and not from this one.
     root = plan.finding.root.absolute()
-    found = {each.soname: f"{root}{each.path}" for each in plan.injected}
-    for name, target in found.items():
-        if name in ("", ".", "..") or "/" in name or UNUSABLE.search(name):
-            raise MusterError(
-                "a library of the host has a name that can't be linked",
-                seen=f"{name!r}, {target}",
-                fix="--fabric off, and tell whoever installed it",
-            )
-    return found
+    return {each.soname: f"{root}{each.path}" for each in plan.injected}
 
 
 def folder_for(links: Mapping[str, str], env: Mapping[str, str]) -> Path:
-    """The folder for `links`: one that holds just them and is ours, or a name that nobody has. Nothing is made yet.
+    """The folder for `links`, named by them, in one that is this user's alone. Nothing is made yet.
 
     Raises:
-        MusterError: there is no temporary folder, or others took all the names.
+        MusterError: there is no temporary folder.
     """
     content = "\0".join(f"{name}\0{target}" for name, target in sorted(links.items()))
     digest = hashlib.sha256(os.fsencode(content)).hexdigest()[:16]
-    first = temporary_folder(env) / f"muster-fabric-{os.getuid()}-{digest}"
-    for folder in (first, *(first.with_name(f"{first.name}-{count}") for count in range(1, 100))):
-        if not os.path.lexists(folder) or is_ours(folder, links):
-            return folder
-    raise MusterError(
-        "others took all the names for a folder of links to the host's libraries", seen=str(first), fix=FIX_FOLDER
-    )
-
-
-def is_ours(folder: Path, links: Mapping[str, str]) -> bool:
-    """Whether `folder` holds `links` and nothing else, and nobody but this user can change that."""
-    try:
-        found = folder.lstat()
-        if not (stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) == 0o700):
-            return False
-        return {entry.name: os.readlink(entry.path) for entry in os.scandir(folder)} == dict(links)
-    except OSError:
-        return False
+    return temporary_folder(env) / f"muster-fabric-{os.getuid()}" / digest
 
 
 def make(folder: Path, links: Mapping[str, str]) -> None:
-    """Makes the folder with its links, whole or not at all; all tasks of a node may do so at once.
+    """Makes the folder with its links, as far as they are not there; all tasks of a node may do so at once.
 
     Raises:
-        MusterError: it can't be made, or somebody else has its name by now.
+        MusterError: it can't be made, or the folder that it is in is not this user's alone.
     """
-    if not links or is_ours(folder, links):
-        return
-    fresh: Path | None = None
+    Folder(folder.parent, FIX_FOLDER, is_private=True).make()
     try:
-        fresh = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+        folder.mkdir(exist_ok=True)
         for name, target in links.items():
-            (fresh / name).symlink_to(target)
-        # Onto a folder with something in it, or another's, this fails.
-        fresh.rename(folder)
+            with suppress(FileExistsError):
+                (folder / name).symlink_to(target)
     except OSError as reason:
-        if fresh is not None:
-            shutil.rmtree(fresh, ignore_errors=True)
-        if is_ours(folder, links):
-            return
         raise MusterError(
             f"no folder can be made for links to the host's libraries: {reason.strerror}",
             seen=str(folder),
             fix=FIX_FOLDER,
         ) from None
-
-
-def bound_files(plan: FabricPlan) -> list[tuple[str, str]]:
-    """The host's files that a container without the host's root gets, each with its path in the container."""
-    files = [(each.path, str(FABRIC_ROOT / each.soname)) for each in plan.injected]
-    has_verbs = any(each.soname.startswith("libibverbs.so") for each in plan.injected)
-    # The list of providers goes with the library that reads it.
-    return files + [(path, path) for path in plan.files if has_verbs or path != "/etc/libibverbs.d"]
 
 
 def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) -> str:
@@ -366,7 +298,7 @@ def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) 
     Args:
         plan: whose files and devices the container gets.
         variables: `settings` of the launches to come.
-        engine: one of ENGINES.
+        engine: apptainer, docker or podman.
 
     Raises:
         MusterError: a file's name, or a value, can't be passed to this engine.
@@ -374,7 +306,8 @@ def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) 
     is_apptainer = engine == "apptainer"
     option, refused = ("--bind", r"[:,\\\n]") if is_apptainer else ("--volume", ":")
     words: list[str] = []
-    for host, container in bound_files(plan):
+    files = [(each.path, str(FABRIC_ROOT / each.soname)) for each in plan.injected]
+    for host, container in (*files, *((path, path) for path in plan.files)):
         if re.search(refused, host + container):
             raise _unusable(f"{option} can't name such a file", host)
         words += [option, shlex.quote(f"{host}:{container}:ro")]

@@ -8,6 +8,7 @@ import ctypes
 import glob
 import json
 import os
+import re
 import resource
 import sys
 from dataclasses import asdict, dataclass
@@ -43,34 +44,6 @@ class Row:
     values: tuple[str, ...] = ()
 
 
-class _Attributes(ctypes.Structure):
-    """fi_fabric_attr. Source: https://ofiwg.github.io/libfabric/main/man/fi_fabric.3.html"""
-
-    _fields_ = [("fabric", ctypes.c_void_p), ("name", ctypes.c_char_p), ("prov_name", ctypes.c_char_p)]
-
-
-class _Info(ctypes.Structure):
-    """fi_info. Source: https://ofiwg.github.io/libfabric/main/man/fi_getinfo.3.html"""
-
-
-_Info._fields_ = [
-    ("next", ctypes.POINTER(_Info)),
-    ("caps", ctypes.c_uint64),
-    ("mode", ctypes.c_uint64),
-    ("addr_format", ctypes.c_uint32),
-    ("src_addrlen", ctypes.c_size_t),
-    ("dest_addrlen", ctypes.c_size_t),
-    ("src_addr", ctypes.c_void_p),
-    ("dest_addr", ctypes.c_void_p),
-    ("handle", ctypes.c_void_p),
-    ("tx_attr", ctypes.c_void_p),
-    ("rx_attr", ctypes.c_void_p),
-    ("ep_attr", ctypes.c_void_p),
-    ("domain_attr", ctypes.c_void_p),
-    ("fabric_attr", ctypes.POINTER(_Attributes)),
-]
-
-
 def plugin() -> Row:
     """Whether NCCL's network plugin opens, and whether it is the network that NCCL_NET asks for."""
     name, wanted = os.environ.get("NCCL_NET_PLUGIN", ""), os.environ.get("NCCL_NET", "")
@@ -93,25 +66,31 @@ def plugin() -> Row:
 
 
 def providers() -> Row:
-    """What libfabric can send by."""
+    """What libfabric can send by.
+
+    Source: https://ofiwg.github.io/libfabric/main/man/fi_getinfo.3.html
+    """
     try:
         library = ctypes.CDLL("libfabric.so.1", mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        ask, text_of = library.fi_getinfo, library.fi_tostr
         version = library.fi_version() & 0xFFFFFFFF
-        first = ctypes.POINTER(_Info)()
-        library.fi_getinfo.argtypes = [ctypes.c_uint32, *[ctypes.c_void_p] * 2, ctypes.c_uint64, *[ctypes.c_void_p] * 2]
-        code = library.fi_getinfo(version, None, None, 0, None, ctypes.byref(first))
     except (OSError, AttributeError) as reason:
         return Row("libfabric", None, str(reason))
+    ask.argtypes = [ctypes.c_uint32, *[ctypes.c_void_p] * 2, ctypes.c_uint64, *[ctypes.c_void_p] * 2]
+    text_of.argtypes, text_of.restype = [ctypes.c_void_p, ctypes.c_int], ctypes.c_char_p
+    each = ctypes.c_void_p()
+    code = ask(version, None, None, 0, None, ctypes.byref(each))
     about = f"{file_of(library.fi_version)}, version {version >> 16}.{version & 0xFFFF}"
     if code:
         return Row("libfabric", None, f"{about}: no providers ({os.strerror(abs(code)) if abs(code) < 200 else code})")
     names: dict[str, None] = {}
-    each = first
-    while each:
-        attributes = each.contents.fabric_attr
-        if attributes and attributes.contents.prov_name:
-            names[attributes.contents.prov_name.decode(errors="replace")] = None
-        each = each.contents.next
+    while each.value:
+        # A line of FI_TYPE_INFO:         prov_name: cxi
+        found = re.search(r"^\s*prov_name: (.+)$", text_of(each, 0).decode(errors="replace"), re.MULTILINE)
+        if found:
+            names[found[1]] = None
+        # fi_info begins with a pointer to the next one.
+        each = ctypes.c_void_p.from_address(each.value)
     return Row("libfabric", True, f"{about}: {', '.join(names)}", tuple(names))
 
 

@@ -16,7 +16,7 @@ from tests.fabric.trees import Tree, fabric
 
 LIB = f"/usr/lib/{platform.machine()}-linux-gnu"
 PLUGIN = "libnccl-net.so"
-VERBS = ("libibverbs.so.1", "librdmacm.so.1", "/usr/lib/*/libibverbs", "/etc/libibverbs.d")
+VERBS = ("libibverbs.so.1", "librdmacm.so.1", "libmlx5.so.1", "/usr/lib/*/libibverbs")
 OPENER = """
 #include <dlfcn.h>
 #include <stdio.h>
@@ -107,11 +107,13 @@ def test_an_older_libfabric_wins_in_a_newer_image_and_opens(
 def test_verbs_come_as_a_set_with_their_providers_and_open(
     bookworm: Path, trixie: Path, opener: Path, tmp_path: Path
 ) -> None:
-    plan = planned(bookworm, trixie, fabric(net="IB", host_wins=("libibverbs.so.1",), sets=(VERBS,)))
+    plan = planned(
+        bookworm, trixie, fabric(net="IB", host_wins=("libibverbs.so.1",), sets=(VERBS,), files=("/etc/libibverbs.d",))
+    )
     assert plan.refusals == ()
     names = {one.soname for one in plan.injected}
     assert {"libibverbs.so.1", "librdmacm.so.1", "libmlx5-rdmav34.so", "libmlx5.so.1", "libefa-rdmav34.so"} <= names
-    # The image's libfabric needs EFA_1.3, which this host's libefa does not have: it keeps its own.
+    # The image's libfabric needs EFA_1.3, which this host's libefa does not have: the set does not name it.
     assert "libefa.so.1" not in names
     assert plan.files == ("/etc/libibverbs.d",)
     folder = staged(plan, tmp_path / "links")

@@ -26,7 +26,7 @@ def found(host: Tree, wanted: str = "auto", profiles: dict[str, Fabric] | None =
 def test_a_host_without_anything(host: Tree) -> None:
     finding = found(host)
     assert (finding.fabric, finding.why) == ("tcp", "no device of a fabric")
-    assert (finding.devices, finding.interfaces, finding.plugin) == ((), (), None)
+    assert (finding.devices, finding.interfaces) == ((), ())
 
 
 def test_a_root_without_what_is_mounted_below_it_is_noted(host: Tree) -> None:
@@ -131,24 +131,6 @@ def test_interfaces_without_the_loopback(host: Tree) -> None:
     assert found(host).interfaces == ("eth0", "hsn0")
 
 
-def test_the_plugin_that_the_profile_names(host: Tree) -> None:
-    profiles = {"mine": fabric(plugins=("libnccl-net-ofi.so", "libnccl-net.so"), search=("/opt/*/lib",))}
-    assert found(host, "mine", profiles).plugin is None
-    host.plugin("/opt/ofi/lib/libnccl-net.so")
-    finding = found(host, "mine", profiles)
-    assert finding.plugin is not None
-    assert finding.plugin.path == "/opt/ofi/lib/libnccl-net.so"
-
-
-def test_of_two_plugins_the_first_named_is_taken(host: Tree) -> None:
-    profiles = {"mine": fabric(plugins=("libnccl-net-ofi.so", "libnccl-net.so"), search=("/opt/a", "/opt/b"))}
-    host.plugin("/opt/a/libnccl-net.so")
-    host.plugin("/opt/b/libnccl-net-ofi.so")
-    finding = found(host, "mine", profiles)
-    assert finding.plugin is not None
-    assert finding.plugin.path == "/opt/b/libnccl-net-ofi.so"
-
-
 def test_a_fabric_that_there_is_not_names_those_that_there_are(host: Tree) -> None:
     with pytest.raises(MusterError) as refused:
         found(host, "infinband")
@@ -165,12 +147,3 @@ def test_a_port_that_does_not_tell_its_kind_is_of_no_kind(host: Tree) -> None:
     host.verbs("mlx5_0", "InfiniBand", "4: ACTIVE")
     host.at("/sys/class/infiniband/mlx5_0/ports/1/link_layer").unlink()
     assert (found(host).devices[0].kind, found(host).fabric) == ("unknown", "tcp")
-
-
-def test_a_plugin_in_the_hosts_cache_is_found_there(host: Tree) -> None:
-    profiles = {"mine": fabric(plugins=("libnccl-net.so",))}
-    host.plugin("/srv/lib/libnccl-net.so")
-    host.cache({"libnccl-net.so": "/srv/lib/libnccl-net.so"})
-    finding = found(host, "mine", profiles)
-    assert finding.plugin is not None
-    assert finding.plugin.path == "/srv/lib/libnccl-net.so"

@@ -1,6 +1,8 @@
 """A plugin that links CUDA's runtime: a trainer has it from a wheel's folder, where the loader does not look."""
 
+import importlib.util
 import os
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,8 @@ def host(tmp_path: Path) -> Path:
 
 def proved(folder: Path, host: Path, torch: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is loaded as the plugin is proved, in a launch on two nodes."""
-    monkeypatch.setattr(proof, "installed_torch", lambda: torch)
+    package = ModuleSpec("torch", None, origin=str(torch / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: package)
     (folder / "own/dev").mkdir(parents=True)
     (folder / "own/dev/cxi0").touch()
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(folder), "LOADED": str(folder / "loaded")}
@@ -66,5 +69,5 @@ def test_what_the_host_has_of_it_is_taken(tmp_path: Path, host: Path, monkeypatc
 
 def test_one_that_does_not_open_is_told_by_the_library_that_needs_it(tmp_path: Path) -> None:
     nodes.library(tmp_path / "libalone.so")
-    assert proof.problem([str(tmp_path / "libalone.so")], os.environ, loaded=["/nonexistent/libcudart.so.77"]) is None
-    proof.prove(tmp_path, ["libalone.so"], Image(os.environ, tmp_path / "none"))
+    env = {**os.environ, "LD_PRELOAD": "/nonexistent/libcudart.so.77"}
+    proof.prove(tmp_path, ["libalone.so"], Image(env, tmp_path / "none"))

@@ -14,7 +14,7 @@ PLUGIN = "libnccl-net.so"
     "words",
     [
         {"roots": ("libf.so.1",), "sets": (("libf.so.1", "libstdc++.so.6"),)},
-        {"roots": ("libf.so.1", f"{LIB}/libstdc++.so.6", f"{LIB}/libcuda.so.1")},
+        {"roots": ("libf.so.1", "libstdc++.so.6", "libcuda.so.1")},
         {"host_wins": ("libf.so.1", "libstdc++.so.6")},
     ],
 )
@@ -33,6 +33,12 @@ def test_a_plugin_that_calls_itself_what_never_comes_from_the_host(host: Tree, i
     found = refusal(host, image)
     assert f"calls itself {soname}" in found.wrong
     assert found.library == f"{LIB}/{PLUGIN}"
+
+
+def test_a_plugin_whose_file_has_a_name_that_no_list_can_hold(host: Tree, image: Tree) -> None:
+    host.plugin(f"{LIB}/libnccl net.so")
+    found = refusal(host, image, fabric(plugins=(f"{LIB}/libnccl net.so",)))
+    assert found.library == f"{LIB}/libnccl net.so"
 
 
 def test_a_library_that_is_a_c_library_under_another_name(host: Tree, image: Tree) -> None:

@@ -124,12 +124,3 @@ def test_the_images_own_library_path_stays_before_the_hosts(tmp_path: Path) -> N
 
 def test_one_node_is_not_held_to_the_network(tmp_path: Path) -> None:
     assert "NCCL_NET" not in settings(nodes.planned(tmp_path), 1)
-
-
-def test_the_list_of_providers_goes_with_the_hosts_verbs_alone(tmp_path: Path) -> None:
-    plan = nodes.planned(tmp_path, files=("/etc/libibverbs.d", "/run/cxi"))
-    assert [host for host, _ in stage.bound_files(plan)][3:] == ["/run/cxi"]
-    verbs = Injected("libibverbs.so.1", "/usr/lib64/libibverbs.so.1.14.48.0", "infiniband")
-    assert ("/etc/libibverbs.d", "/etc/libibverbs.d") in stage.bound_files(
-        replace(plan, injected=(verbs,), plugin=None)
-    )

@@ -1,7 +1,5 @@
 """The closure and the plan, on hosts and images of compiled libraries; what is allowed is really opened."""
 
-from pathlib import Path
-
 import pytest
 
 from muster.entrypoint.fabric.stage import FabricPlan
@@ -128,6 +126,21 @@ def test_the_hosts_copy_wins_where_the_profile_says_so_though_the_images_would_d
     assert says(plan, host, image, "libfab.so.1") == ""
 
 
+def test_of_two_plugins_the_first_named_is_taken(host: Tree, image: Tree) -> None:
+    profile = fabric(plugins=("libnccl-net-ofi.so", PLUGIN), search=("/opt/a", "/opt/*/lib"))
+    host.plugin(f"/opt/b/lib/{PLUGIN}")
+    assert names(planned(host, image, profile)) == {PLUGIN: f"/opt/b/lib/{PLUGIN}"}
+    host.plugin("/opt/c/lib/libnccl-net-ofi.so")
+    host.plugin(f"/opt/a/{PLUGIN}")
+    assert names(planned(host, image, profile)) == {"libnccl-net-ofi.so": "/opt/c/lib/libnccl-net-ofi.so"}
+
+
+def test_a_plugin_in_the_hosts_cache_is_found_there(host: Tree, image: Tree) -> None:
+    host.plugin(f"/srv/lib/{PLUGIN}")
+    host.cache({PLUGIN: f"/srv/lib/{PLUGIN}"})
+    assert names(planned(host, image, fabric(plugins=(PLUGIN,)))) == {PLUGIN: f"/srv/lib/{PLUGIN}"}
+
+
 def test_what_wins_can_make_others_win(host: Tree, image: Tree) -> None:
     """libfab is too old in the image; the host's needs a newer libnl than the image's; and that a newer libdeep."""
     host.plugin(f"{LIB}/{PLUGIN}", needs={"libfab.so.1": ["FAB_2"]})
@@ -147,26 +160,25 @@ def verbs(tree: Tree, private: int, newest: str) -> None:
     own = f"IBVERBS_PRIVATE_{private}"
     tree.library(f"{LIB}/libibverbs.so.1", "libibverbs.so.1", ["IBVERBS_1.0", newest, own])
     tree.library(f"{LIB}/librdmacm.so.1", "librdmacm.so.1", ["RDMACM_1.0"], {"libibverbs.so.1": [own]})
-    tree.library(
-        f"{LIB}/libibverbs/libmlx5-rdmav{private}.so", "libmlx5.so.1", ["MLX5_1.0"], {"libibverbs.so.1": [own]}
-    )
+    tree.library(f"{LIB}/libmlx5.so.1", "libmlx5.so.1", ["MLX5_1.0"], {"libibverbs.so.1": [own]})
+    tree.link(f"{LIB}/libibverbs/libmlx5-rdmav{private}.so", "../libmlx5.so.1")
     tree.file("/etc/libibverbs.d/mlx5.driver", "driver mlx5\n")
 
 
-SET = ("libibverbs.so.1", "librdmacm.so.1", "/usr/lib*/libibverbs", "/etc/libibverbs.d")
+SET = ("libibverbs.so.1", "librdmacm.so.1", "libmlx5.so.1", "/usr/lib*/libibverbs")
 
 
 def test_a_set_comes_as_a_whole_with_what_its_library_opens_by_itself(host: Tree, image: Tree) -> None:
     verbs(host, 50, "IBVERBS_1.14")
     verbs(image, 34, "IBVERBS_1.13")
     host.plugin(f"{LIB}/{PLUGIN}", needs={"libibverbs.so.1": ["IBVERBS_1.14"]})
-    plan = planned(host, image, fabric(plugins=(PLUGIN,), sets=(SET,)))
+    plan = planned(host, image, fabric(plugins=(PLUGIN,), sets=(SET,), files=("/etc/libibverbs.d",)))
     assert names(plan) == {
         PLUGIN: f"{LIB}/{PLUGIN}",
         "libibverbs.so.1": f"{LIB}/libibverbs.so.1",
         "librdmacm.so.1": f"{LIB}/librdmacm.so.1",
-        "libmlx5-rdmav50.so": f"{LIB}/libibverbs/libmlx5-rdmav50.so",
-        "libmlx5.so.1": f"{LIB}/libibverbs/libmlx5-rdmav50.so",
+        "libmlx5-rdmav50.so": f"{LIB}/libmlx5.so.1",
+        "libmlx5.so.1": f"{LIB}/libmlx5.so.1",
     }
     assert plan.files == ("/etc/libibverbs.d",)
     assert says(plan, host, image) == ""
@@ -179,7 +191,9 @@ def test_a_set_that_nobody_needs_of_the_host_stays_the_images(host: Tree, image:
     verbs(host, 50, "IBVERBS_1.14")
     verbs(image, 34, "IBVERBS_1.13")
     host.plugin(f"{LIB}/{PLUGIN}", needs={"libibverbs.so.1": ["IBVERBS_1.0"]})
-    plan = planned(host, image, fabric(plugins=(PLUGIN,), roots=("libibverbs.so.1",), sets=(SET,)))
+    plan = planned(
+        host, image, fabric(plugins=(PLUGIN,), roots=("libibverbs.so.1",), sets=(SET,), files=("/etc/libibverbs.d",))
+    )
     assert list(names(plan)) == [PLUGIN]
     assert plan.files == ()
     assert says(plan, host, image) == ""
@@ -270,11 +284,3 @@ def test_a_soname_that_is_a_path_is_no_name_of_a_link(host: Tree, image: Tree) -
     host.library(f"{LIB}/libevil.so.1", "../../../etc/evil.so")
     plan = planned(host, image, fabric(plugins=(PLUGIN,)))
     assert names(plan) == {PLUGIN: f"{LIB}/{PLUGIN}", "libevil.so.1": f"{LIB}/libevil.so.1"}
-
-
-def test_a_root_that_is_the_image_itself_gives_its_plugin_alone(host: Tree) -> None:
-    """As in an image that was made with a plugin in it: it is found, and no library wins over itself."""
-    host.plugin(f"/opt/net/{PLUGIN}", needs={"libfab.so.1": ["FAB_1.0"]})
-    host.library(f"{LIB}/libfab.so.1", "libfab.so.1", ["FAB_1.0"])
-    profile = fabric(plugins=(PLUGIN,), search=(str(host.at("/opt/net")),), host_wins=("libc.so.6",))
-    assert names(trees.planned(Path("/"), host.as_image(), profile)) == {PLUGIN: str(host.at(f"/opt/net/{PLUGIN}"))}

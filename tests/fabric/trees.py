@@ -47,7 +47,7 @@ def planned(
 ) -> FabricPlan:
     """What is taken of a host into an image, by a profile and what a site says of libraries."""
     site = Site(title="a site", scheduler="slurm", status="unverified", libraries=libraries) if libraries else None
-    finding = find.find(host, "test", site, {"test": profile})
+    finding = find.find(host, "test", {"test": profile})
     return stage.make_plan(finding, profile, image, Context(nodes, None, None), site)
 
 
@@ -62,11 +62,8 @@ class TreeImage(Image):
         inside = {name: file for name, file in words.found.items() if self.has(file)}
         # What Python itself needs is there in every image.
         outside = [name for name in words.found if name not in inside and name not in own]
-        return Trace(inside, (*words.absent, *outside), tuple(each for each in words.lacking if self.has(each.library)))
-
-    def users(self) -> list[Path]:
-        folders = [Path(folder) for folder in self.library_path.split(":")]
-        return [path for folder in folders for path in sorted(folder.glob("*.so*")) if path.is_file()]
+        lacking = {files: versions for files, versions in words.lacking.items() if self.has(files[0])}
+        return Trace(inside, (*words.absent, *outside), lacking)
 
     def has(self, file: Path) -> bool:
         # The links to what comes from the host lie in a temporary folder.
