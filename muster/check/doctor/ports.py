@@ -13,7 +13,8 @@ import secrets
 import socket
 import socketserver
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,8 +38,8 @@ EPHEMERAL, MEETING = "ephemeral", "rendezvous"
 
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
-CONNECT_S, ANSWER_S = 3.0, 10.0
-"""A connection is the kernel's work; an answer is a program's, on a machine that may be busy."""
+CONNECT_S, ANSWER_S = 6.0, 10.0
+"""A connection is the kernel's work, which asks again after 1 and 3 s; an answer is a program's, which may be busy."""
 
 TIMED_OUT, REFUSED = "timed out", "refused"
 SILENT, STRANGER = "connected, then silence", "another program answers there"
@@ -150,16 +151,29 @@ def _listen(own: Place, listeners: list["Listener"]) -> Listening:
     ports: dict[str, int] = {}
     if not own.address:
         return Listening(wrong="no interface leads to the other nodes")
-    try:
-        listeners.append(Listener(own.address, 0, secret))
-        ports[EPHEMERAL] = listeners[-1].port
-        # Who has ranks meet elsewhere need not have opened these.
-        if port.isdecimal() and FIRST_PORT <= int(port) < FIRST_PORT + NUM_PORTS:
-            listeners.append(listen_in_range(own.address, secret))
-            ports[MEETING] = listeners[-1].port
-    except OSError as error:
-        return Listening(secret, ports, f"can't listen at {own.address}: {error}")
+    wanted = {EPHEMERAL: [0]}  # any that the kernel gives
+    # Who has ranks meet elsewhere need not have opened these.
+    if port.isdecimal() and FIRST_PORT <= int(port) < FIRST_PORT + NUM_PORTS:
+        wanted[MEETING] = random.sample(range(FIRST_PORT, FIRST_PORT + NUM_PORTS), 20)
+    for kind, candidates in wanted.items():
+        try:
+            listeners.append(listen(own.address, candidates, secret))
+        except OSError as error:
+            return Listening(secret, ports, f"can't listen at {own.address}: {error}")
+        ports[kind] = listeners[-1].port
     return Listening(secret, ports)
+
+
+def listen(address: str, ports: Sequence[int], secret: str) -> "Listener":
+    """A listener on the first of `ports` that is free.
+
+    Raises:
+        OSError: none of them is, or may be used.
+    """
+    for port in ports[:-1]:
+        with contextlib.suppress(OSError):
+            return Listener(address, port, secret)
+    return Listener(address, ports[-1], secret)
 
 
 class Listener(socketserver.ThreadingTCPServer):
@@ -202,22 +216,10 @@ class Answer(socketserver.BaseRequestHandler):
                 self.request.sendall(sign(self.server.secret, _read(self.request, length)))
 
 
-def listen_in_range(address: str, secret: str) -> Listener:
-    """A listener on a port of those at which ranks meet.
-
-    Raises:
-        OSError: it can't listen on any of some that were tried.
-    """
-    for port in random.sample(range(FIRST_PORT, FIRST_PORT + NUM_PORTS), 20):
-        with contextlib.suppress(OSError):
-            return Listener(address, port, secret)
-    raise OSError(f"20 ports from {FIRST_PORT} up are taken, or may not be used")
-
-
 def probe(address: str, port: int, secret: str) -> tuple[str, float]:
     """(what is wrong, milliseconds of a short message) of a listener that should know `secret`."""
     try:
-        connection = _connect(address, port)
+        connection = socket.create_connection((address, port), timeout=CONNECT_S)
     except TimeoutError:
         return TIMED_OUT, 0.0
     except ConnectionRefusedError:
@@ -237,13 +239,6 @@ def probe(address: str, port: int, secret: str) -> tuple[str, float]:
         except OSError as error:
             return f"connected, then closed: {error}", ms
         return "", ms
-
-
-def _connect(address: str, port: int) -> socket.socket:
-    """A connection; a lost packet gets a second chance."""
-    with contextlib.suppress(TimeoutError):
-        return socket.create_connection((address, port), timeout=CONNECT_S)
-    return socket.create_connection((address, port), timeout=CONNECT_S)
 
 
 def _is_signed(connection: socket.socket, secret: str, words: bytes) -> bool:
@@ -275,25 +270,42 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
         EPHEMERAL: f"ports {next(iter(by_host.values()))[0].ephemeral}, on which gloo and NCCL listen",
         MEETING: f"ports {FIRST_PORT}-{FIRST_PORT + NUM_PORTS - 1}, at which ranks meet",
     }
-    found = _not_listening(by_host)
-    for stalled in (False, True):
-        bad = [probe for probe in probes if probe.wrong and (probe.wrong == STALLED) == stalled]
-        everywhere = [kind for kind in ranges if _is_everywhere(kind, probes, bad, len(nodes))]
-        if everywhere:
-            of_all = [probe for probe in bad if probe.kind in everywhere]
-            found.append(_finding(nodes, "", "no node reaches any other", of_all, ranges))
-            bad = [probe for probe in bad if probe not in of_all]
-        while (node := _outlier(probes, bad)) is not None:
-            of_node = [probe for probe in bad if node in probe.pair]
-            found.append(_finding(nodes, nodes[node].host, _wrong_with(nodes, node, of_node), of_node, ranges))
-            bad = [probe for probe in bad if probe not in of_node]
-        for pair in sorted({probe.pair for probe in bad}):
-            of_pair = [probe for probe in bad if probe.pair == pair]
-            ways = sorted({(probe.source, probe.target) for probe in of_pair})
-            source, target = ways[0]
-            host = f"{nodes[source].host} {'->' if len(ways) == 1 else '<->'} {nodes[target].host}"
-            found.append(_finding(nodes, host, _wrong_with(nodes, source, of_pair), of_pair, ranges))
+    fix = (
+        "--interface NAME, with an interface that all nodes have (`ip -brief address`), or unset "
+        "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+    )
+    found: list[Finding] = []
+    for host, (facts, *_) in by_host.items():
+        if facts.wrong:
+            wrong = f"{host} has no port at which the others could reach it"
+            seen = f"{facts.wrong}; interface {facts.place.interface or '(none)'}"
+            found.append(Finding("failed", "port", host, wrong, seen, fix))
+    for is_stalled in (False, True):
+        bad = [probe for probe in probes if probe.wrong and (probe.wrong == STALLED) == is_stalled]
+        for host, wrong, of_cause in _causes(nodes, probes, bad):
+            found.append(_finding(nodes, host, wrong, of_cause, ranges))
     return found
+
+
+def _causes(
+    nodes: Sequence[Place], probes: Sequence[Probe], bad: Sequence[Probe]
+) -> Iterator[tuple[str, str, list[Probe]]]:
+    """What failed probes have in common: (where, what is wrong, which probes), each in one of these."""
+    if len(nodes) > 2:
+        kinds = Counter(probe.kind for probe in probes)
+        everywhere = [kind for kind, number in Counter(probe.kind for probe in bad).items() if number == kinds[kind]]
+        if everywhere:
+            yield "", "no node reaches any other", [probe for probe in bad if probe.kind in everywhere]
+        bad = [probe for probe in bad if probe.kind not in everywhere]
+    while (node := _outlier(probes, bad)) is not None:
+        of_node = [probe for probe in bad if node in probe.pair]
+        yield nodes[node].host, _wrong_with(nodes, node, of_node), of_node
+        bad = [probe for probe in bad if node not in probe.pair]
+    for pair in sorted({probe.pair for probe in bad}):
+        of_pair = [probe for probe in bad if probe.pair == pair]
+        (source, target), *back = sorted({(probe.source, probe.target) for probe in of_pair})
+        host = f"{nodes[source].host} {'<->' if back else '->'} {nodes[target].host}"
+        yield host, _wrong_with(nodes, source, of_pair), of_pair
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
@@ -306,31 +318,6 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     slowest = max(probes, key=lambda one: one.ms)
     way = f"{hosts[slowest.source]} -> {hosts[slowest.target]}"
     return f"{ways} ways between {len(hosts)} nodes are open, the slowest answer took {slowest.ms:.1f} ms ({way})"
-
-
-def _not_listening(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
-    """Of nodes that have no port."""
-    fix = (
-        "--interface NAME, with an interface that all nodes have (`ip -brief address`), or unset "
-        "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
-    )
-    return [
-        Finding(
-            "failed",
-            "port",
-            host,
-            f"{host} has no port at which the others could reach it",
-            f"{facts.wrong}; interface {facts.place.interface or '(none)'}",
-            fix,
-        )
-        for host, (facts, *_) in by_host.items()
-        if facts.wrong
-    ]
-
-
-def _is_everywhere(kind: str, probes: Sequence[Probe], bad: Sequence[Probe], num_nodes: int) -> bool:
-    of_kind = [probe for probe in probes if probe.kind == kind]
-    return num_nodes > 2 and bool(of_kind) and len(of_kind) == sum(probe.kind == kind for probe in bad)
 
 
 def _outlier(probes: Sequence[Probe], bad: Sequence[Probe]) -> int | None:
@@ -369,21 +356,24 @@ def _finding(nodes: Sequence[Place], host: str, wrong: str, bad: Sequence[Probe]
     """The finding of probes that failed for one reason: all of them stalled, or none."""
     kinds = sorted({probe.kind for probe in bad})
     # Only node 0 listens on a port of the range at which ranks meet; the next job may have another node there.
-    is_fatal = EPHEMERAL in kinds or any(probe.target == 0 for probe in bad)
+    level = "failed" if EPHEMERAL in kinds or any(probe.target == 0 for probe in bad) else "warning"
     lines: list[str] = []
     for probe in bad[:MOST_LINES]:
         way = f"{nodes[probe.source].host} -> {nodes[probe.target].host} {nodes[probe.target].address}"
         lines.append(f"{way} port {probe.port} ({probe.kind}): {probe.wrong}")
-    more = [f"and {len(bad) - MOST_LINES} more"] if len(bad) > MOST_LINES else []
+    if len(bad) > MOST_LINES:
+        lines.append(f"and {len(bad) - MOST_LINES} more")
+    seen, reasons = "; ".join(lines), {probe.wrong for probe in bad}
     source, target = nodes[bad[0].source], nodes[bad[0].target]
-    about, reasons = "port", {probe.wrong for probe in bad}
     if STALLED in reasons:
-        wrong, about = f"{wrong} with more than small messages", "mtu"
         fix = (
             f"`ip link show {source.interface}` on both: the MTU has to be the same on all nodes and switches; "
             f"`ping -M do -s 8972 {target.address}` on {source.host} shows what gets through"
         )
-    elif reasons <= {TIMED_OUT, REFUSED}:
+        return Finding(level, "mtu", host, f"{wrong} with more than small messages", seen, fix)
+    if len(kinds) == 1:
+        wrong += f" on {ranges[kinds[0]]}"
+    if reasons <= {TIMED_OUT, REFUSED}:
         where = " and ".join(ranges[kind] for kind in kinds)
         fix = f"let TCP through between the nodes of a job on {where} (`nft list ruleset`, `iptables -S` on both)"
     else:
@@ -391,6 +381,4 @@ def _finding(nodes: Sequence[Place], host: str, wrong: str, bad: Sequence[Probe]
             f"`ip route get {target.address}` on {source.host}: is there a way, and no proxy or second host with that "
             "address? Or another network for all: --interface NAME"
         )
-    if about == "port" and len(kinds) == 1:
-        wrong += f" on {ranges[kinds[0]]}"
-    return Finding("failed" if is_fatal else "warning", about, host, wrong, "; ".join([*lines, *more]), fix)
+    return Finding(level, "port", host, wrong, seen, fix)
