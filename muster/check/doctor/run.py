@@ -7,9 +7,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 import torch.distributed as dist
@@ -28,32 +28,8 @@ from muster.train.distributed.world import World
 from muster.train.health.faults import SharedFault
 from muster.train.reporting import console
 
-
-class Subject(Protocol):
-    """What each module of a subject has."""
-
-    @property
-    def NAME(self) -> str:
-        """A word for the table."""
-        ...
-
-    @property
-    def Facts(self) -> type[Any]:
-        """The frozen dataclass of what one rank tells."""
-        ...
-
-    def gather(self, world: World, options: DoctorOptions) -> Any:
-        """The Facts of this rank; None where the first rank of its host tells them. To be called on all ranks."""
-        ...
-
-    def findings(self, by_host: Mapping[str, Sequence[Any]]) -> list[Finding]:
-        """What is wrong in the Facts of all ranks that told some, by their host, in the order of ranks."""
-        ...
-
-    def summary(self, by_host: Mapping[str, Sequence[Any]]) -> str:
-        """The same Facts in one line, where nothing is wrong."""
-        ...
-
+Subject = Any
+"""A module with the face that the `__init__` of this package tells of."""
 
 STEPS: tuple[tuple[str, tuple[Subject, ...]], ...] = (
     ("asking each node for its software, devices and limits", (software, gpus, memory, storage, network)),
