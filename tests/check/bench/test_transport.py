@@ -8,6 +8,7 @@ import pytest
 from muster.check.bench import transport
 from muster.check.bench.transport import FOUND, RankTransport, of_gloo, of_nccl
 from muster.check.options import BenchOptions
+from muster.errors import MusterError
 from tests.check.bench.nccl_logs import (
     NCCL_2_4_OFI,
     NCCL_2_5,
@@ -23,8 +24,8 @@ from tests.check.bench.nccl_logs import (
 ROOT = Path(__file__).parents[3]
 
 
-def heard(rank: int, text: str, found: str = "", *devices: str) -> RankTransport:
-    return RankTransport(f"node0{rank + 1}", found, devices, transport.parse_log(text))
+def heard(rank: int, text: str, found: str = "", root: str = "/none") -> RankTransport:
+    return RankTransport(f"node0{rank + 1}", *transport.expected(found, root), transport.parse_log(text))
 
 
 def test_rdma_as_expected() -> None:
@@ -73,13 +74,19 @@ def test_a_plugin_that_is_not_used_does_not_count() -> None:
     assert (told.network, told.error) == ("IB", None)
 
 
-def test_devices_are_a_reason_to_expect_rdma_where_no_launch_has_looked() -> None:
-    device = "/dev/infiniband/uverbs0"
-    told = of_nccl([heard(rank, NCCL_2_19_SOCKET, "", device) for rank in range(2)])
-    assert told.error is not None
-    assert f"expected RDMA by {device} on node01" in told.error.seen
-    assert of_nccl([heard(rank, NCCL_2_19_SOCKET, "off", device) for rank in range(2)]).error is not None
-    assert of_nccl([heard(rank, NCCL_2_19_SOCKET, "tcp", device) for rank in range(2)]).error is None
+def test_devices_are_a_reason_to_expect_rdma_where_no_launch_has_looked(tmp_path: Path) -> None:
+    device = tmp_path / "dev/infiniband/uverbs0"
+    device.parent.mkdir(parents=True)
+    device.touch()
+
+    def error(found: str) -> MusterError | None:
+        return of_nccl([heard(rank, NCCL_2_19_SOCKET, found, str(tmp_path)) for rank in range(2)]).error
+
+    told = error("")
+    assert told is not None
+    assert f"expected RDMA by {device} on node01" in told.seen
+    assert error("off") is not None
+    assert error("tcp") is None
 
 
 def test_tcp_where_there_is_nothing_else() -> None:
@@ -115,12 +122,12 @@ def test_one_node_uses_no_network() -> None:
     said = transport.parse_log(
         NCCL_2_27_SHARED.replace("NET/IB/10/GDRDMA/Shared", "P2P/CUMEM") + "x NCCL INFO Using network Socket"
     )
-    told = of_nccl([RankTransport("node01", "infiniband", said=said) for _ in range(2)])
+    told = of_nccl([RankTransport("node01", "infiniband", is_rdma=True, said=said) for _ in range(2)])
     assert (told.network, told.error) == ("P2P/CUMEM", None)
 
 
 def test_gloo_says_that_it_is_tcp() -> None:
-    both = [RankTransport(f"node0{rank}", "infiniband", interface="hsn0") for rank in range(2)]
+    both = [RankTransport(f"node0{rank}", "infiniband by it", is_rdma=True, interface="hsn0") for rank in range(2)]
     told = of_gloo(both)
     assert (told.network, told.error) == ("gloo over hsn0", None)
     assert "TCP" in told.says
@@ -134,18 +141,20 @@ def test_the_fabrics_that_are_none_are_those_of_the_profiles() -> None:
 
 
 def test_devices_without_a_link_are_none(tmp_path: Path) -> None:
-    root = f"{tmp_path}/"
-    assert transport.rdma_devices(root) == ()
+    def expected() -> tuple[str, bool]:
+        return transport.expected("", str(tmp_path))
+
+    assert expected() == ("", False)
     port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
     port.mkdir(parents=True)
     (tmp_path / "dev/infiniband").mkdir(parents=True)
     (tmp_path / "dev/infiniband/uverbs0").touch()
     (port / "state").write_text("1: DOWN\n")
-    assert transport.rdma_devices(root) == ()
-    (port / "state").write_text("4: ACTIVE\n")
-    assert transport.rdma_devices(root) == (f"{root}dev/infiniband/uverbs0",)
+    assert expected() == ("", False)
     (tmp_path / "dev/cxi0").touch()
-    assert transport.rdma_devices(root)[1:] == (f"{root}dev/cxi0",)
+    assert expected() == (f"RDMA by {tmp_path}/dev/cxi0", True)
+    (port / "state").write_text("4: ACTIVE\n")
+    assert expected() == (f"RDMA by {tmp_path}/dev/infiniband/uverbs0", True)
 
 
 def test_nothing_is_asked_of_nccl_where_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
