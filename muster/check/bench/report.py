@@ -19,7 +19,7 @@ from muster.check.bench import baseline
 from muster.check.bench.baseline import Baseline, Setting, Slow
 from muster.check.bench.collectives import ELEMENT, WrongValues, by_name
 from muster.check.bench.pairwise import TIMES, Pairs
-from muster.check.bench.sweep import Row, Sweep, shown
+from muster.check.bench.sweep import NONE, Row, Sweep, bandwidth, shown
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.check.ranks import plural
@@ -31,7 +31,6 @@ from muster.variables import LaunchVariable
 Word = Literal["ok", "warning", "failed"]
 COLOURS: dict[Word, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
 
-NONE = "N/A"
 COLUMNS = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "p50", "p99")
 UNITS = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)")
 WIDTHS = (11, 10, 5, 5, 4, 10, 7, 7, 6, 10, 10)
@@ -246,7 +245,7 @@ def table(rows: Sequence[Row]) -> str:
         if own[0].size:
             lines.append(f"# Out of bounds values : {num_wrong} {'FAILED' if num_wrong else 'OK'}")
             known = [row.busbw for row in own if row.busbw is not None]
-            lines.append(f"# Avg bus bandwidth    : {_bandwidth(sum(known) / len(known) if known else None)}")
+            lines.append(f"# Avg bus bandwidth    : {bandwidth(sum(known) / len(known) if known else None)}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
@@ -262,15 +261,11 @@ def cells(row: Row) -> list[str]:
     count = row.size // ELEMENT // (row.num_ranks if collective.is_split else 1)
     wrong = NONE if row.num_wrong is None else str(row.num_wrong)
     kind = [str(row.size), str(count), "float", collective.redop, str(collective.root)]
-    return [*kind, mean, _bandwidth(row.algbw), _bandwidth(row.busbw), wrong, p50, p99]
+    return [*kind, mean, bandwidth(row.algbw), bandwidth(row.busbw), wrong, p50, p99]
 
 
 def _line(words: Sequence[str]) -> str:
     return " ".join(word.rjust(width) for word, width in zip(words, WIDTHS, strict=True)).rstrip()
-
-
-def _bandwidth(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}" if value >= 1 else f"{value:.4f}"
 
 
 def _of_slow(one: Slow) -> dict[str, Any]:

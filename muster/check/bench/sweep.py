@@ -41,6 +41,9 @@ GIGA = 1e9
 SPIN_S = 0.05
 """For so long a GPU is asked without a pause whether it is done: a pause takes longer than a short message."""
 
+NONE = "N/A"
+"""In place of a figure that there is none of."""
+
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 Call = Callable[[], object]
@@ -94,6 +97,11 @@ def shown(size: int) -> str:
         if size >= factor:
             return f"{size / factor:.4g}{unit}"
     return "0"
+
+
+def bandwidth(value: float | None) -> str:
+    """GB/s as nccl-tests prints them."""
+    return NONE if value is None else f"{value:.2f}" if value >= 1 else f"{value:.4f}"
 
 
 @dataclass(frozen=True)
