@@ -127,6 +127,17 @@ class Slow:
         """How many times as long it takes as the slowest pass before."""
         return self.now_s / self.slowest_s
 
+    def figures(self) -> dict[str, Any]:
+        """The row for programs."""
+        return {
+            "collective": self.row.collective,
+            "figure": self.figure,
+            "size": self.row.size,
+            "now_us": self.now_s * 1e6,
+            "slowest_us": self.slowest_s * 1e6,
+            "factor": self.factor,
+        }
+
 
 def find_slow(rows: Sequence[Row], baseline: Baseline) -> list[Slow]:
     """The rows that are too slow, each once; those that the baseline does not have can't be."""

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from muster.check import versions
 from muster.check.bench import baseline
-from muster.check.bench.baseline import Baseline, Setting, Slow
+from muster.check.bench.baseline import Baseline, Setting
 from muster.check.bench.collectives import ELEMENT, WrongValues, by_name
 from muster.check.bench.pairwise import TIMES, Pairs
 from muster.check.bench.sweep import NONE, Row, Sweep, bandwidth, shown
@@ -41,69 +41,66 @@ class Verdict:
     """The answer.
 
     Attributes:
-        says: what was held against what, in words; or the first of what speaks against the run.
         against: each thing that makes it fail.
+        otherwise: what to say where there is none: what was held against what.
+        is_sure: False where that tells little.
     """
 
-    word: Word
-    says: str
-    against: tuple[MusterError, ...] = ()
+    against: Sequence[MusterError]
+    otherwise: str
+    is_sure: bool = True
+
+    @property
+    def word(self) -> Word:
+        """In one word."""
+        return "failed" if self.against else "ok" if self.is_sure else "warning"
+
+    @property
+    def says(self) -> str:
+        """In one line."""
+        more = f", and {len(self.against) - 1} more" if len(self.against) > 1 else ""
+        return self.against[0].wrong + more if self.against else self.otherwise
 
     @property
     def code(self) -> int:
         """The exit code of all ranks."""
-        return ExitCode.FAILED if self.word == "failed" else ExitCode.DONE
-
-    def __str__(self) -> str:
-        return f"{self.word}: {self.says}"
-
-
-def verdict_of(against: Sequence[MusterError], says: str, otherwise: Word = "ok") -> Verdict:
-    """The verdict.
-
-    Args:
-        against: what speaks against the run.
-        says: what to say where nothing does, after the word `otherwise`.
-    """
-    if against:
-        more = f", and {len(against) - 1} more" if len(against) > 1 else ""
-        return Verdict("failed", against[0].wrong + more, tuple(against))
-    return Verdict(otherwise, says)
+        return ExitCode.FAILED if self.against else ExitCode.DONE
 
 
 def verdict_of_pairs(pairs: Pairs, num_nodes: int) -> Verdict:
-    """The verdict on pairs of nodes, which are held against each other; a warning where that tells little."""
+    """The verdict on pairs of nodes, which are held against each other."""
     if num_nodes < 2:
-        return verdict_of(pairs.errors, "one node: nothing was measured", "warning")
-    if num_nodes == 2:
-        only = "two nodes: their link was held against nothing but its own two directions"
-        return verdict_of(pairs.errors, only, "warning")
-    if pairs.differ > TIMES:
+        says = "one node: nothing was measured"
+    elif num_nodes == 2:
+        says = "two nodes: their link was held against nothing but its own two directions"
+    elif pairs.differ > TIMES:
         # Where most links are slow, as those between two racks may be, none stands out.
         says = f"links differ {pairs.differ:.1f}-fold, and no node or single link stands out: see which are slow"
-        return verdict_of(pairs.errors, says, "warning")
-    return verdict_of(pairs.errors, "no link is slow")
+    else:
+        return Verdict(pairs.errors, "no link is slow")
+    return Verdict(pairs.errors, says, is_sure=False)
 
 
 def wrong_values(faults: Sequence[WrongValues]) -> list[MusterError]:
     """What to say of wrong values: one for each collective and rank, with the smallest message."""
-    found: dict[tuple[str, int], list[WrongValues]] = {}
+    by_rank: dict[tuple[str, int], list[WrongValues]] = {}
     for fault in sorted(faults, key=lambda each: each.size):
-        found.setdefault((fault.collective, fault.rank), []).append(fault)
-    return [_wrong_values_of_rank(several) for several in found.values()]
-
-
-def _wrong_values_of_rank(several: Sequence[WrongValues]) -> MusterError:
-    first = several[0]
-    sizes = ", ".join(dict.fromkeys(shown(fault.size) for fault in several))
-    return MusterError(
-        f"{first.collective} gave wrong values to rank {first.rank} on {first.host}, at {sizes}",
-        seen=f"element {first.index} of {shown(first.size)} was {first.found}, not {first.expected:.0f}; "
-        f"{first.count} elements are wrong" + ("" if first.source is None else f", from rank {first.source}"),
-        fix=f"don't train here: try again without {first.host}; if it is that node's, its GPU, memory or network is "
-        "broken; if not, another version of the backend",
-        code=ExitCode.FAILED,
-    )
+        by_rank.setdefault((fault.collective, fault.rank), []).append(fault)
+    found: list[MusterError] = []
+    for first, *others in by_rank.values():
+        sizes = ", ".join(dict.fromkeys(shown(fault.size) for fault in (first, *others)))
+        source = "" if first.source is None else f", from rank {first.source}"
+        wrong = f"{first.collective} gave wrong values to rank {first.rank} on {first.host}, at {sizes}"
+        seen = (
+            f"element {first.index} of {shown(first.size)} was {first.found}, not {first.expected:.0f}; "
+            f"{first.count} elements are wrong{source}"
+        )
+        fix = (
+            f"don't train here: try again without {first.host}; if it is that node's, its GPU, memory or network is "
+            "broken; if not, another version of the backend"
+        )
+        found.append(MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED))
+    return found
 
 
 @dataclass
@@ -125,25 +122,27 @@ class Report:
 
     def of_sweep(self, rows: Sequence[Row], sweep: Sweep, used: Transport, known: Baseline | None) -> int:
         """Says and writes what was measured; returns the exit code."""
+        options = self.options
         slow = baseline.find_slow(rows, known) if known else []
         against = wrong_values(sweep.faults)
         if used.error is not None:
             against.append(used.error)
-        against += baseline.errors(slow, self.options.baseline or "")
-        verdict = verdict_of(against, f"values were right in {sweep.num_checks} checks; {self.held(rows, known)}")
-        value = self.value(verdict) | {
+        against += baseline.errors(slow, options.baseline or "")
+        verdict = Verdict(against, f"values were right in {sweep.num_checks} checks; {self.held(rows, known)}")
+        more = {
             "transport": {"network": used.network, "gpudirect": used.gpudirect, "says": used.says, "notes": used.notes},
             "rows": [row.figures() for row in rows],
             "faults": [asdict(fault) for fault in sweep.faults],
             "checks": sweep.num_checks,
-            "slow": [_of_slow(one) for one in slow],
+            "slow": [one.figures() for one in slow],
         }
-        self._show(value, [self.headline(), f"network: {used.says}", *used.notes, ""], rows)
+        self._show(verdict, more, [f"network: {used.says}", *used.notes, "", table(rows)])
         code = verdict.code
         try:
-            self.save_baseline(rows, verdict, used)
+            if options.save_baseline is not None:
+                self._save(Path(options.save_baseline), rows, verdict, used)
             if known is not None:
-                baseline.check_held(rows, known, self.options.baseline or "")
+                baseline.check_held(rows, known, options.baseline or "")
         except MusterError as error:
             console.tell(str(error))
             code = code or error.code
@@ -153,24 +152,34 @@ class Report:
     def of_pairs(self, pairs: Pairs) -> int:
         """The same for pairs of nodes."""
         verdict = verdict_of_pairs(pairs, len(self.world.nodes))
-        self._show(self.value(verdict) | {"pairs": list(pairs.rows)}, [self.headline(), "", pairs.text])
+        self._show(verdict, {"pairs": list(pairs.rows)}, ["", pairs.text])
         self._conclude(verdict)
         return verdict.code
 
-    def _show(self, value: Mapping[str, Any], lines: Sequence[str], rows: Sequence[Row] = ()) -> None:
-        if self.options.json:
-            print(json.dumps(value), flush=True)
+    def _show(self, verdict: Verdict, more: Mapping[str, Any], lines: Sequence[str]) -> None:
+        if not self.options.json:
+            self._say([self.headline(), *lines])
             return
-        self._say([*lines, *([table(rows)] if rows else [])])
+        value = {
+            "verdict": verdict.word,
+            "code": verdict.code,
+            "says": verdict.says,
+            "against": [{"wrong": each.wrong, "seen": each.seen, "fix": each.fix} for each in verdict.against],
+            "setting": asdict(self.setting),
+            "hosts": self.world.hosts,
+            "about": self.about(),
+            "options": asdict(self.options),
+        }
+        print(json.dumps(value | dict(more)), flush=True)
 
     def _conclude(self, verdict: Verdict) -> None:
-        self._say(["", *map(str, verdict.against)])
         if not self.options.json:
-            self.screen.print(Text(str(verdict), style=f"bold {COLOURS[verdict.word]}"), soft_wrap=True)
+            self._say(["", *map(str, verdict.against)])
+            style = f"bold {COLOURS[verdict.word]}"
+            self.screen.print(Text(f"{verdict.word}: {verdict.says}", style=style), soft_wrap=True)
 
     def _say(self, lines: Sequence[str]) -> None:
-        """Prints the lines, but where an object for programs has it all."""
-        for line in () if self.options.json else lines:
+        for line in lines:
             self.screen.print(Text(line), soft_wrap=True)
 
     def headline(self) -> str:
@@ -191,19 +200,6 @@ class Report:
         worth = f"half of them would be found if they took {baseline.least_found(known):.2f} times as long"
         return f"{held} of {len(keys)} rows are as fast as in {self.options.baseline}; {worth}"
 
-    def value(self, verdict: Verdict) -> dict[str, Any]:
-        """What is said of any measurement, for programs."""
-        return {
-            "verdict": verdict.word,
-            "code": verdict.code,
-            "says": verdict.says,
-            "against": [{"wrong": each.wrong, "seen": each.seen, "fix": each.fix} for each in verdict.against],
-            "setting": asdict(self.setting),
-            "hosts": self.world.hosts,
-            "about": self.about(),
-            "options": asdict(self.options),
-        }
-
     def about(self) -> dict[str, Any]:
         """Versions and date."""
         return {
@@ -214,18 +210,15 @@ class Report:
             "command": os.environ.get(LaunchVariable.COMMAND, ""),
         }
 
-    def save_baseline(self, rows: Sequence[Row], verdict: Verdict, used: Transport) -> None:
-        """Writes the baseline that is wanted, and says so."""
-        if self.options.save_baseline is None:
-            return
-        path = Path(self.options.save_baseline)
-        said = f"baseline: {path}"
-        if verdict.word == "failed":
-            said = f"{path} was not written: a run that fails is no baseline"
-        else:
+    def _save(self, path: Path, rows: Sequence[Row], verdict: Verdict, used: Transport) -> None:
+        """Writes the baseline of a run that does not fail, and says so."""
+        said = f"{path} was not written: a run that fails is no baseline"
+        if not verdict.against:
             about = self.about() | {"network": used.network, "gpudirect": used.gpudirect, "nodes": self.world.nodes}
             baseline.write(path, self.setting, rows, about)
-        self._say(["", said])
+            said = f"baseline: {path}"
+        if not self.options.json:
+            self._say(["", said])
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -266,14 +259,3 @@ def cells(row: Row) -> list[str]:
 
 def _line(words: Sequence[str]) -> str:
     return " ".join(word.rjust(width) for word, width in zip(words, WIDTHS, strict=True)).rstrip()
-
-
-def _of_slow(one: Slow) -> dict[str, Any]:
-    return {
-        "collective": one.row.collective,
-        "figure": one.figure,
-        "size": one.row.size,
-        "now_us": one.now_s * 1e6,
-        "slowest_us": one.slowest_s * 1e6,
-        "factor": one.factor,
-    }
