@@ -1,7 +1,7 @@
 """Which network the ranks really used, by NCCL's own log, and whether it is the one that they should have.
 
 NCCL falls back to TCP without an error. What it did stands in its log, which goes to a file in memory for each rank.
-The wording of 2.4 to 2.30 is known:
+The wording of 2.12 to 2.30 is known:
 
     Using network IB                                    what it would cross the network by
     Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA      what it does cross it by, with GPUDirect
@@ -46,17 +46,10 @@ SHOWN: list[str] = []
 _LINE = re.compile(r"NCCL (INFO|WARN) (.*\S)")
 _VERSION = re.compile(r"NCCL version (\d\S*)")
 _CHOSEN = re.compile(r"Using network (.+)")
-_CONNECTED = re.compile(r"(?:Channel|Ring|CollNet) \d+.* via (.+)")
+_CONNECTED = re.compile(r"(?:Channel|CollNet) \d+.* via (.+)")
 # A network's name may have spaces (AWS Libfabric); after its device comes the rank that sends for this one, if any.
 _NET = re.compile(r"NET/(.+?)/\d+(?:\(\d+\))?((?:/.*)?)")
 _PROVIDER = re.compile(r"NET/OFI Selected provider is ([^\s,]+)", re.IGNORECASE)
-_REASON = re.compile(
-    r"NET/Plugin ?: .*(?:No plugin found|cannot open|Could not find|could not be|symbols? .*not supported)"
-    r"|NET/Plugin ?: Plugin load .* returned"
-    r"|NET/IB : No device found|Failed to open libibverbs|Failed to initialize NET plugin|NCCL_IB_DISABLE set .* to 1"
-    r"|network \S+ not found"
-)
-MAX_REASONS = 4
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,6 @@ class NcclLog:
         is_tcp: whether it is TCP, or any of several is.
         gpudirect: whether all its connections over a network read the GPU's memory directly; None where it has none.
         within: by what it speaks inside a node, or over NVLink: P2P/CUMEM, SHM, NVLS, COLLNET/SHARP.
-        reasons: why some network is not there.
         warnings: what NCCL itself calls so.
     """
 
@@ -79,7 +71,6 @@ class NcclLog:
     is_tcp: bool = False
     gpudirect: bool | None = None
     within: tuple[str, ...] = ()
-    reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -142,9 +133,8 @@ def used(world: World, options: BenchOptions) -> Transport:
 
 
 def complaints() -> str:
-    """What NCCL gives as reasons so far, in this process, where it then failed; empty where it gives none."""
-    said = parse_log(log_text())
-    return "; ".join([*said.warnings[-2:], *said.reasons])
+    """NCCL's last warnings so far, in this process, where it then failed; empty where there are none."""
+    return "; ".join(parse_log(log_text()).warnings[-2:])
 
 
 def of_gloo(ranks: Sequence[RankTransport]) -> Transport:
@@ -197,8 +187,7 @@ def _unexpected(ranks: Sequence[RankTransport]) -> MusterError | None:
     fix = "muster fabric check on that node, then muster fabric plan; or, if TCP will do: --allow-tcp"
     if rdma and tcp:
         wrong = f"NCCL sends by TCP, and RDMA was to be expected: {_hosts(tcp)}"
-        reasons = next((each.said.reasons for each in tcp if each.said.reasons), ())
-        seen = f"{_networks(tcp)}; expected {rdma}" + ("; NCCL says: " + "; ".join(reasons) if reasons else "")
+        seen = f"{_networks(tcp)}; expected {rdma}"
         wanted = os.environ.get("NCCL_NET", "")
         fix = f"unset NCCL_NET, which is {wanted}; {fix}" if wanted.lower() in _TCP else fix
     elif rdma and silent:
@@ -278,7 +267,6 @@ def parse_log(text: str) -> NcclLog:
     connected: list[str] = []
     directs: list[bool] = []
     within: list[str] = []
-    reasons: list[str] = []
     lines = [(line[1], line[2]) for line in _LINE.finditer(text)]
     for _, message in lines:
         if found := _CHOSEN.fullmatch(message):
@@ -288,12 +276,9 @@ def parse_log(text: str) -> NcclLog:
             directs.append("/GDRDMA" in network[2])
         elif found:
             kind, _, way = found[1].partition("/")
-            is_shared = kind in ("SHM", "direct shared memory")
-            within.append("SHM" if is_shared else f"{kind}/{way.partition('/')[0]}".rstrip("/"))
+            within.append("SHM" if kind == "SHM" else f"{kind}/{way.partition('/')[0]}".rstrip("/"))
         elif message.startswith("Connected NVLS"):
             within.append("NVLS")
-        elif _REASON.search(message):
-            reasons.append(message)
     networks = _distinct(connected or chosen)
     version, found = _VERSION.search(text), _PROVIDER.search(text)
     # Of a plugin: one that was opened need not be used.
@@ -304,7 +289,6 @@ def parse_log(text: str) -> NcclLog:
         is_tcp=provider.lower().startswith(_TCP_PROVIDERS) or any(name.lower() in _TCP for name in networks),
         gpudirect=all(directs) if directs else None,
         within=_distinct(within),
-        reasons=_distinct(reasons)[:MAX_REASONS],
         warnings=_distinct([message for level, message in lines if level == "WARN"]),
     )
 

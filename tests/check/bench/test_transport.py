@@ -10,8 +10,7 @@ from muster.check.bench.transport import FOUND, RankTransport, of_gloo, of_nccl
 from muster.check.options import BenchOptions
 from muster.errors import MusterError
 from tests.check.bench.nccl_logs import (
-    NCCL_2_4_OFI,
-    NCCL_2_5,
+    NCCL_2_12_EFA,
     NCCL_2_18_ROCE,
     NCCL_2_19_SOCKET,
     NCCL_2_20_SLINGSHOT,
@@ -39,10 +38,7 @@ def test_tcp_where_rdma_was_expected_is_named_by_host() -> None:
     told = of_nccl([heard(0, NCCL_2_18_ROCE, "infiniband"), heard(1, NCCL_2_19_SOCKET, "infiniband")])
     assert told.error is not None
     assert told.error.wrong == "NCCL sends by TCP, and RDMA was to be expected: node02"
-    assert told.error.seen.startswith(
-        f"Socket on node02; expected infiniband by {FOUND} on node01; NCCL says: NET/Plugin: "
-    )
-    assert "NET/IB : No device found." in told.error.seen
+    assert told.error.seen == f"Socket on node02; expected infiniband by {FOUND} on node01"
     assert "muster fabric check" in told.error.fix
     assert "muster fabric plan" in told.error.fix
     assert "--allow-tcp" in told.error.fix
@@ -63,7 +59,8 @@ def test_tcp_may_be_allowed() -> None:
 
 
 def test_libfabric_over_tcp_is_tcp() -> None:
-    told = of_nccl([heard(rank, NCCL_2_4_OFI, "slingshot") for rank in range(2)])
+    text = NCCL_2_12_EFA.replace("Provider is efa", "Provider is tcp;ofi_rxm")
+    told = of_nccl([heard(rank, text, "slingshot") for rank in range(2)])
     assert told.error is not None
     assert "AWS Libfabric (tcp;ofi_rxm) on node01, node02" in told.error.seen
 
@@ -112,7 +109,9 @@ def test_ranks_on_different_networks() -> None:
 
 
 def test_without_gpudirect_there_is_a_note_and_no_failure() -> None:
-    told = of_nccl([heard(0, NCCL_2_18_ROCE, "infiniband"), heard(1, NCCL_2_5, "infiniband")])
+    told = of_nccl(
+        [heard(0, NCCL_2_18_ROCE, "infiniband"), heard(1, NCCL_2_18_ROCE.replace("/GDRDMA", ""), "infiniband")]
+    )
     assert (told.gpudirect, told.error) == (False, None)
     assert "host's memory on node02" in told.notes[0]
     assert "nvidia-peermem" in told.notes[0]
@@ -169,7 +168,6 @@ def test_why_there_is_no_network_is_told_where_nccl_fails(tmp_path: Path, monkey
     log = tmp_path / "log"
     log.write_text(NCCL_2_25_NO_VERBS + "a:1:2 [0] net.cc:9 NCCL WARN Error: network IB not found.\n")
     monkeypatch.setenv("NCCL_DEBUG_FILE", str(log))
-    assert transport.complaints().startswith("Error: network IB not found.; NET/Plugin: Could not find")
-    assert "Failed to open libibverbs" in transport.complaints()
+    assert transport.complaints() == "Error: network IB not found."
     monkeypatch.delenv("NCCL_DEBUG_FILE")
     assert transport.complaints() == ""

@@ -9,11 +9,10 @@ import pytest
 from muster.check.bench import transport
 from muster.check.bench.transport import NcclLog
 from tests.check.bench.nccl_logs import (
-    NCCL_2_4_OFI,
-    NCCL_2_5,
     NCCL_2_12_EFA,
     NCCL_2_12_HPCX,
     NCCL_2_18_ROCE,
+    NCCL_2_19_SOCKET,
     NCCL_2_20_SLINGSHOT,
     NCCL_2_27_EFA,
     NCCL_2_27_SHARED,
@@ -22,19 +21,16 @@ from tests.check.bench.nccl_logs import (
 
 ROOT = Path(__file__).parents[3]
 
-PLUGIN = "NET/Plugin : No plugin found (libnccl-net.so), using internal implementation"
-
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (NCCL_2_5, NcclLog("2.5.7+cuda10.0", "IB", False, False, ("P2P/IPC", "SHM"), reasons=(PLUGIN,))),
-        (NCCL_2_4_OFI, NcclLog("2.4.6+cuda10.0", "AWS Libfabric (tcp;ofi_rxm)", True, False)),
         (NCCL_2_12_EFA, NcclLog("", "AWS Libfabric (efa)", False, True, ("P2P/IPC",))),
         (NCCL_2_12_HPCX, NcclLog("2.12.9+cuda11.6", "IBext")),
         (NCCL_2_20_SLINGSHOT, NcclLog("", "AWS Libfabric (cxi)", False, True)),
         (NCCL_2_27_SHARED, NcclLog("", "IB", False, True, ("P2P/CUMEM",))),
-        (NCCL_2_28, NcclLog("", "IB", reasons=("NET/Plugin: Could not find: libnccl-net.so",))),
+        (NCCL_2_28, NcclLog("", "IB")),
+        (NCCL_2_19_SOCKET, NcclLog("2.19.3+cuda12.3", "Socket", True, False, ("SHM",))),
         (NCCL_2_27_EFA, NcclLog("", "Libfabric (efa)")),
     ],
 )
