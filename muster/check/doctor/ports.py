@@ -7,16 +7,13 @@ the job: another program, or another host with that address, is not taken for th
 import contextlib
 import hashlib
 import hmac
-import os
-import random
 import secrets
 import socket
 import socketserver
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Thread
 
@@ -30,19 +27,13 @@ from muster.train.distributed.world import World
 
 NAME = "ports"
 
-FIRST_PORT, NUM_PORTS = 61000, 4536
-"""Of these the launcher takes the port at which ranks meet (entrypoint/rendezvous/address.py)."""
-
-EPHEMERAL, MEETING = "ephemeral", "rendezvous"
-"""The kinds of ports: those that the kernel gives out, and those at which ranks meet."""
-
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 CONNECT_S, ANSWER_S = 6.0, 10.0
 """A connection is the kernel's work, which asks again after 1 and 3 s; an answer is a program's, which may be busy."""
 
 TIMED_OUT, REFUSED = "timed out", "refused"
-SILENT, STRANGER = "connected, then silence", "another program answers there"
+SILENT, STRANGER, CLOSED = "connected, then silence", "another program answers there", "connected, then closed"
 STALLED = "small messages pass, 64 KiB do not"
 
 MOST_AT_ONCE = 64
@@ -56,18 +47,17 @@ class Listening:
     """Where a node listens.
 
     Attributes:
-        ports: by their kind.
-        wrong: why it can't listen.
+        wrong: why it can't.
     """
 
+    port: int = 0
     secret: str = ""
-    ports: dict[str, int] = field(default_factory=dict[str, int])
     wrong: str = ""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One node's connection to a port of another, and what was wrong; nothing where all was well.
+    """One node's connection to the port of another, and what was wrong; nothing where all was well.
 
     Attributes:
         source, target: nodes by their number.
@@ -76,7 +66,6 @@ class Probe:
 
     source: int
     target: int
-    kind: str
     port: int
     wrong: str
     ms: float
@@ -88,7 +77,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a node tells of its ports, and of those of others.
+    """What a node tells of its port, and of those of others.
 
     Attributes:
         place: where it is found.
@@ -108,32 +97,30 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
     places = gather_places(world)
     if len(places) < 2:
         return Facts(places[0]) if leads_host(world) else None
-    own = next((number for number, place in enumerate(places) if place.rank == world.rank), None)
-    listeners: list[Listener] = []
-    told = None if own is None else _listen(places[own], listeners)
-    try:
-        nodes = msgspec.convert(gather_hosts(world, told and asdict(told)), list[Listening])
-        probes = () if own is None else _probe_all(own, targets(world, places, options), places, nodes)
+    if not leads_host(world):
+        gather_hosts(world, None)
+        gather_hosts(world, None)
+        return None
+    own = next(number for number, place in enumerate(places) if place.rank == world.rank)
+    with contextlib.ExitStack() as stack:
+        told = _listen(places[own], stack)
+        nodes = msgspec.convert(gather_hosts(world, asdict(told)), list[Listening])
+        probes = _probe_all(own, targets(world, places, options), places, nodes)
         gather_hosts(world, None)  # all have asked what they wanted to
-    finally:
-        for listener in listeners:
-            listener.close()
-    return None if own is None else Facts(places[own], nodes[own].wrong, probes, ephemeral_range())
+    return Facts(places[own], told.wrong, probes, ephemeral_range())
 
 
 def _probe_all(
     own: int, others: Sequence[int], places: Sequence[Place], nodes: Sequence[Listening]
 ) -> tuple[Probe, ...]:
-    """What comes of all ports of the nodes `others`, asked by the node `own`."""
+    """What comes of the ports of the nodes `others`, asked by the node `own`."""
 
-    def ask(target: tuple[int, str, int]) -> Probe:
-        other, kind, port = target
-        wrong, ms = probe(places[other].address, port, nodes[other].secret)
-        return Probe(own, other, kind, port, wrong, round(ms, 3))
+    def ask(other: int) -> Probe:
+        wrong, ms = probe(places[other].address, nodes[other].port, nodes[other].secret)
+        return Probe(own, other, nodes[other].port, wrong, round(ms, 3))
 
     with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
-        asked = [(other, kind, port) for other in others for kind, port in nodes[other].ports.items()]
-        return tuple(threads.map(ask, asked))
+        return tuple(threads.map(ask, (other for other in others if nodes[other].port)))
 
 
 def ephemeral_range() -> str:
@@ -144,57 +131,36 @@ def ephemeral_range() -> str:
         return "32768-60999"
 
 
-def _listen(own: Place, listeners: list["Listener"]) -> Listening:
-    """What the others have to know to connect to this node, whose listeners are added to `listeners`."""
-    secret = secrets.token_hex(16)
-    port = os.environ.get("MASTER_PORT", "")
-    ports: dict[str, int] = {}
+def _listen(own: Place, stack: contextlib.ExitStack) -> Listening:
+    """What the others have to know to connect to this node, which listens until `stack` is closed."""
     if not own.address:
         return Listening(wrong="no interface leads to the other nodes")
-    wanted = {EPHEMERAL: [0]}  # any that the kernel gives
-    # Who has ranks meet elsewhere need not have opened these.
-    if port.isdecimal() and FIRST_PORT <= int(port) < FIRST_PORT + NUM_PORTS:
-        wanted[MEETING] = random.sample(range(FIRST_PORT, FIRST_PORT + NUM_PORTS), 20)
-    for kind, candidates in wanted.items():
-        try:
-            listeners.append(listen(own.address, candidates, secret))
-        except OSError as error:
-            return Listening(secret, ports, f"can't listen at {own.address}: {error}")
-        ports[kind] = listeners[-1].port
-    return Listening(secret, ports)
-
-
-def listen(address: str, ports: Sequence[int], secret: str) -> "Listener":
-    """A listener on the first of `ports` that is free.
-
-    Raises:
-        OSError: none of them is, or may be used.
-    """
-    for port in ports[:-1]:
-        with contextlib.suppress(OSError):
-            return Listener(address, port, secret)
-    return Listener(address, ports[-1], secret)
+    secret = secrets.token_hex(16)
+    try:
+        listener = stack.enter_context(contextlib.closing(Listener(own.address, secret)))
+    except OSError as error:
+        return Listening(wrong=f"can't listen at {own.address}: {error}")
+    return Listening(listener.port, secret)
 
 
 class Listener(socketserver.ThreadingTCPServer):
-    """A port of this host that answers to those who know its secret, until it is closed.
+    """A port that the kernel gives, and that answers to those who know its secret, until it is closed.
 
     Args:
         address: of the one interface that it listens on.
-        port: 0 takes any that the kernel gives.
 
     Raises:
         OSError: it can't listen there.
     """
 
-    allow_reuse_address = daemon_threads = True
+    daemon_threads = True
     block_on_close = False
     request_queue_size = 256
 
-    def __init__(self, address: str, port: int, secret: str) -> None:
+    def __init__(self, address: str, secret: str) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.secret = secret
-        super().__init__((address, port), Answer)
+        super().__init__((address, 0), Answer)
         self.port = int(self.socket.getsockname()[1])
         Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -204,16 +170,25 @@ class Listener(socketserver.ThreadingTCPServer):
         self.server_close()
 
 
-class Answer(socketserver.BaseRequestHandler):
+class Answer(socketserver.StreamRequestHandler):
     """The signatures of what one connection sends."""
+
+    # Longer than who connects: that one tells what became of it, and would only see that this one hung up.
+    timeout = 3 * ANSWER_S
 
     def handle(self) -> None:
         assert isinstance(self.server, Listener)
         with contextlib.suppress(OSError):
-            # Longer than who connects: that one tells what became of it, and would only see that this one hung up.
-            self.request.settimeout(3 * ANSWER_S)
             for length in (_NONCE, _MUCH):
-                self.request.sendall(sign(self.server.secret, _read(self.request, length)))
+                words = self.rfile.read(length)
+                if len(words) < length:
+                    return
+                self.wfile.write(sign(self.server.secret, words))
+
+
+def sign(secret: str, words: bytes) -> bytes:
+    """The signature that only those make of `words` who know `secret`."""
+    return hmac.digest(secret.encode(), words, hashlib.sha256)
 
 
 def probe(address: str, port: int, secret: str) -> tuple[str, float]:
@@ -226,50 +201,30 @@ def probe(address: str, port: int, secret: str) -> tuple[str, float]:
         return REFUSED, 0.0
     except OSError as error:
         return str(error), 0.0
-    with connection:
+    with connection, connection.makefile("rb") as answers:
         connection.settimeout(ANSWER_S)
         started, ms, late = time.perf_counter(), 0.0, SILENT
         try:
             for length in (_NONCE, _MUCH):
-                if not _is_signed(connection, secret, secrets.token_bytes(length)):
+                words = secrets.token_bytes(length)
+                connection.sendall(words)
+                answer = answers.read(_DIGEST)
+                if len(answer) < _DIGEST:
+                    return CLOSED, ms
+                if not hmac.compare_digest(answer, sign(secret, words)):
                     return STRANGER, ms
                 ms, late = ms or 1000 * (time.perf_counter() - started), STALLED
         except TimeoutError:
             return late, ms
         except OSError as error:
-            return f"connected, then closed: {error}", ms
+            return f"{CLOSED}: {error}", ms
         return "", ms
-
-
-def _is_signed(connection: socket.socket, secret: str, words: bytes) -> bool:
-    connection.sendall(words)
-    return hmac.compare_digest(_read(connection, _DIGEST), sign(secret, words))
-
-
-def sign(secret: str, words: bytes) -> bytes:
-    """The signature that only those make of `words` who know `secret`."""
-    return hmac.digest(secret.encode(), words, hashlib.sha256)
-
-
-def _read(connection: socket.socket, length: int) -> bytes:
-    """Raises: OSError: the other side closed before, or took too long."""
-    got = b""
-    while len(got) < length:
-        part = connection.recv(length - len(got))
-        if not part:
-            raise ConnectionError("the other side hung up")
-        got += part
-    return got
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """What the failed probes come from: all nodes, single nodes, single pairs."""
     nodes = [facts[0].place for facts in by_host.values()]
     probes = [one for facts in by_host.values() for one in facts[0].probes]
-    ranges = {
-        EPHEMERAL: f"ports {next(iter(by_host.values()))[0].ephemeral}, on which gloo and NCCL listen",
-        MEETING: f"ports {FIRST_PORT}-{FIRST_PORT + NUM_PORTS - 1}, at which ranks meet",
-    }
     fix = (
         "--interface NAME, with an interface that all nodes have (`ip -brief address`), or unset "
         "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
@@ -280,10 +235,11 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
             wrong = f"{host} has no port at which the others could reach it"
             seen = f"{facts.wrong}; interface {facts.place.interface or '(none)'}"
             found.append(Finding("failed", "port", host, wrong, seen, fix))
+    ephemeral = next(iter(by_host.values()))[0].ephemeral
     for is_stalled in (False, True):
         bad = [probe for probe in probes if probe.wrong and (probe.wrong == STALLED) == is_stalled]
         for host, wrong, of_cause in _causes(nodes, probes, bad):
-            found.append(_finding(nodes, host, wrong, of_cause, ranges))
+            found.append(_finding(nodes, host, wrong, of_cause, ephemeral))
     return found
 
 
@@ -291,12 +247,9 @@ def _causes(
     nodes: Sequence[Place], probes: Sequence[Probe], bad: Sequence[Probe]
 ) -> Iterator[tuple[str, str, list[Probe]]]:
     """What failed probes have in common: (where, what is wrong, which probes), each in one of these."""
-    if len(nodes) > 2:
-        kinds = Counter(probe.kind for probe in probes)
-        everywhere = [kind for kind, number in Counter(probe.kind for probe in bad).items() if number == kinds[kind]]
-        if everywhere:
-            yield "", "no node reaches any other", [probe for probe in bad if probe.kind in everywhere]
-        bad = [probe for probe in bad if probe.kind not in everywhere]
+    if len(bad) == len(probes) and len(nodes) > 2:
+        yield "", "no node reaches any other", list(bad)
+        return
     while (node := _outlier(probes, bad)) is not None:
         of_node = [probe for probe in bad if node in probe.pair]
         yield nodes[node].host, _wrong_with(nodes, node, of_node), of_node
@@ -314,10 +267,11 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     probes = [one for facts in by_host.values() for one in facts[0].probes]
     if not probes:
         return "one node: nothing to reach"
-    ways = len({(one.source, one.target) for one in probes})
     slowest = max(probes, key=lambda one: one.ms)
     way = f"{hosts[slowest.source]} -> {hosts[slowest.target]}"
-    return f"{ways} ways between {len(hosts)} nodes are open, the slowest answer took {slowest.ms:.1f} ms ({way})"
+    return (
+        f"{len(probes)} ways between {len(hosts)} nodes are open, the slowest answer took {slowest.ms:.1f} ms ({way})"
+    )
 
 
 def _outlier(probes: Sequence[Probe], bad: Sequence[Probe]) -> int | None:
@@ -352,15 +306,12 @@ def _wrong_with(nodes: Sequence[Place], node: int, bad: Sequence[Probe]) -> str:
     return f"{host} can't be reached from {others}" if incoming else f"{host} does not reach {others}"
 
 
-def _finding(nodes: Sequence[Place], host: str, wrong: str, bad: Sequence[Probe], ranges: Mapping[str, str]) -> Finding:
+def _finding(nodes: Sequence[Place], host: str, wrong: str, bad: Sequence[Probe], ephemeral: str) -> Finding:
     """The finding of probes that failed for one reason: all of them stalled, or none."""
-    kinds = sorted({probe.kind for probe in bad})
-    # Only node 0 listens on a port of the range at which ranks meet; the next job may have another node there.
-    level = "failed" if EPHEMERAL in kinds or any(probe.target == 0 for probe in bad) else "warning"
     lines: list[str] = []
     for probe in bad[:MOST_LINES]:
         way = f"{nodes[probe.source].host} -> {nodes[probe.target].host} {nodes[probe.target].address}"
-        lines.append(f"{way} port {probe.port} ({probe.kind}): {probe.wrong}")
+        lines.append(f"{way} port {probe.port}: {probe.wrong}")
     if len(bad) > MOST_LINES:
         lines.append(f"and {len(bad) - MOST_LINES} more")
     seen, reasons = "; ".join(lines), {probe.wrong for probe in bad}
@@ -370,15 +321,13 @@ def _finding(nodes: Sequence[Place], host: str, wrong: str, bad: Sequence[Probe]
             f"`ip link show {source.interface}` on both: the MTU has to be the same on all nodes and switches; "
             f"`ping -M do -s 8972 {target.address}` on {source.host} shows what gets through"
         )
-        return Finding(level, "mtu", host, f"{wrong} with more than small messages", seen, fix)
-    if len(kinds) == 1:
-        wrong += f" on {ranges[kinds[0]]}"
+        return Finding("failed", "mtu", host, f"{wrong} with more than small messages", seen, fix)
+    where = f"ports {ephemeral}, on which gloo and NCCL listen"
     if reasons <= {TIMED_OUT, REFUSED}:
-        where = " and ".join(ranges[kind] for kind in kinds)
         fix = f"let TCP through between the nodes of a job on {where} (`nft list ruleset`, `iptables -S` on both)"
     else:
         fix = (
             f"`ip route get {target.address}` on {source.host}: is there a way, and no proxy or second host with that "
             "address? Or another network for all: --interface NAME"
         )
-    return Finding(level, "port", host, wrong, seen, fix)
+    return Finding("failed", "port", host, f"{wrong} on {where}", seen, fix)
