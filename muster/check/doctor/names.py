@@ -164,33 +164,19 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
 
 
 def _own_names(lookups: Sequence[Lookup], places: Mapping[int, Place], is_told: bool) -> list[Finding]:
-    """Own names that lead to no address that others could use, one finding for each kind."""
-    kinds: dict[str, list[Lookup]] = {}
-    for one in lookups:
-        first = one.addresses[0] if one.addresses else ""
-        if not first:
-            kinds.setdefault("does not resolve", []).append(one)
-        elif is_loopback(first):
-            kinds.setdefault("leads to a loopback address", []).append(one)
-        elif first not in places[one.source].addresses:
-            kinds.setdefault("leads to an address that is not its own", []).append(one)
+    """Of own names that do not lead to an address that others could use: the first one is what programs listen on."""
+    bad = [one for one in lookups if not set(one.addresses[:1]) & set(places[one.source].addresses)]
+    if not bad:
+        return []
     so = "gloo is told the interface, what is not told would listen there" if is_told else "gloo listens there"
-    found: list[Finding] = []
-    for kind, bad in kinds.items():
-        hosts = listed([one.name for one in bad], MOST)
-        address = places[bad[0].source].address or "ADDRESS"
-        found.append(
-            Finding(
-                "warning" if is_told else "failed",
-                "name",
-                _where(bad, places),
-                f"the own name of {hosts} {kind} there: {so}, and other nodes can't come",
-                "; ".join(f"{one.name}: {one}" for one in bad[:MOST]),
-                f"in /etc/hosts of {hosts}: `{address} {bad[0].name}`, with its address on the network of the job; or "
-                "export GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, as muster does",
-            )
-        )
-    return found
+    hosts = listed([one.name for one in bad], MOST)
+    wrong = f"the own name of {hosts} does not lead to an address that others reach: {so}, and other nodes can't come"
+    fix = (
+        f"in /etc/hosts of {hosts}: `{places[bad[0].source].address or 'ADDRESS'} {bad[0].name}`, with its address on "
+        "the network of the job; or export GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, as muster does"
+    )
+    seen = "; ".join(map(str, bad[:MOST]))
+    return [Finding("warning" if is_told else "failed", "name", _where(bad, places), wrong, seen, fix)]
 
 
 def _is_astray(one: Lookup, target: Place, lookups: Sequence[Lookup]) -> bool:

@@ -5,10 +5,8 @@ A cable or a slot with a bad contact does not fail: its link comes up with fewer
 Source: https://docs.kernel.org/admin-guide/abi-stable.html (infiniband), abi-testing.html (current_link_width)
 """
 
-import glob
 import os
 import re
-import resource
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,9 +16,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from muster.check import fabric
 from muster.check.doctor.finding import Finding, attempt, differences, distinct
-from muster.check.doctor.memory import UNLIMITED, soft_limit
-from muster.check.fabric import DEVICES
 from muster.check.options import DoctorOptions
 from muster.check.ranks import ALL_PAIRS_UP_TO, gather_hosts, leads_host, listed, partners
 from muster.train.distributed.world import World
@@ -75,8 +72,8 @@ class Facts:
         interfaces: those with an address, but the loopback.
         gloo_interface: what gloo is told to use.
         fabric: what the launch found.
-        devices: device files of the fabric; `closed` are those that this user may not open.
-        memlock: bytes that may be locked, or UNLIMITED.
+        devices: what is wrong with the device files of the fabric.
+        memlock: what is wrong with the memory that may be locked, where there is a fabric.
     """
 
     address: str | None = None
@@ -84,9 +81,8 @@ class Facts:
     interfaces: tuple[str, ...] = ()
     gloo_interface: str = ""
     fabric: str | None = None
-    devices: tuple[str, ...] = ()
-    closed: tuple[str, ...] = ()
-    memlock: int | None = None
+    devices: str = ""
+    memlock: str = ""
     ports: tuple[Port, ...] = ()
     pcie: tuple[PcieLink, ...] = ()
 
@@ -97,16 +93,15 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     interface = attempt(lambda: interface_of(address, own_addresses()))
     if not leads_host(world):
         return Facts(address=address or None, interface=interface)
-    devices = tuple(sorted(path for pattern in DEVICES for path in glob.glob(pattern)))
+    devices, memory = fabric.devices(), fabric.memory()
     return Facts(
         address=address or None,
         interface=interface,
         interfaces=tuple(sorted(name for name in attempt(own_addresses) or () if name != "lo")),
         gloo_interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
         fabric=os.environ.get(LaunchVariable.FABRIC_FOUND),
-        devices=devices,
-        closed=tuple(path for path in devices if not os.access(path, os.R_OK | os.W_OK)),
-        memlock=soft_limit(resource.RLIMIT_MEMLOCK),
+        devices=devices.says if devices.is_good is False else "",
+        memlock=memory.says if memory.is_good is False else "",
         ports=attempt(lambda: tuple(ports(SYS))) or (),
         pcie=attempt(lambda: tuple(pcie_links(SYS))) or (),
     )
@@ -207,10 +202,9 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
             seen = f"GLOO_SOCKET_IFNAME={wanted}; here: {', '.join(node.interfaces) or 'none'}"
             fix = "unset GLOO_SOCKET_IFNAME, or --interface with the name of an interface that all nodes have"
             found.append(Finding("failed", "interface", host, "the interface does not exist", seen, fix))
-        if node.closed:
-            wrong = "this user may not open the fabric's devices"
+        if node.devices:
             fix = "docker run --device /dev/infiniband; on a node: the devices' permissions"
-            found.append(Finding("warning", "fabric", host, wrong, ", ".join(node.closed), fix))
+            found.append(Finding("warning", "fabric", host, "the fabric's devices can't be used", node.devices, fix))
     for host, ranks in list(by_host.items())[1:]:
         address = next((rank.address or "" for rank in ranks if (rank.address or "").startswith("127.")), "")
         if address:
@@ -241,13 +235,12 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
 
 def _locked_memory(nodes: Mapping[str, Facts]) -> list[Finding]:
     """Of nodes with a fabric whose users may lock little memory."""
-    few = {host: node for host, node in nodes.items() if node.devices and node.memlock not in (None, UNLIMITED)}
+    few = {host: node.memlock for host, node in nodes.items() if node.memlock}
     if not few:
         return []
-    amounts = distinct([f"{(node.memlock or 0) // 2**10} KiB" for node in few.values()])
-    seen = f"ulimit -l: {amounts}, {next(iter(few.values())).devices[0]}"
     fix = "docker run --ulimit memlock=-1; in Slurm PropagateResourceLimitsExcept=MEMLOCK and slurmd's LimitMEMLOCK"
-    return [Finding("warning", "memlock", listed(list(few)), "RDMA may lock little memory", seen, fix)]
+    wrong, seen = "RDMA may lock little memory", distinct(list(few.values()))
+    return [Finding("warning", "memlock", listed(list(few)), wrong, seen, fix)]
 
 
 def _port_findings(nodes: Mapping[str, Facts]) -> list[Finding]:

@@ -7,7 +7,6 @@ from typing import Any
 from muster.check.doctor import gpus, memory, network, software, storage
 from muster.check.doctor.finding import Finding
 from muster.check.doctor.gpus import Gpu
-from muster.check.doctor.memory import UNLIMITED
 from muster.check.doctor.network import PcieLink, Port
 from muster.check.doctor.storage import Space
 
@@ -82,8 +81,6 @@ def healthy(num_nodes: int = 3, a_node: int = 2) -> Told:
             interfaces=("eth0", "ib0"),
             gloo_interface="ib0",
             fabric="infiniband",
-            devices=("/dev/infiniband/uverbs0",),
-            memlock=UNLIMITED,
             ports=(PORT, replace(PORT, name="mlx5_1/1")),
             pcie=(ADAPTER, replace(ADAPTER, name="GPU at 0000:17:00.0", is_gpu=True, speed_gt_s=2.5)),
         )
@@ -118,7 +115,7 @@ def with_gpu(told: Told, host: str, index: int, **changed: Any) -> Told:
 def on_cpus(told: Told) -> Told:
     """The same without GPUs."""
     told = with_ranks(told, "", lambda rank: {"visible": None, "num_gpus": 0, "uses_gpu": False})
-    return with_ranks(told, "", lambda rank: {"gpus": None, "driver": None, "devices": ()})
+    return with_ranks(told, "", lambda rank: {"gpus": None, "driver": None})
 
 
 def found(told: Told) -> list[Finding]:

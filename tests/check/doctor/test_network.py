@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from muster.check import fabric
 from muster.check.doctor import network
 from muster.check.doctor.network import PcieLink, Port
-from tests.check.doctor.healthy import found, healthy, only, with_node, with_ranks
+from muster.check.options import DoctorOptions
+from muster.train.distributed.world import World
+from tests.check.doctor.healthy import healthy, only, with_node, with_ranks
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:
@@ -85,15 +88,22 @@ def test_the_network_that_was_chosen() -> None:
     assert finding.seen == "GLOO_SOCKET_IFNAME=ib0; here: eth0"
     alone = with_ranks(healthy(), "node03", lambda rank: {"address": "127.0.1.1", "interface": "lo"})
     assert (only(alone).host, only(alone).about) == ("node03", "address")
-    closed = with_node(healthy(), "node01", closed=("/dev/infiniband/uverbs0",))
+    closed = with_node(healthy(), "node01", devices="this user may not open /dev/infiniband/uverbs0")
     assert (only(closed).host, only(closed).about) == ("node01", "fabric")
 
 
 def test_memory_that_may_be_locked() -> None:
-    finding = only(with_node(healthy(2), "node02", memlock=64 * 1024))
+    finding = only(with_node(healthy(2), "node02", memlock="64 KiB may be locked"))
     assert (finding.host, finding.about, finding.level) == ("node02", "memlock", "warning")
     assert "64 KiB" in finding.seen
-    assert found(with_node(healthy(2), "node02", memlock=64 * 1024, devices=())) == []
+
+
+def test_the_fabrics_devices_are_asked_as_fabric_check_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fabric, "DEVICES", ("/dev/null",))
+    monkeypatch.setattr(fabric.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(fabric.resource, "getrlimit", lambda which: (65536, 65536))
+    told = network.gather(World(host="a", hosts=("a",)), DoctorOptions(device="cpu"))
+    assert (told.devices, told.memlock[:20]) == ("this user may not open /dev/null", "64 KiB may be locked")
 
 
 def test_two_nodes_of_one_name() -> None:
