@@ -13,7 +13,7 @@ from muster.check.doctor.finding import Finding, distinct
 from muster.check.options import DoctorOptions
 from muster.check.ranks import LOOK_S, fault_in, listed
 from muster.check.ranks import gather as gather_values
-from muster.train.distributed.backends import backend_for, open_group
+from muster.train.distributed.backends import backend_for, open_group, places
 from muster.train.distributed.world import World, close_group, device_for
 from muster.train.health.faults import agree
 
@@ -62,7 +62,7 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     Ports that are closed between nodes stop it too: where `ports` has found a fault there is nothing to be learnt here.
 
     Raises:
-        MusterError: on all ranks: one has no device, or has died in it.
+        MusterError: on all ranks: one has no device, shares a GPU, or has died in it.
     """
     device = agree(world, lambda: device_for(world, options.device))
     own = Facts(world.rank, device.type)
@@ -70,7 +70,9 @@ def gather(world: World, options: DoctorOptions) -> Facts:
         return own
     own.backend = backend_for("auto", device, "ddp")
     own.limit_s = max(5.0, min(MOST_S, options.timeout_s / 2))
-    _watch(replace(world, device=device, backend=own.backend), own)
+    world = replace(world, device=device, backend=own.backend)
+    places(world)
+    _watch(world, own)
     if not own.why:
         close_group()
     elif own.backend != "gloo":

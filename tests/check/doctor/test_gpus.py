@@ -22,7 +22,7 @@ class Nvml(SimpleNamespace):
     def __init__(self, has_driver: bool = True) -> None:
         answers: dict[str, Any] = {
             "nvmlDeviceGetName": "NVIDIA A100-SXM4-40GB",
-            "nvmlDeviceGetUUID": b"GPU-12ab",
+            "nvmlDeviceGetUUID": "GPU-12ab",
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=40, free=30, used=10),
             "nvmlDeviceGetTotalEccErrors": 2,
             "nvmlDeviceGetRemappedRows": (0, 1, 1, 0),
@@ -57,8 +57,8 @@ class Nvml(SimpleNamespace):
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"580.65.06"
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.65.06"
 
     def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:
         if handle == 1 or link >= 12:
