@@ -239,7 +239,7 @@ class Sweep:
             # Zeros stay as they are, however often they are added up.
             message.sent.zero_()
             message.got.zero_()
-            call = partial(collective.call, self.world, message, None)
+            call = partial(collective.call, self.world, message)
         return of_ranks(self.world.gather(self.safe(lambda: measure(self.world, call, self.options))))
 
     def check(self, collective: Collective, sizes: Sequence[int]) -> int:

@@ -7,7 +7,6 @@ from typing import Any
 from muster.check.doctor import gpus, memory, network, software, storage
 from muster.check.doctor.finding import Finding
 from muster.check.doctor.gpus import Gpu
-from muster.check.doctor.network import PcieLink, Port
 from muster.check.doctor.storage import Space
 
 GIB = 2**30
@@ -32,9 +31,6 @@ SOFTWARE = software.Facts(
     cudnn="9.10.2",
     variables={"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_NET": "IB"},
 )
-
-PORT = Port(name="mlx5_0/1", is_active=True, rate_gbit_s=200)
-ADAPTER = PcieLink(name="mlx5_0", is_gpu=False, width=16, max_width=16, speed_gt_s=16, max_speed_gt_s=16)
 
 
 def gpu(index: int) -> Gpu:
@@ -78,11 +74,8 @@ def healthy(num_nodes: int = 3, a_node: int = 2) -> Told:
         told = with_node(
             told,
             host,
-            interfaces=("eth0", "ib0"),
-            gloo_interface="ib0",
             fabric="infiniband",
-            ports=(PORT, replace(PORT, name="mlx5_1/1")),
-            pcie=(ADAPTER, replace(ADAPTER, name="GPU at 0000:17:00.0", is_gpu=True, speed_gt_s=2.5)),
+            ports={"mlx5_0/1": 200, "mlx5_1/1": 200},
         )
     return told
 

@@ -219,6 +219,8 @@ def test_the_chosen_interface_and_without_one_the_way_to_the_master():
     assert choose({"GLOO_SOCKET_IFNAME": "hsn0,ib1"}, INTERFACES) == ("ib1", "10.2.0.5")
     assert choose({"MASTER_ADDR": "127.0.0.1"}, INTERFACES) == ("lo", "127.0.0.1")
     assert choose({}, {}) == ("", "")
+    # One that is not there: gloo does not start.
+    assert choose({"GLOO_SOCKET_IFNAME": "hsn0", "MASTER_ADDR": "127.0.0.1"}, INTERFACES) == ("", "")
 
 
 def test_more_nodes_than_may_all_look_at_each_other(monkeypatch):
