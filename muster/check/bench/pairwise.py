@@ -6,7 +6,7 @@ links differ much, all is measured again, up to twice.
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median, median_low
 from typing import Any
@@ -109,34 +109,19 @@ class Row:
         }
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """What was measured, on all ranks the same.
+def run(world: World, options: BenchOptions) -> list[Row]:
+    """A row for each direction of all pairs of nodes of `world`, on all ranks the same; none for one node.
 
-    Attributes:
-        rows: the figures of each direction of each pair.
-        errors: what is slow, and a network that is not the one to be expected; none where all is well.
-        text: the network and the figures, for people.
-        differ: how many times as long as the fastest direction the slowest takes.
-    """
-
-    rows: tuple[Mapping[str, Any], ...] = ()
-    errors: tuple[MusterError, ...] = ()
-    text: str = ""
-    differ: float = 1.0
-
-
-def run(world: World, options: BenchOptions) -> Pairs:
-    """The pairs of nodes of `world`, measured. To be called on all ranks, once there is a group.
+    To be called on all ranks, once there is a group.
 
     Raises:
         MusterError: two nodes can't reach each other.
         Broken: this rank lost the others.
     """
     hosts = world.nodes
-    nodes = [[rank for rank, host in enumerate(world.hosts) if host == each] for each in hosts]
     if len(hosts) < 2:
-        return Pairs(text="one node: there is no pair to measure")
+        return []
+    nodes = [[rank for rank, host in enumerate(world.hosts) if host == each] for each in hosts]
     backend = world.backend or "gloo"
     size = parse_size(options.max_size or SIZES[backend], "--max-size")
     device = torch.device("cpu") if backend == "gloo" else world.device
@@ -144,12 +129,9 @@ def run(world: World, options: BenchOptions) -> Pairs:
     rows = _measure(link, nodes, hosts)
     for _ in range(MEASUREMENTS - 1):
         if errors(rows, hosts) or differ(rows) > TIMES:
-            # It may have been something passing: what counts is the better of both.
+            # It may have been something passing: of each direction the better of both counts.
             rows = better(rows, _measure(link, nodes, hosts))
-    used = transport.used(world, options)
-    found = [*([used.error] if used.error else []), *errors(rows, hosts)]
-    text = "\n".join([f"network: {used.says}", *used.notes, "", matrix(rows, hosts), "", _about(rows)])
-    return Pairs(tuple(row.figures(hosts) for row in rows), tuple(found), text, differ(rows))
+    return rows
 
 
 def rounds(num_nodes: int) -> list[list[Pair]]:
@@ -389,7 +371,7 @@ def _speeds(rows: Sequence[Row]) -> str:
     return f"{bandwidth(low)} GB/s" if high < 1.1 * low else f"{bandwidth(low)} to {bandwidth(high)} GB/s"
 
 
-def _about(rows: Sequence[Row]) -> str:
+def about(rows: Sequence[Row]) -> str:
     """The latencies, the size of a message, and how many ranks went side by side."""
     latencies = sorted(row.latency_s * 1e6 for row in rows)
     most = max(row.num_ranks for row in rows)

@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from muster.check import versions
-from muster.check.bench import baseline
+from muster.check.bench import baseline, pairwise
 from muster.check.bench.baseline import Baseline, Setting
 from muster.check.bench.collectives import ELEMENT, WrongValues, by_name
-from muster.check.bench.pairwise import TIMES, Pairs
 from muster.check.bench.sweep import NONE, Row, Sweep, bandwidth, shown
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
@@ -67,18 +66,19 @@ class Verdict:
         return ExitCode.FAILED if self.against else ExitCode.DONE
 
 
-def verdict_of_pairs(pairs: Pairs, num_nodes: int) -> Verdict:
-    """The verdict on pairs of nodes, which are held against each other."""
-    if num_nodes < 2:
+def verdict_of_pairs(rows: Sequence[pairwise.Row], hosts: Sequence[str], used: Transport) -> Verdict:
+    """The verdict on pairs of the nodes `hosts`, which are held against each other."""
+    against = [*([used.error] if used.error else []), *pairwise.errors(rows, hosts)]
+    if len(hosts) < 2:
         says = "one node: nothing was measured"
-    elif num_nodes == 2:
+    elif len(hosts) == 2:
         says = "two nodes: their link was held against nothing but its own two directions"
-    elif pairs.differ > TIMES:
+    elif (times := pairwise.differ(rows)) > pairwise.TIMES:
         # Where most links are slow, as those between two racks may be, none stands out.
-        says = f"links differ {pairs.differ:.1f}-fold, and no node or single link stands out: see which are slow"
+        says = f"links differ {times:.1f}-fold, and no node or single link stands out: see which are slow"
     else:
-        return Verdict(pairs.errors, "no link is slow")
-    return Verdict(pairs.errors, says, is_sure=False)
+        return Verdict(against, "no link is slow")
+    return Verdict(against, says, is_sure=False)
 
 
 def wrong_values(faults: Sequence[WrongValues]) -> list[MusterError]:
@@ -149,10 +149,14 @@ class Report:
         self._conclude(verdict)
         return code
 
-    def of_pairs(self, pairs: Pairs) -> int:
+    def of_pairs(self, rows: Sequence[pairwise.Row], used: Transport) -> int:
         """The same for pairs of nodes."""
-        verdict = verdict_of_pairs(pairs, len(self.world.nodes))
-        self._show(verdict, {"pairs": list(pairs.rows)}, ["", pairs.text])
+        hosts = self.world.nodes
+        verdict = verdict_of_pairs(rows, hosts, used)
+        lines = ["", f"network: {used.says}", *used.notes]
+        if rows:
+            lines += ["", pairwise.matrix(rows, hosts), "", pairwise.about(rows)]
+        self._show(verdict, {"pairs": [row.figures(hosts) for row in rows]}, lines)
         self._conclude(verdict)
         return verdict.code
 

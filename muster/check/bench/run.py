@@ -75,8 +75,9 @@ class Bench:
         agree(world, lambda: open_group(world))
         report = Report(options, world, setting)
         if options.pairwise:
-            pairs = pairwise.run(world, options)
-            code = report.of_pairs(pairs) if world.main else 0
+            rows = pairwise.run(world, options)
+            used = transport.used(world, options)
+            code = report.of_pairs(rows, used) if world.main else 0
         else:
             self.sweep = Sweep(world, options, sizes, names)
             code = self.measure(self.sweep, report, known)

@@ -8,9 +8,7 @@ import torch
 
 from muster.check.bench import collectives
 from muster.check.bench.collectives import ALL, ELEMENT, Collective, Message, WrongValues
-from muster.check.bench.pairwise import Pairs
-from muster.check.bench.report import verdict_of_pairs, wrong_values
-from muster.errors import MusterError
+from muster.check.bench.report import wrong_values
 from muster.train.distributed.world import World
 
 PART = 1021
@@ -170,18 +168,3 @@ def test_wrong_values_name_collective_size_rank_host_element_and_both_values():
     assert "all_reduce gave wrong values to rank 1 on node01, at 4K, 1M" in told[0]
     assert "element 17 of 4K was nan, not 5; 3 elements are wrong" in told[0]
     assert "rank 2 on node02" in told[1]
-
-
-@pytest.mark.parametrize(("num_nodes", "word"), [(1, "warning"), (2, "warning"), (3, "ok")])
-def test_links_pass_only_where_there_are_others_to_hold_them_against(num_nodes: int, word: str) -> None:
-    assert verdict_of_pairs(Pairs(), num_nodes).word == word
-    slow = Pairs(errors=(MusterError("slow link", seen="-", fix="-", code=1),))
-    assert (verdict_of_pairs(slow, num_nodes).word, verdict_of_pairs(slow, num_nodes).code) == ("failed", 1)
-
-
-def test_links_that_differ_do_not_pass_although_none_stands_out() -> None:
-    found = verdict_of_pairs(Pairs(differ=5.04), 4)
-    assert (found.word, found.code) == ("warning", 0)
-    assert "links differ 5.0-fold" in found.says
-    assert verdict_of_pairs(Pairs(differ=1.4), 4).word == "ok"
-    assert "two nodes" in verdict_of_pairs(Pairs(differ=5), 2).says

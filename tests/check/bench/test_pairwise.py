@@ -9,10 +9,14 @@ import pytest
 
 from muster.check.bench import pairwise
 from muster.check.bench.pairwise import Row
+from muster.check.bench.report import verdict_of_pairs
+from muster.check.bench.transport import Transport
+from muster.errors import MusterError
 
 GB = 1e-9
 """Seconds a byte at 1 GB/s."""
 
+USED = Transport(network="tcp", says="gloo over TCP")
 HOSTS = [f"node{number:02d}" for number in range(1, 41)]
 
 
@@ -168,6 +172,22 @@ def test_two_racks_with_a_slow_link_between_them_have_no_slow_node_but_differ() 
     assert pairwise.differ(rows) > pairwise.TIMES
     assert pairwise.differ(healthy(8)) < pairwise.TIMES
     assert pairwise.differ([]) == 1
+
+
+@pytest.mark.parametrize(("num_nodes", "word"), [(1, "warning"), (2, "warning"), (3, "ok")])
+def test_links_pass_only_where_there_are_others_to_hold_them_against(num_nodes: int, word: str) -> None:
+    rows, hosts = healthy(num_nodes), HOSTS[:num_nodes]
+    assert verdict_of_pairs(rows, hosts, USED).word == word
+    tcp = replace(USED, error=MusterError("TCP", seen="-", fix="-", code=1))
+    assert (verdict_of_pairs(rows, hosts, tcp).word, verdict_of_pairs(rows, hosts, tcp).code) == ("failed", 1)
+
+
+def test_links_that_differ_do_not_pass_although_none_stands_out() -> None:
+    between = [(source, target) for source in range(8) for target in range(8) if (source < 4) != (target < 4)]
+    found = verdict_of_pairs(slowed(healthy(8), *between, factor=5), HOSTS[:8], USED)
+    assert (found.word, found.code) == ("warning", 0)
+    assert found.says.startswith("links differ ")
+    assert "two nodes" in verdict_of_pairs(healthy(2), HOSTS[:2], USED).says
 
 
 def test_of_two_nodes_only_the_directions_can_be_compared() -> None:

@@ -5,20 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from muster.check.bench import pairwise
 from muster.check.bench.baseline import Baseline, Kept, Setting
 from muster.check.bench.collectives import WrongValues
-from muster.check.bench.pairwise import Pairs
 from muster.check.bench.report import Report
 from muster.check.bench.sweep import Row, Sweep, Timing
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
-from muster.errors import MusterError
 from muster.train.distributed.world import World
 
 HOSTS = ("a", "b", "c")
 HERE = Setting(site="", backend="gloo", device="cpu", nodes=3, ranks=(1, 1, 1))
 ROWS = [Row("all_reduce", 1024, 3, (Timing(1e-5, 1e-5, 1e-5),), 0)]
-SLOW = MusterError("slow node: b", seen="all of its 2 links", fix="leave it out", code=1)
 
 
 def report(folder: Path, **options: object) -> Report:
@@ -59,16 +57,20 @@ def test_a_run_that_fails_is_not_kept(tmp_path, capsys):
     assert said.splitlines()[-1] == "failed: all_reduce gave wrong values to rank 1 on b, at 1K"
 
 
+def links(slow: float = 1.0) -> list[pairwise.Row]:
+    """All directions between three nodes; `slow` times as long from node 0 to node 1."""
+    ways = [(source, target) for source in range(3) for target in range(3) if source != target]
+    return [pairwise.Row(*way, *([1e-9 * (slow if way == (0, 1) else 1)] * 2), 20e-6) for way in ways]
+
+
 def test_pairs_end_with_the_verdict(tmp_path, capsys):
     of = report(tmp_path / "file", save_baseline=None)
-    assert of.of_pairs(Pairs(errors=(SLOW,), text="THE TABLE")) == 1
+    assert of.of_pairs(links(slow=3), USED) == 1
     said = capsys.readouterr().out
-    assert "THE TABLE" in said
-    assert said.splitlines()[-1] == "failed: slow node: b"
-    assert of.of_pairs(Pairs(text="THE TABLE")) == 0
+    assert "GB/s, from" in said
+    assert said.splitlines()[-1] == "failed: slow link: a -> b, 0.3333 GB/s where others have 1.00 GB/s"
+    assert of.of_pairs(links(), USED) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "ok: no link is slow"
-    assert of.of_pairs(Pairs(differ=5)) == 0
-    assert "warning: links differ 5.0-fold" in capsys.readouterr().out
 
 
 def test_rows_are_shown_although_the_baseline_has_none_of_them(tmp_path, capsys):
