@@ -11,7 +11,6 @@ healthy machines too, only the middle one tells.
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -235,14 +234,13 @@ def write(path: Path, setting: Setting, rows: Sequence[Row], about: dict[str, An
     """
     kept = tuple(Kept(row.collective, row.size, row.passes) for row in rows if row.passes)
     baseline = Baseline(setting=setting, about=about, rows=kept)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    # Here and not above: it takes time to load, and most runs keep no baseline.
+    from muster.train.checkpoint.storage import write_text
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(msgspec.json.format(msgspec.json.encode(baseline), indent=1) + b"\n")
-        aside.replace(path)
+        write_text(path, msgspec.json.format(msgspec.json.encode(baseline), indent=1).decode() + "\n")
     except OSError as error:
-        with suppress(OSError):
-            aside.unlink()
         raise MusterError(
             "the baseline can't be written", seen=str(error), fix="--save-baseline with a path in a folder of yours"
         ) from None

@@ -172,7 +172,7 @@ def _measure(link: "Link", nodes: Sequence[Sequence[int]], hosts: Sequence[str])
                 best_s, median_s, latency_s, size = link.send(nodes[other][place])
                 own.append(Row(node, other, best_s, median_s, latency_s, place, side_by_side, size))
         except (RuntimeError, Broken) as error:
-            said = (str(error).strip().splitlines() or ["no message"])[0]
+            said = str(error).strip().partition("\n")[0]
             raise MusterError(
                 f"{hosts[node]} and {hosts[other]} don't get a message through to each other",
                 seen="; NCCL says: ".join(filter(None, [said, transport.complaints()])),

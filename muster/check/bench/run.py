@@ -127,9 +127,10 @@ def tell(world: World | None, error: Exception, doing: str) -> int:
         error: what ended this rank's part.
         doing: what the ranks were at.
     """
-    told_by = error.world if isinstance(error, ranks.Absent) else world
-    if isinstance(error, ranks.Absent | faults.SharedFault) and told_by is not None:
-        if told_by.main:
+    if isinstance(error, ranks.Absent | faults.SharedFault):
+        # All ranks know of it.
+        met = error.world if isinstance(error, ranks.Absent) else world
+        if met is None or met.main:
             console.tell(str(error))
         return error.code
     if world is None:
@@ -146,24 +147,20 @@ def tell(world: World | None, error: Exception, doing: str) -> int:
 
 def explain(world: World, error: Exception, doing: str) -> MusterError | None:
     """What this rank has to say of its `error`; None where another rank says it."""
-    is_of_others = isinstance(error, Broken) or (isinstance(error, MusterError) and "did not come" in error.wrong)
-    if isinstance(error, MusterError) and not is_of_others:
+    has_lost_others = isinstance(error, Broken) or (isinstance(error, MusterError) and "did not come" in error.wrong)
+    if isinstance(error, MusterError) and not has_lost_others:
         return error
-    said = error.seen if isinstance(error, MusterError) else (str(error).strip().splitlines() or ["no message"])[0]
+    said = error.seen if isinstance(error, MusterError) else str(error).strip().partition("\n")[0]
     said = "; NCCL says: ".join(filter(None, [said, transport.complaints()]))
-    if not is_of_others:
-        return MusterError(
-            f"rank {world.rank} on {world.host} failed at {doing}: {type(error).__name__}",
-            seen=said,
-            fix="muster bench --debug shows the traceback; a smaller --max-size needs less memory",
-            code=ExitCode.FAILED,
-        )
-    alive = ranks_alive(world)
-    if alive is not None and world.rank != min(alive):
-        return None
     fix = "muster doctor looks at the nodes and the network between them; more time: --timeout-s"
-    if alive is None:
+    alive = ranks_alive(world) if has_lost_others else []
+    if not has_lost_others:
+        wrong = f"rank {world.rank} on {world.host} failed at {doing}: {type(error).__name__}"
+        fix = "muster bench --debug shows the traceback; a smaller --max-size needs less memory"
+    elif alive is None:
         wrong = f"rank {world.rank} on {world.host} lost the others at {doing}"
+    elif world.rank != min(alive):
+        return None
     elif len(alive) == world.world_size:
         wrong = f"the ranks are all there, but {doing} failed"
     else:
