@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from muster.check.ranks import listed
-from muster.errors import ExitCode
+from muster.errors import ExitCode, one_line
 
 Result = TypeVar("Result")
 
@@ -35,6 +35,11 @@ class Finding:
     wrong: str
     seen: str
     fix: str
+
+    def __str__(self) -> str:
+        where = f"{self.host}: " if self.host else ""
+        lines = (f"{self.level}: {where}{self.wrong}", f" seen: {self.seen}", f"  fix: {self.fix}")
+        return "\n".join(map(one_line, lines))
 
 
 def worst(findings: Sequence[Finding]) -> Literal["ok", "warning", "failed"]:

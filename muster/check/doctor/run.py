@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -97,7 +97,7 @@ def run(options: DoctorOptions) -> None:
         tell("waiting for all ranks")
         world = ranks.join(options.timeout_s)
         started = time.monotonic()
-        check(world, options, report, tell)
+        check(world, options, report, tells=True)
         code = ranks.gather(world, report.code)[0]
         report.seconds = time.monotonic() - started
     except ranks.Absent as absent:
@@ -109,12 +109,14 @@ def run(options: DoctorOptions) -> None:
         report.why.append(Finding("failed", "launch", "", error.wrong, error.seen, error.fix))
     except dist.DistError as error:
         code, is_cut_off = ExitCode.USER_MUST_CHANGE, True
-        report.why.append(_lost(world, error))
+        wrong = f"rank {os.environ.get('RANK', '0')} lost the others: rank 0, its agent or the network between is gone"
+        seen, fix = str(error).strip().partition("\n")[0], "look what the other nodes said, then try again"
+        report.why.append(Finding("failed", "absent", "" if world is None else world.host, wrong, seen, fix))
     if os.environ.get("RANK", "0") == "0":
         show(report, world, options)
     elif is_cut_off:
         # Nobody else knows of it.
-        print(*map(plain, report.why), sep="\n", file=sys.stderr, flush=True)
+        print(*report.why, sep="\n", file=sys.stderr, flush=True)
     ranks.leave(world, code, failed=code != ExitCode.DONE)
 
 
@@ -138,7 +140,7 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
         raise SharedFault(first.wrong + where, seen=first.seen, fix=first.fix, code=ExitCode.FAILED) from None
     if world.main:
         for finding in report.findings:
-            console.tell(plain(finding))
+            console.tell(str(finding))
     if code != ExitCode.DONE:
         fix = (
             "mend what is named above; `muster doctor` in place of `train` checks more; without --preflight the "
@@ -153,22 +155,26 @@ def tell(step: str) -> None:
         print(f"muster doctor: {step} ...", file=sys.stderr, flush=True)
 
 
-def check(
-    world: World, options: DoctorOptions, report: Report, begins: Callable[[str], None] = lambda step: None
-) -> None:
-    """Adds to `report` all that is found; to be called on all ranks, and calls `begins` before each step of it."""
+def check(world: World, options: DoctorOptions, report: Report, *, tells: bool = False) -> None:
+    """Adds to `report` all that is found; to be called on all ranks.
+
+    Args:
+        tells: whether to say on stderr what is done next.
+    """
     *quick, (last, subjects) = STEPS
     for step, of_step in quick:
-        begins(step)
+        if tells:
+            tell(step)
         examine(world, options, of_step, report)
     if options.quick:
         return
     is_stopped = any(one.level == "failed" and one.about not in HARMLESS for one in report.findings)
     if ranks.gather(world, is_stopped)[0]:
         report.parts += [Part(one.NAME, "not tried: mend what failed first", is_seen=False) for one in subjects]
-    else:
-        begins(last)
-        examine(world, options, subjects, report)
+        return
+    if tells:
+        tell(last)
+    examine(world, options, subjects, report)
 
 
 def examine(world: World, options: DoctorOptions, subjects: Sequence[Subject], report: Report) -> None:
@@ -199,13 +205,6 @@ def absent_ranks(absent: ranks.Absent) -> list[Finding]:
     each = {host: ranks.Absent(absent.world, own, had_come=absent.had_come) for host, own in by_host.items()}
     about = DIED if absent.had_come else "absent"
     return [Finding("failed", about, host, error.wrong, error.seen, error.fix) for host, error in each.items()]
-
-
-def _lost(world: World | None, error: Exception) -> Finding:
-    """Of a rank whose connection to the others broke."""
-    wrong = f"rank {os.environ.get('RANK', '0')} lost the others: rank 0 or its agent is gone, or the network between"
-    seen, fix = str(error).strip().partition("\n")[0], "look what the other nodes said, then try again"
-    return Finding("failed", "absent", "" if world is None else world.host, wrong, seen, fix)
 
 
 def show(report: Report, world: World | None, options: DoctorOptions) -> None:
@@ -240,7 +239,7 @@ def print_all(screen: Console, report: Report, world: World | None) -> None:
         screen.print(_table(report.parts))
     findings = report.findings
     for finding in findings[:MOST_SHOWN]:
-        _, _, rest = plain(finding).partition(":")
+        _, _, rest = str(finding).partition(":")
         screen.print(Text.assemble((finding.level, STYLES[finding.level]), ":", rest))
     if len(findings) > MOST_SHOWN:
         screen.print(Text(f"and {len(findings) - MOST_SHOWN} more: --json has them all", style="dim"))
@@ -278,13 +277,6 @@ def _answer(part: Part) -> str:
     return (f"{listed(hosts)}: " if hosts else "") + part.findings[0].wrong + more
 
 
-def plain(finding: Finding) -> str:
-    """A finding in three lines, for a log."""
-    where = f"{finding.host}: " if finding.host else ""
-    lines = (f"{finding.level}: {where}{finding.wrong}", f" seen: {finding.seen}", f"  fix: {finding.fix}")
-    return "\n".join(map(one_line, lines))
-
-
 def verdict(findings: Sequence[Finding]) -> str:
     """All in one line, after the word for it."""
     return f"{worst(findings)}: {_says(findings)}"
@@ -295,6 +287,7 @@ def _says(findings: Sequence[Finding]) -> str:
         return "nothing was found that would stop, slow or falsify a training"
     num_failed = sum(finding.level == "failed" for finding in findings)
     num_warnings = len(findings) - num_failed
-    failures = f"{plural(num_failed, 'finding')} to mend first" if num_failed else ""
-    warnings = plural(num_warnings, "warning") if num_warnings else ""
-    return ", ".join(filter(None, [failures, warnings, "" if num_failed else "look first; a training may run"]))
+    warnings = plural(num_warnings, "warning")
+    if not num_failed:
+        return f"{warnings}, look first; a training may run"
+    return f"{plural(num_failed, 'finding')} to mend first" + (f", {warnings}" if num_warnings else "")
