@@ -22,8 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster.check.bench import collectives
-from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, Collective, WrongValues
+from muster.check.bench.collectives import BARRIER, ELEMENT, Collective, WrongValues, by_name
 from muster.check.options import BenchOptions
 from muster.errors import MusterError
 from muster.train.distributed.world import World
@@ -62,11 +61,8 @@ def parse_size(text: str, name: str) -> int:
     found = re.fullmatch(r"(\d{1,15})([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
     if size < ELEMENT:
-        raise MusterError(
-            f"{name} is not a size" if not found else f"{name} is less than one number of {ELEMENT} bytes",
-            seen=f"{name}={text}",
-            fix=f"{name}=1M; K, M and G are powers of 1024, a plain number is bytes",
-        )
+        fix = f"{name}=1M; K, M and G are powers of 1024, a plain number is bytes, {ELEMENT} at least"
+        raise MusterError(f"{name} is not a size", seen=f"{name}={text}", fix=fix)
     return size
 
 
@@ -152,7 +148,7 @@ class Row:
         """The bus bandwidth; None where one rank has no others to speak to."""
         if self.algbw is None or self.num_ranks == 1:
             return None
-        return self.algbw * collectives.by_name(self.collective).bus_factor(self.num_ranks)
+        return self.algbw * by_name(self.collective).bus_factor(self.num_ranks)
 
     def figures(self) -> dict[str, Any]:
         """The row as JSON has it; what does not apply is None."""
@@ -200,30 +196,24 @@ class Sweep:
     def rows(self) -> list[Row]:
         """Every collective at every size, each measured once."""
         found: list[Row] = []
-        for collective in ALL:
-            if collective.name in self.names:
-                found += self.of(collective)
-        if BARRIER in self.names:
-            found.append(self.again(Row(BARRIER, 0, self.world.world_size)))
+        for name in self.names:
+            found += [self.again(Row(BARRIER, 0, self.world.world_size))] if name == BARRIER else self.of(by_name(name))
         return found
 
     def of(self, collective: Collective) -> list[Row]:
-        """The rows of one collective, after its values around 1 MiB were checked."""
+        """The rows of one collective, at each size after its values were checked, which warms up too."""
         if collective.name == "send_recv" and self.world.world_size == 1:
             return [Row(collective.name, 0, 1, note="needs two ranks")]
-        sizes = dict.fromkeys(collective.size(self.world, size) for size in self.sizes)
-        rows = [self.row(collective, size) for size in sizes]
+        rows: list[Row] = []
+        for size in dict.fromkeys(collective.size(self.world, size) for size in self.sizes):
+            self.doing = f"{collective.name} of {shown(size)}"
+            if self.world.main and sys.stderr.isatty():
+                print(f"\r{self.doing:<40}", end="\r", file=sys.stderr, flush=True)
+            num_wrong = self.check(collective, [size])
+            rows.append(self.again(Row(collective.name, size, self.world.world_size, num_wrong=num_wrong)))
         self.doing = f"{collective.name} around 1M"
         self.check(collective, AROUND)
         return rows
-
-    def row(self, collective: Collective, size: int) -> Row:
-        """Its row at `size`: values first, which warms up too, then time."""
-        self.doing = f"{collective.name} of {shown(size)}"
-        if self.world.main and sys.stderr.isatty():
-            print(f"\r{self.doing:<40}", end="\r", file=sys.stderr, flush=True)
-        num_wrong = self.check(collective, [size])
-        return self.again(Row(collective.name, size, self.world.world_size, num_wrong=num_wrong))
 
     def again(self, row: Row) -> Row:
         """`row` with another pass."""
@@ -234,7 +224,7 @@ class Sweep:
         self.doing = f"{row.collective} of {shown(row.size)}" if row.size else row.collective
         call: Call = dist.barrier
         if row.size:
-            collective = collectives.by_name(row.collective)
+            collective = by_name(row.collective)
             message = collective.message(self.world, row.size)
             # Zeros stay as they are, however often they are added up.
             message.sent.zero_()
