@@ -112,6 +112,19 @@ def differences(
     ]
 
 
+def alike(values: Mapping[str, str], level: Level, about: str, wrong: str, fix: str) -> list[Finding]:
+    """One finding for all hosts of which the same is `seen`.
+
+    Args:
+        values: what is seen, by host; empty where nothing is wrong.
+    """
+    by_seen: dict[str, list[str]] = {}
+    for host, seen in values.items():
+        if seen:
+            by_seen.setdefault(seen, []).append(host)
+    return [Finding(level, about, listed(hosts), wrong, seen, fix) for seen, hosts in by_seen.items()]
+
+
 def distinct(values: Sequence[Any]) -> str:
     """The different values in words."""
     return ", ".join(dict.fromkeys(str(each) for each in values if each is not None))

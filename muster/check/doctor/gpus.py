@@ -51,8 +51,6 @@ class Gpu:
     used: int | None = None
     uncorrected: int | None = None
     remapping: str | None = None
-    clock_mhz: int | None = None
-    max_clock_mhz: int | None = None
     slowed_by: tuple[str, ...] = ()
     mig: bool | None = None
     links: int | None = None
@@ -140,8 +138,6 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
         used=None if memory is None else memory.used,
         uncorrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC),
         remapping=None if rows is None else "failed" if rows[3] else "pending" if rows[2] else None,
-        clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-        max_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
         slowed_by=tuple(word for bit, word in SLOWED.items() if reasons & bit),
         mig=None if mig is None else bool(mig[0]),
         links=None if all(link is None for link in links) else sum(link == 1 for link in links),
@@ -241,8 +237,8 @@ def _of(host: str, gpu: Gpu, links: int) -> Iterator[Finding]:
         wrong, seen = f"memory of {name} is taken by another process", f"{size(gpu.used)} used before any rank uses it"
         yield Finding("warning", "gpu memory", host, wrong, seen, "look whose it is: nvidia-smi on that node")
     if gpu.slowed_by:
-        seen = f"{', '.join(gpu.slowed_by)}; {gpu.clock_mhz} of {gpu.max_clock_mhz} MHz"
-        yield Finding("warning", "clock", host, f"the clock of {name} is held down", seen, TELL_SITE)
+        wrong, seen = f"the clock of {name} is held down", ", ".join(gpu.slowed_by)
+        yield Finding("warning", "clock", host, wrong, seen, TELL_SITE)
     if gpu.mig:
         wrong = f"{name} is cut into parts (MIG): NCCL does not join them"
         yield Finding("warning", "mig", host, wrong, "MIG mode: enabled", "ask for whole GPUs")

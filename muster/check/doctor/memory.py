@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from muster.check.doctor.finding import Finding, differences, distinct, size
+from muster.check.doctor.finding import Finding, alike, differences, distinct, size
 from muster.check.doctor.gpus import num_gpus
 from muster.check.doctor.storage import Space, measure
 from muster.check.options import DoctorOptions
@@ -144,10 +144,9 @@ def _shared_memory(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 def _open_files(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     num_ranks = sum(map(len, by_host.values()))
     needed = OPEN_FILES + OPEN_A_RANK * num_ranks
-    limits = {host: ranks[0].open_files for host, ranks in by_host.items()}
-    few = {host: limit for host, limit in limits.items() if limit is not None and limit < needed}
-    if not few:
-        return []
-    seen = f"ulimit -n: {distinct(list(few.values()))}; {num_ranks} ranks may need {needed} each"
+    few: dict[str, str] = {}
+    for host, (first, *_) in by_host.items():
+        if first.open_files is not None and first.open_files < needed:
+            few[host] = f"ulimit -n: {first.open_files}; {num_ranks} ranks may need {needed} each"
     fix = "ulimit -n $(ulimit -Hn) in the job script, before the launch"
-    return [Finding("warning", "open files", listed(list(few)), "few files may be open at a time", seen, fix)]
+    return alike(few, "warning", "open files", "few files may be open at a time", fix)

@@ -17,9 +17,9 @@ import msgspec
 import psutil
 
 from muster.check import fabric
-from muster.check.doctor.finding import Finding, attempt, differences, distinct
+from muster.check.doctor.finding import Finding, alike, attempt, differences, distinct
 from muster.check.options import DoctorOptions
-from muster.check.ranks import ALL_PAIRS_UP_TO, gather_hosts, leads_host, listed, partners
+from muster.check.ranks import ALL_PAIRS_UP_TO, gather_hosts, leads_host, partners
 from muster.train.distributed.world import World
 from muster.variables import LaunchVariable
 
@@ -159,10 +159,6 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """What is wrong with the way to the other nodes, with the fabric and with links."""
     nodes = {host: ranks[0] for host, ranks in by_host.items()}
     found: list[Finding] = []
-    for host, node in nodes.items():
-        if node.devices:
-            fix = "docker run --device /dev/infiniband; on a node: the devices' permissions"
-            found.append(Finding("warning", "fabric", host, "the fabric's devices can't be used", node.devices, fix))
     for host, ranks in list(by_host.items())[1:]:
         address = next((rank.address or "" for rank in ranks if (rank.address or "").startswith("127.")), "")
         if address:
@@ -178,7 +174,18 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     fix = "look at what `muster fabric plan` says on that node, and whether the host's libraries are bound there too"
     fabrics = {host: node.fabric for host, node in nodes.items()}
     found += differences(fabrics, "failed", "fabric", "fabric", fix)
-    return [*found, *_locked_memory(nodes), *_port_findings(nodes), *_pcie_findings(nodes)]
+    fix = "docker run --device /dev/infiniband; on a node: the devices' permissions"
+    devices = {host: node.devices for host, node in nodes.items()}
+    found += alike(devices, "warning", "fabric", "the fabric's devices can't be used", fix)
+    fix = "docker run --ulimit memlock=-1; in Slurm PropagateResourceLimitsExcept=MEMLOCK and slurmd's LimitMEMLOCK"
+    memlock = {host: node.memlock for host, node in nodes.items()}
+    found += alike(memlock, "warning", "memlock", "RDMA may lock little memory", fix)
+    found += _port_findings(nodes)
+    fix = "tell the site: the card in its slot, or the slot (lspci -vv: LnkSta against LnkCap)"
+    for name in sorted({name for node in nodes.values() for name in node.pcie}):
+        wrong = f"the PCIe link of {name} is less than the card and its slot can"
+        found += alike({host: node.pcie.get(name, "") for host, node in nodes.items()}, "warning", "pcie", wrong, fix)
+    return found
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
@@ -189,16 +196,6 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     rates = distinct([f"{rate:g}" for node in nodes for rate in _rates(node)])
     links = f"{most} ports up, at {rates} Gb/s" if most else "no InfiniBand or RoCE port"
     return f"{distinct([node.fabric for node in nodes]) or 'tcp'} by {interface}; {links}"
-
-
-def _locked_memory(nodes: Mapping[str, Facts]) -> list[Finding]:
-    """Of nodes with a fabric whose users may lock little memory."""
-    few = {host: node.memlock for host, node in nodes.items() if node.memlock}
-    if not few:
-        return []
-    fix = "docker run --ulimit memlock=-1; in Slurm PropagateResourceLimitsExcept=MEMLOCK and slurmd's LimitMEMLOCK"
-    wrong, seen = "RDMA may lock little memory", distinct(list(few.values()))
-    return [Finding("warning", "memlock", listed(list(few)), wrong, seen, fix)]
 
 
 def _port_findings(nodes: Mapping[str, Facts]) -> list[Finding]:
@@ -220,19 +217,6 @@ def _port_findings(nodes: Mapping[str, Facts]) -> list[Finding]:
 def _rates(node: Facts) -> tuple[float, ...]:
     """Of the ports that are up, in order."""
     return tuple(sorted(rate for rate in node.ports.values() if rate))
-
-
-def _pcie_findings(nodes: Mapping[str, Facts]) -> list[Finding]:
-    """Of adapters and GPUs whose PCIe link is less than it can be."""
-    less: dict[tuple[str, str], list[str]] = {}
-    for host, node in nodes.items():
-        for link in node.pcie.items():
-            less.setdefault(link, []).append(host)
-    wrong = "the PCIe link of {} is less than the card and its slot can"
-    fix = "tell the site: the card in its slot, or the slot (lspci -vv: LnkSta against LnkCap)"
-    return [
-        Finding("warning", "pcie", listed(hosts), wrong.format(name), said, fix) for (name, said), hosts in less.items()
-    ]
 
 
 def ports(sys: Path) -> dict[str, float | None]:

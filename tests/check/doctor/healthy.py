@@ -41,8 +41,6 @@ def gpu(index: int) -> Gpu:
         name="NVIDIA H100 80GB HBM3",
         used=0,
         uncorrected=0,
-        clock_mhz=1980,
-        max_clock_mhz=1980,
         mig=False,
         links=18,
     )
