@@ -168,20 +168,6 @@ def least_found(baseline: Baseline) -> float:
     return statistics.median(max(each) * factors[key] / statistics.median(each) for key, each in times.items())
 
 
-def check_held(rows: Sequence[Row], baseline: Baseline, path: str) -> None:
-    """Returns if the baseline from the file `path` has any of the `rows` that were measured.
-
-    Raises:
-        MusterError: it has none.
-    """
-    if not any((row.collective, row.size) in baseline.passes for row in rows):
-        raise MusterError(
-            "the baseline has none of the collectives and sizes that were measured",
-            seen=f"--baseline={path}",
-            fix="give the same --collectives, --min-size, --max-size and --factor as for --save-baseline",
-        )
-
-
 def errors(slow: Sequence[Slow], path: str) -> list[MusterError]:
     """What to say of the rows that are too slow: one for each collective, with its worst size."""
     found: list[MusterError] = []

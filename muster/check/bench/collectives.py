@@ -126,7 +126,7 @@ class Message:
     got: torch.Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Collective:
     """One of them.
 
@@ -223,50 +223,39 @@ def _send_recv(world: World, message: Message) -> None:
 
 
 ALL = (
+    Collective("all_reduce", 2, lambda world, message: dist.all_reduce(message.got), is_in_place=True),
     Collective(
-        name="all_reduce",
-        passes=2,
-        call=lambda world, message: dist.all_reduce(message.got),
-        is_in_place=True,
-    ),
-    Collective(
-        name="all_gather",
-        passes=1,
-        call=lambda world, message: dist.all_gather_into_tensor(message.got, message.sent),
+        "all_gather",
+        1,
+        lambda world, message: dist.all_gather_into_tensor(message.got, message.sent),
         giver=lambda world, part: part,
         is_split=True,
         sends_all=False,
     ),
     Collective(
-        name="reduce_scatter",
-        passes=1,
-        call=lambda world, message: dist.reduce_scatter_tensor(message.got, message.sent),
+        "reduce_scatter",
+        1,
+        lambda world, message: dist.reduce_scatter_tensor(message.got, message.sent),
         is_split=True,
         gets_all=False,
     ),
     Collective(
-        name="broadcast",
-        passes=0,
-        call=lambda world, message: dist.broadcast(message.got, src=ROOT),
+        "broadcast",
+        0,
+        lambda world, message: dist.broadcast(message.got, src=ROOT),
         giver=lambda world, part: ROOT,
         is_in_place=True,
         root=ROOT,
     ),
+    Collective("reduce", 0, lambda world, message: dist.reduce(message.got, dst=ROOT), is_in_place=True, root=ROOT),
     Collective(
-        name="reduce",
-        passes=0,
-        call=lambda world, message: dist.reduce(message.got, dst=ROOT),
-        is_in_place=True,
-        root=ROOT,
-    ),
-    Collective(
-        name="all_to_all",
-        passes=1,
-        call=lambda world, message: dist.all_to_all_single(message.got, message.sent),
+        "all_to_all",
+        1,
+        lambda world, message: dist.all_to_all_single(message.got, message.sent),
         giver=lambda world, part: part,
         is_split=True,
     ),
-    Collective(name="send_recv", passes=0, call=_send_recv, giver=_before),
+    Collective("send_recv", 0, _send_recv, giver=_before),
 )
 
 BARRIER = "barrier"

@@ -128,7 +128,13 @@ class Report:
         if used.error is not None:
             against.append(used.error)
         against += baseline.errors(slow, options.baseline or "")
-        verdict = Verdict(against, f"values were right in {sweep.num_checks} checks; {self.held(rows, known)}")
+        num_held = sum((row.collective, row.size) in known.passes for row in rows) if known else 0
+        held = "held against no baseline: --save-baseline FILE keeps one for the next time"
+        if known and num_held:
+            worth = f"half of them would be found if they took {baseline.least_found(known):.2f} times as long"
+            num_rows = sum(bool(row.passes) for row in rows)
+            held = f"{num_held} of {num_rows} rows are as fast as in {options.baseline}; {worth}"
+        verdict = Verdict(against, f"values were right in {sweep.num_checks} checks; {held}")
         more = {
             "transport": {"network": used.network, "gpudirect": used.gpudirect, "says": used.says, "notes": used.notes},
             "rows": [row.figures() for row in rows],
@@ -141,8 +147,12 @@ class Report:
         try:
             if options.save_baseline is not None:
                 self._save(Path(options.save_baseline), rows, verdict, used)
-            if known is not None:
-                baseline.check_held(rows, known, options.baseline or "")
+            if known is not None and not num_held:
+                raise MusterError(
+                    "the baseline has none of the collectives and sizes that were measured",
+                    seen=f"--baseline={options.baseline}",
+                    fix="give the same --collectives, --min-size, --max-size and --factor as for --save-baseline",
+                )
         except MusterError as error:
             console.tell(str(error))
             code = code or error.code
@@ -194,15 +204,6 @@ class Report:
         devices = ", ".join(setting.gpus) or setting.device
         site = f", {setting.site}" if setting.site else ""
         return f"{places}, {setting.backend} on {devices}, torch {torch.__version__}{site}"
-
-    def held(self, rows: Sequence[Row], known: Baseline | None) -> str:
-        """What the figures were held against, in words."""
-        keys = [(row.collective, row.size) for row in rows if row.passes]
-        held = sum(key in known.passes for key in keys) if known else 0
-        if known is None or not held:
-            return "held against no baseline: --save-baseline FILE keeps one for the next time"
-        worth = f"half of them would be found if they took {baseline.least_found(known):.2f} times as long"
-        return f"{held} of {len(keys)} rows are as fast as in {self.options.baseline}; {worth}"
 
     def about(self) -> dict[str, Any]:
         """Versions and date."""
