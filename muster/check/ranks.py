@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
@@ -42,7 +42,7 @@ class Absent(MusterError):
     def __init__(
         self, world: World, ranks: Sequence[int], *, had_come: bool = False, fault: faults.Fault | None = None
     ) -> None:
-        which = f"{'rank' if len(ranks) == 1 else 'ranks'} {listed([str(rank) for rank in ranks])}"
+        which = f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)}"
         waited = f"waited {world.timeout_s} s on rank {world.rank} of {world.world_size} ({world.host})"
         if fault is not None:
             wrong, seen = f"rank {fault.rank} on {fault.host} died in the check", fault.wrong
@@ -162,8 +162,9 @@ def partners(node: int, num_nodes: int, all_pairs_up_to: int = ALL_PAIRS_UP_TO) 
     return sorted({(node + way * step) % num_nodes for step in steps for way in (1, -1)} - {node})
 
 
-def listed(names: Sequence[str], most: int = MOST_LISTED) -> str:
-    """`names` in a few words: "a, b, c, d and 5 more"."""
+def listed(values: Iterable[object], most: int = MOST_LISTED) -> str:
+    """The different ones of `values` in a few words: "a, b, c, d and 5 more"; None and empty ones do not count."""
+    names = list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
     # One too many is shown as it is: to say "and 1 more" takes as much room.
     if len(names) <= most + 1:
         return ", ".join(names)

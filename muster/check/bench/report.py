@@ -21,7 +21,7 @@ from muster.check.bench.collectives import ELEMENT, WrongValues, by_name
 from muster.check.bench.sweep import NONE, Row, Sweep, bandwidth, shown
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
-from muster.check.ranks import plural
+from muster.check.ranks import listed, plural
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import World
 from muster.train.reporting import console
@@ -88,7 +88,7 @@ def wrong_values(faults: Sequence[WrongValues]) -> list[MusterError]:
         by_rank.setdefault((fault.collective, fault.rank), []).append(fault)
     found: list[MusterError] = []
     for first, *others in by_rank.values():
-        sizes = ", ".join(dict.fromkeys(shown(fault.size) for fault in (first, *others)))
+        sizes = listed((shown(fault.size) for fault in (first, *others)), 8)
         source = "" if first.source is None else f", from rank {first.source}"
         wrong = f"{first.collective} gave wrong values to rank {first.rank} on {first.host}, at {sizes}"
         seen = (

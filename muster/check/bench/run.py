@@ -165,8 +165,8 @@ def explain(world: World, error: Exception, doing: str) -> MusterError | None:
         wrong = f"the ranks are all there, but {doing} failed"
     else:
         missing = [rank for rank in range(world.world_size) if rank not in alive]
-        hosts = ranks.listed(list(dict.fromkeys(world.hosts[rank] for rank in missing)))
-        numbers = ranks.listed([str(rank) for rank in missing], 8)
+        hosts = ranks.listed(world.hosts[rank] for rank in missing)
+        numbers = ranks.listed(missing, 8)
         wrong = f"{'rank' if len(missing) == 1 else 'ranks'} {numbers} on {hosts} did not come back from {doing}"
     return MusterError(wrong, seen=f"rank {world.rank} on {world.host}: {said}", fix=fix, code=ExitCode.FAILED)
 

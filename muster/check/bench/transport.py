@@ -139,7 +139,7 @@ def complaints() -> str:
 
 def of_gloo(ranks: Sequence[RankTransport]) -> Transport:
     """The transport of gloo, which has no network but TCP."""
-    interfaces = ", ".join(dict.fromkeys(each.interface for each in ranks if each.interface))
+    interfaces = listed(each.interface for each in ranks)
     network = f"gloo over {interfaces or 'TCP'}"
     if _is_one_node(ranks):
         return Transport(network, "gloo, in one node")
@@ -158,9 +158,9 @@ def of_nccl(ranks: Sequence[RankTransport], *, allow_tcp: bool = False) -> Trans
     name = f"NCCL {version}".rstrip()
     notes = [f"NCCL warns on {each.host}: {words}" for each in ranks for words in each.said.warnings[:1]][:3]
     if _is_one_node(ranks):
-        within = ", ".join(dict.fromkeys(way for each in ranks for way in each.said.within)) or "not said"
+        within = listed(way for each in ranks for way in each.said.within) or "not said"
         return Transport(within, f"{name}, in one node: {within}", notes=tuple(notes))
-    network = ", ".join(dict.fromkeys(each.said.network for each in ranks if each.said.network)) or "not said"
+    network = listed(each.said.network for each in ranks) or "not said"
     by_rdma = [each for each in ranks if each.said.gpudirect is not None and not each.said.is_tcp]
     indirect = [each for each in by_rdma if not each.said.gpudirect]
     says = f"{name}: {network}"
@@ -209,8 +209,7 @@ def _networks(ranks: Sequence[RankTransport]) -> str:
 
 
 def _hosts(ranks: Sequence[RankTransport]) -> str:
-    """node02, node03; all nodes can be many."""
-    return listed(list(dict.fromkeys(each.host for each in ranks)), 8)
+    return listed((each.host for each in ranks), 8)
 
 
 def expected(found: str, root: str = "/") -> tuple[str, bool]:
@@ -240,11 +239,10 @@ def request_log(environ: MutableMapping[str, str]) -> None:
     if level not in ("INFO", "TRACE"):
         environ["NCCL_DEBUG"] = "INFO"
     wanted = environ.get("NCCL_DEBUG_SUBSYS", "")
-    names = [name for name in wanted.upper().split(",") if name]
     # With a ^ before them they are those that are not wanted.
-    if wanted.startswith("^") or "ALL" not in names:
-        kept = () if wanted.startswith("^") else names
-        environ["NCCL_DEBUG_SUBSYS"] = ",".join(dict.fromkeys([*kept, *SUBSYSTEMS]))
+    names = [] if wanted.startswith("^") else [name for name in wanted.upper().split(",") if name]
+    if "ALL" not in names:
+        environ["NCCL_DEBUG_SUBSYS"] = ",".join(dict.fromkeys([*names, *SUBSYSTEMS]))
     if not environ.get("NCCL_DEBUG_FILE"):
         environ["NCCL_DEBUG_FILE"] = f"/proc/self/fd/{os.memfd_create('nccl')}"
         if level in ("INFO", "TRACE"):

@@ -68,7 +68,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
         shown = listed([f"{ahead_s:+.3f} s on {host}" for host, ahead_s in ahead.items()], MOST_SHOWN)
         wrong = f"the clocks of {len(nodes)} nodes differ by up to {max(ahead.values()) - min(ahead.values()):.1f} s"
         doubt_s = max(nodes[host].doubt_s(nodes[first]) for host in others)
-        return [_finding(listed(list(nodes)), wrong, f"against rank 0, {shown}", doubt_s)]
+        return [_finding(listed(nodes), wrong, f"against rank 0, {shown}", doubt_s)]
     reference = "most other nodes" if len(others) > 1 else first
     found: list[Finding] = []
     for host, off_s in off.items():

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, WrongValues
-from muster.check.doctor.finding import Finding, distinct
+from muster.check.doctor.finding import Finding
 from muster.check.options import DoctorOptions
 from muster.check.ranks import LOOK_S, fault_in, listed
 from muster.check.ranks import gather as gather_values
@@ -130,7 +130,7 @@ def _abort_group() -> None:
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """What is wrong with the collectives."""
-    devices = {host: distinct([one.device for one in facts]) for host, facts in by_host.items()}
+    devices = {host: listed(one.device for one in facts) for host, facts in by_host.items()}
     if len({one.device for facts in by_host.values() for one in facts}) > 1:
         fix = "ask for as many GPUs on each node as it has ranks, or give --device=cpu"
         seen = "; ".join(f"{host}: {device}" for host, device in devices.items())
@@ -198,9 +198,9 @@ def _stuck(ranks: Sequence[Facts], host_of: Mapping[int, str]) -> Finding:
         wrong = f"{first.at} did not end, though all ranks came to it"
         fix = "export TORCH_DISTRIBUTED_DEBUG=DETAIL, and on GPUs NCCL_DEBUG=INFO, and start again"
         return Finding("failed", "collective", "", wrong, seen, fix)
-    names = listed([f"rank {rank} on {host_of[rank]}" for rank in held], MOST)
+    names = listed((f"rank {rank} on {host_of[rank]}" for rank in held), MOST)
     wrong = f"{first.at} did not end: {names} did not come back"
-    hosts = ", ".join(dict.fromkeys(host_of[rank] for rank in held))
+    hosts = listed(host_of[rank] for rank in held)
     return Finding(
         "failed", "collective", hosts, wrong, seen, "look what those ranks wrote, and start without their host"
     )

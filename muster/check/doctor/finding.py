@@ -98,7 +98,7 @@ def differences(
         seen = ", ".join(f"{shown(value)} on {listed(hosts)}" for value, hosts in others.items())
         everyone = [host for hosts in others.values() for host in hosts]
         return [Finding(level, about, listed(everyone), f"not all nodes have the same {what}", seen, fix)]
-    there = listed([host for host, value in values.items() if value == usual])
+    there = listed(host for host, value in values.items() if value == usual)
     return [
         Finding(
             level,
@@ -123,11 +123,6 @@ def alike(values: Mapping[str, str], level: Level, about: str, wrong: str, fix: 
         if seen:
             by_seen.setdefault(seen, []).append(host)
     return [Finding(level, about, listed(hosts), wrong, seen, fix) for seen, hosts in by_seen.items()]
-
-
-def distinct(values: Sequence[Any]) -> str:
-    """The different values in words."""
-    return ", ".join(dict.fromkeys(str(each) for each in values if each is not None))
 
 
 def size(number: int) -> str:

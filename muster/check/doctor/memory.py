@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from muster.check.doctor.finding import Finding, alike, differences, distinct, size
+from muster.check.doctor.finding import Finding, alike, differences, size
 from muster.check.doctor.gpus import num_gpus
 from muster.check.doctor.storage import Space, measure
 from muster.check.options import DoctorOptions
@@ -71,7 +71,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     """What a rank has, on the node that has the least."""
     a_rank = {count // len(by_host[host]) for host, count in _num_cores(by_host).items() if count}
-    words = [f"cores a rank: {distinct(sorted(a_rank))}" if a_rank else ""]
+    words = [f"cores a rank: {listed(sorted(a_rank))}" if a_rank else ""]
     free = {host: ranks[0].memory_free for host, ranks in by_host.items() if ranks[0].memory_free is not None}
     if free:
         host = min(free, key=lambda host: free[host])
@@ -115,7 +115,7 @@ def _cores(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 
 def _words(cores: Iterable[int]) -> str:
-    return listed([str(core) for core in sorted(cores)], 8)
+    return listed(sorted(cores), 8)
 
 
 def _shared_memory(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:

@@ -169,7 +169,7 @@ def _own_names(lookups: Sequence[Lookup], places: Mapping[int, Place], is_told: 
     if not bad:
         return []
     so = "gloo is told the interface, what is not told would listen there" if is_told else "gloo listens there"
-    hosts = listed([one.name for one in bad], MOST)
+    hosts = listed((one.name for one in bad), MOST)
     wrong = f"the own name of {hosts} does not lead to an address that others reach: {so}, and other nodes can't come"
     fix = (
         f"in /etc/hosts of {hosts}: `{places[bad[0].source].address or 'ADDRESS'} {bad[0].name}`, with its address on "
@@ -189,13 +189,13 @@ def _is_astray(one: Lookup, target: Place, lookups: Sequence[Lookup]) -> bool:
 
 def _astray(host: str, found: Sequence[Lookup], places: Mapping[int, Place], master: str) -> Finding:
     """Of names that lead astray, because of `host`."""
-    names = ", ".join(dict.fromkeys(one.name for one in found))
-    sources = listed(list(dict.fromkeys(places[one.source].host for one in found)), MOST)
+    names = listed(one.name for one in found)
+    sources = listed(places[one.source].host for one in found)
     seen: list[str] = []
     for one in found[:MOST]:
         target = places[one.target]
         seen.append(f"{one}; {target.host} has {_addresses(target.addresses)}")
-    lines = dict.fromkeys(f"`{places[one.target].address} {one.name}`" for one in found)
+    lines = listed(f"`{places[one.target].address} {one.name}`" for one in found)
     service = "/etc/hosts" if any(one.line for one in found) else "the name service (`getent hosts NAME`)"
     return Finding(
         "failed" if any(one.name == master for one in found) else "warning",
@@ -203,7 +203,7 @@ def _astray(host: str, found: Sequence[Lookup], places: Mapping[int, Place], mas
         host,
         f"the name {names} does not lead where it should on {sources}",
         "; ".join(seen),
-        f"{service} has to have {', '.join(list(lines)[:MOST])} there",
+        f"{service} has to have {lines} there",
     )
 
 

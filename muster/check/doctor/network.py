@@ -17,9 +17,9 @@ import msgspec
 import psutil
 
 from muster.check import fabric
-from muster.check.doctor.finding import Finding, alike, attempt, differences, distinct
+from muster.check.doctor.finding import Finding, alike, attempt, differences
 from muster.check.options import DoctorOptions
-from muster.check.ranks import ALL_PAIRS_UP_TO, gather_hosts, leads_host, partners
+from muster.check.ranks import ALL_PAIRS_UP_TO, gather_hosts, leads_host, listed, partners
 from muster.train.distributed.world import World
 from muster.variables import LaunchVariable
 
@@ -166,7 +166,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
             fix = "--master-addr with an address that others reach"
             found.append(Finding("failed", "address", host, wrong, seen, fix))
     for host, ranks in by_host.items():
-        addresses = distinct([rank.address for rank in ranks])
+        addresses = listed(rank.address for rank in ranks)
         if "," in addresses:
             wrong = "nodes have the same name, and are taken for one: only one of them was looked at"
             fix = "give each node a hostname of its own (docker run --hostname)"
@@ -191,11 +191,11 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     """The fabric, the interface towards rank 0, and the ports that are up."""
     nodes = [ranks[0] for ranks in by_host.values()]
-    interface = distinct([rank.interface for ranks in by_host.values() for rank in ranks]) or "-"
+    interface = listed(rank.interface for ranks in by_host.values() for rank in ranks) or "-"
     most = max(len(_rates(node)) for node in nodes)
-    rates = distinct([f"{rate:g}" for node in nodes for rate in _rates(node)])
+    rates = listed(f"{rate:g}" for node in nodes for rate in _rates(node))
     links = f"{most} ports up, at {rates} Gb/s" if most else "no InfiniBand or RoCE port"
-    return f"{distinct([node.fabric for node in nodes]) or 'tcp'} by {interface}; {links}"
+    return f"{listed(node.fabric for node in nodes) or 'tcp'} by {interface}; {links}"
 
 
 def _port_findings(nodes: Mapping[str, Facts]) -> list[Finding]:

@@ -288,7 +288,7 @@ def _wrong_with(nodes: Sequence[Place], node: int, bad: Sequence[Probe]) -> str:
     host = nodes[node].host
     incoming = {probe.source for probe in bad if probe.target == node}
     outgoing = {probe.target for probe in bad if probe.source == node}
-    others = listed([nodes[other].host for other in sorted(incoming | outgoing)])
+    others = listed(nodes[other].host for other in sorted(incoming | outgoing))
     if incoming and outgoing:
         return f"{host} and {others} do not reach each other"
     return f"{host} can't be reached from {others}" if incoming else f"{host} does not reach {others}"

@@ -272,9 +272,9 @@ def _table(parts: Sequence[Part]) -> Table:
 def _answer(part: Part) -> str:
     if not part.findings:
         return part.says
-    hosts = list(dict.fromkeys(finding.host for finding in part.findings if finding.host))
+    hosts = listed(finding.host for finding in part.findings)
     more = f", and {len(part.findings) - 1} more" if len(part.findings) > 1 else ""
-    return (f"{listed(hosts)}: " if hosts else "") + part.findings[0].wrong + more
+    return (f"{hosts}: " if hosts else "") + part.findings[0].wrong + more
 
 
 def verdict(findings: Sequence[Finding]) -> str:
