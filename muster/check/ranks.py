@@ -162,13 +162,13 @@ def partners(node: int, num_nodes: int, all_pairs_up_to: int = ALL_PAIRS_UP_TO) 
     return sorted({(node + way * step) % num_nodes for step in steps for way in (1, -1)} - {node})
 
 
-def listed(values: Iterable[object], most: int = MOST_LISTED) -> str:
+def listed(values: Iterable[object], most: int = MOST_LISTED, between: str = ", ") -> str:
     """The different ones of `values` in a few words: "a, b, c, d and 5 more"; None and empty ones do not count."""
     names = list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
     # One too many is shown as it is: to say "and 1 more" takes as much room.
     if len(names) <= most + 1:
-        return ", ".join(names)
-    return f"{', '.join(names[:most])} and {len(names) - most} more"
+        return between.join(names)
+    return f"{between.join(names[:most])} and {len(names) - most} more"
 
 
 def plural(number: int, word: str) -> str:

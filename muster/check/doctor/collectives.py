@@ -31,8 +31,6 @@ NOT_OVER = "not over"
 
 ORDER = (START, *(one.name for one in ALL), BARRIER)
 
-MOST = 4
-
 
 @dataclass
 class Facts:
@@ -172,7 +170,6 @@ def _spoilt(
         origin = "" if wrong.source is None else f" from rank {wrong.source}"
         seen = f"{wrong.found} in place of {wrong.expected:g}, {wrong.count} of {wrong.size // ELEMENT} numbers"
         lines.append(f"{wrong.collective} on rank {wrong.rank} ({wrong.host}): {seen}{origin}")
-    more = [f"and {len(lines) - MOST} more"] if len(lines) > MOST else []
     who = " and ".join(f"rank {rank} on {host_of[rank]}" for rank in culprits)
     by = {0: "it can't be told by which rank", 1: f"by {who}"}.get(len(culprits), f"between {who}")
     return Finding(
@@ -180,7 +177,7 @@ def _spoilt(
         "collective",
         " -> ".join(dict.fromkeys(host_of[rank] for rank in culprits)),
         f"{', '.join(names)} {'gives' if len(names) == 1 else 'give'} wrong values: {by}",
-        "; ".join([*lines[:MOST], *more]),
+        listed(lines, between="; "),
         "start without that host, and tell the administrators: memory, GPU (`nvidia-smi -q -d ECC`) or network "
         "adapter; on GPUs try `export NCCL_PROTO=Simple` too",
     )
@@ -198,7 +195,7 @@ def _stuck(ranks: Sequence[Facts], host_of: Mapping[int, str]) -> Finding:
         wrong = f"{first.at} did not end, though all ranks came to it"
         fix = "export TORCH_DISTRIBUTED_DEBUG=DETAIL, and on GPUs NCCL_DEBUG=INFO, and start again"
         return Finding("failed", "collective", "", wrong, seen, fix)
-    names = listed((f"rank {rank} on {host_of[rank]}" for rank in held), MOST)
+    names = listed(f"rank {rank} on {host_of[rank]}" for rank in held)
     wrong = f"{first.at} did not end: {names} did not come back"
     hosts = listed(host_of[rank] for rank in held)
     return Finding(

@@ -26,8 +26,6 @@ LIMIT_S = 10.0
 SLOW_S = 3.0
 """Longer than this no lookup should take: by default the resolver asks a second server after 5 s."""
 
-MOST = 4
-
 
 class Lookup(NamedTuple):
     """What a name led to on one node.
@@ -49,7 +47,7 @@ class Lookup(NamedTuple):
     took_s: float = 0.0
 
     def __str__(self) -> str:
-        led = f"leads to {_addresses(self.addresses)}" if self.addresses else f"leads nowhere: {self.wrong}"
+        led = f"leads to {listed(self.addresses)}" if self.addresses else f"leads nowhere: {self.wrong}"
         return f"{self.name} {led}, by {self.line or 'the name service'}"
 
 
@@ -169,13 +167,13 @@ def _own_names(lookups: Sequence[Lookup], places: Mapping[int, Place], is_told: 
     if not bad:
         return []
     so = "gloo is told the interface, what is not told would listen there" if is_told else "gloo listens there"
-    hosts = listed((one.name for one in bad), MOST)
+    hosts = listed(one.name for one in bad)
     wrong = f"the own name of {hosts} does not lead to an address that others reach: {so}, and other nodes can't come"
     fix = (
         f"in /etc/hosts of {hosts}: `{places[bad[0].source].address or 'ADDRESS'} {bad[0].name}`, with its address on "
         "the network of the job; or export GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, as muster does"
     )
-    seen = "; ".join(map(str, bad[:MOST]))
+    seen = listed(bad, between="; ")
     return [Finding("warning" if is_told else "failed", "name", _where(bad, places), wrong, seen, fix)]
 
 
@@ -192,9 +190,9 @@ def _astray(host: str, found: Sequence[Lookup], places: Mapping[int, Place], mas
     names = listed(one.name for one in found)
     sources = listed(places[one.source].host for one in found)
     seen: list[str] = []
-    for one in found[:MOST]:
+    for one in found:
         target = places[one.target]
-        seen.append(f"{one}; {target.host} has {_addresses(target.addresses)}")
+        seen.append(f"{one}; {target.host} has {listed(target.addresses) or 'no address'}")
     lines = listed(f"`{places[one.target].address} {one.name}`" for one in found)
     service = "/etc/hosts" if any(one.line for one in found) else "the name service (`getent hosts NAME`)"
     return Finding(
@@ -202,7 +200,7 @@ def _astray(host: str, found: Sequence[Lookup], places: Mapping[int, Place], mas
         "name",
         host,
         f"the name {names} does not lead where it should on {sources}",
-        "; ".join(seen),
+        listed(seen, between="; "),
         f"{service} has to have {lines} there",
     )
 
@@ -222,7 +220,3 @@ def _where(found: Sequence[Lookup], places: Mapping[int, Place]) -> str:
     """The nodes that asked; empty where it is all of them."""
     hosts = list(dict.fromkeys(places[one.source].host for one in found))
     return "" if len(hosts) == len(places) > 2 else ", ".join(hosts)
-
-
-def _addresses(addresses: Sequence[str]) -> str:
-    return ", ".join(addresses[:MOST]) or "no address"

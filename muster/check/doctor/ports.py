@@ -36,7 +36,6 @@ SILENT, STRANGER, CLOSED = "connected, then silence", "another program answers t
 STALLED = "small messages pass, 64 KiB do not"
 
 MOST_AT_ONCE = 64
-MOST_LINES = 6
 
 _NONCE, _DIGEST, _MUCH = 16, 32, 1 << 16
 
@@ -297,12 +296,10 @@ def _wrong_with(nodes: Sequence[Place], node: int, bad: Sequence[Probe]) -> str:
 def _finding(nodes: Sequence[Place], host: str, wrong: str, bad: Sequence[Probe], ephemeral: str) -> Finding:
     """The finding of probes that failed for one reason: all of them stalled, or none."""
     lines: list[str] = []
-    for probe in bad[:MOST_LINES]:
-        way = f"{nodes[probe.source].host} -> {nodes[probe.target].host} {nodes[probe.target].address}"
-        lines.append(f"{way} port {probe.port}: {probe.wrong}")
-    if len(bad) > MOST_LINES:
-        lines.append(f"and {len(bad) - MOST_LINES} more")
-    seen, reasons = "; ".join(lines), {probe.wrong for probe in bad}
+    for probe in bad:
+        source, target = nodes[probe.source], nodes[probe.target]
+        lines.append(f"{source.host} -> {target.host} {target.address} port {probe.port}: {probe.wrong}")
+    seen, reasons = listed(lines, between="; "), {probe.wrong for probe in bad}
     source, target = nodes[bad[0].source], nodes[bad[0].target]
     if STALLED in reasons:
         fix = (
