@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 from results import middle, parser, publish, ratios, spread, table
 
+from muster.check.bench.collectives import shown
 from muster.check.bench.run import with_device
-from muster.check.bench.sweep import Row, Sweep, shown
+from muster.check.bench.sweep import Row, Sweep
 from muster.check.options import BenchOptions
 from muster.check.ranks import join, leave
 from muster.train.distributed.backends import open_group

@@ -18,7 +18,8 @@ from typing import Any, cast
 import msgspec
 import torch
 
-from muster.check.bench.sweep import Row, Timing, shown
+from muster.check.bench.collectives import shown
+from muster.check.bench.sweep import Row, Timing
 from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import World

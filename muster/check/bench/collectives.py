@@ -35,6 +35,8 @@ STRIDE = 104_729
 BLOCK = 1 << 22
 """Elements that are made, or looked at, at a time: what this needs of memory besides the messages is bounded."""
 
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
 Pattern = Callable[[torch.Tensor], torch.Tensor]
 """From places in a message, as int64, to the values there."""
 
@@ -60,6 +62,19 @@ class WrongValues:
     found: str
     count: int
     source: int | None = None
+
+    def __str__(self) -> str:
+        source = "" if self.source is None else f", from rank {self.source}"
+        where = f"element {self.index} of {shown(self.size)} was {self.found}, not {self.expected:.0f}"
+        return f"{where}; {self.count} elements are wrong{source}"
+
+
+def shown(size: int) -> str:
+    """`size` bytes, in the largest unit that fits: 4K, 1.5M, 20."""
+    for unit, factor in reversed(UNITS.items()):
+        if size >= factor:
+            return f"{size / factor:.4g}{unit}"
+    return "0"
 
 
 @lru_cache

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from muster.check.bench import transport
-from muster.check.bench.sweep import Broken, bandwidth, parse_size, shown, wait_for_device
+from muster.check.bench.collectives import shown
+from muster.check.bench.sweep import Broken, bandwidth, parse_size, wait_for_device
 from muster.check.options import BenchOptions
 from muster.check.ranks import ALL_PAIRS_UP_TO, partners
 from muster.errors import ExitCode, MusterError

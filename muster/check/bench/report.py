@@ -17,8 +17,8 @@ from rich.text import Text
 from muster.check import versions
 from muster.check.bench import baseline, pairwise
 from muster.check.bench.baseline import Baseline, Setting
-from muster.check.bench.collectives import ELEMENT, WrongValues, by_name
-from muster.check.bench.sweep import NONE, Row, Sweep, bandwidth, shown
+from muster.check.bench.collectives import ELEMENT, WrongValues, by_name, shown
+from muster.check.bench.sweep import NONE, Row, Sweep, bandwidth
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.check.ranks import listed, plural
@@ -89,17 +89,12 @@ def wrong_values(faults: Sequence[WrongValues]) -> list[MusterError]:
     found: list[MusterError] = []
     for first, *others in by_rank.values():
         sizes = listed((shown(fault.size) for fault in (first, *others)), 8)
-        source = "" if first.source is None else f", from rank {first.source}"
         wrong = f"{first.collective} gave wrong values to rank {first.rank} on {first.host}, at {sizes}"
-        seen = (
-            f"element {first.index} of {shown(first.size)} was {first.found}, not {first.expected:.0f}; "
-            f"{first.count} elements are wrong{source}"
-        )
         fix = (
             f"don't train here: try again without {first.host}; if it is that node's, its GPU, memory or network is "
             "broken; if not, another version of the backend"
         )
-        found.append(MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED))
+        found.append(MusterError(wrong, seen=str(first), fix=fix, code=ExitCode.FAILED))
     return found
 
 

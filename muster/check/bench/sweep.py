@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster.check.bench.collectives import BARRIER, ELEMENT, Collective, WrongValues, by_name
+from muster.check.bench.collectives import BARRIER, ELEMENT, UNITS, Collective, WrongValues, by_name, shown
 from muster.check.options import BenchOptions
 from muster.errors import MusterError
 from muster.train.distributed.world import World
@@ -43,8 +43,6 @@ SPIN_S = 0.05
 NONE = "N/A"
 """In place of a figure that there is none of."""
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
 Call = Callable[[], object]
 
 
@@ -59,7 +57,7 @@ def parse_size(text: str, name: str) -> int:
         MusterError: it stands for none, or for less than one element.
     """
     found = re.fullmatch(r"(\d{1,15})([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
-    size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
+    size = int(found[1]) * UNITS[found[2].upper()] if found else 0
     if size < ELEMENT:
         fix = f"{name}=1M; K, M and G are powers of 1024, a plain number is bytes, {ELEMENT} at least"
         raise MusterError(f"{name} is not a size", seen=f"{name}={text}", fix=fix)
@@ -85,14 +83,6 @@ def chosen_sizes(options: BenchOptions, backend: str) -> tuple[int, ...]:
         sizes.append(size)
         size *= options.factor
     return tuple(sizes)
-
-
-def shown(size: int) -> str:
-    """`size` bytes, in the largest unit that fits: 4K, 1.5M, 20."""
-    for unit, factor in reversed(_UNITS.items()):
-        if size >= factor:
-            return f"{size / factor:.4g}{unit}"
-    return "0"
 
 
 def bandwidth(value: float | None) -> str:

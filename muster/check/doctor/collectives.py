@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, WrongValues
+from muster.check.bench.collectives import ALL, BARRIER, WrongValues
 from muster.check.doctor.finding import Finding
 from muster.check.options import DoctorOptions
 from muster.check.ranks import LOOK_S, fault_in, listed
@@ -39,7 +39,6 @@ class Facts:
     Attributes:
         device: the kind that it has.
         backend: empty where nothing was tried.
-        limit_s: seconds that a collective was given.
         at: what the rank came to last.
         why: why it came no further; empty where nothing stopped it.
         wrong: what was wrong in what it got, by collective.
@@ -48,7 +47,6 @@ class Facts:
     rank: int
     device: str
     backend: str = ""
-    limit_s: float = 0.0
     at: str = START
     why: str = ""
     wrong: dict[str, WrongValues] = field(default_factory=dict[str, WrongValues])
@@ -67,10 +65,9 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     if world.world_size == 1 or len(set(gather_values(world, device.type))) > 1:
         return own
     own.backend = backend_for("auto", device, "ddp")
-    own.limit_s = max(5.0, min(MOST_S, options.timeout_s / 2))
     world = replace(world, device=device, backend=own.backend)
     places(world)
-    _watch(world, own)
+    _watch(world, own, max(5.0, min(MOST_S, options.timeout_s / 2)))
     if not own.why:
         close_group()
     elif own.backend != "gloo":
@@ -78,13 +75,13 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     return own
 
 
-def _watch(world: World, own: Facts) -> None:
+def _watch(world: World, own: Facts, limit_s: float) -> None:
     """Calls all in a thread, as they may hang; returns when they are over, or have been at one of them for too long."""
     raised: list[str] = []
 
     def call() -> None:
         try:
-            _call_all(world, own)
+            _call_all(world, own, limit_s)
         except Exception as error:
             raised.append(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
 
@@ -93,7 +90,7 @@ def _watch(world: World, own: Facts) -> None:
     # NCCL may wait for a rank that died; its own connection, as a collective may hold the other one.
     store: Any = world.store and world.store.clone()
     at, since = own.at, time.monotonic()
-    while thread.is_alive() and time.monotonic() < since + own.limit_s + SLACK_S:
+    while thread.is_alive() and time.monotonic() < since + limit_s + SLACK_S:
         thread.join(LOOK_S)
         if own.at != at:
             at, since = own.at, time.monotonic()
@@ -103,10 +100,10 @@ def _watch(world: World, own: Facts) -> None:
         own.why = raised[0] if raised else f"{NOT_OVER} after {time.monotonic() - since:.0f} s"
 
 
-def _call_all(world: World, own: Facts) -> None:
+def _call_all(world: World, own: Facts, limit_s: float) -> None:
     """Opens the group and calls each collective once; stops at the first that does not come back."""
     # gloo gives up after the time of its group. NCCL would end the process: that is left to `_watch`.
-    group_s = int(own.limit_s) if world.backend == "gloo" else 10 * int(own.limit_s)
+    group_s = int(limit_s) if world.backend == "gloo" else 10 * int(limit_s)
     open_group(replace(world, timeout_s=group_s))
     for collective in ALL:
         own.at = collective.name
@@ -165,11 +162,8 @@ def _culprits(name: str, ranks: Sequence[Facts]) -> tuple[int, ...]:
 def _spoilt(
     culprits: Sequence[int], names: Sequence[str], ranks: Sequence[Facts], host_of: Mapping[int, str]
 ) -> Finding:
-    lines: list[str] = []
-    for wrong in (one.wrong[name] for name in names for one in ranks if name in one.wrong):
-        origin = "" if wrong.source is None else f" from rank {wrong.source}"
-        seen = f"{wrong.found} in place of {wrong.expected:g}, {wrong.count} of {wrong.size // ELEMENT} numbers"
-        lines.append(f"{wrong.collective} on rank {wrong.rank} ({wrong.host}): {seen}{origin}")
+    wrong = [one.wrong[name] for name in names for one in ranks if name in one.wrong]
+    lines = [f"{one.collective} on rank {one.rank} ({one.host}): {one}" for one in wrong]
     who = " and ".join(f"rank {rank} on {host_of[rank]}" for rank in culprits)
     by = {0: "it can't be told by which rank", 1: f"by {who}"}.get(len(culprits), f"between {who}")
     return Finding(
@@ -190,7 +184,7 @@ def _stuck(ranks: Sequence[Facts], host_of: Mapping[int, str]) -> Finding:
     first = at_first[0]
     # gloo gives up by itself: who is held by something else does not.
     held = [one.rank for one in at_first if one.why.startswith(NOT_OVER)]
-    seen = f"{first.limit_s:.0f} s were allowed; rank {first.rank} ({host_of[first.rank]}): {first.why}"
+    seen = f"rank {first.rank} ({host_of[first.rank]}): {first.why}"
     if not held or len(held) == len(ranks):
         wrong = f"{first.at} did not end, though all ranks came to it"
         fix = "export TORCH_DISTRIBUTED_DEBUG=DETAIL, and on GPUs NCCL_DEBUG=INFO, and start again"

@@ -41,7 +41,6 @@ STEPS: tuple[tuple[str, tuple[Subject, ...]], ...] = (
 HARMLESS = {"shm", "checkpoints", "open files", "memlock", "clock"}
 """What may be wrong while ranks can still speak to each other: the collectives need not wait for it to be mended."""
 
-WIDTH, WIDEST = 80, 110
 MOST_SHOWN = 20
 """So many findings are printed in full: of what is wrong on all of hundreds of nodes the first ones tell enough."""
 
@@ -212,9 +211,7 @@ def show(report: Report, world: World | None, options: DoctorOptions) -> None:
     if options.json:
         print(json.dumps(as_object(report, world), indent=2), flush=True)
         return
-    screen = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
-    screen.width = min(screen.width, WIDEST)
-    print_all(screen, report, world)
+    print_all(Console(highlight=False), report, world)
 
 
 def as_object(report: Report, world: World | None) -> dict[str, Any]:
@@ -259,7 +256,7 @@ def _header(world: World | None) -> str:
 
 def _table(parts: Sequence[Part]) -> Table:
     """A row for each part: its answer, or where something was found."""
-    table = Table(box=box.ROUNDED, show_header=False, padding=(0, 1), expand=True)
+    table = Table(box=box.ROUNDED, show_header=False, padding=(0, 1))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1, overflow="fold")

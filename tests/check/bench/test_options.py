@@ -8,8 +8,8 @@ import pytest
 from muster.arguments import to_argv
 from muster.check.__main__ import parse
 from muster.check.bench import baseline, collectives
+from muster.check.bench.collectives import shown as size_shown
 from muster.check.bench.sweep import chosen_sizes, parse_size
-from muster.check.bench.sweep import shown as size_shown
 from muster.check.options import BenchOptions
 from muster.errors import MusterError
 from tests.train.conftest import environment
