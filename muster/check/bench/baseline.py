@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import torch
@@ -25,8 +25,6 @@ from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree
 from muster.variables import LaunchVariable
-
-FORMAT = 1
 
 SITE = LaunchVariable.SITE_FOUND
 """The variable by which the launch tells whose profile it used."""
@@ -83,7 +81,7 @@ class Kept(msgspec.Struct, frozen=True):
 
     collective: str
     size: int
-    passes: tuple[Timing, ...]
+    passes: Annotated[tuple[Timing, ...], msgspec.Meta(min_length=1)]
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,10 +92,10 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
         about: versions, network and date: for people, not for comparing.
     """
 
-    muster_bench: int = FORMAT
+    muster_bench: Literal[1] = 1
     setting: Setting
     about: dict[str, Any] = {}
-    rows: tuple[Kept, ...]
+    rows: Annotated[tuple[Kept, ...], msgspec.Meta(min_length=1)]
 
     @property
     def passes(self) -> dict[Key, tuple[Timing, ...]]:
@@ -121,11 +119,6 @@ class Slow:
     now_s: float
     slowest_s: float
     factor: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times as long it takes as the slowest pass before."""
-        return self.now_s / self.slowest_s
 
     def figures(self) -> dict[str, Any]:
         """The row for programs."""
@@ -174,10 +167,11 @@ def errors(slow: Sequence[Slow], path: str) -> list[MusterError]:
     found: list[MusterError] = []
     for name in dict.fromkeys(one.row.collective for one in slow):
         own = [one for one in slow if one.row.collective == name]
-        worst = max(own, key=lambda one: one.ratio)
+        worst = max(own, key=lambda one: one.now_s / one.slowest_s)
+        times = f"{worst.now_s / worst.slowest_s:.2f} times"
         size = f" of {shown(worst.row.size)}" if worst.row.size else ""
         more = f", and too slow at {len(own) - 1} more sizes" if len(own) > 1 else ""
-        wrong = f"{name}{size} takes {worst.ratio:.2f} times as long as the slowest pass of the baseline{more}"
+        wrong = f"{name}{size} takes {times} as long as the slowest pass of the baseline{more}"
         seen = (
             f"{worst.figure} {worst.now_s * 1e6:.1f} us in the fastest of {len(worst.row.passes)} passes; in {path} "
             f"{worst.slowest_s * 1e6:.1f} us in the slowest, and passes differ by a factor of {worst.factor:.2f}"
@@ -242,12 +236,6 @@ def read(path: str, option: str, setting: Setting) -> Baseline:
     fix = f"{option}=FILE that `muster bench --save-baseline FILE` wrote, or another name"
     try:
         found = msgspec.json.decode(Path(path).read_bytes(), type=Baseline)
-        if found.muster_bench != FORMAT:
-            raise ValueError(f"format {found.muster_bench}, not {FORMAT}")
-        if not found.rows or not all(row.passes for row in found.rows):
-            raise ValueError("a row has no times")
-        if not all(_time(each, figure) > 0 for row in found.rows for each in row.passes for figure in FIGURES):
-            raise ValueError("a time is not above 0")
     except OSError as error:
         raise MusterError("the baseline can't be read", seen=str(error), fix=fix) from None
     except (ValueError, RecursionError) as error:

@@ -3,7 +3,7 @@
 import os
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -13,7 +13,8 @@ from muster.check import ranks
 from muster.check.bench import baseline, collectives, pairwise, transport
 from muster.check.bench.baseline import PASSES, Baseline, Setting
 from muster.check.bench.report import Report
-from muster.check.bench.sweep import Broken, Sweep, chosen_sizes
+from muster.check.bench.sweep import Broken, Row, Sweep, chosen_sizes
+from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.backends import backend_for, open_group, places
@@ -28,45 +29,11 @@ WAIT_S = 10
 
 def run(options: BenchOptions) -> None:
     """Measures, says the verdict on rank 0, and ends the process."""
-    bench, code = Bench(options), int(ExitCode.FAILED)
+    world, sweep, code = None, None, int(ExitCode.FAILED)
     try:
-        code = bench.run()
-    except Exception as error:
-        if os.environ.get("MUSTER_DEBUG"):
-            traceback.print_exc()
-        code = tell(bench.world, error, bench.doing)
-    ranks.leave(bench.world, code, failed=code != 0)
-
-
-@dataclass
-class Bench:
-    """A measurement, as far as it has got.
-
-    Attributes:
-        world: this rank among all; None before they have met.
-        sweep: the run through collectives and sizes, once it has begun.
-    """
-
-    options: BenchOptions
-    world: World | None = None
-    sweep: Sweep | None = None
-
-    @property
-    def doing(self) -> str:
-        """What the ranks are at."""
-        return self.sweep.doing if self.sweep else "the start"
-
-    def run(self) -> int:
-        """The exit code of all ranks.
-
-        Raises:
-            MusterError: an option, a node or a rank is in the way.
-            Broken: this rank lost the others.
-        """
-        options = self.options
-        self.world = ranks.join(options.timeout_s)
-        watch = Watch(self.world)
-        self.world = world = with_device(self.world, options)
+        world = ranks.join(options.timeout_s)
+        watch = Watch(world)
+        world = with_device(world, options)
         names = agree(world, lambda: collectives.chosen(options.collectives))
         sizes = agree(world, lambda: chosen_sizes(options, world.backend or ""))
         setting = Setting.of(world)
@@ -75,33 +42,36 @@ class Bench:
         agree(world, lambda: open_group(world))
         report = Report(options, world, setting)
         if options.pairwise:
-            rows = pairwise.run(world, options)
+            links = pairwise.run(world, options)
             used = transport.used(world, options)
-            code = report.of_pairs(rows, used) if world.main else 0
+            code = report.of_pairs(links, used) if world.main else 0
         else:
-            self.sweep = Sweep(world, options, sizes, names)
-            code = self.measure(self.sweep, report, known)
+            sweep = Sweep(world, options, sizes, names)
+            rows, used = measure(sweep, known)
+            code = report.of_sweep(rows, sweep, used, known) if world.main else 0
         code = world.gather(code)[0]
         close_group()
         watch.close()
-        return code
+    except Exception as error:
+        if os.environ.get("MUSTER_DEBUG"):
+            traceback.print_exc()
+        code = tell(world, error, sweep.doing if sweep else "the start")
+    ranks.leave(world, code, failed=code != 0)
 
-    def measure(self, sweep: Sweep, report: Report, known: Baseline | None) -> int:
-        """The exit code of rank 0, which says and writes what was measured; on other ranks any."""
-        options, world = self.options, sweep.world
-        rows = sweep.rows()
-        used = transport.used(world, options)
-        if options.save_baseline is not None:
-            for _ in range(PASSES - 1):
-                rows = [sweep.again(row) if row.passes else row for row in rows]
-        for _ in range(PASSES):
-            slow = baseline.find_slow(rows, known) if known else []
-            doubted = {id(one.row) for one in slow if len(one.row.passes) < PASSES}
-            # Only what is slow is measured again: it may have been something passing.
-            rows = [sweep.again(row) if id(row) in doubted else row for row in rows]
-        if not world.main:
-            return 0
-        return report.of_sweep(rows, sweep, used, known)
+
+def measure(sweep: Sweep, known: Baseline | None) -> tuple[list[Row], Transport]:
+    """All rows, with as many passes as it takes to save them or to hold them against `known`; and what they used."""
+    rows = sweep.rows()
+    used = transport.used(sweep.world, sweep.options)
+    if sweep.options.save_baseline is not None:
+        for _ in range(PASSES - 1):
+            rows = [sweep.again(row) if row.passes else row for row in rows]
+    for _ in range(PASSES):
+        slow = baseline.find_slow(rows, known) if known else []
+        doubted = {id(one.row) for one in slow if len(one.row.passes) < PASSES}
+        # Only what is slow is measured again: it may have been something passing.
+        rows = [sweep.again(row) if id(row) in doubted else row for row in rows]
+    return rows, used
 
 
 def with_device(world: World, options: BenchOptions) -> World:

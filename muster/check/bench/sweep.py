@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, pairwise
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -44,6 +45,7 @@ NONE = "N/A"
 """In place of a figure that there is none of."""
 
 Call = Callable[[], object]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Broken(Exception):
@@ -99,9 +101,9 @@ class Timing:
         p50_s, p99_s: of the slowest rank in each call.
     """
 
-    mean_s: float
-    p50_s: float
-    p99_s: float
+    mean_s: Seconds
+    p50_s: Seconds
+    p99_s: Seconds
 
 
 @dataclass(frozen=True)
