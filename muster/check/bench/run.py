@@ -3,10 +3,8 @@
 import os
 import traceback
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 from muster.check import ranks
@@ -17,8 +15,8 @@ from muster.check.bench.sweep import Broken, Row, Sweep, chosen_sizes
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError
-from muster.train.distributed.backends import backend_for, open_group, places
-from muster.train.distributed.world import World, close_group, device_for
+from muster.train.distributed.backends import open_group
+from muster.train.distributed.world import World, close_group
 from muster.train.health import faults
 from muster.train.health.faults import Watch, agree
 from muster.train.reporting import console
@@ -33,7 +31,7 @@ def run(options: BenchOptions) -> None:
     try:
         world = ranks.join(options.timeout_s)
         watch = Watch(world)
-        world = with_device(world, options)
+        world = ranks.with_device(world, options.device, options.backend)
         names = agree(world, lambda: collectives.chosen(options.collectives))
         sizes = agree(world, lambda: chosen_sizes(options, world.backend or ""))
         setting = Setting.of(world)
@@ -72,21 +70,6 @@ def measure(sweep: Sweep, known: Baseline | None) -> tuple[list[Row], Transport]
         # Only what is slow is measured again: it may have been something passing.
         rows = [sweep.again(row) if id(row) in doubted else row for row in rows]
     return rows, used
-
-
-def with_device(world: World, options: BenchOptions) -> World:
-    """`world` with its device and backend.
-
-    Raises:
-        MusterError: on all ranks alike: a GPU is missing, or is another rank's too, or the backend is.
-    """
-    device = agree(world, lambda: device_for(world, options.device))
-    if options.backend == "gloo" and options.device == "auto":
-        device = torch.device("cpu")
-    backend = agree(world, lambda: backend_for(options.backend, device, "ddp"))
-    world = replace(world, device=device, backend=backend)
-    places(world)
-    return world
 
 
 def tell(world: World | None, error: Exception, doing: str) -> int:

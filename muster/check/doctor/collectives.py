@@ -11,11 +11,9 @@ import torch.distributed as dist
 from muster.check.bench.collectives import ALL, BARRIER, WrongValues
 from muster.check.doctor.finding import Finding
 from muster.check.options import DoctorOptions
-from muster.check.ranks import LOOK_S, fault_in, listed
-from muster.check.ranks import gather as gather_values
-from muster.train.distributed.backends import backend_for, open_group, places
-from muster.train.distributed.world import World, close_group, device_for
-from muster.train.health.faults import agree
+from muster.check.ranks import LOOK_S, fault_in, listed, with_device
+from muster.train.distributed.backends import open_group
+from muster.train.distributed.world import World, close_group
 
 NAME = "collectives"
 
@@ -37,16 +35,14 @@ class Facts:
     """What came of the collectives on one rank.
 
     Attributes:
-        device: the kind that it has.
-        backend: empty where nothing was tried.
+        backend: what it spoke through.
         at: what the rank came to last.
         why: why it came no further; empty where nothing stopped it.
         wrong: what was wrong in what it got, by collective.
     """
 
     rank: int
-    device: str
-    backend: str = ""
+    backend: str
     at: str = START
     why: str = ""
     wrong: dict[str, WrongValues] = field(default_factory=dict[str, WrongValues])
@@ -58,15 +54,12 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     Ports that are closed between nodes stop it too: where `ports` has found a fault there is nothing to be learnt here.
 
     Raises:
-        MusterError: on all ranks: one has no device, shares a GPU, or has died in it.
+        MusterError: on all ranks: one has not the device of the others, or has died in it.
     """
-    device = agree(world, lambda: device_for(world, options.device))
-    own = Facts(world.rank, device.type)
-    if world.world_size == 1 or len(set(gather_values(world, device.type))) > 1:
+    world = with_device(world, options.device)
+    own = Facts(world.rank, world.backend or "")
+    if world.world_size == 1:
         return own
-    own.backend = backend_for("auto", device, "ddp")
-    world = replace(world, device=device, backend=own.backend)
-    places(world)
     _watch(world, own, max(5.0, min(MOST_S, options.timeout_s / 2)))
     if not own.why:
         close_group()
@@ -125,12 +118,6 @@ def _abort_group() -> None:
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """What is wrong with the collectives."""
-    devices = {host: listed(one.device for one in facts) for host, facts in by_host.items()}
-    if len({one.device for facts in by_host.values() for one in facts}) > 1:
-        fix = "ask for as many GPUs on each node as it has ranks, or give --device=cpu"
-        seen = "; ".join(f"{host}: {device}" for host, device in devices.items())
-        hosts = ", ".join(host for host, device in devices.items() if "cpu" in device)
-        return [Finding("failed", "device", hosts, "the ranks do not all have the same kind of device", seen, fix)]
     host_of = {one.rank: host for host, facts in by_host.items() for one in facts}
     ranks = sorted((one for facts in by_host.values() for one in facts), key=lambda one: one.rank)
     found = [_stuck(ranks, host_of)] if any(one.why for one in ranks) else []

@@ -19,7 +19,7 @@ def facts(rank: int, *, at: str = "", why: str = "", **wrong: int | None) -> Fac
     values = {
         name: WrongValues(name, 4096, rank, HOSTS[rank], 0, 4.0, "5", 1, source) for name, source in wrong.items()
     }
-    return Facts(rank, "cpu", "gloo", at, why, values)
+    return Facts(rank, "gloo", at, why, values)
 
 
 def found(*ranks: Facts) -> list[tuple[str, str]]:
