@@ -113,7 +113,6 @@ class Report:
     world: World
     setting: Setting
     started: str = field(default_factory=lambda: datetime.now().astimezone().isoformat(timespec="seconds"))
-    screen: Console = field(default_factory=lambda: Console(highlight=False))
 
     def of_sweep(self, rows: Sequence[Row], sweep: Sweep, used: Transport, known: Baseline | None) -> int:
         """Says and writes what was measured; returns the exit code."""
@@ -166,9 +165,7 @@ class Report:
         return verdict.code
 
     def _show(self, verdict: Verdict, more: Mapping[str, Any], lines: Sequence[str]) -> None:
-        if not self.options.json:
-            self._say([self.headline(), *lines])
-            return
+        """Prints the object for programs, or what was measured for people."""
         value = {
             "verdict": verdict.word,
             "code": verdict.code,
@@ -179,17 +176,19 @@ class Report:
             "about": self.about(),
             "options": asdict(self.options),
         }
-        print(json.dumps(value | dict(more)), flush=True)
+        if self.options.json:
+            print(json.dumps(value | dict(more)), flush=True)
+        self._say([self.headline(), *lines])
 
     def _conclude(self, verdict: Verdict) -> None:
-        if not self.options.json:
-            self._say(["", *map(str, verdict.against)])
-            style = f"bold {COLOURS[verdict.word]}"
-            self.screen.print(Text(f"{verdict.word}: {verdict.says}", style=style), soft_wrap=True)
+        self._say(["", *map(str, verdict.against)])
+        self._say([f"{verdict.word}: {verdict.says}"], f"bold {COLOURS[verdict.word]}")
 
-    def _say(self, lines: Sequence[str]) -> None:
+    def _say(self, lines: Sequence[str], style: str = "") -> None:
+        """Prints the lines, but where an object for programs has it all."""
+        screen = Console(highlight=False, quiet=self.options.json)
         for line in lines:
-            self.screen.print(Text(line), soft_wrap=True)
+            screen.print(Text(line, style=style), soft_wrap=True)
 
     def headline(self) -> str:
         """How many ranks are where, on which devices, by which backend."""
@@ -217,8 +216,7 @@ class Report:
             about = self.about() | {"network": used.network, "gpudirect": used.gpudirect, "nodes": self.world.nodes}
             baseline.write(path, self.setting, rows, about)
             said = f"baseline: {path}"
-        if not self.options.json:
-            self._say(["", said])
+        self._say(["", said])
 
 
 def table(rows: Sequence[Row]) -> str:
