@@ -1,6 +1,7 @@
 """What is said where a file can't be written in the end: all that was measured, first."""
 
 import json
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,11 @@ def test_a_run_that_fails_is_not_kept(tmp_path, capsys):
 
 def links(slow: float = 1.0) -> list[pairwise.Row]:
     """All directions between three nodes; `slow` times as long from node 0 to node 1."""
-    ways = [(source, target) for source in range(3) for target in range(3) if source != target]
-    return [pairwise.Row(*way, *([1e-9 * (slow if way == (0, 1) else 1)] * 2), 20e-6) for way in ways]
+    rows: list[pairwise.Row] = []
+    for source, target in permutations(range(3), 2):
+        seconds = 1e-9 * (slow if (source, target) == (0, 1) else 1)
+        rows.append(pairwise.Row(source, target, seconds, seconds, 20e-6))
+    return rows
 
 
 def test_pairs_end_with_the_verdict(tmp_path, capsys):
