@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from muster.check.bench import transport
 from muster.check.bench.collectives import shown
-from muster.check.bench.sweep import Broken, bandwidth, parse_size, wait_for_device
+from muster.check.bench.sweep import Broken, bandwidth, parse_size, safe, wait_for_device
 from muster.check.options import BenchOptions
 from muster.check.ranks import ALL_PAIRS_UP_TO, partners
 from muster.errors import ExitCode, MusterError
@@ -208,11 +208,8 @@ class Link:
 
     def barrier(self) -> None:
         """Returns when all ranks have come."""
-        try:
-            dist.barrier()
-            wait_for_device(self.world)
-        except RuntimeError as error:
-            raise Broken(str(error)) from error
+        safe(dist.barrier)
+        safe(lambda: wait_for_device(self.world))
 
     def send(self, peer: int) -> tuple[float, float, float, int]:
         """Best and median seconds a byte, the shortest one-way seconds, and the bytes of a message."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import torch
@@ -45,6 +45,7 @@ NONE = "N/A"
 """In place of a figure that there is none of."""
 
 Call = Callable[[], object]
+Result = TypeVar("Result")
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -222,7 +223,7 @@ class Sweep:
             message.sent.zero_()
             message.got.zero_()
             call = partial(collective.call, self.world, message)
-        return of_ranks(self.world.gather(self.safe(lambda: measure(self.world, call, self.options))))
+        return of_ranks(self.world.gather(safe(lambda: measure(self.world, call, self.options))))
 
     def check(self, collective: Collective, sizes: Sequence[int]) -> int:
         """How many values are wrong at these `sizes`, on all ranks; which ones is kept in `faults`."""
@@ -230,25 +231,26 @@ class Sweep:
         self.num_checks += len(sizes)
         own: list[dict[str, Any]] = []
         for turn, size in enumerate(sizes):
-            wrong = self.safe(lambda size=size, turn=turn: collective.check(self.world, size, salt + 31 * turn))
+            wrong = safe(lambda size=size, turn=turn: collective.check(self.world, size, salt + 31 * turn))
             if wrong is not None:
                 own.append(asdict(wrong))
         faults = [WrongValues(**each) for of_rank in self.world.gather(own) for each in of_rank]
         self.faults += faults
         return sum(fault.count for fault in faults)
 
-    def safe(self, function: Callable[[], Any]) -> Any:
-        """What `function`, which speaks to the other ranks, returns.
 
-        Raises:
-            Broken: it can't reach them.
-        """
-        try:
-            return function()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise Broken(str(error)) from error
+def safe(function: Callable[[], Result]) -> Result:
+    """What `function`, which speaks to the other ranks, returns.
+
+    Raises:
+        Broken: it can't reach them.
+    """
+    try:
+        return function()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise Broken(str(error)) from error
 
 
 def of_ranks(calls_of_ranks: Sequence[Sequence[float]]) -> Timing:
