@@ -158,19 +158,20 @@ def towards(host: str) -> str:
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """What is wrong with the way to the other nodes, with the fabric and with links."""
     nodes = {host: ranks[0] for host, ranks in by_host.items()}
-    found: list[Finding] = []
-    for host, ranks in list(by_host.items())[1:]:
-        address = next((rank.address or "" for rank in ranks if (rank.address or "").startswith("127.")), "")
-        if address:
-            wrong, seen = "its way to rank 0 is the loopback: it would meet itself", f"own address there: {address}"
-            fix = "--master-addr with an address that others reach"
-            found.append(Finding("failed", "address", host, wrong, seen, fix))
-    for host, ranks in by_host.items():
-        addresses = listed(rank.address for rank in ranks)
-        if "," in addresses:
-            wrong = "nodes have the same name, and are taken for one: only one of them was looked at"
-            fix = "give each node a hostname of its own (docker run --hostname)"
-            found.append(Finding("warning", "host", host, wrong, f"own addresses there: {addresses}", fix))
+    loopback = {
+        host: f"own address there: {rank.address}"
+        for host, ranks in list(by_host.items())[1:]
+        for rank in ranks
+        if (rank.address or "").startswith("127.")
+    }
+    fix = "--master-addr with an address that others reach"
+    wrong = "the way to rank 0 is the loopback: it would meet itself"
+    found = alike(loopback, "failed", "address", wrong, fix)
+    addresses = {host: listed(rank.address for rank in ranks) for host, ranks in by_host.items()}
+    several = {host: f"own addresses there: {each}" for host, each in addresses.items() if "," in each}
+    wrong = "nodes have the same name, and are taken for one: only one of them was looked at"
+    fix = "give each node a hostname of its own (docker run --hostname)"
+    found += alike(several, "warning", "host", wrong, fix)
     fix = "look at what `muster fabric plan` says on that node, and whether the host's libraries are bound there too"
     fabrics = {host: node.fabric for host, node in nodes.items()}
     found += differences(fabrics, "failed", "fabric", "fabric", fix)
