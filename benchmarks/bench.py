@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from results import middle, parser, publish, ratios, spread, table
 
-from muster.check.bench.run import with_device
-from muster.check.bench.sweep import Row, Sweep, shown
+from muster.check.bench.collectives import shown
+from muster.check.bench.sweep import Row, Sweep
 from muster.check.options import BenchOptions
-from muster.check.ranks import join, leave
+from muster.check.ranks import join, leave, with_device
 from muster.train.distributed.backends import open_group
 from muster.train.distributed.world import World, close_group
 
@@ -75,7 +75,7 @@ def rank_of(rank: int, port: int, rounds: int, iters: int, path: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     torch.set_num_threads(1)
     options = BenchOptions(device="cpu", iters=iters)
-    world: World = with_device(join(options.timeout_s), options)
+    world: World = with_device(join(options.timeout_s), options.device, options.backend)
     open_group(world)
     sweep = Sweep(world, options, SIZES, tuple(LOOPS))
     figures: list[tuple[str, int, dict[str, list[float]]]] = []

@@ -11,11 +11,9 @@ from muster import interruption
 if __name__ == "__main__":
     interruption.start_rank(f"muster {sys.argv[1]}")
 
-import typer
-
-from muster.arguments import command, from_argv
+from muster.arguments import from_argv
 from muster.check.options import BenchOptions, DoctorOptions
-from muster.errors import ExitCode, MusterError
+from muster.errors import MusterError
 from muster.notices import said_if_slow
 
 Group = TypeVar("Group")
@@ -23,7 +21,14 @@ Group = TypeVar("Group")
 
 def main() -> None:
     name, *argv = sys.argv[1:]
-    options = parse(f"muster {name}", {"doctor": DoctorOptions, "bench": BenchOptions}[name], argv)
+    if not os.environ.get("MUSTER_DEBUG"):
+        # The notes of torch's C++ side are nothing that a user can act on.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    try:
+        options = parse(name, {"doctor": DoctorOptions, "bench": BenchOptions}[name], argv)
+    except MusterError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(error.code) from None
     # Here and not above: a misspelt option must not wait for torch.
     with said_if_slow("loading PyTorch", is_said=not interruption.current.is_silent):
         program = import_module(f"muster.check.{name}.run")
@@ -32,33 +37,17 @@ def main() -> None:
         program.run(options)
 
 
-def parse(program: str, group: type[Group], argv: Sequence[str]) -> Group:
-    """The options, of the class `group`, that `argv` stands for; silences torch, which is loaded next.
+def parse(name: str, group: type[Group], argv: Sequence[str]) -> Group:
+    """The options, of the class `group`, that `argv` stands for.
 
     Raises:
-        SystemExit: with 2, after three lines, at a usage error; with 0 after --help.
+        MusterError: it stands for none. The launcher, which has read the same words, says which one is wrong.
     """
-    if not os.environ.get("MUSTER_DEBUG"):
-        # The notes of torch's C++ side are nothing that a user can act on.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if plain := from_argv(argv, group):
-        return plain[0]
-    parsed: list[Group] = []
-
-    def keep(options: Group) -> None:
-        parsed.append(options)
-
-    app = typer.Typer(add_completion=False)
-    app.command()(command(keep, group))
-    try:
-        typer.main.get_command(app).main(args=list(argv), prog_name=program, standalone_mode=False)
-    except typer.TyperException as error:
-        seen, fix = f"{program} {' '.join(argv)}", f"{program} --help lists what there is"
-        print(MusterError(error.format_message(), seen=seen, fix=fix), file=sys.stderr)
-        raise SystemExit(ExitCode.USER_MUST_CHANGE) from None
-    if not parsed:
-        raise SystemExit(0)  # --help has said what it had to say
-    return parsed[0]
+    options = from_argv(argv, group)
+    if options is None:
+        fix = f"muster {name} --help lists what there is"
+        raise MusterError("an option is not known, or has no such value", seen=" ".join([name, *argv]), fix=fix)
+    return options[0]
 
 
 if __name__ == "__main__":

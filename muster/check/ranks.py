@@ -4,17 +4,20 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from muster.errors import ExitCode, MusterError
-from muster.train.distributed.world import World, read_environment
+from muster.train.distributed.backends import backend_for, places
+from muster.train.distributed.world import World, device_for, read_environment
 from muster.train.health import faults
+from muster.train.health.faults import SharedFault, agree
 from muster.train.reporting import console
 from muster.variables import LaunchVariable
 
@@ -42,7 +45,7 @@ class Absent(MusterError):
     def __init__(
         self, world: World, ranks: Sequence[int], *, had_come: bool = False, fault: faults.Fault | None = None
     ) -> None:
-        which = f"{'rank' if len(ranks) == 1 else 'ranks'} {listed([str(rank) for rank in ranks])}"
+        which = f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)}"
         waited = f"waited {world.timeout_s} s on rank {world.rank} of {world.world_size} ({world.host})"
         if fault is not None:
             wrong, seen = f"rank {fault.rank} on {fault.host} died in the check", fault.wrong
@@ -90,6 +93,28 @@ def _connect(world: World) -> Store:
             seen=f"{str(error).splitlines()[0]}, rank {world.rank} of {world.world_size} on {world.host}",
             fix="see that rank 0 runs on that host, that the port is free there and no firewall is between",
         ) from error
+
+
+def with_device(world: World, wanted: str, backend: str = "auto") -> World:
+    """`world` with its device and backend, as `--device` and `--backend` want them. To be called on all ranks.
+
+    Raises:
+        SharedFault: on all ranks alike: a GPU is missing, or is another rank's too, or the backend is; or ranks have
+            different kinds of devices.
+    """
+    device = agree(world, lambda: device_for(world, wanted))
+    if backend == "gloo" and wanted == "auto":
+        device = torch.device("cpu")
+    on_cpu = [host for host, kind in world.gather([world.host, device.type]) if kind == "cpu"]
+    if 0 < len(on_cpu) < world.world_size:
+        wrong = "the ranks do not all have the same kind of device"
+        seen = f"CPUs on {listed(on_cpu)}, GPUs for the other ranks"
+        fix = "ask for as many GPUs on each node as it has ranks, or give --device=cpu"
+        raise SharedFault(wrong, seen=seen, fix=fix)
+    chosen = agree(world, lambda: backend_for(backend, device, "ddp"))
+    world = replace(world, device=device, backend=chosen)
+    places(world)
+    return world
 
 
 def gather(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
@@ -162,12 +187,13 @@ def partners(node: int, num_nodes: int, all_pairs_up_to: int = ALL_PAIRS_UP_TO) 
     return sorted({(node + way * step) % num_nodes for step in steps for way in (1, -1)} - {node})
 
 
-def listed(names: Sequence[str], most: int = MOST_LISTED) -> str:
-    """`names` in a few words: "a, b, c, d and 5 more"."""
+def listed(values: Iterable[object], most: int = MOST_LISTED, between: str = ", ") -> str:
+    """The different ones of `values` in a few words: "a, b, c, d and 5 more"; None and empty ones do not count."""
+    names = list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
     # One too many is shown as it is: to say "and 1 more" takes as much room.
     if len(names) <= most + 1:
-        return ", ".join(names)
-    return f"{', '.join(names[:most])} and {len(names) - most} more"
+        return between.join(names)
+    return f"{between.join(names[:most])} and {len(names) - most} more"
 
 
 def plural(number: int, word: str) -> str:

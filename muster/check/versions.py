@@ -38,7 +38,7 @@ def nccl() -> dict[str, str] | None:
     number = ctypes.c_int()
     if function(ctypes.byref(number)) != 0:
         return None
-    return {"version": nccl_version(number.value), "path": file_of(function)}
+    return {"version": dotted(number.value), "path": file_of(function)}
 
 
 def _nccl_function() -> Any:
@@ -76,16 +76,12 @@ def file_of(function: Any) -> str:
     return os.path.realpath(os.fsdecode(symbol.file)) if found and symbol.file else ""
 
 
-def nccl_version(number: int) -> str:
-    """2.30.7 for 23007; up to 2.8 it was 2804 for 2.8.4.
+def dotted(number: int) -> str:
+    """2.30.7 for NCCL's 23007, 9.26.0 for cuDNN's 92600.
 
     Source: https://github.com/NVIDIA/nccl/blob/master/src/nccl.h.in (NCCL_VERSION)
     """
-    return _dotted(number, 10000 if number >= 10000 else 1000)
-
-
-def _dotted(number: int, unit: int) -> str:
-    return f"{number // unit}.{number % unit // 100}.{number % 100}"
+    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
 def _cudnn() -> str | None:
@@ -96,8 +92,7 @@ def _cudnn() -> str | None:
     except RuntimeError:
         # An older one is loaded than torch was built with: torch refuses to use it.
         return None
-    # 92600 is 9.26.0; up to cuDNN 8 it was 8907 for 8.9.7.
-    return None if number is None else _dotted(number, 10000 if number >= 90000 else 1000)
+    return None if number is None else dotted(number)
 
 
 def _installed(name: str) -> str | None:

@@ -11,6 +11,7 @@ from muster.check import ranks
 from muster.check.doctor.finding import code_of
 from muster.check.doctor.run import absent_ranks
 from muster.train.distributed.world import World
+from muster.train.health.faults import SharedFault
 
 
 def absence(fault: dict[str, Any] | None = None, hosts: tuple[str, ...] = ("a", "b")) -> ranks.Absent:
@@ -45,6 +46,15 @@ def test_a_rank_that_never_came_is_for_the_user_to_mend() -> None:
     (finding,) = absent_ranks(absence(hosts=()))
     assert finding.wrong == "rank 1 did not come"
     assert code_of([finding]) == 2
+
+
+def test_ranks_with_different_kinds_of_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [["a", "cuda"], ["b", "cpu"], ["c", "cuda"]]
+    monkeypatch.setattr(World, "gather", lambda world, value: kinds)
+    world = World(world_size=3, hosts=("a", "b", "c"))
+    with pytest.raises(SharedFault, match="same kind of device") as raised:
+        ranks.with_device(world, "cpu")
+    assert (raised.value.code, raised.value.seen) == (2, "CPUs on b, GPUs for the other ranks")
 
 
 def test_few_hosts_are_named_all() -> None:

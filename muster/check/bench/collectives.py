@@ -35,22 +35,10 @@ STRIDE = 104_729
 BLOCK = 1 << 22
 """Elements that are made, or looked at, at a time: what this needs of memory besides the messages is bounded."""
 
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
 Pattern = Callable[[torch.Tensor], torch.Tensor]
 """From places in a message, as int64, to the values there."""
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """The first element of a message that is not what it has to be.
-
-    Attributes:
-        count: how many of the message's elements are wrong.
-    """
-
-    index: int
-    expected: float
-    found: str
-    count: int
 
 
 @dataclass(frozen=True)
@@ -75,6 +63,19 @@ class WrongValues:
     count: int
     source: int | None = None
 
+    def __str__(self) -> str:
+        source = "" if self.source is None else f", from rank {self.source}"
+        where = f"element {self.index} of {shown(self.size)} was {self.found}, not {self.expected:.0f}"
+        return f"{where}; {self.count} elements are wrong{source}"
+
+
+def shown(size: int) -> str:
+    """`size` bytes, in the largest unit that fits: 4K, 1.5M, 20."""
+    for unit, factor in reversed(UNITS.items()):
+        if size >= factor:
+            return f"{size / factor:.4g}{unit}"
+    return "0"
+
 
 @lru_cache
 def modulus(most: int) -> int:
@@ -84,22 +85,20 @@ def modulus(most: int) -> int:
     )
 
 
-def sent_by(rank: int, salt: int) -> Pattern:
-    """The values of `rank` where they are passed on as they are. `salt` tells calls apart."""
-    period = modulus(EXACT)
-    return lambda index: (index + (rank * STRIDE + salt)).remainder_(period)
+def sent_by(rank: int | torch.Tensor, index: torch.Tensor, salt: int) -> torch.Tensor:
+    """The values of `rank` at `index`, where they are passed on as they are. `salt` tells calls apart."""
+    return (index + (rank * STRIDE + salt)).remainder_(modulus(EXACT))
 
 
-def addend(world: World, part: int, salt: int) -> Pattern:
+def addend(world: World, index: torch.Tensor, salt: int) -> torch.Tensor:
     """The values of this rank where those of all ranks are added up."""
-    period, weight = _period(world), world.rank % WEIGHTS
-    return lambda index: (index + salt).remainder_(period).add_(weight)
+    return (index + salt).remainder_(_period(world)).add_(world.rank % WEIGHTS)
 
 
-def total(world: World, part: int, salt: int) -> Pattern:
+def total(world: World, index: torch.Tensor, salt: int) -> torch.Tensor:
     """The sum of what all ranks have by `addend`; each partial sum is exact too, in whatever order."""
-    period, weights = _period(world), sum(rank % WEIGHTS for rank in range(world.world_size))
-    return lambda index: (index + salt).remainder_(period).mul_(world.world_size).add_(weights)
+    weights = sum(rank % WEIGHTS for rank in range(world.world_size))
+    return (index + salt).remainder_(_period(world)).mul_(world.world_size).add_(weights)
 
 
 def _period(world: World) -> int:
@@ -113,8 +112,12 @@ def fill(message: torch.Tensor, pattern: Pattern) -> None:
         part.copy_(pattern(torch.arange(start, start + part.numel(), device=message.device)))
 
 
-def compare(message: torch.Tensor, pattern: Pattern) -> Wrong | None:
-    """What is wrong in `message`, which has to be `pattern`; it stays on its device."""
+def compare(message: torch.Tensor, pattern: Pattern) -> tuple[int, float, str, int] | None:
+    """What is wrong in `message`, which has to be `pattern`; None if nothing is. It stays on its device.
+
+    Returns:
+        The place of the first wrong element, what it has to be and what it is, and how many are wrong.
+    """
     first: tuple[int, float, str] | None = None
     count = 0
     for start in range(0, message.numel(), BLOCK):
@@ -127,12 +130,7 @@ def compare(message: torch.Tensor, pattern: Pattern) -> Wrong | None:
         if first is None:
             place = int(wrong.to(torch.uint8).argmax())
             first = (start + place, float(expected[place]), f"{float(part[place]):g}")
-    return None if first is None else Wrong(*first, count)
-
-
-def counts_of(size: int, num_parts: int) -> int:
-    """How many elements each of `num_parts` equal parts of a message of about `size` bytes has; one at least."""
-    return max(1, size // ELEMENT // num_parts)
+    return None if first is None else (*first, count)
 
 
 @dataclass(frozen=True)
@@ -149,165 +147,130 @@ class Collective:
 
     Attributes:
         passes: how often a rank's link carries the share of all other ranks; 0 where it carries the message once.
-        call: does it once, among the ranks of a group; None is that of all.
-        sends: what a rank sends, of the world, the elements of a part, and the salt.
-        gets: what it has to receive, of the same; None where it receives nothing that counts.
+        call: does it once, of the world and the message.
+        giver: the rank that a part of what a rank gets comes from, of the world and the part's number; None where the
+            values of all ranks are added up.
         is_split: its message has as many parts as there are ranks; without it, a part is the whole message.
         sends_all, gets_all: a rank sends, receives, the whole message, not a part.
         is_in_place: it receives where it sends from.
-        source: the rank that wrong values came from, of the world, the elements of a part and what is wrong; None where
-            they are of several.
-        redop: the operation by which values are put together.
         root: the rank that sends or receives alone; -1 without one.
     """
 
     name: str
     passes: int
-    call: Callable[[World, Message, Any], None]
-    sends: Callable[[World, int, int], Pattern]
-    gets: Callable[[World, int, int], Pattern | None]
+    call: Callable[[World, Message], Any]
+    giver: Callable[[World, Any], Any] | None = None
     is_split: bool = False
     sends_all: bool = True
     gets_all: bool = True
     is_in_place: bool = False
-    source: Callable[[World, int, Wrong], int | None] = lambda world, part, wrong: None
-    redop: str = "none"
     root: int = -1
+
+    @property
+    def redop(self) -> str:
+        """The operation by which values are put together, as nccl-tests names it."""
+        return "none" if self.giver else "sum"
 
     def bus_factor(self, num_ranks: int) -> float:
         """The bus bandwidth by the algorithm bandwidth."""
         return self.passes * (num_ranks - 1) / num_ranks if self.passes else 1.0
 
+    def part(self, world: World, size: int) -> int:
+        """The elements of a part of a message of about `size` bytes; one at least."""
+        return max(1, size // ELEMENT // (world.world_size if self.is_split else 1))
+
     def size(self, world: World, size: int) -> int:
         """The bytes of its message that comes next to `size`: one of parts has equal ones."""
-        parts = world.world_size if self.is_split else 1
-        return counts_of(size, parts) * parts * ELEMENT
+        return self.part(world, size) * (world.world_size if self.is_split else 1) * ELEMENT
 
     def message(self, world: World, size: int) -> Message:
         """Buffers, of nothing yet, for a message of `size` bytes."""
-        whole = self.size(world, size) // ELEMENT
-        part = whole // world.world_size if self.is_split else whole
+        part, whole = self.part(world, size), self.size(world, size) // ELEMENT
         got = torch.empty(whole if self.gets_all else part, device=world.device)
         if self.is_in_place:
             return Message(got, got)
         return Message(torch.empty(whole if self.sends_all else part, device=world.device), got)
 
-    def check(self, world: World, size: int, salt: int, group: Any = None) -> WrongValues | None:
-        """What is wrong in what this rank receives by one call, in buffers of its own.
+    def sends(self, world: World, salt: int) -> Pattern | None:
+        """What a rank sends; None where it sends nothing."""
+        if self.giver is None:
+            return lambda index: addend(world, index, salt)
+        is_silent = self.root >= 0 and world.rank != self.root
+        return None if is_silent else lambda index: sent_by(world.rank, index, salt)
 
-        Args:
-            group: the process group that `world` is of; None for that of all ranks.
-        """
-        message = self.message(world, size)
-        part = counts_of(size, world.world_size) if self.is_split else message.got.numel()
+    def gets(self, world: World, part: int, salt: int) -> Pattern | None:
+        """What a rank has to receive, in parts of so many elements; None where nothing that it receives counts."""
+        giver = self.giver
+        # Of what was sent in parts for all, a rank gets its own part.
+        own = world.rank * part if self.is_split and self.sends_all else 0
+        if giver is not None:
+            return lambda index: sent_by(giver(world, index // part), own + index % part, salt)
+        is_deaf = self.root >= 0 and world.rank != self.root
+        return None if is_deaf else lambda index: total(world, own + index, salt)
+
+    def check(self, world: World, size: int, salt: int) -> WrongValues | None:
+        """What is wrong in what this rank receives by one call, in buffers of its own."""
+        message, part = self.message(world, size), self.part(world, size)
         message.got.fill_(float("nan"))
-        fill(message.sent, self.sends(world, part, salt))
-        self.call(world, message, group)
-        expected = self.gets(world, part, salt)
-        wrong = None if expected is None else compare(message.got, expected)
+        sends, gets = self.sends(world, salt), self.gets(world, part, salt)
+        if sends is not None:
+            fill(message.sent, sends)
+        self.call(world, message)
+        wrong = None if gets is None else compare(message.got, gets)
         if wrong is None:
             return None
-        source = self.source(world, part, wrong)
-        place = (self.name, self.size(world, size), world.rank, world.host)
-        return WrongValues(*place, wrong.index, wrong.expected, wrong.found, wrong.count, source)
+        index, *_, count = wrong
+        # Where more is wrong than fits into a part it is of several ranks.
+        source = None if self.giver is None or count > part else self.giver(world, index // part)
+        return WrongValues(self.name, self.size(world, size), world.rank, world.host, *wrong, source)
 
 
-def _all_reduce(world: World, message: Message, group: Any) -> None:
-    dist.all_reduce(message.got, group=group)
+def _before(world: World, part: Any = None) -> int:
+    return (world.rank - 1) % world.world_size
 
 
-def _all_gather(world: World, message: Message, group: Any) -> None:
-    dist.all_gather_into_tensor(message.got, message.sent, group=group)
-
-
-def _reduce_scatter(world: World, message: Message, group: Any) -> None:
-    dist.reduce_scatter_tensor(message.got, message.sent, group=group)
-
-
-def _broadcast(world: World, message: Message, group: Any) -> None:
-    dist.broadcast(message.got, group=group, group_src=ROOT)
-
-
-def _reduce(world: World, message: Message, group: Any) -> None:
-    dist.reduce(message.got, group=group, group_dst=ROOT)
-
-
-def _all_to_all(world: World, message: Message, group: Any) -> None:
-    dist.all_to_all_single(message.got, message.sent, group=group)
-
-
-def _send_recv(world: World, message: Message, group: Any) -> None:
+def _send_recv(world: World, message: Message) -> None:
     """Each rank sends to the next one and receives from the one before, at once."""
-    after, before = (world.rank + 1) % world.world_size, (world.rank - 1) % world.world_size
-    both = [
-        dist.P2POp(dist.isend, message.sent, group=group, group_peer=after),
-        dist.P2POp(dist.irecv, message.got, group=group, group_peer=before),
-    ]
+    after = (world.rank + 1) % world.world_size
+    both = [dist.P2POp(dist.isend, message.sent, after), dist.P2POp(dist.irecv, message.got, _before(world))]
     for work in dist.batch_isend_irecv(both):
         work.wait()
 
 
-def _giver_of_part(world: World, part: int, wrong: Wrong) -> int | None:
-    # More than fits into the part of one rank is wrong: it is of several.
-    return wrong.index // part if wrong.count <= part else None
-
-
-def _root(world: World, part: int, wrong: Wrong) -> int:
-    return ROOT
-
-
-def _one_before(world: World, part: int, wrong: Wrong) -> int:
-    return (world.rank - 1) % world.world_size
-
-
-def _total_at_root(world: World, part: int, salt: int) -> Pattern | None:
-    return total(world, part, salt) if world.rank == ROOT else None
-
-
-def _own_part_of_total(world: World, part: int, salt: int) -> Pattern:
-    whole = total(world, part, salt)
-    return lambda index: whole(index + world.rank * part)
-
-
-def _own(world: World, part: int, salt: int) -> Pattern:
-    return sent_by(world.rank, salt)
-
-
-def _own_at_root(world: World, part: int, salt: int) -> Pattern:
-    root = sent_by(ROOT, salt)
-    return root if world.rank == ROOT else lambda index: torch.full_like(index, -1)
-
-
-def _roots(world: World, part: int, salt: int) -> Pattern:
-    return sent_by(ROOT, salt)
-
-
-def _of_the_one_before(world: World, part: int, salt: int) -> Pattern:
-    return sent_by((world.rank - 1) % world.world_size, salt)
-
-
-def _of_all(world: World, part: int, salt: int) -> Pattern:
-    """Part q is what rank q sends; what rank q sends is that of rank 0, further on."""
-    first = sent_by(0, salt)
-    return lambda index: first(index % part + index // part * STRIDE)
-
-
-def _a_part_of_all(world: World, part: int, salt: int) -> Pattern:
-    """Part q is the part that rank q has for this rank."""
-    first = sent_by(0, salt)
-    return lambda index: first(index % part + (world.rank * part) + index // part * STRIDE)
-
-
 ALL = (
-    Collective("all_reduce", 2, _all_reduce, addend, total, is_in_place=True, redop="sum"),
-    Collective("all_gather", 1, _all_gather, _own, _of_all, is_split=True, sends_all=False, source=_giver_of_part),
+    Collective("all_reduce", 2, lambda world, message: dist.all_reduce(message.got), is_in_place=True),
     Collective(
-        "reduce_scatter", 1, _reduce_scatter, addend, _own_part_of_total, is_split=True, gets_all=False, redop="sum"
+        "all_gather",
+        1,
+        lambda world, message: dist.all_gather_into_tensor(message.got, message.sent),
+        giver=lambda world, part: part,
+        is_split=True,
+        sends_all=False,
     ),
-    Collective("broadcast", 0, _broadcast, _own_at_root, _roots, is_in_place=True, source=_root, root=ROOT),
-    Collective("reduce", 0, _reduce, addend, _total_at_root, is_in_place=True, redop="sum", root=ROOT),
-    Collective("all_to_all", 1, _all_to_all, _own, _a_part_of_all, is_split=True, source=_giver_of_part),
-    Collective("send_recv", 0, _send_recv, _own, _of_the_one_before, source=_one_before),
+    Collective(
+        "reduce_scatter",
+        1,
+        lambda world, message: dist.reduce_scatter_tensor(message.got, message.sent),
+        is_split=True,
+        gets_all=False,
+    ),
+    Collective(
+        "broadcast",
+        0,
+        lambda world, message: dist.broadcast(message.got, src=ROOT),
+        giver=lambda world, part: ROOT,
+        is_in_place=True,
+        root=ROOT,
+    ),
+    Collective("reduce", 0, lambda world, message: dist.reduce(message.got, dst=ROOT), is_in_place=True, root=ROOT),
+    Collective(
+        "all_to_all",
+        1,
+        lambda world, message: dist.all_to_all_single(message.got, message.sent),
+        giver=lambda world, part: part,
+        is_split=True,
+    ),
+    Collective("send_recv", 0, _send_recv, giver=_before),
 )
 
 BARRIER = "barrier"

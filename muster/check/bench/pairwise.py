@@ -6,9 +6,8 @@ links differ much, all is measured again, up to twice.
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from statistics import median, median_low
 from typing import Any
 
@@ -16,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from muster.check.bench import transport
-from muster.check.bench.sweep import Broken, parse_size, shown, wait_for_device
+from muster.check.bench.collectives import shown
+from muster.check.bench.sweep import Broken, bandwidth, parse_size, safe, wait_for_device
 from muster.check.options import BenchOptions
 from muster.check.ranks import ALL_PAIRS_UP_TO, partners
 from muster.errors import ExitCode, MusterError
@@ -110,34 +110,19 @@ class Row:
         }
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """What was measured, on all ranks the same.
+def run(world: World, options: BenchOptions) -> list[Row]:
+    """A row for each direction of all pairs of nodes of `world`, on all ranks the same; none for one node.
 
-    Attributes:
-        rows: the figures of each direction of each pair.
-        errors: what is slow, and a network that is not the one to be expected; none where all is well.
-        text: the network and the figures, for people.
-        differ: how many times as long as the fastest direction the slowest takes.
-    """
-
-    rows: tuple[Mapping[str, Any], ...] = ()
-    errors: tuple[MusterError, ...] = ()
-    text: str = ""
-    differ: float = 1.0
-
-
-def run(world: World, options: BenchOptions) -> Pairs:
-    """The pairs of nodes of `world`, measured. To be called on all ranks, once there is a group.
+    To be called on all ranks, once there is a group.
 
     Raises:
         MusterError: two nodes can't reach each other.
         Broken: this rank lost the others.
     """
     hosts = world.nodes
-    nodes = [[rank for rank, host in enumerate(world.hosts) if host == each] for each in hosts]
     if len(hosts) < 2:
-        return Pairs(text="one node: there is no pair to measure")
+        return []
+    nodes = [[rank for rank, host in enumerate(world.hosts) if host == each] for each in hosts]
     backend = world.backend or "gloo"
     size = parse_size(options.max_size or SIZES[backend], "--max-size")
     device = torch.device("cpu") if backend == "gloo" else world.device
@@ -145,43 +130,26 @@ def run(world: World, options: BenchOptions) -> Pairs:
     rows = _measure(link, nodes, hosts)
     for _ in range(MEASUREMENTS - 1):
         if errors(rows, hosts) or differ(rows) > TIMES:
-            # It may have been something passing: what counts is the better of both.
+            # It may have been something passing: of each direction the better of both counts.
             rows = better(rows, _measure(link, nodes, hosts))
-    used = transport.used(world, options)
-    found = [*([used.error] if used.error else []), *errors(rows, hosts)]
-    text = "\n".join([f"network: {used.says}", *used.notes, "", matrix(rows, hosts), "", _about(rows)])
-    return Pairs(tuple(row.figures(hosts) for row in rows), tuple(found), text, differ(rows))
+    return rows
 
 
 def rounds(num_nodes: int) -> list[list[Pair]]:
-    """All pairs that are measured, as rounds: in each, no node is in two pairs.
-
-    Where all meet all it is a round-robin tournament; where their number is odd, one rests in each round. Of more nodes
-    each meets about 2 log n different others.
-    """
-    if num_nodes > ALL_PAIRS_UP_TO:
-        return _in_rounds(
-            [(node, other) for node in range(num_nodes) for other in partners(node, num_nodes) if node < other]
-        )
-    places = num_nodes - 1 + num_nodes % 2
-    result: list[list[Pair]] = [[] for _ in range(places if num_nodes > 1 else 0)]
-    for one, other in combinations(range(num_nodes), 2):
-        # Nodes whose numbers have the same sum; the last of an even number meets whom that would pair with itself.
-        result[(2 * one if other == places else one + other) % places].append((one, other))
-    return result
-
-
-def _in_rounds(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """`pairs`, each in the first round where both have time."""
+    """All pairs that are measured, as rounds: in each, no node is in two pairs."""
+    pairs = [(node, other) for node in range(num_nodes) for other in partners(node, num_nodes) if node < other]
+    if num_nodes <= ALL_PAIRS_UP_TO:
+        # As in a tournament: pairs whose numbers have the same sum have no node in common.
+        pairs.sort(key=lambda pair: sum(pair) % num_nodes)
     result: list[list[Pair]] = []
     busy: list[set[int]] = []
     for pair in pairs:
-        number = next((number for number, nodes in enumerate(busy) if not nodes & set(pair)), len(busy))
+        number = next((number for number, nodes in enumerate(busy) if nodes.isdisjoint(pair)), len(busy))
         if number == len(busy):
             result.append([])
             busy.append(set())
         result[number].append(pair)
-        busy[number] |= set(pair)
+        busy[number].update(pair)
     return result
 
 
@@ -205,7 +173,7 @@ def _measure(link: "Link", nodes: Sequence[Sequence[int]], hosts: Sequence[str])
                 best_s, median_s, latency_s, size = link.send(nodes[other][place])
                 own.append(Row(node, other, best_s, median_s, latency_s, place, side_by_side, size))
         except (RuntimeError, Broken) as error:
-            said = (str(error).strip().splitlines() or ["no message"])[0]
+            said = str(error).strip().partition("\n")[0]
             raise MusterError(
                 f"{hosts[node]} and {hosts[other]} don't get a message through to each other",
                 seen="; NCCL says: ".join(filter(None, [said, transport.complaints()])),
@@ -240,11 +208,8 @@ class Link:
 
     def barrier(self) -> None:
         """Returns when all ranks have come."""
-        try:
-            dist.barrier()
-            wait_for_device(self.world)
-        except RuntimeError as error:
-            raise Broken(str(error)) from error
+        safe(dist.barrier)
+        safe(lambda: wait_for_device(self.world))
 
     def send(self, peer: int) -> tuple[float, float, float, int]:
         """Best and median seconds a byte, the shortest one-way seconds, and the bytes of a message."""
@@ -307,9 +272,10 @@ def errors(rows: Sequence[Row], hosts: Sequence[str]) -> list[MusterError]:
     usual = _usual(others) if others else 0.0
     links = sorted((row for row in others if row.best_s > TIMES * usual), key=lambda row: row.best_s, reverse=True)
     rest = [row for row in others if row.best_s <= TIMES * usual]
-    found = [_slow_node(hosts[node], node, slow_ways[node], rest) for node in nodes]
+    compared = f" where others have {bandwidth(median(row.gb_s for row in rest))} GB/s" if rest else ""
+    found = [_slow_node(hosts[node], node, slow_ways[node], compared) for node in nodes]
     for pair in dict.fromkeys(row.nodes for row in links):
-        found.append(_slow_link([row for row in links if row.nodes == pair], rest, hosts))
+        found.append(_slow_link([row for row in links if row.nodes == pair], compared, hosts))
     return found
 
 
@@ -359,35 +325,27 @@ def better(first: Sequence[Row], again: Sequence[Row]) -> list[Row]:
     return [min(pair, key=lambda row: row.best_s) for pair in zip(first, again, strict=True)]
 
 
-def _slow_node(host: str, node: int, several: Sequence[Sequence[Row]], rest: Sequence[Row]) -> MusterError:
+def _slow_node(host: str, node: int, several: Sequence[Sequence[Row]], compared: str) -> MusterError:
     """Of a node all of what it sends, or receives, or both, is slow."""
     does = [f"{'sends' if each[0].source == node else 'receives'} at {_speeds(each)}" for each in several]
     which = _which([row for each in several for row in each])
-    return _error(
-        f"slow node: {host} {' and '.join(does)} {_compared(rest)}{which}",
-        f"all of its {len(several[0])} links; {RULE}",
-        f"leave {host} out of the job, and tell whoever runs it: its network card, cable or port",
+    return MusterError(
+        f"slow node: {host} {' and '.join(does)}{compared}{which}",
+        seen=f"all of its {len(several[0])} links; {RULE}",
+        fix=f"leave {host} out of the job, and tell whoever runs it: its network card, cable or port",
+        code=ExitCode.FAILED,
     )
 
 
-def _slow_link(pair: Sequence[Row], rest: Sequence[Row], hosts: Sequence[str]) -> MusterError:
+def _slow_link(pair: Sequence[Row], compared: str, hosts: Sequence[str]) -> MusterError:
     first, second = (hosts[node] for node in (sorted(pair[0].nodes) if len(pair) == 2 else pair[0].direction))
     link = f"{first} {'-' if len(pair) == 2 else '->'} {second}"
-    is_only = {row.nodes for row in rest} == {pair[0].nodes}
-    compared = f"where the other way has {_speeds(rest)}" if is_only else _compared(rest)
-    return _error(
-        f"slow link: {link}, {_speeds(pair)} {compared}{_which(pair)}",
-        RULE,
-        f"tell whoever runs the cluster: the cables and switches between {first} and {second}",
+    return MusterError(
+        f"slow link: {link}, {_speeds(pair)}{compared}{_which(pair)}",
+        seen=RULE,
+        fix=f"tell whoever runs the cluster: the cables and switches between {first} and {second}",
+        code=ExitCode.FAILED,
     )
-
-
-def _error(wrong: str, seen: str, fix: str) -> MusterError:
-    return MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
-
-
-def _compared(rest: Sequence[Row]) -> str:
-    return f"where others have {number(median(row.gb_s for row in rest))} GB/s" if rest else ""
 
 
 def _which(rows: Sequence[Row]) -> str:
@@ -408,15 +366,10 @@ def _without(rows: Sequence[Row], nodes: Collection[int]) -> list[Row]:
 def _speeds(rows: Sequence[Row]) -> str:
     """0.1 GB/s, or 0.1 to 0.2 GB/s."""
     low, high = (pick(row.gb_s for row in rows) for pick in (min, max))
-    return f"{number(low)} GB/s" if high < 1.1 * low else f"{number(low)} to {number(high)} GB/s"
+    return f"{bandwidth(low)} GB/s" if high < 1.1 * low else f"{bandwidth(low)} to {bandwidth(high)} GB/s"
 
 
-def number(value: float) -> str:
-    """Three significant digits at most, and never as a power of ten."""
-    return f"{value:.4f}" if value < 0.01 else f"{value:.3g}" if value < 100 else f"{value:.0f}"
-
-
-def _about(rows: Sequence[Row]) -> str:
+def about(rows: Sequence[Row]) -> str:
     """The latencies, the size of a message, and how many ranks went side by side."""
     latencies = sorted(row.latency_s * 1e6 for row in rows)
     most = max(row.num_ranks for row in rows)
@@ -429,9 +382,9 @@ def matrix(rows: Sequence[Row], hosts: Sequence[str]) -> str:
     """The figures as a matrix; of many nodes the slowest links."""
     if len(hosts) > MATRIX:
         slowest = sorted(rows, key=lambda row: row.best_s, reverse=True)[:LISTED]
-        lines = [f"{hosts[row.source]} -> {hosts[row.target]}  {number(row.gb_s)} GB/s" for row in slowest]
+        lines = [f"{hosts[row.source]} -> {hosts[row.target]}  {bandwidth(row.gb_s)} GB/s" for row in slowest]
         return "\n".join([f"the slowest {len(slowest)} of {len(rows)} directions", *lines])
-    cells = {row.direction: number(row.gb_s) for row in rows}
+    cells = {row.direction: bandwidth(row.gb_s) for row in rows}
     table = [["GB/s, from \\ to", *hosts]]
     for source, host in enumerate(hosts):
         table.append([host, *(cells.get((source, target), "-") for target in range(len(hosts)))])

@@ -15,14 +15,13 @@ from rich.console import Console
 from rich.text import Text
 
 from muster.check import versions
-from muster.check.bench import baseline
-from muster.check.bench.baseline import Baseline, Setting, Slow
-from muster.check.bench.collectives import ELEMENT, WrongValues, by_name
-from muster.check.bench.pairwise import TIMES, Pairs
-from muster.check.bench.sweep import Row, Sweep, shown
+from muster.check.bench import baseline, pairwise
+from muster.check.bench.baseline import Baseline, Setting
+from muster.check.bench.collectives import ELEMENT, WrongValues, by_name, shown
+from muster.check.bench.sweep import NONE, Row, Sweep, bandwidth
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
-from muster.check.ranks import plural
+from muster.check.ranks import listed, plural
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import World
 from muster.train.reporting import console
@@ -31,7 +30,6 @@ from muster.variables import LaunchVariable
 Word = Literal["ok", "warning", "failed"]
 COLOURS: dict[Word, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
 
-NONE = "N/A"
 COLUMNS = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "p50", "p99")
 UNITS = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)")
 WIDTHS = (11, 10, 5, 5, 4, 10, 7, 7, 6, 10, 10)
@@ -42,69 +40,62 @@ class Verdict:
     """The answer.
 
     Attributes:
-        says: what was held against what, in words; or the first of what speaks against the run.
         against: each thing that makes it fail.
+        otherwise: what to say where there is none: what was held against what.
+        is_sure: False where that tells little.
     """
 
-    word: Word
-    says: str
-    against: tuple[MusterError, ...] = ()
+    against: Sequence[MusterError]
+    otherwise: str
+    is_sure: bool = True
+
+    @property
+    def word(self) -> Word:
+        """In one word."""
+        return "failed" if self.against else "ok" if self.is_sure else "warning"
+
+    @property
+    def says(self) -> str:
+        """In one line."""
+        more = f", and {len(self.against) - 1} more" if len(self.against) > 1 else ""
+        return self.against[0].wrong + more if self.against else self.otherwise
 
     @property
     def code(self) -> int:
         """The exit code of all ranks."""
-        return ExitCode.FAILED if self.word == "failed" else ExitCode.DONE
-
-    def __str__(self) -> str:
-        return f"{self.word}: {self.says}"
+        return ExitCode.FAILED if self.against else ExitCode.DONE
 
 
-def verdict_of(against: Sequence[MusterError], says: str, otherwise: Word = "ok") -> Verdict:
-    """The verdict.
-
-    Args:
-        against: what speaks against the run.
-        says: what to say where nothing does, after the word `otherwise`.
-    """
-    if against:
-        more = f", and {len(against) - 1} more" if len(against) > 1 else ""
-        return Verdict("failed", against[0].wrong + more, tuple(against))
-    return Verdict(otherwise, says)
-
-
-def verdict_of_pairs(pairs: Pairs, num_nodes: int) -> Verdict:
-    """The verdict on pairs of nodes, which are held against each other; a warning where that tells little."""
-    if num_nodes < 2:
-        return verdict_of(pairs.errors, "one node: nothing was measured", "warning")
-    if num_nodes == 2:
-        only = "two nodes: their link was held against nothing but its own two directions"
-        return verdict_of(pairs.errors, only, "warning")
-    if pairs.differ > TIMES:
+def verdict_of_pairs(rows: Sequence[pairwise.Row], hosts: Sequence[str], used: Transport) -> Verdict:
+    """The verdict on pairs of the nodes `hosts`, which are held against each other."""
+    against = [*([used.error] if used.error else []), *pairwise.errors(rows, hosts)]
+    if len(hosts) < 2:
+        says = "one node: nothing was measured"
+    elif len(hosts) == 2:
+        says = "two nodes: their link was held against nothing but its own two directions"
+    elif (times := pairwise.differ(rows)) > pairwise.TIMES:
         # Where most links are slow, as those between two racks may be, none stands out.
-        says = f"links differ {pairs.differ:.1f}-fold, and no node or single link stands out: see which are slow"
-        return verdict_of(pairs.errors, says, "warning")
-    return verdict_of(pairs.errors, "no link is slow")
+        says = f"links differ {times:.1f}-fold, and no node or single link stands out: see which are slow"
+    else:
+        return Verdict(against, "no link is slow")
+    return Verdict(against, says, is_sure=False)
 
 
 def wrong_values(faults: Sequence[WrongValues]) -> list[MusterError]:
     """What to say of wrong values: one for each collective and rank, with the smallest message."""
-    found: dict[tuple[str, int], list[WrongValues]] = {}
+    by_rank: dict[tuple[str, int], list[WrongValues]] = {}
     for fault in sorted(faults, key=lambda each: each.size):
-        found.setdefault((fault.collective, fault.rank), []).append(fault)
-    return [_wrong_values_of_rank(several) for several in found.values()]
-
-
-def _wrong_values_of_rank(several: Sequence[WrongValues]) -> MusterError:
-    first = several[0]
-    sizes = ", ".join(dict.fromkeys(shown(fault.size) for fault in several))
-    return MusterError(
-        f"{first.collective} gave wrong values to rank {first.rank} on {first.host}, at {sizes}",
-        seen=f"element {first.index} of {shown(first.size)} was {first.found}, not {first.expected:.0f}; "
-        f"{first.count} elements are wrong" + ("" if first.source is None else f", from rank {first.source}"),
-        fix=f"don't train here: try again without {first.host}; if it is that node's, its GPU, memory or network is "
-        "broken; if not, another version of the backend",
-        code=ExitCode.FAILED,
-    )
+        by_rank.setdefault((fault.collective, fault.rank), []).append(fault)
+    found: list[MusterError] = []
+    for first, *others in by_rank.values():
+        sizes = listed((shown(fault.size) for fault in (first, *others)), 8)
+        wrong = f"{first.collective} gave wrong values to rank {first.rank} on {first.host}, at {sizes}"
+        fix = (
+            f"don't train here: try again without {first.host}; if it is that node's, its GPU, memory or network is "
+            "broken; if not, another version of the backend"
+        )
+        found.append(MusterError(wrong, seen=str(first), fix=fix, code=ExitCode.FAILED))
+    return found
 
 
 @dataclass
@@ -122,79 +113,60 @@ class Report:
     world: World
     setting: Setting
     started: str = field(default_factory=lambda: datetime.now().astimezone().isoformat(timespec="seconds"))
-    screen: Console = field(default_factory=lambda: Console(highlight=False))
 
     def of_sweep(self, rows: Sequence[Row], sweep: Sweep, used: Transport, known: Baseline | None) -> int:
         """Says and writes what was measured; returns the exit code."""
+        options = self.options
         slow = baseline.find_slow(rows, known) if known else []
         against = wrong_values(sweep.faults)
         if used.error is not None:
             against.append(used.error)
-        against += baseline.errors(slow, self.options.baseline or "")
-        verdict = verdict_of(against, f"values were right in {sweep.num_checks} checks; {self.held(rows, known)}")
-        value = self.value(verdict) | {
+        against += baseline.errors(slow, options.baseline or "")
+        num_held = sum((row.collective, row.size) in known.passes for row in rows) if known else 0
+        held = "held against no baseline: --save-baseline FILE keeps one for the next time"
+        if known and num_held:
+            worth = f"half of them would be found if they took {baseline.least_found(known):.2f} times as long"
+            num_rows = sum(bool(row.passes) for row in rows)
+            held = f"{num_held} of {num_rows} rows are as fast as in {options.baseline}; {worth}"
+        verdict = Verdict(against, f"values were right in {sweep.num_checks} checks; {held}")
+        more = {
             "transport": {"network": used.network, "gpudirect": used.gpudirect, "says": used.says, "notes": used.notes},
             "rows": [row.figures() for row in rows],
             "faults": [asdict(fault) for fault in sweep.faults],
             "checks": sweep.num_checks,
-            "slow": [_of_slow(one) for one in slow],
+            "slow": [one.figures() for one in slow],
         }
-        self._show(value, [self.headline(), f"network: {used.says}", *used.notes, ""], rows)
+        self._show(verdict, more, [f"network: {used.says}", *used.notes, "", table(rows)])
         code = verdict.code
         try:
-            self.save_baseline(rows, verdict, used)
-            if known is not None:
-                baseline.check_held(rows, known, self.options.baseline or "")
+            if options.save_baseline is not None:
+                self._save(Path(options.save_baseline), rows, verdict, used)
+            if known is not None and not num_held:
+                raise MusterError(
+                    "the baseline has none of the collectives and sizes that were measured",
+                    seen=f"--baseline={options.baseline}",
+                    fix="give the same --collectives, --min-size, --max-size and --factor as for --save-baseline",
+                )
         except MusterError as error:
             console.tell(str(error))
             code = code or error.code
         self._conclude(verdict)
         return code
 
-    def of_pairs(self, pairs: Pairs) -> int:
+    def of_pairs(self, rows: Sequence[pairwise.Row], used: Transport) -> int:
         """The same for pairs of nodes."""
-        verdict = verdict_of_pairs(pairs, len(self.world.nodes))
-        self._show(self.value(verdict) | {"pairs": list(pairs.rows)}, [self.headline(), "", pairs.text])
+        hosts = self.world.nodes
+        verdict = verdict_of_pairs(rows, hosts, used)
+        lines = ["", f"network: {used.says}", *used.notes]
+        if rows:
+            lines += ["", pairwise.matrix(rows, hosts), "", pairwise.about(rows)]
+        self._show(verdict, {"pairs": [row.figures(hosts) for row in rows]}, lines)
         self._conclude(verdict)
         return verdict.code
 
-    def _show(self, value: Mapping[str, Any], lines: Sequence[str], rows: Sequence[Row] = ()) -> None:
-        if self.options.json:
-            print(json.dumps(value), flush=True)
-            return
-        self._say([*lines, *([table(rows)] if rows else [])])
-
-    def _conclude(self, verdict: Verdict) -> None:
-        self._say(["", *map(str, verdict.against)])
-        if not self.options.json:
-            self.screen.print(Text(str(verdict), style=f"bold {COLOURS[verdict.word]}"), soft_wrap=True)
-
-    def _say(self, lines: Sequence[str]) -> None:
-        """Prints the lines, but where an object for programs has it all."""
-        for line in () if self.options.json else lines:
-            self.screen.print(Text(line), soft_wrap=True)
-
-    def headline(self) -> str:
-        """How many ranks are where, on which devices, by which backend."""
-        setting, each = self.setting, set(self.setting.ranks)
-        a_node = f"{each.pop()} each" if len(each) == 1 else " + ".join(map(str, setting.ranks))
-        places = f"{plural(self.world.world_size, 'rank')} on {plural(setting.nodes, 'node')} ({a_node})"
-        devices = ", ".join(setting.gpus) or setting.device
-        site = f", {setting.site}" if setting.site else ""
-        return f"{places}, {setting.backend} on {devices}, torch {torch.__version__}{site}"
-
-    def held(self, rows: Sequence[Row], known: Baseline | None) -> str:
-        """What the figures were held against, in words."""
-        keys = [(row.collective, row.size) for row in rows if row.passes]
-        held = sum(key in known.passes for key in keys) if known else 0
-        if known is None or not held:
-            return "held against no baseline: --save-baseline FILE keeps one for the next time"
-        worth = f"half of them would be found if they took {baseline.least_found(known):.2f} times as long"
-        return f"{held} of {len(keys)} rows are as fast as in {self.options.baseline}; {worth}"
-
-    def value(self, verdict: Verdict) -> dict[str, Any]:
-        """What is said of any measurement, for programs."""
-        return {
+    def _show(self, verdict: Verdict, more: Mapping[str, Any], lines: Sequence[str]) -> None:
+        """Prints the object for programs, or what was measured for people."""
+        value = {
             "verdict": verdict.word,
             "code": verdict.code,
             "says": verdict.says,
@@ -204,6 +176,28 @@ class Report:
             "about": self.about(),
             "options": asdict(self.options),
         }
+        if self.options.json:
+            print(json.dumps(value | dict(more)), flush=True)
+        self._say([self.headline(), *lines])
+
+    def _conclude(self, verdict: Verdict) -> None:
+        self._say(["", *map(str, verdict.against)])
+        self._say([f"{verdict.word}: {verdict.says}"], f"bold {COLOURS[verdict.word]}")
+
+    def _say(self, lines: Sequence[str], style: str = "") -> None:
+        """Prints the lines, but where an object for programs has it all."""
+        screen = Console(highlight=False, quiet=self.options.json)
+        for line in lines:
+            screen.print(Text(line, style=style), soft_wrap=True)
+
+    def headline(self) -> str:
+        """How many ranks are where, on which devices, by which backend."""
+        setting, each = self.setting, set(self.setting.ranks)
+        a_node = f"{each.pop()} each" if len(each) == 1 else " + ".join(map(str, setting.ranks))
+        places = f"{plural(self.world.world_size, 'rank')} on {plural(setting.nodes, 'node')} ({a_node})"
+        devices = ", ".join(setting.gpus) or setting.device
+        site = f", {setting.site}" if setting.site else ""
+        return f"{places}, {setting.backend} on {devices}, torch {torch.__version__}{site}"
 
     def about(self) -> dict[str, Any]:
         """Versions and date."""
@@ -215,17 +209,13 @@ class Report:
             "command": os.environ.get(LaunchVariable.COMMAND, ""),
         }
 
-    def save_baseline(self, rows: Sequence[Row], verdict: Verdict, used: Transport) -> None:
-        """Writes the baseline that is wanted, and says so."""
-        if self.options.save_baseline is None:
-            return
-        path = Path(self.options.save_baseline)
-        said = f"baseline: {path}"
-        if verdict.word == "failed":
-            said = f"{path} was not written: a run that fails is no baseline"
-        else:
+    def _save(self, path: Path, rows: Sequence[Row], verdict: Verdict, used: Transport) -> None:
+        """Writes the baseline of a run that does not fail, and says so."""
+        said = f"{path} was not written: a run that fails is no baseline"
+        if not verdict.against:
             about = self.about() | {"network": used.network, "gpudirect": used.gpudirect, "nodes": self.world.nodes}
             baseline.write(path, self.setting, rows, about)
+            said = f"baseline: {path}"
         self._say(["", said])
 
 
@@ -246,7 +236,7 @@ def table(rows: Sequence[Row]) -> str:
         if own[0].size:
             lines.append(f"# Out of bounds values : {num_wrong} {'FAILED' if num_wrong else 'OK'}")
             known = [row.busbw for row in own if row.busbw is not None]
-            lines.append(f"# Avg bus bandwidth    : {_bandwidth(sum(known) / len(known) if known else None)}")
+            lines.append(f"# Avg bus bandwidth    : {bandwidth(sum(known) / len(known) if known else None)}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
@@ -262,23 +252,8 @@ def cells(row: Row) -> list[str]:
     count = row.size // ELEMENT // (row.num_ranks if collective.is_split else 1)
     wrong = NONE if row.num_wrong is None else str(row.num_wrong)
     kind = [str(row.size), str(count), "float", collective.redop, str(collective.root)]
-    return [*kind, mean, _bandwidth(row.algbw), _bandwidth(row.busbw), wrong, p50, p99]
+    return [*kind, mean, bandwidth(row.algbw), bandwidth(row.busbw), wrong, p50, p99]
 
 
 def _line(words: Sequence[str]) -> str:
     return " ".join(word.rjust(width) for word, width in zip(words, WIDTHS, strict=True)).rstrip()
-
-
-def _bandwidth(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}" if value >= 1 else f"{value:.4f}"
-
-
-def _of_slow(one: Slow) -> dict[str, Any]:
-    return {
-        "collective": one.row.collective,
-        "figure": one.figure,
-        "size": one.row.size,
-        "now_us": one.now_s * 1e6,
-        "slowest_us": one.slowest_s * 1e6,
-        "factor": one.factor,
-    }

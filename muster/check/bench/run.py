@@ -3,21 +3,20 @@
 import os
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 from muster.check import ranks
 from muster.check.bench import baseline, collectives, pairwise, transport
 from muster.check.bench.baseline import PASSES, Baseline, Setting
 from muster.check.bench.report import Report
-from muster.check.bench.sweep import Broken, Sweep, chosen_sizes
+from muster.check.bench.sweep import Broken, Row, Sweep, chosen_sizes
+from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError
-from muster.train.distributed.backends import backend_for, open_group, places
-from muster.train.distributed.world import World, close_group, device_for
+from muster.train.distributed.backends import open_group
+from muster.train.distributed.world import World, close_group
 from muster.train.health import faults
 from muster.train.health.faults import Watch, agree
 from muster.train.reporting import console
@@ -28,45 +27,11 @@ WAIT_S = 10
 
 def run(options: BenchOptions) -> None:
     """Measures, says the verdict on rank 0, and ends the process."""
-    bench, code = Bench(options), int(ExitCode.FAILED)
+    world, sweep, code = None, None, int(ExitCode.FAILED)
     try:
-        code = bench.run()
-    except Exception as error:
-        if os.environ.get("MUSTER_DEBUG"):
-            traceback.print_exc()
-        code = tell(bench.world, error, bench.doing)
-    ranks.leave(bench.world, code, failed=code != 0)
-
-
-@dataclass
-class Bench:
-    """A measurement, as far as it has got.
-
-    Attributes:
-        world: this rank among all; None before they have met.
-        sweep: the run through collectives and sizes, once it has begun.
-    """
-
-    options: BenchOptions
-    world: World | None = None
-    sweep: Sweep | None = None
-
-    @property
-    def doing(self) -> str:
-        """What the ranks are at."""
-        return self.sweep.doing if self.sweep else "the start"
-
-    def run(self) -> int:
-        """The exit code of all ranks.
-
-        Raises:
-            MusterError: an option, a node or a rank is in the way.
-            Broken: this rank lost the others.
-        """
-        options = self.options
-        self.world = ranks.join(options.timeout_s)
-        watch = Watch(self.world)
-        self.world = world = with_device(self.world, options)
+        world = ranks.join(options.timeout_s)
+        watch = Watch(world)
+        world = ranks.with_device(world, options.device, options.backend)
         names = agree(world, lambda: collectives.chosen(options.collectives))
         sizes = agree(world, lambda: chosen_sizes(options, world.backend or ""))
         setting = Setting.of(world)
@@ -75,47 +40,36 @@ class Bench:
         agree(world, lambda: open_group(world))
         report = Report(options, world, setting)
         if options.pairwise:
-            pairs = pairwise.run(world, options)
-            code = report.of_pairs(pairs) if world.main else 0
+            links = pairwise.run(world, options)
+            used = transport.used(world, options)
+            code = report.of_pairs(links, used) if world.main else 0
         else:
-            self.sweep = Sweep(world, options, sizes, names)
-            code = self.measure(self.sweep, report, known)
+            sweep = Sweep(world, options, sizes, names)
+            rows, used = measure(sweep, known)
+            code = report.of_sweep(rows, sweep, used, known) if world.main else 0
         code = world.gather(code)[0]
         close_group()
         watch.close()
-        return code
-
-    def measure(self, sweep: Sweep, report: Report, known: Baseline | None) -> int:
-        """The exit code of rank 0, which says and writes what was measured; on other ranks any."""
-        options, world = self.options, sweep.world
-        rows = sweep.rows()
-        used = transport.used(world, options)
-        if options.save_baseline is not None:
-            for _ in range(PASSES - 1):
-                rows = [sweep.again(row) if row.passes else row for row in rows]
-        for _ in range(PASSES):
-            slow = baseline.find_slow(rows, known) if known else []
-            doubted = {id(one.row) for one in slow if len(one.row.passes) < PASSES}
-            # Only what is slow is measured again: it may have been something passing.
-            rows = [sweep.again(row) if id(row) in doubted else row for row in rows]
-        if not world.main:
-            return 0
-        return report.of_sweep(rows, sweep, used, known)
+    except Exception as error:
+        if os.environ.get("MUSTER_DEBUG"):
+            traceback.print_exc()
+        code = tell(world, error, sweep.doing if sweep else "the start")
+    ranks.leave(world, code, failed=code != 0)
 
 
-def with_device(world: World, options: BenchOptions) -> World:
-    """`world` with its device and backend.
-
-    Raises:
-        MusterError: on all ranks alike: a GPU is missing, or is another rank's too, or the backend is.
-    """
-    device = agree(world, lambda: device_for(world, options.device))
-    if options.backend == "gloo" and options.device == "auto":
-        device = torch.device("cpu")
-    backend = agree(world, lambda: backend_for(options.backend, device, "ddp"))
-    world = replace(world, device=device, backend=backend)
-    places(world)
-    return world
+def measure(sweep: Sweep, known: Baseline | None) -> tuple[list[Row], Transport]:
+    """All rows, with as many passes as it takes to save them or to hold them against `known`; and what they used."""
+    rows = sweep.rows()
+    used = transport.used(sweep.world, sweep.options)
+    if sweep.options.save_baseline is not None:
+        for _ in range(PASSES - 1):
+            rows = [sweep.again(row) if row.passes else row for row in rows]
+    for _ in range(PASSES):
+        slow = baseline.find_slow(rows, known) if known else []
+        doubted = {id(one.row) for one in slow if len(one.row.passes) < PASSES}
+        # Only what is slow is measured again: it may have been something passing.
+        rows = [sweep.again(row) if id(row) in doubted else row for row in rows]
+    return rows, used
 
 
 def tell(world: World | None, error: Exception, doing: str) -> int:
@@ -126,9 +80,10 @@ def tell(world: World | None, error: Exception, doing: str) -> int:
         error: what ended this rank's part.
         doing: what the ranks were at.
     """
-    told_by = error.world if isinstance(error, ranks.Absent) else world
-    if isinstance(error, ranks.Absent | faults.SharedFault) and told_by is not None:
-        if told_by.main:
+    if isinstance(error, ranks.Absent | faults.SharedFault):
+        # All ranks know of it.
+        met = error.world if isinstance(error, ranks.Absent) else world
+        if met is None or met.main:
             console.tell(str(error))
         return error.code
     if world is None:
@@ -145,30 +100,26 @@ def tell(world: World | None, error: Exception, doing: str) -> int:
 
 def explain(world: World, error: Exception, doing: str) -> MusterError | None:
     """What this rank has to say of its `error`; None where another rank says it."""
-    is_of_others = isinstance(error, Broken) or (isinstance(error, MusterError) and "did not come" in error.wrong)
-    if isinstance(error, MusterError) and not is_of_others:
+    has_lost_others = isinstance(error, Broken) or (isinstance(error, MusterError) and "did not come" in error.wrong)
+    if isinstance(error, MusterError) and not has_lost_others:
         return error
-    said = error.seen if isinstance(error, MusterError) else (str(error).strip().splitlines() or ["no message"])[0]
+    said = error.seen if isinstance(error, MusterError) else str(error).strip().partition("\n")[0]
     said = "; NCCL says: ".join(filter(None, [said, transport.complaints()]))
-    if not is_of_others:
-        return MusterError(
-            f"rank {world.rank} on {world.host} failed at {doing}: {type(error).__name__}",
-            seen=said,
-            fix="muster bench --debug shows the traceback; a smaller --max-size needs less memory",
-            code=ExitCode.FAILED,
-        )
-    alive = ranks_alive(world)
-    if alive is not None and world.rank != min(alive):
-        return None
     fix = "muster doctor looks at the nodes and the network between them; more time: --timeout-s"
-    if alive is None:
+    alive = ranks_alive(world) if has_lost_others else []
+    if not has_lost_others:
+        wrong = f"rank {world.rank} on {world.host} failed at {doing}: {type(error).__name__}"
+        fix = "muster bench --debug shows the traceback; a smaller --max-size needs less memory"
+    elif alive is None:
         wrong = f"rank {world.rank} on {world.host} lost the others at {doing}"
+    elif world.rank != min(alive):
+        return None
     elif len(alive) == world.world_size:
         wrong = f"the ranks are all there, but {doing} failed"
     else:
         missing = [rank for rank in range(world.world_size) if rank not in alive]
-        hosts = ranks.listed(list(dict.fromkeys(world.hosts[rank] for rank in missing)))
-        numbers = ranks.listed([str(rank) for rank in missing], 8)
+        hosts = ranks.listed(world.hosts[rank] for rank in missing)
+        numbers = ranks.listed(missing, 8)
         wrong = f"{'rank' if len(missing) == 1 else 'ranks'} {numbers} on {hosts} did not come back from {doing}"
     return MusterError(wrong, seen=f"rank {world.rank} on {world.host}: {said}", fix=fix, code=ExitCode.FAILED)
 

@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, pairwise
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 
-from muster.check.bench import collectives
-from muster.check.bench.collectives import ALL, BARRIER, ELEMENT, Collective, WrongValues
+from muster.check.bench.collectives import BARRIER, ELEMENT, UNITS, Collective, WrongValues, by_name, shown
 from muster.check.options import BenchOptions
 from muster.errors import MusterError
 from muster.train.distributed.world import World
@@ -41,9 +41,12 @@ GIGA = 1e9
 SPIN_S = 0.05
 """For so long a GPU is asked without a pause whether it is done: a pause takes longer than a short message."""
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+NONE = "N/A"
+"""In place of a figure that there is none of."""
 
 Call = Callable[[], object]
+Result = TypeVar("Result")
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Broken(Exception):
@@ -57,13 +60,10 @@ def parse_size(text: str, name: str) -> int:
         MusterError: it stands for none, or for less than one element.
     """
     found = re.fullmatch(r"(\d{1,15})([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
-    size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
+    size = int(found[1]) * UNITS[found[2].upper()] if found else 0
     if size < ELEMENT:
-        raise MusterError(
-            f"{name} is not a size" if not found else f"{name} is less than one number of {ELEMENT} bytes",
-            seen=f"{name}={text}",
-            fix=f"{name}=1M; K, M and G are powers of 1024, a plain number is bytes",
-        )
+        fix = f"{name}=1M; K, M and G are powers of 1024, a plain number is bytes, {ELEMENT} at least"
+        raise MusterError(f"{name} is not a size", seen=f"{name}={text}", fix=fix)
     return size
 
 
@@ -88,12 +88,9 @@ def chosen_sizes(options: BenchOptions, backend: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def shown(size: int) -> str:
-    """`size` bytes, in the largest unit that fits: 4K, 1.5M, 20."""
-    for unit, factor in reversed(_UNITS.items()):
-        if size >= factor:
-            return f"{size / factor:.4g}{unit}"
-    return "0"
+def bandwidth(value: float | None) -> str:
+    """GB/s as nccl-tests prints them."""
+    return NONE if value is None else f"{value:.2f}" if value >= 1 else f"{value:.4f}"
 
 
 @dataclass(frozen=True)
@@ -105,9 +102,9 @@ class Timing:
         p50_s, p99_s: of the slowest rank in each call.
     """
 
-    mean_s: float
-    p50_s: float
-    p99_s: float
+    mean_s: Seconds
+    p50_s: Seconds
+    p99_s: Seconds
 
 
 @dataclass(frozen=True)
@@ -144,7 +141,7 @@ class Row:
         """The bus bandwidth; None where one rank has no others to speak to."""
         if self.algbw is None or self.num_ranks == 1:
             return None
-        return self.algbw * collectives.by_name(self.collective).bus_factor(self.num_ranks)
+        return self.algbw * by_name(self.collective).bus_factor(self.num_ranks)
 
     def figures(self) -> dict[str, Any]:
         """The row as JSON has it; what does not apply is None."""
@@ -192,30 +189,24 @@ class Sweep:
     def rows(self) -> list[Row]:
         """Every collective at every size, each measured once."""
         found: list[Row] = []
-        for collective in ALL:
-            if collective.name in self.names:
-                found += self.of(collective)
-        if BARRIER in self.names:
-            found.append(self.again(Row(BARRIER, 0, self.world.world_size)))
+        for name in self.names:
+            found += [self.again(Row(BARRIER, 0, self.world.world_size))] if name == BARRIER else self.of(by_name(name))
         return found
 
     def of(self, collective: Collective) -> list[Row]:
-        """The rows of one collective, after its values around 1 MiB were checked."""
+        """The rows of one collective, at each size after its values were checked, which warms up too."""
         if collective.name == "send_recv" and self.world.world_size == 1:
             return [Row(collective.name, 0, 1, note="needs two ranks")]
-        sizes = dict.fromkeys(collective.size(self.world, size) for size in self.sizes)
-        rows = [self.row(collective, size) for size in sizes]
+        rows: list[Row] = []
+        for size in dict.fromkeys(collective.size(self.world, size) for size in self.sizes):
+            self.doing = f"{collective.name} of {shown(size)}"
+            if self.world.main and sys.stderr.isatty():
+                print(f"\r{self.doing:<40}", end="\r", file=sys.stderr, flush=True)
+            num_wrong = self.check(collective, [size])
+            rows.append(self.again(Row(collective.name, size, self.world.world_size, num_wrong=num_wrong)))
         self.doing = f"{collective.name} around 1M"
         self.check(collective, AROUND)
         return rows
-
-    def row(self, collective: Collective, size: int) -> Row:
-        """Its row at `size`: values first, which warms up too, then time."""
-        self.doing = f"{collective.name} of {shown(size)}"
-        if self.world.main and sys.stderr.isatty():
-            print(f"\r{self.doing:<40}", end="\r", file=sys.stderr, flush=True)
-        num_wrong = self.check(collective, [size])
-        return self.again(Row(collective.name, size, self.world.world_size, num_wrong=num_wrong))
 
     def again(self, row: Row) -> Row:
         """`row` with another pass."""
@@ -226,13 +217,13 @@ class Sweep:
         self.doing = f"{row.collective} of {shown(row.size)}" if row.size else row.collective
         call: Call = dist.barrier
         if row.size:
-            collective = collectives.by_name(row.collective)
+            collective = by_name(row.collective)
             message = collective.message(self.world, row.size)
             # Zeros stay as they are, however often they are added up.
             message.sent.zero_()
             message.got.zero_()
-            call = partial(collective.call, self.world, message, None)
-        return of_ranks(self.world.gather(self.safe(lambda: measure(self.world, call, self.options))))
+            call = partial(collective.call, self.world, message)
+        return of_ranks(self.world.gather(safe(lambda: measure(self.world, call, self.options))))
 
     def check(self, collective: Collective, sizes: Sequence[int]) -> int:
         """How many values are wrong at these `sizes`, on all ranks; which ones is kept in `faults`."""
@@ -240,25 +231,26 @@ class Sweep:
         self.num_checks += len(sizes)
         own: list[dict[str, Any]] = []
         for turn, size in enumerate(sizes):
-            wrong = self.safe(lambda size=size, turn=turn: collective.check(self.world, size, salt + 31 * turn))
+            wrong = safe(lambda size=size, turn=turn: collective.check(self.world, size, salt + 31 * turn))
             if wrong is not None:
                 own.append(asdict(wrong))
         faults = [WrongValues(**each) for of_rank in self.world.gather(own) for each in of_rank]
         self.faults += faults
         return sum(fault.count for fault in faults)
 
-    def safe(self, function: Callable[[], Any]) -> Any:
-        """What `function`, which speaks to the other ranks, returns.
 
-        Raises:
-            Broken: it can't reach them.
-        """
-        try:
-            return function()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise Broken(str(error)) from error
+def safe(function: Callable[[], Result]) -> Result:
+    """What `function`, which speaks to the other ranks, returns.
+
+    Raises:
+        Broken: it can't reach them.
+    """
+    try:
+        return function()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise Broken(str(error)) from error
 
 
 def of_ranks(calls_of_ranks: Sequence[Sequence[float]]) -> Timing:

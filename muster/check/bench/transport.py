@@ -1,7 +1,7 @@
 """Which network the ranks really used, by NCCL's own log, and whether it is the one that they should have.
 
 NCCL falls back to TCP without an error. What it did stands in its log, which goes to a file in memory for each rank.
-The wording of 2.4 to 2.30 is known:
+The wording of 2.12 to 2.30 is known:
 
     Using network IB                                    what it would cross the network by
     Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA      what it does cross it by, with GPUDirect
@@ -10,14 +10,13 @@ The wording of 2.4 to 2.30 is known:
 Source: https://github.com/NVIDIA/nccl/blob/master/src/transport/net.cc and the files beside it.
 """
 
-import glob
 import os
 import re
 import socket
-import stat
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import msgspec
 import torch
@@ -47,17 +46,10 @@ SHOWN: list[str] = []
 _LINE = re.compile(r"NCCL (INFO|WARN) (.*\S)")
 _VERSION = re.compile(r"NCCL version (\d\S*)")
 _CHOSEN = re.compile(r"Using network (.+)")
-_CONNECTED = re.compile(r"(?:Channel|Ring|CollNet) \d+.* via (.+)")
+_CONNECTED = re.compile(r"(?:Channel|CollNet) \d+.* via (.+)")
 # A network's name may have spaces (AWS Libfabric); after its device comes the rank that sends for this one, if any.
 _NET = re.compile(r"NET/(.+?)/\d+(?:\(\d+\))?((?:/.*)?)")
 _PROVIDER = re.compile(r"NET/OFI Selected provider is ([^\s,]+)", re.IGNORECASE)
-_REASON = re.compile(
-    r"NET/Plugin ?: .*(?:No plugin found|cannot open|Could not find|could not be|symbols? .*not supported)"
-    r"|NET/Plugin ?: Plugin load .* returned"
-    r"|NET/IB : No device found|Failed to open libibverbs|Failed to initialize NET plugin|NCCL_IB_DISABLE set .* to 1"
-    r"|network \S+ not found"
-)
-MAX_REASONS = 4
 
 
 @dataclass(frozen=True)
@@ -66,20 +58,19 @@ class NcclLog:
 
     Attributes:
         version: its own, as `2.27.5+cuda12.9`.
-        networks: those in use; where no connection of this process crosses, those that it would use.
+        network: the one in use, with libfabric's provider; where no connection of this process crosses, the one that it
+            would use; empty where it does not say.
+        is_tcp: whether it is TCP, or any of several is.
         gpudirect: whether all its connections over a network read the GPU's memory directly; None where it has none.
         within: by what it speaks inside a node, or over NVLink: P2P/CUMEM, SHM, NVLS, COLLNET/SHARP.
-        provider: libfabric's, where the plugin is the one for it.
-        reasons: why some network is not there.
         warnings: what NCCL itself calls so.
     """
 
     version: str = ""
-    networks: tuple[str, ...] = ()
+    network: str = ""
+    is_tcp: bool = False
     gpudirect: bool | None = None
     within: tuple[str, ...] = ()
-    provider: str = ""
-    reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -88,42 +79,17 @@ class RankTransport:
     """The transport of one rank.
 
     Attributes:
-        found: what the launch found: see `FOUND`; empty where it says nothing.
-        devices: files of RDMA devices in this container, of which one at least has a link.
+        expected: the network to be expected here, and what tells so; empty where nothing does.
+        is_rdma: whether that is more than TCP.
         said: what NCCL said.
         interface: which gloo is told; empty where it goes by the host's name.
     """
 
     host: str
-    found: str = ""
-    devices: tuple[str, ...] = ()
+    expected: str = ""
+    is_rdma: bool = False
     said: NcclLog = field(default_factory=NcclLog)
     interface: str = ""
-
-    @property
-    def rdma(self) -> str:
-        """Why RDMA is to be expected here; empty where it is not."""
-        if self.found and self.found != "off":
-            return "" if self.found in NO_RDMA else f"{self.found} by {FOUND}"
-        return f"RDMA by {self.devices[0]}" if self.devices else ""
-
-    @property
-    def network(self) -> str:
-        """What this rank crosses the network by, with libfabric's provider; empty where it does not say."""
-        names = "+".join(self.said.networks)
-        return f"{names} ({self.said.provider})" if self._is_plugin and self.said.provider else names
-
-    @property
-    def is_tcp(self) -> bool:
-        """Whether any of its networks is TCP."""
-        if self._is_plugin and self.said.provider.lower().startswith(_TCP_PROVIDERS):
-            return True
-        return any(name.lower() in _TCP for name in self.said.networks)
-
-    @property
-    def _is_plugin(self) -> bool:
-        """Whether it is not one of NCCL's own networks: a plugin that was opened need not be used."""
-        return any(name not in ("IB", "Socket") for name in self.said.networks)
 
 
 @dataclass(frozen=True)
@@ -161,24 +127,23 @@ def used(world: World, options: BenchOptions) -> Transport:
     if SHOWN:
         print(text, end="", file=sys.stderr, flush=True)
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    own = RankTransport(world.host, os.environ.get(FOUND, ""), rdma_devices(), parse_log(text), interface)
+    own = RankTransport(world.host, *expected(os.environ.get(FOUND, "")), parse_log(text), interface)
     ranks = msgspec.convert(world.gather(asdict(own)), list[RankTransport])
     return of_gloo(ranks) if is_gloo else of_nccl(ranks, allow_tcp=options.allow_tcp)
 
 
 def complaints() -> str:
-    """What NCCL gives as reasons so far, in this process, where it then failed; empty where it gives none."""
-    said = parse_log(log_text())
-    return "; ".join([*said.warnings[-2:], *said.reasons])
+    """NCCL's last warnings so far, in this process, where it then failed; empty where there are none."""
+    return "; ".join(parse_log(log_text()).warnings[-2:])
 
 
 def of_gloo(ranks: Sequence[RankTransport]) -> Transport:
     """The transport of gloo, which has no network but TCP."""
-    interfaces = ", ".join(dict.fromkeys(each.interface for each in ranks if each.interface))
+    interfaces = listed(each.interface for each in ranks)
     network = f"gloo over {interfaces or 'TCP'}"
     if _is_one_node(ranks):
         return Transport(network, "gloo, in one node")
-    rdma = next((each.rdma for each in ranks if each.rdma), "")
+    rdma = next((each.expected for each in ranks if each.is_rdma), "")
     notes = (f"gloo knows TCP only: on GPUs NCCL would use {rdma.partition(' by ')[0]}",) if rdma else ()
     return Transport(network, f"{network}: TCP, which is all that gloo has", notes=notes)
 
@@ -193,10 +158,10 @@ def of_nccl(ranks: Sequence[RankTransport], *, allow_tcp: bool = False) -> Trans
     name = f"NCCL {version}".rstrip()
     notes = [f"NCCL warns on {each.host}: {words}" for each in ranks for words in each.said.warnings[:1]][:3]
     if _is_one_node(ranks):
-        within = ", ".join(dict.fromkeys(way for each in ranks for way in each.said.within)) or "not said"
+        within = listed(way for each in ranks for way in each.said.within) or "not said"
         return Transport(within, f"{name}, in one node: {within}", notes=tuple(notes))
-    network = ", ".join(dict.fromkeys(each.network for each in ranks if each.network)) or "not said"
-    by_rdma = [each for each in ranks if each.said.gpudirect is not None and not each.is_tcp]
+    network = listed(each.said.network for each in ranks) or "not said"
+    by_rdma = [each for each in ranks if each.said.gpudirect is not None and not each.said.is_tcp]
     indirect = [each for each in by_rdma if not each.said.gpudirect]
     says = f"{name}: {network}"
     if by_rdma:
@@ -209,19 +174,20 @@ def of_nccl(ranks: Sequence[RankTransport], *, allow_tcp: bool = False) -> Trans
     if error is not None and allow_tcp:
         notes.insert(0, f"{error.wrong}, as --allow-tcp allows: {error.seen}")
         error = None
-    return Transport(network, f"{says}; {_expectation(ranks)}", not indirect if by_rdma else None, tuple(notes), error)
+    wanted = next((each.expected for each in sorted(ranks, key=lambda each: not each.is_rdma) if each.expected), "")
+    says += f"; expected: {wanted}" if wanted else "; nothing says that there is anything but TCP"
+    return Transport(network, says, not indirect if by_rdma else None, tuple(notes), error)
 
 
 def _unexpected(ranks: Sequence[RankTransport]) -> MusterError | None:
     """Why the network is not the one to be expected; None where it is."""
-    rdma = next((f"{each.rdma} on {each.host}" for each in ranks if each.rdma), "")
-    silent, tcp = [each for each in ranks if not each.network], [each for each in ranks if each.is_tcp]
-    known = [each for each in ranks if each.network]
+    rdma = next((f"{each.expected} on {each.host}" for each in ranks if each.is_rdma), "")
+    silent, tcp = [each for each in ranks if not each.said.network], [each for each in ranks if each.said.is_tcp]
+    known = [each for each in ranks if each.said.network]
     fix = "muster fabric check on that node, then muster fabric plan; or, if TCP will do: --allow-tcp"
     if rdma and tcp:
         wrong = f"NCCL sends by TCP, and RDMA was to be expected: {_hosts(tcp)}"
-        reasons = next((each.said.reasons for each in tcp if each.said.reasons), ())
-        seen = f"{_networks(tcp)}; expected {rdma}" + ("; NCCL says: " + "; ".join(reasons) if reasons else "")
+        seen = f"{_networks(tcp)}; expected {rdma}"
         wanted = os.environ.get("NCCL_NET", "")
         fix = f"unset NCCL_NET, which is {wanted}; {fix}" if wanted.lower() in _TCP else fix
     elif rdma and silent:
@@ -229,7 +195,7 @@ def _unexpected(ranks: Sequence[RankTransport]) -> MusterError | None:
         where = os.environ.get("NCCL_DEBUG_FILE", "(unset)")
         seen = f"no such line in NCCL's log (NCCL_DEBUG_FILE={where}); expected {rdma}"
         fix = f"unset NCCL_DEBUG_FILE, if it is yours; {fix}"
-    elif len({each.said.networks for each in known}) > 1:
+    elif len({each.said.network for each in known}) > 1:
         wrong, seen = "not all ranks use the same network", _networks(known)
     else:
         return None
@@ -238,38 +204,29 @@ def _unexpected(ranks: Sequence[RankTransport]) -> MusterError | None:
 
 def _networks(ranks: Sequence[RankTransport]) -> str:
     """Socket on node02, node03; IB on node01."""
-    networks = dict.fromkeys(each.network for each in ranks)
-    return "; ".join(f"{name} on {_hosts([each for each in ranks if each.network == name])}" for name in networks)
+    networks = dict.fromkeys(each.said.network for each in ranks)
+    return "; ".join(f"{name} on {_hosts([each for each in ranks if each.said.network == name])}" for name in networks)
 
 
 def _hosts(ranks: Sequence[RankTransport]) -> str:
-    """node02, node03; all nodes can be many."""
-    return listed(list(dict.fromkeys(each.host for each in ranks)), 8)
+    return listed((each.host for each in ranks), 8)
 
 
-def _expectation(ranks: Sequence[RankTransport]) -> str:
-    rdma = next((each.rdma for each in ranks if each.rdma), "")
-    if rdma:
-        return f"expected: {rdma}"
-    founds = {each.found for each in ranks}
-    return f"expected: TCP by {FOUND}" if founds <= set(NO_RDMA) else "nothing says that there is anything but TCP"
+def expected(found: str, root: str = "/") -> tuple[str, bool]:
+    """The network to be expected here, with what tells so, and whether it is RDMA.
 
-
-def rdma_devices(root: str = "/") -> tuple[str, ...]:
-    """The files of RDMA devices here; none where not one of the ports has a link."""
-    states = [_read(path) for path in glob.glob(f"{root}sys/class/infiniband/*/ports/*/state")]
-    verbs = sorted(glob.glob(f"{root}dev/infiniband/uverbs*"))
+    Args:
+        found: what the launch found; empty, or `off`, where it has not looked: then it is by RDMA's device files, none
+            of which counts where not one of the ports has a link.
+    """
+    if found and found != "off":
+        return (f"TCP by {FOUND}", False) if found in NO_RDMA else (f"{found} by {FOUND}", True)
+    states = [path.read_text() for path in Path(root).glob("sys/class/infiniband/*/ports/*/state")]
+    verbs = sorted(Path(root).glob("dev/infiniband/uverbs*"))
     if states and not any("ACTIVE" in state for state in states):
         verbs = []
-    return (*verbs, *sorted(glob.glob(f"{root}dev/cxi[0-9]*")))
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+    devices = [*verbs, *sorted(Path(root).glob("dev/cxi[0-9]*"))]
+    return (f"RDMA by {devices[0]}", True) if devices else ("", False)
 
 
 def _is_one_node(ranks: Sequence[RankTransport]) -> bool:
@@ -282,33 +239,24 @@ def request_log(environ: MutableMapping[str, str]) -> None:
     if level not in ("INFO", "TRACE"):
         environ["NCCL_DEBUG"] = "INFO"
     wanted = environ.get("NCCL_DEBUG_SUBSYS", "")
-    names = [name for name in wanted.upper().split(",") if name]
     # With a ^ before them they are those that are not wanted.
-    if wanted.startswith("^") or "ALL" not in names:
-        kept = () if wanted.startswith("^") else names
-        environ["NCCL_DEBUG_SUBSYS"] = ",".join(dict.fromkeys([*kept, *SUBSYSTEMS]))
+    names = [] if wanted.startswith("^") else [name for name in wanted.upper().split(",") if name]
+    if "ALL" not in names:
+        environ["NCCL_DEBUG_SUBSYS"] = ",".join(dict.fromkeys([*names, *SUBSYSTEMS]))
     if not environ.get("NCCL_DEBUG_FILE"):
         environ["NCCL_DEBUG_FILE"] = f"/proc/self/fd/{os.memfd_create('nccl')}"
         if level in ("INFO", "TRACE"):
             SHOWN.append(level)
 
 
-def log_path(environ: Mapping[str, str]) -> str:
-    """The file that NCCL writes in this process; empty where it writes none that can be read.
+def log_text() -> str:
+    """NCCL's log of this process so far; empty where it does not go to a file.
 
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug-file
     """
     words = {"%h": socket.gethostname().partition(".")[0], "%p": str(os.getpid()), "%%": "%"}
-    path = re.sub("%.", lambda found: words.get(found[0], found[0]), environ.get("NCCL_DEBUG_FILE", ""))
-    try:
-        return path if path and stat.S_ISREG(os.stat(path).st_mode) else ""
-    except OSError:
-        return ""
-
-
-def log_text() -> str:
-    """NCCL's log of this process so far."""
-    return _read(log_path(os.environ))
+    path = Path(re.sub("%.", lambda found: words.get(found[0], found[0]), os.environ.get("NCCL_DEBUG_FILE", "")))
+    return path.read_text(errors="replace") if path.is_file() else ""
 
 
 def parse_log(text: str) -> NcclLog:
@@ -317,7 +265,6 @@ def parse_log(text: str) -> NcclLog:
     connected: list[str] = []
     directs: list[bool] = []
     within: list[str] = []
-    reasons: list[str] = []
     lines = [(line[1], line[2]) for line in _LINE.finditer(text)]
     for _, message in lines:
         if found := _CHOSEN.fullmatch(message):
@@ -327,20 +274,19 @@ def parse_log(text: str) -> NcclLog:
             directs.append("/GDRDMA" in network[2])
         elif found:
             kind, _, way = found[1].partition("/")
-            is_shared = kind in ("SHM", "direct shared memory")
-            within.append("SHM" if is_shared else f"{kind}/{way.partition('/')[0]}".rstrip("/"))
+            within.append("SHM" if kind == "SHM" else f"{kind}/{way.partition('/')[0]}".rstrip("/"))
         elif message.startswith("Connected NVLS"):
             within.append("NVLS")
-        elif _REASON.search(message):
-            reasons.append(message)
-    version, provider = _VERSION.search(text), _PROVIDER.search(text)
+    networks = _distinct(connected or chosen)
+    version, found = _VERSION.search(text), _PROVIDER.search(text)
+    # Of a plugin: one that was opened need not be used.
+    provider = found[1] if found and not {"IB", "Socket"}.issuperset(networks) else ""
     return NcclLog(
         version=version[1] if version else "",
-        networks=_distinct(connected or chosen),
+        network="+".join(networks) + (f" ({provider})" if provider else ""),
+        is_tcp=provider.lower().startswith(_TCP_PROVIDERS) or any(name.lower() in _TCP for name in networks),
         gpudirect=all(directs) if directs else None,
         within=_distinct(within),
-        provider=provider[1] if provider else "",
-        reasons=_distinct(reasons)[:MAX_REASONS],
         warnings=_distinct([message for level, message in lines if level == "WARN"]),
     )
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median_low
 
 from muster.check.doctor.finding import Finding
 from muster.check.options import DoctorOptions
@@ -30,20 +29,13 @@ class Facts:
     came_s: float
     left_s: float
 
+    def ahead_s(self, other: "Facts") -> float:
+        """By how much this clock is ahead of another one."""
+        return (self.came_s + self.left_s - other.came_s - other.left_s) / 2
 
-@dataclass(frozen=True)
-class Reading:
-    """A node's clock, held against rank 0's.
-
-    Attributes:
-        host: its name.
-        ahead_s: by how much it is ahead.
-        give_or_take_s: more than this `ahead_s` can't be wrong by.
-    """
-
-    host: str
-    ahead_s: float
-    give_or_take_s: float
+    def doubt_s(self, other: "Facts") -> float:
+        """More than this `ahead_s` can't be wrong by."""
+        return (self.left_s - self.came_s + other.left_s - other.came_s) / 2
 
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
@@ -63,51 +55,54 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
     Where no time has a majority nobody can tell which clock is right: there is one finding, of all of them.
     """
-    readings = _readings(by_host)
-    usual_s = median_low([reading.ahead_s for reading in readings]) if len(readings) > 2 else 0.0
-    outliers = [reading for reading in readings if abs(reading.ahead_s - usual_s) - reading.give_or_take_s > LIMIT_S]
+    nodes = {host: facts[0] for host, facts in by_host.items()}
+    first, *others = nodes
+    usual = _usual(nodes) if len(others) > 1 else nodes[first]
+    off = {
+        host: node.ahead_s(usual)
+        for host, node in nodes.items()
+        if abs(node.ahead_s(usual)) - node.doubt_s(usual) > LIMIT_S
+    }
+    if len(others) > 1 and 2 * len(off) >= len(nodes):
+        ahead = {host: node.ahead_s(nodes[first]) for host, node in nodes.items()}
+        shown = listed([f"{ahead_s:+.3f} s on {host}" for host, ahead_s in ahead.items()], MOST_SHOWN)
+        wrong = f"the clocks of {len(nodes)} nodes differ by up to {max(ahead.values()) - min(ahead.values()):.1f} s"
+        doubt_s = max(nodes[host].doubt_s(nodes[first]) for host in others)
+        return [_finding(listed(nodes), wrong, f"against rank 0, {shown}", doubt_s)]
+    reference = "most other nodes" if len(others) > 1 else first
     found: list[Finding] = []
-    if len(readings) > 2 and 2 * len(outliers) >= len(readings):
-        shown = listed([f"{reading.ahead_s:+.3f} s on {reading.host}" for reading in readings], MOST_SHOWN)
-        hosts = listed([reading.host for reading in readings])
-        widest_s, doubt_s = _spread(readings)
-        wrong = f"the clocks of {len(readings)} nodes differ by up to {widest_s:.1f} s"
-        return [_finding(hosts, wrong, f"against rank 0, {shown}, give or take {doubt_s:.3f} s")]
-    reference = "most other nodes" if len(readings) > 2 else readings[0].host
-    for reading in outliers:
-        off_s = reading.ahead_s - usual_s
-        way = "ahead of" if off_s > 0 else "behind"
-        wrong = f"the clock of {reading.host} is {abs(off_s):.1f} s {way} that of {reference}"
-        found.append(_finding(reading.host, wrong, f"{off_s:+.3f} s, give or take {reading.give_or_take_s:.3f} s"))
+    for host, off_s in off.items():
+        wrong = f"the clock of {host} is {abs(off_s):.1f} s {'ahead of' if off_s > 0 else 'behind'} that of {reference}"
+        found.append(_finding(host, wrong, f"{off_s:+.3f} s", nodes[host].doubt_s(usual)))
     return found
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     """How well the clocks agree."""
-    if len(by_host) < 2:
+    first, *others = (facts[0] for facts in by_host.values())
+    if not others:
         return "one node, one clock"
-    return f"the clocks of {len(by_host)} nodes agree to {max(0.001, sum(_spread(_readings(by_host)))):.3f} s"
+    ahead_s = [0.0, *(other.ahead_s(first) for other in others)]
+    widest_s = max(ahead_s) - min(ahead_s) + max(other.doubt_s(first) for other in others)
+    return f"the clocks of {len(by_host)} nodes agree to {max(0.001, widest_s):.3f} s"
 
 
-def _readings(by_host: Mapping[str, Sequence[Facts]]) -> list[Reading]:
-    (first, (reference, *_)), *others = by_host.items()
-    readings = [Reading(first, 0.0, 0.0)]
-    for host, (facts, *_) in others:
-        ahead_s = (facts.came_s + facts.left_s - reference.came_s - reference.left_s) / 2
-        give_or_take_s = (facts.left_s - facts.came_s + reference.left_s - reference.came_s) / 2
-        readings.append(Reading(host, ahead_s, give_or_take_s))
-    return readings
+def _usual(nodes: Mapping[str, Facts]) -> Facts:
+    """The facts of the node whose clock is the middle one."""
+    ordered = sorted(nodes.values(), key=lambda node: node.came_s + node.left_s)
+    return ordered[(len(ordered) - 1) // 2]
 
 
-def _spread(readings: Sequence[Reading]) -> tuple[float, float]:
-    """Seconds between the first and the last clock, and by which this may be wrong."""
-    ahead_s = [reading.ahead_s for reading in readings]
-    return max(ahead_s) - min(ahead_s), max(reading.give_or_take_s for reading in readings)
-
-
-def _finding(hosts: str, wrong: str, seen: str) -> Finding:
+def _finding(hosts: str, wrong: str, seen: str, doubt_s: float) -> Finding:
     fix = (
         f"tell the administrators of {hosts}; there, `chronyc tracking` or `timedatectl` says whether a node follows a "
         "time server"
     )
-    return Finding("warning", "clock", hosts, f"{wrong}: {MISLEADS}", f"{seen}, by the date and time there", fix)
+    return Finding(
+        "warning",
+        "clock",
+        hosts,
+        f"{wrong}: {MISLEADS}",
+        f"{seen}, give or take {doubt_s:.3f} s, by the date and time there",
+        fix,
+    )

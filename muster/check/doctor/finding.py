@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from muster.check.ranks import listed
-from muster.errors import ExitCode
+from muster.errors import ExitCode, one_line
 
 Result = TypeVar("Result")
 
@@ -35,6 +35,11 @@ class Finding:
     wrong: str
     seen: str
     fix: str
+
+    def __str__(self) -> str:
+        where = f"{self.host}: " if self.host else ""
+        lines = (f"{self.level}: {where}{self.wrong}", f" seen: {self.seen}", f"  fix: {self.fix}")
+        return "\n".join(map(one_line, lines))
 
 
 def worst(findings: Sequence[Finding]) -> Literal["ok", "warning", "failed"]:
@@ -93,7 +98,7 @@ def differences(
         seen = ", ".join(f"{shown(value)} on {listed(hosts)}" for value, hosts in others.items())
         everyone = [host for hosts in others.values() for host in hosts]
         return [Finding(level, about, listed(everyone), f"not all nodes have the same {what}", seen, fix)]
-    there = listed([host for host, value in values.items() if value == usual])
+    there = listed(host for host, value in values.items() if value == usual)
     return [
         Finding(
             level,
@@ -107,9 +112,17 @@ def differences(
     ]
 
 
-def distinct(values: Sequence[Any]) -> str:
-    """The different values in words."""
-    return ", ".join(dict.fromkeys(str(each) for each in values if each is not None))
+def alike(values: Mapping[str, str], level: Level, about: str, wrong: str, fix: str) -> list[Finding]:
+    """One finding for all hosts of which the same is `seen`.
+
+    Args:
+        values: what is seen, by host; empty where nothing is wrong.
+    """
+    by_seen: dict[str, list[str]] = {}
+    for host, seen in values.items():
+        if seen:
+            by_seen.setdefault(seen, []).append(host)
+    return [Finding(level, about, listed(hosts), wrong, seen, fix) for seen, hosts in by_seen.items()]
 
 
 def size(number: int) -> str:

@@ -6,16 +6,16 @@ Source: https://docs.nvidia.com/deploy/nvml-api/
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from muster.check.doctor.finding import Finding, attempt, differences
+from muster.check.doctor.finding import Finding, attempt, differences, size
 from muster.check.options import DoctorOptions
-from muster.check.ranks import leads_host
+from muster.check.ranks import leads_host, plural
 from muster.train.distributed.world import World
 
 NAME = "GPUs"
@@ -51,8 +51,6 @@ class Gpu:
     used: int | None = None
     uncorrected: int | None = None
     remapping: str | None = None
-    clock_mhz: int | None = None
-    max_clock_mhz: int | None = None
     slowed_by: tuple[str, ...] = ()
     mig: bool | None = None
     links: int | None = None
@@ -108,31 +106,25 @@ def ask_driver(nvml: Any = None) -> tuple[tuple[Gpu, ...] | None, str | None]:
     except nvml.NVMLError:
         return None, None
     try:
-        number = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
-        handles = [(index, _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)) for index in range(number)]
+        number = _ask(nvml, "nvmlDeviceGetCount") or 0
+        handles = [(index, _ask(nvml, "nvmlDeviceGetHandleByIndex", index)) for index in range(number)]
         gpus = tuple(_gpu(nvml, index, handle) for index, handle in handles if handle is not None)
-        return gpus, _text(_ask(nvml, nvml.nvmlSystemGetDriverVersion))
+        return gpus, _ask(nvml, "nvmlSystemGetDriverVersion")
     finally:
-        _ask(nvml, nvml.nvmlShutdown)
+        _ask(nvml, "nvmlShutdown")
 
 
-def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the driver answers; None for what this GPU does not have or this user may not know."""
+def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
+    """What the driver answers; None for what this GPU or an older driver does not have, or this user may not know."""
     try:
-        return function(*arguments)
+        return getattr(nvml, name)(*arguments)
     except (nvml.NVMLError, AttributeError, TypeError):
         return None
 
 
-def _text(answer: Any) -> str | None:
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
-
-
 def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
     def ask(name: str, *arguments: Any) -> Any:
-        # An older driver, or an older pynvml, has not all of them.
-        function = getattr(nvml, name, None)
-        return None if function is None else _ask(nvml, function, handle, *arguments)
+        return _ask(nvml, name, handle, *arguments)
 
     # Of the second kind: the first counts what the driver keeps for itself as used.
     memory = ask("nvmlDeviceGetMemoryInfo", getattr(nvml, "nvmlMemory_v2", None)) or ask("nvmlDeviceGetMemoryInfo")
@@ -141,13 +133,11 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
     links = [ask("nvmlDeviceGetNvLinkState", link) for link in range(MOST_LINKS)]
     return Gpu(
         index=index,
-        uuid=_text(ask("nvmlDeviceGetUUID")),
-        name=_text(ask("nvmlDeviceGetName")),
+        uuid=ask("nvmlDeviceGetUUID"),
+        name=ask("nvmlDeviceGetName"),
         used=None if memory is None else memory.used,
         uncorrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC),
         remapping=None if rows is None else "failed" if rows[3] else "pending" if rows[2] else None,
-        clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-        max_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
         slowed_by=tuple(word for bit, word in SLOWED.items() if reasons & bit),
         mig=None if mig is None else bool(mig[0]),
         links=None if all(link is None for link in links) else sum(link == 1 for link in links),
@@ -213,56 +203,45 @@ def _names(ranks: Sequence[Facts]) -> str:
 
 
 def _for_ranks(host: str, ranks: Sequence[Facts]) -> list[Finding]:
-    """Whether each rank of a node has a GPU, and none the same."""
-    fix = f"start as many ranks as there are GPUs (--nproc-per-node), or ask for {len(ranks)} GPUs a node"
-    wanted = [rank for rank in ranks if rank.visible and devices(rank.visible)]
-    blind = [rank for rank in wanted if rank.num_gpus == 0]
+    """Whether there is a GPU for each rank of a node, and each sees one."""
     promised = number_given(ranks)
     if promised and promised < len(ranks):
-        wrong = f"{len(ranks)} ranks, but {promised} GPU{'s' if promised > 1 else ''}"
-        return [Finding("failed", "gpus", host, wrong, f"CUDA_VISIBLE_DEVICES={ranks[0].visible or '(unset)'}", fix)]
-    if blind and any(rank.num_gpus for rank in ranks):
+        wrong, seen = f"{len(ranks)} ranks, but {plural(promised, 'GPU')}", ranks[0].visible or "(unset)"
+        fix = f"start as many ranks as there are GPUs (--nproc-per-node), or ask for {len(ranks)} GPUs a node"
+        return [Finding("failed", "gpus", host, wrong, f"CUDA_VISIBLE_DEVICES={seen}", fix)]
+    blind = [rank for rank in ranks if rank.num_gpus == 0 and devices(rank.visible or "")]
+    if not blind:
+        return []
+    seen = f"CUDA_VISIBLE_DEVICES={blind[0].visible}"
+    fix = "in a container: apptainer exec --nv, docker run --gpus all; `muster version` tells of the driver"
+    if any(rank.num_gpus for rank in ranks):
         wrong = f"rank {blind[0].rank} sees no GPU, others of its node do"
-        return [Finding("failed", "gpus", host, wrong, f"CUDA_VISIBLE_DEVICES={blind[0].visible}", fix)]
-    if blind:
-        wrong = "GPUs were given, and torch sees none: a training would use the CPU"
-        seen = f"CUDA_VISIBLE_DEVICES={blind[0].visible}"
-        fix = "in a container: apptainer exec --nv, docker run --gpus all; `muster version` tells of the driver"
-        return [Finding("warning", "gpus", host, wrong, seen, fix)]
-    own = Counter(rank.visible for rank in ranks if rank.num_gpus == 1)
-    shared = next((visible for visible, number in own.items() if number > 1), None)
-    if shared is not None or (own.get(None, 0) > 1):
-        # Not srun --gpus-per-task=1: NCCL has no direct way to a GPU that a task does not see.
-        fix = "show all ranks all GPUs of their node: one task a node, or srun --gpu-bind=none"
-        return [Finding("failed", "gpus", host, "ranks share one GPU", f"CUDA_VISIBLE_DEVICES={shared}", fix)]
-    return []
+        return [Finding("failed", "gpus", host, wrong, seen, "look by nvidia-smi whether that GPU answers")]
+    wrong = "GPUs were given, and torch sees none: a training would use the CPU"
+    return [Finding("warning", "gpus", host, wrong, seen, fix)]
 
 
-def _of(host: str, gpu: Gpu, links: int) -> list[Finding]:
-    """What is wrong with one GPU."""
+def _of(host: str, gpu: Gpu, links: int) -> Iterator[Finding]:
+    """What is wrong with one GPU, where another one of the job has so many NVLinks that are up."""
     name = f"GPU {gpu.index}"
-    found: list[Finding] = []
     if gpu.uncorrected:
         wrong = f"{name} has had memory errors that ECC could not correct"
-        seen = f"{gpu.uncorrected} since the driver was loaded"
-        found.append(Finding("failed", "ecc", host, wrong, seen, TELL_SITE))
+        yield Finding("failed", "ecc", host, wrong, f"{gpu.uncorrected} since the driver was loaded", TELL_SITE)
     if gpu.remapping:
-        wrong = f"{name} has broken memory: replacing its rows {'has failed' if gpu.remapping == 'failed' else 'waits'}"
+        has_failed = gpu.remapping == "failed"
+        wrong = f"{name} has broken memory: replacing its rows {'has failed' if has_failed else 'waits'}"
         seen = f"nvidia-smi -q -d ROW_REMAPPER: {gpu.remapping}"
-        fix = TELL_SITE if gpu.remapping == "failed" else "the site has to reset that GPU: nvidia-smi --gpu-reset"
-        found.append(Finding("failed" if gpu.remapping == "failed" else "warning", "ecc", host, wrong, seen, fix))
+        fix = TELL_SITE if has_failed else "the site has to reset that GPU: nvidia-smi --gpu-reset"
+        yield Finding("failed" if has_failed else "warning", "ecc", host, wrong, seen, fix)
     if gpu.used is not None and gpu.used > CONTEXT:
-        wrong = f"memory of {name} is taken by another process"
-        seen = f"{gpu.used / 2**30:.1f} GiB used before any rank uses it"
-        found.append(Finding("warning", "gpu memory", host, wrong, seen, "look whose it is: nvidia-smi on that node"))
+        wrong, seen = f"memory of {name} is taken by another process", f"{size(gpu.used)} used before any rank uses it"
+        yield Finding("warning", "gpu memory", host, wrong, seen, "look whose it is: nvidia-smi on that node")
     if gpu.slowed_by:
-        seen = f"{', '.join(gpu.slowed_by)}; {gpu.clock_mhz} of {gpu.max_clock_mhz} MHz"
-        found.append(Finding("warning", "clock", host, f"the clock of {name} is held down", seen, TELL_SITE))
+        wrong, seen = f"the clock of {name} is held down", ", ".join(gpu.slowed_by)
+        yield Finding("warning", "clock", host, wrong, seen, TELL_SITE)
     if gpu.mig:
         wrong = f"{name} is cut into parts (MIG): NCCL does not join them"
-        found.append(Finding("warning", "mig", host, wrong, "MIG mode: enabled", "ask for whole GPUs"))
+        yield Finding("warning", "mig", host, wrong, "MIG mode: enabled", "ask for whole GPUs")
     if gpu.links is not None and gpu.links < links:
-        wrong = f"NVLinks of {name} are down"
         seen = f"{gpu.links} up, {links} on other GPUs"
-        found.append(Finding("warning", "nvlink", host, wrong, seen, TELL_SITE))
-    return found
+        yield Finding("warning", "nvlink", host, f"NVLinks of {name} are down", seen, TELL_SITE)

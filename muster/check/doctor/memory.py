@@ -2,22 +2,22 @@
 
 import os
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
-from muster.check.doctor.finding import Finding, attempt, differences, distinct, size
+from muster.check.doctor.finding import Finding, alike, differences, size
 from muster.check.doctor.gpus import num_gpus
 from muster.check.doctor.storage import Space, measure
 from muster.check.options import DoctorOptions
-from muster.check.ranks import leads_host, listed
+from muster.check.ranks import leads_host, listed, plural
 from muster.train.distributed.world import World
 
 NAME = "memory"
 
-UNLIMITED = -1
+MOST_RANKS = 4
+"""So many ranks are shown with their cores."""
 
 BATCH = 32 * 3 * 224 * 224 * 4
 """Bytes of a batch as data workers hand it over: by default 32 images, and of ImageNet's size."""
@@ -37,7 +37,7 @@ class Facts:
     Attributes:
         uses_gpu: whether a training would run on a GPU.
         cores: that it may run on.
-        open_files: how many may be open at a time, or UNLIMITED.
+        open_files: how many may be open at a time; None without a limit.
         memory_free, shm: bytes of memory, and the file system of /dev/shm: of a host's first rank only.
     """
 
@@ -52,21 +52,15 @@ class Facts:
 def gather(world: World, options: DoctorOptions) -> Facts:
     """What this rank may use."""
     is_first = leads_host(world)
-    memory = attempt(psutil.virtual_memory) if is_first else None
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return Facts(
         rank=world.rank,
         uses_gpu=options.device == "cuda" or num_gpus(options) > 0,
-        cores=tuple(sorted(attempt(lambda: os.sched_getaffinity(0)) or ())),
-        open_files=soft_limit(resource.RLIMIT_NOFILE),
-        memory_free=None if memory is None else memory.available,
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        open_files=None if open_files == resource.RLIM_INFINITY else open_files,
+        memory_free=psutil.virtual_memory().available if is_first else None,
         shm=measure("/dev/shm") if is_first else None,
     )
-
-
-def soft_limit(which: int) -> int:
-    """The limit of this process that a user may raise; UNLIMITED without one."""
-    soft = resource.getrlimit(which)[0]
-    return UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
@@ -77,7 +71,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     """What a rank has, on the node that has the least."""
     a_rank = {count // len(by_host[host]) for host, count in _num_cores(by_host).items() if count}
-    words = [f"cores a rank: {distinct(sorted(a_rank))}" if a_rank else ""]
+    words = [f"cores a rank: {listed(sorted(a_rank))}" if a_rank else ""]
     free = {host: ranks[0].memory_free for host, ranks in by_host.items() if ranks[0].memory_free is not None}
     if free:
         host = min(free, key=lambda host: free[host])
@@ -85,8 +79,7 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     shm = [ranks[0].shm.free for ranks in by_host.values() if ranks[0].shm and ranks[0].shm.free is not None]
     words.append(f"/dev/shm {size(min(shm))} free" if shm else "")
     files = [rank.open_files for ranks in by_host.values() for rank in ranks if rank.open_files is not None]
-    least = min((number for number in files if number != UNLIMITED), default=None)
-    words.append(f"{least:,} open files" if least else "")
+    words.append(f"{min(files):,} open files" if files else "")
     return ", ".join(filter(None, words)) or "not known"
 
 
@@ -109,35 +102,20 @@ def _cores(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
             continue
         if len(known) < least * len(ranks):
             # Of a GPU's rank one core is full with what it launches: nothing is left for loading data.
-            wrong = f"{len(known)} core{'s' if len(known) > 1 else ''} for {len(ranks)} ranks"
+            wrong = f"{plural(len(known), 'core')} for {len(ranks)} ranks"
             fix = "ask for more cores a rank: --cpus-per-task in Slurm, ncpus in PBS; or fewer ranks"
-            found.append(Finding("warning", "cores", host, wrong, f"cores {ranges(known)}", fix))
+            found.append(Finding("warning", "cores", host, wrong, f"cores {_words(known)}", fix))
         elif len(set(sets)) > 1 and sum(map(len, sets)) > len(known):
-            pair = next((a, b) for a, one in enumerate(sets) for b, other in enumerate(sets) if a < b and one & other)
-            one, other = (ranks[index] for index in pair)
-            found.append(
-                Finding(
-                    "warning",
-                    "binding",
-                    host,
-                    "ranks are bound to the same cores, and others lie idle",
-                    f"rank {one.rank}: cores {ranges(one.cores)}; rank {other.rank}: cores {ranges(other.cores)}",
-                    "leave binding to the launcher: srun --cpu-bind=cores with --cpus-per-task, or no binding at all",
-                )
-            )
+            seen = "; ".join(f"rank {rank.rank}: cores {_words(rank.cores)}" for rank in ranks[:MOST_RANKS])
+            wrong = "ranks are bound to the same cores, and others lie idle"
+            fix = "leave binding to the launcher: srun --cpu-bind=cores with --cpus-per-task, or no binding at all"
+            found.append(Finding("warning", "binding", host, wrong, seen, fix))
     fix = "ask for the same cores on all nodes: the slowest node holds up all"
     return found + differences(_num_cores(by_host), "warning", "cores", "number of cores", fix)
 
 
-def ranges(cores: Any) -> str:
-    """Numbers in few words: "0-3,8"."""
-    parts: list[list[int]] = []
-    for core in sorted(cores):
-        if parts and core == parts[-1][-1] + 1:
-            parts[-1][1:] = [core]
-        else:
-            parts.append([core])
-    return ",".join("-".join(map(str, part)) for part in parts)
+def _words(cores: Iterable[int]) -> str:
+    return listed(sorted(cores), 8)
 
 
 def _shared_memory(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
@@ -166,10 +144,9 @@ def _shared_memory(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 def _open_files(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     num_ranks = sum(map(len, by_host.values()))
     needed = OPEN_FILES + OPEN_A_RANK * num_ranks
-    limits = {host: ranks[0].open_files for host, ranks in by_host.items()}
-    few = {host: limit for host, limit in limits.items() if limit is not None and UNLIMITED != limit < needed}
-    if not few:
-        return []
-    seen = f"ulimit -n: {distinct(list(few.values()))}; {num_ranks} ranks may need {needed} each"
+    few: dict[str, str] = {}
+    for host, (first, *_) in by_host.items():
+        if first.open_files is not None and first.open_files < needed:
+            few[host] = f"ulimit -n: {first.open_files}; {num_ranks} ranks may need {needed} each"
     fix = "ulimit -n $(ulimit -Hn) in the job script, before the launch"
-    return [Finding("warning", "open files", listed(list(few)), "few files may be open at a time", seen, fix)]
+    return alike(few, "warning", "open files", "few files may be open at a time", fix)

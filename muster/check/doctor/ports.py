@@ -7,15 +7,12 @@ the job: another program, or another host with that address, is not taken for th
 import contextlib
 import hashlib
 import hmac
-import os
-import random
 import secrets
 import socket
 import socketserver
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Thread
 
@@ -29,23 +26,16 @@ from muster.train.distributed.world import World
 
 NAME = "ports"
 
-FIRST_PORT, NUM_PORTS = 61000, 4536
-"""Of these the launcher takes the port at which ranks meet (entrypoint/rendezvous/address.py)."""
-
-EPHEMERAL, MEETING = "ephemeral", "rendezvous"
-"""The kinds of ports: those that the kernel gives out, and those at which ranks meet."""
-
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
-CONNECT_S, ANSWER_S = 3.0, 10.0
-"""A connection is the kernel's work; an answer is a program's, on a machine that may be busy."""
+CONNECT_S, ANSWER_S = 6.0, 10.0
+"""A connection is the kernel's work, which asks again after 1 and 3 s; an answer is a program's, which may be busy."""
 
 TIMED_OUT, REFUSED = "timed out", "refused"
-SILENT, STRANGER = "connected, then silence", "another program answers there"
+SILENT, STRANGER, CLOSED = "connected, then silence", "another program answers there", "connected, then closed"
 STALLED = "small messages pass, 64 KiB do not"
 
 MOST_AT_ONCE = 64
-MOST_LINES = 6
 
 _NONCE, _DIGEST, _MUCH = 16, 32, 1 << 16
 
@@ -55,30 +45,26 @@ class Listening:
     """Where a node listens.
 
     Attributes:
-        ports: by their kind.
-        wrong: why it can't listen.
+        wrong: why it can't.
     """
 
+    port: int = 0
     secret: str = ""
-    ports: dict[str, int] = field(default_factory=dict[str, int])
     wrong: str = ""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One node's connection to a port of another, and what was wrong; nothing where all was well.
+    """One node's connection to the port of another, and what was wrong; nothing where all was well.
 
     Attributes:
         source, target: nodes by their number.
-        ms: milliseconds that a short message took there and back.
     """
 
     source: int
     target: int
-    kind: str
     port: int
     wrong: str
-    ms: float
 
     @property
     def pair(self) -> tuple[int, int]:
@@ -87,7 +73,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a node tells of its ports, and of those of others.
+    """What a node tells of its port, and of those of others.
 
     Attributes:
         place: where it is found.
@@ -107,32 +93,30 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
     places = gather_places(world)
     if len(places) < 2:
         return Facts(places[0]) if leads_host(world) else None
-    own = next((number for number, place in enumerate(places) if place.rank == world.rank), None)
-    listeners: list[Listener] = []
-    told = None if own is None else _listen(places[own], listeners)
-    try:
-        nodes = msgspec.convert(gather_hosts(world, told and asdict(told)), list[Listening])
-        probes = () if own is None else _probe_all(own, targets(world, places, options), places, nodes)
+    if not leads_host(world):
+        gather_hosts(world, None)
+        gather_hosts(world, None)
+        return None
+    own = next(number for number, place in enumerate(places) if place.rank == world.rank)
+    with contextlib.ExitStack() as stack:
+        told = _listen(places[own], stack)
+        nodes = msgspec.convert(gather_hosts(world, asdict(told)), list[Listening])
+        probes = _probe_all(own, targets(world, places, options), places, nodes)
         gather_hosts(world, None)  # all have asked what they wanted to
-    finally:
-        for listener in listeners:
-            listener.close()
-    return None if own is None else Facts(places[own], nodes[own].wrong, probes, ephemeral_range())
+    return Facts(places[own], told.wrong, probes, ephemeral_range())
 
 
 def _probe_all(
     own: int, others: Sequence[int], places: Sequence[Place], nodes: Sequence[Listening]
 ) -> tuple[Probe, ...]:
-    """What comes of all ports of the nodes `others`, asked by the node `own`."""
+    """What comes of the ports of the nodes `others`, asked by the node `own`."""
 
-    def ask(target: tuple[int, str, int]) -> Probe:
-        other, kind, port = target
-        wrong, ms = probe(places[other].address, port, nodes[other].secret)
-        return Probe(own, other, kind, port, wrong, round(ms, 3))
+    def ask(other: int) -> Probe:
+        port, secret = nodes[other].port, nodes[other].secret
+        return Probe(own, other, port, probe(places[other].address, port, secret))
 
     with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
-        asked = [(other, kind, port) for other in others for kind, port in nodes[other].ports.items()]
-        return tuple(threads.map(ask, asked))
+        return tuple(threads.map(ask, (other for other in others if nodes[other].port)))
 
 
 def ephemeral_range() -> str:
@@ -143,44 +127,36 @@ def ephemeral_range() -> str:
         return "32768-60999"
 
 
-def _listen(own: Place, listeners: list["Listener"]) -> Listening:
-    """What the others have to know to connect to this node, whose listeners are added to `listeners`."""
-    secret = secrets.token_hex(16)
-    port = os.environ.get("MASTER_PORT", "")
-    ports: dict[str, int] = {}
+def _listen(own: Place, stack: contextlib.ExitStack) -> Listening:
+    """What the others have to know to connect to this node, which listens until `stack` is closed."""
     if not own.address:
         return Listening(wrong="no interface leads to the other nodes")
+    secret = secrets.token_hex(16)
     try:
-        listeners.append(Listener(own.address, 0, secret))
-        ports[EPHEMERAL] = listeners[-1].port
-        # Who has ranks meet elsewhere need not have opened these.
-        if port.isdecimal() and FIRST_PORT <= int(port) < FIRST_PORT + NUM_PORTS:
-            listeners.append(listen_in_range(own.address, secret))
-            ports[MEETING] = listeners[-1].port
+        listener = stack.enter_context(contextlib.closing(Listener(own.address, secret)))
     except OSError as error:
-        return Listening(secret, ports, f"can't listen at {own.address}: {error}")
-    return Listening(secret, ports)
+        return Listening(wrong=f"can't listen at {own.address}: {error}")
+    return Listening(listener.port, secret)
 
 
 class Listener(socketserver.ThreadingTCPServer):
-    """A port of this host that answers to those who know its secret, until it is closed.
+    """A port that the kernel gives, and that answers to those who know its secret, until it is closed.
 
     Args:
         address: of the one interface that it listens on.
-        port: 0 takes any that the kernel gives.
 
     Raises:
         OSError: it can't listen there.
     """
 
-    allow_reuse_address = daemon_threads = True
+    daemon_threads = True
     block_on_close = False
     request_queue_size = 256
 
-    def __init__(self, address: str, port: int, secret: str) -> None:
+    def __init__(self, address: str, secret: str) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.secret = secret
-        super().__init__((address, port), Answer)
+        super().__init__((address, 0), Answer)
         self.port = int(self.socket.getsockname()[1])
         Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -190,65 +166,20 @@ class Listener(socketserver.ThreadingTCPServer):
         self.server_close()
 
 
-class Answer(socketserver.BaseRequestHandler):
+class Answer(socketserver.StreamRequestHandler):
     """The signatures of what one connection sends."""
+
+    # Longer than who connects: that one tells what became of it, and would only see that this one hung up.
+    timeout = 3 * ANSWER_S
 
     def handle(self) -> None:
         assert isinstance(self.server, Listener)
         with contextlib.suppress(OSError):
-            # Longer than who connects: that one tells what became of it, and would only see that this one hung up.
-            self.request.settimeout(3 * ANSWER_S)
             for length in (_NONCE, _MUCH):
-                self.request.sendall(sign(self.server.secret, _read(self.request, length)))
-
-
-def listen_in_range(address: str, secret: str) -> Listener:
-    """A listener on a port of those at which ranks meet.
-
-    Raises:
-        OSError: it can't listen on any of some that were tried.
-    """
-    for port in random.sample(range(FIRST_PORT, FIRST_PORT + NUM_PORTS), 20):
-        with contextlib.suppress(OSError):
-            return Listener(address, port, secret)
-    raise OSError(f"20 ports from {FIRST_PORT} up are taken, or may not be used")
-
-
-def probe(address: str, port: int, secret: str) -> tuple[str, float]:
-    """(what is wrong, milliseconds of a short message) of a listener that should know `secret`."""
-    try:
-        connection = _connect(address, port)
-    except TimeoutError:
-        return TIMED_OUT, 0.0
-    except ConnectionRefusedError:
-        return REFUSED, 0.0
-    except OSError as error:
-        return str(error), 0.0
-    with connection:
-        connection.settimeout(ANSWER_S)
-        started, ms, late = time.perf_counter(), 0.0, SILENT
-        try:
-            for length in (_NONCE, _MUCH):
-                if not _is_signed(connection, secret, secrets.token_bytes(length)):
-                    return STRANGER, ms
-                ms, late = ms or 1000 * (time.perf_counter() - started), STALLED
-        except TimeoutError:
-            return late, ms
-        except OSError as error:
-            return f"connected, then closed: {error}", ms
-        return "", ms
-
-
-def _connect(address: str, port: int) -> socket.socket:
-    """A connection; a lost packet gets a second chance."""
-    with contextlib.suppress(TimeoutError):
-        return socket.create_connection((address, port), timeout=CONNECT_S)
-    return socket.create_connection((address, port), timeout=CONNECT_S)
-
-
-def _is_signed(connection: socket.socket, secret: str, words: bytes) -> bool:
-    connection.sendall(words)
-    return hmac.compare_digest(_read(connection, _DIGEST), sign(secret, words))
+                words = self.rfile.read(length)
+                if len(words) < length:
+                    return
+                self.wfile.write(sign(self.server.secret, words))
 
 
 def sign(secret: str, words: bytes) -> bytes:
@@ -256,81 +187,78 @@ def sign(secret: str, words: bytes) -> bytes:
     return hmac.digest(secret.encode(), words, hashlib.sha256)
 
 
-def _read(connection: socket.socket, length: int) -> bytes:
-    """Raises: OSError: the other side closed before, or took too long."""
-    got = b""
-    while len(got) < length:
-        part = connection.recv(length - len(got))
-        if not part:
-            raise ConnectionError("the other side hung up")
-        got += part
-    return got
+def probe(address: str, port: int, secret: str) -> str:
+    """What is wrong with a listener that should know `secret`; empty where nothing is."""
+    try:
+        connection = socket.create_connection((address, port), timeout=CONNECT_S)
+    except TimeoutError:
+        return TIMED_OUT
+    except ConnectionRefusedError:
+        return REFUSED
+    except OSError as error:
+        return str(error)
+    with connection, connection.makefile("rb") as answers:
+        connection.settimeout(ANSWER_S)
+        for length, late in ((_NONCE, SILENT), (_MUCH, STALLED)):
+            words = secrets.token_bytes(length)
+            try:
+                connection.sendall(words)
+                answer = answers.read(_DIGEST)
+            except TimeoutError:
+                return late
+            except OSError as error:
+                return f"{CLOSED}: {error}"
+            if len(answer) < _DIGEST:
+                return CLOSED
+            if not hmac.compare_digest(answer, sign(secret, words)):
+                return STRANGER
+        return ""
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """What the failed probes come from: all nodes, single nodes, single pairs."""
     nodes = [facts[0].place for facts in by_host.values()]
     probes = [one for facts in by_host.values() for one in facts[0].probes]
-    ranges = {
-        EPHEMERAL: f"ports {next(iter(by_host.values()))[0].ephemeral}, on which gloo and NCCL listen",
-        MEETING: f"ports {FIRST_PORT}-{FIRST_PORT + NUM_PORTS - 1}, at which ranks meet",
-    }
-    found = _not_listening(by_host)
-    for stalled in (False, True):
-        bad = [probe for probe in probes if probe.wrong and (probe.wrong == STALLED) == stalled]
-        everywhere = [kind for kind in ranges if _is_everywhere(kind, probes, bad, len(nodes))]
-        if everywhere:
-            of_all = [probe for probe in bad if probe.kind in everywhere]
-            found.append(_finding(nodes, "", "no node reaches any other", of_all, ranges))
-            bad = [probe for probe in bad if probe not in of_all]
-        while (node := _outlier(probes, bad)) is not None:
-            of_node = [probe for probe in bad if node in probe.pair]
-            found.append(_finding(nodes, nodes[node].host, _wrong_with(nodes, node, of_node), of_node, ranges))
-            bad = [probe for probe in bad if probe not in of_node]
-        for pair in sorted({probe.pair for probe in bad}):
-            of_pair = [probe for probe in bad if probe.pair == pair]
-            ways = sorted({(probe.source, probe.target) for probe in of_pair})
-            source, target = ways[0]
-            host = f"{nodes[source].host} {'->' if len(ways) == 1 else '<->'} {nodes[target].host}"
-            found.append(_finding(nodes, host, _wrong_with(nodes, source, of_pair), of_pair, ranges))
-    return found
-
-
-def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
-    """How many ways are open, and which is the slowest."""
-    hosts = list(by_host)
-    probes = [one for facts in by_host.values() for one in facts[0].probes]
-    if not probes:
-        return "one node: nothing to reach"
-    ways = len({(one.source, one.target) for one in probes})
-    slowest = max(probes, key=lambda one: one.ms)
-    way = f"{hosts[slowest.source]} -> {hosts[slowest.target]}"
-    return f"{ways} ways between {len(hosts)} nodes are open, the slowest answer took {slowest.ms:.1f} ms ({way})"
-
-
-def _not_listening(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
-    """Of nodes that have no port."""
     fix = (
         "--interface NAME, with an interface that all nodes have (`ip -brief address`), or unset "
         "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
     )
-    return [
-        Finding(
-            "failed",
-            "port",
-            host,
-            f"{host} has no port at which the others could reach it",
-            f"{facts.wrong}; interface {facts.place.interface or '(none)'}",
-            fix,
-        )
-        for host, (facts, *_) in by_host.items()
-        if facts.wrong
-    ]
+    found: list[Finding] = []
+    for host, (facts, *_) in by_host.items():
+        if facts.wrong:
+            wrong = f"{host} has no port at which the others could reach it"
+            seen = f"{facts.wrong}; interface {facts.place.interface or '(none)'}"
+            found.append(Finding("failed", "port", host, wrong, seen, fix))
+    ephemeral = next(iter(by_host.values()))[0].ephemeral
+    for is_stalled in (False, True):
+        bad = [probe for probe in probes if probe.wrong and (probe.wrong == STALLED) == is_stalled]
+        for host, wrong, of_cause in _causes(nodes, probes, bad):
+            found.append(_finding(nodes, host, wrong, of_cause, ephemeral))
+    return found
 
 
-def _is_everywhere(kind: str, probes: Sequence[Probe], bad: Sequence[Probe], num_nodes: int) -> bool:
-    of_kind = [probe for probe in probes if probe.kind == kind]
-    return num_nodes > 2 and bool(of_kind) and len(of_kind) == sum(probe.kind == kind for probe in bad)
+def _causes(
+    nodes: Sequence[Place], probes: Sequence[Probe], bad: Sequence[Probe]
+) -> Iterator[tuple[str, str, list[Probe]]]:
+    """What failed probes have in common: (where, what is wrong, which probes), each in one of these."""
+    if len(bad) == len(probes) and len(nodes) > 2:
+        yield "", "no node reaches any other", list(bad)
+        return
+    while (node := _outlier(probes, bad)) is not None:
+        of_node = [probe for probe in bad if node in probe.pair]
+        yield nodes[node].host, _wrong_with(nodes, node, of_node), of_node
+        bad = [probe for probe in bad if node not in probe.pair]
+    for pair in sorted({probe.pair for probe in bad}):
+        of_pair = [probe for probe in bad if probe.pair == pair]
+        (source, target), *back = sorted({(probe.source, probe.target) for probe in of_pair})
+        host = f"{nodes[source].host} {'<->' if back else '->'} {nodes[target].host}"
+        yield host, _wrong_with(nodes, source, of_pair), of_pair
+
+
+def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
+    """How many ways are open."""
+    ways = sum(len(facts[0].probes) for facts in by_host.values())
+    return f"{ways} ways between {len(by_host)} nodes are open" if ways else "one node: nothing to reach"
 
 
 def _outlier(probes: Sequence[Probe], bad: Sequence[Probe]) -> int | None:
@@ -359,38 +287,32 @@ def _wrong_with(nodes: Sequence[Place], node: int, bad: Sequence[Probe]) -> str:
     host = nodes[node].host
     incoming = {probe.source for probe in bad if probe.target == node}
     outgoing = {probe.target for probe in bad if probe.source == node}
-    others = listed([nodes[other].host for other in sorted(incoming | outgoing)])
+    others = listed(nodes[other].host for other in sorted(incoming | outgoing))
     if incoming and outgoing:
         return f"{host} and {others} do not reach each other"
     return f"{host} can't be reached from {others}" if incoming else f"{host} does not reach {others}"
 
 
-def _finding(nodes: Sequence[Place], host: str, wrong: str, bad: Sequence[Probe], ranges: Mapping[str, str]) -> Finding:
+def _finding(nodes: Sequence[Place], host: str, wrong: str, bad: Sequence[Probe], ephemeral: str) -> Finding:
     """The finding of probes that failed for one reason: all of them stalled, or none."""
-    kinds = sorted({probe.kind for probe in bad})
-    # Only node 0 listens on a port of the range at which ranks meet; the next job may have another node there.
-    is_fatal = EPHEMERAL in kinds or any(probe.target == 0 for probe in bad)
     lines: list[str] = []
-    for probe in bad[:MOST_LINES]:
-        way = f"{nodes[probe.source].host} -> {nodes[probe.target].host} {nodes[probe.target].address}"
-        lines.append(f"{way} port {probe.port} ({probe.kind}): {probe.wrong}")
-    more = [f"and {len(bad) - MOST_LINES} more"] if len(bad) > MOST_LINES else []
+    for probe in bad:
+        source, target = nodes[probe.source], nodes[probe.target]
+        lines.append(f"{source.host} -> {target.host} {target.address} port {probe.port}: {probe.wrong}")
+    seen, reasons = listed(lines, between="; "), {probe.wrong for probe in bad}
     source, target = nodes[bad[0].source], nodes[bad[0].target]
-    about, reasons = "port", {probe.wrong for probe in bad}
     if STALLED in reasons:
-        wrong, about = f"{wrong} with more than small messages", "mtu"
         fix = (
             f"`ip link show {source.interface}` on both: the MTU has to be the same on all nodes and switches; "
             f"`ping -M do -s 8972 {target.address}` on {source.host} shows what gets through"
         )
-    elif reasons <= {TIMED_OUT, REFUSED}:
-        where = " and ".join(ranges[kind] for kind in kinds)
+        return Finding("failed", "mtu", host, f"{wrong} with more than small messages", seen, fix)
+    where = f"ports {ephemeral}, on which gloo and NCCL listen"
+    if reasons <= {TIMED_OUT, REFUSED}:
         fix = f"let TCP through between the nodes of a job on {where} (`nft list ruleset`, `iptables -S` on both)"
     else:
         fix = (
             f"`ip route get {target.address}` on {source.host}: is there a way, and no proxy or second host with that "
             "address? Or another network for all: --interface NAME"
         )
-    if about == "port" and len(kinds) == 1:
-        wrong += f" on {ranges[kinds[0]]}"
-    return Finding("failed" if is_fatal else "warning", about, host, wrong, "; ".join([*lines, *more]), fix)
+    return Finding("failed", "port", host, f"{wrong} on {where}", seen, fix)

@@ -7,9 +7,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 import torch.distributed as dist
@@ -28,32 +28,8 @@ from muster.train.distributed.world import World
 from muster.train.health.faults import SharedFault
 from muster.train.reporting import console
 
-
-class Subject(Protocol):
-    """What each module of a subject has."""
-
-    @property
-    def NAME(self) -> str:
-        """A word for the table."""
-        ...
-
-    @property
-    def Facts(self) -> type[Any]:
-        """The frozen dataclass of what one rank tells."""
-        ...
-
-    def gather(self, world: World, options: DoctorOptions) -> Any:
-        """The Facts of this rank; None where the first rank of its host tells them. To be called on all ranks."""
-        ...
-
-    def findings(self, by_host: Mapping[str, Sequence[Any]]) -> list[Finding]:
-        """What is wrong in the Facts of all ranks that told some, by their host, in the order of ranks."""
-        ...
-
-    def summary(self, by_host: Mapping[str, Sequence[Any]]) -> str:
-        """The same Facts in one line, where nothing is wrong."""
-        ...
-
+Subject = Any
+"""A module with the face that the `__init__` of this package tells of."""
 
 STEPS: tuple[tuple[str, tuple[Subject, ...]], ...] = (
     ("asking each node for its software, devices and limits", (software, gpus, memory, storage, network)),
@@ -65,7 +41,6 @@ STEPS: tuple[tuple[str, tuple[Subject, ...]], ...] = (
 HARMLESS = {"shm", "checkpoints", "open files", "memlock", "clock"}
 """What may be wrong while ranks can still speak to each other: the collectives need not wait for it to be mended."""
 
-WIDTH, WIDEST = 80, 110
 MOST_SHOWN = 20
 """So many findings are printed in full: of what is wrong on all of hundreds of nodes the first ones tell enough."""
 
@@ -121,7 +96,7 @@ def run(options: DoctorOptions) -> None:
         tell("waiting for all ranks")
         world = ranks.join(options.timeout_s)
         started = time.monotonic()
-        check(world, options, report, tell)
+        check(world, options, report, tells=True)
         code = ranks.gather(world, report.code)[0]
         report.seconds = time.monotonic() - started
     except ranks.Absent as absent:
@@ -133,12 +108,14 @@ def run(options: DoctorOptions) -> None:
         report.why.append(Finding("failed", "launch", "", error.wrong, error.seen, error.fix))
     except dist.DistError as error:
         code, is_cut_off = ExitCode.USER_MUST_CHANGE, True
-        report.why.append(_lost(world, error))
+        wrong = f"rank {os.environ.get('RANK', '0')} lost the others: rank 0, its agent or the network between is gone"
+        seen, fix = str(error).strip().partition("\n")[0], "look what the other nodes said, then try again"
+        report.why.append(Finding("failed", "absent", "" if world is None else world.host, wrong, seen, fix))
     if os.environ.get("RANK", "0") == "0":
         show(report, world, options)
     elif is_cut_off:
         # Nobody else knows of it.
-        print(*map(plain, report.why), sep="\n", file=sys.stderr, flush=True)
+        print(*report.why, sep="\n", file=sys.stderr, flush=True)
     ranks.leave(world, code, failed=code != ExitCode.DONE)
 
 
@@ -162,7 +139,7 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
         raise SharedFault(first.wrong + where, seen=first.seen, fix=first.fix, code=ExitCode.FAILED) from None
     if world.main:
         for finding in report.findings:
-            console.tell(plain(finding))
+            console.tell(str(finding))
     if code != ExitCode.DONE:
         fix = (
             "mend what is named above; `muster doctor` in place of `train` checks more; without --preflight the "
@@ -177,22 +154,26 @@ def tell(step: str) -> None:
         print(f"muster doctor: {step} ...", file=sys.stderr, flush=True)
 
 
-def check(
-    world: World, options: DoctorOptions, report: Report, begins: Callable[[str], None] = lambda step: None
-) -> None:
-    """Adds to `report` all that is found; to be called on all ranks, and calls `begins` before each step of it."""
+def check(world: World, options: DoctorOptions, report: Report, *, tells: bool = False) -> None:
+    """Adds to `report` all that is found; to be called on all ranks.
+
+    Args:
+        tells: whether to say on stderr what is done next.
+    """
     *quick, (last, subjects) = STEPS
     for step, of_step in quick:
-        begins(step)
+        if tells:
+            tell(step)
         examine(world, options, of_step, report)
     if options.quick:
         return
     is_stopped = any(one.level == "failed" and one.about not in HARMLESS for one in report.findings)
     if ranks.gather(world, is_stopped)[0]:
         report.parts += [Part(one.NAME, "not tried: mend what failed first", is_seen=False) for one in subjects]
-    else:
-        begins(last)
-        examine(world, options, subjects, report)
+        return
+    if tells:
+        tell(last)
+    examine(world, options, subjects, report)
 
 
 def examine(world: World, options: DoctorOptions, subjects: Sequence[Subject], report: Report) -> None:
@@ -225,21 +206,12 @@ def absent_ranks(absent: ranks.Absent) -> list[Finding]:
     return [Finding("failed", about, host, error.wrong, error.seen, error.fix) for host, error in each.items()]
 
 
-def _lost(world: World | None, error: Exception) -> Finding:
-    """Of a rank whose connection to the others broke."""
-    wrong = f"rank {os.environ.get('RANK', '0')} lost the others: rank 0 or its agent is gone, or the network between"
-    seen, fix = str(error).strip().partition("\n")[0], "look what the other nodes said, then try again"
-    return Finding("failed", "absent", "" if world is None else world.host, wrong, seen, fix)
-
-
 def show(report: Report, world: World | None, options: DoctorOptions) -> None:
     """Prints what was found: a table for a person, with `--json` an object for programs."""
     if options.json:
         print(json.dumps(as_object(report, world), indent=2), flush=True)
         return
-    screen = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
-    screen.width = min(screen.width, WIDEST)
-    print_all(screen, report, world)
+    print_all(Console(highlight=False), report, world)
 
 
 def as_object(report: Report, world: World | None) -> dict[str, Any]:
@@ -264,7 +236,7 @@ def print_all(screen: Console, report: Report, world: World | None) -> None:
         screen.print(_table(report.parts))
     findings = report.findings
     for finding in findings[:MOST_SHOWN]:
-        _, _, rest = plain(finding).partition(":")
+        _, _, rest = str(finding).partition(":")
         screen.print(Text.assemble((finding.level, STYLES[finding.level]), ":", rest))
     if len(findings) > MOST_SHOWN:
         screen.print(Text(f"and {len(findings) - MOST_SHOWN} more: --json has them all", style="dim"))
@@ -284,7 +256,7 @@ def _header(world: World | None) -> str:
 
 def _table(parts: Sequence[Part]) -> Table:
     """A row for each part: its answer, or where something was found."""
-    table = Table(box=box.ROUNDED, show_header=False, padding=(0, 1), expand=True)
+    table = Table(box=box.ROUNDED, show_header=False, padding=(0, 1))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1, overflow="fold")
@@ -297,16 +269,9 @@ def _table(parts: Sequence[Part]) -> Table:
 def _answer(part: Part) -> str:
     if not part.findings:
         return part.says
-    hosts = list(dict.fromkeys(finding.host for finding in part.findings if finding.host))
+    hosts = listed(finding.host for finding in part.findings)
     more = f", and {len(part.findings) - 1} more" if len(part.findings) > 1 else ""
-    return (f"{listed(hosts)}: " if hosts else "") + part.findings[0].wrong + more
-
-
-def plain(finding: Finding) -> str:
-    """A finding in three lines, for a log."""
-    where = f"{finding.host}: " if finding.host else ""
-    lines = (f"{finding.level}: {where}{finding.wrong}", f" seen: {finding.seen}", f"  fix: {finding.fix}")
-    return "\n".join(map(one_line, lines))
+    return (f"{hosts}: " if hosts else "") + part.findings[0].wrong + more
 
 
 def verdict(findings: Sequence[Finding]) -> str:
@@ -319,6 +284,7 @@ def _says(findings: Sequence[Finding]) -> str:
         return "nothing was found that would stop, slow or falsify a training"
     num_failed = sum(finding.level == "failed" for finding in findings)
     num_warnings = len(findings) - num_failed
-    failures = f"{plural(num_failed, 'finding')} to mend first" if num_failed else ""
-    warnings = plural(num_warnings, "warning") if num_warnings else ""
-    return ", ".join(filter(None, [failures, warnings, "" if num_failed else "look first; a training may run"]))
+    warnings = plural(num_warnings, "warning")
+    if not num_failed:
+        return f"{warnings}, look first; a training may run"
+    return f"{plural(num_failed, 'finding')} to mend first" + (f", {warnings}" if num_warnings else "")

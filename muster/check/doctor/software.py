@@ -173,4 +173,4 @@ def _apart(nodes: Mapping[str, Facts]) -> Callable[[Sequence[str]], str]:
     """What makes words of a node's packages: those that not all nodes have."""
     of_nodes = [set(node.packages) for node in nodes.values() if node.packages]
     everywhere = set[str].intersection(*of_nodes) if of_nodes else set[str]()
-    return lambda packages: listed([each for each in packages if each not in everywhere]) or "none of these"
+    return lambda packages: listed(each for each in packages if each not in everywhere) or "none of these"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.check.doctor.finding import Finding, size
+from muster.check.doctor.finding import Finding, alike, size
 from muster.check.options import DoctorOptions
 from muster.check.ranks import leads_host
 from muster.train.distributed.world import World
@@ -80,22 +80,22 @@ def measure(folder: str, limit_s: float = LIMIT_S) -> Space:
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """Where a checkpoint can't be written, or hardly."""
-    found: list[Finding] = []
-    other = "or another folder: --runs-dir, here --checkpoint-dir"
+    closed, small, few = dict[str, str](), dict[str, str](), dict[str, str]()
     for host, (facts, *_) in by_host.items():
         space = facts.checkpoints
         if space.trouble is not None:
             left = "" if space.free is None else f", {size(space.free)} free"
-            wrong, seen = "no checkpoint can be written", f"{space.path}: {space.trouble}{left}"
-            found.append(Finding("failed", "checkpoints", host, wrong, seen, f"make room there, {other}"))
+            closed[host] = f"{space.path}: {space.trouble}{left}"
         elif space.free is not None and space.free < ROOM:
-            wrong, seen = "there is hardly any room for checkpoints", f"{space.path}: {size(space.free)} free"
-            found.append(Finding("warning", "checkpoints", host, wrong, seen, f"make room there, {other}"))
+            small[host] = f"{space.path}: {size(space.free)} free"
         elif space.files_free is not None and space.files_free < FILES + 3 * facts.num_ranks:
-            wrong = "hardly any file can be made where checkpoints go"
-            seen = f"{space.path}: {space.files_free} inodes free"
-            found.append(Finding("warning", "checkpoints", host, wrong, seen, f"remove files, {other}"))
-    return found
+            few[host] = f"{space.path}: {space.files_free} inodes free"
+    fix = "make room there, or another folder: --runs-dir, here --checkpoint-dir"
+    return [
+        *alike(closed, "failed", "checkpoints", "no checkpoint can be written", fix),
+        *alike(small, "warning", "checkpoints", "there is hardly any room for checkpoints", fix),
+        *alike(few, "warning", "checkpoints", "hardly any file can be made where checkpoints go", fix),
+    ]
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:

@@ -1,4 +1,4 @@
-"""Prints as JSON how much room a folder has, and whether a file can be written there: `python -I -S space.py FOLDER`.
+"""Prints as JSON how much room a folder has, and whether a file can be written there: its one argument.
 
 A process of its own: a file system that is gone answers no call, and what waits for it can't be ended.
 """

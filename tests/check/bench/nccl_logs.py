@@ -3,23 +3,6 @@
 Where a version's log could not be had whole, lines of the same version were put together.
 """
 
-# Source: https://github.com/NVIDIA/nccl/issues/392
-NCCL_2_5 = """
- [0] NCCL INFO NET/Plugin : No plugin found (libnccl-net.so), using internal implementation
- [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE ; OOB br0:10.0.0.1<0>
- [0] NCCL INFO NCCL version 2.5.7+cuda10.0
- [0] NCCL INFO Channel 00/02 :    0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15
- [0] NCCL INFO Ring 00 : 15[41000] -> 0[1b000] [receive] via NET/IB/0
- [0] NCCL INFO Ring 00 : 0[1b000] -> 1[1c000] via P2P/IPC
- [0] NCCL INFO Ring 00 : 0[1b000] -> 7[41000] via direct shared memory
-"""
-# Source: https://github.com/NVIDIA/nccl/issues/229
-NCCL_2_4_OFI = """
-a:25604:25604 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>
-a:25604:25604 [0] NCCL INFO NET/OFI Selected Provider is tcp;ofi_rxm
-NCCL version 2.4.6+cuda10.0
-a:25604:25611 [0] NCCL INFO Ring 00 : 0 -> 1 [send] via NET/AWS Libfabric/0
-"""
 # Source: https://github.com/NVIDIA/nccl/issues/527
 NCCL_2_12_EFA = """
 a:417138:417138 [7] NCCL INFO Bootstrap : Using ens32:10.0.0.1<0>

@@ -192,10 +192,3 @@ def test_any_other_file_is_told(content, tmp_path):
 def test_a_file_that_is_not_there_is_told(tmp_path: Path):
     with pytest.raises(MusterError, match="can't be read"):
         baseline.read(str(tmp_path / "none.json"), "--baseline", HERE)
-
-
-def test_a_baseline_of_other_sizes_or_collectives_is_told():
-    with pytest.raises(MusterError, match="has none of the collectives and sizes") as raised:
-        baseline.check_held([row(1.0, key=("all_gather", 1020))], kept(1.0), "base.json")
-    assert (raised.value.code, raised.value.seen) == (2, "--baseline=base.json")
-    baseline.check_held([row(1.0, key=("all_gather", 1020)), row(1.0)], kept(1.0), "base.json")

@@ -1,24 +1,23 @@
 """What is said where a file can't be written in the end: all that was measured, first."""
 
 import json
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
+from muster.check.bench import pairwise
 from muster.check.bench.baseline import Baseline, Kept, Setting
 from muster.check.bench.collectives import WrongValues
-from muster.check.bench.pairwise import Pairs
 from muster.check.bench.report import Report
 from muster.check.bench.sweep import Row, Sweep, Timing
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
-from muster.errors import MusterError
 from muster.train.distributed.world import World
 
 HOSTS = ("a", "b", "c")
 HERE = Setting(site="", backend="gloo", device="cpu", nodes=3, ranks=(1, 1, 1))
 ROWS = [Row("all_reduce", 1024, 3, (Timing(1e-5, 1e-5, 1e-5),), 0)]
-SLOW = MusterError("slow node: b", seen="all of its 2 links", fix="leave it out", code=1)
 
 
 def report(folder: Path, **options: object) -> Report:
@@ -59,16 +58,23 @@ def test_a_run_that_fails_is_not_kept(tmp_path, capsys):
     assert said.splitlines()[-1] == "failed: all_reduce gave wrong values to rank 1 on b, at 1K"
 
 
+def links(slow: float = 1.0) -> list[pairwise.Row]:
+    """All directions between three nodes; `slow` times as long from node 0 to node 1."""
+    rows: list[pairwise.Row] = []
+    for source, target in permutations(range(3), 2):
+        seconds = 1e-9 * (slow if (source, target) == (0, 1) else 1)
+        rows.append(pairwise.Row(source, target, seconds, seconds, 20e-6))
+    return rows
+
+
 def test_pairs_end_with_the_verdict(tmp_path, capsys):
     of = report(tmp_path / "file", save_baseline=None)
-    assert of.of_pairs(Pairs(errors=(SLOW,), text="THE TABLE")) == 1
+    assert of.of_pairs(links(slow=3), USED) == 1
     said = capsys.readouterr().out
-    assert "THE TABLE" in said
-    assert said.splitlines()[-1] == "failed: slow node: b"
-    assert of.of_pairs(Pairs(text="THE TABLE")) == 0
+    assert "GB/s, from" in said
+    assert said.splitlines()[-1] == "failed: slow link: a -> b, 0.3333 GB/s where others have 1.00 GB/s"
+    assert of.of_pairs(links(), USED) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "ok: no link is slow"
-    assert of.of_pairs(Pairs(differ=5)) == 0
-    assert "warning: links differ 5.0-fold" in capsys.readouterr().out
 
 
 def test_rows_are_shown_although_the_baseline_has_none_of_them(tmp_path, capsys):

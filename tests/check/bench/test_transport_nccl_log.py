@@ -9,11 +9,10 @@ import pytest
 from muster.check.bench import transport
 from muster.check.bench.transport import NcclLog
 from tests.check.bench.nccl_logs import (
-    NCCL_2_4_OFI,
-    NCCL_2_5,
     NCCL_2_12_EFA,
     NCCL_2_12_HPCX,
     NCCL_2_18_ROCE,
+    NCCL_2_19_SOCKET,
     NCCL_2_20_SLINGSHOT,
     NCCL_2_27_EFA,
     NCCL_2_27_SHARED,
@@ -22,20 +21,17 @@ from tests.check.bench.nccl_logs import (
 
 ROOT = Path(__file__).parents[3]
 
-PLUGIN = "NET/Plugin : No plugin found (libnccl-net.so), using internal implementation"
-
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (NCCL_2_5, NcclLog("2.5.7+cuda10.0", ("IB",), False, ("P2P/IPC", "SHM"), reasons=(PLUGIN,))),
-        (NCCL_2_4_OFI, NcclLog("2.4.6+cuda10.0", ("AWS Libfabric",), False, provider="tcp;ofi_rxm")),
-        (NCCL_2_12_EFA, NcclLog("", ("AWS Libfabric",), True, ("P2P/IPC",), provider="efa")),
-        (NCCL_2_12_HPCX, NcclLog("2.12.9+cuda11.6", ("IBext",))),
-        (NCCL_2_20_SLINGSHOT, NcclLog("", ("AWS Libfabric",), True, provider="cxi")),
-        (NCCL_2_27_SHARED, NcclLog("", ("IB",), True, ("P2P/CUMEM",))),
-        (NCCL_2_28, NcclLog("", ("IB",), reasons=("NET/Plugin: Could not find: libnccl-net.so",))),
-        (NCCL_2_27_EFA, NcclLog("", ("Libfabric",), provider="efa")),
+        (NCCL_2_12_EFA, NcclLog("", "AWS Libfabric (efa)", False, True, ("P2P/IPC",))),
+        (NCCL_2_12_HPCX, NcclLog("2.12.9+cuda11.6", "IBext")),
+        (NCCL_2_20_SLINGSHOT, NcclLog("", "AWS Libfabric (cxi)", False, True)),
+        (NCCL_2_27_SHARED, NcclLog("", "IB", False, True, ("P2P/CUMEM",))),
+        (NCCL_2_28, NcclLog("", "IB")),
+        (NCCL_2_19_SOCKET, NcclLog("2.19.3+cuda12.3", "Socket", True, False, ("SHM",))),
+        (NCCL_2_27_EFA, NcclLog("", "Libfabric (efa)")),
     ],
 )
 def test_what_nccl_says(text: str, said: NcclLog) -> None:
@@ -44,7 +40,7 @@ def test_what_nccl_says(text: str, said: NcclLog) -> None:
 
 def test_gpudirect_is_that_of_all_connections() -> None:
     said = transport.parse_log(NCCL_2_18_ROCE)
-    assert (said.networks, said.gpudirect) == (("IB",), True)
+    assert (said.network, said.gpudirect) == ("IB", True)
     line = "a:1:2 [0] NCCL INFO Channel 02 : 2[c7000] -> 0[87000] [receive] via NET/IB/0\n"
     assert transport.parse_log(NCCL_2_18_ROCE + line).gpudirect is False
     assert transport.parse_log(NCCL_2_28).gpudirect is None
@@ -54,7 +50,7 @@ def test_what_is_connected_counts_more_than_what_was_chosen() -> None:
     said = transport.parse_log(
         "x NCCL INFO Using network IB\nx NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
     )
-    assert said.networks == ("Socket",)
+    assert (said.network, said.is_tcp) == ("Socket", True)
 
 
 def test_nothing_that_a_program_prints_is_taken_for_ncclss() -> None:
@@ -78,10 +74,10 @@ def test_what_the_user_wants_of_nccl_stays(tmp_path: Path) -> None:
 def test_the_users_file_is_found_as_nccl_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport.socket, "gethostname", lambda: "node01.cluster")
     monkeypatch.setattr(transport.os, "getpid", lambda: 77)
-    (tmp_path / "log%.node01.77%x").touch()
-    assert transport.log_path({"NCCL_DEBUG_FILE": f"{tmp_path}/log%%.%h.%p%x"}) == f"{tmp_path}/log%.node01.77%x"
-    assert transport.log_path({"NCCL_DEBUG_FILE": f"{tmp_path}/none"}) == ""
-    assert transport.log_path({"NCCL_DEBUG_FILE": "/dev/null"}) == ""
+    (tmp_path / "log%.node01.77%x").write_text("said")
+    for name, text in ((f"{tmp_path}/log%%.%h.%p%x", "said"), (f"{tmp_path}/none", ""), ("/dev/null", ""), ("", "")):
+        monkeypatch.setenv("NCCL_DEBUG_FILE", name)
+        assert transport.log_text() == text
 
 
 REAL = """

@@ -7,8 +7,6 @@ from typing import Any
 from muster.check.doctor import gpus, memory, network, software, storage
 from muster.check.doctor.finding import Finding
 from muster.check.doctor.gpus import Gpu
-from muster.check.doctor.memory import UNLIMITED
-from muster.check.doctor.network import PcieLink, Port
 from muster.check.doctor.storage import Space
 
 GIB = 2**30
@@ -34,9 +32,6 @@ SOFTWARE = software.Facts(
     variables={"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_NET": "IB"},
 )
 
-PORT = Port(name="mlx5_0/1", is_active=True, rate_gbit_s=200)
-ADAPTER = PcieLink(name="mlx5_0", is_gpu=False, width=16, max_width=16, speed_gt_s=16, max_speed_gt_s=16)
-
 
 def gpu(index: int) -> Gpu:
     """A healthy H100; its values are written, no GPU was asked."""
@@ -46,8 +41,6 @@ def gpu(index: int) -> Gpu:
         name="NVIDIA H100 80GB HBM3",
         used=0,
         uncorrected=0,
-        clock_mhz=1980,
-        max_clock_mhz=1980,
         mig=False,
         links=18,
     )
@@ -79,13 +72,8 @@ def healthy(num_nodes: int = 3, a_node: int = 2) -> Told:
         told = with_node(
             told,
             host,
-            interfaces=("eth0", "ib0"),
-            gloo_interface="ib0",
             fabric="infiniband",
-            devices=("/dev/infiniband/uverbs0",),
-            memlock=UNLIMITED,
-            ports=(PORT, replace(PORT, name="mlx5_1/1")),
-            pcie=(ADAPTER, replace(ADAPTER, name="GPU at 0000:17:00.0", is_gpu=True, speed_gt_s=2.5)),
+            ports={"mlx5_0/1": 200, "mlx5_1/1": 200},
         )
     return told
 
@@ -118,7 +106,7 @@ def with_gpu(told: Told, host: str, index: int, **changed: Any) -> Told:
 def on_cpus(told: Told) -> Told:
     """The same without GPUs."""
     told = with_ranks(told, "", lambda rank: {"visible": None, "num_gpus": 0, "uses_gpu": False})
-    return with_ranks(told, "", lambda rank: {"gpus": None, "driver": None, "devices": ()})
+    return with_ranks(told, "", lambda rank: {"gpus": None, "driver": None})
 
 
 def found(told: Told) -> list[Finding]:

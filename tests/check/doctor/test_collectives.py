@@ -3,83 +3,62 @@
 import json
 import subprocess
 import sys
-from collections.abc import Collection
-from dataclasses import replace
 
 import pytest
 
 from muster.check.bench.collectives import WrongValues
 from muster.check.doctor import collectives
-from muster.check.doctor.collectives import NOT_OVER, START, Facts, Progress, wrong_sum
+from muster.check.doctor.collectives import NOT_OVER, START, Facts
 from tests.train.conftest import environment, free_port
 
 HOSTS = ["a", "b", "c", "d"]
 
 
-def progress(rank: int, *, at: str = "", why: str = "", **wrong: int | None) -> Progress:
+def facts(rank: int, *, at: str = "", why: str = "", **wrong: int | None) -> Facts:
     """What a rank tells; of each collective with wrong values, the rank that they are from."""
     values = {
         name: WrongValues(name, 4096, rank, HOSTS[rank], 0, 4.0, "5", 1, source) for name, source in wrong.items()
     }
-    return Progress(rank, at, why, values)
+    return Facts(rank, "gloo", at, why, values)
 
 
-def found(*ranks: Progress, pairs: Collection[tuple[int, int]] = ()) -> list[tuple[str, str]]:
-    by_host: dict[str, list[Facts]] = {}
-    for one in ranks:
-        own = [pair for pair in pairs if one.rank in pair]
-        by_host.setdefault(HOSTS[one.rank], []).append(Facts(replace(one, pairs=own), "cpu", "gloo", 30.0))
-    return [(one.host, one.wrong) for one in collectives.findings(by_host)]
+def found(*ranks: Facts) -> list[tuple[str, str]]:
+    return [(one.host, one.wrong) for one in collectives.findings({HOSTS[one.rank]: [one] for one in ranks})]
 
 
 def test_nothing_is_wrong():
-    assert found(progress(0), progress(1)) == []
+    assert found(facts(0), facts(1)) == []
 
 
 def test_a_share_that_is_wrong_at_all_is_its_givers():
-    ranks = [progress(rank, all_gather=2) for rank in range(4)]
+    ranks = [facts(rank, all_gather=2) for rank in range(4)]
     assert found(*ranks) == [("c", "all_gather gives wrong values: by rank 2 on c")]
 
 
 def test_shares_of_several_that_are_wrong_at_one_rank_are_its_own():
-    ranks = [progress(0), progress(1, all_gather=None, reduce_scatter=None), progress(2)]
+    ranks = [facts(0), facts(1, all_gather=None, reduce_scatter=None), facts(2)]
     assert found(*ranks) == [("b", "all_gather, reduce_scatter give wrong values: by rank 1 on b")]
 
 
 def test_one_share_that_is_wrong_at_one_other_rank_is_the_pairs():
-    assert found(progress(0), progress(1), progress(2, send_recv=1))[0][0] == "b -> c"
+    assert found(facts(0), facts(1), facts(2, send_recv=1))[0][0] == "b -> c"
 
 
-def test_a_sum_that_is_wrong_at_all_needs_pairs():
-    ranks = [progress(rank, reduce_scatter=None) for rank in range(4)]
-    assert wrong_sum(ranks) == "reduce_scatter"
-    assert found(*ranks, pairs=((1, 2), (2, 3)))[0][0] == "c"
+def test_by_whom_a_sum_was_spoilt_that_is_wrong_at_all_nobody_can_tell():
+    ranks = [facts(rank, reduce_scatter=None) for rank in range(4)]
     assert found(*ranks) == [("", "reduce_scatter gives wrong values: it can't be told by which rank")]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "name"),
-    [
-        ([progress(0), progress(1)], ""),
-        ([progress(0), progress(1, all_reduce=None)], ""),
-        ([progress(0, reduce=None), progress(1)], "reduce"),
-        ([progress(0, all_gather=1), progress(1, all_gather=1)], ""),
-        ([progress(0, reduce=None), progress(1, at="barrier", why="Timed out")], ""),
-    ],
-)
-def test_when_pairs_can_tell_more(ranks, name):
-    assert wrong_sum(ranks) == name
+    assert found(facts(0, reduce=None), facts(1))[0][0] == ""
 
 
 def test_who_did_not_come_back_is_named():
-    waiting = [progress(rank, why="Timed out", at="broadcast") for rank in (0, 1)]
+    waiting = [facts(rank, why="Timed out", at="broadcast") for rank in (0, 1)]
     # The collective that the others are in may have ended for them, never for who was left in it.
-    ((host, wrong),) = found(*waiting, progress(2, why=NOT_OVER, at="all_gather"))
+    ((host, wrong),) = found(*waiting, facts(2, why=NOT_OVER, at="all_gather"))
     assert (host, wrong) == ("c", "all_gather did not end: rank 2 on c did not come back")
 
 
 def test_a_group_that_does_not_start():
-    ((host, wrong),) = found(*(progress(rank, why="no route", at=START) for rank in range(3)))
+    ((host, wrong),) = found(*(facts(rank, why="no route", at=START) for rank in range(3)))
     assert (host, wrong) == ("", f"{START} did not end, though all ranks came to it")
 
 
@@ -100,8 +79,8 @@ def plant(what, deed):
     def planted(*args, **kwargs):
         if deed == "hang":
             time.sleep(600)
-        if deed == "in":
-            args[0][0] += 1
+        if deed == "sent":
+            args[1][0] += 1
         answer = real(*args, **kwargs)
         if deed == "out":
             args[0].add_(1)
@@ -136,7 +115,7 @@ for _ in range(3 * len(json.loads(sys.argv[1]))):
 """
 
 Spoilt = list[tuple[str, int, str]]
-SPOILT: Spoilt = [("all_reduce", 1, "in"), ("all_to_all_single", 2, "out")]
+SPOILT: Spoilt = [("all_gather_into_tensor", 1, "sent"), ("all_to_all_single", 2, "out")]
 HANGS: Spoilt = [("reduce", 1, "hang")]
 
 
@@ -159,7 +138,7 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 @pytest.mark.process
 def test_collectives_that_are_spoilt_on_one_rank(trials: list[list[str]]) -> None:
     assert trials[0] == [
-        "collective b all_reduce gives wrong values: by rank 1 on b",
+        "collective b all_gather gives wrong values: by rank 1 on b",
         "collective c all_to_all gives wrong values: by rank 2 on c",
     ]
 

@@ -39,6 +39,9 @@ def test_cores() -> None:
         return {"cores": tuple(range(first, first + 8))}
 
     binding = next(finding for finding in found(with_ranks(healthy(), "node03", overlap)) if finding.about == "binding")
-    assert (binding.host, binding.seen) == ("node03", "rank 4: cores 0-7; rank 5: cores 4-11")
+    assert (binding.host, binding.seen) == (
+        "node03",
+        "rank 4: cores 0, 1, 2, 3, 4, 5, 6, 7; rank 5: cores 4, 5, 6, 7, 8, 9, 10, 11",
+    )
     # Not bound at all: all ranks of the node may run anywhere.
     assert found(with_ranks(healthy(), "", lambda rank: {"cores": tuple(range(16))})) == []

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from muster.check import fabric
 from muster.check.doctor import network
-from muster.check.doctor.network import PcieLink, Port
-from tests.check.doctor.healthy import found, healthy, only, with_node, with_ranks
+from muster.check.options import DoctorOptions
+from muster.train.distributed.world import World
+from tests.check.doctor.healthy import healthy, only, with_node, with_ranks
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:
@@ -37,63 +39,69 @@ def test_ports_have_rates(tmp_path: Path) -> None:
         ("mlx5_1", "1: DOWN", "2.5 Gb/sec (1X SDR)"),
     ):
         write(tmp_path / f"class/infiniband/{device}/ports/1", {"state": state, "rate": rate})
-    assert tuple(network.ports(tmp_path)) == (
-        Port(name="mlx5_0/1", is_active=True, rate_gbit_s=200),
-        Port(name="mlx5_1/1", is_active=False, rate_gbit_s=2.5),
-    )
+    assert network.ports(tmp_path) == {"mlx5_0/1": 200, "mlx5_1/1": None}
+
+
+CARD = pcie(16, "16.0 GT/s PCIe")
 
 
 @pytest.mark.parametrize(
-    ("slot", "max_width", "max_speed"),
+    ("slot", "link", "said"),
     [
-        (pcie(16, "32.0 GT/s PCIe"), 16, 16.0),
-        # A slot of fewer lanes than the card has, and an older one.
-        (pcie(8, "8.0 GT/s PCIe"), 8, 8.0),
-        # Nothing is known of it.
-        ({}, 16, 16.0),
+        (pcie(16, "32.0 GT/s PCIe"), pcie(8, "16.0 GT/s PCIe", "current"), "8 lanes of 16"),
+        (pcie(16, "32.0 GT/s PCIe"), pcie(16, "8.0 GT/s PCIe", "current"), "8 GT/s of 16"),
+        # Nothing is known of the slot.
+        ({}, pcie(8, "8.0 GT/s PCIe", "current"), "8 lanes of 16"),
     ],
 )
-def test_an_adapter_can_what_its_slot_can_too(
-    tmp_path: Path, slot: dict[str, str], max_width: int, max_speed: float
+def test_an_adapter_whose_link_is_less_than_it_can_be(
+    tmp_path: Path, slot: dict[str, str], link: dict[str, str], said: str
 ) -> None:
-    adapter(tmp_path, slot, pcie(16, "16.0 GT/s PCIe") | pcie(8, "8.0 GT/s PCIe", "current"))
-    expected = PcieLink(
-        name="mlx5_0", is_gpu=False, width=8, max_width=max_width, speed_gt_s=8.0, max_speed_gt_s=max_speed
-    )
-    assert tuple(network.pcie_links(tmp_path)) == (expected,)
+    adapter(tmp_path, slot, CARD | link)
+    assert network.slow_pcie_links(tmp_path) == {"mlx5_0": said}
+
+
+def test_an_adapter_can_no_more_than_its_slot(tmp_path: Path) -> None:
+    """A slot of fewer lanes than the card has, and an older one."""
+    adapter(tmp_path, pcie(8, "8.0 GT/s PCIe"), CARD | pcie(8, "8.0 GT/s PCIe", "current"))
+    assert network.slow_pcie_links(tmp_path) == {}
 
 
 def test_gpus_are_those_of_their_driver(tmp_path: Path) -> None:
-    files = pcie(16, "32.0 GT/s PCIe") | pcie(4, "2.5 GT/s PCIe", "current")
-    write(tmp_path / "bus/pci/drivers/nvidia/0000:17:00.0", files)
+    """Idle they are slower; but not with fewer lanes."""
+    files = pcie(16, "32.0 GT/s PCIe")
+    write(tmp_path / "bus/pci/drivers/nvidia/0000:17:00.0", files | pcie(4, "2.5 GT/s PCIe", "current"))
+    write(tmp_path / "bus/pci/drivers/nvidia/0000:18:00.0", files | pcie(16, "2.5 GT/s PCIe", "current"))
     write(tmp_path / "bus/pci/drivers/nvidia/module", {})
-    (link,) = network.pcie_links(tmp_path)
-    assert (link.name, link.is_gpu, link.width, link.max_width) == ("GPU at 0000:17:00.0", True, 4, 16)
+    assert network.slow_pcie_links(tmp_path) == {"GPU at 0000:17:00.0": "4 lanes of 16"}
 
 
 def test_what_has_no_link_of_its_own_is_left_out(tmp_path: Path) -> None:
     """As a virtual function, and a machine without adapters."""
-    assert [*network.ports(tmp_path), *network.pcie_links(tmp_path)] == []
+    assert (network.ports(tmp_path), network.slow_pcie_links(tmp_path)) == ({}, {})
     adapter(tmp_path, {}, pcie(0, "Unknown") | pcie(0, "Unknown", "current"))
-    assert tuple(network.pcie_links(tmp_path)) == ()
+    assert network.slow_pcie_links(tmp_path) == {}
 
 
 def test_the_network_that_was_chosen() -> None:
-    astray = with_node(healthy(), "node02", interfaces=("eth0",))
-    finding = only(astray)
-    assert (finding.host, finding.about, finding.level) == ("node02", "interface", "failed")
-    assert finding.seen == "GLOO_SOCKET_IFNAME=ib0; here: eth0"
     alone = with_ranks(healthy(), "node03", lambda rank: {"address": "127.0.1.1", "interface": "lo"})
     assert (only(alone).host, only(alone).about) == ("node03", "address")
-    closed = with_node(healthy(), "node01", closed=("/dev/infiniband/uverbs0",))
+    closed = with_node(healthy(), "node01", devices="this user may not open /dev/infiniband/uverbs0")
     assert (only(closed).host, only(closed).about) == ("node01", "fabric")
 
 
 def test_memory_that_may_be_locked() -> None:
-    finding = only(with_node(healthy(2), "node02", memlock=64 * 1024))
+    finding = only(with_node(healthy(2), "node02", memlock="64 KiB may be locked"))
     assert (finding.host, finding.about, finding.level) == ("node02", "memlock", "warning")
     assert "64 KiB" in finding.seen
-    assert found(with_node(healthy(2), "node02", memlock=64 * 1024, devices=())) == []
+
+
+def test_the_fabrics_devices_are_asked_as_fabric_check_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fabric, "DEVICES", ("/dev/null",))
+    monkeypatch.setattr(fabric.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(fabric.resource, "getrlimit", lambda which: (65536, 65536))
+    told = network.gather(World(host="a", hosts=("a",)), DoctorOptions(device="cpu"))
+    assert (told.devices, told.memlock[:20]) == ("this user may not open /dev/null", "64 KiB may be locked")
 
 
 def test_two_nodes_of_one_name() -> None:

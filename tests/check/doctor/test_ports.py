@@ -4,7 +4,7 @@ import random
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count, permutations
+from itertools import permutations
 
 import pytest
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
@@ -13,8 +13,6 @@ from muster.check.doctor import clock, names, ports, run
 from muster.check.doctor.finding import Finding
 from muster.check.doctor.network import Place, choose
 from muster.check.doctor.ports import (
-    EPHEMERAL,
-    MEETING,
     REFUSED,
     STALLED,
     STRANGER,
@@ -22,13 +20,11 @@ from muster.check.doctor.ports import (
     Facts,
     Listener,
     Probe,
-    listen_in_range,
     probe,
 )
 from muster.check.doctor.run import Report
 from muster.check.options import DoctorOptions
 from muster.check.ranks import partners
-from muster.entrypoint.rendezvous import address as rendezvous
 from muster.train.distributed.world import World
 
 SIZES = [2, 3, 7, 32, 33, 64, 65, 100, 300]
@@ -60,34 +56,21 @@ def test_alone_there_is_nobody_to_reach():
     assert partners(0, 1) == []
 
 
-def test_the_range_is_the_launchers():
-    assert (ports.FIRST_PORT, ports.NUM_PORTS) == (rendezvous.FIRST_PORT, rendezvous.NUM_PORTS)
-
-
 @pytest.fixture
 def listener():
-    opened = Listener("127.0.0.1", 0, "known")
+    opened = Listener("127.0.0.1", "known")
     yield opened
     opened.close()
 
 
 def test_a_listener_answers_who_knows_its_secret(listener):
-    assert probe("127.0.0.1", listener.port, "known")[0] == ""
-    assert probe("127.0.0.1", listener.port, "another")[0] == STRANGER
-
-
-def test_a_listener_in_the_launchers_range():
-    listener = listen_in_range("127.0.0.1", "known")
-    try:
-        assert ports.FIRST_PORT <= listener.port < ports.FIRST_PORT + ports.NUM_PORTS
-        assert probe("127.0.0.1", listener.port, "known")[0] == ""
-    finally:
-        listener.close()
+    assert probe("127.0.0.1", listener.port, "known") == ""
+    assert probe("127.0.0.1", listener.port, "another") == STRANGER
 
 
 def test_a_closed_listener_refuses(listener):
     listener.close()
-    assert probe("127.0.0.1", listener.port, "known")[0] == REFUSED
+    assert probe("127.0.0.1", listener.port, "known") == REFUSED
 
 
 def test_another_program_at_the_port_is_not_taken_for_the_node():
@@ -101,7 +84,7 @@ def test_another_program_at_the_port_is_not_taken_for_the_node():
 
         thread = threading.Thread(target=greet, daemon=True)
         thread.start()
-        assert probe("127.0.0.1", server.getsockname()[1], "known")[0] == STRANGER
+        assert probe("127.0.0.1", server.getsockname()[1], "known") == STRANGER
         thread.join(10)
 
 
@@ -118,41 +101,37 @@ def test_what_swallows_large_messages_is_called_so(monkeypatch):
                 ended.wait(30)
 
         threading.Thread(target=answer, daemon=True).start()
-        assert probe("127.0.0.1", server.getsockname()[1], "known")[0] == STALLED
+        assert probe("127.0.0.1", server.getsockname()[1], "known") == STALLED
         ended.set()
 
 
-def test_a_port_that_drops_is_tried_twice(monkeypatch):
+def test_a_port_that_drops_is_called_so(monkeypatch):
     """In place of a firewall: what connects says that time is up."""
-    tries = count()
 
     def late(*args: object, **kwargs: object) -> None:
-        next(tries)
         raise TimeoutError
 
     monkeypatch.setattr(socket, "create_connection", late)
-    assert probe("127.0.0.1", 1, "known")[0] == TIMED_OUT
-    assert next(tries) == 2
+    assert probe("127.0.0.1", 1, "known") == TIMED_OUT
 
 
 def places(size):
     return [Place(number, f"n{number}", (), "eth0", f"10.0.0.{number}") for number in range(size)]
 
 
-def probes(*failed: tuple[int, int], size: int = 5, kinds: tuple[str, ...] = (EPHEMERAL, MEETING), wrong=TIMED_OUT):
-    """What all of `size` nodes see of each other where `failed` ways are closed for `kinds` of ports."""
-    return [
-        Probe(source, target, kind, 40000, wrong if (source, target) in failed and kind in kinds else "", 0.1)
-        for source, target in permutations(range(size), 2)
-        for kind in (EPHEMERAL, MEETING)
-    ]
+def probes(*failed: tuple[int, int], size: int = 5, wrong=TIMED_OUT):
+    """What all of `size` nodes see of each other where `failed` ways are closed."""
+    return [Probe(*way, 40000, wrong if way in failed else "") for way in permutations(range(size), 2)]
 
 
-def findings(size: int, seen: list[Probe], ephemeral: str = "32768-60999") -> list[Finding]:
+WHERE = " on ports 32768-60999, on which gloo and NCCL listen"
+
+
+def findings(size: int, seen: list[Probe]) -> list[Finding]:
     """What is found where the nodes saw this of each other."""
     return ports.findings(
         {
-            place.host: [Facts(place, "", tuple(one for one in seen if one.source == place.rank), ephemeral)]
+            place.host: [Facts(place, "", tuple(one for one in seen if one.source == place.rank), "32768-60999")]
             for place in places(size)
         }
     )
@@ -160,7 +139,7 @@ def findings(size: int, seen: list[Probe], ephemeral: str = "32768-60999") -> li
 
 def found(*failed, size=5, **more):
     return [
-        (finding.level, finding.about, finding.host, finding.wrong)
+        (finding.level, finding.about, finding.host, finding.wrong.removesuffix(WHERE))
         for finding in findings(size, probes(*failed, size=size, **more))
     ]
 
@@ -196,7 +175,7 @@ def test_nodes_that_are_cut_off_are_named_and_not_their_pairs(size, cut_off):
     failed = [way for way in permutations(range(size), 2) if set(way).intersection(cut_off)]
     each = findings(size, probes(*failed, size=size))
     assert [finding.host for finding in each] == [f"n{number}" for number in cut_off]
-    assert all(finding.wrong.endswith(" do not reach each other") for finding in each)
+    assert all(finding.wrong.endswith(f" do not reach each other{WHERE}") for finding in each)
 
 
 def test_nodes_of_which_none_is_the_odd_one_are_pairs():
@@ -211,17 +190,9 @@ def test_a_node_that_some_do_not_reach_and_a_pair_beside_it():
     assert wrong == ["n3 can't be reached from n0, n1, n4", "n1 does not reach n2"]
 
 
-def test_a_range_that_is_closed_between_all_is_one_finding():
+def test_ports_that_are_closed_between_all_are_one_finding():
     everywhere = list(permutations(range(5), 2))
-    ((level, about, host, wrong),) = found(*everywhere, kinds=(EPHEMERAL,))
-    assert (level, about, host) == ("failed", "port", "")
-    assert wrong == "no node reaches any other on ports 32768-60999, on which gloo and NCCL listen"
-    assert [wrong for *_, wrong in found(*everywhere)] == ["no node reaches any other"]
-
-
-def test_where_ranks_meet_only_the_first_node_has_to_be_reached():
-    assert found((1, 2), kinds=(MEETING,))[0][0] == "warning"
-    assert found((1, 0), kinds=(MEETING,))[0][0] == "failed"
+    assert found(*everywhere) == [("failed", "port", "", "no node reaches any other")]
 
 
 def test_what_stalls_is_told_apart_from_what_is_closed():
@@ -233,7 +204,7 @@ def test_what_stalls_is_told_apart_from_what_is_closed():
 def test_many_nodes_of_which_one_is_cut_off():
     odd = random.Random(5).randrange(100)
     seen = [
-        Probe(node, other, EPHEMERAL, 1, TIMED_OUT if odd in (node, other) else "", 0.1)
+        Probe(node, other, 1, TIMED_OUT if odd in (node, other) else "")
         for node in range(100)
         for other in partners(node, 100)
     ]
@@ -248,13 +219,14 @@ def test_the_chosen_interface_and_without_one_the_way_to_the_master():
     assert choose({"GLOO_SOCKET_IFNAME": "hsn0,ib1"}, INTERFACES) == ("ib1", "10.2.0.5")
     assert choose({"MASTER_ADDR": "127.0.0.1"}, INTERFACES) == ("lo", "127.0.0.1")
     assert choose({}, {}) == ("", "")
+    # One that is not there: gloo does not start.
+    assert choose({"GLOO_SOCKET_IFNAME": "hsn0", "MASTER_ADDR": "127.0.0.1"}, INTERFACES) == ("", "")
 
 
 def test_more_nodes_than_may_all_look_at_each_other(monkeypatch):
     """In place of nodes: threads of this process, and a store in its memory."""
     size, ranks_a_node = 36, 2
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(ports.FIRST_PORT))
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
     store = HashStore()
@@ -279,7 +251,7 @@ def test_more_nodes_than_may_all_look_at_each_other(monkeypatch):
         first, *others = threads.map(rank, range(len(hosts)))
     assert first.findings == []
     ways = sum(len(partners(node, size)) for node in range(size))
-    assert first.parts[1].says.startswith(f"{ways} ways between {size} nodes are open")
-    assert sum(len(told["ports"]["probes"]) for told in first.facts if told["ports"]) == 2 * ways
+    assert first.parts[1].says == f"{ways} ways between {size} nodes are open"
+    assert sum(len(told["ports"]["probes"]) for told in first.facts if told["ports"]) == ways
     assert first.parts[2].says.startswith(f"the clocks of {size} nodes agree to")
     assert all(not report.parts for report in others)

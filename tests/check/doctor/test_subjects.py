@@ -1,7 +1,6 @@
 """What is true of all subjects: facts of each rank, and one thing at a time that differs on a node."""
 
 import json
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from muster.check.doctor import gpus, memory, network, software, storage
 from muster.check.doctor.storage import Space
 from muster.check.options import DoctorOptions
 from muster.train.distributed.world import World
-from tests.check.doctor.healthy import ADAPTER, PORT, SUBJECTS, Told, found, healthy, on_cpus, only, with_gpu, with_node
+from tests.check.doctor.healthy import SUBJECTS, Told, found, healthy, on_cpus, only, with_gpu, with_node
 
 SECOND = World(rank=1, world_size=2, host="b", hosts=("a", "b"))
 """The first rank of the second host."""
@@ -44,7 +43,7 @@ def test_only_the_first_rank_of_a_host_tells_of_it() -> None:
     second, options = World(rank=1, world_size=2, host="a", hosts=("a", "a")), DoctorOptions(device="cpu")
     assert (software.gather(second, options), storage.gather(second, options)) == (None, None)
     assert memory.gather(second, options).shm is None
-    assert network.gather(second, options).interfaces == ()
+    assert network.gather(second, options).ports == {}
 
 
 def test_facts_survive_json() -> None:
@@ -116,16 +115,14 @@ ODD: list[tuple[dict[str, Any], str, str, str]] = [
     ({"cudnn": "9.5.1"}, "cudnn", "warning", "9.5.1 on node02"),
     ({"driver": "570.1"}, "driver", "warning", "570.1 on node02"),
     ({"fabric": "tcp"}, "fabric", "failed", "tcp on node02, infiniband on"),
-    ({"ports": (replace(PORT, is_active=False),)}, "ports", "warning", "0 on node02, 2 on"),
+    ({"ports": {"mlx5_0/1": None}}, "ports", "warning", "0 on node02, 2 on"),
     (
-        {"ports": (PORT, replace(PORT, name="mlx5_1/1", rate_gbit_s=50))},
+        {"ports": {"mlx5_0/1": 200, "mlx5_1/1": 50}},
         "ports",
         "warning",
         "mlx5_0/1 at 200 Gb/s, mlx5_1/1 at 50 Gb/s on node02, mlx5_0/1 at 200 Gb/s, mlx5_1/1 at 200 Gb/s on",
     ),
-    ({"pcie": (replace(ADAPTER, width=8),)}, "pcie", "warning", "8 lanes of 16"),
-    ({"pcie": (replace(ADAPTER, speed_gt_s=8),)}, "pcie", "warning", "8 GT/s of 16"),
-    ({"pcie": (replace(ADAPTER, is_gpu=True, width=8),)}, "pcie", "warning", "8 lanes of 16"),
+    ({"pcie": {"mlx5_0": "8 lanes of 16"}}, "pcie", "warning", "8 lanes of 16"),
     ({"variables": {"NCCL_NET": "Socket"}}, "NCCL_NET", "warning", "Socket on node02, IB on node01, node03"),
 ]
 
