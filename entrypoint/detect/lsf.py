@@ -167,22 +167,13 @@ def blaunch_task(env: Environment, job: Job | None) -> Task | None:
     own = read.own_index(job.hosts, seen)
     if not 1 <= task <= len(job.hosts) or own not in (None, task - 1):
         raise MusterError("blaunch's task does not fit the job's list of hosts", seen=seen, fix=FIX_BLAUNCH)
-    return Task(
-        launcher="blaunch",
-        node_rank=task - 1,
-        local_rank=0,
-        rank=task - 1,
-        tasks_per_node=(1,) * len(job.hosts),
-        hosts=job.hosts,
-        sources={
-            "launcher": f"LSF_PM_TASKID={task}",
-            "num_nodes": job.sources["num_nodes"],
-            "hosts": job.sources["hosts"],
-            "node_rank": f"LSF_PM_TASKID={task}, counted from 1",
-            "local_rank": "one task a host",
-            "tasks_on_node": "one slot a host",
-        },
-    )
+    sources = {
+        "launcher": f"LSF_PM_TASKID={task}",
+        "num_nodes": job.sources["num_nodes"],
+        "hosts": job.sources["hosts"],
+        "node_rank": f"LSF_PM_TASKID={task}, counted from 1",
+    }
+    return Task.one_a_node("blaunch", task - 1, len(job.hosts), job.hosts, sources)
 
 
 TASKS = {"jsrun": jsrun_task, "blaunch": blaunch_task}

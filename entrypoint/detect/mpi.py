@@ -256,7 +256,10 @@ def by_rank(launcher: str, names: Names, read: Reader, job: Job | None, job_id: 
         )
     else:
         tasks_per_node = (ranks.local_size,) * ranks.num_nodes
-        hosts, node_rank, source, notes = _on_even_nodes(ranks, read, job, read.seen(*names), launcher)
+        hosts, node_rank, source, notes = _node(ranks, read, job, read.seen(*names))
+        _check_order(ranks, node_rank, bool(hosts) and ranks.num_nodes > 1, read.seen(*names), launcher)
+        if ranks.num_nodes > 1 and ranks.local_size > 1:
+            notes.append(f"each node is taken to run {processes(ranks.local_size)}, as this one does")
     return Task(
         launcher=launcher,
         node_rank=node_rank,
@@ -295,21 +298,13 @@ def _on_uneven_nodes(ranks: Ranks, read: Reader, job: Job | None) -> int | None:
     return own if is_fitting else None
 
 
-def _on_even_nodes(
-    ranks: Ranks, read: Reader, job: Job | None, seen: str, launcher: str
-) -> tuple[tuple[str, ...], int, dict[str, str], list[str]]:
-    """As `_node`, where each node is taken to run as many processes as this one."""
-    hosts, node_rank, source, notes = _node(ranks, read, job, seen)
-    _check_order(ranks, node_rank, bool(hosts) and ranks.num_nodes > 1, seen, launcher)
-    if ranks.num_nodes > 1 and ranks.local_size > 1:
-        notes.append(f"each node is taken to run {processes(ranks.local_size)}, as this one does")
-    return hosts, node_rank, source, notes
-
-
 def _node(
     ranks: Ranks, read: Reader, job: Job | None, seen: str
 ) -> tuple[tuple[str, ...], int, dict[str, str], list[str]]:
-    """The launch's hosts as far as known, the node rank, where both come from, and what was taken for granted."""
+    """The launch's hosts as far as known, the node rank, where both come from, and what was taken for granted.
+
+    Each node is taken to run as many processes as this one.
+    """
     num_nodes, host = ranks.num_nodes, read.env.host
     # Where only some of the nodes see the list, all have to do without it, or they would number themselves in two ways.
     listed = job.hosts if job and (job.is_shared or num_nodes == 1) else ()
