@@ -27,7 +27,7 @@ from torch.distributed.run import config_from_args  # pyright: ignore[reportUnkn
 from muster import interruption
 from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.agent.failures import first_of, how_ended, is_ours
-from muster.entrypoint.agent.nodes import Nodes, can_tell_others
+from muster.entrypoint.agent.nodes import Nodes
 from muster.entrypoint.rendezvous.network import within
 from muster.errors import ExitCode
 from muster.variables import LaunchVariable
@@ -153,6 +153,7 @@ class Agent(LocalElasticAgent):
         super().__init__(**options)
         self._status = status
         self._num_nodes = 0
+        self._launch = ""
         self._nodes: Nodes | None = None
         self._start = 0.0
         self._ended: set[int] = set()
@@ -163,7 +164,8 @@ class Agent(LocalElasticAgent):
         # Trainers of ours hear Ctrl-C when they have their answer to it.
         with interruption.held() if is_ours() else nullcontext():
             started = torchs._start_workers(worker_group)
-        if self._nodes is None and can_tell_others(worker_group):
+        is_fixed = worker_group.spec.rdzv_handler.get_backend() == rendezvous.FIXED
+        if self._nodes is None and is_fixed and worker_group.group_world_size > 1:
             self._nodes = Nodes(self, worker_group, self._status.ended)
         self._ended = set()
         return started
@@ -236,9 +238,11 @@ class Agent(LocalElasticAgent):
     def _before_start(self, group: Any) -> None:
         self._status.has_started = True
         self._start = time.monotonic()
-        word = rendezvous.word_of_launch(group.spec.rdzv_handler, group.store)
-        # With the agent's process id: what a worker starts inherits the variable, and is no part of this launch.
-        os.environ[LaunchVariable.LAUNCH] = f"{word}.{os.getpid()}"
+        if not self._launch:
+            # With the agent's process id: what a worker starts inherits the variable, and is no part of this launch.
+            word = rendezvous.word_of_launch(group.spec.rdzv_handler, group.store)
+            self._launch = f"{word}.{os.getpid()}"
+        os.environ[LaunchVariable.LAUNCH] = self._launch
         before, self._num_nodes = self._num_nodes, group.group_world_size
         if group.group_rank == 0 and before not in (0, self._num_nodes):
             nodes = "1 node" if self._num_nodes == 1 else f"{self._num_nodes} nodes"
@@ -268,23 +272,19 @@ class Agent(LocalElasticAgent):
 
 def end_groups(leaders: Iterable[int]) -> None:
     """Ends what the workers `leaders` have started and left: each leads a process group."""
-    left = set(leaders)
-    for number, limit_s in ((signal.SIGTERM, GROUP_S), (signal.SIGKILL, 0.0)):
-        for leader in list(left):
-            try:
-                os.killpg(leader, number)
-            except ProcessLookupError:
-                left.discard(leader)
-        end = time.monotonic() + limit_s
-        while left and time.monotonic() < end:
-            left = {leader for leader in left if has_members(leader)}
-            time.sleep(LEAVE_LOOK_S)
+    left = [leader for leader in leaders if reaches(leader, signal.SIGTERM)]
+    end = time.monotonic() + GROUP_S
+    while left and time.monotonic() < end:
+        time.sleep(LEAVE_LOOK_S)
+        left = [leader for leader in left if reaches(leader, 0)]
+    for leader in left:
+        reaches(leader, signal.SIGKILL)
 
 
-def has_members(group: int) -> bool:
-    """Whether a process of this process group is there."""
+def reaches(group: int, number: int) -> bool:
+    """Whether a process of this process group is there, to which the signal was sent."""
     try:
-        os.killpg(group, 0)
+        os.killpg(group, number)
     except ProcessLookupError:
         return False
     return True
