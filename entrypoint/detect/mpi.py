@@ -280,7 +280,8 @@ def by_rank(
         _check_order(ranks, node_rank, is_known, seen, launcher)
         if ranks.num_nodes > 1 and ranks.local_size > 1:
             notes.append(f"each node is taken to run {processes(ranks.local_size)}, as this one does")
-    read.agree(told in (None, node_rank), f"the node rank of {launcher} is {told}, by its hosts {node_rank}", *names)
+    fits = told is None or told == node_rank < len(tasks_per_node)
+    read.agree(fits, f"{launcher} says node rank {told}, which does not fit its hosts, or its ranks and sizes", *names)
     return Task(
         launcher=launcher,
         node_rank=node_rank,
