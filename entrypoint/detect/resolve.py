@@ -116,20 +116,22 @@ def _alone(
     env: Environment, options: LaunchOptions, job: Job | None, command: Sequence[str], *, is_one_node: bool
 ) -> Allocation:
     """No launcher started this process: right on one node, or where one is asked for; a refusal on several."""
-    own = None
-    if job and is_one_node:
-        fix = f"by its launcher: {job.launch_line(command)}"
-        own = Reader(env, fix).own_index(job.hosts, job.sources["hosts"])
-    _check_alone(env, options, job, command, own, is_one_node=is_one_node)
-    hosts = job.hosts if job and job.hosts else ((env.host,) if env.host else ())
     sources = {"launcher": "no launcher's variables"}
     notes: list[str] = []
     if job is None:
+        _check_leftovers(env, options)
+        hosts = (env.host,) if env.host else ()
         sources |= {"scheduler": "no scheduler's variables", "num_nodes": "one machine", "hosts": "this host's name"}
-    elif own is not None and len(hosts) > 1:
-        hosts = (hosts[own],)
-        sources |= {"num_nodes": "--nnodes=1" if options.num_nodes == 1 else "single", "hosts": "this host"}
-        notes.append(f"this uses 1 of the job's {job.num_nodes} nodes")
+    else:
+        fix = f"by its launcher: {job.launch_line(command)}"
+        own = Reader(env, fix).own_index(job.hosts, job.sources["hosts"]) if is_one_node else None
+        hosts = job.hosts or ((env.host,) if env.host else ())
+        if own is not None and len(hosts) > 1:
+            hosts = (hosts[own],)
+            sources |= {"num_nodes": "--nnodes=1" if options.num_nodes == 1 else "single", "hosts": "this host"}
+            notes.append(f"this uses 1 of the job's {job.num_nodes} nodes")
+        else:
+            _check_one_node(env, job, command, is_one_node=is_one_node)
     _check_nnodes(options, 1, job.sources["num_nodes"] if job else "no scheduler's variables")
     return _allocation(env, options, job, Task.one_a_node("local", 0, 1, hosts, sources), notes)
 
@@ -224,29 +226,23 @@ def _check_variable(env: Environment, job: Job | None, node_rank: int, source: s
         )
 
 
-def _check_alone(
-    env: Environment,
-    options: LaunchOptions,
-    job: Job | None,
-    command: Sequence[str],
-    own: int | None,
-    *,
-    is_one_node: bool,
-) -> None:
-    """Refuses a process that no launcher started where there are several nodes, or their number is not known.
+def _check_leftovers(env: Environment, options: LaunchOptions) -> None:
+    """Refuses a process without a scheduler or a launcher whose variables speak of several."""
+    places = [name for name in ("WORLD_SIZE", "PET_NNODES") if env.get(name, "1") != "1"]
+    places += [name for name in env if re.fullmatch(r"JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX", name)]
+    if places and options.num_nodes != 1:
+        raise MusterError(
+            "these variables speak of several processes, but nothing tells who started this one",
+            seen=seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
+            fix=f"unset {' '.join(places)}; or --nnodes N --node-rank I --master-addr HOST on each node",
+        )
 
-    Where but one node is asked for, any of the job's will do; `own` is this one's place among them.
+
+def _check_one_node(env: Environment, job: Job, command: Sequence[str], *, is_one_node: bool) -> None:
+    """Refuses a process that no launcher started, in a job of several nodes or of other ones than this.
+
+    Where one node is asked for, a job whose number of nodes is not known will do.
     """
-    if job is None:
-        places = [name for name in ("WORLD_SIZE", "PET_NNODES") if env.get(name, "1") != "1"]
-        places += [name for name in env if re.fullmatch(r"JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX", name)]
-        if places and options.num_nodes != 1:
-            raise MusterError(
-                "these variables speak of several processes, but nothing tells who started this one",
-                seen=seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
-                fix=f"unset {' '.join(places)}; or --nnodes N --node-rank I --master-addr HOST on each node",
-            )
-        return
     if job.num_nodes is None:
         if is_one_node:
             return
@@ -256,8 +252,6 @@ def _check_alone(
             seen=problem.seen if problem else job.sources["num_nodes"],
             fix=f"{problem.fix if problem else job.launch}; or, if it is but one node, --nnodes 1",
         )
-    if job.num_nodes > 1 and own is not None:
-        return
     if job.num_nodes > 1 and is_one_node:
         raise MusterError(
             f"this host, {env.host}, is none of the {job.num_nodes} nodes that {job.scheduler} gave this job",
