@@ -5,19 +5,22 @@ It is a subclass of torch's by torch's own hooks; nothing of torch is replaced.
 
 import argparse
 import os
+import runpy
 import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields
+from multiprocessing import resource_tracker
 from typing import Any
 
 from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
@@ -66,14 +69,14 @@ class Status:
 
     Attributes:
         warning: the name of the signal by which a scheduler has warned this node; empty until there is one.
-        has_started: whether there were workers yet.
+        workers: the process ids of the workers that were started last; empty before the first.
         ended: the workers that were ended by this agent, by process id, and why.
         stopped: the process ids of the workers that were alive when torchrun began to stop them for another's failure.
         elsewhere: the failure on another node that came before this node's, in words; empty if there is none.
     """
 
     warning: str = ""
-    has_started: bool = False
+    workers: set[int] = field(default_factory=set[int])
     ended: dict[int, str] = field(default_factory=dict[int, str])
     stopped: set[int] = field(default_factory=set[int])
     elsewhere: str = ""
@@ -98,7 +101,10 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
     rendezvous.register()
     found: Any = config_from_args(arguments)  # pyright: ignore[reportUnknownVariableType]
     config, program, words = found
-    if isinstance(program, str) and not is_ours():
+    if arguments.run_path:
+        resource_tracker.ensure_running()  # its start lets signals through that are held
+        program, words = run_in_place, [arguments.module, arguments.training_script, *arguments.training_script_args]
+    elif not is_ours():
         # Other programs than ours don't look whether their agent lives.
         words = ["-I", "-S", "-c", TIE, str(os.getpid()), program, *words]
         program = sys.executable
@@ -146,6 +152,26 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
             spec.rdzv_handler.shutdown()
 
 
+def run_in_place(is_module: bool, program: str, *words: str) -> None:
+    """Runs a module or a script in this process, which multiprocessing has started."""
+    # A terminal's Ctrl-C is for the agent, which passes it on: a second one would end a rank before it clears up.
+    os.setpgid(0, 0)
+    sys.argv = [program, *words]
+    if is_module and "PYTHONSAFEPATH" not in os.environ:
+        sys.path.insert(0, os.getcwd())
+    if not is_module:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
+    try:
+        if is_module:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program, run_name="__main__")
+    except Exception:
+        # torch would hand it to the agent, which says how a rank has ended and not why.
+        traceback.print_exc()
+        sys.exit(ExitCode.FAILED)
+
+
 class Agent(LocalElasticAgent):
     """torchrun's agent of one node, which speaks with those of the other nodes."""
 
@@ -158,12 +184,22 @@ class Agent(LocalElasticAgent):
         self._start = 0.0
         self._ended: set[int] = set()
 
+    def processes(self) -> dict[int, tuple[int, int | None]]:
+        """Process id and exit code of each worker, by local rank; the code is None while it runs."""
+        context: Any = self._pcontext
+        if isinstance(context, MultiprocessContext):
+            started: Any = context._pc
+            return {local: (each.pid, each.exitcode) for local, each in enumerate(started.processes)}
+        handlers: dict[int, Any] = getattr(context, "subprocess_handlers", {})
+        return {local: (handler.proc.pid, handler.proc.poll()) for local, handler in handlers.items()}
+
     def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()  # by which this one is not typed
         self._before_start(worker_group)
         # Trainers of ours hear Ctrl-C when they have their answer to it.
         with interruption.held() if is_ours() else nullcontext():
             started = torchs._start_workers(worker_group)
+        self._status.workers = {pid for pid, _ in self.processes().values()}
         is_fixed = worker_group.spec.rdzv_handler.get_backend() == rendezvous.FIXED
         if self._nodes is None and is_fixed and worker_group.group_world_size > 1:
             self._nodes = Nodes(self, worker_group, self._status.ended)
@@ -174,6 +210,11 @@ class Agent(LocalElasticAgent):
         torchs: Any = super()
         if not self._note_ends(worker_group):
             return api.RunResult(state=api.WorkerState.HEALTHY)
+        is_over = {code for _, code in self.processes().values()} == {0}
+        if is_over and isinstance(self._pcontext, MultiprocessContext):
+            # torch would wait for what they return, and one that ends by os._exit returns nothing.
+            nothing = dict.fromkeys(worker.global_rank for worker in worker_group.workers)
+            return api.RunResult(state=api.WorkerState.SUCCEEDED, return_values=nothing)
         result = torchs._monitor_workers(worker_group)
         for rank, failure in list(result.failures.items()):
             # A trainer that was stopped may still end with a code that says more than the one that failed.
@@ -212,31 +253,27 @@ class Agent(LocalElasticAgent):
         they can't be the cause. Other nodes are told of the failure at once: theirs that follow come later.
         """
         context: Any = self._pcontext
-        handlers: dict[int, Any] = getattr(context, "subprocess_handlers", {})
-        codes = {local: handler.proc.poll() for local, handler in handlers.items()}
-        ended = {local for local, code in codes.items() if code is not None}
-        if handlers and ended <= self._ended:
+        found = self.processes()
+        ended = {local for local, (_, code) in found.items() if code is not None}
+        # What is started by multiprocessing waits for the agent to ask it before it ends.
+        if ended <= self._ended and not isinstance(context, MultiprocessContext):
             return False
         self._ended = ended
         failures = {
             group.workers[local].global_rank: ProcessFailure(
-                local_rank=local,
-                pid=handlers[local].proc.pid,
-                exitcode=codes[local],
-                error_file=context.error_files[local],
+                local_rank=local, pid=pid, exitcode=code, error_file=context.error_files[local]
             )
-            for local in ended
-            if codes[local] != 0
+            for local, (pid, code) in found.items()
+            if code
         }
         if failures:
-            self._status.stopped |= {handlers[local].proc.pid for local, code in codes.items() if code is None}
+            self._status.stopped |= {pid for pid, code in found.values() if code is None}
         # Trainers of ours tell each other; and a scheduler's warning reaches all nodes.
         if failures and self._nodes and not is_ours() and not self._status.warning:
             self._status.elsewhere = self._nodes.publish_failures(failures)
         return True
 
     def _before_start(self, group: Any) -> None:
-        self._status.has_started = True
         self._start = time.monotonic()
         if not self._launch:
             # With the agent's process id: what a worker starts inherits the variable, and is no part of this launch.

@@ -6,6 +6,7 @@ words are those of train/health/faults.py, in its store.
 """
 
 import json
+import os
 import signal
 import socket
 import threading
@@ -92,11 +93,10 @@ class Nodes:
                 self._acknowledge(store)
 
     def _end_workers(self, number: signal.Signals) -> None:
-        handlers: dict[int, Any] = getattr(self._agent._pcontext, "subprocess_handlers", {})
-        for handler in handlers.values():
-            if handler.proc.poll() is None:
-                self._ended[handler.proc.pid] = self._reason
-                handler.proc.send_signal(number)
+        for pid, code in self._agent.processes().values():
+            if code is None:
+                self._ended[pid] = self._reason
+                os.kill(pid, number)
 
     def _acknowledge(self, store: Any) -> None:
         """Tells the node of the store that this one knows of the fault: it waits for that before it ends."""
