@@ -28,7 +28,7 @@ from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Task
 from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.detect.mpi import JSRUN, by_rank, read_ranks
-from muster.entrypoint.detect.reader import Reader
+from muster.entrypoint.detect.reader import Reader, slots_or_problem
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
@@ -58,12 +58,7 @@ def job(env: Environment) -> Job | None:
     index = read.optional("LSB_JOBINDEX")
     # LSF only says that it is not the first time; our script counts, so that no attempt reads keys of another.
     counted = read.optional("MUSTER_ATTEMPT")
-    slots: dict[str, int] = {}
-    problem = None
-    try:
-        slots = _slots(read)
-    except MusterError as reason:
-        problem = reason
+    slots, problem = slots_or_problem(lambda: _slots(read))
     source = read.seen("LSB_MCPU_HOSTS") if slots else "no list of hosts"
     attempt = read.seen("MUSTER_ATTEMPT" if counted else "LSB_RESTART") or "no LSB_RESTART: the first run"
     return Job(

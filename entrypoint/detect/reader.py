@@ -148,3 +148,14 @@ class Reader:
 def seen(env: Environment, *names: str) -> str:
     """`NAME=VALUE` for each of `names` that there is."""
     return " ".join(f"{name}={env[name][:200]}" for name in names if name in env)
+
+
+def slots_or_problem(find: Callable[[], dict[str, int]]) -> tuple[dict[str, int], MusterError | None]:
+    """The hosts that `find` returns, each with its number of processes; or none, and why not.
+
+    A task whose launcher tells its ranks does without: so the error is raised only where the hosts are needed.
+    """
+    try:
+        return find(), None
+    except MusterError as problem:
+        return {}, problem
