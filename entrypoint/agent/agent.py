@@ -184,12 +184,15 @@ class Agent(LocalElasticAgent):
         self._start = 0.0
         self._ended: set[int] = set()
 
+    @property
+    def _is_by_multiprocessing(self) -> bool:
+        return isinstance(self._pcontext, MultiprocessContext)
+
     def processes(self) -> dict[int, tuple[int, int | None]]:
         """Process id and exit code of each worker, by local rank; the code is None while it runs."""
         context: Any = self._pcontext
-        if isinstance(context, MultiprocessContext):
-            started: Any = context._pc
-            return {local: (each.pid, each.exitcode) for local, each in enumerate(started.processes)}
+        if self._is_by_multiprocessing:
+            return {local: (each.pid, each.exitcode) for local, each in enumerate(context._pc.processes)}
         handlers: dict[int, Any] = getattr(context, "subprocess_handlers", {})
         return {local: (handler.proc.pid, handler.proc.poll()) for local, handler in handlers.items()}
 
@@ -211,7 +214,7 @@ class Agent(LocalElasticAgent):
         if not self._note_ends(worker_group):
             return api.RunResult(state=api.WorkerState.HEALTHY)
         is_over = {code for _, code in self.processes().values()} == {0}
-        if is_over and isinstance(self._pcontext, MultiprocessContext):
+        if is_over and self._is_by_multiprocessing:
             # torch would wait for what they return, and one that ends by os._exit returns nothing.
             nothing = dict.fromkeys(worker.global_rank for worker in worker_group.workers)
             return api.RunResult(state=api.WorkerState.SUCCEEDED, return_values=nothing)
@@ -256,7 +259,7 @@ class Agent(LocalElasticAgent):
         found = self.processes()
         ended = {local for local, (_, code) in found.items() if code is not None}
         # What is started by multiprocessing waits for the agent to ask it before it ends.
-        if ended <= self._ended and not isinstance(context, MultiprocessContext):
+        if ended <= self._ended and not self._is_by_multiprocessing:
             return False
         self._ended = ended
         failures = {

@@ -96,7 +96,8 @@ class Nodes:
         for pid, code in self._agent.processes().values():
             if code is None:
                 self._ended[pid] = self._reason
-                os.kill(pid, number)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def _acknowledge(self, store: Any) -> None:
         """Tells the node of the store that this one knows of the fault: it waits for that before it ends."""
