@@ -213,11 +213,11 @@ class Agent(LocalElasticAgent):
         torchs: Any = super()
         if not self._note_ends(worker_group):
             return api.RunResult(state=api.WorkerState.HEALTHY)
-        is_over = {code for _, code in self.processes().values()} == {0}
-        if is_over and self._is_by_multiprocessing:
-            # torch would wait for what they return, and one that ends by os._exit returns nothing.
-            nothing = dict.fromkeys(worker.global_rank for worker in worker_group.workers)
-            return api.RunResult(state=api.WorkerState.SUCCEEDED, return_values=nothing)
+        if self._is_by_multiprocessing:
+            context: Any = self._pcontext
+            # torch waits for what each returns, and one that ends by os._exit returns nothing.
+            returned = {local: None for local, (_, code) in self.processes().items() if code == 0}
+            context._return_values.update(returned)
         result = torchs._monitor_workers(worker_group)
         for rank, failure in list(result.failures.items()):
             # A trainer that was stopped may still end with a code that says more than the one that failed.
