@@ -139,12 +139,9 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
         result = agent.run()
         events.record(agent.get_event_succeeded(), config.event_log_handler)
         return result.failures if result.is_failed() else {}
-    except SignalException:
-        # An elastic launch goes on without this node.
-        is_closing = False
-        events.record(agent.get_event_failed(), config.event_log_handler)
-        raise
-    except Exception:
+    except Exception as error:
+        # An elastic launch goes on without a node that was told to end.
+        is_closing = not isinstance(error, SignalException)
         events.record(agent.get_event_failed(), config.event_log_handler)
         raise
     finally:

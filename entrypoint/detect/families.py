@@ -141,22 +141,20 @@ def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job | None,
     is_shell_of_flux = candidates[0].name == "flux" and not {"FLUX_JOB_ID", "FLUX_TASK_RANK"} & env.keys()
     if len(candidates) > 1 and is_shell_of_flux:
         candidates = candidates[1:]
-    if len(candidates) == 1:
-        only = candidates[0]
-        if only.error:
-            raise only.error
-        if only.job and is_shell_of_flux and _holds_flux(only, env):
+    first, *others = candidates
+    if not others:
+        if first.error:
+            raise first.error
+        if first.job and is_shell_of_flux and _holds_flux(first, env):
             from muster.entrypoint.detect import flux
 
-            return replace(only.job, launch=flux.launch(only.job.num_nodes)), ()
-        return only.job, ()
-    flux_job, *others = candidates
-    is_flux = flux_job.name == "flux"
-    if is_flux and flux_job.job and all(_holds_flux(other, env) for other in others):
-        reason = f"{flux_job.described} runs inside it"
-        return flux_job.job, tuple(f"{other.name} ({other.described}): {reason}" for other in others)
+            return replace(first.job, launch=flux.launch(first.job.num_nodes)), ()
+        return first.job, ()
+    if first.name == "flux" and first.job and all(_holds_flux(other, env) for other in others):
+        reason = f"{first.described} runs inside it"
+        return first.job, tuple(f"{other.name} ({other.described}): {reason}" for other in others)
     # Flux names no hosts: it can't be shown to be left over, and several of its tasks may share this host.
-    fitting = [] if is_flux else [candidate for candidate in candidates if candidate.fits]
+    fitting = [] if first.name == "flux" else [candidate for candidate in candidates if candidate.fits]
     if len(fitting) == 1:
         winner = fitting[0]
         return winner.job, tuple(_why_lost(other, env) for other in candidates if other is not winner)

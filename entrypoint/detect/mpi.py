@@ -25,8 +25,8 @@ Source: https://www.intel.com/content/www/us/en/docs/mpi-library/developer-refer
 Source: https://mvapich.cse.ohio-state.edu/static/media/mvapich/mvapich2-userguide.html
 """
 
-import operator
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from muster.entrypoint.detect import hostlist
@@ -123,17 +123,18 @@ def _check_repeated(read: Reader) -> None:
             seen=read.seen(*OPENMPI),
             fix=f"unset {' '.join(OPENMPI)} if they are left over from another job; else {FIX_OPENMPI}",
         )
-    repeated = (
-        ("PMIX_RANK", operator.eq, ranks.rank),
-        ("OMPI_COMM_WORLD_NODE_RANK", operator.ge, ranks.local_rank),
-        ("OMPI_MCA_orte_ess_num_procs", operator.eq, ranks.size),
-        ("OMPI_MCA_orte_num_nodes", operator.ge, ranks.num_nodes),
-    )
-    # Each check only where the variable is a number: other versions leave some of them out.
-    numbers = {name: whole_number(env[name]) for name, _, _ in repeated if env.get(name, "").isdecimal()}
-    # One that is too large to be read fits nothing.
-    fitting = {name for name, fits, own in repeated if (n := numbers.get(name)) is not None and fits(n, own)}
-    wrong = sorted(numbers.keys() - fitting)
+    repeated: dict[str, Callable[[int], bool]] = {
+        "PMIX_RANK": lambda number: number == ranks.rank,
+        "OMPI_COMM_WORLD_NODE_RANK": lambda number: number >= ranks.local_rank,
+        "OMPI_MCA_orte_ess_num_procs": lambda number: number == ranks.size,
+        "OMPI_MCA_orte_num_nodes": lambda number: number >= ranks.num_nodes,
+    }
+    wrong: list[str] = []
+    for name, fits in repeated.items():
+        number = whole_number(env.get(name, ""))
+        # Other versions leave some of them out. One that is too large to be read fits nothing.
+        if env.get(name, "").isdecimal() and (number is None or not fits(number)):
+            wrong.append(name)
     read.agree(
         not wrong,
         "Open MPI's variables contradict each other, or the nodes have different numbers of processes",
