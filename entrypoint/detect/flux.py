@@ -93,7 +93,7 @@ def task(env: Environment, job: Job | None) -> Task | None:
     read.agree(size % num_nodes == 0, "the nodes have different numbers of tasks", *TASK_NAMES)
     ranks = Ranks(rank, size, local_rank, size // num_nodes)
     read.agree(local_rank < ranks.local_size, "Flux's variables contradict each other", *TASK_NAMES)
-    return by_rank("flux", TASK_NAMES, read, job, ranks=ranks)
+    return by_rank("flux", TASK_NAMES, read, job, counted=ranks)
 
 
 TASKS = {"flux": task}

@@ -235,7 +235,7 @@ def by_rank(
     job: Job | None,
     job_id: str | None = None,
     *,
-    ranks: Ranks | None = None,
+    counted: Ranks | None = None,
     told: int | None = None,
 ) -> Task:
     """The task that a launcher's four variables describe.
@@ -246,13 +246,13 @@ def by_rank(
         read: the process's.
         job: the scheduler's answer, whose list of hosts tells the node rank.
         job_id: the launch's own id, if it has one.
-        ranks: what the variables say, where one of them is another number than `Ranks` has.
+        counted: what the variables say, of a launcher whose last one counts nodes: all nodes have as many processes.
         told: the node rank, of a launcher that tells it.
 
     Raises:
         MusterError: they contradict each other, or the scheduler's hosts, or leave the node rank open.
     """
-    ranks = ranks or read_ranks(names, read)
+    ranks = counted or read_ranks(names, read)
     seen = read.seen(*names)
     uneven = _on_uneven_nodes(ranks, read, job)
     notes: list[str] = []
@@ -279,7 +279,7 @@ def by_rank(
             notes.append(f"node rank {node_rank}: {why}; {blocks}")
         is_known = told is not None or (bool(hosts) and ranks.num_nodes > 1)
         _check_order(ranks, node_rank, is_known, seen, launcher)
-        if ranks.num_nodes > 1 and ranks.local_size > 1:
+        if ranks.num_nodes > 1 and ranks.local_size > 1 and counted is None:
             notes.append(f"each node is taken to run {processes(ranks.local_size)}, as this one does")
     fits = told is None or told == node_rank < len(tasks_per_node)
     read.agree(fits, f"{launcher} says node rank {told}, which does not fit its hosts, or its ranks and sizes", *names)
@@ -298,7 +298,7 @@ def by_rank(
             "num_nodes": read.seen(names.size, names.local_size),
             "local_rank": read.seen(names.local_rank),
             "rank": read.seen(names.rank),
-            "tasks_on_node": read.seen(names.local_size),
+            "tasks_on_node": read.seen(names.size, names.local_size) if counted else read.seen(names.local_size),
             **source,
         },
     )
