@@ -36,9 +36,7 @@ class LaunchOptions:
         Literal["node", "socket", "exclusive", "core-complex"] | None,
         _launch(help="Bind each rank to the cores near its GPU, as torchrun does it; needs GPUs and numactl."),
     ] = None
-    spawn: Annotated[
-        int | None, _launch(help="Start so many processes by multiprocessing, without torchrun.", min=1)
-    ] = None
+    spawn: Annotated[int | None, _launch(help="Start so many processes by torch.multiprocessing.", min=1)] = None
     master_addr: Annotated[str | None, _launch(help="Name or address of the node with node rank 0.")] = None
     master_port: Annotated[int | None, _launch(help="Free port on that node.", min=1, max=65535)] = None
     rendezvous_dir: Annotated[

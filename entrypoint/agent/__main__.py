@@ -63,15 +63,20 @@ RETRY_S = 0.2
 SAY_AFTER_S = 20.0
 
 # What torchrun logs about an end; the lines below say it better.
-_SAID_BELOW = ("Sending process %s closing signal %s", "failed (exitcode: %s)", "Received %s death signal")
+_LOGGERS = (
+    "torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api",
+    "torch.multiprocessing.spawn",
+)  # fmt: skip
+_SAID_BELOW = (
+    "Sending process %s closing signal %s", "Closing process %s via signal %s", "Terminating process %s via signal",
+    "failed (exitcode: %s)", "Received %s death signal",
+)  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
     """The exit code of this node's workers, after running them by torchrun's arguments `argv`."""
-    for name in ("agent.server.api", "multiprocessing.api"):
-        logging.getLogger(f"torch.distributed.elastic.{name}").addFilter(
-            lambda entry: not str(entry.msg).startswith(_SAID_BELOW)
-        )
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(lambda entry: not str(entry.msg).startswith(_SAID_BELOW))
     arguments = parse_args(argv)
     rendezvous.choose(arguments)
     address, port = rendezvous.place_of(arguments)
@@ -93,7 +98,7 @@ def main(argv: list[str]) -> int:
             return warning.answer()
         if os.environ.get("MUSTER_DEBUG"):
             raise
-        if status.has_started:
+        if status.workers:
             return report_parting(f"{address}:{port}", error)
         return report_rendezvous(address, port, arguments.nnodes, error)
     if failures and warning.explains(failures):
@@ -127,7 +132,9 @@ class Warning:
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Tells the workers. Where there are none yet, or for a second SIGTERM, torchrun ends everything."""
-        warning, workers = signal.Signals(number), psutil.Process().children()
+        warning = signal.Signals(number)
+        # Of multiprocessing there is one more, which keeps its semaphores.
+        workers = [child for child in psutil.Process().children() if child.pid in self._status.workers]
         if not workers or (self._status.warning == warning.name == "SIGTERM"):
             raise SignalException(f"this process got {warning.name}", sigval=warning)
         self._status.warning = warning.name

@@ -5,19 +5,22 @@ It is a subclass of torch's by torch's own hooks; nothing of torch is replaced.
 
 import argparse
 import os
+import runpy
 import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields
+from multiprocessing import resource_tracker
 from typing import Any
 
 from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
@@ -27,7 +30,7 @@ from torch.distributed.run import config_from_args  # pyright: ignore[reportUnkn
 from muster import interruption
 from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.agent.failures import first_of, how_ended, is_ours
-from muster.entrypoint.agent.nodes import Nodes, can_tell_others
+from muster.entrypoint.agent.nodes import Nodes
 from muster.entrypoint.rendezvous.network import within
 from muster.errors import ExitCode
 from muster.variables import LaunchVariable
@@ -66,14 +69,14 @@ class Status:
 
     Attributes:
         warning: the name of the signal by which a scheduler has warned this node; empty until there is one.
-        has_started: whether there were workers yet.
+        workers: the process ids of the workers that were started last; empty before the first.
         ended: the workers that were ended by this agent, by process id, and why.
         stopped: the process ids of the workers that were alive when torchrun began to stop them for another's failure.
         elsewhere: the failure on another node that came before this node's, in words; empty if there is none.
     """
 
     warning: str = ""
-    has_started: bool = False
+    workers: set[int] = field(default_factory=set[int])
     ended: dict[int, str] = field(default_factory=dict[int, str])
     stopped: set[int] = field(default_factory=set[int])
     elsewhere: str = ""
@@ -98,7 +101,10 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
     rendezvous.register()
     found: Any = config_from_args(arguments)  # pyright: ignore[reportUnknownVariableType]
     config, program, words = found
-    if isinstance(program, str) and not is_ours():
+    if arguments.run_path:
+        resource_tracker.ensure_running()  # its start lets signals through that are held
+        program, words = run_in_place, [arguments.module, arguments.training_script, *arguments.training_script_args]
+    elif not is_ours():
         # Other programs than ours don't look whether their agent lives.
         words = ["-I", "-S", "-c", TIE, str(os.getpid()), program, *words]
         program = sys.executable
@@ -133,17 +139,34 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
         result = agent.run()
         events.record(agent.get_event_succeeded(), config.event_log_handler)
         return result.failures if result.is_failed() else {}
-    except SignalException:
-        # An elastic launch goes on without this node.
-        is_closing = False
-        events.record(agent.get_event_failed(), config.event_log_handler)
-        raise
-    except Exception:
+    except Exception as error:
+        # An elastic launch goes on without a node that was told to end.
+        is_closing = not isinstance(error, SignalException)
         events.record(agent.get_event_failed(), config.event_log_handler)
         raise
     finally:
         if is_closing:
             spec.rdzv_handler.shutdown()
+
+
+def run_in_place(is_module: bool, program: str, *words: str) -> None:
+    """Runs a module or a script in this process, which multiprocessing has started."""
+    # A terminal's Ctrl-C is for the agent, which passes it on: a second one would end a rank before it clears up.
+    os.setpgid(0, 0)
+    sys.argv = [program, *words]
+    if is_module and "PYTHONSAFEPATH" not in os.environ:
+        sys.path.insert(0, os.getcwd())
+    if not is_module:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
+    try:
+        if is_module:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program, run_name="__main__")
+    except Exception:
+        # torch would hand it to the agent, which says how a rank has ended and not why.
+        traceback.print_exc()
+        sys.exit(ExitCode.FAILED)
 
 
 class Agent(LocalElasticAgent):
@@ -153,9 +176,22 @@ class Agent(LocalElasticAgent):
         super().__init__(**options)
         self._status = status
         self._num_nodes = 0
+        self._launch = ""
         self._nodes: Nodes | None = None
         self._start = 0.0
         self._ended: set[int] = set()
+
+    @property
+    def _is_by_multiprocessing(self) -> bool:
+        return isinstance(self._pcontext, MultiprocessContext)
+
+    def processes(self) -> dict[int, tuple[int, int | None]]:
+        """Process id and exit code of each worker, by local rank; the code is None while it runs."""
+        context: Any = self._pcontext
+        if self._is_by_multiprocessing:
+            return {local: (each.pid, each.exitcode) for local, each in enumerate(context._pc.processes)}
+        handlers: dict[int, Any] = getattr(context, "subprocess_handlers", {})
+        return {local: (handler.proc.pid, handler.proc.poll()) for local, handler in handlers.items()}
 
     def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()  # by which this one is not typed
@@ -163,7 +199,9 @@ class Agent(LocalElasticAgent):
         # Trainers of ours hear Ctrl-C when they have their answer to it.
         with interruption.held() if is_ours() else nullcontext():
             started = torchs._start_workers(worker_group)
-        if self._nodes is None and can_tell_others(worker_group):
+        self._status.workers = {pid for pid, _ in self.processes().values()}
+        is_fixed = worker_group.spec.rdzv_handler.get_backend() == rendezvous.FIXED
+        if self._nodes is None and is_fixed and worker_group.group_world_size > 1:
             self._nodes = Nodes(self, worker_group, self._status.ended)
         self._ended = set()
         return started
@@ -172,6 +210,11 @@ class Agent(LocalElasticAgent):
         torchs: Any = super()
         if not self._note_ends(worker_group):
             return api.RunResult(state=api.WorkerState.HEALTHY)
+        if self._is_by_multiprocessing:
+            context: Any = self._pcontext
+            # torch waits for what each returns, and one that ends by os._exit returns nothing.
+            returned = {local: None for local, (_, code) in self.processes().items() if code == 0}
+            context._return_values.update(returned)
         result = torchs._monitor_workers(worker_group)
         for rank, failure in list(result.failures.items()):
             # A trainer that was stopped may still end with a code that says more than the one that failed.
@@ -210,35 +253,33 @@ class Agent(LocalElasticAgent):
         they can't be the cause. Other nodes are told of the failure at once: theirs that follow come later.
         """
         context: Any = self._pcontext
-        handlers: dict[int, Any] = getattr(context, "subprocess_handlers", {})
-        codes = {local: handler.proc.poll() for local, handler in handlers.items()}
-        ended = {local for local, code in codes.items() if code is not None}
-        if handlers and ended <= self._ended:
+        found = self.processes()
+        ended = {local for local, (_, code) in found.items() if code is not None}
+        # What is started by multiprocessing waits for the agent to ask it before it ends.
+        if ended <= self._ended and not self._is_by_multiprocessing:
             return False
         self._ended = ended
         failures = {
             group.workers[local].global_rank: ProcessFailure(
-                local_rank=local,
-                pid=handlers[local].proc.pid,
-                exitcode=codes[local],
-                error_file=context.error_files[local],
+                local_rank=local, pid=pid, exitcode=code, error_file=context.error_files[local]
             )
-            for local in ended
-            if codes[local] != 0
+            for local, (pid, code) in found.items()
+            if code
         }
         if failures:
-            self._status.stopped |= {handlers[local].proc.pid for local, code in codes.items() if code is None}
+            self._status.stopped |= {pid for pid, code in found.values() if code is None}
         # Trainers of ours tell each other; and a scheduler's warning reaches all nodes.
         if failures and self._nodes and not is_ours() and not self._status.warning:
             self._status.elsewhere = self._nodes.publish_failures(failures)
         return True
 
     def _before_start(self, group: Any) -> None:
-        self._status.has_started = True
         self._start = time.monotonic()
-        word = rendezvous.word_of_launch(group.spec.rdzv_handler, group.store)
-        # With the agent's process id: what a worker starts inherits the variable, and is no part of this launch.
-        os.environ[LaunchVariable.LAUNCH] = f"{word}.{os.getpid()}"
+        if not self._launch:
+            # With the agent's process id: what a worker starts inherits the variable, and is no part of this launch.
+            word = rendezvous.word_of_launch(group.spec.rdzv_handler, group.store)
+            self._launch = f"{word}.{os.getpid()}"
+        os.environ[LaunchVariable.LAUNCH] = self._launch
         before, self._num_nodes = self._num_nodes, group.group_world_size
         if group.group_rank == 0 and before not in (0, self._num_nodes):
             nodes = "1 node" if self._num_nodes == 1 else f"{self._num_nodes} nodes"
@@ -268,23 +309,19 @@ class Agent(LocalElasticAgent):
 
 def end_groups(leaders: Iterable[int]) -> None:
     """Ends what the workers `leaders` have started and left: each leads a process group."""
-    left = set(leaders)
-    for number, limit_s in ((signal.SIGTERM, GROUP_S), (signal.SIGKILL, 0.0)):
-        for leader in list(left):
-            try:
-                os.killpg(leader, number)
-            except ProcessLookupError:
-                left.discard(leader)
-        end = time.monotonic() + limit_s
-        while left and time.monotonic() < end:
-            left = {leader for leader in left if has_members(leader)}
-            time.sleep(LEAVE_LOOK_S)
+    left = [leader for leader in leaders if reaches(leader, signal.SIGTERM)]
+    end = time.monotonic() + GROUP_S
+    while left and time.monotonic() < end:
+        time.sleep(LEAVE_LOOK_S)
+        left = [leader for leader in left if reaches(leader, 0)]
+    for leader in left:
+        reaches(leader, signal.SIGKILL)
 
 
-def has_members(group: int) -> bool:
-    """Whether a process of this process group is there."""
+def reaches(group: int, number: int) -> bool:
+    """Whether a process of this process group is there, to which the signal was sent."""
     try:
-        os.killpg(group, 0)
+        os.killpg(group, number)
     except ProcessLookupError:
         return False
     return True

@@ -6,6 +6,7 @@ words are those of train/health/faults.py, in its store.
 """
 
 import json
+import os
 import signal
 import socket
 import threading
@@ -19,7 +20,6 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from muster.entrypoint.agent.failures import cause_of, how_ended, is_ours
-from muster.entrypoint.agent.rendezvous import FIXED
 from muster.entrypoint.rendezvous.network import within
 from muster.errors import ExitCode
 
@@ -50,57 +50,54 @@ class Nodes:
         self._agent = agent
         self._group = group
         self._ended = ended
-        self._rounds = 0
         self._reason = ""
         self._must_wait = False
         self._seen: dict[int, tuple[bytes, int]] = {}
         # Each with a connection of its own: a blocked wait holds its one.
         self._store: Any = PrefixStore("muster", group.store.underlying_store).clone()
         self._beats: Any = self._store.clone()
-        for function in (self._exchange, self._watch):
-            threading.Thread(target=function, daemon=True).start()
+        self._beats.set_timeout(timedelta(seconds=STORE_S))
+        threading.Thread(target=self._watch, daemon=True).start()
 
-    def _exchange(self) -> None:
-        """The thread that may be held up by the store: beats until something fails."""
-        store, group = self._beats, self._group
-        store.set_timeout(timedelta(seconds=STORE_S))
-        own = f"node/{group.group_rank}"
-        while not self._reason:
+    def _watch(self) -> None:
+        """The thread: beats until something has failed, then ends the ranks that are still there."""
+        heard = time.monotonic()
+        while not self._reason and time.monotonic() - heard < DEAD_BEATS * BEAT_S:
             try:
-                store.set(own, f"{self._rounds} {group.workers[0].global_rank} {socket.gethostname()}")
-                if group.group_rank == 0:
-                    self._receive()
-                if store.check(["fault"]):
-                    self._reason = why(store.get("fault"))
-                self._rounds += 1
-                if self._reason and not is_ours():
-                    self._must_wait = True
-                    self._acknowledge(store)
+                within(BEAT_S, self._beat)
+                heard = time.monotonic()
             except dist.DistNetworkError:  # the store has closed, and does not come back
-                self._reason = gone(group)
-            except RuntimeError:  # it was too slow, and the watch counts that
+                break
+            except (TimeoutError, RuntimeError):  # it is slow, or its host is gone, which time tells
                 continue
             finally:
                 time.sleep(BEAT_S)
-
-    def _watch(self) -> None:
-        """The thread that waits for nobody: once something has failed, it ends the ranks that are still there."""
-        heard, quiet = -1, 0
-        while not self._reason and quiet < DEAD_BEATS:
-            time.sleep(BEAT_S)
-            heard, quiet = self._rounds, (quiet + 1 if self._rounds == heard else 0)
-        self._reason = self._reason or gone(self._group)
+        if not self._reason:
+            self._reason = f"the node at {self._group.master_addr}:{self._group.master_port} does not answer any more"
         if not is_ours():  # such ranks hear nothing of a fault
             self._end_workers(signal.SIGTERM)
         time.sleep(GRACE_S)
         self._end_workers(signal.SIGKILL)
 
+    def _beat(self) -> None:
+        """Tells the others that this node lives, and hears whether something has failed."""
+        store, group = self._beats, self._group
+        rank = group.workers[0].global_rank
+        store.set(f"node/{group.group_rank}", f"{time.monotonic()} {rank} {socket.gethostname()}")
+        if group.group_rank == 0:
+            self._receive()
+        if store.check(["fault"]):
+            self._reason = why(store.get("fault"))
+            if not is_ours():
+                self._must_wait = True
+                self._acknowledge(store)
+
     def _end_workers(self, number: signal.Signals) -> None:
-        handlers: dict[int, Any] = getattr(self._agent._pcontext, "subprocess_handlers", {})
-        for handler in handlers.values():
-            if handler.proc.poll() is None:
-                self._ended[handler.proc.pid] = self._reason
-                handler.proc.send_signal(number)
+        for pid, code in self._agent.processes().values():
+            if code is None:
+                self._ended[pid] = self._reason
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def _acknowledge(self, store: Any) -> None:
         """Tells the node of the store that this one knows of the fault: it waits for that before it ends."""
@@ -163,16 +160,6 @@ class Nodes:
         keys = [f"end/{rank}" for rank in range(self._group.workers[0].world_size)]
         store.multi_set(keys, [first] * len(keys))
         return first
-
-
-def can_tell_others(group: Any) -> bool:
-    """Whether there are other nodes, and no node starts its workers again."""
-    return group.spec.rdzv_handler.get_backend() == FIXED and group.group_world_size > 1
-
-
-def gone(group: Any) -> str:
-    """That the node of the store is gone, in words."""
-    return f"the node at {group.master_addr}:{group.master_port} does not answer any more"
 
 
 def why(text: bytes) -> str:

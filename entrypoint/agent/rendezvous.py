@@ -85,7 +85,7 @@ def timeout_s(arguments: argparse.Namespace) -> float:
     return float(match[1]) if match else float(DEFAULT_TIMEOUT_S)
 
 
-class Loopback(RendezvousHandler):
+class Loopback(StaticTCPRendezvous):
     """The rendezvous of one node: each time a new store, which listens on 127.0.0.1 alone.
 
     torch's own listen on all interfaces, and whoever reaches a store can have its processes run code.
@@ -93,17 +93,16 @@ class Loopback(RendezvousHandler):
     Args:
         parameters: of torchrun; the endpoint's port is that of the first store, 0 takes a free one.
 
-    Attributes:
-        launch: a word that names this launch, and stays when its ranks are started again.
-
     Source: https://github.com/pytorch/pytorch/security/policy (using distributed features)
     """
 
     def __init__(self, parameters: RendezvousParameters) -> None:
-        self.launch = uuid.uuid4().hex
-        self._id = parameters.run_id
-        self._port = int(parameters.endpoint.rpartition(":")[2])
-        self._is_closed = False
+        port = int(parameters.endpoint.rpartition(":")[2])
+        super().__init__(LOOPBACK_ADDRESS, port, 0, 1, parameters.run_id, DEFAULT_TIMEOUT_S)
+
+    def get_backend(self) -> str:
+        """The name by which torchrun knows this."""
+        return LOOPBACK
 
     def next_rendezvous(self) -> RendezvousInfo:
         """A store for this agent and its ranks.
@@ -111,41 +110,12 @@ class Loopback(RendezvousHandler):
         Raises:
             OSError: the port is taken.
         """
-        listener = socket.create_server((LOOPBACK_ADDRESS, self._port))
+        listener = socket.create_server((LOOPBACK_ADDRESS, self.master_port))
         port = int(listener.getsockname()[1])
-        self._port = 0  # for ranks that are started again: the store before this one may still listen
+        self.master_port = 0  # for ranks that are started again: the store before this one may still listen
         torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
         server = torchs(LOOPBACK_ADDRESS, port, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
         return RendezvousInfo(PrefixStore(AGENTS, server), 0, 1, RendezvousStoreInfo(LOOPBACK_ADDRESS, port))
-
-    @property
-    def use_agent_store(self) -> bool:
-        """True: the ranks are clients of this store."""
-        return True
-
-    def get_backend(self) -> str:
-        """The name by which torchrun knows this."""
-        return LOOPBACK
-
-    def get_run_id(self) -> str:
-        """The launch's id, as torchrun was given it."""
-        return self._id
-
-    def is_closed(self) -> bool:
-        """Whether the launch has ended."""
-        return self._is_closed
-
-    def set_closed(self) -> None:
-        """Ends the launch: nobody else takes part in it."""
-        self._is_closed = True
-
-    def num_nodes_waiting(self) -> int:
-        """0: there are no other nodes."""
-        return 0
-
-    def shutdown(self) -> bool:
-        """True: nothing is left open."""
-        return True
 
 
 class FixedNodes(StaticTCPRendezvous):
@@ -258,12 +228,10 @@ def elastic(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 def word_of_launch(handler: RendezvousHandler, store: Any) -> str:
-    """A word that the agents of a launch agree on by their `store`: it stays when they start their ranks again.
+    """A word that the agents of a launch agree on by the `store` of their first meeting.
 
     Empty where no node starts its ranks again.
     """
-    if isinstance(handler, Loopback):
-        return handler.launch
     if handler.get_backend() == FIXED:
         return ""
     # Each meeting has a prefix of its own in one store.

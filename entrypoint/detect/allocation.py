@@ -94,6 +94,21 @@ class Task:
     notes: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    @classmethod
+    def one_a_node(
+        cls,
+        launcher: str,
+        node_rank: int,
+        num_nodes: int,
+        hosts: tuple[str, ...],
+        sources: Mapping[str, str],
+        notes: tuple[str, ...] = (),
+    ) -> "Task":
+        """The one process on the node `node_rank` of `num_nodes`."""
+        only = dict.fromkeys(("local_rank", "tasks_on_node"), "one process a node")
+        tasks = (1,) * num_nodes
+        return cls(launcher, node_rank, 0, node_rank, tasks, hosts, notes=notes, sources={**only, **sources})
+
     @property
     def tasks_on_node(self) -> int:
         """How many processes the launcher started on this node."""

@@ -14,7 +14,7 @@ To add a family: its file, its line below, and a recording in tests/recordings w
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -141,22 +141,20 @@ def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job | None,
     is_shell_of_flux = candidates[0].name == "flux" and not {"FLUX_JOB_ID", "FLUX_TASK_RANK"} & env.keys()
     if len(candidates) > 1 and is_shell_of_flux:
         candidates = candidates[1:]
-    if len(candidates) == 1:
-        only = candidates[0]
-        if only.error:
-            raise only.error
-        if only.job and is_shell_of_flux and _holds_flux(only, env):
+    first, *others = candidates
+    if not others:
+        if first.error:
+            raise first.error
+        if first.job and is_shell_of_flux and _holds_flux(first, env):
             from muster.entrypoint.detect import flux
 
-            return replace(only.job, launch=flux.launch(only.job.num_nodes)), ()
-        return only.job, ()
-    flux_job, *others = candidates
-    is_flux = flux_job.name == "flux"
-    if is_flux and flux_job.job and all(_holds_flux(other, env) for other in others):
-        reason = f"{flux_job.described} runs inside it"
-        return flux_job.job, tuple(f"{other.name} ({other.described}): {reason}" for other in others)
+            return replace(first.job, launch=flux.launch(first.job.num_nodes)), ()
+        return first.job, ()
+    if first.name == "flux" and first.job and all(_holds_flux(other, env) for other in others):
+        reason = f"{first.described} runs inside it"
+        return first.job, tuple(f"{other.name} ({other.described}): {reason}" for other in others)
     # Flux names no hosts: it can't be shown to be left over, and several of its tasks may share this host.
-    fitting = [] if is_flux else [candidate for candidate in candidates if candidate.fits]
+    fitting = [] if first.name == "flux" else [candidate for candidate in candidates if candidate.fits]
     if len(fitting) == 1:
         winner = fitting[0]
         return winner.job, tuple(_why_lost(other, env) for other in candidates if other is not winner)
@@ -198,47 +196,46 @@ def find_task(env: Environment, job: Job | None) -> tuple[Task | None, tuple[str
     """Which task of which launcher this process is, or None where nothing started it as one of several; and the losers.
 
     Raises:
-        MusterError: a launcher's variables are there, but broken; or two launchers disagree and neither can have
-            started the other.
+        MusterError: a launcher's variables are there, but broken, or may be another process's; or two launchers
+            disagree and neither can have started the other.
     """
     winner: Task | None = None
-    owner: Family | None = None
     losers: dict[str, Rejected] = {}
     for family in _present(env):
         is_foreign = job is not None and family.is_scheduler and family.name != job.scheduler
         for launcher, detect in family.module.TASKS.items():
             found: Task | Rejected | None
-            if winner is None and not is_foreign:
-                found = detect(env, job)
-                if isinstance(found, Task):
-                    winner, owner = found, family
-            else:
-                found = _loser(detect, env, job, family if is_foreign else None)
-                if isinstance(found, Task):
-                    found = _beside(winner, found) if winner else None
+            try:
+                found = detect(env, None if is_foreign else job)
+            except MusterError as error:
+                if winner is None and not is_foreign:
+                    raise
+                found = Rejected(error.wrong, is_certain=True)
+            if job and is_foreign and found:
+                reason = f"belongs to {family.name}, and this is a job of {job.scheduler}"
+                found = Rejected(reason, is_certain=True)
+            elif isinstance(found, Task) and winner:
+                found = _beside(winner, found)
+            elif isinstance(found, Task):
+                if family.is_scheduler and job is None:
+                    raise MusterError(
+                        f"{launcher} started this process, but its scheduler's variables are not there",
+                        seen=found.sources["launcher"],
+                        fix=f"don't unset the scheduler's variables; {env.way_in()}",
+                    )
+                winner = found
             if isinstance(found, Rejected):
                 losers[launcher] = found
-    _check_losers(losers, winner)
-    if winner and owner and owner.is_scheduler and job is None:
-        raise MusterError(
-            f"{winner.launcher} started this process, but its scheduler's variables are not there",
-            seen=winner.sources["launcher"],
-            fix=f"don't unset the scheduler's variables; {env.way_in()}",
-        )
-    return winner, tuple(f"{launcher}: {found.reason}" for launcher, found in losers.items())
-
-
-Detect = Callable[[Environment, Job | None], Task | Rejected | None]
-
-
-def _loser(detect: Detect, env: Environment, job: Job | None, foreign: Family | None) -> Task | Rejected | None:
-    """What a launcher says that comes after the one that was found, or whose scheduler, `foreign`, has not this job."""
-    belongs = f"belongs to {foreign.name}, and this is a job of {job.scheduler if job else 'none'}" if foreign else ""
-    try:
-        found = detect(env, None if foreign else job)
-    except MusterError as error:
-        return Rejected(belongs or error.wrong, is_certain=True)
-    return Rejected(belongs, is_certain=True) if belongs and isinstance(found, Task) else found
+    # Nothing else started it, or what did may have started that launcher's daemon.
+    is_possible = winner is None or max(winner.tasks_per_node) == 1
+    for launcher, rejected in losers.items():
+        if is_possible and not rejected.is_certain:
+            raise MusterError(
+                f"the variables of {launcher} are here, but seem to be made for another process",
+                seen=rejected.reason,
+                fix=f"start the command by {launcher} itself, or unset its variables if they are left over",
+            )
+    return winner, tuple(f"{launcher}: {rejected.reason}" for launcher, rejected in losers.items())
 
 
 def _beside(winner: Task, outer: Task) -> Rejected:
@@ -260,20 +257,3 @@ def _beside(winner: Task, outer: Task) -> Rejected:
         fix="start the command by one of them; if the other's variables are left over from the shell that submitted "
         "the job, submit without -V or --export=ALL, or unset them",
     )
-
-
-def _check_losers(losers: Mapping[str, Rejected], winner: Task | None) -> None:
-    """Returns if this can't be a process of a launcher that was rejected.
-
-    Raises:
-        MusterError: it can: nothing else started it, or what did may have started that launcher's daemon.
-    """
-    if winner and max(winner.tasks_per_node) > 1:
-        return
-    for launcher, found in losers.items():
-        if not found.is_certain:
-            raise MusterError(
-                f"the variables of {launcher} are here, but seem to be made for another process",
-                seen=found.reason,
-                fix=f"start the command by {launcher} itself, or unset its variables if they are left over",
-            )

@@ -15,11 +15,12 @@ Source: https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man7/
 import re
 
 from muster.entrypoint.detect.allocation import Job, Task
+from muster.entrypoint.detect.mpi import Names, Ranks, by_rank
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
-TASK_NAMES = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
+TASK_NAMES = Names("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
 VARIABLES = (*TASK_NAMES, "FLUX_JOB_ID", "FLUX_JOB_TMPDIR", "FLUX_URI")
 
 PREFIXES = ("FLUX_",)
@@ -79,10 +80,7 @@ def task(env: Environment, job: Job | None) -> Task | None:
     if not {*TASK_NAMES, "FLUX_JOB_ID"} & env.keys():
         return None
     read = Reader(env, FIX)
-    rank = read.number("FLUX_TASK_RANK", "rank")
-    size = read.number("FLUX_JOB_SIZE")
-    local_rank = read.number("FLUX_TASK_LOCAL_ID", "local_rank")
-    num_nodes = read.number("FLUX_JOB_NNODES", "num_nodes")
+    rank, size, local_rank, num_nodes = (read.number(name) for name in TASK_NAMES)
     fits = rank < size and 1 <= num_nodes <= size
     read.agree(fits, "Flux's variables contradict each other", *TASK_NAMES)
     # Flux speaks PMI to its own tasks: other values are those of a launcher inside the task.
@@ -93,33 +91,9 @@ def task(env: Environment, job: Job | None) -> Task | None:
             fix=f"{FIX}, without mpiexec inside the task",
         )
     read.agree(size % num_nodes == 0, "the nodes have different numbers of tasks", *TASK_NAMES)
-    local_size = size // num_nodes
-    if rank % local_size != local_rank:
-        raise MusterError(
-            "the tasks don't lie in blocks, a node after the other, so which node this is can't be told",
-            seen=read.seen(*TASK_NAMES),
-            fix="flux run without --taskmap",
-        )
-    node_rank = rank // local_size
-    hosts = job.hosts if job and len(job.hosts) == num_nodes else ()
-    if num_nodes == 1 and env.host and not (job and job.hosts):
-        hosts = (env.host,)
-    note = f"node rank {node_rank}: Flux gives none; tasks are taken to lie in blocks of {local_size} a node"
-    return Task(
-        launcher="flux",
-        node_rank=node_rank,
-        local_rank=local_rank,
-        rank=rank,
-        tasks_per_node=(local_size,) * num_nodes,
-        hosts=hosts,
-        notes=(note,) if num_nodes > 1 else (),
-        sources={
-            **read.sources,
-            "launcher": f"FLUX_TASK_RANK={rank}",
-            "node_rank": f"FLUX_TASK_RANK={rank} in blocks of {local_size}",
-            "tasks_on_node": read.seen("FLUX_JOB_SIZE", "FLUX_JOB_NNODES"),
-        },
-    )
+    ranks = Ranks(rank, size, local_rank, size // num_nodes)
+    read.agree(local_rank < ranks.local_size, "Flux's variables contradict each other", *TASK_NAMES)
+    return by_rank("flux", TASK_NAMES, read, job, counted=ranks)
 
 
 TASKS = {"flux": task}

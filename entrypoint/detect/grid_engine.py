@@ -23,7 +23,7 @@ from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Task
 from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.detect.manual import by_host
-from muster.entrypoint.detect.reader import Reader
+from muster.entrypoint.detect.reader import Reader, slots_or_problem
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
@@ -56,12 +56,7 @@ def job(env: Environment) -> Job | None:
     read = Reader(env, FIX_JOB)
     job_id = str(read.identifier("JOB_ID"))
     task = env.get("SGE_TASK_ID", "undefined")
-    slots: dict[str, int] = {}
-    problem = None
-    try:
-        slots = _slots(read)
-    except MusterError as reason:
-        problem = reason
+    slots, problem = slots_or_problem(lambda: _slots(read))
     nodes = read.seen("PE_HOSTFILE") or "no PE_HOSTFILE"
     hosts = ",".join(slots)
     return Job(

@@ -178,22 +178,14 @@ def task(env: Environment, job: Job | None) -> Task | None:
     found = _pods(Reader(env, FIX))
     if found is None or found.num_pods is None:
         return None
-    return Task(
-        launcher="kubernetes",
-        node_rank=found.rank,
-        local_rank=0,
-        rank=found.rank,
-        tasks_per_node=(1,) * found.num_pods,
-        hosts=job.hosts if job and len(job.hosts) == found.num_pods else found.hosts,
-        sources={
-            "launcher": found.rank_source,
-            "num_nodes": found.num_source,
-            "hosts": found.host_source,
-            "node_rank": found.rank_source,
-            "local_rank": "one process a pod",
-            "tasks_on_node": "one process a pod",
-        },
-    )
+    hosts = job.hosts if job and len(job.hosts) == found.num_pods else found.hosts
+    sources = {
+        "launcher": found.rank_source,
+        "num_nodes": found.num_source,
+        "hosts": found.host_source,
+        "node_rank": found.rank_source,
+    }
+    return Task.one_a_node("kubernetes", found.rank, found.num_pods, hosts, sources)
 
 
 TASKS = {"kubernetes": task}

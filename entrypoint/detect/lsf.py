@@ -28,7 +28,7 @@ from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Task
 from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.detect.mpi import JSRUN, by_rank, read_ranks
-from muster.entrypoint.detect.reader import Reader
+from muster.entrypoint.detect.reader import Reader, slots_or_problem
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
@@ -58,12 +58,7 @@ def job(env: Environment) -> Job | None:
     index = read.optional("LSB_JOBINDEX")
     # LSF only says that it is not the first time; our script counts, so that no attempt reads keys of another.
     counted = read.optional("MUSTER_ATTEMPT")
-    slots: dict[str, int] = {}
-    problem = None
-    try:
-        slots = _slots(read)
-    except MusterError as reason:
-        problem = reason
+    slots, problem = slots_or_problem(lambda: _slots(read))
     source = read.seen("LSB_MCPU_HOSTS") if slots else "no list of hosts"
     attempt = read.seen("MUSTER_ATTEMPT" if counted else "LSB_RESTART") or "no LSB_RESTART: the first run"
     return Job(
@@ -167,22 +162,13 @@ def blaunch_task(env: Environment, job: Job | None) -> Task | None:
     own = read.own_index(job.hosts, seen)
     if not 1 <= task <= len(job.hosts) or own not in (None, task - 1):
         raise MusterError("blaunch's task does not fit the job's list of hosts", seen=seen, fix=FIX_BLAUNCH)
-    return Task(
-        launcher="blaunch",
-        node_rank=task - 1,
-        local_rank=0,
-        rank=task - 1,
-        tasks_per_node=(1,) * len(job.hosts),
-        hosts=job.hosts,
-        sources={
-            "launcher": f"LSF_PM_TASKID={task}",
-            "num_nodes": job.sources["num_nodes"],
-            "hosts": job.sources["hosts"],
-            "node_rank": f"LSF_PM_TASKID={task}, counted from 1",
-            "local_rank": "one task a host",
-            "tasks_on_node": "one slot a host",
-        },
-    )
+    sources = {
+        "launcher": f"LSF_PM_TASKID={task}",
+        "num_nodes": job.sources["num_nodes"],
+        "hosts": job.sources["hosts"],
+        "node_rank": f"LSF_PM_TASKID={task}, counted from 1",
+    }
+    return Task.one_a_node("blaunch", task - 1, len(job.hosts), job.hosts, sources)
 
 
 TASKS = {"jsrun": jsrun_task, "blaunch": blaunch_task}

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Task
-from muster.entrypoint.detect.reader import Reader, own_index, seen
+from muster.entrypoint.detect.reader import Reader, seen
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
@@ -67,32 +67,22 @@ def by_host(launcher: str, mark: str, env: Environment, job: Job, fix: str) -> T
     if job.problem:
         raise job.problem
     source = job.sources["hosts"]
-    own = own_index(job.hosts, env, source, fix)
+    own = Reader(env, fix).own_index(job.hosts, source)
     if own is None:
         raise MusterError(
             f"this host, {env.host}, is not in the job's list of nodes",
             seen=f"{source}: {' '.join(job.hosts[:20])}",
             fix=fix,
         )
-    return Task(
-        launcher=launcher,
-        node_rank=own,
-        local_rank=0,
-        rank=own,
-        tasks_per_node=(1,) * len(job.hosts),
-        hosts=job.hosts,
-        notes=(f"{launcher} gives no ranks: one process on each of the {len(job.hosts)} nodes is taken for granted",)
-        if len(job.hosts) > 1
-        else (),
-        sources={
-            "launcher": mark,
-            "num_nodes": job.sources["num_nodes"],
-            "hosts": source,
-            "node_rank": f"the place of {env.host} in {source}",
-            "local_rank": "one process a node",
-            "tasks_on_node": "one process a node",
-        },
-    )
+    note = f"{launcher} gives no ranks: one process on each of the {len(job.hosts)} nodes is taken for granted"
+    sources = {
+        "launcher": mark,
+        "num_nodes": job.sources["num_nodes"],
+        "hosts": source,
+        "node_rank": f"the place of {env.host} in {source}",
+    }
+    notes = (note,) if len(job.hosts) > 1 else ()
+    return Task.one_a_node(launcher, own, len(job.hosts), job.hosts, sources, notes)
 
 
 def task(env: Environment, job: Job | None) -> Task | None:

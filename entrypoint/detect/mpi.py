@@ -25,8 +25,8 @@ Source: https://www.intel.com/content/www/us/en/docs/mpi-library/developer-refer
 Source: https://mvapich.cse.ohio-state.edu/static/media/mvapich/mvapich2-userguide.html
 """
 
-import operator
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from muster.entrypoint.detect import hostlist
@@ -123,17 +123,18 @@ def _check_repeated(read: Reader) -> None:
             seen=read.seen(*OPENMPI),
             fix=f"unset {' '.join(OPENMPI)} if they are left over from another job; else {FIX_OPENMPI}",
         )
-    repeated = (
-        ("PMIX_RANK", operator.eq, ranks.rank),
-        ("OMPI_COMM_WORLD_NODE_RANK", operator.ge, ranks.local_rank),
-        ("OMPI_MCA_orte_ess_num_procs", operator.eq, ranks.size),
-        ("OMPI_MCA_orte_num_nodes", operator.ge, ranks.num_nodes),
-    )
-    # Each check only where the variable is a number: other versions leave some of them out.
-    numbers = {name: whole_number(env[name]) for name, _, _ in repeated if env.get(name, "").isdecimal()}
-    # One that is too large to be read fits nothing.
-    fitting = {name for name, fits, own in repeated if (n := numbers.get(name)) is not None and fits(n, own)}
-    wrong = sorted(numbers.keys() - fitting)
+    repeated: dict[str, Callable[[int], bool]] = {
+        "PMIX_RANK": lambda number: number == ranks.rank,
+        "OMPI_COMM_WORLD_NODE_RANK": lambda number: number >= ranks.local_rank,
+        "OMPI_MCA_orte_ess_num_procs": lambda number: number == ranks.size,
+        "OMPI_MCA_orte_num_nodes": lambda number: number >= ranks.num_nodes,
+    }
+    wrong: list[str] = []
+    for name, fits in repeated.items():
+        number = whole_number(env.get(name, ""))
+        # Other versions leave some of them out. One that is too large to be read fits nothing.
+        if env.get(name, "").isdecimal() and (number is None or not fits(number)):
+            wrong.append(name)
     read.agree(
         not wrong,
         "Open MPI's variables contradict each other, or the nodes have different numbers of processes",
@@ -227,7 +228,16 @@ def read_ranks(names: Names, read: Reader) -> Ranks:
     return found
 
 
-def by_rank(launcher: str, names: Names, read: Reader, job: Job | None, job_id: str | None = None) -> Task:
+def by_rank(
+    launcher: str,
+    names: Names,
+    read: Reader,
+    job: Job | None,
+    job_id: str | None = None,
+    *,
+    counted: Ranks | None = None,
+    told: int | None = None,
+) -> Task:
     """The task that a launcher's four variables describe.
 
     Args:
@@ -236,27 +246,43 @@ def by_rank(launcher: str, names: Names, read: Reader, job: Job | None, job_id: 
         read: the process's.
         job: the scheduler's answer, whose list of hosts tells the node rank.
         job_id: the launch's own id, if it has one.
+        counted: what the variables say, of a launcher whose last one counts nodes: all nodes have as many processes.
+        told: the node rank, of a launcher that tells it.
 
     Raises:
         MusterError: they contradict each other, or the scheduler's hosts, or leave the node rank open.
     """
-    ranks = read_ranks(names, read)
+    ranks = counted or read_ranks(names, read)
+    seen = read.seen(*names)
     uneven = _on_uneven_nodes(ranks, read, job)
+    notes: list[str] = []
     if job and uneven is not None:
         tasks_per_node = job.slots
-        hosts, node_rank, notes = job.hosts, uneven, list[str]()
+        hosts, node_rank = job.hosts, uneven
         counts = f"the processes for each host in {job.sources['hosts']}"
         source = {"hosts": job.sources["hosts"], "node_rank": f"the place of {read.env.host} in {job.sources['hosts']}"}
         source |= {"num_nodes": job.sources["num_nodes"], "tasks_on_node": counts}
     elif ranks.size % ranks.local_size:
         raise MusterError(
             "the nodes have different numbers of processes, and nothing tells how many each of the others has",
-            seen=read.seen(*names),
-            fix="start the same number of processes on each node, or one on each: then torchrun starts the others",
+            seen=seen,
+            fix="start the same number of processes on each node, or one on each: then torchrun starts the others; or "
+            f"{read.fix}",
         )
     else:
         tasks_per_node = (ranks.local_size,) * ranks.num_nodes
-        hosts, node_rank, source, notes = _on_even_nodes(ranks, read, job, read.seen(*names), launcher)
+        hosts, node_rank, source, why = _node(ranks, read, job, seen)
+        if why and told is not None:
+            node_rank, source["node_rank"] = told, "the launcher's own"
+        elif why:
+            blocks = f"ranks are taken to lie in blocks of {ranks.local_size} a node"
+            notes.append(f"node rank {node_rank}: {why}; {blocks}")
+        is_known = told is not None or (bool(hosts) and ranks.num_nodes > 1)
+        _check_order(ranks, node_rank, is_known, seen, launcher)
+        if ranks.num_nodes > 1 and ranks.local_size > 1 and counted is None:
+            notes.append(f"each node is taken to run {processes(ranks.local_size)}, as this one does")
+    fits = told is None or told == node_rank < len(tasks_per_node)
+    read.agree(fits, f"{launcher} says node rank {told}, which does not fit its hosts, or its ranks and sizes", *names)
     return Task(
         launcher=launcher,
         node_rank=node_rank,
@@ -272,7 +298,7 @@ def by_rank(launcher: str, names: Names, read: Reader, job: Job | None, job_id: 
             "num_nodes": read.seen(names.size, names.local_size),
             "local_rank": read.seen(names.local_rank),
             "rank": read.seen(names.rank),
-            "tasks_on_node": read.seen(names.local_size),
+            "tasks_on_node": read.seen(names.size, names.local_size) if counted else read.seen(names.local_size),
             **source,
         },
     )
@@ -295,21 +321,11 @@ def _on_uneven_nodes(ranks: Ranks, read: Reader, job: Job | None) -> int | None:
     return own if is_fitting else None
 
 
-def _on_even_nodes(
-    ranks: Ranks, read: Reader, job: Job | None, seen: str, launcher: str
-) -> tuple[tuple[str, ...], int, dict[str, str], list[str]]:
-    """As `_node`, where each node is taken to run as many processes as this one."""
-    hosts, node_rank, source, notes = _node(ranks, read, job, seen)
-    _check_order(ranks, node_rank, bool(hosts) and ranks.num_nodes > 1, seen, launcher)
-    if ranks.num_nodes > 1 and ranks.local_size > 1:
-        notes.append(f"each node is taken to run {processes(ranks.local_size)}, as this one does")
-    return hosts, node_rank, source, notes
+def _node(ranks: Ranks, read: Reader, job: Job | None, seen: str) -> tuple[tuple[str, ...], int, dict[str, str], str]:
+    """The launch's hosts as far as known, the node rank, where both come from, and why ranks had to tell the node.
 
-
-def _node(
-    ranks: Ranks, read: Reader, job: Job | None, seen: str
-) -> tuple[tuple[str, ...], int, dict[str, str], list[str]]:
-    """The launch's hosts as far as known, the node rank, where both come from, and what was taken for granted."""
+    Each node is taken to run as many processes as this one, a node after the other.
+    """
     num_nodes, host = ranks.num_nodes, read.env.host
     # Where only some of the nodes see the list, all have to do without it, or they would number themselves in two ways.
     listed = job.hosts if job and (job.is_shared or num_nodes == 1) else ()
@@ -327,36 +343,39 @@ def _node(
         )
     if num_nodes == 1:
         host = listed[own] if own is not None else None if listed else host
-        return (host,) if host else (), 0, {"hosts": "this host", "node_rank": "one node"}, []
+        return (host,) if host else (), 0, {"hosts": "this host", "node_rank": "one node"}, ""
     if len(listed) == num_nodes and own is not None:
-        return listed, own, {"hosts": source, "node_rank": f"the place of {host} in {source}"}, []
+        return listed, own, {"hosts": source, "node_rank": f"the place of {host} in {source}"}, ""
     if not listed:
         why = "the launcher names no hosts"
     elif own is None:
         why = f"this host, {host}, is not among the job's by that name"
     else:
         why = f"the launch uses {num_nodes} of the job's {len(listed)} nodes, and which is not told"
-    node_rank = ranks.rank // ranks.local_size
-    note = f"node rank {node_rank}: {why}; ranks are taken to lie in blocks of {ranks.local_size} a node"
-    return (), node_rank, {"hosts": why, "node_rank": f"rank {ranks.rank} in blocks of {ranks.local_size}"}, [note]
+    source = {"hosts": why, "node_rank": f"rank {ranks.rank} in blocks of {ranks.local_size}"}
+    return (), ranks.rank // ranks.local_size, source, why
 
 
-def _check_order(ranks: Ranks, node_rank: int, hosts_known: bool, seen: str, launcher: str) -> None:
+_PACKED = {"jsrun": "jsrun --launch_distribution=packed", "flux": "flux run without --taskmap"}
+"""How ranks come to lie in blocks, by launcher."""
+
+
+def _check_order(ranks: Ranks, node_rank: int, is_known: bool, seen: str, launcher: str) -> None:
+    """Refuses ranks that do not lie in blocks, nor in turns on nodes that are known."""
     if ranks.local_size == 1:
         # One process a node: its rank decides nothing, the node rank does.
         return
     block = node_rank * ranks.local_size + ranks.local_rank
     in_turns = ranks.local_rank * ranks.num_nodes + node_rank
-    if ranks.rank == block or (hosts_known and ranks.rank == in_turns):
+    if ranks.rank == block or (is_known and ranks.rank == in_turns):
         return
     raise MusterError(
         "the ranks don't lie in blocks, a node after the other, so which node this is can't be told"
-        if not hosts_known
+        if not is_known
         else "the ranks lie neither in blocks nor in turns on the nodes, so where they meet can't be told",
         seen=seen,
-        fix="mpirun --map-by slot (Open MPI) or mpiexec -ppn N (MPICH, Intel MPI): the ranks of a node in one block"
-        if launcher != "jsrun"
-        else "jsrun --launch_distribution=packed",
+        fix=_PACKED.get(launcher)
+        or "mpirun --map-by slot (Open MPI) or mpiexec -ppn N (MPICH, Intel MPI): the ranks of a node in one block",
     )
 
 

@@ -23,15 +23,15 @@ Source: https://github.com/flux-framework/flux-coral2/tree/master/src/common/lib
 import re
 import struct
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
-from muster.entrypoint.detect import hostlist, pbs
+from muster.entrypoint.detect import hostlist, mpi, pbs
 from muster.entrypoint.detect.allocation import Job, Rejected, Task
 from muster.entrypoint.detect.hostlist import MAX_COUNT
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
-from muster.units import processes
 
 PREFIXES = ("PALS_",)
 MOUNT = re.compile(r"/palsd(?:/|$)")
@@ -65,16 +65,11 @@ def task(env: Environment, job: Job | None) -> Task | Rejected | None:
     seen = read.seen("PALS_APID", *_NAMES, "PALS_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE")
     if env.get("PMI_RANK", str(rank)) != str(rank) or not env.get("PALS_APID"):
         raise MusterError("PALS's variables contradict each other", seen=seen, fix=FIX)
-    notes: list[str] = []
     data = _file(env, seen)
-    if isinstance(data, bytes):
-        hosts, tasks_per_node, source = _from_file(env, data, rank, node_rank, local_rank, seen)
-    else:
-        hosts, tasks_per_node, source = _from_variables(read, job, rank, node_rank, local_rank, seen)
-        if len(tasks_per_node) > 1 and not hosts:
-            notes.append(f"{data.wrong}; {data.fix}")
-        if len(tasks_per_node) > 1 and tasks_per_node[0] > 1:
-            notes.append(f"each node is taken to run {processes(tasks_per_node[0])}, as this one does")
+    if isinstance(data, MusterError):
+        return _by_rank(env, job, node_rank, data)
+    hosts, tasks_per_node = _from_file(env, data, rank, node_rank, local_rank, seen)
+    source = read.seen("PALS_APINFO")
     return Task(
         launcher="pals",
         node_rank=node_rank,
@@ -84,7 +79,6 @@ def task(env: Environment, job: Job | None) -> Task | Rejected | None:
         hosts=hosts,
         job_id=env["PALS_APID"],
         is_counted=True,
-        notes=tuple(notes),
         sources={
             "launcher": f"PALS_RANKID={rank}",
             "num_nodes": source,
@@ -120,7 +114,8 @@ def _file(env: Environment, seen: str) -> bytes | MusterError:
 
 def _from_file(
     env: Environment, data: bytes, rank: int, node_rank: int, local_rank: int, seen: str
-) -> tuple[tuple[str, ...], tuple[int, ...], str]:
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The hosts and the number of processes on each, of which this process is one."""
     source = f"PALS_APINFO={env['PALS_APINFO']}"
     try:
         hosts, processes = parse_apinfo(data)
@@ -139,38 +134,18 @@ def _from_file(
         raise MusterError(
             "rank 0 is not on the first node, where the ranks would meet", seen=f"{seen}, {source}", fix=FIX
         )
-    return hosts, tasks, source
+    return hosts, tasks
 
 
-def _from_variables(
-    read: Reader, job: Job | None, rank: int, node_rank: int, local_rank: int, seen: str
-) -> tuple[tuple[str, ...], tuple[int, ...], str]:
+def _by_rank(env: Environment, job: Job | None, node_rank: int, why: MusterError) -> Task:
     """The same without the file: PMI's sizes, and the scheduler's hosts if this one has its place in them."""
-    env = read.env
-    local_name = "PALS_LOCAL_SIZE" if "PALS_LOCAL_SIZE" in env else "PMI_LOCAL_SIZE"
-    local_size = read.number(local_name)
-    size = read.number("PMI_SIZE")
-    if not (local_rank < local_size <= size and rank < size) or size % local_size or node_rank >= size // local_size:
-        raise MusterError(
-            "PALS's variables contradict each other, or the nodes have different numbers of processes",
-            seen=seen,
-            fix=f"make the file of its nodes visible: apptainer exec --bind {env.get('PALS_APINFO', '/var/run/palsd')}",
-        )
-    num_nodes = size // local_size
-    if rank not in (node_rank * local_size + local_rank, local_rank * num_nodes + node_rank):
-        raise MusterError("PALS's variables contradict each other", seen=seen, fix=FIX)
-    source = read.seen("PMI_SIZE", local_name)
-    hosts = job.hosts if job else ()
-    if hosts and num_nodes > len(hosts):
-        raise MusterError(
-            "PALS's variables and the scheduler's hosts disagree", seen=f"{seen}, {' '.join(hosts)}", fix=FIX
-        )
-    if num_nodes == 1:
-        own = read.own_index(hosts, source)
-        host = hosts[own] if own is not None else None if hosts else env.host
-        return (host,) if host else (), (local_size,), source
-    is_listed = len(hosts) == num_nodes and read.own_index(hosts, source) is not None
-    return hosts if is_listed else (), (local_size,) * num_nodes, source
+    read = Reader(env, f"make the file of its nodes visible: {why.fix}")
+    local_size = "PALS_LOCAL_SIZE" if "PALS_LOCAL_SIZE" in env else "PMI_LOCAL_SIZE"
+    names = mpi.Names("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", local_size)
+    task = mpi.by_rank("pals", names, read, job, env["PALS_APID"], told=node_rank)
+    if len(task.tasks_per_node) == 1 or task.hosts:
+        return task
+    return replace(task, notes=(f"{why.wrong}; {why.fix}", *task.notes))
 
 
 VERSIONS = (1, 5)

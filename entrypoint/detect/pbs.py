@@ -25,7 +25,7 @@ from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Task
 from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.detect.manual import by_host
-from muster.entrypoint.detect.reader import Reader
+from muster.entrypoint.detect.reader import Reader, slots_or_problem
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
@@ -57,12 +57,7 @@ def job(env: Environment) -> Job | None:
         raise MusterError("PBS_JOBID is missing or no job id", seen=f"PBS_JOBID={job_id}", fix=FIX_JOB)
     is_complete = env.get("PBS_ENVIRONMENT") in ("PBS_BATCH", "PBS_INTERACTIVE")
     read.agree(is_complete, "PBS_ENVIRONMENT is neither PBS_BATCH nor PBS_INTERACTIVE", "PBS_ENVIRONMENT", "PBS_JOBID")
-    slots: dict[str, int] = {}
-    problem = None
-    try:
-        slots = _node_file(env)
-    except MusterError as reason:
-        problem = reason
+    slots, problem = slots_or_problem(lambda: _node_file(env))
     nodes = (
         read.seen("PBS_NODEFILE") or f"PBS's own file of job {job_id}" if slots else "no PBS_NODEFILE that can be read"
     )

@@ -76,8 +76,20 @@ class Reader:
         return self._file(name, bytes, bytes.fromhex)
 
     def own_index(self, hosts: tuple[str, ...], source: str) -> int | None:
-        """The place of this host in `hosts`, or None where it is not among them; see `own_index` below."""
-        return own_index(hosts, self.env, source, self.fix)
+        """The place of this host in `hosts`, or None where it is not among them.
+
+        Args:
+            hosts: the job's, in its order.
+            source: where they came from, for the error.
+
+        Raises:
+            MusterError: it could be several of them.
+        """
+        try:
+            return hostlist.index_of(hosts, self.env.host)
+        except hostlist.HostListError as reason:
+            wrong = f"which of the nodes this one is can't be told: {reason}"
+            raise MusterError(wrong, seen=source, fix=self.fix) from None
 
     def seen(self, *names: str) -> str:
         """`NAME=VALUE` for each of `names` that there is."""
@@ -138,19 +150,12 @@ def seen(env: Environment, *names: str) -> str:
     return " ".join(f"{name}={env[name][:200]}" for name in names if name in env)
 
 
-def own_index(hosts: tuple[str, ...], env: Environment, source: str, fix: str) -> int | None:
-    """The place of this process's host in `hosts`, or None where it is not among them.
+def slots_or_problem(find: Callable[[], dict[str, int]]) -> tuple[dict[str, int], MusterError | None]:
+    """The hosts that `find` returns, each with its number of processes; or none, and why not.
 
-    Args:
-        hosts: the job's, in its order.
-        env: the process's variables, with the name of its host.
-        source: where the hosts came from, for the error.
-        fix: what to do where it could be several of them.
-
-    Raises:
-        MusterError: it could be.
+    A task whose launcher tells its ranks does without: so the error is raised only where the hosts are needed.
     """
     try:
-        return hostlist.index_of(hosts, env.host)
-    except hostlist.HostListError as reason:
-        raise MusterError(f"which of the nodes this one is can't be told: {reason}", seen=source, fix=fix) from None
+        return find(), None
+    except MusterError as problem:
+        return {}, problem

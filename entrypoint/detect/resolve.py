@@ -8,7 +8,7 @@ from dataclasses import replace
 from muster.entrypoint import resources
 from muster.entrypoint.detect import families, hostlist
 from muster.entrypoint.detect.allocation import Allocation, Job, Task
-from muster.entrypoint.detect.reader import Reader, own_index, seen
+from muster.entrypoint.detect.reader import Reader, seen
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -72,7 +72,7 @@ def single(allocation: Allocation, command: Sequence[str]) -> Allocation:
         once = "srun --nodes=1 --ntasks=1 " if allocation.launcher == "srun" else "in the job script, by itself: "
         raise MusterError(
             f"single is one process, and {allocation.launcher} started {tasks}",
-            seen=f"{allocation.sources['num_nodes']}, {allocation.sources.get('tasks_on_node', 'one task a node')}",
+            seen=f"{allocation.sources['num_nodes']}, {allocation.sources['tasks_on_node']}",
             fix=f"start it once: {once}{shlex.join(command)}; or train ddp on all of them",
         )
     sources = {**allocation.sources, "nproc_per_node": "single"}
@@ -108,7 +108,7 @@ def _by_hand(env: Environment, options: LaunchOptions, job: Job | None) -> Alloc
     if job and not hosts and job.num_nodes != num_nodes:
         notes.append(f"{job.scheduler} gave this job {job.num_nodes or 'unknown'} nodes; {num_source} was taken")
     sources = {"launcher": rank_source, "num_nodes": num_source, "node_rank": rank_source}
-    task = Task("manual", node_rank, 0, node_rank, (1,) * num_nodes, hosts, sources=sources)
+    task = Task.one_a_node("manual", node_rank, num_nodes, hosts, sources)
     return _allocation(env, options, job, task, notes, without_job="manual")
 
 
@@ -116,21 +116,24 @@ def _alone(
     env: Environment, options: LaunchOptions, job: Job | None, command: Sequence[str], *, is_one_node: bool
 ) -> Allocation:
     """No launcher started this process: right on one node, or where one is asked for; a refusal on several."""
-    own = None
-    if job and is_one_node:
-        own = own_index(job.hosts, env, job.sources["hosts"], f"by its launcher: {job.launch_line(command)}")
-    _check_alone(env, options, job, command, own, is_one_node=is_one_node)
-    hosts = job.hosts if job and job.hosts else ((env.host,) if env.host else ())
     sources = {"launcher": "no launcher's variables"}
     notes: list[str] = []
     if job is None:
+        _check_leftovers(env, options)
+        hosts = (env.host,) if env.host else ()
         sources |= {"scheduler": "no scheduler's variables", "num_nodes": "one machine", "hosts": "this host's name"}
-    elif own is not None and len(hosts) > 1:
-        hosts = (hosts[own],)
-        sources |= {"num_nodes": "--nnodes=1" if options.num_nodes == 1 else "single", "hosts": "this host"}
-        notes.append(f"this uses 1 of the job's {job.num_nodes} nodes")
+    else:
+        fix = f"by its launcher: {job.launch_line(command)}"
+        own = Reader(env, fix).own_index(job.hosts, job.sources["hosts"]) if is_one_node else None
+        hosts = job.hosts or ((env.host,) if env.host else ())
+        if own is not None and len(hosts) > 1:
+            hosts = (hosts[own],)
+            sources |= {"num_nodes": "--nnodes=1" if options.num_nodes == 1 else "single", "hosts": "this host"}
+            notes.append(f"this uses 1 of the job's {job.num_nodes} nodes")
+        else:
+            _check_one_node(env, job, command, is_one_node=is_one_node)
     _check_nnodes(options, 1, job.sources["num_nodes"] if job else "no scheduler's variables")
-    return _allocation(env, options, job, Task("local", 0, 0, 0, (1,), hosts, sources=sources), notes)
+    return _allocation(env, options, job, Task.one_a_node("local", 0, 1, hosts, sources), notes)
 
 
 def _launched(
@@ -203,12 +206,13 @@ def _allocation(
 
 def _check_variable(env: Environment, job: Job | None, node_rank: int, source: str) -> None:
     """Refuses a MUSTER_NODE_RANK of another node, as one that all tasks inherit, or one for several processes."""
-    own = own_index(job.hosts, env, source, "give each node its own MUSTER_NODE_RANK") if job else None
+    fix = "give each node its own MUSTER_NODE_RANK, or leave it out where MUSTER_HOSTS is set"
+    own = Reader(env, fix).own_index(job.hosts, source) if job else None
     if own not in (None, node_rank):
         raise MusterError(
             f"MUSTER_NODE_RANK says node rank {node_rank}, but this host is the one with {own}",
             seen=f"{source} on {env.host}; {job.sources['hosts'] if job else ''}",
-            fix="give each node its own MUSTER_NODE_RANK, or leave it out where MUSTER_HOSTS is set",
+            fix=fix,
         )
     try:
         task, _ = families.find_task(env, job)
@@ -222,29 +226,23 @@ def _check_variable(env: Environment, job: Job | None, node_rank: int, source: s
         )
 
 
-def _check_alone(
-    env: Environment,
-    options: LaunchOptions,
-    job: Job | None,
-    command: Sequence[str],
-    own: int | None,
-    *,
-    is_one_node: bool,
-) -> None:
-    """Refuses a process that no launcher started where there are several nodes, or their number is not known.
+def _check_leftovers(env: Environment, options: LaunchOptions) -> None:
+    """Refuses a process without a scheduler or a launcher whose variables speak of several."""
+    places = [name for name in ("WORLD_SIZE", "PET_NNODES") if env.get(name, "1") != "1"]
+    places += [name for name in env if re.fullmatch(r"JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX", name)]
+    if places and options.num_nodes != 1:
+        raise MusterError(
+            "these variables speak of several processes, but nothing tells who started this one",
+            seen=seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
+            fix=f"unset {' '.join(places)}; or --nnodes N --node-rank I --master-addr HOST on each node",
+        )
 
-    Where but one node is asked for, any of the job's will do; `own` is this one's place among them.
+
+def _check_one_node(env: Environment, job: Job, command: Sequence[str], *, is_one_node: bool) -> None:
+    """Refuses a process that no launcher started, in a job of several nodes or of other ones than this.
+
+    Where one node is asked for, a job whose number of nodes is not known will do.
     """
-    if job is None:
-        places = [name for name in ("WORLD_SIZE", "PET_NNODES") if env.get(name, "1") != "1"]
-        places += [name for name in env if re.fullmatch(r"JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX", name)]
-        if places and options.num_nodes != 1:
-            raise MusterError(
-                "these variables speak of several processes, but nothing tells who started this one",
-                seen=seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
-                fix=f"unset {' '.join(places)}; or --nnodes N --node-rank I --master-addr HOST on each node",
-            )
-        return
     if job.num_nodes is None:
         if is_one_node:
             return
@@ -254,8 +252,6 @@ def _check_alone(
             seen=problem.seen if problem else job.sources["num_nodes"],
             fix=f"{problem.fix if problem else job.launch}; or, if it is but one node, --nnodes 1",
         )
-    if job.num_nodes > 1 and own is not None:
-        return
     if job.num_nodes > 1 and is_one_node:
         raise MusterError(
             f"this host, {env.host}, is none of the {job.num_nodes} nodes that {job.scheduler} gave this job",
@@ -337,7 +333,7 @@ def _check_hosts(env: Environment, job: Job | None, task: Task) -> None:
         )
     # A host name that differs from the scheduler's is common (aliases, suffixes). One that belongs to another node of
     # the same job is not: then these variables were made for a process over there.
-    own = own_index(task.hosts, env, task.sources["node_rank"], "start the command from a fresh shell")
+    own = Reader(env, "start the command from a fresh shell").own_index(task.hosts, task.sources["node_rank"])
     if own not in (None, task.node_rank):
         raise MusterError(
             f"the variables say node rank {task.node_rank}, but this host is the one with {own}",

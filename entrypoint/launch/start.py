@@ -271,9 +271,11 @@ def _refuse_torchruns(allocation: Allocation, options: LaunchOptions, program: P
 
 
 def _spawn_argv(allocation: Allocation, rendezvous: Rendezvous, port: int, program: Program) -> list[str]:
-    """The command that starts this node's ranks by multiprocessing, in torchrun's place."""
+    """The command that starts this node's ranks by multiprocessing."""
     if program.torchrun:
-        raise MusterError("--spawn does without torchrun", seen=shlex.join(program.torchrun), fix="leave --spawn out")
+        raise MusterError(
+            "--spawn takes no option of torchrun's", seen=shlex.join(program.torchrun), fix="leave --spawn out"
+        )
     if program.kind == "program":
         raise MusterError(
             "--spawn runs Python in processes of its own, and no other program",

@@ -91,8 +91,8 @@ def by_file(meeting: Rendezvous, allocation: Allocation, env: Environment, optio
     from muster.entrypoint.rendezvous import file as rendezvous_file
 
     is_worker = allocation.mode == "worker"
-    # What torchrun starts on a node may differ from node to node; what --spawn starts may not, it only multiplies.
-    count = f" x {allocation.nproc_per_node} ranks" if is_worker or options.spawn else ", a process on each"
+    # What an agent starts on its node may differ from node to node.
+    count = f" x {allocation.nproc_per_node} ranks" if is_worker else ", a process on each"
     participant = rendezvous_file.Participant(
         host=socket.gethostname(),
         machine=rendezvous_file.machine(),

@@ -354,21 +354,10 @@ def _conflict(peers: Peers, what: str) -> MusterError:
 
 
 def _too_late(peers: Peers, wrong: str) -> MusterError:
-    return MusterError(
-        wrong,
-        seen=f"{peers.path} on {socket.gethostname()}",
-        fix="; ".join(
-            filter(
-                None,
-                [
-                    peers.hint,
-                    "see that the command started everywhere, in the same folder",
-                    "a slow start: --rdzv-timeout SECONDS",
-                ],
-            )
-        ),
-        code=ExitCode.FAILED,
-    )
+    fixes = [peers.hint] if peers.hint else []
+    fixes += ["see that the command started everywhere, in the same folder", "a slow start: --rdzv-timeout SECONDS"]
+    seen = f"{peers.path} on {socket.gethostname()}"
+    return MusterError(wrong, seen=seen, fix="; ".join(fixes), code=ExitCode.FAILED)
 
 
 def _polls(deadline: float) -> Iterator[None]:

@@ -58,8 +58,6 @@ def test_a_rank_of_its_own_meets_as_a_rank_and_an_agent_as_a_node(peers_of: Call
     assert (agent.number, agent.size) == (1, 2)
     # What torchrun starts may differ from node to node.
     assert world_of(agent) == "2 nodes, a process on each"
-    spawned = peers_of(hydra(1, 2, 0, 1), LaunchOptions(nproc_per_node="4", spawn=4))
-    assert world_of(spawned) == "2 nodes x 4 ranks"
 
 
 def test_a_process_of_mpirun_without_a_job_is_told_of_the_variables_that_mpirun_left_behind(
