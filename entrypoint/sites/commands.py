@@ -149,7 +149,7 @@ def _table(site: "Site") -> "Table":
         group = first
         value = Text(_words(fact.value))
         if fact.when:
-            terms = {"nodes": fact.when.nodes, "gpu": fact.when.gpu, "nccl": fact.when.nccl}
+            terms = {"nodes": fact.when.nodes, "gpu": fact.when.gpu}
             condition = ", ".join(f"{name} {term}" for name, term in terms.items() if term)
             value.append(f"\nif {condition}", style="italic")
         if fact.note:

@@ -15,7 +15,7 @@ import msgspec
 from muster.entrypoint.detect import families
 from muster.entrypoint.sites import recognise
 from muster.entrypoint.sites.recognise import VARIABLE
-from muster.entrypoint.sites.schema import Context, Fabric, Libraries, Site, facts, holds, is_readable, resolve
+from muster.entrypoint.sites.schema import Context, Fabric, Libraries, Site, facts, holds, resolve
 from muster.errors import MusterError
 
 SITES = recognise.SITES
@@ -173,8 +173,6 @@ def _rules(profile: Site | Fabric, fabrics: tuple[str, ...]) -> Iterator[str]:
             yield f'{key}.source: there is no [sources] key "{fact.source}"; there are: {there}'
         if fact.when is not None and key.startswith("recognise."):
             yield f"{key}.when: what a site is recognised by has no condition"
-        elif fact.when is not None and not is_readable(fact.when):
-            yield f'{key}.when: wanted nodes, gpu or nccl, like {{nodes = ">=2,<64", gpu = "GH200", nccl = ">=2.27"}}'
         for text in _texts(fact.value):
             wrong = _wrong(key, text, size)
             if wrong:

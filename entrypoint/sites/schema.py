@@ -4,7 +4,6 @@ Each value tells where it was read. What nobody could find out is left out: it i
 """
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 
 Status = Literal["unverified", "documented", "verified"]
 """unverified: nothing about containers was found; documented: the site's own words; verified: seen to work there."""
@@ -23,6 +22,9 @@ T = TypeVar("T")
 # Each goes into job scripts and variables, so nothing in them may start a command or end a line.
 Url = Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[A-Za-z0-9.-]+\.[A-Za-z]{2,}(?::[0-9]+)?(?:/[^\s\"'<>`\\]*)?\Z")]
 Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")]
+_BOUND = r"(?:[<>]=?|[!=]=) ?[0-9]+"
+Range = Annotated[str, msgspec.Meta(pattern=rf"\A{_BOUND}(?:, ?{_BOUND})*\Z")]
+"""Of numbers: ">1", ">=2,<64"."""
 
 GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -39,17 +41,15 @@ class Source(_Table, frozen=True):
 
 
 class When(_Table, frozen=True):
-    """A condition; all that is given has to hold. Ranges are written as those of versions of Python's packages.
+    """A condition; all that is given has to hold.
 
     Attributes:
         nodes: of the job: ">1", "==1", ">=64".
         gpu: part of the GPU's name, as nvidia-smi has it: "GH200".
-        nccl: versions of NCCL: ">=2.27,<2.28".
     """
 
-    nodes: str | None = None
-    gpu: str | None = None
-    nccl: str | None = None
+    nodes: Range | None = None
+    gpu: Annotated[str, msgspec.Meta(pattern=r"\S")] | None = None
 
 
 class Fact(_Table, Generic[T], frozen=True):
@@ -252,16 +252,15 @@ def facts(profile: Any, key: str = "") -> Iterator[tuple[str, Fact[Any]]]:
 
 @dataclass(frozen=True)
 class Context:
-    """What conditions ask for: the job's number of nodes, the GPU's name and NCCL's version; None is not known."""
+    """What conditions ask for: the job's number of nodes, and the GPU's name, None where it is not known."""
 
     nodes: int
     gpu: str | None = None
-    nccl: str | None = None
 
     @classmethod
     def here(cls, num_nodes: int, is_live: bool = True, gpus: Path = GPUS) -> "Context":
-        """The context of a launch on `num_nodes`: the GPU of this node, where it is asked, and the installed NCCL."""
-        return cls(num_nodes, gpu_name(gpus) if is_live else None, nccl_version())
+        """The context of a launch on `num_nodes`, with the GPU of this node where it may be asked."""
+        return cls(num_nodes, gpu_name(gpus) if is_live else None)
 
 
 def holds(when: When | None, context: Context) -> bool:
@@ -269,7 +268,6 @@ def holds(when: When | None, context: Context) -> bool:
     return when is None or (
         (when.nodes is None or str(context.nodes) in SpecifierSet(when.nodes))
         and (when.gpu is None or when.gpu.casefold() in (context.gpu or "").casefold())
-        and (when.nccl is None or (context.nccl is not None and context.nccl in SpecifierSet(when.nccl)))
     )
 
 
@@ -281,16 +279,6 @@ def value_of(fact: Fact[T] | None, context: Context) -> T | None:
 def resolve(facts: Mapping[str, Fact[str]], context: Context) -> dict[str, str]:
     """The values of those facts whose condition holds."""
     return {name: fact.value for name, fact in facts.items() if holds(fact.when, context)}
-
-
-def is_readable(when: When) -> bool:
-    """Whether the condition asks for something, and `holds` can tell."""
-    try:
-        ranges = [SpecifierSet(text) for text in (when.nodes, when.nccl) if text is not None]
-    except InvalidSpecifier:
-        return False
-    # An empty range is one that any number is in.
-    return bool(ranges or when.gpu) and all(ranges) and (when.gpu is None or bool(when.gpu.strip()))
 
 
 def gpu_name(gpus: Path = GPUS) -> str | None:
@@ -305,14 +293,4 @@ def gpu_name(gpus: Path = GPUS) -> str | None:
             continue
         if match:
             return match[1]
-    return None
-
-
-def nccl_version() -> str | None:
-    """The version of NCCL's package beside torch, by the name of its folder; None where it is not installed as one."""
-    for folder in sys.path:
-        if folder.endswith("-packages"):
-            # nvidia_nccl_cu13-2.30.7.dist-info
-            for path in sorted(Path(folder).glob("nvidia_nccl_cu*.dist-info")):
-                return path.name.removesuffix(".dist-info").rpartition("-")[2]
     return None

@@ -123,12 +123,9 @@ def test_a_cache_that_cant_be_written_to_is_left_out(tmp_path: Path) -> None:
     assert found.variables == {"HF_HOME": str(tmp_path / "to" / "be" / "made" / "hf")}
 
 
-def test_the_gpu_and_nccl_decide_with_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = VALID.replace('{nodes = ">1"}', '{nccl = ">=2.27,<2.28"}')
-    found = site(tmp_path, text)
-    for version, expected in (("2.27.5", {"NCCL_IB_TIMEOUT": "20"}), ("2.28.1", {}), (None, {})):
-        monkeypatch.setattr("muster.entrypoint.sites.schema.nccl_version", lambda version=version: version)
-        assert given(found, 1).variables == expected
+def test_the_gpu_decides_with_the_nodes(tmp_path: Path) -> None:
+    found = site(tmp_path, VALID.replace('{nodes = ">1"}', '{gpu = "GH200"}'))
+    assert given(found, 1).variables == {}
 
 
 def recorded(**variables: str) -> Environment:

@@ -38,9 +38,8 @@ def test_the_profile_of_these_tests_is_valid(tmp_path: Path) -> None:
         ('"https://docs.example.org/gpu", read', '"https://a b.org/", read', "`$.sources[...].url`"),
         ('documentation = "https', 'documentation = "htps', "`$.documentation`"),
         ('"infiniband"', '"infinband"', 'extends: there is no fabric "infinband"; there are: infiniband'),
-        ('nodes = ">1"', 'nodes = "many"', "variables.NCCL_IB_TIMEOUT.when: "),
-        ('nodes = ">1"', 'nccl = ">=2.x"', "variables.NCCL_IB_TIMEOUT.when: "),
-        ('{nodes = ">1"}', "{}", "variables.NCCL_IB_TIMEOUT.when: wanted nodes, gpu or nccl"),
+        ('nodes = ">1"', 'nodes = "many"', "`$.variables[...].when.nodes`"),
+        ('nodes = ">1"', 'gpu = " "', "`$.variables[...].when.gpu`"),
         ('["--cpu-bind=none"]', r'["--x\nrm -rf /"]', r"launch.flags.value.0: '--x\nrm -rf /' holds a control"),
         ('"Testbooster"', r'"\u001b[31mred"', "title: "),
         ('"Testbooster"', '" "', "title: is empty"),
@@ -119,10 +118,9 @@ def test_a_comma_would_end_a_bind(tmp_path: Path, table: str) -> None:
 def test_all_that_breaks_a_rule_is_told_at_once(tmp_path: Path) -> None:
     text = VALID.replace("Testbooster", " ").replace('{value = 4, source = "docs"', '{value = 4, source = "dosc"')
     with pytest.raises(BadProfile) as refused:
-        profiles.load_site(written(tmp_path, text.replace(">1", "some")))
+        profiles.load_site(written(tmp_path, text.replace("$SCRATCH/hf", "~/hf")))
     found = refused.value.problems
-    assert [problem.partition(":")[0] for problem in found] == ["title", "nodes.gpus.source",
-                                                                "variables.NCCL_IB_TIMEOUT.when"]  # fmt: skip
+    assert [problem.partition(":")[0] for problem in found] == ["title", "nodes.gpus.source", "caches.HF_HOME"]
     assert refused.value.code == 2
     assert all(problem in str(refused.value) for problem in found)
     assert str(tmp_path) in refused.value.seen
