@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,14 +83,14 @@ def train() -> None:
         return
     # A file that is not here may be on other nodes: each process says that it is not.
     refused = _refused_alike() if _is_here(config_of(typed)) else nullcontext()
-    with _ending(f"train {strategy}", lambda: "--debug" in typed), refused:
+    with _ending(f"train {strategy}", "--debug" in typed), refused:
         argv = with_file(typed)
     plain = from_argv(argv[1:], LaunchOptions, Options, ConfigFile)
     if plain is None:
         _run(_trainings(), "train", argv, typed)
         return
     options, training, _ = plain
-    with _ending(f"train {strategy}", lambda: options.debug):
+    with _ending(f"train {strategy}", options.debug):
         _train(strategy, options, training)
 
 
@@ -208,7 +209,7 @@ def muster() -> None:
     plain = from_argv(sys.argv[2:], *RUN, rest=script) if sys.argv[1:2] == ["run"] else None
     if plain is not None and script:
         options, how, torchrun = plain
-        with _ending("muster run", lambda: options.debug):
+        with _ending("muster run", options.debug):
             _run_script(options, how, torchrun, script)
         return
     # Here and not above: `train` has no use for them.
@@ -361,12 +362,12 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
         app.registered_commands, app.registered_groups = asked, []
         app.callback()(lambda: None)  # else a command that is alone would have no name
     parser = typer.main.get_command(app)
-    with _ending(" ".join([name, *argv[: len(asked)]]), lambda: _is_debugged(parser, argv)):
+    # What follows -- is another command's.
+    is_debugged = "--debug" in takewhile(lambda word: word != "--", argv)
+    with _ending(" ".join([name, *argv[: len(asked)]]), is_debugged):
         try:
             parser.main(args=argv, prog_name=name, standalone_mode=False)
         except USAGE_ERROR as error:
-            if _is_debugged(parser, argv):
-                raise
             if str(error):
                 with _refused_alike():
                     raise _usage(error, [name, *(argv if typed is None else typed)]) from None
@@ -375,14 +376,14 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
 
 
 @contextmanager
-def _ending(command: str, is_debugged: Callable[[], bool]) -> Generator[None]:
+def _ending(command: str, is_debugged: bool) -> Generator[None]:
     """Ends this process where the command is refused: with three lines on stderr, or a traceback if that is wanted."""
     interruption.current.command = command
     try:
         with interruption.clearing_up():
             yield
     except MusterError as error:
-        if os.environ.get("MUSTER_DEBUG") or is_debugged():
+        if os.environ.get("MUSTER_DEBUG") or is_debugged:
             raise
         print(error, file=sys.stderr)
         sys.exit(error.code)
@@ -401,17 +402,6 @@ def _refused_alike() -> Generator[None]:
         if rank:
             sys.exit(error.code)
         raise
-
-
-def _is_debugged(parser: Any, argv: Sequence[str]) -> bool:
-    """Whether tracebacks are wanted, by an option of ours: one behind the user's script is the script's own."""
-    if os.environ.get("MUSTER_DEBUG"):
-        return True
-    words = list(argv)
-    while words and hasattr(parser, "commands"):
-        parser = parser.commands.get(words.pop(0))
-    # Resilient: it stops at the first usage error in place of raising it.
-    return bool(parser and parser.make_context("", words, resilient_parsing=True).params.get("debug"))
 
 
 def _usage(error: Any, typed: list[str]) -> MusterError:
