@@ -24,7 +24,14 @@ from muster.entrypoint import environment, show
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.launch import frameworks, start
 from muster.entrypoint.launch.program import Additions, Program
-from muster.entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, TorchrunOptions
+from muster.entrypoint.options import (
+    EnvOptions,
+    JobOptions,
+    LaunchOptions,
+    ProgramOptions,
+    ShowOptions,
+    TorchrunOptions,
+)
 from muster.entrypoint.rendezvous import address
 from muster.errors import MusterError, one_line
 from muster.help import NAMES as HELP_NAMES
@@ -214,7 +221,6 @@ def muster() -> None:
         return
     # Here and not above: `train` has no use for them.
     from muster.entrypoint.fabric import commands as fabric_commands
-    from muster.entrypoint.jobs import commands as job_commands
     from muster.entrypoint.sites import commands as site_commands
 
     app = typer.Typer(
@@ -225,11 +231,7 @@ def muster() -> None:
     words = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The program, then its arguments.")]
     run = "Start SCRIPT on all ranks of this job, in torchrun's place."
     _detailed(app, "run", run, allow_interspersed_args=False)(
-        command(
-            _run_script,
-            *RUN,
-            script=inspect.Parameter("script", inspect.Parameter.KEYWORD_ONLY, annotation=words),
-        )
+        command(_run_script, *RUN, script=_argument("script", words))
     )
     _detailed(app, "detect", "Show what was found, where it came from, what would run.")(
         command(_detect, LaunchOptions, ShowOptions)
@@ -239,7 +241,14 @@ def muster() -> None:
     bench = "Measure how fast ranks reach each other, and by which network."
     _detailed(app, "bench", bench)(command(_start_check("bench"), LaunchOptions, BenchOptions))
     app.command("report", help="Show what runs measured, and how they scale, on one page.")(_report)
-    job_commands.add_to(app, _check)
+    site = Annotated[str, typer.Argument(metavar="SITE", help="A site's profile, by name or file; or list.")]
+    words = Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND...]", help="What runs on each node. Default: train ddp."),
+    ]
+    app.command("job", help="Print a job script for a site; 'muster job list' names them.")(
+        command(_job, JobOptions, site=_argument("site", site), command=_argument("command", words, default=None))
+    )
     site_commands.add_to(app)
     fabric_commands.add_to(app)
     _detailed(app, "env", "Print variables for other frameworks, or a container's options.")(
@@ -247,6 +256,10 @@ def muster() -> None:
     )
     app.command("version", help="Show what is installed, and the libraries that torch loads.")(_version)
     _run(app, "muster", sys.argv[1:])
+
+
+def _argument(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunOptions, script: list[str]) -> None:
@@ -311,6 +324,21 @@ def _detect(options: LaunchOptions, wanted: ShowOptions) -> None:
     program = Program("module", ("muster.train", "ddp"), is_ours=True)
     planned = start.plan(context, program, typed, of_container)
     print((show.as_json if wanted.as_json else show.as_table)(context, planned))
+
+
+def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
+    # Here and not above: no other command needs profiles or templates.
+    from muster.entrypoint.jobs import making
+    from muster.entrypoint.jobs.script import COMMAND, Wanted
+    from muster.entrypoint.sites.commands import print_list
+
+    if site == "list" and not command:
+        print_list()
+        return
+    if command:
+        _check(command)
+    wanted = Wanted(**vars(options), command=tuple(command or COMMAND))
+    sys.stdout.write(making.make(site, wanted))
 
 
 def _env(options: LaunchOptions, wanted: EnvOptions) -> None:

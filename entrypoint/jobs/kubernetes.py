@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from muster.entrypoint.jobs import quoting
-from muster.entrypoint.jobs.script import IMAGE, Wanted, made_by, new_templates
+from muster.entrypoint.jobs.script import Wanted, made_by, new_templates
 from muster.entrypoint.sites.schema import Context, Site, resolve, value_of
 from muster.errors import MusterError
 
@@ -45,14 +45,14 @@ def make(name: str, site: Site, wanted: Wanted) -> str:
         MusterError: there is no such kind, or Kubernetes would not take it.
     """
     kind = wanted.kind or DEFAULT_KIND
-    image = NO_IMAGE if wanted.image == IMAGE else wanted.image
+    image = NO_IMAGE if wanted.image == Wanted.image else wanted.image
     claim = CLAIM if wanted.claim is None else wanted.claim
     here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
     queue = wanted.partition if wanted.partition is not None else value_of(site.launch.partition, here)
     _check(kind, wanted, image, claim, queue)
     gpus = wanted.gpus if wanted.gpus is not None else value_of(site.nodes.gpus, here)
     gpus = 1 if gpus is None else gpus
-    devices = dict(device(text) for text in wanted.devices)
+    devices = dict(device(text) for text in wanted.device or ())
     # Pods have no shell that would expand variables in a folder.
     caches = {name: value for name, value in resolve(site.caches, here).items() if not quoting.needs(value)}
     templates = new_templates(finalize=_yaml, bare=_Bare, literal=literal, comment=quoting.comment)

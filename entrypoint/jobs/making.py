@@ -25,6 +25,7 @@ def make(name: str, wanted: Wanted, file: str | None = None) -> str:
         MusterError: there is no such profile, or it can't be.
     """
     quoting.text(name, "SITE")
+    script.check(name, wanted)
     if name not in profiles.site_names() and script.of_family(name):
         site = Site(title=name, scheduler=name, status="documented")
     else:

@@ -1,23 +1,23 @@
 """A profile and what the user wants of a job -> a job script, by the template of the profile's scheduler."""
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, cast
 
 from muster import JOBS
 from muster.config import STRATEGIES
 from muster.entrypoint import show
 from muster.entrypoint.detect import families
 from muster.entrypoint.jobs import quoting
+from muster.entrypoint.options import JobOptions
 from muster.entrypoint.sites.schema import Context, Site, resolve, value_of
 from muster.errors import MusterError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-IMAGE = "muster.sif"
-NAME = "muster"
 COMMAND = ("train", "ddp")
 _CLOCK = re.compile(r"(?:([0-9]{1,3})-)?([0-9]{1,4}):([0-5][0-9]):([0-5][0-9])")
 _UNITS = re.compile(r"(?:([0-9]{1,3})d)?(?:([0-9]{1,4})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,6})s)?")
@@ -53,34 +53,19 @@ _NUMBER_OF_GPUS = re.compile(r"((?:--gres[= ]gpu:|--gpus-per-node[= ])(?:[A-Za-z
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A job, as it is asked for.
+class Wanted(JobOptions):
+    """A job: its options, and the command.
 
     Attributes:
-        nodes: how many.
-        time_s: its limit, in seconds.
-        image: the SIF; the job can be given another by MUSTER_IMAGE.
-        account: the project that pays; None leaves it to the submitting command.
-        partition: Slurm's partition, or the queue of the others; None leaves it to the profile.
-        gpus: of each node; None leaves it to the profile.
-        name: the job's.
         command: what runs on each node, before the arguments that the job is given.
-        kind: of Kubernetes' manifest; None takes the default.
-        claim: the PersistentVolumeClaim with the runs, of Kubernetes alone; None takes the default.
-        devices: further resources of each pod, for RDMA: rdma/hca_shared_devices_a=1.
     """
 
-    nodes: int = 2
-    time_s: int = 3600
-    image: str = IMAGE
-    account: str | None = None
-    partition: str | None = None
-    gpus: int | None = None
-    name: str = NAME
     command: tuple[str, ...] = COMMAND
-    kind: str | None = None
-    claim: str | None = None
-    devices: tuple[str, ...] = ()
+
+    @property
+    def time_s(self) -> int:
+        """The time limit in seconds."""
+        return seconds(self.time)
 
     @property
     def is_training(self) -> bool:
@@ -93,11 +78,11 @@ class Wanted:
         return re.search(r"(^|\0)--nnodes[=\0]\d+:\d+(\0|$)", "\0".join(self.command)) is not None
 
 
-def checked(wanted: Wanted) -> Wanted:
-    """`wanted`, if what the user typed can stand in a script.
+def check(site: str, wanted: Wanted) -> None:
+    """Returns if what the user typed can stand in a script for `site`, and runs as one job.
 
     Raises:
-        MusterError: one of its values can't.
+        MusterError: it can't, or does not.
     """
     for option, value in (("--account", wanted.account), ("--partition", wanted.partition), ("--name", wanted.name)):
         if value is not None:
@@ -111,7 +96,15 @@ def checked(wanted: Wanted) -> Wanted:
         quoting.text(word, "COMMAND")
     if not wanted.image:
         raise MusterError("an image has a name", seen="--image=", fix="--image muster.sif")
-    return wanted
+    words = list(wanted.command)
+    while words and re.fullmatch(r"(.*/)?(torchrun|python[0-9.]*)|-u", words[0]):
+        words.pop(0)
+    if wanted.nodes > 1 and words and (len(words) < len(wanted.command) or words[0].endswith(".py")):
+        raise MusterError(
+            "without `muster run` this runs on each node by itself",
+            seen=shlex.join(wanted.command),
+            fix=f"muster job {shlex.quote(site)} --nodes {wanted.nodes} -- muster run {shlex.join(words)}",
+        )
 
 
 def seconds(text: str) -> int:
@@ -212,9 +205,9 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
     Raises:
         MusterError: this site does not run such jobs, or not by what the templates know.
     """
-    for option, value in (("--kind", wanted.kind), ("--claim", wanted.claim), ("--device", " ".join(wanted.devices))):
+    for option, value in (("--kind", wanted.kind), ("--claim", wanted.claim), ("--device", wanted.device)):
         if value:
-            seen = show.words([option, value])
+            seen = f"{option} {value if isinstance(value, str) else ' '.join(value)}"
             raise MusterError(f"{site.title} takes a script, and no manifest", seen=seen, fix=f"leave {option} out")
     here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
     command = value_of(site.container.command, here)
@@ -309,7 +302,7 @@ def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None
     # Containers have /tmp anyway.
     folders = [place for place in dict.fromkeys(places) if place and place != "/tmp"]
     if command.endswith("podman-hpc"):
-        image = NO_SIF if wanted.image == IMAGE else wanted.image
+        image = NO_SIF if wanted.image == Wanted.image else wanted.image
         # The site's own options bring the network's libraries. A container sees only the variables that it is given.
         words = [command, "run", "--rm", "--network=host", "--ipc=host", '--volume "$PWD:$PWD"', '--workdir "$PWD"']
         words += [*options, '--env "MUSTER_FABRIC=${MUSTER_FABRIC:-off}"']
@@ -342,21 +335,12 @@ def _twice(folder: str) -> str:
 
 def made_by(name: str, wanted: Wanted) -> str:
     """The command that makes this script."""
-    plain = Wanted()
     words: list[object] = ["muster", "job", name]
-    for option, value, otherwise in (
-        ("--kind", wanted.kind, None),
-        ("--claim", wanted.claim, None),
-        *(("--device", device, None) for device in wanted.devices),
-        ("--nodes", wanted.nodes, plain.nodes),
-        ("--time", clock(wanted.time_s), clock(plain.time_s)),
-        ("--image", wanted.image, IMAGE),
-        ("--account", wanted.account, None),
-        ("--partition", wanted.partition, None),
-        ("--gpus", wanted.gpus, None),
-        ("--name", wanted.name, NAME),
-    ):
-        words += [option, value] if value != otherwise else []
+    for field in fields(JobOptions):
+        value = getattr(wanted, field.name)
+        if value != field.default:
+            for each in cast("list[object]", value if isinstance(value, list) else [value]):
+                words += [f"--{field.name}", each]
     words += ["--", *wanted.command] if wanted.command != COMMAND else []
     return show.words(words)
 
