@@ -30,7 +30,6 @@ from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import address, network
 from muster.entrypoint.rendezvous.address import Rendezvous
 from muster.entrypoint.sites import defaults, recognise
-from muster.entrypoint.sites.defaults import Defaults
 from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import MusterError
 from muster.variables import LaunchVariable
@@ -164,33 +163,25 @@ def find(
     allocation = resolve.resolve(env, options, typed, is_single=is_single)
     if is_single:
         allocation = resolve.single(allocation, typed)
-    found = defaults.of(site, allocation.num_nodes, env, options) if site else Defaults(options)
+    asked, of_site = options, Additions()
+    if site:
+        options, of_site = defaults.of(site, allocation.num_nodes, env, asked)
     try:
-        rendezvous = address.meet(allocation, env, found.options)
+        rendezvous = address.meet(allocation, env, options)
     except MusterError as refusal:
-        raise _with_site(refusal, found) from None
+        if options == asked:
+            raise
+        seen, fix = f"{refusal.seen}; {of_site.notes[0]}", f"{refusal.fix}; or --site off"
+        raise MusterError(refusal.wrong, seen=seen, fix=fix, code=refusal.code) from None
+    if site and options.interface != asked.interface:
+        # The rendezvous takes all options for the user's.
+        sources = {**rendezvous.sources, "interface": f"the profile {site.name}"}
+        rendezvous = replace(rendezvous, sources=sources)
     gpus = site.site.nodes.gpus if site else None
     missing = resources.without_gpus(env, allocation, options, typed, gpus.value if gpus else 0)
-    of_site = Additions(found.variables, (*found.notes, *([missing] if missing else [])))
-    return Context(env, found.options, allocation, _with_sources(rendezvous, found), site, of_site)
-
-
-def _with_sources(rendezvous: Rendezvous, found: Defaults) -> Rendezvous:
-    # The rendezvous takes all options for the user's.
-    sources = dict(rendezvous.sources)
-    if "address_suffix" in found.sources:
-        profile = f"the address suffix of {found.sources['address_suffix']}"
-        sources["master_addr"] = sources["master_addr"].replace("--address-suffix", profile)
-    if "interface" in found.sources and sources["interface"] == "--interface":
-        sources["interface"] = found.sources["interface"]
-    return replace(rendezvous, sources=sources)
-
-
-def _with_site(refusal: MusterError, found: Defaults) -> MusterError:
-    if not found.sources:
-        return refusal
-    seen = f"{refusal.seen}; {found.notes[0]}"
-    return MusterError(refusal.wrong, seen=seen, fix=f"{refusal.fix}; or --site off", code=refusal.code)
+    if missing:
+        of_site = replace(of_site, notes=(*of_site.notes, missing))
+    return Context(env, options, allocation, rendezvous, site, of_site)
 
 
 def plan(context: Context, program: Program, typed: Sequence[str], *more: Additions) -> Launch:

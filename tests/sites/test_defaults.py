@@ -13,13 +13,13 @@ from muster.entrypoint.environment import Environment
 from muster.entrypoint.launch import start
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.sites import defaults, profiles
-from muster.entrypoint.sites.defaults import Defaults
 from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import MusterError
 from tests.entrypoint.conftest import RECORDINGS
 from tests.sites.profile import VALID, written
 
 ADDRESS = namedtuple("ADDRESS", "family address")
+Given = namedtuple("Given", "options variables notes")
 INTERFACE = VALID.replace("[network]\n", '[network]\ninterface = {value = "ib", source = "docs"}\n')
 
 
@@ -30,8 +30,10 @@ def site(folder: Path, text: str = INTERFACE) -> Recognised:
 
 def given(
     found: Recognised, num_nodes: int = 2, options: LaunchOptions | None = None, is_live: bool = False, **variables: str
-) -> Defaults:
-    return defaults.of(found, num_nodes, Environment(variables, "tb1", is_live=is_live), options or LaunchOptions())
+) -> Given:
+    env = Environment(variables, "tb1", is_live=is_live)
+    with_site, added = defaults.of(found, num_nodes, env, options or LaunchOptions())
+    return Given(with_site, added.variables, added.notes)
 
 
 def with_interfaces(monkeypatch: pytest.MonkeyPatch, *names: str, without: str = "") -> None:
@@ -137,12 +139,12 @@ def test_the_place_of_a_launch_has_the_sites_address(tmp_path: Path) -> None:
     path = str(written(tmp_path))
     found = start.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
     assert found.rendezvous.master_addr == "node01i"
-    assert found.rendezvous.sources["master_addr"].endswith(f"with the address suffix of the profile {path}")
+    assert found.rendezvous.sources["master_addr"].endswith(" + i")
     assert found.site is not None
     assert found.site.site.title == "Testbooster"
     mine = start.find(recorded(), LaunchOptions(site=path, address_suffix="-ib"), ["train", "ddp"])
     assert mine.rendezvous.master_addr == "node01-ib"
-    assert mine.rendezvous.sources["master_addr"].endswith("with --address-suffix")
+    assert mine.rendezvous.sources["master_addr"].endswith(" + -ib")
     off = start.find(recorded(), LaunchOptions(site="off"), ["train", "ddp"])
     assert (off.rendezvous.master_addr, off.site, off.of_site.notes) == ("node01", None, ())
 
