@@ -1,21 +1,18 @@
 """`muster site`: a profile as text, with where each value was read."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from muster.entrypoint import environment, recording
-from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.sites import recognise
 from muster.errors import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from rich.text import Text
 
     from muster.entrypoint.sites.schema import Site
 
@@ -46,9 +43,7 @@ def _site(
 
     env = recording.load(Path(env_file)) if env_file else environment.live()
     if what == "list" and as_json:
-        from msgspec import to_builtins
-
-        print(json.dumps({name: to_builtins(profiles.load_site(name)) for name in profiles.site_names()}, indent=2))
+        _print_json({name: profiles.load_site(name) for name in profiles.site_names()})
     elif what == "list":
         print_list()
     elif what is not None:
@@ -58,19 +53,20 @@ def _site(
         # Where launches are to take none, the question is still which it would be.
         wanted = env.get("MUSTER_SITE") or "auto"
         here = recognise.here(env, LaunchOptions(site="auto" if wanted == "off" else wanted))
-        if here is None:
-            _print_none(env, as_json)
-        else:
+        if here:
             _show(here.name, here.site, here.why, as_json)
+        elif as_json:
+            print("null")
+        else:
+            told = [f"host {env.host}", *(f"{name}={env[name]}" for name in recognise.CLUSTER if env.get(name))]
+            print(f"no profile is of this site ({one_line(', '.join(told))}): all is found at the start.")
+            print("muster site list shows those there are; docs/sites.md tells how to write one.")
 
 
-def _print_none(env: Environment, as_json: bool) -> None:
-    if as_json:
-        print("null")
-        return
-    told = [f"host {env.host}", *(f"{name}={env[name]}" for name in recognise.CLUSTER if env.get(name))]
-    print(f"no profile is of this site ({one_line(', '.join(told))}): all is found at the start.")
-    print("muster site list shows those there are; docs/sites.md tells how to write one.")
+def _print_json(value: Any) -> None:
+    from msgspec import to_builtins
+
+    print(json.dumps(to_builtins(value), indent=2))
 
 
 def print_list() -> None:
@@ -103,16 +99,25 @@ def new_table(first: str, *headings: str) -> "Table":
 
 def _show(name: str, site: "Site", why: str | None, as_json: bool) -> None:
     if as_json:
-        from msgspec import to_builtins
+        from msgspec.structs import asdict
 
-        print(json.dumps({"name": name, "why": why, **to_builtins(site)}, indent=2))
+        _print_json({"name": name, "why": why, **asdict(site)})
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console()
-    for line in _heading(name, site, why):
-        console.print(line)
+    centre = f", {site.centre}" if site.centre else ""
+    console.print(Text.assemble((site.title, "bold"), f"{centre} ({name})"))
+    for line in (
+        f"this site: {why}" if why else "",
+        "this image does not run there: see refused" if site.refused else "",
+        f"status: {site.status}, {STATUS[site.status]}",
+        f"scheduler: {site.scheduler.replace('_', ' ')}; fabric: {site.extends or 'by its devices'}",
+        f"documentation: {site.documentation}" if site.documentation else "",
+    ):
+        if line:
+            console.print(Text(line))
     if site.sources:
         console.print(_table(site))
         for key, source in site.sources.items():
@@ -120,22 +125,8 @@ def _show(name: str, site: "Site", why: str | None, as_json: bool) -> None:
             console.print(Text.assemble((key, "bold"), f" {source.read} {source.url}"), soft_wrap=True)
 
 
-def _heading(name: str, site: "Site", why: str | None) -> "Iterator[Text]":
-    from rich.text import Text
-
-    centre = f", {site.centre}" if site.centre else ""
-    yield Text.assemble((site.title, "bold"), f"{centre} ({name})")
-    if why:
-        yield Text(f"this site: {why}")
-    if site.refused:
-        yield Text("this image does not run there: see refused", style="bold")
-    yield Text(f"status: {site.status}, {STATUS[site.status]}")
-    yield Text(f"scheduler: {site.scheduler.replace('_', ' ')}; fabric: {site.extends or 'by its devices'}")
-    if site.documentation:
-        yield Text(f"documentation: {site.documentation}")
-
-
 def _table(site: "Site") -> "Table":
+    from msgspec.structs import asdict
     from rich.text import Text
 
     from muster.entrypoint.sites.schema import facts
@@ -149,7 +140,7 @@ def _table(site: "Site") -> "Table":
         group = first
         value = Text(_words(fact.value))
         if fact.when:
-            terms = {"nodes": fact.when.nodes, "gpu": fact.when.gpu}
+            terms = asdict(fact.when)
             condition = ", ".join(f"{name} {term}" for name, term in terms.items() if term)
             value.append(f"\nif {condition}", style="italic")
         if fact.note:

@@ -22,7 +22,7 @@ SOCKETS = "NCCL_SOCKET_IFNAME"
 
 
 def of(found: Recognised, num_nodes: int, env: Environment, options: LaunchOptions) -> tuple[LaunchOptions, Additions]:
-    """The options of a launch on `num_nodes`, with the site's where the user gave none, and what else the site adds to it.
+    """The options of a launch on `num_nodes`, with the site's where the user gave none, and what else it adds.
 
     The first note names the site, and what it gave.
     """

@@ -120,6 +120,7 @@ def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = ()) -> P:
         text = path.read_text(encoding="utf-8")
         tables = tomllib.loads(text)
         profile = msgspec.convert(tables, shape)
+        head = tomllib.loads(recognise.head(text))
     except FileNotFoundError:
         fix = "a file that is there, or the name of a profile: muster site list"
         raise MusterError("there is no such profile", seen=str(path), fix=fix) from None
@@ -127,34 +128,12 @@ def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = ()) -> P:
         raise BadProfile(path, (str(reason),)) from None
     except recognise.UNREADABLE as reason:
         raise MusterError("the profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path.name}") from None
-    problems = [*_hostile(tables), *_rules(profile, fabrics)]
-    if "recognise" in tables and _head(text).get("recognise") != tables["recognise"]:
+    problems = list(_rules(profile, fabrics))
+    if head.get("recognise") != tables.get("recognise"):
         problems.append('recognise: belongs before the first [table], as recognise.hosts = {value = ["..."], ...}')
     if problems:
         raise BadProfile(path, tuple(problems))
     return profile
-
-
-def _head(text: str) -> dict[str, Any]:
-    """The tables of a profile's head; none where a line of a longer value was taken for the first table."""
-    try:
-        return tomllib.loads(recognise.head(text))
-    except ValueError:
-        return {}
-
-
-def _hostile(value: Any, place: str = "") -> Iterator[str]:
-    """What could end a line, or act on a terminal, in any key or text."""
-    if isinstance(value, dict):
-        for name, item in cast("dict[str, Any]", value).items():
-            if not name.isprintable():
-                yield f"{place}: the key {name!r} holds a control character"
-            yield from _hostile(item, f"{place}.{name}".lstrip("."))
-    elif isinstance(value, list):
-        for index, item in enumerate(cast("list[Any]", value)):
-            yield from _hostile(item, f"{place}.{index}")
-    elif isinstance(value, str) and not value.isprintable():
-        yield f"{place}: {value!r} holds a control character or the end of a line"
 
 
 def _rules(profile: Site | Fabric, fabrics: tuple[str, ...]) -> Iterator[str]:

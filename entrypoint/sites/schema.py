@@ -20,6 +20,8 @@ Status = Literal["unverified", "documented", "verified"]
 T = TypeVar("T")
 
 # Each goes into job scripts and variables, so nothing in them may start a command or end a line.
+Line = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z")]
+"""Text without control characters, which could act on a terminal too."""
 Url = Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[A-Za-z0-9.-]+\.[A-Za-z]{2,}(?::[0-9]+)?(?:/[^\s\"'<>`\\]*)?\Z")]
 Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")]
 _BOUND = r"(?:[<>]=?|[!=]=) ?[0-9]+"
@@ -56,13 +58,13 @@ class Fact(_Table, Generic[T], frozen=True):
     """A value, the key in `sources` of where it was read, and when it holds."""
 
     value: T
-    source: str
+    source: Line
     when: When | None = None
-    note: str = ""
+    note: Line = ""
 
 
-Words = Fact[tuple[str, ...]]
-Text = Fact[str]
+Words = Fact[tuple[Line, ...]]
+Text = Fact[Line]
 Word = Fact[Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_.,:@/+-]+\Z")]]
 """One word of a command."""
 Number = Fact[Annotated[int, msgspec.Meta(ge=0)]]
@@ -81,7 +83,7 @@ class Recognise(_Table, frozen=True):
 
     cluster: Words | None = None
     hosts: Words | None = None
-    variables: Fact[dict[Name, str]] | None = None
+    variables: Fact[dict[Name, Line]] | None = None
 
 
 class Nodes(_Table, frozen=True):
@@ -158,7 +160,7 @@ class Libraries(_Table, frozen=True):
     roots: Words | None = None
     search: Words | None = None
     host_wins: Words | None = None
-    sets: Fact[tuple[tuple[str, ...], ...]] | None = None
+    sets: Fact[tuple[tuple[Line, ...], ...]] | None = None
     files: Words | None = None
 
 
@@ -187,10 +189,10 @@ class Fabric(_Table, frozen=True):
         variables: by name.
     """
 
-    title: str
+    title: Line
     status: Status
     is_rdma: bool
-    sources: dict[str, Source] = {}
+    sources: dict[Line, Source] = {}
     net: Text | None = None
     devices: Devices = Devices()
     libraries: Libraries = Libraries()
@@ -215,15 +217,15 @@ class Site(_Table, frozen=True):
         libraries: what is set here takes the place of the fabric's.
     """
 
-    title: str
-    scheduler: str
+    title: Line
+    scheduler: Line
     status: Status
-    centre: str = ""
-    extends: str | None = None
+    centre: Line = ""
+    extends: Line | None = None
     refused: Text | None = None
     documentation: Url | None = None
     contact: Text | None = None
-    sources: dict[str, Source] = {}
+    sources: dict[Line, Source] = {}
     recognise: Recognise = Recognise()
     nodes: Nodes = Nodes()
     launch: Launch = Launch()
