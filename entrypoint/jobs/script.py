@@ -316,7 +316,7 @@ def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None
         if site.scheduler == "lsf":  # the lists of hosts that LSF itself has written
             words += [_if_set(each, "--bind", f'"{each}"') for each in ("$LSB_DJOB_RANKFILE", "$LSB_DJOB_HOSTFILE")]
         if name.startswith("/"):
-            words.append(f"--bind {_own(name)}")  # the launch inside reads the profile again
+            words.append(f"--bind {show.word(name)}")  # the launch inside reads the profile again
     return _filled([*words, f'"${{MUSTER_IMAGE:-{quoting.fallback(image)}}}"'], " \\\n  ")
 
 
@@ -351,21 +351,6 @@ def _notes(site: Site) -> list[str]:
     named = [(partition.value, partition.note)] if partition else []
     named += [(" ".join(directives.value), directives.note)] if directives else []
     return [f"{value}: {note}." for value, note in named if note]
-
-
-def _own(path: str) -> str:
-    """The profile's own file as a word of a shell, to be bound: it holds what it holds.
-
-    Raises:
-        MusterError: no container's command could take it.
-    """
-    if ":" in path or "," in path:
-        raise MusterError(
-            "a container's command takes : and , in a path for the end of it",
-            seen=path,
-            fix="the profile in a folder, and by a name, without them",
-        )
-    return show.word(path)
 
 
 def mentions(directives: Iterable[str], *options: str) -> bool:

@@ -25,13 +25,6 @@ P = TypeVar("P", Site, Fabric)
 
 # Values that a container's command gets by --bind.
 _BINDS = ("storage.scratch", "storage.node_local", "container.binds")
-# Options that say how many nodes, or slots, a job has; Grid Engine's parallel environments are each site's own.
-_SIZES = {
-    "slurm": r"(?:--nodes|-N)(?![A-Za-z-])",
-    "pbs": r"-l\s*(?:\S*,)?(?:select|nodes)=",
-    "lsf": r"-(?:n|nnodes)(?![A-Za-z_])",
-    "flux": r"(?:--nodes|-N)(?![A-Za-z-])",
-}
 
 
 class BadProfile(MusterError):
@@ -137,9 +130,7 @@ def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = ()) -> P:
 
 
 def _rules(profile: Site | Fabric, fabrics: tuple[str, ...]) -> Iterator[str]:
-    size = None
     if isinstance(profile, Site):
-        size = _SIZES.get(profile.scheduler)
         if profile.scheduler not in families.schedulers():
             yield f'scheduler: "{profile.scheduler}" is none of {" ".join(families.schedulers())}'
         if profile.extends is not None and profile.extends not in fabrics:
@@ -153,7 +144,7 @@ def _rules(profile: Site | Fabric, fabrics: tuple[str, ...]) -> Iterator[str]:
         if fact.when is not None and key.startswith("recognise."):
             yield f"{key}.when: what a site is recognised by has no condition"
         for text in _texts(fact.value):
-            wrong = _wrong(key, text, size)
+            wrong = _wrong(key, text)
             if wrong:
                 yield f'{key}: "{text}" {wrong}'
 
@@ -166,14 +157,12 @@ def _texts(value: Any) -> list[str]:
     return [text for text in values if isinstance(text, str)]
 
 
-def _wrong(key: str, text: str, size: str | None) -> str | None:
+def _wrong(key: str, text: str) -> str | None:
     """What is wrong with a text of a value, or None."""
     if not text.strip() and not key.startswith("variables."):
         return "is empty: leave out what is not known"
     if key == "launch.directives" and text.startswith("#"):
         return "leave its #SBATCH, #PBS, #BSUB or #$ out"
-    if key == "launch.directives" and size and re.search(rf"(?<!\S){size}", text):
-        return "sets the number of nodes, which is what the user asks for: muster job SITE --nodes"
     is_folder = key in _BINDS or key.startswith("caches.")
     if is_folder and re.search(r"""^~|[$`"'\\;&|<>()*?!]""", VARIABLE.sub("", text)):
         return "is no plain folder: $NAME or ${NAME} may be in it, and nothing else that a shell would act on"

@@ -3,6 +3,7 @@
 Each value tells where it was read. What nobody could find out is left out: it is found on the spot.
 """
 
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
-from packaging.specifiers import SpecifierSet
 
 Status = Literal["unverified", "documented", "verified"]
 """unverified: nothing about containers was found; documented: the site's own words; verified: seen to work there."""
@@ -24,6 +24,10 @@ Line = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]
 """Text without control characters, which could act on a terminal too."""
 Url = Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[A-Za-z0-9.-]+\.[A-Za-z]{2,}(?::[0-9]+)?(?:/[^\s\"'<>`\\]*)?\Z")]
 Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")]
+COMPARISONS = {
+    **{">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le},
+    **{"==": operator.eq, "!=": operator.ne},
+}
 _BOUND = r"(?:[<>]=?|[!=]=) ?[0-9]+"
 Range = Annotated[str, msgspec.Meta(pattern=rf"\A{_BOUND}(?:, ?{_BOUND})*\Z")]
 """Of numbers: ">1", ">=2,<64"."""
@@ -267,10 +271,11 @@ class Context:
 
 def holds(when: When | None, context: Context) -> bool:
     """Whether all of `when` holds; what asks for something that is not known does not."""
-    return when is None or (
-        (when.nodes is None or str(context.nodes) in SpecifierSet(when.nodes))
-        and (when.gpu is None or when.gpu.casefold() in (context.gpu or "").casefold())
-    )
+    if when is None:
+        return True
+    bounds = re.findall(r"([<>!=]+) ?([0-9]+)", when.nodes or "")
+    is_size = all(COMPARISONS[comparison](context.nodes, int(number)) for comparison, number in bounds)
+    return is_size and (when.gpu is None or when.gpu.casefold() in (context.gpu or "").casefold())
 
 
 def value_of(fact: Fact[T] | None, context: Context) -> T | None:

@@ -72,9 +72,8 @@ def test_any_text_is_an_argument(words: list[str]) -> None:
             {"name": name}
             for name in ("", "A", "my_job", "1st", "-a", "a-", "a.b", "a b", 'a"', "a\nb", "$(id)", 60 * "a")
         ),
-        *({"claim": claim} for claim in ("", "A", "a_b", "../a", "a..b", "a\n", 254 * "a")),
-        *({"partition": queue} for queue in ("", "A b", 64 * "a")),
-        *({"image": image} for image in ("", "other.sif", "./a", "docker://a", "a b", "a\nb", "$(id)", "a;b")),
+        {"partition": "A b"},
+        *({"image": image} for image in ("", "other.sif", "docker://a")),
     ],
     ids=str,
 )

@@ -78,34 +78,6 @@ def test_a_directive_has_its_word_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "directive", "is_refused"),
-    [
-        ("slurm", "--nodes=1", True),
-        ("slurm", "-N 1", True),
-        ("slurm", "-N1", True),
-        ("slurm", "--exclusive -N 1", True),
-        ("slurm", "--nodelist=a", False),
-        ("slurm", "--ntasks-per-node=1", False),
-        ("lsf", "-n 8", True),
-        ("lsf", "-nnodes 2", True),
-        ("lsf", "-notify x", False),
-        ("pbs", "-l select=2:ngpus=4", True),
-        ("pbs", "-lselect=2", True),
-        ("pbs", "-l nodes=2:ppn=4", True),
-        ("pbs", "-l place=scatter,select=2", True),
-        ("pbs", "-l place=scatter:excl", False),
-        ("flux", "-N 2", True),
-        ("grid_engine", "-n 8", False),
-    ],
-)
-def test_how_many_nodes_is_the_users_to_say(tmp_path: Path, scheduler: str, directive: str, is_refused: bool) -> None:
-    text = VALID.replace('"slurm"', f'"{scheduler}"')
-    text = text.replace("[launch]\n", f'[launch]\ndirectives = {{value = ["{directive}"], source = "docs"}}\n')
-    expected = f'launch.directives: "{directive}" sets the number of nodes'
-    assert [problem.startswith(expected) for problem in problems(tmp_path, text)] == [True] * is_refused
-
-
-@pytest.mark.parametrize(
     "table",
     ['[container]\nbinds = {value = ["/a,b"]', '[storage]\nscratch = {value = "/a,b"'],
     ids=["binds", "scratch"],
