@@ -90,7 +90,7 @@ def _check(kind: str, wanted: Wanted, image: str) -> None:
         raise MusterError("there is no such manifest", seen=f"--kind={kind}", fix=fix)
     if wanted.account is not None:
         raise MusterError("Kubernetes knows no accounts", seen=f"--account={wanted.account}", fix="leave it out")
-    if image.endswith(".sif") or "://" in image:
+    if not image or image.endswith(".sif") or "://" in image:
         raise MusterError(
             "Kubernetes takes images from a registry only",
             seen=f"--image {image}",

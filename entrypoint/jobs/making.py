@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from muster import JOBS
-from muster.entrypoint.jobs import kubernetes, quoting, script
+from muster.entrypoint.jobs import kubernetes, script
 from muster.entrypoint.jobs.script import EXTENSIONS, Wanted
 from muster.entrypoint.sites import profiles, recognise
 from muster.entrypoint.sites.recognise import Recognised
@@ -24,7 +24,6 @@ def make(name: str, wanted: Wanted, file: str | None = None) -> str:
     Raises:
         MusterError: there is no such profile, or it can't be.
     """
-    quoting.text(name, "SITE")
     script.check(name, wanted)
     if name not in profiles.site_names() and script.of_family(name):
         site = Site(title=name, scheduler=name, status="documented")

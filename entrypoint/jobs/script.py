@@ -91,11 +91,6 @@ def check(site: str, wanted: Wanted) -> None:
     if "/" in wanted.name:
         fix = f"--name={wanted.name.replace('/', '-')}"
         raise MusterError("a job's name has no / in it", seen=f"--name={wanted.name}", fix=fix)
-    quoting.text(wanted.image, "--image")
-    for word in wanted.command:
-        quoting.text(word, "COMMAND")
-    if not wanted.image:
-        raise MusterError("an image has a name", seen="--image=", fix="--image muster.sif")
     words = list(wanted.command)
     while words and re.fullmatch(r"(.*/)?(torchrun|python[0-9.]*)|-u", words[0]):
         words.pop(0)

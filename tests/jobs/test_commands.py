@@ -141,11 +141,9 @@ def test_what_can_not_be(words: list[str], about: str) -> None:
 NO_TEXT = "a\udcff"
 
 
-@pytest.mark.parametrize(
-    "words", [["--image", f"{NO_TEXT}.sif"], ["--", "muster", "run", NO_TEXT]], ids=["image", "word"]
-)
-def test_what_is_no_text_is_refused(words: list[str]) -> None:
-    refusal("slurm", *words)
+def test_a_name_that_is_no_text_is_refused_and_a_word_is_escaped() -> None:
+    refusal("slurm", "--image", f"{NO_TEXT}.sif")
+    assert r"muster run $'a\xff'" in job("slurm", "--", "muster", "run", NO_TEXT).stdout
 
 
 def test_a_profile_whose_name_is_no_text(tmp_path: Path) -> None:
