@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import typer
 
@@ -196,17 +197,17 @@ class TorchrunOptions:
                 )
             options = replace(options, nnodes="1")
         if self.rdzv_endpoint is not None and not self.standalone:
-            host, _, port = (
-                self.rdzv_endpoint.rpartition(":") if ":" in self.rdzv_endpoint else (self.rdzv_endpoint, "", "")
-            )
-            if not port.isascii() or not (port or "0").isdigit() or int(port or 0) > 65535:
+            try:
+                place = urlsplit(f"//{self.rdzv_endpoint}")
+                host, port = place.hostname, place.port
+            except ValueError:
                 raise MusterError(
                     "--rdzv-endpoint is HOST:PORT", seen=self.rdzv_endpoint, fix="--rdzv-endpoint node01:29500"
-                )
-            if int(port or 0):  # 0 is a free port
-                options = replace(options, master_port=options.master_port or int(port))
+                ) from None
+            if port:  # 0 is a free port
+                options = replace(options, master_port=options.master_port or port)
             if options.num_nodes not in (None, 1):
-                options = replace(options, master_addr=options.master_addr or host.strip("[]"))
+                options = replace(options, master_addr=options.master_addr or host)
         for word in filter(None, self.rdzv_conf.split(",")):
             name, _, value = word.partition("=")
             if name not in ("timeout", "join_timeout") or not value.isdigit():

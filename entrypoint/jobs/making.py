@@ -1,7 +1,5 @@
 """A site's name and a wanted job -> the script; and those scripts that are kept in jobs/."""
 
-import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -52,20 +50,11 @@ def kept() -> Mapping[Path, str]:
     return files
 
 
-def stale() -> list[Path]:
-    """Scripts in jobs/ that no profile makes any more."""
-    made = re.compile(rf".*\.({'|'.join([*EXTENSIONS.values(), 'yaml'])})")
-    return sorted(path for path in JOBS.iterdir() if made.fullmatch(path.name) and path not in kept())
-
-
 def main() -> None:
-    """Writes the kept files, and removes those that no profile makes any more."""
+    """Writes the kept files."""
     for path, text in kept().items():
         path.write_text(text, encoding="utf-8")
         path.chmod(0o755 if path.suffix != ".yaml" else 0o644)
-    for path in stale():
-        path.unlink()
-        print(f"removed: {path.name}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -99,7 +99,8 @@ def start(
         # is learnt it may as well end the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
     try:
-        context = find(env, options, typed, is_single=is_single, is_start=True)
+        context = find(env, options, typed, is_single=is_single)
+        recognise.check(context.site)
         allocation, options = context.allocation, context.options
         if not is_dry and allocation.num_nodes == allocation.tasks_on_node == 1:
             check()
@@ -136,9 +137,7 @@ def environment_of(options: LaunchOptions) -> Environment:
     return recording.load(Path(options.env_file))
 
 
-def find(
-    env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_single: bool = False, is_start: bool = False
-) -> Context:
+def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_single: bool = False) -> Context:
     """Where the process of `env` stands.
 
     Args:
@@ -146,14 +145,11 @@ def find(
         options: what the user says about the launch.
         typed: the command, for errors that tell how to start it.
         is_single: whether a world of one is wanted.
-        is_start: whether something is to be started: at some sites this image can't run.
 
     Raises:
-        MusterError: it can't be told, or does not fit together; or the image does not run at this site.
+        MusterError: it can't be told, or does not fit together.
     """
     site = recognise.here(env, options)
-    if is_start:
-        recognise.check(site)
     if is_single and options.nproc_per_node not in (None, "1"):
         raise MusterError(
             "this strategy trains in one process",

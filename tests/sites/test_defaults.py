@@ -12,7 +12,7 @@ from muster.entrypoint import recording
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.launch import start
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.sites import defaults, profiles
+from muster.entrypoint.sites import defaults, profiles, recognise
 from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import MusterError
 from tests.entrypoint.conftest import RECORDINGS
@@ -137,7 +137,7 @@ def recorded(**variables: str) -> Environment:
 
 def test_the_place_of_a_launch_has_the_sites_address(tmp_path: Path) -> None:
     path = str(written(tmp_path))
-    found = start.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
+    found = start.find(recorded(), LaunchOptions(site=path), ["train", "ddp"])
     assert found.rendezvous.master_addr == "node01i"
     assert found.rendezvous.sources["master_addr"].endswith(" + i")
     assert found.site is not None
@@ -167,6 +167,6 @@ def test_an_address_that_leads_nowhere_is_told_with_its_site(tmp_path: Path, mon
 def test_a_refused_site_is_shown_but_starts_nothing(tmp_path: Path) -> None:
     line = 'refused = {value = "AMD GPUs need ROCm", source = "docs"}\n'
     path = str(written(tmp_path, line + VALID))
-    assert start.find(recorded(), LaunchOptions(site=path), ["train", "ddp"]).site
+    found = start.find(recorded(), LaunchOptions(site=path), ["train", "ddp"])
     with pytest.raises(MusterError, match="AMD GPUs need ROCm"):
-        start.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
+        recognise.check(found.site)
