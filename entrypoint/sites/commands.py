@@ -1,4 +1,4 @@
-"""`muster site`: a profile as text, with where each value was read."""
+"""`muster site`: the profile of a site, and whether this is the site."""
 
 import json
 from pathlib import Path
@@ -103,57 +103,13 @@ def _show(name: str, site: "Site", why: str | None, as_json: bool) -> None:
 
         _print_json({"name": name, "why": why, **asdict(site)})
         return
-    from rich.console import Console
-    from rich.text import Text
+    from muster.entrypoint.sites import profiles
 
-    console = Console()
-    centre = f", {site.centre}" if site.centre else ""
-    console.print(Text.assemble((site.title, "bold"), f"{centre} ({name})"))
-    for line in (
-        f"this site: {why}" if why else "",
-        "this image does not run there: see refused" if site.refused else "",
-        f"status: {site.status}, {STATUS[site.status]}",
-        f"scheduler: {site.scheduler.replace('_', ' ')}; fabric: {site.extends or 'by its devices'}",
-        f"documentation: {site.documentation}" if site.documentation else "",
-    ):
-        if line:
-            console.print(Text(line))
-    if site.sources:
-        console.print(_table(site))
-        for key, source in site.sources.items():
-            # Not wrapped: an address is to be copied.
-            console.print(Text.assemble((key, "bold"), f" {source.read} {source.url}"), soft_wrap=True)
-
-
-def _table(site: "Site") -> "Table":
-    from msgspec.structs import asdict
-    from rich.text import Text
-
-    from muster.entrypoint.sites.schema import facts
-
-    table = new_table("", "value", "from")
-    group = ""
-    for key, fact in facts(site):
-        first, _, rest = key.partition(".")
-        if rest and first != group:
-            table.add_row(Text(first, style="not bold underline"), "", "")
-        group = first
-        value = Text(_words(fact.value))
-        if fact.when:
-            terms = asdict(fact.when)
-            condition = ", ".join(f"{name} {term}" for name, term in terms.items() if term)
-            value.append(f"\nif {condition}", style="italic")
-        if fact.note:
-            value.append(f"\n{fact.note}", style="dim")
-        table.add_row(Text(f"  {rest}" if rest else first), value, Text(fact.source, style="dim"))
-    return table
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        return "\n".join(f"{name}={item}" for name, item in value.items())  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, tuple):
-        return "\n".join(map(_words, value))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    return str(value)
+    print(f"{site.title}{', ' if site.centre else ''}{site.centre} ({name})")
+    if why:
+        print(f"this site: {why}")
+    if site.refused:
+        print("this image does not run there: see refused")
+    print(f"status: {site.status}, {STATUS[site.status]}\n")
+    for line in profiles.path_of(name).read_text(encoding="utf-8").splitlines():
+        print(one_line(line))
