@@ -39,18 +39,6 @@ _STATUS = {
     "verified": ": seen to work there",
 }
 
-# By which options directives ask for GPUs; Grid Engine's are each site's own.
-_ASKS: Mapping[str, re.Pattern[str]] = {
-    "slurm": re.compile(
-        r"(?<!\S)(?:--(?:gres|tres-per-\w+)[=\s]\s*\S*\bgpu\b|--gpus(?:-per-\w+)?(?![\w-])|-G(?![A-Za-z]))"
-    ),
-    "pbs": re.compile(r"\bn?gpus="),
-    "lsf": re.compile(r"(?<!\S)-gpu(?![\w-])|\bngpus"),
-    "flux": re.compile(r"(?<!\S)(?:--gpus-per-\w+|-g)(?![A-Za-z-])"),
-}
-# Slurm's: --gres=gpu:4, --gres=gpu:a100:4, --gpus-per-node=4
-_NUMBER_OF_GPUS = re.compile(r"((?:--gres[= ]gpu:|--gpus-per-node[= ])(?:[A-Za-z][\w.-]*:)?)[0-9]+")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted(JobOptions):
@@ -212,13 +200,13 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
             seen=f"container.command in the profile {name}",
             fix=f"read {site.documentation}" if site.documentation else "muster job list",
         )
-    directives = [with_gpus(site.scheduler, line, wanted.gpus) for line in value_of(site.launch.directives, here) or ()]
-    asking = [line for line in directives if asks_for_gpus(site.scheduler, line)]
-    if wanted.gpus is not None and site.scheduler == "grid_engine":
+    directives = value_of(site.launch.directives, here) or ()
+    gpu_line = value_of(site.launch.gpus, here)
+    if wanted.gpus is not None and site.scheduler == "grid_engine" and gpu_line is None:
         raise MusterError(
             "what Grid Engine calls a GPU is each site's own",
             seen=f"--gpus={wanted.gpus}",
-            fix="in the profile: [launch] directives, as in -l gpu=4; or to qsub",
+            fix="in the profile: [launch] gpus, as in -l gpu={gpus}; or to qsub",
         )
     module_words = [line.split() for line in value_of(site.modules, here) or ()]
     module_words += [["load", module] for module in value_of(site.container.modules, here) or ()]
@@ -238,8 +226,8 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         "memory_gib": value_of(site.nodes.memory_gib, here),
         "partition": partition,
         "needs_account": value_of(site.launch.account, here) or False,
+        "gpu_line": gpu_line.replace("{gpus}", str(gpus)) if gpu_line and gpus else None,
         "directives": directives,
-        "gpus_are_asked_for": bool(asking),
         "flags": value_of(site.launch.flags, here) or (),
         "launcher": value_of(site.launch.launcher, here),
         "modules": module_words,
@@ -351,27 +339,3 @@ def _notes(site: Site) -> list[str]:
 def mentions(directives: Iterable[str], *options: str) -> bool:
     """Whether one of `directives` has one of `options`, with a value or without."""
     return any(re.match(rf"{re.escape(option)}(?![\w-])", line) for line in directives for option in options)
-
-
-def with_gpus(scheduler: str, directive: str, gpus: int | None) -> str:
-    """A directive of the profile, with the user's number of GPUs a node where it asks for them and nothing else.
-
-    Raises:
-        MusterError: it asks for them in another form.
-    """
-    if gpus is None or not asks_for_gpus(scheduler, directive):
-        return directive
-    number = _NUMBER_OF_GPUS.fullmatch(directive)
-    if scheduler != "slurm" or number is None:
-        raise MusterError(
-            "the profile's own lines ask for GPUs",
-            seen=f"--gpus={gpus}; launch.directives: {directive}",
-            fix="leave --gpus out, and change that line in the script; or in a profile of your own",
-        )
-    return f"{number[1]}{gpus}"
-
-
-def asks_for_gpus(scheduler: str, directive: str) -> bool:
-    """Whether a directive asks for GPUs: --gres=gpu:4 does, --gres=nvme:1600 does not."""
-    pattern = _ASKS.get(scheduler)
-    return pattern is not None and pattern.search(directive) is not None

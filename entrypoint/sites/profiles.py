@@ -163,6 +163,8 @@ def _wrong(key: str, text: str) -> str | None:
         return "is empty: leave out what is not known"
     if key == "launch.directives" and text.startswith("#"):
         return "leave its #SBATCH, #PBS, #BSUB or #$ out"
+    if key == "launch.directives" and re.search(r"--gres\S*\bgpu\b|--gpus|(?<!-)-gpu\b|ngpus", text):
+        return "asks for GPUs: launch.gpus does that, as in --gres=gpu:{gpus}"
     is_folder = key in _BINDS or key.startswith("caches.")
     if is_folder and re.search(r"""^~|[$`"'\\;&|<>()*?!]""", VARIABLE.sub("", text)):
         return "is no plain folder: $NAME or ${NAME} may be in it, and nothing else that a shell would act on"

@@ -105,6 +105,7 @@ class Launch(_Table, frozen=True):
     Attributes:
         partition: Slurm's partition, or the queue of the others.
         account: whether a job has to name an account (a project).
+        gpus: the line for a node's GPUs, where it is not the scheduler's usual one: "--gres=gpu:{gpus}".
         directives: further lines for the head of the script, without their `#SBATCH`.
         flags: further options of the launcher (srun, mpiexec, jsrun, flux run).
         launcher: where it is not the scheduler's own: mpiexec, jsrun, blaunch.
@@ -112,6 +113,7 @@ class Launch(_Table, frozen=True):
 
     partition: Word | None = None
     account: Fact[bool] | None = None
+    gpus: Fact[Annotated[str, msgspec.Meta(pattern=r"\A[ -~]*\{gpus\}[ -~]*\Z")]] | None = None
     directives: Words | None = None
     flags: Words | None = None
     launcher: Word | None = None
