@@ -12,7 +12,7 @@ from muster.entrypoint import show
 from muster.entrypoint.detect import families
 from muster.entrypoint.jobs import quoting
 from muster.entrypoint.options import JobOptions
-from muster.entrypoint.sites.schema import Context, Site, resolve, value_of
+from muster.entrypoint.sites.schema import STATUS, Context, Site, resolve, value_of
 from muster.errors import MusterError
 
 if TYPE_CHECKING:
@@ -32,12 +32,6 @@ MOST_ABOUT, MOST_COLUMNS = 4, 110
 """Lines of comments at the top of a script, without those on how to submit it; columns of a line of bash."""
 NO_SIF = "muster:latest"
 """What a registry calls the image, for engines that don't take a SIF."""
-
-_STATUS = {
-    "unverified": ": put together of what was found, not tried",
-    "documented": ": as the centre describes it, not tried",
-    "verified": ": seen to work there",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +233,7 @@ def about(name: str, site: Site, wanted: Wanted) -> str:
     """The first lines of a script, as comments: what it runs, where, and what is to be known of the site."""
     title = f"{site.title}, {site.centre}" if site.centre else site.title
     each = f"{wanted.nodes} nodes, one container each" if wanted.nodes > 1 else "one node, one container"
-    status = f" ({site.status}{_STATUS[site.status]})" if site.centre else ""
+    status = f" ({site.status}: {STATUS[site.status]})" if site.centre else ""
     lines = [quoting.comment(f"{' '.join(wanted.command)} on {title}: {each}.")]
     lines.append(quoting.comment(f"Made by: {made_by(name, wanted)}{status}"))
     for index, hint in enumerate([*_notes(site), *(site.storage.hints.value if site.storage.hints else ())]):

@@ -44,8 +44,8 @@ MOST_RANKS_PER_CORE = 4
 MOST_NODES_TEXT = 100_000
 """Characters of the list of nodes that a program is told; of a longer one none."""
 
-MOST_SCRIPT_BYTES = 500_000
-"""Of a script that is read for what it expects of its launch."""
+MOST_SCRIPT_LENGTH = 500_000
+"""Characters of a script that are read for what it expects of its launch."""
 
 
 @dataclass(frozen=True)
@@ -352,11 +352,11 @@ def _of_user(context: Context) -> Additions:
 
 def _notes_on_script(program: Program, allocation: Allocation, env: Environment) -> tuple[str, ...]:
     """What a script that was made for another launch would do here; nothing of one that reads torchrun's variables."""
+    if program.kind != "script":
+        return ()
     text = ""
-    with suppress(OSError, ValueError):
-        path = Path(program.words[0])
-        if program.kind == "script" and path.is_file() and path.stat().st_size < MOST_SCRIPT_BYTES:
-            text = path.read_text(encoding="utf-8", errors="replace")
+    with suppress(OSError), open(program.words[0], encoding="utf-8", errors="replace") as file:
+        text = file.read(MOST_SCRIPT_LENGTH)
     name, num_ranks = Path(program.words[0]).name, allocation.nproc_per_node
     is_agent = allocation.mode == "agent"
     notes: list[str] = []

@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 
     from muster.entrypoint.sites.schema import Site
 
-STATUS = {
-    "verified": "seen to work there",
-    "documented": "in the site's own words, not tried",
-    "unverified": "no words of the site's on such containers were found, not tried",
-}
-
 
 def add_to(app: typer.Typer) -> None:
     """Adds the command to `muster`."""
@@ -104,6 +98,7 @@ def _show(name: str, site: "Site", why: str | None, as_json: bool) -> None:
         _print_json({"name": name, "why": why, **asdict(site)})
         return
     from muster.entrypoint.sites import profiles
+    from muster.entrypoint.sites.schema import STATUS
 
     print(f"{site.title}{', ' if site.centre else ''}{site.centre} ({name})")
     if why:

@@ -14,7 +14,12 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 
 Status = Literal["unverified", "documented", "verified"]
-"""unverified: nothing about containers was found; documented: the site's own words; verified: seen to work there."""
+STATUS: Mapping[Status, str] = {
+    "unverified": "put together of what was found, not tried",
+    "documented": "as the centre describes it, not tried",
+    "verified": "seen to work there",
+}
+"""What each says of a profile."""
 
 
 T = TypeVar("T")
