@@ -1,4 +1,4 @@
-"""Filters for the templates: nothing of a profile or of the user reaches a shell, or a directive, as it is."""
+"""Values as words of a shell, directives and comments: nothing of a profile or of the user reaches one as it is."""
 
 import re
 import textwrap

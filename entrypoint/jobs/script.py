@@ -150,11 +150,8 @@ def script(name: str, site: Site, wanted: Wanted, file: str) -> str:
     engine = new_templates(
         word=show.word,
         words=show.words,
-        expanded=quoting.expanded,
         directive=quoting.directive,
         comment=quoting.comment,
-        wrapped=quoting.wrapped,
-        fallback=quoting.fallback,
         clock=clock,
         hours_and_minutes=hours_and_minutes,
         mentions=mentions,
