@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,14 @@ from muster.entrypoint import environment, show
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.launch import frameworks, start
 from muster.entrypoint.launch.program import Additions, Program
-from muster.entrypoint.options import EnvOptions, LaunchOptions, ProgramOptions, ShowOptions, TorchrunOptions
+from muster.entrypoint.options import (
+    EnvOptions,
+    JobOptions,
+    LaunchOptions,
+    ProgramOptions,
+    ShowOptions,
+    TorchrunOptions,
+)
 from muster.entrypoint.rendezvous import address
 from muster.errors import MusterError, one_line
 from muster.help import NAMES as HELP_NAMES
@@ -83,14 +91,14 @@ def train() -> None:
         return
     # A file that is not here may be on other nodes: each process says that it is not.
     refused = _refused_alike() if _is_here(config_of(typed)) else nullcontext()
-    with _ending(f"train {strategy}", lambda: "--debug" in typed), refused:
+    with _ending(f"train {strategy}", "--debug" in typed), refused:
         argv = with_file(typed)
     plain = from_argv(argv[1:], LaunchOptions, Options, ConfigFile)
     if plain is None:
         _run(_trainings(), "train", argv, typed)
         return
     options, training, _ = plain
-    with _ending(f"train {strategy}", lambda: options.debug):
+    with _ending(f"train {strategy}", options.debug):
         _train(strategy, options, training)
 
 
@@ -209,12 +217,11 @@ def muster() -> None:
     plain = from_argv(sys.argv[2:], *RUN, rest=script) if sys.argv[1:2] == ["run"] else None
     if plain is not None and script:
         options, how, torchrun = plain
-        with _ending("muster run", lambda: options.debug):
+        with _ending("muster run", options.debug):
             _run_script(options, how, torchrun, script)
         return
     # Here and not above: `train` has no use for them.
     from muster.entrypoint.fabric import commands as fabric_commands
-    from muster.entrypoint.jobs import commands as job_commands
     from muster.entrypoint.sites import commands as site_commands
 
     app = typer.Typer(
@@ -225,11 +232,7 @@ def muster() -> None:
     words = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The program, then its arguments.")]
     run = "Start SCRIPT on all ranks of this job, in torchrun's place."
     _detailed(app, "run", run, allow_interspersed_args=False)(
-        command(
-            _run_script,
-            *RUN,
-            script=inspect.Parameter("script", inspect.Parameter.KEYWORD_ONLY, annotation=words),
-        )
+        command(_run_script, *RUN, script=_argument("script", words))
     )
     _detailed(app, "detect", "Show what was found, where it came from, what would run.")(
         command(_detect, LaunchOptions, ShowOptions)
@@ -239,7 +242,14 @@ def muster() -> None:
     bench = "Measure how fast ranks reach each other, and by which network."
     _detailed(app, "bench", bench)(command(_start_check("bench"), LaunchOptions, BenchOptions))
     app.command("report", help="Show what runs measured, and how they scale, on one page.")(_report)
-    job_commands.add_to(app, _check)
+    site = Annotated[str, typer.Argument(metavar="SITE", help="A site's profile, by name or file; or list.")]
+    words = Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND...]", help="What runs on each node. Default: train ddp."),
+    ]
+    app.command("job", help="Print a job script for a site; 'muster job list' names them.")(
+        command(_job, JobOptions, site=_argument("site", site), command=_argument("command", words, default=None))
+    )
     site_commands.add_to(app)
     fabric_commands.add_to(app)
     _detailed(app, "env", "Print variables for other frameworks, or a container's options.")(
@@ -247,6 +257,10 @@ def muster() -> None:
     )
     app.command("version", help="Show what is installed, and the libraries that torch loads.")(_version)
     _run(app, "muster", sys.argv[1:])
+
+
+def _argument(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunOptions, script: list[str]) -> None:
@@ -313,6 +327,21 @@ def _detect(options: LaunchOptions, wanted: ShowOptions) -> None:
     print((show.as_json if wanted.as_json else show.as_table)(context, planned))
 
 
+def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
+    # Here and not above: no other command needs profiles or templates.
+    from muster.entrypoint.jobs import making
+    from muster.entrypoint.jobs.script import COMMAND, Wanted
+    from muster.entrypoint.sites.commands import print_list
+
+    if site == "list" and not command:
+        print_list()
+        return
+    if command:
+        _check(command)
+    wanted = Wanted(**vars(options), command=tuple(command or COMMAND))
+    sys.stdout.write(making.make(site, wanted))
+
+
 def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
     env = start.environment_of(options)
     if wanted.docker_args or wanted.apptainer_args:
@@ -362,12 +391,12 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
         app.registered_commands, app.registered_groups = asked, []
         app.callback()(lambda: None)  # else a command that is alone would have no name
     parser = typer.main.get_command(app)
-    with _ending(" ".join([name, *argv[: len(asked)]]), lambda: _is_debugged(parser, argv)):
+    # What follows -- is another command's.
+    is_debugged = "--debug" in takewhile(lambda word: word != "--", argv)
+    with _ending(" ".join([name, *argv[: len(asked)]]), is_debugged):
         try:
             parser.main(args=argv, prog_name=name, standalone_mode=False)
         except USAGE_ERROR as error:
-            if _is_debugged(parser, argv):
-                raise
             if str(error):
                 with _refused_alike():
                     raise _usage(error, [name, *(argv if typed is None else typed)]) from None
@@ -376,14 +405,14 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
 
 
 @contextmanager
-def _ending(command: str, is_debugged: Callable[[], bool]) -> Generator[None]:
+def _ending(command: str, is_debugged: bool) -> Generator[None]:
     """Ends this process where the command is refused: with three lines on stderr, or a traceback if that is wanted."""
     interruption.current.command = command
     try:
         with interruption.clearing_up():
             yield
     except MusterError as error:
-        if os.environ.get("MUSTER_DEBUG") or is_debugged():
+        if os.environ.get("MUSTER_DEBUG") or is_debugged:
             raise
         print(error, file=sys.stderr)
         sys.exit(error.code)
@@ -402,17 +431,6 @@ def _refused_alike() -> Generator[None]:
         if rank:
             sys.exit(error.code)
         raise
-
-
-def _is_debugged(parser: Any, argv: Sequence[str]) -> bool:
-    """Whether tracebacks are wanted, by an option of ours: one behind the user's script is the script's own."""
-    if os.environ.get("MUSTER_DEBUG"):
-        return True
-    words = list(argv)
-    while words and hasattr(parser, "commands"):
-        parser = parser.commands.get(words.pop(0))
-    # Resilient: it stops at the first usage error in place of raising it.
-    return bool(parser and parser.make_context("", words, resilient_parsing=True).params.get("debug"))
 
 
 def _usage(error: Any, typed: list[str]) -> MusterError:

@@ -5,7 +5,7 @@ Docker and podman take a value from their own environment where only the name is
 
 import re
 import shlex
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ def docker(env: Environment) -> ContainerOptions:
     Raises:
         MusterError: a file has a name that can't be passed.
     """
-    job = _job(env)
+    job, _ = _found(env)
     present, num_secret = _present(env)
     is_job = any(not _NO_JOB.fullmatch(name) for name in present)
     left_out = {name for name in env if name not in present}
@@ -91,7 +91,7 @@ def apptainer(env: Environment) -> ContainerOptions:
         notes.append(f"left out, as Apptainer has a shell read what is in them: {', '.join(evaluated)}")
     if not any(not _NO_JOB.fullmatch(name) for name in present):
         notes.append("no variables of a job are here")
-    elif not _is_task(env):
+    elif not _found(env)[1]:
         notes.append("these values are this process's: what a launcher is yet to start has to ask for its own")
     return ContainerOptions(tuple(map(shlex.quote, words)), tuple(notes))
 
@@ -112,20 +112,14 @@ def assignment(name: str, value: str) -> str:
     return field if is_csv else f"{field},{field}"
 
 
-def _job(env: Environment) -> Job | None:
-    """The job, or None where none is known."""
-    try:
-        return families.find_job(env)[0]
-    except MusterError:
-        return None
-
-
-def _is_task(env: Environment) -> bool:
-    """Whether a launcher started this process."""
-    try:
-        return families.find_task(env, _job(env))[0] is not None
-    except MusterError:
-        return False
+def _found(env: Environment) -> tuple[Job | None, bool]:
+    """The job, None where none is known; and whether a launcher started this process."""
+    job, is_task = None, False
+    with suppress(MusterError):
+        job = families.find_job(env)[0]
+    with suppress(MusterError):
+        is_task = families.find_task(env, job)[0] is not None
+    return job, is_task
 
 
 def _present(env: Environment) -> tuple[list[str], int]:
@@ -139,14 +133,11 @@ def _present(env: Environment) -> tuple[list[str], int]:
     return present, len(wanted) - len(present)
 
 
-def _files(env: Environment) -> Iterator[str]:
-    """The files that variables name, as far as they exist."""
-    paths: dict[str, None] = {}
-    for name in (*families.files("TEXT_FILES"), *families.files("BINARY_FILES")):
-        path = env.get(name)
-        if path and (Path(path).is_file() if env.is_live else name in env.files):
-            paths[str(Path(path).absolute())] = None
-    yield from paths
+def _files(env: Environment) -> list[str]:
+    """The files that variables name, as far as they exist, each once."""
+    names = [name for name in (*families.files("TEXT_FILES"), *families.files("BINARY_FILES")) if env.get(name)]
+    there = [name for name in names if (Path(env[name]).is_file() if env.is_live else name in env.files)]
+    return list(dict.fromkeys(str(Path(env[name]).absolute()) for name in there))
 
 
 def _secrets(count: int) -> list[str]:

@@ -4,6 +4,9 @@ import re
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import typer
 
 from muster.arguments import option
 from muster.errors import MusterError
@@ -12,6 +15,7 @@ _launch = partial(option, panel="Launch (found by itself in a job)")
 _torchrun = partial(option, panel="Launch (torchrun's own, where it starts the ranks)")
 _host = partial(option, panel="This site and its network (found by itself)")
 _look = partial(option, panel="Look first")
+_kubernetes = partial(option, panel="Kubernetes")
 
 ELASTIC_RESTARTS = 3
 """Restarts where nodes may come and go: to go on with fewer is one."""
@@ -191,17 +195,17 @@ class TorchrunOptions:
                 )
             options = replace(options, nnodes="1")
         if self.rdzv_endpoint is not None and not self.standalone:
-            host, _, port = (
-                self.rdzv_endpoint.rpartition(":") if ":" in self.rdzv_endpoint else (self.rdzv_endpoint, "", "")
-            )
-            if not port.isascii() or not (port or "0").isdigit() or int(port or 0) > 65535:
+            try:
+                place = urlsplit(f"//{self.rdzv_endpoint}")
+                host, port = place.hostname, place.port
+            except ValueError:
                 raise MusterError(
                     "--rdzv-endpoint is HOST:PORT", seen=self.rdzv_endpoint, fix="--rdzv-endpoint node01:29500"
-                )
-            if int(port or 0):  # 0 is a free port
-                options = replace(options, master_port=options.master_port or int(port))
+                ) from None
+            if port:  # 0 is a free port
+                options = replace(options, master_port=options.master_port or port)
             if options.num_nodes not in (None, 1):
-                options = replace(options, master_addr=options.master_addr or host.strip("[]"))
+                options = replace(options, master_addr=options.master_addr or host)
         for word in filter(None, self.rdzv_conf.split(",")):
             name, _, value = word.partition("=")
             if name not in ("timeout", "join_timeout") or not value.isdigit():
@@ -253,3 +257,22 @@ class EnvOptions:
             raise MusterError(
                 "muster env prints one thing at a time", seen=" ".join(names), fix=f"muster env {names[0]}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """A job, as `muster job` is asked for it."""
+
+    nodes: Annotated[int, typer.Option(help="Nodes of the job.", min=1, max=100_000)] = 2
+    time: Annotated[str, typer.Option(help="Time limit: 1:30:00, 2-12:00:00 or 90m.")] = "1:00:00"
+    image: Annotated[str, typer.Option(help="The image: a SIF, or a registry's for Kubernetes.")] = "muster.sif"
+    account: Annotated[str | None, typer.Option(help="The project that pays.")] = None
+    partition: Annotated[str | None, typer.Option(help="Partition or queue. Default: the profile's.")] = None
+    gpus: Annotated[int | None, typer.Option(help="GPUs of a node. Default: the profile's.", min=0, max=1000)] = None
+    name: Annotated[str, typer.Option(help="The job's name.")] = "muster"
+    kind: Annotated[str | None, _kubernetes(help="Which manifest: pytorchjob, jobset or job. Default: job.")] = None
+    claim: Annotated[str | None, _kubernetes(help="The PersistentVolumeClaim for runs. Default: muster.")] = None
+    device: Annotated[
+        list[str] | None,
+        _kubernetes(help="A further resource of each pod, for RDMA: rdma/hca_shared_devices_a=1. May be repeated."),
+    ] = None

@@ -34,6 +34,8 @@ SECRET_VALUE = re.compile(
     r"\w+://[^/\s]*:[^/\s]*@|-----BEGIN|\beyJ[\w-]{10,}\.|\b[0-9a-fA-F]{32,}\b"
     r"|-(?i:[\w-]*(?:token|secret|password|key))[=\s]+[^\s-]"
 )
+# One that bash exports: BASH_FUNC_module%%=() {  eval ..., up to a brace alone.
+_FUNCTION = re.compile(r"^BASH_FUNC_[^=\n]+(?:%%|\(\))=.*?\n}$", re.MULTILINE | re.DOTALL)
 MAX_FILE = 1_000_000
 MAX_RECORDING_BYTES = 16 << 20
 
@@ -52,46 +54,38 @@ def load(path: Path) -> Environment:
             raise OSError(f"larger than {MAX_RECORDING_BYTES} bytes")
     except OSError as reason:
         raise MusterError("the recorded environment can't be read", seen=f"{path}: {reason}", fix=fix) from None
-    values: dict[str, list[str]] = {}
-    files: dict[str, list[str]] = {}
-    host: str | None = None
-    lines: list[str] | None = None
     # As the operating system has variables: any bytes, and lines end by nothing but a line feed.
-    text = content.decode("utf-8", "surrogateescape").removesuffix("\n").split("\n")
-    last_brace = max((number for number, line in enumerate(text) if line.rstrip("\r") == "}"), default=-1)
-    in_function = False
+    text = content.decode("utf-8", "surrogateescape").replace("\r\n", "\n")
+    head, *sections = re.split("^--- file ", text, flags=re.MULTILINE)
+    files: dict[str, str] = {}
+    for section in sections:
+        name, _, lines = section.partition("\n")
+        files[name.strip()] = files.get(name.strip(), "") + lines
+    values: dict[str, list[str]] = {}
+    host: str | None = None
     continued = ""  # the variable that a line without NAME= belongs to
-    for number, line in enumerate(line.removesuffix("\r") for line in text):
-        if in_function:
-            in_function = line != "}"
-            continue
-        if line.startswith("--- file "):
-            lines = files.setdefault(line.removeprefix("--- file ").strip(), [])
-        elif lines is not None:
-            lines.append(line)
-        elif line.startswith("#"):
-            key, _, value = line[1:].partition(":")
+    for number, line in enumerate(_FUNCTION.sub("", head).split("\n")):
+        name, equals, value = line.partition("=")
+        if line.startswith("#"):
+            key, _, text = line[1:].partition(":")
             if key.strip() == "host":
-                host = value.strip() or None
-        elif line.strip():
-            name, equals, value = line.partition("=")
-            if equals and NAME.fullmatch(name):
-                values[name], continued = [value], name
-            elif line.startswith("BASH_FUNC_"):
-                in_function, continued = number < last_brace, ""
-            elif equals and name and not re.search(r"\s", name):
-                continued = ""  # a variable that no shell has, such as a.b=1
-            elif continued:
-                values[continued].append(line)
-            elif not values:
-                raise MusterError(
-                    "a recorded environment begins with a line that is no NAME=VALUE",
-                    seen=f"{path}, line {number + 1}: {line[:80]}",
-                    fix=fix,
-                )
+                host = text.strip() or None
+        elif not line.strip():
+            continue
+        elif equals and NAME.fullmatch(name):
+            values[name], continued = [value], name
+        elif equals and name and not re.search(r"\s", name):
+            continued = ""  # a variable that no shell has, such as a.b=1
+        elif continued:
+            values[continued].append(line)
+        elif not values:
+            raise MusterError(
+                "a recorded environment begins with a line that is no NAME=VALUE",
+                seen=f"{path}, line {number + 1}: {line[:80]}",
+                fix=fix,
+            )
     variables = {name: "\n".join(value) for name, value in values.items()}
-    contents = {name: "".join(f"{line}\n" for line in content) for name, content in files.items()}
-    return Environment(variables, host, contents, engine=container_engine(variables, root=None))
+    return Environment(variables, host, files, engine=container_engine(variables, root=None))
 
 
 def as_recording(env: Environment) -> str:

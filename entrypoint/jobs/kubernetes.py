@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from muster.entrypoint.jobs import quoting
-from muster.entrypoint.jobs.script import IMAGE, Wanted, made_by, new_templates
+from muster.entrypoint.jobs.script import Wanted, made_by, new_templates
 from muster.entrypoint.sites.schema import Context, Site, resolve, value_of
 from muster.errors import MusterError
 
@@ -23,12 +23,8 @@ CACHES = {"TORCH_HOME": "/workspace/.cache/torch", "HF_HOME": "/workspace/.cache
 """Where downloads are kept: on the volume with the runs, as the image's own folders can't be written to."""
 # RFC 1035, as Services need it: stricter than RFC 1123 in that no digit comes first.
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _RESOURCE = re.compile(r"([-a-z0-9.]+/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)(=([1-9][0-9]{0,5}))?")
-_IMAGE = re.compile(
-    r"[a-zA-Z0-9][a-zA-Z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*(:[a-zA-Z0-9_][a-zA-Z0-9_.-]*)?(@sha256:[0-9a-f]{64})?"
-)
-_MAX_LABEL, _MAX_SUBDOMAIN = 63, 253
+_MAX_LABEL = 63
 # What the names of the pods have between the job's name and their number.
 _NUMBERED = {"job": "-", "jobset": "-node-0-", "pytorchjob": "-worker-"}
 
@@ -45,14 +41,14 @@ def make(name: str, site: Site, wanted: Wanted) -> str:
         MusterError: there is no such kind, or Kubernetes would not take it.
     """
     kind = wanted.kind or DEFAULT_KIND
-    image = NO_IMAGE if wanted.image == IMAGE else wanted.image
+    image = NO_IMAGE if wanted.image == Wanted.image else wanted.image
     claim = CLAIM if wanted.claim is None else wanted.claim
     here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
     queue = wanted.partition if wanted.partition is not None else value_of(site.launch.partition, here)
-    _check(kind, wanted, image, claim, queue)
+    _check(kind, wanted, image)
     gpus = wanted.gpus if wanted.gpus is not None else value_of(site.nodes.gpus, here)
     gpus = 1 if gpus is None else gpus
-    devices = dict(device(text) for text in wanted.devices)
+    devices = dict(device(text) for text in wanted.device or ())
     # Pods have no shell that would expand variables in a folder.
     caches = {name: value for name, value in resolve(site.caches, here).items() if not quoting.needs(value)}
     templates = new_templates(finalize=_yaml, bare=_Bare, literal=literal, comment=quoting.comment)
@@ -83,8 +79,8 @@ def resuming(wanted: Wanted) -> tuple[str, ...]:
     return (*wanted.command, *name, "--resume=auto")
 
 
-def _check(kind: str, wanted: Wanted, image: str, claim: str, queue: str | None) -> None:
-    """Returns if Kubernetes takes what was asked for.
+def _check(kind: str, wanted: Wanted, image: str) -> None:
+    """Returns if Kubernetes has what was asked for. Other names it refuses itself.
 
     Raises:
         MusterError: it does not.
@@ -94,7 +90,7 @@ def _check(kind: str, wanted: Wanted, image: str, claim: str, queue: str | None)
         raise MusterError("there is no such manifest", seen=f"--kind={kind}", fix=fix)
     if wanted.account is not None:
         raise MusterError("Kubernetes knows no accounts", seen=f"--account={wanted.account}", fix="leave it out")
-    if image.endswith(".sif") or not _IMAGE.fullmatch(image):
+    if not image or image.endswith(".sif") or "://" in image:
         raise MusterError(
             "Kubernetes takes images from a registry only",
             seen=f"--image {image}",
@@ -109,12 +105,6 @@ def _check(kind: str, wanted: Wanted, image: str, claim: str, queue: str | None)
             seen=f"--name {wanted.name}",
             fix="--name my-training",
         )
-    for option, value, most, fix in (
-        ("--claim", claim, _MAX_SUBDOMAIN, "muster-runs"),
-        ("--partition", queue, _MAX_LABEL, "training"),
-    ):
-        if value is not None and (not _SUBDOMAIN.fullmatch(value) or len(value) > most):
-            raise MusterError(f"Kubernetes takes no such {option}", seen=f"{option} {value}", fix=f"{option} {fix}")
 
 
 def device(text: str) -> tuple[str, int]:

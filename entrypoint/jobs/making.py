@@ -1,12 +1,10 @@
 """A site's name and a wanted job -> the script; and those scripts that are kept in jobs/."""
 
-import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from muster import JOBS
-from muster.entrypoint.jobs import kubernetes, quoting, script
+from muster.entrypoint.jobs import kubernetes, script
 from muster.entrypoint.jobs.script import EXTENSIONS, Wanted
 from muster.entrypoint.sites import profiles, recognise
 from muster.entrypoint.sites.recognise import Recognised
@@ -24,7 +22,7 @@ def make(name: str, wanted: Wanted, file: str | None = None) -> str:
     Raises:
         MusterError: there is no such profile, or it can't be.
     """
-    quoting.text(name, "SITE")
+    script.check(name, wanted)
     if name not in profiles.site_names() and script.of_family(name):
         site = Site(title=name, scheduler=name, status="documented")
     else:
@@ -52,20 +50,11 @@ def kept() -> Mapping[Path, str]:
     return files
 
 
-def stale() -> list[Path]:
-    """Scripts in jobs/ that no profile makes any more."""
-    made = re.compile(rf".*\.({'|'.join([*EXTENSIONS.values(), 'yaml'])})")
-    return sorted(path for path in JOBS.iterdir() if made.fullmatch(path.name) and path not in kept())
-
-
 def main() -> None:
-    """Writes the kept files, and removes those that no profile makes any more."""
+    """Writes the kept files."""
     for path, text in kept().items():
         path.write_text(text, encoding="utf-8")
         path.chmod(0o755 if path.suffix != ".yaml" else 0o644)
-    for path in stale():
-        path.unlink()
-        print(f"removed: {path.name}", file=sys.stderr)
 
 
 if __name__ == "__main__":

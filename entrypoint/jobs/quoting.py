@@ -1,4 +1,4 @@
-"""Filters for the templates: nothing of a profile or of the user reaches a shell, or a directive, as it is."""
+"""Values as words of a shell, directives and comments: nothing of a profile or of the user reaches one as it is."""
 
 import re
 import textwrap
@@ -16,9 +16,8 @@ def expanded(value: object) -> str:
     >>> expanded('$SCRATCH/my "runs" $(id)')
     '"$SCRATCH/my \\"runs\\" \\$(id)"'
     """
-    text = re.sub(r"^~(?=/|$)", "$HOME", str(value))
     # A match is a variable, or one character that would mean something between the quotes.
-    escaped = re.sub(rf"({VARIABLE.pattern})|[\\\"`$]", lambda match: match[1] or f"\\{match[0]}", text)
+    escaped = re.sub(rf"({VARIABLE.pattern})|[\\\"`$]", lambda match: match[1] or f"\\{match[0]}", str(value))
     return f'"{escaped}"'
 
 
@@ -39,8 +38,7 @@ def fallback(value: object) -> str:
 
 def needs(value: str) -> list[str]:
     """The variables that `expanded(value)` reads, each once."""
-    text = re.sub(r"^~(?=/|$)", "$HOME", value)
-    return list(dict.fromkeys(match[1] or match[2] for match in VARIABLE.finditer(text)))
+    return list(dict.fromkeys(match[1] or match[2] for match in VARIABLE.finditer(value)))
 
 
 def directive(value: object) -> str:
@@ -57,17 +55,6 @@ def directive(value: object) -> str:
             fix="remove line breaks and control characters from it",
         )
     return text
-
-
-def text(value: str, option: str) -> str:
-    """`value`, which a user gave for `option`, for a file in UTF-8.
-
-    Raises:
-        MusterError: it is no text, as a file's name of another encoding is none.
-    """
-    if re.search("[\0\ud800-\udfff]", value):
-        raise MusterError(f"{option} is no text in UTF-8", seen=f"{option}={value}", fix=f"{option} in UTF-8")
-    return value
 
 
 def plain(value: str, option: str) -> str:

@@ -1,23 +1,23 @@
 """A profile and what the user wants of a job -> a job script, by the template of the profile's scheduler."""
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, cast
 
 from muster import JOBS
 from muster.config import STRATEGIES
 from muster.entrypoint import show
 from muster.entrypoint.detect import families
 from muster.entrypoint.jobs import quoting
-from muster.entrypoint.sites.schema import Context, Site, resolve, value_of
+from muster.entrypoint.options import JobOptions
+from muster.entrypoint.sites.schema import STATUS, Context, Site, resolve, value_of
 from muster.errors import MusterError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-IMAGE = "muster.sif"
-NAME = "muster"
 COMMAND = ("train", "ddp")
 _CLOCK = re.compile(r"(?:([0-9]{1,3})-)?([0-9]{1,4}):([0-5][0-9]):([0-5][0-9])")
 _UNITS = re.compile(r"(?:([0-9]{1,3})d)?(?:([0-9]{1,4})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,6})s)?")
@@ -33,54 +33,21 @@ MOST_ABOUT, MOST_COLUMNS = 4, 110
 NO_SIF = "muster:latest"
 """What a registry calls the image, for engines that don't take a SIF."""
 
-_STATUS = {
-    "unverified": ": put together of what was found, not tried",
-    "documented": ": as the centre describes it, not tried",
-    "verified": ": seen to work there",
-}
-
-# By which options directives ask for GPUs; Grid Engine's are each site's own.
-_ASKS: Mapping[str, re.Pattern[str]] = {
-    "slurm": re.compile(
-        r"(?<!\S)(?:--(?:gres|tres-per-\w+)[=\s]\s*\S*\bgpu\b|--gpus(?:-per-\w+)?(?![\w-])|-G(?![A-Za-z]))"
-    ),
-    "pbs": re.compile(r"\bn?gpus="),
-    "lsf": re.compile(r"(?<!\S)-gpu(?![\w-])|\bngpus"),
-    "flux": re.compile(r"(?<!\S)(?:--gpus-per-\w+|-g)(?![A-Za-z-])"),
-}
-# Slurm's: --gres=gpu:4, --gres=gpu:a100:4, --gpus-per-node=4
-_NUMBER_OF_GPUS = re.compile(r"((?:--gres[= ]gpu:|--gpus-per-node[= ])(?:[A-Za-z][\w.-]*:)?)[0-9]+")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A job, as it is asked for.
+class Wanted(JobOptions):
+    """A job: its options, and the command.
 
     Attributes:
-        nodes: how many.
-        time_s: its limit, in seconds.
-        image: the SIF; the job can be given another by MUSTER_IMAGE.
-        account: the project that pays; None leaves it to the submitting command.
-        partition: Slurm's partition, or the queue of the others; None leaves it to the profile.
-        gpus: of each node; None leaves it to the profile.
-        name: the job's.
         command: what runs on each node, before the arguments that the job is given.
-        kind: of Kubernetes' manifest; None takes the default.
-        claim: the PersistentVolumeClaim with the runs, of Kubernetes alone; None takes the default.
-        devices: further resources of each pod, for RDMA: rdma/hca_shared_devices_a=1.
     """
 
-    nodes: int = 2
-    time_s: int = 3600
-    image: str = IMAGE
-    account: str | None = None
-    partition: str | None = None
-    gpus: int | None = None
-    name: str = NAME
     command: tuple[str, ...] = COMMAND
-    kind: str | None = None
-    claim: str | None = None
-    devices: tuple[str, ...] = ()
+
+    @property
+    def time_s(self) -> int:
+        """The time limit in seconds."""
+        return seconds(self.time)
 
     @property
     def is_training(self) -> bool:
@@ -93,11 +60,11 @@ class Wanted:
         return re.search(r"(^|\0)--nnodes[=\0]\d+:\d+(\0|$)", "\0".join(self.command)) is not None
 
 
-def checked(wanted: Wanted) -> Wanted:
-    """`wanted`, if what the user typed can stand in a script.
+def check(site: str, wanted: Wanted) -> None:
+    """Returns if what the user typed can stand in a script for `site`, and runs as one job.
 
     Raises:
-        MusterError: one of its values can't.
+        MusterError: it can't, or does not.
     """
     for option, value in (("--account", wanted.account), ("--partition", wanted.partition), ("--name", wanted.name)):
         if value is not None:
@@ -106,12 +73,15 @@ def checked(wanted: Wanted) -> Wanted:
     if "/" in wanted.name:
         fix = f"--name={wanted.name.replace('/', '-')}"
         raise MusterError("a job's name has no / in it", seen=f"--name={wanted.name}", fix=fix)
-    quoting.text(wanted.image, "--image")
-    for word in wanted.command:
-        quoting.text(word, "COMMAND")
-    if not wanted.image:
-        raise MusterError("an image has a name", seen="--image=", fix="--image muster.sif")
-    return wanted
+    words = list(wanted.command)
+    while words and re.fullmatch(r"(.*/)?(torchrun|python[0-9.]*)|-u", words[0]):
+        words.pop(0)
+    if wanted.nodes > 1 and words and (len(words) < len(wanted.command) or words[0].endswith(".py")):
+        raise MusterError(
+            "without `muster run` this runs on each node by itself",
+            seen=shlex.join(wanted.command),
+            fix=f"muster job {shlex.quote(site)} --nodes {wanted.nodes} -- muster run {shlex.join(words)}",
+        )
 
 
 def seconds(text: str) -> int:
@@ -180,11 +150,8 @@ def script(name: str, site: Site, wanted: Wanted, file: str) -> str:
     engine = new_templates(
         word=show.word,
         words=show.words,
-        expanded=quoting.expanded,
         directive=quoting.directive,
         comment=quoting.comment,
-        wrapped=quoting.wrapped,
-        fallback=quoting.fallback,
         clock=clock,
         hours_and_minutes=hours_and_minutes,
         mentions=mentions,
@@ -212,9 +179,9 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
     Raises:
         MusterError: this site does not run such jobs, or not by what the templates know.
     """
-    for option, value in (("--kind", wanted.kind), ("--claim", wanted.claim), ("--device", " ".join(wanted.devices))):
+    for option, value in (("--kind", wanted.kind), ("--claim", wanted.claim), ("--device", wanted.device)):
         if value:
-            seen = show.words([option, value])
+            seen = f"{option} {value if isinstance(value, str) else ' '.join(value)}"
             raise MusterError(f"{site.title} takes a script, and no manifest", seen=seen, fix=f"leave {option} out")
     here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
     command = value_of(site.container.command, here)
@@ -224,13 +191,13 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
             seen=f"container.command in the profile {name}",
             fix=f"read {site.documentation}" if site.documentation else "muster job list",
         )
-    directives = [with_gpus(site.scheduler, line, wanted.gpus) for line in value_of(site.launch.directives, here) or ()]
-    asking = [line for line in directives if asks_for_gpus(site.scheduler, line)]
-    if wanted.gpus is not None and site.scheduler == "grid_engine":
+    directives = value_of(site.launch.directives, here) or ()
+    gpu_line = value_of(site.launch.gpus, here)
+    if wanted.gpus is not None and site.scheduler == "grid_engine" and gpu_line is None:
         raise MusterError(
             "what Grid Engine calls a GPU is each site's own",
             seen=f"--gpus={wanted.gpus}",
-            fix="in the profile: [launch] directives, as in -l gpu=4; or to qsub",
+            fix="in the profile: [launch] gpus, as in -l gpu={gpus}; or to qsub",
         )
     module_words = [line.split() for line in value_of(site.modules, here) or ()]
     module_words += [["load", module] for module in value_of(site.container.modules, here) or ()]
@@ -250,8 +217,8 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         "memory_gib": value_of(site.nodes.memory_gib, here),
         "partition": partition,
         "needs_account": value_of(site.launch.account, here) or False,
+        "gpu_line": gpu_line.replace("{gpus}", str(gpus)) if gpu_line and gpus else None,
         "directives": directives,
-        "gpus_are_asked_for": bool(asking),
         "flags": value_of(site.launch.flags, here) or (),
         "launcher": value_of(site.launch.launcher, here),
         "modules": module_words,
@@ -263,7 +230,7 @@ def about(name: str, site: Site, wanted: Wanted) -> str:
     """The first lines of a script, as comments: what it runs, where, and what is to be known of the site."""
     title = f"{site.title}, {site.centre}" if site.centre else site.title
     each = f"{wanted.nodes} nodes, one container each" if wanted.nodes > 1 else "one node, one container"
-    status = f" ({site.status}{_STATUS[site.status]})" if site.centre else ""
+    status = f" ({site.status}: {STATUS[site.status]})" if site.centre else ""
     lines = [quoting.comment(f"{' '.join(wanted.command)} on {title}: {each}.")]
     lines.append(quoting.comment(f"Made by: {made_by(name, wanted)}{status}"))
     for index, hint in enumerate([*_notes(site), *(site.storage.hints.value if site.storage.hints else ())]):
@@ -309,7 +276,7 @@ def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None
     # Containers have /tmp anyway.
     folders = [place for place in dict.fromkeys(places) if place and place != "/tmp"]
     if command.endswith("podman-hpc"):
-        image = NO_SIF if wanted.image == IMAGE else wanted.image
+        image = NO_SIF if wanted.image == Wanted.image else wanted.image
         # The site's own options bring the network's libraries. A container sees only the variables that it is given.
         words = [command, "run", "--rm", "--network=host", "--ipc=host", '--volume "$PWD:$PWD"', '--workdir "$PWD"']
         words += [*options, '--env "MUSTER_FABRIC=${MUSTER_FABRIC:-off}"']
@@ -323,7 +290,7 @@ def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None
         if site.scheduler == "lsf":  # the lists of hosts that LSF itself has written
             words += [_if_set(each, "--bind", f'"{each}"') for each in ("$LSB_DJOB_RANKFILE", "$LSB_DJOB_HOSTFILE")]
         if name.startswith("/"):
-            words.append(f"--bind {_own(name)}")  # the launch inside reads the profile again
+            words.append(f"--bind {show.word(name)}")  # the launch inside reads the profile again
     return _filled([*words, f'"${{MUSTER_IMAGE:-{quoting.fallback(image)}}}"'], " \\\n  ")
 
 
@@ -342,21 +309,12 @@ def _twice(folder: str) -> str:
 
 def made_by(name: str, wanted: Wanted) -> str:
     """The command that makes this script."""
-    plain = Wanted()
     words: list[object] = ["muster", "job", name]
-    for option, value, otherwise in (
-        ("--kind", wanted.kind, None),
-        ("--claim", wanted.claim, None),
-        *(("--device", device, None) for device in wanted.devices),
-        ("--nodes", wanted.nodes, plain.nodes),
-        ("--time", clock(wanted.time_s), clock(plain.time_s)),
-        ("--image", wanted.image, IMAGE),
-        ("--account", wanted.account, None),
-        ("--partition", wanted.partition, None),
-        ("--gpus", wanted.gpus, None),
-        ("--name", wanted.name, NAME),
-    ):
-        words += [option, value] if value != otherwise else []
+    for field in fields(JobOptions):
+        value = getattr(wanted, field.name)
+        if value != field.default:
+            for each in cast("list[object]", value if isinstance(value, list) else [value]):
+                words += [f"--{field.name}", each]
     words += ["--", *wanted.command] if wanted.command != COMMAND else []
     return show.words(words)
 
@@ -369,45 +327,6 @@ def _notes(site: Site) -> list[str]:
     return [f"{value}: {note}." for value, note in named if note]
 
 
-def _own(path: str) -> str:
-    """The profile's own file as a word of a shell, to be bound: it holds what it holds.
-
-    Raises:
-        MusterError: no container's command could take it.
-    """
-    if ":" in path or "," in path:
-        raise MusterError(
-            "a container's command takes : and , in a path for the end of it",
-            seen=path,
-            fix="the profile in a folder, and by a name, without them",
-        )
-    return show.word(path)
-
-
 def mentions(directives: Iterable[str], *options: str) -> bool:
     """Whether one of `directives` has one of `options`, with a value or without."""
     return any(re.match(rf"{re.escape(option)}(?![\w-])", line) for line in directives for option in options)
-
-
-def with_gpus(scheduler: str, directive: str, gpus: int | None) -> str:
-    """A directive of the profile, with the user's number of GPUs a node where it asks for them and nothing else.
-
-    Raises:
-        MusterError: it asks for them in another form.
-    """
-    if gpus is None or not asks_for_gpus(scheduler, directive):
-        return directive
-    number = _NUMBER_OF_GPUS.fullmatch(directive)
-    if scheduler != "slurm" or number is None:
-        raise MusterError(
-            "the profile's own lines ask for GPUs",
-            seen=f"--gpus={gpus}; launch.directives: {directive}",
-            fix="leave --gpus out, and change that line in the script; or in a profile of your own",
-        )
-    return f"{number[1]}{gpus}"
-
-
-def asks_for_gpus(scheduler: str, directive: str) -> bool:
-    """Whether a directive asks for GPUs: --gres=gpu:4 does, --gres=nvme:1600 does not."""
-    pattern = _ASKS.get(scheduler)
-    return pattern is not None and pattern.search(directive) is not None

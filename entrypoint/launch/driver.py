@@ -27,6 +27,11 @@ from muster.errors import MusterError
 Version = tuple[int, int]
 
 LIBCUDA = "libcuda.so.1"
+TOOLKITS = Path("/usr/local")
+"""The folder with CUDA's folders, and their forward-compatibility libraries."""
+MODULE_VERSIONS = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
+"""Files in which the kernel's driver tells its version."""
+DEVICES = Path("/dev")
 PROBE_TIMEOUT_S = 60.0
 
 # The answers of cuInit that a user can do something about.
@@ -50,28 +55,6 @@ print("answer", code, version.value)
 
 # By the CUDA that a program is built for, the first driver that runs it by itself.
 FIRST_DRIVER = {11: 450, 12: 525, 13: 580}
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where things are looked for.
-
-    Attributes:
-        torch: torch's version.py; None finds the installed one's.
-        toolkits: the folder with CUDA's folders, and their forward-compatibility libraries.
-        module_versions: files in which the kernel's driver tells its version.
-        devices: the folder of the GPUs' device files.
-        root: this project: in an image it holds image.json.
-    """
-
-    torch: Path | None = None
-    toolkits: Path = Path("/usr/local")
-    module_versions: tuple[Path, ...] = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
-    devices: Path = Path("/dev")
-    root: Path = ROOT
-
-
-PLACES = Places()
 
 
 @dataclass(frozen=True)
@@ -103,7 +86,7 @@ class Driver:
         return f"driver {self.version}" if self.version else "the driver"
 
 
-def check(allocation: Allocation, env: Environment, program: Program, places: Places = PLACES) -> Additions:
+def check(allocation: Allocation, env: Environment, program: Program) -> Additions:
     """What lets `program` use this node's GPUs, of which the driver may be older than the torch that is here.
 
     Raises:
@@ -112,11 +95,11 @@ def check(allocation: Allocation, env: Environment, program: Program, places: Pl
     on_cpu = program.is_ours and "--device=cpu" in program.words
     if not allocation.gpus_seen or on_cpu or program.framework != "torch":
         return Additions()
-    toolkit = toolkit_of(places)
+    toolkit = toolkit_of(version_file())
     if toolkit is None:
         return Additions()
     try:
-        return _check(toolkit, find(places), env, program, places)
+        return _check(toolkit, find(), env, program)
     except MusterError as error:
         if program.kind != "program":
             raise
@@ -124,20 +107,22 @@ def check(allocation: Allocation, env: Environment, program: Program, places: Pl
         return Additions(notes=(f"{error.wrong}: {error.seen}",))
 
 
-def toolkit_of(places: Places = PLACES) -> Toolkit | None:
-    """The CUDA that the installed torch is built for, without loading it; None for a torch without CUDA, or none.
+def version_file() -> Path | None:
+    """The file of the installed torch that tells its version; None without one. It is not loaded."""
+    spec = importlib.util.find_spec("torch")
+    return Path(spec.origin).with_name("version.py") if spec and spec.origin else None
 
-    torch/version.py has such lines:
+
+def toolkit_of(path: Path | None) -> Toolkit | None:
+    """The CUDA that the torch with this version.py is built for; None for a torch without CUDA, or none.
+
+    The file has such lines:
 
         __version__ = '2.15.0+cu132'
         cuda: Optional[str] = '13.2'
     """
-    path = places.torch
     if path is None:
-        spec = importlib.util.find_spec("torch")
-        if spec is None or spec.origin is None:
-            return None
-        path = Path(spec.origin).with_name("version.py")
+        return None
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError):
@@ -147,16 +132,16 @@ def toolkit_of(places: Places = PLACES) -> Toolkit | None:
     return Toolkit(torch[1] if torch else "", (int(cuda[1]), int(cuda[2]))) if cuda else None
 
 
-def find(places: Places = PLACES) -> Driver:
+def find() -> Driver:
     """This node's driver, as programs started here will find it."""
     cuda = supported()
-    version = _module_version(places)
+    version = _module_version()
     return Driver(version, None, cuda) if isinstance(cuda, str) else Driver(version, cuda)
 
 
-def _module_version(places: Places) -> str | None:
+def _module_version() -> str | None:
     # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder@...)
-    for path in places.module_versions:
+    for path in MODULE_VERSIONS:
         try:
             match = re.search(r"(?<![\w.])[0-9]{3,4}\.[0-9]+(?:\.[0-9]+)?(?![\w.])", path.read_text())
         except (OSError, UnicodeDecodeError):
@@ -166,10 +151,10 @@ def _module_version(places: Places) -> str | None:
     return None
 
 
-def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program, places: Places) -> Additions:
+def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program) -> Additions:
     needed = toolkit.cuda[0]
     if driver.cuda is None:
-        return _without_library(driver, program, places)
+        return _without_library(driver, program)
     if driver.cuda[0] >= needed:
         own = _cuda_of(driver.version)
         if own is None or own >= needed or needed not in FIRST_DRIVER:
@@ -179,17 +164,17 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program,
         if not problem:
             return Additions()
         seen = f"{driver} supports CUDA {own}, {toolkit}; the forward compatibility that is first here: {problem}"
-        raise _too_old(toolkit, own, seen, program, places)
+        raise _too_old(toolkit, own, seen, program)
     seen = f"{driver} supports CUDA {written(driver.cuda)}, {toolkit}"
-    library = newest_compat(places)
+    library = newest_compat()
     if library is None:
-        nowhere = f"no forward compatibility at {places.toolkits}/cuda*/compat/{LIBCUDA}"
-        raise _too_old(toolkit, driver.cuda[0], f"{seen}; {nowhere}", program, places)
+        nowhere = f"no forward compatibility at {TOOLKITS}/cuda*/compat/{LIBCUDA}"
+        raise _too_old(toolkit, driver.cuda[0], f"{seen}; {nowhere}", program)
     variables = {"LD_LIBRARY_PATH": first_on_path(library.parent, env.get("LD_LIBRARY_PATH", ""))}
     problem = prove(str(library), needed, {**env, **variables})
     if problem:
         seen = f"{seen}; forward compatibility by {library}: {problem}"
-        raise _too_old(toolkit, driver.cuda[0], seen, program, places)
+        raise _too_old(toolkit, driver.cuda[0], seen, program)
     return Additions(variables, (f"{seen}: forward compatibility was put first, {library.parent}",))
 
 
@@ -201,7 +186,7 @@ def _cuda_of(version: str | None) -> int | None:
     return max((cuda for cuda, first in FIRST_DRIVER.items() if module >= first), default=0)
 
 
-def newest_compat(places: Places = PLACES) -> Path | None:
+def newest_compat() -> Path | None:
     """The newest forward-compatibility library that is installed here: /usr/local/cuda-13.2/compat/libcuda.so.1."""
 
     def age(path: Path) -> tuple[list[int], list[int], int]:
@@ -209,7 +194,7 @@ def newest_compat(places: Places = PLACES) -> Path | None:
         file, folder = path.resolve().name, path.parent.resolve().parent.name
         return _numbers(file), _numbers(folder), -len(str(path))
 
-    found = [path for path in places.toolkits.glob(f"cuda*/compat/{LIBCUDA}") if path.is_file()]
+    found = [path for path in TOOLKITS.glob(f"cuda*/compat/{LIBCUDA}") if path.is_file()]
     return max(found, key=age, default=None)
 
 
@@ -223,26 +208,25 @@ def first_on_path(folder: Path, path: str) -> str:
     return os.pathsep.join([str(folder), *others])
 
 
-def _without_library(driver: Driver, program: Program, places: Places) -> Additions:
+def _without_library(driver: Driver, program: Program) -> Additions:
     fix = "in a container: apptainer exec --nv, docker run --gpus all"
-    devices = sorted(path.name for path in places.devices.glob("nvidia*") if re.fullmatch("nvidia[0-9]+", path.name))
+    devices = sorted(str(path) for path in DEVICES.glob("nvidia*") if re.fullmatch("nvidia[0-9]+", path.name))
     if not devices:
         return Additions(notes=(f"no NVIDIA driver library here, torch will use the CPU; {fix}",))
     raise MusterError(
         "there are GPUs, but no NVIDIA driver library: torch would train on the CPU",
-        seen=f"{' '.join(str(places.devices / name) for name in devices)}; {driver.problem}",
+        seen=f"{' '.join(devices)}; {driver.problem}",
         fix=f"{fix}; or {_cpu(program)}",
     )
 
 
-def _too_old(toolkit: Toolkit, supported: int, seen: str, program: Program, places: Places) -> MusterError:
+def _too_old(toolkit: Toolkit, supported: int, seen: str, program: Program) -> MusterError:
     needed = toolkit.cuda[0]
     if needed > 12 and platform.machine() == "aarch64":
         # PyPI's torch 2.10 has CUDA on x86-64 only.
         fix = f"ask for an NVIDIA driver of {FIRST_DRIVER[needed]} or newer: aarch64 has no variant for CUDA 12"
     elif needed > 12 and supported >= 12:
-        is_image = (places.root / "image.json").is_file()
-        how = "make image VARIANT=cuda12" if is_image else "install requirements-cuda12.lock"
+        how = "make image VARIANT=cuda12" if (ROOT / "image.json").is_file() else "install requirements-cuda12.lock"
         fix = f"{how}: torch 2.10 for CUDA 12.8 runs with this driver"
     else:
         fix = "ask for an NVIDIA driver of 525 or newer" + (", and take the variant for CUDA 12" if needed > 12 else "")

@@ -30,7 +30,6 @@ from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import address, network
 from muster.entrypoint.rendezvous.address import Rendezvous
 from muster.entrypoint.sites import defaults, recognise
-from muster.entrypoint.sites.defaults import Defaults
 from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import MusterError
 from muster.variables import LaunchVariable
@@ -45,8 +44,8 @@ MOST_RANKS_PER_CORE = 4
 MOST_NODES_TEXT = 100_000
 """Characters of the list of nodes that a program is told; of a longer one none."""
 
-MOST_SCRIPT_BYTES = 500_000
-"""Of a script that is read for what it expects of its launch."""
+MOST_SCRIPT_LENGTH = 500_000
+"""Characters of a script that are read for what it expects of its launch."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,8 @@ def start(
         # is learnt it may as well end the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
     try:
-        context = find(env, options, typed, is_single=is_single, is_start=True)
+        context = find(env, options, typed, is_single=is_single)
+        recognise.check(context.site)
         allocation, options = context.allocation, context.options
         if not is_dry and allocation.num_nodes == allocation.tasks_on_node == 1:
             check()
@@ -137,9 +137,7 @@ def environment_of(options: LaunchOptions) -> Environment:
     return recording.load(Path(options.env_file))
 
 
-def find(
-    env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_single: bool = False, is_start: bool = False
-) -> Context:
+def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_single: bool = False) -> Context:
     """Where the process of `env` stands.
 
     Args:
@@ -147,14 +145,11 @@ def find(
         options: what the user says about the launch.
         typed: the command, for errors that tell how to start it.
         is_single: whether a world of one is wanted.
-        is_start: whether something is to be started: at some sites this image can't run.
 
     Raises:
-        MusterError: it can't be told, or does not fit together; or the image does not run at this site.
+        MusterError: it can't be told, or does not fit together.
     """
     site = recognise.here(env, options)
-    if is_start:
-        recognise.check(site)
     if is_single and options.nproc_per_node not in (None, "1"):
         raise MusterError(
             "this strategy trains in one process",
@@ -164,33 +159,25 @@ def find(
     allocation = resolve.resolve(env, options, typed, is_single=is_single)
     if is_single:
         allocation = resolve.single(allocation, typed)
-    found = defaults.of(site, allocation.num_nodes, env, options) if site else Defaults(options)
+    asked, of_site = options, Additions()
+    if site:
+        options, of_site = defaults.of(site, allocation.num_nodes, env, asked)
     try:
-        rendezvous = address.meet(allocation, env, found.options)
+        rendezvous = address.meet(allocation, env, options)
     except MusterError as refusal:
-        raise _with_site(refusal, found) from None
+        if options == asked:
+            raise
+        seen, fix = f"{refusal.seen}; {of_site.notes[0]}", f"{refusal.fix}; or --site off"
+        raise MusterError(refusal.wrong, seen=seen, fix=fix, code=refusal.code) from None
+    if site and options.interface != asked.interface:
+        # The rendezvous takes all options for the user's.
+        sources = {**rendezvous.sources, "interface": f"the profile {site.name}"}
+        rendezvous = replace(rendezvous, sources=sources)
     gpus = site.site.nodes.gpus if site else None
     missing = resources.without_gpus(env, allocation, options, typed, gpus.value if gpus else 0)
-    of_site = Additions(found.variables, (*found.notes, *([missing] if missing else [])))
-    return Context(env, found.options, allocation, _with_sources(rendezvous, found), site, of_site)
-
-
-def _with_sources(rendezvous: Rendezvous, found: Defaults) -> Rendezvous:
-    # The rendezvous takes all options for the user's.
-    sources = dict(rendezvous.sources)
-    if "address_suffix" in found.sources:
-        profile = f"the address suffix of {found.sources['address_suffix']}"
-        sources["master_addr"] = sources["master_addr"].replace("--address-suffix", profile)
-    if "interface" in found.sources and sources["interface"] == "--interface":
-        sources["interface"] = found.sources["interface"]
-    return replace(rendezvous, sources=sources)
-
-
-def _with_site(refusal: MusterError, found: Defaults) -> MusterError:
-    if not found.sources:
-        return refusal
-    seen = f"{refusal.seen}; {found.notes[0]}"
-    return MusterError(refusal.wrong, seen=seen, fix=f"{refusal.fix}; or --site off", code=refusal.code)
+    if missing:
+        of_site = replace(of_site, notes=(*of_site.notes, missing))
+    return Context(env, options, allocation, rendezvous, site, of_site)
 
 
 def plan(context: Context, program: Program, typed: Sequence[str], *more: Additions) -> Launch:
@@ -367,11 +354,11 @@ def _of_user(context: Context) -> Additions:
 
 def _notes_on_script(program: Program, allocation: Allocation, env: Environment) -> tuple[str, ...]:
     """What a script that was made for another launch would do here; nothing of one that reads torchrun's variables."""
+    if program.kind != "script":
+        return ()
     text = ""
-    with suppress(OSError, ValueError):
-        path = Path(program.words[0])
-        if program.kind == "script" and path.is_file() and path.stat().st_size < MOST_SCRIPT_BYTES:
-            text = path.read_text(encoding="utf-8", errors="replace")
+    with suppress(OSError), open(program.words[0], encoding="utf-8", errors="replace") as file:
+        text = file.read(MOST_SCRIPT_LENGTH)
     name, num_ranks = Path(program.words[0]).name, allocation.nproc_per_node
     is_agent = allocation.mode == "agent"
     notes: list[str] = []

@@ -237,7 +237,7 @@ def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -
     if allocation.hosts:
         source = f"the first host of {allocation.sources.get('hosts', 'the host list')}"
         if options.address_suffix:
-            return with_suffix(allocation.hosts[0], options.address_suffix), f"{source}, with --address-suffix"
+            return with_suffix(allocation.hosts[0], options.address_suffix), f"{source} + {options.address_suffix}"
         return allocation.hosts[0], source
     if allocation.launcher == "manual":
         raise MusterError(

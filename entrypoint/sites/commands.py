@@ -1,29 +1,20 @@
-"""`muster site`: a profile as text, with where each value was read."""
+"""`muster site`: the profile of a site, and whether this is the site."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from muster.entrypoint import environment, recording
-from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.sites import recognise
 from muster.errors import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from rich.text import Text
 
     from muster.entrypoint.sites.schema import Site
-
-STATUS = {
-    "verified": "seen to work there",
-    "documented": "in the site's own words, not tried",
-    "unverified": "no words of the site's on such containers were found, not tried",
-}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -46,9 +37,7 @@ def _site(
 
     env = recording.load(Path(env_file)) if env_file else environment.live()
     if what == "list" and as_json:
-        from msgspec import to_builtins
-
-        print(json.dumps({name: to_builtins(profiles.load_site(name)) for name in profiles.site_names()}, indent=2))
+        _print_json({name: profiles.load_site(name) for name in profiles.site_names()})
     elif what == "list":
         print_list()
     elif what is not None:
@@ -58,19 +47,20 @@ def _site(
         # Where launches are to take none, the question is still which it would be.
         wanted = env.get("MUSTER_SITE") or "auto"
         here = recognise.here(env, LaunchOptions(site="auto" if wanted == "off" else wanted))
-        if here is None:
-            _print_none(env, as_json)
-        else:
+        if here:
             _show(here.name, here.site, here.why, as_json)
+        elif as_json:
+            print("null")
+        else:
+            told = [f"host {env.host}", *(f"{name}={env[name]}" for name in recognise.CLUSTER if env.get(name))]
+            print(f"no profile is of this site ({one_line(', '.join(told))}): all is found at the start.")
+            print("muster site list shows those there are; docs/sites.md tells how to write one.")
 
 
-def _print_none(env: Environment, as_json: bool) -> None:
-    if as_json:
-        print("null")
-        return
-    told = [f"host {env.host}", *(f"{name}={env[name]}" for name in recognise.CLUSTER if env.get(name))]
-    print(f"no profile is of this site ({one_line(', '.join(told))}): all is found at the start.")
-    print("muster site list shows those there are; docs/sites.md tells how to write one.")
+def _print_json(value: Any) -> None:
+    from msgspec import to_builtins
+
+    print(json.dumps(to_builtins(value), indent=2))
 
 
 def print_list() -> None:
@@ -103,66 +93,18 @@ def new_table(first: str, *headings: str) -> "Table":
 
 def _show(name: str, site: "Site", why: str | None, as_json: bool) -> None:
     if as_json:
-        from msgspec import to_builtins
+        from msgspec.structs import asdict
 
-        print(json.dumps({"name": name, "why": why, **to_builtins(site)}, indent=2))
+        _print_json({"name": name, "why": why, **asdict(site)})
         return
-    from rich.console import Console
-    from rich.text import Text
+    from muster.entrypoint.sites import profiles
+    from muster.entrypoint.sites.schema import STATUS
 
-    console = Console()
-    for line in _heading(name, site, why):
-        console.print(line)
-    if site.sources:
-        console.print(_table(site))
-        for key, source in site.sources.items():
-            # Not wrapped: an address is to be copied.
-            console.print(Text.assemble((key, "bold"), f" {source.read} {source.url}"), soft_wrap=True)
-
-
-def _heading(name: str, site: "Site", why: str | None) -> "Iterator[Text]":
-    from rich.text import Text
-
-    centre = f", {site.centre}" if site.centre else ""
-    yield Text.assemble((site.title, "bold"), f"{centre} ({name})")
+    print(f"{site.title}{', ' if site.centre else ''}{site.centre} ({name})")
     if why:
-        yield Text(f"this site: {why}")
+        print(f"this site: {why}")
     if site.refused:
-        yield Text("this image does not run there: see refused", style="bold")
-    yield Text(f"status: {site.status}, {STATUS[site.status]}")
-    yield Text(f"scheduler: {site.scheduler.replace('_', ' ')}; fabric: {site.extends or 'by its devices'}")
-    if site.documentation:
-        yield Text(f"documentation: {site.documentation}")
-
-
-def _table(site: "Site") -> "Table":
-    from rich.text import Text
-
-    from muster.entrypoint.sites.schema import facts
-
-    table = new_table("", "value", "from")
-    group = ""
-    for key, fact in facts(site):
-        first, _, rest = key.partition(".")
-        if rest and first != group:
-            table.add_row(Text(first, style="not bold underline"), "", "")
-        group = first
-        value = Text(_words(fact.value))
-        if fact.when:
-            terms = {"nodes": fact.when.nodes, "gpu": fact.when.gpu, "nccl": fact.when.nccl}
-            condition = ", ".join(f"{name} {term}" for name, term in terms.items() if term)
-            value.append(f"\nif {condition}", style="italic")
-        if fact.note:
-            value.append(f"\n{fact.note}", style="dim")
-        table.add_row(Text(f"  {rest}" if rest else first), value, Text(fact.source, style="dim"))
-    return table
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        return "\n".join(f"{name}={item}" for name, item in value.items())  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, tuple):
-        return "\n".join(map(_words, value))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    return str(value)
+        print("this image does not run there: see refused")
+    print(f"status: {site.status}, {STATUS[site.status]}\n")
+    for line in profiles.path_of(name).read_text(encoding="utf-8").splitlines():
+        print(one_line(line))

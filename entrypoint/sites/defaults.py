@@ -3,14 +3,14 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.launch.program import where_unset
+from muster.entrypoint.launch.program import Additions, where_unset
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import network
 from muster.entrypoint.sites.recognise import VARIABLE, Recognised
@@ -21,67 +21,53 @@ if TYPE_CHECKING:
 SOCKETS = "NCCL_SOCKET_IFNAME"
 
 
-@dataclass(frozen=True)
-class Defaults:
-    """What a launch gets of its site.
+def of(found: Recognised, num_nodes: int, env: Environment, options: LaunchOptions) -> tuple[LaunchOptions, Additions]:
+    """The options of a launch on `num_nodes`, with the site's where the user gave none, and what else it adds.
 
-    Attributes:
-        options: the user's, with the site's where the user gave none.
-        variables: those to set.
-        notes: one line for each thing that the user should know; the first names the site.
-        sources: for `address_suffix` and `interface`, where they are the site's, the profile.
-        given: those two in words.
+    The first note names the site, and what it gave.
     """
-
-    options: LaunchOptions
-    variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    notes: tuple[str, ...] = ()
-    sources: Mapping[str, str] = field(default_factory=dict[str, str])
-    given: tuple[str, ...] = ()
-
-
-def of(found: Recognised, num_nodes: int, env: Environment, options: LaunchOptions) -> Defaults:
-    """What the site gives to a launch on `num_nodes`."""
     # Here and not above, as in `recognise`: elsewhere there is no site.
     from muster.entrypoint.sites.schema import Context, resolve
 
     context = Context.here(num_nodes, env.is_live)
-    net = _network(found, context, env, options) if num_nodes > 1 else Defaults(options)
-    caches, notes = _caches(found.site, context, env)
-    wanted = {**net.variables, **caches, **resolve(found.site.variables, context)}
-    added = where_unset(wanted, env)
-    given = [*net.given, *sorted(set(added.variables) - set(net.variables))]
+    with_site, of_network = _network(found.site, context, env, options) if num_nodes > 1 else (options, Additions())
+    of_caches = _caches(found.site, context, env)
+    variables = {**of_network.variables, **of_caches.variables, **resolve(found.site.variables, context)}
+    added = where_unset(variables, env)
+    given: list[str] = []
+    if with_site.address_suffix != options.address_suffix:
+        given.append(f"address suffix {with_site.address_suffix}")
+    if of_network.variables:
+        given.append(f"interface {with_site.interface or of_network.variables[SOCKETS]}")
+    given += sorted(set(added.variables) - set(of_network.variables))
     line = f"site: {found.site.title} ({found.why})" + (f": {', '.join(given)}" if given else "")
-    return replace(net, variables=added.variables, notes=(line, *net.notes, *notes, *added.notes))
+    return with_site, Additions(added.variables, (line, *of_network.notes, *of_caches.notes, *added.notes))
 
 
-def _network(found: Recognised, context: "Context", env: Environment, options: LaunchOptions) -> Defaults:
-    """The way to the other nodes, as options."""
+def _network(
+    site: "Site", context: "Context", env: Environment, options: LaunchOptions
+) -> tuple[LaunchOptions, Additions]:
+    """The way to the other nodes."""
     from muster.entrypoint.sites.schema import value_of
 
     notes: list[str] = []
-    sources: dict[str, str] = {}
-    given: list[str] = []
     variables: dict[str, str] = {}
-    told = f"the profile {found.name}"
-    suffix = value_of(found.site.network.address_suffix, context)
+    suffix = value_of(site.network.address_suffix, context)
     if suffix and (options.address_suffix or "MUSTER_ADDRESS_SUFFIX" in env):
         notes += _kept("--address-suffix", options.address_suffix, suffix)
     elif suffix:
-        options, sources["address_suffix"] = replace(options, address_suffix=suffix), told
-        given.append(f"address suffix {suffix}")
-    prefix = value_of(found.site.network.interface, context)
+        options = replace(options, address_suffix=suffix)
+    prefix = value_of(site.network.interface, context)
     name = interface(prefix) if prefix and env.is_live else None
     if prefix and options.interface:
         notes += _kept("--interface", options.interface, prefix)
     elif prefix and env.is_live and not name:
         notes.append(f"no interface here begins with {prefix}, as the site's do: in docker, --network=host")
     elif prefix:
-        options, sources["interface"] = replace(options, interface=name), told
+        options = replace(options, interface=name)
         # NCCL takes all interfaces with the prefix; gloo, and the ranks' meeting, one by its whole name.
         variables[SOCKETS] = prefix
-        given.append(f"interface {name or prefix}")
-    return Defaults(options, variables, tuple(notes), sources, tuple(given))
+    return options, Additions(variables, tuple(notes))
 
 
 def interface(prefixes: str) -> str | None:
@@ -110,7 +96,7 @@ def _naturally(name: str) -> tuple[object, ...]:
     return tuple(int(part) if index % 2 else part for index, part in enumerate(re.split("([0-9]+)", name)))
 
 
-def _caches(site: "Site", context: "Context", env: Environment) -> tuple[dict[str, str], list[str]]:
+def _caches(site: "Site", context: "Context", env: Environment) -> Additions:
     from muster.entrypoint.sites.schema import resolve
 
     found: dict[str, str] = {}
@@ -123,7 +109,7 @@ def _caches(site: "Site", context: "Context", env: Environment) -> tuple[dict[st
             notes.append(f"{name}={folder} of the site is left out: there is no such place here that can be written to")
         else:
             found[name] = folder
-    return found, notes
+    return Additions(found, tuple(notes))
 
 
 def _can_be_made(folder: Path) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 from muster.entrypoint.detect import families
 from muster.entrypoint.sites import recognise
 from muster.entrypoint.sites.recognise import VARIABLE
-from muster.entrypoint.sites.schema import Context, Fabric, Libraries, Site, facts, holds, is_readable, resolve
+from muster.entrypoint.sites.schema import Context, Fabric, Libraries, Site, facts, holds, resolve
 from muster.errors import MusterError
 
 SITES = recognise.SITES
@@ -25,13 +25,6 @@ P = TypeVar("P", Site, Fabric)
 
 # Values that a container's command gets by --bind.
 _BINDS = ("storage.scratch", "storage.node_local", "container.binds")
-# Options that say how many nodes, or slots, a job has; Grid Engine's parallel environments are each site's own.
-_SIZES = {
-    "slurm": r"(?:--nodes|-N)(?![A-Za-z-])",
-    "pbs": r"-l\s*(?:\S*,)?(?:select|nodes)=",
-    "lsf": r"-(?:n|nnodes)(?![A-Za-z_])",
-    "flux": r"(?:--nodes|-N)(?![A-Za-z-])",
-}
 
 
 class BadProfile(MusterError):
@@ -120,6 +113,7 @@ def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = ()) -> P:
         text = path.read_text(encoding="utf-8")
         tables = tomllib.loads(text)
         profile = msgspec.convert(tables, shape)
+        head = tomllib.loads(recognise.head(text))
     except FileNotFoundError:
         fix = "a file that is there, or the name of a profile: muster site list"
         raise MusterError("there is no such profile", seen=str(path), fix=fix) from None
@@ -127,40 +121,16 @@ def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = ()) -> P:
         raise BadProfile(path, (str(reason),)) from None
     except recognise.UNREADABLE as reason:
         raise MusterError("the profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path.name}") from None
-    problems = [*_hostile(tables), *_rules(profile, fabrics)]
-    if "recognise" in tables and _head(text).get("recognise") != tables["recognise"]:
+    problems = list(_rules(profile, fabrics))
+    if head.get("recognise") != tables.get("recognise"):
         problems.append('recognise: belongs before the first [table], as recognise.hosts = {value = ["..."], ...}')
     if problems:
         raise BadProfile(path, tuple(problems))
     return profile
 
 
-def _head(text: str) -> dict[str, Any]:
-    """The tables of a profile's head; none where a line of a longer value was taken for the first table."""
-    try:
-        return tomllib.loads(recognise.head(text))
-    except ValueError:
-        return {}
-
-
-def _hostile(value: Any, place: str = "") -> Iterator[str]:
-    """What could end a line, or act on a terminal, in any key or text."""
-    if isinstance(value, dict):
-        for name, item in cast("dict[str, Any]", value).items():
-            if not name.isprintable():
-                yield f"{place}: the key {name!r} holds a control character"
-            yield from _hostile(item, f"{place}.{name}".lstrip("."))
-    elif isinstance(value, list):
-        for index, item in enumerate(cast("list[Any]", value)):
-            yield from _hostile(item, f"{place}.{index}")
-    elif isinstance(value, str) and not value.isprintable():
-        yield f"{place}: {value!r} holds a control character or the end of a line"
-
-
 def _rules(profile: Site | Fabric, fabrics: tuple[str, ...]) -> Iterator[str]:
-    size = None
     if isinstance(profile, Site):
-        size = _SIZES.get(profile.scheduler)
         if profile.scheduler not in families.schedulers():
             yield f'scheduler: "{profile.scheduler}" is none of {" ".join(families.schedulers())}'
         if profile.extends is not None and profile.extends not in fabrics:
@@ -173,10 +143,8 @@ def _rules(profile: Site | Fabric, fabrics: tuple[str, ...]) -> Iterator[str]:
             yield f'{key}.source: there is no [sources] key "{fact.source}"; there are: {there}'
         if fact.when is not None and key.startswith("recognise."):
             yield f"{key}.when: what a site is recognised by has no condition"
-        elif fact.when is not None and not is_readable(fact.when):
-            yield f'{key}.when: wanted nodes, gpu or nccl, like {{nodes = ">=2,<64", gpu = "GH200", nccl = ">=2.27"}}'
         for text in _texts(fact.value):
-            wrong = _wrong(key, text, size)
+            wrong = _wrong(key, text)
             if wrong:
                 yield f'{key}: "{text}" {wrong}'
 
@@ -189,14 +157,14 @@ def _texts(value: Any) -> list[str]:
     return [text for text in values if isinstance(text, str)]
 
 
-def _wrong(key: str, text: str, size: str | None) -> str | None:
+def _wrong(key: str, text: str) -> str | None:
     """What is wrong with a text of a value, or None."""
     if not text.strip() and not key.startswith("variables."):
         return "is empty: leave out what is not known"
     if key == "launch.directives" and text.startswith("#"):
         return "leave its #SBATCH, #PBS, #BSUB or #$ out"
-    if key == "launch.directives" and size and re.search(rf"(?<!\S){size}", text):
-        return "sets the number of nodes, which is what the user asks for: muster job SITE --nodes"
+    if key == "launch.directives" and re.search(r"--gres\S*\bgpu\b|--gpus|(?<!-)-gpu\b|ngpus", text):
+        return "asks for GPUs: launch.gpus does that, as in --gres=gpu:{gpus}"
     is_folder = key in _BINDS or key.startswith("caches.")
     if is_folder and re.search(r"""^~|[$`"'\\;&|<>()*?!]""", VARIABLE.sub("", text)):
         return "is no plain folder: $NAME or ${NAME} may be in it, and nothing else that a shell would act on"

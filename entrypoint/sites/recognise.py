@@ -6,10 +6,10 @@ Every launch asks this, so only the head of each profile is read: the lines befo
 import fnmatch
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from muster import JOBS
 from muster.entrypoint.environment import Environment
@@ -107,12 +107,14 @@ def told_by(path: Path, env: Environment) -> tuple[str, ...]:
         MusterError: it can't be read.
     """
     try:
-        recognise = _table(tomllib.loads(head(path.read_text(encoding="utf-8"))), "recognise")
-    except UNREADABLE as reason:
+        # Not checked by the schema: only the site that matches is worth its time.
+        recognise = tomllib.loads(head(path.read_text(encoding="utf-8"))).get("recognise", {})
+        wanted = {kind: fact["value"] for kind, fact in recognise.items()}
+        return tuple(map(one_line, _whys(wanted, env)))
+    except (*UNREADABLE, AttributeError, KeyError, TypeError) as reason:
         raise MusterError(
             "a site's profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path.name}, or --site off"
         ) from None
-    return tuple(_whys(recognise, env))
 
 
 def head(text: str) -> str:
@@ -121,34 +123,23 @@ def head(text: str) -> str:
     return text[:end] if end or text.startswith("[") else text
 
 
-def _whys(recognise: dict[str, Any], env: Environment) -> Iterator[str]:
-    """What tells that `env` is of a site; nothing where it is not."""
+def _whys(wanted: Mapping[str, Any], env: Environment) -> Iterator[str]:
+    """What tells that `env` is of the site that has these patterns; nothing where it is not."""
     for name in CLUSTER:
-        if _is_like(env.get(name), _patterns(recognise, "cluster")):
-            yield one_line(f"{name}={env[name]}")
+        if _is_like(env.get(name), wanted.get("cluster", ())):
+            yield f"{name}={env[name]}"
             break
-    hosts = _patterns(recognise, "hosts")
+    hosts = wanted.get("hosts", ())
     if _is_like(env.host, hosts) or _is_like((env.host or "").partition(".")[0], hosts):
-        yield one_line(f"host {env.host}")
-    wanted = _table(_table(recognise, "variables"), "value")
+        yield f"host {env.host}"
+    variables = wanted.get("variables", {})
     # All of them: one alone may be another machine's of the same centre too.
-    if wanted and all(_is_like(env.get(name), [pattern]) for name, pattern in wanted.items()):
-        yield from (one_line(f"{name}={env[name]}") for name in wanted)
+    if variables and all(_is_like(env.get(name), [pattern]) for name, pattern in variables.items()):
+        yield from (f"{name}={env[name]}" for name in variables)
 
 
-def _is_like(text: str | None, patterns: Iterable[Any]) -> bool:
-    return bool(text) and any(fnmatch.fnmatchcase(text.casefold(), str(pattern).casefold()) for pattern in patterns)
-
-
-def _patterns(recognise: dict[str, Any], kind: str) -> list[Any]:
-    value = _table(recognise, kind).get("value")
-    return cast("list[Any]", value) if isinstance(value, list) else []
-
-
-def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:
-    # Not checked yet: that needs the schema, and only the site that matches is worth it.
-    value = tables.get(name)
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+def _is_like(text: str | None, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase((text or "").casefold(), pattern.casefold()) for pattern in patterns)
 
 
 def _loaded(name: str, why: str, folder: Path) -> Recognised:

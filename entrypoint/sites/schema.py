@@ -3,8 +3,8 @@
 Each value tells where it was read. What nobody could find out is left out: it is found on the spot.
 """
 
+import operator
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -12,17 +12,30 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 Status = Literal["unverified", "documented", "verified"]
-"""unverified: nothing about containers was found; documented: the site's own words; verified: seen to work there."""
+STATUS: Mapping[Status, str] = {
+    "unverified": "put together of what was found, not tried",
+    "documented": "as the centre describes it, not tried",
+    "verified": "seen to work there",
+}
+"""What each says of a profile."""
 
 
 T = TypeVar("T")
 
 # Each goes into job scripts and variables, so nothing in them may start a command or end a line.
+Line = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z")]
+"""Text without control characters, which could act on a terminal too."""
 Url = Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[A-Za-z0-9.-]+\.[A-Za-z]{2,}(?::[0-9]+)?(?:/[^\s\"'<>`\\]*)?\Z")]
 Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")]
+COMPARISONS = {
+    **{">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le},
+    **{"==": operator.eq, "!=": operator.ne},
+}
+_BOUND = r"(?:[<>]=?|[!=]=) ?[0-9]+"
+Range = Annotated[str, msgspec.Meta(pattern=rf"\A{_BOUND}(?:, ?{_BOUND})*\Z")]
+"""Of numbers: ">1", ">=2,<64"."""
 
 GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -39,30 +52,28 @@ class Source(_Table, frozen=True):
 
 
 class When(_Table, frozen=True):
-    """A condition; all that is given has to hold. Ranges are written as those of versions of Python's packages.
+    """A condition; all that is given has to hold.
 
     Attributes:
         nodes: of the job: ">1", "==1", ">=64".
         gpu: part of the GPU's name, as nvidia-smi has it: "GH200".
-        nccl: versions of NCCL: ">=2.27,<2.28".
     """
 
-    nodes: str | None = None
-    gpu: str | None = None
-    nccl: str | None = None
+    nodes: Range | None = None
+    gpu: Annotated[str, msgspec.Meta(pattern=r"\S")] | None = None
 
 
 class Fact(_Table, Generic[T], frozen=True):
     """A value, the key in `sources` of where it was read, and when it holds."""
 
     value: T
-    source: str
+    source: Line
     when: When | None = None
-    note: str = ""
+    note: Line = ""
 
 
-Words = Fact[tuple[str, ...]]
-Text = Fact[str]
+Words = Fact[tuple[Line, ...]]
+Text = Fact[Line]
 Word = Fact[Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_.,:@/+-]+\Z")]]
 """One word of a command."""
 Number = Fact[Annotated[int, msgspec.Meta(ge=0)]]
@@ -81,7 +92,7 @@ class Recognise(_Table, frozen=True):
 
     cluster: Words | None = None
     hosts: Words | None = None
-    variables: Fact[dict[Name, str]] | None = None
+    variables: Fact[dict[Name, Line]] | None = None
 
 
 class Nodes(_Table, frozen=True):
@@ -99,6 +110,7 @@ class Launch(_Table, frozen=True):
     Attributes:
         partition: Slurm's partition, or the queue of the others.
         account: whether a job has to name an account (a project).
+        gpus: the line for a node's GPUs, where it is not the scheduler's usual one: "--gres=gpu:{gpus}".
         directives: further lines for the head of the script, without their `#SBATCH`.
         flags: further options of the launcher (srun, mpiexec, jsrun, flux run).
         launcher: where it is not the scheduler's own: mpiexec, jsrun, blaunch.
@@ -106,6 +118,7 @@ class Launch(_Table, frozen=True):
 
     partition: Word | None = None
     account: Fact[bool] | None = None
+    gpus: Fact[Annotated[str, msgspec.Meta(pattern=r"\A[ -~]*\{gpus\}[ -~]*\Z")]] | None = None
     directives: Words | None = None
     flags: Words | None = None
     launcher: Word | None = None
@@ -158,7 +171,7 @@ class Libraries(_Table, frozen=True):
     roots: Words | None = None
     search: Words | None = None
     host_wins: Words | None = None
-    sets: Fact[tuple[tuple[str, ...], ...]] | None = None
+    sets: Fact[tuple[tuple[Line, ...], ...]] | None = None
     files: Words | None = None
 
 
@@ -187,10 +200,10 @@ class Fabric(_Table, frozen=True):
         variables: by name.
     """
 
-    title: str
+    title: Line
     status: Status
     is_rdma: bool
-    sources: dict[str, Source] = {}
+    sources: dict[Line, Source] = {}
     net: Text | None = None
     devices: Devices = Devices()
     libraries: Libraries = Libraries()
@@ -215,15 +228,15 @@ class Site(_Table, frozen=True):
         libraries: what is set here takes the place of the fabric's.
     """
 
-    title: str
-    scheduler: str
+    title: Line
+    scheduler: Line
     status: Status
-    centre: str = ""
-    extends: str | None = None
+    centre: Line = ""
+    extends: Line | None = None
     refused: Text | None = None
     documentation: Url | None = None
     contact: Text | None = None
-    sources: dict[str, Source] = {}
+    sources: dict[Line, Source] = {}
     recognise: Recognise = Recognise()
     nodes: Nodes = Nodes()
     launch: Launch = Launch()
@@ -252,25 +265,24 @@ def facts(profile: Any, key: str = "") -> Iterator[tuple[str, Fact[Any]]]:
 
 @dataclass(frozen=True)
 class Context:
-    """What conditions ask for: the job's number of nodes, the GPU's name and NCCL's version; None is not known."""
+    """What conditions ask for: the job's number of nodes, and the GPU's name, None where it is not known."""
 
     nodes: int
     gpu: str | None = None
-    nccl: str | None = None
 
     @classmethod
     def here(cls, num_nodes: int, is_live: bool = True, gpus: Path = GPUS) -> "Context":
-        """The context of a launch on `num_nodes`: the GPU of this node, where it is asked, and the installed NCCL."""
-        return cls(num_nodes, gpu_name(gpus) if is_live else None, nccl_version())
+        """The context of a launch on `num_nodes`, with the GPU of this node where it may be asked."""
+        return cls(num_nodes, gpu_name(gpus) if is_live else None)
 
 
 def holds(when: When | None, context: Context) -> bool:
     """Whether all of `when` holds; what asks for something that is not known does not."""
-    return when is None or (
-        (when.nodes is None or str(context.nodes) in SpecifierSet(when.nodes))
-        and (when.gpu is None or when.gpu.casefold() in (context.gpu or "").casefold())
-        and (when.nccl is None or (context.nccl is not None and context.nccl in SpecifierSet(when.nccl)))
-    )
+    if when is None:
+        return True
+    bounds = re.findall(r"([<>!=]+) ?([0-9]+)", when.nodes or "")
+    is_size = all(COMPARISONS[comparison](context.nodes, int(number)) for comparison, number in bounds)
+    return is_size and (when.gpu is None or when.gpu.casefold() in (context.gpu or "").casefold())
 
 
 def value_of(fact: Fact[T] | None, context: Context) -> T | None:
@@ -281,16 +293,6 @@ def value_of(fact: Fact[T] | None, context: Context) -> T | None:
 def resolve(facts: Mapping[str, Fact[str]], context: Context) -> dict[str, str]:
     """The values of those facts whose condition holds."""
     return {name: fact.value for name, fact in facts.items() if holds(fact.when, context)}
-
-
-def is_readable(when: When) -> bool:
-    """Whether the condition asks for something, and `holds` can tell."""
-    try:
-        ranges = [SpecifierSet(text) for text in (when.nodes, when.nccl) if text is not None]
-    except InvalidSpecifier:
-        return False
-    # An empty range is one that any number is in.
-    return bool(ranges or when.gpu) and all(ranges) and (when.gpu is None or bool(when.gpu.strip()))
 
 
 def gpu_name(gpus: Path = GPUS) -> str | None:
@@ -305,14 +307,4 @@ def gpu_name(gpus: Path = GPUS) -> str | None:
             continue
         if match:
             return match[1]
-    return None
-
-
-def nccl_version() -> str | None:
-    """The version of NCCL's package beside torch, by the name of its folder; None where it is not installed as one."""
-    for folder in sys.path:
-        if folder.endswith("-packages"):
-            # nvidia_nccl_cu13-2.30.7.dist-info
-            for path in sorted(Path(folder).glob("nvidia_nccl_cu*.dist-info")):
-                return path.name.removesuffix(".dist-info").rpartition("-")[2]
     return None

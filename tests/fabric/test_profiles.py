@@ -20,7 +20,7 @@ PROFILES = {
 
 def planned(host: Tree, image: Tree, nodes: int = 2) -> FabricPlan:
     finding = find.find(host.root, fabrics=PROFILES)
-    found = stage.make_plan(finding, PROFILES[finding.fabric], image.as_image(), Context(nodes, None, None))
+    found = stage.make_plan(finding, PROFILES[finding.fabric], image.as_image(), Context(nodes))
     assert found.refusals == ()
     return found
 

@@ -48,7 +48,7 @@ def planned(
     """What is taken of a host into an image, by a profile and what a site says of libraries."""
     site = Site(title="a site", scheduler="slurm", status="unverified", libraries=libraries) if libraries else None
     finding = find.find(host, "test", {"test": profile})
-    return stage.make_plan(finding, profile, image, Context(nodes, None, None), site)
+    return stage.make_plan(finding, profile, image, Context(nodes), site)
 
 
 @dataclass(frozen=True)

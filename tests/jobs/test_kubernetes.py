@@ -83,13 +83,13 @@ def test_a_pod_has_what_training_needs_and_no_more_rights(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_rdma_is_asked_for_by_the_name_that_a_cluster_gives_it(kind: str) -> None:
     devices = ("rdma/hca_shared_devices_a", "vpc.amazonaws.com/efa=4")
-    container = pods.template(pods.job(manifest(kind, gpus=0, devices=devices)))["spec"]["containers"][0]
+    container = pods.template(pods.job(manifest(kind, gpus=0, device=devices)))["spec"]["containers"][0]
     assert container["resources"]["limits"] == {"rdma/hca_shared_devices_a": "1", "vpc.amazonaws.com/efa": "4"}
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
 
 
 def test_a_job_is_repeated_after_75_only_and_within_its_time() -> None:
-    document = pods.job(manifest("job", nodes=3, time_s=7200))
+    document = pods.job(manifest("job", nodes=3, time="2h"))
     spec = document["spec"]
     evicted, others = spec["podFailurePolicy"]["rules"]
     assert (spec["activeDeadlineSeconds"], spec["backoffLimit"]) == (7200, 9)
@@ -102,7 +102,7 @@ def test_a_job_is_repeated_after_75_only_and_within_its_time() -> None:
 
 
 def test_a_jobset_is_repeated_as_a_whole_but_not_after_2() -> None:
-    document = pods.job(manifest("jobset", time_s=7200))
+    document = pods.job(manifest("jobset", time="2h"))
     policy, spec = document["spec"]["failurePolicy"], document["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert policy["maxRestarts"] == 3
     assert policy["rules"][0]["action"] == "FailJobSet"
@@ -115,7 +115,7 @@ def test_a_jobset_is_repeated_as_a_whole_but_not_after_2() -> None:
 
 
 def test_a_pytorchjob_stops_all_pods_when_one_has_failed() -> None:
-    spec = pods.job(manifest("pytorchjob", nodes=3, time_s=7200))["spec"]
+    spec = pods.job(manifest("pytorchjob", nodes=3, time="2h"))["spec"]
     assert spec["runPolicy"] == {"activeDeadlineSeconds": 7200, "cleanPodPolicy": "Running"}
     assert {group["restartPolicy"] for group in spec["pytorchReplicaSpecs"].values()} == {"ExitCode"}
     # With ExitCode, a backoffLimit of 0 would fail the job at the first 75; any other does nothing.

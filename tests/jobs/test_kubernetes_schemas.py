@@ -18,7 +18,7 @@ SHAPES: list[dict[str, Any]] = [
     {},
     {"nodes": 1},
     {"gpus": 0},
-    {"nodes": 64, "gpus": 8, "devices": ("rdma/hca=8",), "partition": "gpus", "command": ("train", '$(HOME)\n"')},
+    {"nodes": 64, "gpus": 8, "device": ["rdma/hca=8"], "partition": "gpus", "command": ("train", '$(HOME)\n"')},
 ]
 
 

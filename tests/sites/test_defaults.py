@@ -12,14 +12,14 @@ from muster.entrypoint import recording
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.launch import start
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.sites import defaults, profiles
-from muster.entrypoint.sites.defaults import Defaults
+from muster.entrypoint.sites import defaults, profiles, recognise
 from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import MusterError
 from tests.entrypoint.conftest import RECORDINGS
 from tests.sites.profile import VALID, written
 
 ADDRESS = namedtuple("ADDRESS", "family address")
+Given = namedtuple("Given", "options variables notes")
 INTERFACE = VALID.replace("[network]\n", '[network]\ninterface = {value = "ib", source = "docs"}\n')
 
 
@@ -30,8 +30,10 @@ def site(folder: Path, text: str = INTERFACE) -> Recognised:
 
 def given(
     found: Recognised, num_nodes: int = 2, options: LaunchOptions | None = None, is_live: bool = False, **variables: str
-) -> Defaults:
-    return defaults.of(found, num_nodes, Environment(variables, "tb1", is_live=is_live), options or LaunchOptions())
+) -> Given:
+    env = Environment(variables, "tb1", is_live=is_live)
+    with_site, added = defaults.of(found, num_nodes, env, options or LaunchOptions())
+    return Given(with_site, added.variables, added.notes)
 
 
 def with_interfaces(monkeypatch: pytest.MonkeyPatch, *names: str, without: str = "") -> None:
@@ -123,12 +125,9 @@ def test_a_cache_that_cant_be_written_to_is_left_out(tmp_path: Path) -> None:
     assert found.variables == {"HF_HOME": str(tmp_path / "to" / "be" / "made" / "hf")}
 
 
-def test_the_gpu_and_nccl_decide_with_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = VALID.replace('{nodes = ">1"}', '{nccl = ">=2.27,<2.28"}')
-    found = site(tmp_path, text)
-    for version, expected in (("2.27.5", {"NCCL_IB_TIMEOUT": "20"}), ("2.28.1", {}), (None, {})):
-        monkeypatch.setattr("muster.entrypoint.sites.schema.nccl_version", lambda version=version: version)
-        assert given(found, 1).variables == expected
+def test_the_gpu_decides_with_the_nodes(tmp_path: Path) -> None:
+    found = site(tmp_path, VALID.replace('{nodes = ">1"}', '{gpu = "GH200"}'))
+    assert given(found, 1).variables == {}
 
 
 def recorded(**variables: str) -> Environment:
@@ -138,14 +137,14 @@ def recorded(**variables: str) -> Environment:
 
 def test_the_place_of_a_launch_has_the_sites_address(tmp_path: Path) -> None:
     path = str(written(tmp_path))
-    found = start.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
+    found = start.find(recorded(), LaunchOptions(site=path), ["train", "ddp"])
     assert found.rendezvous.master_addr == "node01i"
-    assert found.rendezvous.sources["master_addr"].endswith(f"with the address suffix of the profile {path}")
+    assert found.rendezvous.sources["master_addr"].endswith(" + i")
     assert found.site is not None
     assert found.site.site.title == "Testbooster"
     mine = start.find(recorded(), LaunchOptions(site=path, address_suffix="-ib"), ["train", "ddp"])
     assert mine.rendezvous.master_addr == "node01-ib"
-    assert mine.rendezvous.sources["master_addr"].endswith("with --address-suffix")
+    assert mine.rendezvous.sources["master_addr"].endswith(" + -ib")
     off = start.find(recorded(), LaunchOptions(site="off"), ["train", "ddp"])
     assert (off.rendezvous.master_addr, off.site, off.of_site.notes) == ("node01", None, ())
 
@@ -168,6 +167,6 @@ def test_an_address_that_leads_nowhere_is_told_with_its_site(tmp_path: Path, mon
 def test_a_refused_site_is_shown_but_starts_nothing(tmp_path: Path) -> None:
     line = 'refused = {value = "AMD GPUs need ROCm", source = "docs"}\n'
     path = str(written(tmp_path, line + VALID))
-    assert start.find(recorded(), LaunchOptions(site=path), ["train", "ddp"]).site
+    found = start.find(recorded(), LaunchOptions(site=path), ["train", "ddp"])
     with pytest.raises(MusterError, match="AMD GPUs need ROCm"):
-        start.find(recorded(), LaunchOptions(site=path), ["train", "ddp"], is_start=True)
+        recognise.check(found.site)

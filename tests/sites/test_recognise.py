@@ -141,11 +141,12 @@ def test_a_head_that_is_no_toml_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "head",
-    ["recognise = 3", "recognise.hosts = 3", "recognise.hosts = {value = 3}", "recognise.variables = {value = []}"],
+    ["recognise = 3", "recognise.hosts = 3", "recognise.hosts = {value = 3}", "recognise.variables = {value = ['A']}"],
 )
-def test_a_head_of_another_shape_matches_nothing(tmp_path: Path, head: str) -> None:
+def test_a_head_of_another_shape_is_told(tmp_path: Path, head: str) -> None:
     folder = written(tmp_path, head).parent
-    assert here(Environment({}, "3"), folder) is None
+    with pytest.raises(MusterError, match="can't be read"):
+        here(Environment({}, "3"), folder)
 
 
 @pytest.mark.parametrize("host", ["tb1\n[31mx", "tb1\x1b[31m", "tb1$(reboot)", "tb1'\"; reboot", "tb1" + "a" * 5000])

@@ -13,7 +13,7 @@ import pytest
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.launch import driver
-from muster.entrypoint.launch.driver import Driver, Places, Toolkit
+from muster.entrypoint.launch.driver import Driver, Toolkit
 from muster.entrypoint.launch.program import Additions, Program
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -23,6 +23,7 @@ from tests.entrypoint.test_cli import three_lines
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
+INSTALLED = driver.version_file()
 NEW = 13020
 TRAINER = Program("module", ("train", "ddp"), is_ours=True)
 ON_CPU = Program("module", ("train", "ddp", "--device=cpu"), is_ours=True)
@@ -36,28 +37,32 @@ print(version.value, *mapped, os.environ["LD_LIBRARY_PATH"])
 """
 
 
-@pytest.fixture
-def places(tmp_path: Path) -> Places:
-    """A node without a driver or forward compatibility, and a torch built for CUDA 13.2."""
+@pytest.fixture(autouse=True)
+def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of a node without a driver or forward compatibility, and a torch built for CUDA 13.2."""
+    (tmp_path / "dev").mkdir()
+    monkeypatch.setattr(driver, "TOOLKITS", tmp_path / "local")
+    monkeypatch.setattr(driver, "MODULE_VERSIONS", (tmp_path / "module",))
+    monkeypatch.setattr(driver, "DEVICES", tmp_path / "dev")
+    monkeypatch.setattr(driver, "ROOT", tmp_path)
+    monkeypatch.setattr(driver, "version_file", lambda: tmp_path / "version.py")
     return made(tmp_path)
 
 
-def made(folder: Path, torch: str = "2.15.0+cu132", cuda: str | None = "13.2", module: str = "") -> Places:
-    """Places below `folder`; `module` is what the kernel's driver says of itself."""
+def made(folder: Path, torch: str = "2.15.0+cu132", cuda: str | None = "13.2", module: str = "") -> Path:
+    """`folder` with such a torch; `module` is what the kernel's driver says of itself."""
     (folder / "version.py").write_text(f"__version__ = '{torch}'\ndebug = False\ncuda: Optional[str] = {cuda!r}\n")
     (folder / "module").write_text(module)
-    (folder / "dev").mkdir(exist_ok=True)
-    return Places(folder / "version.py", folder / "local", (folder / "module",), folder / "dev", folder)
+    return folder
 
 
 def checked(
-    monkeypatch: pytest.MonkeyPatch, places: Places, cuda: driver.Version | str, program: Program = TRAINER,
-    **variables: str,
-) -> Additions:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch, cuda: driver.Version | str, program: Program = TRAINER, **variables: str
+) -> Additions:
     """The check where the driver's library answers `cuda`: no other can be loaded into the process of the tests."""
     monkeypatch.setattr(driver, "supported", lambda: cuda)
     env = Environment({"CUDA_VISIBLE_DEVICES": "0,1", **variables}, host="node")
-    return driver.check(resolve.resolve(env, LaunchOptions(), ["train", "ddp"]), env, program, places)
+    return driver.check(resolve.resolve(env, LaunchOptions(), ["train", "ddp"]), env, program)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +76,14 @@ def checked(
 def test_torch_tells_its_cuda_without_being_loaded(
     tmp_path: Path, torch: str, cuda: str | None, expected: Toolkit | None
 ) -> None:
-    assert driver.toolkit_of(made(tmp_path, torch, cuda)) == expected
+    assert driver.toolkit_of(made(tmp_path, torch, cuda) / "version.py") == expected
 
 
 def test_the_installed_torch_tells_what_it_says_of_itself() -> None:
     code = """
 import sys
 from muster.entrypoint.launch import driver
-found = driver.toolkit_of()
+found = driver.toolkit_of(driver.version_file())
 assert "torch" not in sys.modules
 import torch
 print(found)
@@ -100,14 +105,15 @@ print(f"torch {torch.__version__.split('+')[0]} is built for CUDA {torch.version
     ],
 )
 def test_the_drivers_own_version(tmp_path: Path, text: str, version: str | None) -> None:
-    assert driver.find(made(tmp_path, module=text)).version == version
+    made(tmp_path, module=text)
+    assert driver.find().version == version
 
 
 @pytest.mark.parametrize("cuda", [(13, 0), (13, 2), (14, 1)])
 def test_a_driver_of_the_same_major_version_or_newer_needs_nothing(
-    monkeypatch: pytest.MonkeyPatch, places: Places, cuda: driver.Version
+    monkeypatch: pytest.MonkeyPatch, cuda: driver.Version
 ) -> None:
-    assert checked(monkeypatch, places, cuda) == Additions()
+    assert checked(monkeypatch, cuda) == Additions()
 
 
 @pytest.mark.parametrize(
@@ -119,22 +125,23 @@ def test_a_driver_of_the_same_major_version_or_newer_needs_nothing(
     ],
 )
 def test_who_uses_no_gpu_of_torchs_is_not_asked_for_a_driver(
-    monkeypatch: pytest.MonkeyPatch, places: Places, program: Program, variables: dict[str, str]
+    monkeypatch: pytest.MonkeyPatch, program: Program, variables: dict[str, str]
 ) -> None:
-    assert checked(monkeypatch, places, (12, 4), program, **variables) == Additions()
+    assert checked(monkeypatch, (12, 4), program, **variables) == Additions()
 
 
 def test_a_torch_without_cuda_needs_no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert checked(monkeypatch, made(tmp_path, cuda=None), (12, 4)) == Additions()
+    made(tmp_path, cuda=None)
+    assert checked(monkeypatch, (12, 4)) == Additions()
 
 
 @pytest.mark.parametrize("inherited", ["", "/a:/b", ":/a::/b:"])
 def test_forward_compatibility_that_works_is_put_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, inherited: str
 ) -> None:
-    places = made(tmp_path, module="550.54.14\n")
+    made(tmp_path, module="550.54.14\n")
     folder = standins.libcuda(tmp_path / "local" / "cuda" / "compat", NEW).parent
-    found = checked(monkeypatch, places, (12, 4), LD_LIBRARY_PATH=inherited)
+    found = checked(monkeypatch, (12, 4), LD_LIBRARY_PATH=inherited)
     assert found.variables == {"LD_LIBRARY_PATH": ":".join([str(folder), *filter(None, inherited.split(":"))])}
     (note,) = found.notes
     assert note.startswith("driver 550.54.14 supports CUDA 12.4, torch 2.15.0 is built for CUDA 13.2: ")
@@ -154,10 +161,10 @@ def test_forward_compatibility_that_works_is_put_first(
 def test_forward_compatibility_that_does_not_work_is_refused_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: int, code: int, before: str, why: str
 ) -> None:
-    places = made(tmp_path, module="550.54.14\n")
+    made(tmp_path, module="550.54.14\n")
     library = standins.libcuda(tmp_path / "local" / "cuda" / "compat", cuda, code, before)
     with pytest.raises(MusterError) as refused:
-        checked(monkeypatch, places, (12, 4))
+        checked(monkeypatch, (12, 4))
     wrong, seen, fix = three_lines(str(refused.value))
     assert "too old" in wrong
     assert seen.startswith("driver 550.54.14 supports CUDA 12.4, torch 2.15.0 is built for CUDA 13.2; ")
@@ -166,12 +173,12 @@ def test_forward_compatibility_that_does_not_work_is_refused_with_its_reason(
     assert "--device cpu" in fix
 
 
-def test_a_file_that_is_no_library_is_refused(monkeypatch: pytest.MonkeyPatch, places: Places) -> None:
-    path = places.toolkits / "cuda" / "compat" / "libcuda.so.1"
+def test_a_file_that_is_no_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = driver.TOOLKITS / "cuda" / "compat" / "libcuda.so.1"
     path.parent.mkdir(parents=True)
     path.write_text("<!doctype html>\n" * 100)
     with pytest.raises(MusterError, match="too old") as refused:
-        checked(monkeypatch, places, (12, 4))
+        checked(monkeypatch, (12, 4))
     assert "invalid ELF header" in refused.value.seen
 
 
@@ -189,15 +196,16 @@ def test_what_helps_an_old_driver(
 ) -> None:
     if in_image:
         (tmp_path / "image.json").write_text("{}")
+    made(tmp_path, cuda=torch_cuda)
     with pytest.raises(MusterError, match="too old") as refused:
-        checked(monkeypatch, made(tmp_path, cuda=torch_cuda), cuda, SCRIPT)
+        checked(monkeypatch, cuda, SCRIPT)
     assert "no forward compatibility" in refused.value.seen
     assert refused.value.fix.startswith(fix)
     assert refused.value.fix.endswith("CUDA_VISIBLE_DEVICES= muster run")
 
 
-def test_another_program_is_warned_and_not_refused(monkeypatch: pytest.MonkeyPatch, places: Places) -> None:
-    found = checked(monkeypatch, places, (12, 4), Program("program", ("./a.out",)))
+def test_another_program_is_warned_and_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checked(monkeypatch, (12, 4), Program("program", ("./a.out",)))
     assert found.variables == {}
     assert "too old" in found.notes[0]
 
@@ -206,27 +214,27 @@ def test_another_program_is_warned_and_not_refused(monkeypatch: pytest.MonkeyPat
 def test_forward_compatibility_that_somebody_else_put_first_is_proved_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, code: int, is_refused: bool
 ) -> None:
-    places = made(tmp_path, module=version)
+    made(tmp_path, module=version)
     folder = standins.libcuda(tmp_path / "first", NEW, code).parent
     if not is_refused:
-        assert checked(monkeypatch, places, (13, 2), LD_LIBRARY_PATH=str(folder)) == Additions()
+        assert checked(monkeypatch, (13, 2), LD_LIBRARY_PATH=str(folder)) == Additions()
         return
     with pytest.raises(MusterError, match="too old") as refused:
-        checked(monkeypatch, places, (13, 2), LD_LIBRARY_PATH=str(folder))
+        checked(monkeypatch, (13, 2), LD_LIBRARY_PATH=str(folder))
     assert refused.value.seen.startswith("driver 550.54.14 supports CUDA 12, ")
     assert "(804)" in refused.value.seen
 
 
-def test_the_newest_forward_compatibility_by_the_name_a_user_knows(tmp_path: Path, places: Places) -> None:
+def test_the_newest_forward_compatibility_by_the_name_a_user_knows(tmp_path: Path) -> None:
     for folder, file in (("cuda-12.8", "libcuda.so.570.86.15"), ("cuda-13.2", "libcuda.so.595.45.04")):
-        compat = places.toolkits / folder / "compat"
+        compat = driver.TOOLKITS / folder / "compat"
         compat.mkdir(parents=True)
         (compat / file).write_text("")
         (compat / "libcuda.so.1").symlink_to(file)
-    (places.toolkits / "cuda").symlink_to("cuda-13.2")
-    assert driver.newest_compat(places) == places.toolkits / "cuda" / "compat" / "libcuda.so.1"
-    (places.toolkits / "cuda").unlink()
-    assert driver.newest_compat(places) == places.toolkits / "cuda-13.2" / "compat" / "libcuda.so.1"
+    (driver.TOOLKITS / "cuda").symlink_to("cuda-13.2")
+    assert driver.newest_compat() == driver.TOOLKITS / "cuda" / "compat" / "libcuda.so.1"
+    (driver.TOOLKITS / "cuda").unlink()
+    assert driver.newest_compat() == driver.TOOLKITS / "cuda-13.2" / "compat" / "libcuda.so.1"
 
 
 def test_a_driver_that_hangs_is_told_by_its_deadline(tmp_path: Path) -> None:
@@ -236,29 +244,29 @@ def test_a_driver_that_hangs_is_told_by_its_deadline(tmp_path: Path) -> None:
     assert refused.value.seen == f"{library}: no answer within 0.5 s"
 
 
-def test_no_library_and_no_device_is_a_note(monkeypatch: pytest.MonkeyPatch, places: Places) -> None:
-    found = checked(monkeypatch, places, "libcuda.so.1: cannot open shared object file")
+def test_no_library_and_no_device_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checked(monkeypatch, "libcuda.so.1: cannot open shared object file")
     assert found.variables == {}
     assert "--nv" in found.notes[0]
 
 
-def test_no_library_but_a_device_is_refused(monkeypatch: pytest.MonkeyPatch, places: Places) -> None:
+def test_no_library_but_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
-        (places.devices / name).touch()
+        (driver.DEVICES / name).touch()
     with pytest.raises(MusterError, match="no NVIDIA driver library") as refused:
-        checked(monkeypatch, places, "libcuda.so.1: cannot open shared object file")
+        checked(monkeypatch, "libcuda.so.1: cannot open shared object file")
     assert refused.value.seen == (
-        f"{places.devices}/nvidia0 {places.devices}/nvidia1; libcuda.so.1: cannot open shared object file"
+        f"{driver.DEVICES}/nvidia0 {driver.DEVICES}/nvidia1; libcuda.so.1: cannot open shared object file"
     )
     assert "--nv" in refused.value.fix
     assert "--device cpu" in refused.value.fix
-    assert checked(monkeypatch, places, "none", ON_CPU) == Additions()
+    assert checked(monkeypatch, "none", ON_CPU) == Additions()
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> dict[str, str]:
     """The variables of a node whose driver is older than the installed torch: CUDA 12.4 for CUDA 13."""
-    toolkit = driver.toolkit_of()
+    toolkit = driver.toolkit_of(INSTALLED)
     major = toolkit.cuda[0] if toolkit else 13
     folder = standins.libcuda(tmp_path / "driver", (major - 1) * 1000 + 40).parent
     return {"LD_LIBRARY_PATH": str(folder), "CUDA_VISIBLE_DEVICES": "0"}
@@ -266,7 +274,7 @@ def old(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.process
 def test_the_command_refuses_what_would_train_on_the_cpu(command: Run, tmp_path: Path, old: dict[str, str]) -> None:
-    if driver.toolkit_of() is None or driver.newest_compat() is not None:
+    if driver.toolkit_of(INSTALLED) is None or list(Path("/usr/local").glob("cuda*/compat/libcuda.so.1")):
         pytest.skip("needs a torch with CUDA, and no forward compatibility installed")
     (tmp_path / "mine.py").write_text("raise SystemExit('it was started')")
     answer = command("muster", "run", "mine.py", cwd=tmp_path, env=old)
@@ -287,12 +295,12 @@ def test_the_program_loads_the_forward_compatibility(tmp_path: Path, old: dict[s
     (tmp_path / "mine.py").write_text(SHOW)
     # The whole command, only with other places to look: /usr/local is not this test's to change.
     code = f"""
-import functools, sys
+import sys
 from pathlib import Path
 from muster.entrypoint import cli
 from muster.entrypoint.launch import driver
-places = driver.Places(torch=Path({str(tmp_path / "version.py")!r}), toolkits=Path({str(tmp_path / "local")!r}))
-driver.check = functools.partial(driver.check, places=places)
+driver.version_file = lambda: Path({str(tmp_path / "version.py")!r})
+driver.TOOLKITS = Path({str(tmp_path / "local")!r})
 sys.argv = ["muster", "run", "mine.py"]
 cli.muster()
 """
