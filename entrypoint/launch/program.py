@@ -29,7 +29,7 @@ class Program:
     torchrun: tuple[str, ...] = ()
 
     def agent_words(self) -> list[str]:
-        """The positional part of torchrun's command line, and of spawn.py's."""
+        """The positional part of torchrun's command line."""
         return [*{"module": ["-m"], "script": [], "program": ["--no-python"]}[self.kind], *self.words]
 
     def own_words(self) -> list[str]:

@@ -36,7 +36,6 @@ from muster.variables import LaunchVariable
 
 INIT = "tini"
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-SPAWN = "muster.entrypoint.agent.spawn"
 
 MOST_RANKS_PER_CORE = 4
 """Ranks that may share a core without a word: a laptop tries with a few what a cluster does."""
@@ -216,7 +215,7 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
         from muster.entrypoint.launch import debugging
 
         parts.append(debugging.find(env, rendezvous.rdzv_id, has_gpus=allocation.gpus_seen > 0))
-    hears = program.is_ours or torchrun.AGENT in argv or SPAWN in argv
+    hears = program.is_ours or torchrun.AGENT in argv
     return Launch(tuple(argv), Additions.merged(parts), hears)
 
 
@@ -224,10 +223,11 @@ def _command(context: Context, program: Program, port: int) -> tuple[list[str], 
     """What starts the ranks of this node, or is the one rank that this process is; and its variables."""
     allocation, options = context.allocation, context.options
     is_agent = allocation.mode == "agent" and program.framework == "torch"
-    if is_agent and options.spawn:
-        return _spawn_argv(allocation, context.rendezvous, port, program), Additions()
     if is_agent:
-        script = [*program.torchrun, *program.agent_words()]
+        if options.spawn:
+            _check_spawn(program)
+        # By torchrun's --run-path a rank runs the program in the interpreter that multiprocessing has started.
+        script = [*(["--run-path"] if options.spawn else []), *program.torchrun, *program.agent_words()]
         argv = torchrun.agent_argv(allocation, context.rendezvous, options, script)
         return argv, Additions(torchrun.agent_variables(allocation, options))
     _refuse_torchruns(allocation, options, program)
@@ -257,8 +257,8 @@ def _refuse_torchruns(allocation: Allocation, options: LaunchOptions, program: P
             )
 
 
-def _spawn_argv(allocation: Allocation, rendezvous: Rendezvous, port: int, program: Program) -> list[str]:
-    """The command that starts this node's ranks by multiprocessing."""
+def _check_spawn(program: Program) -> None:
+    """Refuses what can't run in processes that multiprocessing has started."""
     if program.torchrun:
         raise MusterError(
             "--spawn takes no option of torchrun's", seen=shlex.join(program.torchrun), fix="leave --spawn out"
@@ -269,18 +269,6 @@ def _spawn_argv(allocation: Allocation, rendezvous: Rendezvous, port: int, progr
             seen=shlex.join(["--no-python", *program.words[:1]]),
             fix="leave --spawn out",
         )
-    return [
-        sys.executable,
-        "-P",
-        "-m",
-        SPAWN,
-        f"--nnodes={allocation.num_nodes}",
-        f"--node-rank={allocation.node_rank}",
-        f"--nproc-per-node={allocation.nproc_per_node}",
-        f"--master-addr={rendezvous.address}",
-        f"--master-port={port}",
-        *program.agent_words(),
-    ]
 
 
 def _threads(allocation: Allocation, env: Environment) -> Additions:
