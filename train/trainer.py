@@ -3,10 +3,10 @@
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -25,22 +25,24 @@ from muster.train.data.source import Source
 from muster.train.distributed.world import COMPUTING, DATA, ENDING, VALIDATION, World, to_device
 from muster.train.health import memory, preemption
 from muster.train.health.faults import SharedFault, agree
-from muster.train.health.preemption import Grace, Interval, Notice, Preempted, between
-from muster.train.optim import choose_precision, extent, lr_at
+from muster.train.health.preemption import Grace, Notice, Preempted, between
+from muster.train.optim import choose_precision, highest_lr
+from muster.train.parallel.strategy import Sums
 from muster.train.reporting import console, trackers
 from muster.train.reporting.display import Display, header, promised_gpus
-from muster.train.reporting.metrics import Energy, Readout, StepTimes, Sums, averages, results
+from muster.train.reporting.metrics import StepTimes
 from muster.train.reporting.profile import Profile
-from muster.train.reporting.summary import Log, collect, command, effective, write_config, write_summary
+from muster.train.reporting.summary import Log, collect, command, effective, results, write_config, write_summary
 from muster.train.reporting.trackers import Tracker
 
 LOOK_STEPS = 10
-"""Steps between two looks at the losses of all ranks, at most."""
+"""Steps between two looks at all ranks, at most; between two lines of metrics.jsonl, up to step LOG_ALL."""
 
-LOG_STEPS = 50
-"""Steps between two lines of metrics.jsonl after step LOG_ALL; before it LOOK_STEPS, and fewer in a short run."""
+LOG_ALL, LOG_STEPS = 1000, 50
+"""The last of these steps, and how many lie between two lines after it."""
 
-LOG_ALL = 1000
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets, on the device."""
 
 BOTH_WAYS = "forward and backward"
 """The name of these passes in a trace."""
@@ -65,7 +67,8 @@ class Looks:
         # Soon, to learn how long a step takes.
         self.next = done + 1
         self.since = done, time.perf_counter()
-        self.under_way: Readout | None = None
+        self.sums: torch.Tensor | None = None
+        self.copied: torch.cuda.Event | None = None
 
     def take(self, done: int, *flags: bool | str, values: torch.Tensor | None = None) -> None:
         """Begins a look after `done` steps: at the mean time of a step, `flags` and `values`."""
@@ -73,15 +76,22 @@ class Looks:
         self.since = done, now
         told = [(now - then) / (done - before) / self.world.world_size, *map(float, map(bool, flags))]
         own = to_device(told, self.world.device, torch.float64)
-        self.under_way = Readout(self.world.all_reduce(own if values is None else torch.cat((own, values))))
+        sums = self.sums = self.world.all_reduce(own if values is None else torch.cat((own, values)))
+        if sums.is_cuda:
+            self.sums = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+            self.sums.copy_(sums, non_blocking=True)
+            self.copied = torch.cuda.Event()
+            self.copied.record()
 
     def read(self, done: int) -> list[float]:
         """How many ranks had each flag, then the sums of the values, by the look that is under way; empty without."""
         self.next = max(self.next, done + 1)
-        if self.under_way is None:
+        if self.sums is None:
             return []
-        step_s, *rest = self.under_way.wait()
-        self.under_way = None
+        if self.copied is not None:
+            self.copied.synchronize()
+        step_s, *rest = self.sums.tolist()
+        self.sums = self.copied = None
         steps = between(step_s, LOOK_STEPS)
         self.next = min((done // size + 1) * size for size in (steps, self.every))
         return rest
@@ -96,9 +106,9 @@ class Trainer:
         settings: the options with what `auto` and `default` came to, as a summary and a checkpoint have them.
         model: as its strategy has wrapped it; `trained` is what training changes of it.
         notice: whether this rank was warned that it will be stopped.
-        interval: from one checkpoint to the next within an epoch.
+        saves: checkpoints that are complete on the disk and yet to be told of: their steps and seconds.
         warned: whether any rank was, as all ranks know: they stop after this step.
-        is_due: whether the interval is over, as all ranks know.
+        is_due: whether a checkpoint within the epoch is due, as all ranks know.
         has_checkpoint: whether there is one of this run.
     """
 
@@ -121,7 +131,8 @@ class Trainer:
         self.given, self.options = options, options.settled()
         self.world = world
         self.progress = Progress()
-        self.notice, self.interval, self.grace = Notice(), Interval(), Grace(math.inf, "not known")
+        self.notice, self.grace = Notice(), Grace(math.inf, "not known")
+        self.saves: deque[tuple[int, float]] = deque()
         self.limit_notes: tuple[str, ...] = ()
         self.log: Log | None = None
         self.tracker: Tracker | None = None
@@ -245,15 +256,14 @@ class Trainer:
         with self.open_tracker() as self.tracker:
             self.log = Log(self.run.folder, progress.step) if world.main else None
             before_s = 0.0 if self.log is None else self.log.seconds
-            self.times = StepTimes(world.device, energy=Energy(world.device), started=self.started - before_s)
+            self.times = StepTimes(world.device, started=self.started - before_s)
             self.begin()
             if options.profile:
-                # Hooks that name a part would have a compiled model compiled again.
-                named = self.trained.model if options.compile == "off" else None
+                # Hooks that name a layer would have a compiled model compiled again.
+                layers = models.named_units(self.trained.model) if options.compile == "off" else {}
                 num_steps = self.num_steps - progress.step
-                self.times.profile = Profile(self.run.folder, num_steps, named, world.device, main=world.main)
-            self.interval = Interval(60 * options.save_every if world.main else 0.0)
-            self.manager.on_saved = self.saved
+                self.times.profile = Profile(self.run.folder, num_steps, layers, world.device, main=world.main)
+            self.manager.on_saved = lambda step, seconds: self.saves.append((step, seconds))  # in another thread
             self.notice.listen()
             memory.collect_garbage()
             try:
@@ -261,10 +271,13 @@ class Trainer:
                     self.train_epochs()
                 world.status.enter(ENDING)
                 self.manager.wait()
+                self.tell_saves()
             except MusterError:
                 self.manager.close()
                 raise
             finally:
+                with suppress(MusterError):
+                    self.tell_saves()
                 self.train.close()
                 self.valid.close()
             if self.warned and not is_complete(progress, options):
@@ -281,19 +294,21 @@ class Trainer:
         return agree(self.world, lambda: trackers.open_tracker(kind, *place, self.display.note))
 
     def begin(self) -> None:
-        """Prepares the first step: how gradients are computed, how many steps there are, when the ranks look around."""
+        """Prepares the first step: how it is computed, how many there are, when the ranks look around."""
         self.times.waits = self.world.waits
         assert isinstance(self.train.sampler, TrainSampler)
         self.sampler = self.train.sampler
         self.gradients = self.strategy.gradients(self.model)
         self.gradients.smoothing = self.options.label_smoothing
         compile_loss(self.gradients, self.options)
+        self.autocast = self.precision.autocast(self.world.device)
+        assert self.options.lr is not None
+        num_micro_batches = self.world.dp_size * self.options.accumulate
+        self.highest_lr = highest_lr(self.options.lr, self.options.lr_scale, num_micro_batches)
         self.num_steps, self.lr_ahead = extent(self.options, self.progress, self.sampler)
-        # A chart of a short run, too, needs some points.
-        self.log_every = self.options.log_every or min(LOOK_STEPS, max(1, self.num_steps // 10))
-        self.looks = Looks(self.world, self.progress.step, self.log_every)
-        self.looks.next += self.log_every > 1  # the very first step is no measure
+        self.looks = Looks(self.world, self.progress.step, self.options.log_every or LOOK_STEPS)
         self.line: dict[str, Any] | None = None
+        self.last_save = time.monotonic()
 
     def train_epochs(self) -> None:
         """Trains to the end, or until a rank is warned; after each epoch evaluates and saves."""
@@ -310,15 +325,14 @@ class Trainer:
                 self.warned = True
                 self.save(progress, own)
                 return
-            progress.best_accuracy = max(progress.best_accuracy, valid[1])
-            unit = self.source.unit
             record = {
                 "epoch": epoch + 1,
                 "step": progress.step,
-                **results("train", *averages(progress.sums), unit),
-                **results("valid", *valid, unit),
+                **results("train", progress.sums, self.source.unit),
+                **results("valid", valid, self.source.unit),
                 "seconds": round(time.perf_counter() - started, 3),
             }
+            progress.best_accuracy = max(progress.best_accuracy, record["valid_accuracy"])
             progress.history = [*(old for old in progress.history if old["epoch"] != epoch + 1), record]
             if self.sampler.num_samples - progress.sample < self.sampler.global_batch:
                 progress.epoch, progress.sample, progress.sums = epoch + 1, 0, [0.0, 0.0, 0.0]
@@ -340,28 +354,29 @@ class Trainer:
         sums = Sums(self.world.device)
         self.display.start_epoch(progress.epoch, sampler.num_steps)
         self.times.start()
-        batches = self.world.status.over(self.times.waiting(self.train), DATA, COMPUTING)
+        batches = iter(self.train)
         done = 0
         for done in range(1, sampler.num_steps + 1):
             self.train_step(batches, sums)
             self.times.step()
-            if progress.step >= self.looks.next:
-                # That of so many steps before has come by now: on all ranks alike, and no device is waited for.
-                self.show(sums)
-                if self.warned:
-                    break
-                # After the last step one is written anyway.
-                if self.is_due and done < sampler.num_steps:
-                    self.save_midway(sums, done)
-                self.look(sums)
-            self.display.step(done)
+            if progress.step < self.looks.next:
+                continue
+            # The look of so many steps before has come by now: on all ranks alike, and no device is waited for.
+            self.show(sums)
+            self.display.step(done, progress.step)
+            if self.warned:
+                break
+            # After the last step one is written anyway.
+            if self.is_due and done < sampler.num_steps:
+                self.save_midway(sums, done)
+            self.look(sums)
         self.times.stop()
         self.show(sums)
         self.progress.sums, self.progress.sample = self.settle(sums, done)
 
     @torch.no_grad()
-    def evaluate(self) -> tuple[float, float] | None:
-        """Mean loss and accuracy over the validation samples (or tokens); None where a rank was warned before the end.
+    def evaluate(self) -> list[float] | None:
+        """Summed loss, hits and targets of the validation samples; None where a rank was warned before the end.
 
         Each sample counts once over all ranks.
 
@@ -371,8 +386,10 @@ class Trainer:
         model, world = self.strategy.unwrap(self.model), self.world
         model.eval()
         sums, looks = Sums(world.device), Looks(world)
-        for done, (inputs, targets) in enumerate(world.status.over(self.valid, VALIDATION, VALIDATION), 1):
-            with self.precision.autocast(world.device):
+        world.status.enter(VALIDATION)
+        for done, (inputs, targets) in enumerate(self.valid, 1):
+            world.status.enter(VALIDATION)
+            with self.autocast:
                 self.gradients.evaluate(model, inputs, targets, sums)
             if done >= looks.next:
                 if any(looks.read(done)):
@@ -388,7 +405,7 @@ class Trainer:
                 fix="see that all ranks have the same data folder",
                 code=ExitCode.FAILED,
             )
-        return averages(totals[:3])
+        return totals[:3]
 
     def settle(self, sums: Sums, steps: int) -> tuple[list[float], int]:
         """The epoch's sums and its used samples, where so many `steps` were done since the epoch was gone on with.
@@ -403,7 +420,7 @@ class Trainer:
         return all_sums, self.progress.sample + steps * self.sampler.global_batch
 
     def save(self, progress: Progress, own: Statistics) -> None:
-        """Writes a checkpoint, on all ranks; the interval to the next one begins.
+        """Writes a checkpoint, on all ranks.
 
         Args:
             own: this rank's running statistics, where those of others are others.
@@ -423,7 +440,7 @@ class Trainer:
             progress.step,
         )
         self.has_checkpoint = True
-        self.interval.begin()
+        self.last_save = time.monotonic()
         self.is_due = False
 
     def save_midway(self, sums: Sums, steps: int) -> None:
@@ -441,9 +458,13 @@ class Trainer:
 
     def look(self, sums: Sums) -> None:
         """Begins a look at the losses, the warnings and the pace of all ranks."""
-        flags = self.notice.heard, self.interval.is_over()
+        flags = self.notice.heard, self.is_save_due()
         self.looks.take(self.progress.step, *flags, values=self.own(sums.values))
         self.line = self.line_now()
+
+    def is_save_due(self) -> bool:
+        """Whether `--save-every` minutes have passed since the last checkpoint, by the clock of rank 0."""
+        return self.world.main and 0 < 60 * self.options.save_every <= time.monotonic() - self.last_save
 
     def refuse(self, loss: float, sums: Sums) -> None:
         """Raises SharedFault, on all ranks, with the step and the rank where the loss was the first to be no number."""
@@ -463,8 +484,8 @@ class Trainer:
     def line_now(self) -> dict[str, Any] | None:
         """What a line of metrics.jsonl says of now; None where there is none at this step. Nothing waits for it."""
         step = self.progress.step
-        is_late = step > LOG_ALL and not self.options.log_every
-        if not self.world.main or step % (LOG_STEPS if is_late else self.log_every):
+        every = self.options.log_every or (LOOK_STEPS if step <= LOG_ALL else LOG_STEPS)
+        if not self.world.main or step % every:
             return None
         num_targets = self.sampler.global_batch * self.source.targets_of_sample
         lr = self.trained.optimizer.param_groups[0]["lr"]
@@ -476,38 +497,42 @@ class Trainer:
         Raises:
             SharedFault: on all ranks, where it is no number.
         """
+        self.tell_saves()
         if not (found := self.looks.read(self.progress.step)):
             return
         num_warned, num_due, *values = found
         if not math.isfinite(values[0]):
             self.refuse(values[0], sums)
         self.warned, self.is_due = num_warned > 0, num_due > 0
-        loss, accuracy = averages(values)
-        self.display.loss(loss)
+        found = results("train", values, self.source.unit)
+        self.display.loss(found["train_loss"])
         if self.line is not None:
-            self.record({"kind": "steps", **self.line, **results("train", loss, accuracy, self.source.unit)})
+            self.record({"kind": "steps", **self.line, **found})
 
-    def train_step(self, batches: Any, sums: Sums) -> None:
+    def train_step(self, batches: Iterator[Batch], sums: Sums) -> None:
         """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
         options, progress, world = self.options, self.progress, self.world
+        lr = lr_at(options, self.highest_lr, progress.step, self.num_steps, self.lr_ahead)
+        for group in self.trained.optimizer.param_groups:
+            group["lr"] = lr
         self.gradients.begin(progress.step)
-        for turn, (inputs, targets) in enumerate(islice(batches, options.accumulate)):
+        for turn in range(options.accumulate):
+            world.status.enter(DATA)
+            with self.times.waiting():
+                inputs, targets = next(batches)
+            world.status.enter(COMPUTING)
             # By block and not by rank: dropout too is then the same whatever the world size.
             block = turn * world.dp_size + world.dp_rank
             reseed(world.device, options.seed, "model", progress.step, block)
             last = turn + 1 == options.accumulate
             with nullcontext() if last else self.strategy.without_sync(self.model), self.times.part(BOTH_WAYS):
-                self.gradients.compute(self.model, inputs, targets, self.precision.autocast(world.device), sums)
+                self.gradients.compute(self.model, inputs, targets, self.autocast, sums)
         self.gradients.finish()
         if options.clip_norm is not None:
             self.gradients.clip(self.model, options.clip_norm)
-        optimizer = self.trained.optimizer
-        lr = lr_at(options, world.dp_size, progress.step, self.num_steps, self.lr_ahead)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
         with self.times.part("optimizer"):
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            self.trained.optimizer.step()
+            self.trained.optimizer.zero_grad(set_to_none=True)
         progress.step += 1
         world.status.stepped(progress.step)
 
@@ -539,10 +564,13 @@ class Trainer:
         if self.tracker is not None:
             self.tracker.write(values)
 
-    def saved(self, step: int, seconds: float) -> None:
-        """Called when a checkpoint is complete on the disk, `seconds` after it was begun."""
-        can_resume()
-        if self.log is not None:
+    def tell_saves(self) -> None:
+        """Tells of checkpoints that have become complete on the disk."""
+        while self.saves:
+            step, seconds = self.saves.popleft()
+            can_resume()
+            if self.log is None:
+                continue
             self.log.write({"kind": "checkpoint", "step": step, "save_s": round(seconds, 3)})
             too_long = self.grace.note(seconds, self.times.seconds[-1] if self.times.seconds else 0.0)
             if too_long is not None:
@@ -580,6 +608,37 @@ def can_resume() -> None:
     """Notes what to say where Ctrl-C ends this run from now on, here and by its agent."""
     interruption.current.advice = interruption.GOES_ON
     console.leave_word(interruption.CHECKPOINT)
+
+
+def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple[int, int]:
+    """Steps of the whole run, and by how many a cosine is further along than they are.
+
+    A run that goes on with another number of ranks has made steps of another size. Its cosine follows the data that
+    is used, and ends with the run; with `--max-steps` or `--lr-steps` it follows the steps.
+    """
+    epoch_steps = sampler.num_samples // sampler.global_batch
+    used = progress.epoch * epoch_steps + progress.sample // sampler.global_batch
+    left = (options.epochs - progress.epoch - 1) * epoch_steps
+    left += (sampler.num_samples - progress.sample) // sampler.global_batch
+    num_steps = progress.step + left
+    if options.max_steps is not None and options.max_steps < num_steps:
+        return options.max_steps, 0
+    return num_steps, 0 if options.lr_steps else used - progress.step
+
+
+def lr_at(options: Options, highest: float, step: int, num_steps: int, ahead: int = 0) -> float:
+    """The learning rate of `step` (from 0): a linear warm-up, then constant, or down half a cosine (arXiv 1608.03983).
+
+    A constant rate does not depend on the end of the run, so that it can be continued beyond. A cosine ends at
+    `--lr-steps`, or at the last of the `num_steps`, and is `ahead` of the steps.
+    """
+    if step < options.warmup_steps:
+        return highest * (step + 1) / options.warmup_steps
+    if options.lr_schedule == "constant":
+        return highest
+    length = (options.lr_steps or num_steps + ahead) - options.warmup_steps
+    done = min(1.0, (step + ahead - options.warmup_steps) / length) if length > 0 else 1.0
+    return highest * (options.lr_end + (1 - options.lr_end) * (1 + math.cos(math.pi * done)) / 2)
 
 
 def choose_kernels(options: Options, world: World) -> None:

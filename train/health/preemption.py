@@ -1,4 +1,4 @@
-"""Why a run stops early: a signal of its scheduler, or its job's time limit. Also when a checkpoint is due.
+"""Why a run stops early: a signal of its scheduler, or its job's time limit.
 
 A signal becomes a flag, which the ranks bring together at the end of a step, so that all stop after the same one.
 Nothing here runs by itself: clocks are read where the ranks bring their flags together.
@@ -127,28 +127,6 @@ def deafen() -> None:
     signal.signal(signal.SIGTERM, ignore_once)
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-
-
-class Interval:
-    """The time from one checkpoint to the next, on the one rank whose clock counts.
-
-    Args:
-        seconds: 0 on all other ranks, and where none is wanted.
-        clock: tells seconds.
-    """
-
-    def __init__(self, seconds: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self.seconds = seconds
-        self.clock = clock
-        self.begin()
-
-    def begin(self) -> None:
-        """A checkpoint was begun, or the run."""
-        self.since = self.clock()
-
-    def is_over(self) -> bool:
-        """Whether the next one is due."""
-        return self.seconds > 0 and self.clock() - self.since >= self.seconds
 
 
 class Found(NamedTuple):

@@ -24,11 +24,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train.distributed.world import World, open_mesh
-from muster.train.models import gpt, logits_of, loss_of, place
+from muster.train.models import gpt, place
 from muster.train.optim import Precision
-from muster.train.parallel.strategy import Gradients, Strategy, are_exact
-from muster.train.reporting.metrics import Sums
-from muster.train.reporting.stopwatch import Stopwatch
+from muster.train.parallel.strategy import Gradients, Strategy, Sums, are_exact, logits_of, loss_of
+from muster.train.reporting.metrics import Stopwatch
 from muster.units import processes
 
 SCHEDULES: dict[str, Any] = {

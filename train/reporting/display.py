@@ -53,7 +53,7 @@ class Display:
         enabled: whether this rank is the one that shows.
         global_batch: images or tokens of one step over all ranks.
         unit: which of the two.
-        log_every: steps of an epoch from one line to the next, where they go to a file; None: LINE_EVERY_S.
+        log_every: steps from one line to the next, where they go to a file; None: LINE_EVERY_S.
     """
 
     def __init__(
@@ -113,10 +113,10 @@ class Display:
         """Takes the loss to show next."""
         self.last_loss = loss
 
-    def step(self, done: int) -> None:
-        """Shows that `done` steps of the epoch are done, now and then."""
+    def step(self, done: int, step: int) -> None:
+        """Shows that `done` steps of the epoch are done, `step` in all; now and then."""
         now = time.perf_counter()
-        is_due = now >= self.due if self.bar is not None or not self.log_every else done % self.log_every == 0
+        is_due = now >= self.due if self.bar is not None or not self.log_every else step % self.log_every == 0
         if not self.enabled or not is_due:
             return
         self.due = now + self.every_s

@@ -22,7 +22,7 @@ from muster.train.data.loader import Batches
 from muster.train.data.source import Source
 from muster.train.distributed.world import World
 from muster.train.optim import Precision
-from muster.train.reporting import metrics
+from muster.train.reporting import flops
 from muster.train.reporting.metrics import StepTimes, peak_memory_gib
 from muster.train.reporting.profile import NAME, Profile
 from muster.units import perplexity
@@ -79,13 +79,13 @@ def collect(
         parts: the batches that trained, and those that validated.
         note: tells the user a line.
     """
-    source, energy = parts[0].source, times.energy
+    source = parts[0].source
     # dp drives all GPUs of the machine from one process, and one counter is that of one GPU.
     num_devices = torch.cuda.device_count() if strategy == "dp" and world.device.type == "cuda" else 1
     own = {
         **times.own(waits_s),
         "peak_memory_gib": peak_memory_gib(world.device),
-        "energy_j": energy.joules if energy is not None and times.seconds and num_devices == 1 else None,
+        "energy_j": times.energy.joules if times.seconds and num_devices == 1 else None,
         "bad_samples": {name: reason for part in parts for name, reason in part.bad.items()},
     }
     owns = world.gather(own)
@@ -127,6 +127,13 @@ def collect(
         "versions": versions(),
         **(traced(times.profile, note) if world.main else {}),
     }
+
+
+def results(part: str, sums: list[float], unit: str) -> dict[str, float]:
+    """The means of `sums` (summed loss, hits, targets) of a `part`, train or valid; of tokens the perplexity too."""
+    loss, hits, num_targets = sums
+    found = {f"{part}_loss": loss / num_targets, f"{part}_accuracy": hits / num_targets}
+    return found | ({f"{part}_perplexity": perplexity(loss / num_targets)} if unit == "tokens" else {})
 
 
 def perplexities(history: list[dict[str, Any]], unit: str) -> dict[str, float]:
@@ -220,9 +227,9 @@ def work(
         rate: images or tokens a second of a rank.
         num_devices: of a rank.
     """
-    peak = metrics.peak_flops(world.device, bf16=precision.bf16, convolves=source.unit == "images")
+    peak = flops.peak_flops(world.device, bf16=precision.bf16, convolves=source.unit == "images")
     try:
-        of_sample = metrics.count_flops(options, source.num_classes, source.size) / source.targets_of_sample
+        of_sample = flops.count_flops(options, source.num_classes, source.size) / source.targets_of_sample
     except Exception as error:  # a model that can't be computed without content: a run is not to fail for that
         note(f"the operations of {options.model} could not be counted: {str(error).partition(chr(10))[0]}")
         of_sample = None

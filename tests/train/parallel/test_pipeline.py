@@ -11,7 +11,7 @@ from muster.train import checkpoint, models
 from muster.train.distributed.world import World
 from muster.train.models import gpt
 from muster.train.parallel import pipeline
-from muster.train.reporting.stopwatch import Stopwatch
+from muster.train.reporting.metrics import Stopwatch
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained
 
 SGD = ["--optimizer=sgd", "--lr=0.01", "--max-steps=3"]
