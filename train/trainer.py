@@ -32,7 +32,7 @@ from muster.train.reporting import console, trackers
 from muster.train.reporting.display import Display, header, promised_gpus
 from muster.train.reporting.metrics import StepTimes
 from muster.train.reporting.profile import Profile
-from muster.train.reporting.summary import Log, collect, command, effective, results, write_config, write_summary
+from muster.train.reporting.summary import Log, Setup, collect, command, results, write_config, write_summary
 from muster.train.reporting.trackers import Tracker
 
 LOOK_STEPS = 10
@@ -188,7 +188,8 @@ class Trainer:
         console.open_log(self.run.folder, world, command(), all_ranks=options.console == "all")
         if world.main and self.run.resumed_from is None:
             write_config(self.run.folder, self.name, self.given)
-        self.settings = effective(options, self.precision, self.source, world)
+        self.setup = Setup(self.name, options, world, self.precision, self.source, self.num_parameters, self.run)
+        self.settings = self.setup.settings()
 
     def spread_model(self) -> None:
         """Spreads the model over the ranks, and builds its optimizer."""
@@ -218,15 +219,14 @@ class Trainer:
     def show_header(self) -> None:
         """Shows what will run, and what the user should know of it."""
         options, world, source = self.options, self.world, self.source
-        assert isinstance(self.train.sampler, TrainSampler)
         self.display = Display(
             enabled=world.main,
             epochs=options.epochs,
-            global_batch=self.train.sampler.global_batch * source.targets_of_sample,
+            global_batch=self.setup.targets_of_step,
             unit=source.unit,
             log_every=options.log_every,
         )
-        self.display.header(header(self.name, options, world, self.precision, source, self.num_parameters, self.run))
+        self.display.header(header(self.setup))
         for note in [
             *self.strategy.notes(),
             *(["compiles at the first step, which may take minutes"] if options.compile != "off" else []),
@@ -580,19 +580,11 @@ class Trainer:
     def summarize(self) -> dict[str, Any]:
         """The summary of the run, which rank 0 writes; to be called on all ranks."""
         summary = collect(
-            strategy=self.name,
-            options=self.options,
-            settings=self.settings,
-            world=self.world,
-            progress=self.progress,
-            times=self.times,
+            self.setup,
+            self.progress,
+            self.times,
             waits_s=self.gradients.waits_s(),
-            parts=(self.train, self.valid),
-            global_batch=self.sampler.global_batch,
-            precision=self.precision,
-            num_parameters=self.num_parameters,
-            folder=self.run.folder,
-            resumed_from=self.run.resumed_from,
+            bad=self.train.bad | self.valid.bad,
             seconds=time.perf_counter() - self.started,
             note=self.display.note,
         )
