@@ -25,7 +25,7 @@ from muster.train.data.source import Source
 from muster.train.distributed.world import COMPUTING, DATA, ENDING, VALIDATION, World, to_device
 from muster.train.health import memory, preemption
 from muster.train.health.faults import SharedFault, agree
-from muster.train.health.preemption import Grace, Notice, Preempted, between
+from muster.train.health.preemption import Grace, Notice, Preempted
 from muster.train.optim import choose_precision, highest_lr
 from muster.train.parallel.strategy import Sums
 from muster.train.reporting import console, trackers
@@ -37,6 +37,9 @@ from muster.train.reporting.trackers import Tracker
 
 LOOK_STEPS = 10
 """Steps between two looks at all ranks, at most; between two lines of metrics.jsonl, up to step LOG_ALL."""
+
+WAIT_S = 2.0
+"""About how long a warning may wait for the next look; long steps are looked at one by one."""
 
 LOG_ALL, LOG_STEPS = 1000, 50
 """The last of these steps, and how many lie between two lines after it."""
@@ -92,7 +95,9 @@ class Looks:
             self.copied.synchronize()
         step_s, *rest = self.sums.tolist()
         self.sums = self.copied = None
-        steps = between(step_s, LOOK_STEPS)
+        # Divisors of ten, so that the steps of which metrics.jsonl has a line are among them.
+        wanted = WAIT_S / max(step_s, 1e-9)
+        steps = min(LOOK_STEPS, max((steps for steps in (10, 5, 2) if steps <= wanted), default=1))
         self.next = min((done // size + 1) * size for size in (steps, self.every))
         return rest
 

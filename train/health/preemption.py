@@ -21,9 +21,6 @@ from muster.variables import LaunchVariable
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Which of them warns is the scheduler's choice, and the job script's: `#SBATCH --signal=USR1@90`."""
 
-WAIT_S = 2.0
-"""About how long a warning may wait for the next look; long steps are looked at one by one."""
-
 START, END = "MUSTER_JOB_START_TIME", "MUSTER_JOB_END_TIME"
 """Unix seconds: the job scripts export them where the scheduler itself has no such variable; yours win."""
 
@@ -105,13 +102,6 @@ class Preempted(SharedFault):
             fix="the same command with --resume goes on from there",
             code=ExitCode.PREEMPTED,
         )
-
-
-def between(step_s: float, most: int) -> int:
-    """Steps between two looks where each takes `step_s`: a warning shall not wait long, and looks cost a little."""
-    wanted = WAIT_S / max(step_s, 1e-9)
-    # Divisors of ten, so that the steps of which metrics.jsonl has a line are among them.
-    return min(most, max((steps for steps in (10, 5, 2) if steps <= wanted), default=1))
 
 
 def deafen() -> None:
