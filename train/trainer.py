@@ -5,7 +5,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -49,57 +49,6 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 BOTH_WAYS = "forward and backward"
 """The name of these passes in a trace."""
-
-
-class Looks:
-    """Looks at all ranks, after the same steps (or batches) on all of them. Nothing waits for the device.
-
-    A look is taken after one step and read after a later one, by when it has come.
-
-    Args:
-        done: steps that are done already.
-        every: steps of which one looks after each multiple, besides.
-
-    Attributes:
-        next: the step after which one looks again.
-    """
-
-    def __init__(self, world: World, done: int = 0, every: int = LOOK_STEPS) -> None:
-        self.world = world
-        self.every = every
-        # Soon, to learn how long a step takes.
-        self.next = done + 1
-        self.since = done, time.perf_counter()
-        self.sums: torch.Tensor | None = None
-        self.copied: torch.cuda.Event | None = None
-
-    def take(self, done: int, *flags: bool | str, values: torch.Tensor | None = None) -> None:
-        """Begins a look after `done` steps: at the mean time of a step, `flags` and `values`."""
-        (before, then), now = self.since, time.perf_counter()
-        self.since = done, now
-        told = [(now - then) / (done - before) / self.world.world_size, *map(float, map(bool, flags))]
-        own = to_device(told, self.world.device, torch.float64)
-        sums = self.sums = self.world.all_reduce(own if values is None else torch.cat((own, values)))
-        if sums.is_cuda:
-            self.sums = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
-            self.sums.copy_(sums, non_blocking=True)
-            self.copied = torch.cuda.Event()
-            self.copied.record()
-
-    def read(self, done: int) -> list[float]:
-        """How many ranks had each flag, then the sums of the values, by the look that is under way; empty without."""
-        self.next = max(self.next, done + 1)
-        if self.sums is None:
-            return []
-        if self.copied is not None:
-            self.copied.synchronize()
-        step_s, *rest = self.sums.tolist()
-        self.sums = self.copied = None
-        # Divisors of ten, so that the steps of which metrics.jsonl has a line are among them.
-        wanted = WAIT_S / max(step_s, 1e-9)
-        steps = min(LOOK_STEPS, max((steps for steps in (10, 5, 2) if steps <= wanted), default=1))
-        self.next = min((done // size + 1) * size for size in (steps, self.every))
-        return rest
 
 
 class Trainer:
@@ -258,16 +207,12 @@ class Trainer:
         if world.main and self.run.resumed_from is not None:
             # Not before: what can't be continued keeps its options.
             write_config(self.run.folder, self.name, self.given)
-        with self.open_tracker() as self.tracker:
+        kind, place = options.track if world.main else "none", (self.run.folder, progress.step, self.settings)
+        with agree(world, lambda: trackers.open_tracker(kind, *place, self.display.note)) as self.tracker:
             self.log = Log(self.run.folder, progress.step) if world.main else None
             before_s = 0.0 if self.log is None else self.log.seconds
             self.times = StepTimes(world.device, started=self.started - before_s)
             self.begin()
-            if options.profile:
-                # Hooks that name a layer would have a compiled model compiled again.
-                layers = models.named_units(self.trained.model) if options.compile == "off" else {}
-                num_steps = self.num_steps - progress.step
-                self.times.profile = Profile(self.run.folder, num_steps, layers, world.device, main=world.main)
             self.manager.on_saved = lambda step, seconds: self.saves.append((step, seconds))  # in another thread
             self.notice.listen()
             memory.collect_garbage()
@@ -290,28 +235,25 @@ class Trainer:
             summary = self.summarize()
         self.display.summary(summary)
 
-    def open_tracker(self) -> AbstractContextManager[Tracker | None]:
-        """What sends the numbers of metrics.jsonl elsewhere too, on rank 0."""
-        if self.options.track == "none":
-            return nullcontext()
-        kind = self.options.track if self.world.main else "none"
-        place = self.run.folder, self.progress.step, self.settings
-        return agree(self.world, lambda: trackers.open_tracker(kind, *place, self.display.note))
-
     def begin(self) -> None:
         """Prepares the first step: how it is computed, how many there are, when the ranks look around."""
-        self.times.waits = self.world.waits
+        options, world, progress = self.options, self.world, self.progress
         assert isinstance(self.train.sampler, TrainSampler)
+        assert options.lr is not None
         self.sampler = self.train.sampler
         self.gradients = self.strategy.gradients(self.model)
-        self.gradients.smoothing = self.options.label_smoothing
-        compile_loss(self.gradients, self.options)
-        self.autocast = self.precision.autocast(self.world.device)
-        assert self.options.lr is not None
-        num_micro_batches = self.world.dp_size * self.options.accumulate
-        self.highest_lr = highest_lr(self.options.lr, self.options.lr_scale, num_micro_batches)
-        self.num_steps, self.lr_ahead = extent(self.options, self.progress, self.sampler)
-        self.looks = Looks(self.world, self.progress.step, self.options.log_every or LOOK_STEPS)
+        self.gradients.smoothing = options.label_smoothing
+        compile_loss(self.gradients, options)
+        self.autocast = self.precision.autocast(world.device)
+        self.num_steps, self.lr_ahead = extent(options, progress, self.sampler)
+        self.highest_lr = highest_lr(options.lr, options.lr_scale, world.dp_size * options.accumulate)
+        self.times.waits = world.waits
+        if options.profile:
+            # Hooks that name a layer would have a compiled model compiled again.
+            layers = models.named_units(self.trained.model) if options.compile == "off" else {}
+            num_steps = self.num_steps - progress.step
+            self.times.profile = Profile(self.run.folder, num_steps, layers, world.device, main=world.main)
+        self.looks = Looks(world, progress.step, options.log_every or LOOK_STEPS)
         self.line: dict[str, Any] | None = None
         self.last_save = time.monotonic()
 
@@ -379,6 +321,33 @@ class Trainer:
         self.show(sums)
         self.progress.sums, self.progress.sample = self.settle(sums, done)
 
+    def train_step(self, batches: Iterator[Batch], sums: Sums) -> None:
+        """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
+        options, progress, world = self.options, self.progress, self.world
+        lr = lr_at(options, self.highest_lr, progress.step, self.num_steps, self.lr_ahead)
+        for group in self.trained.optimizer.param_groups:
+            group["lr"] = lr
+        self.gradients.begin(progress.step)
+        for turn in range(options.accumulate):
+            world.status.enter(DATA)
+            with self.times.waiting():
+                inputs, targets = next(batches)
+            world.status.enter(COMPUTING)
+            # By block and not by rank: dropout too is then the same whatever the world size.
+            block = turn * world.dp_size + world.dp_rank
+            reseed(world.device, options.seed, "model", progress.step, block)
+            last = turn + 1 == options.accumulate
+            with nullcontext() if last else self.strategy.without_sync(self.model), self.times.part(BOTH_WAYS):
+                self.gradients.compute(self.model, inputs, targets, self.autocast, sums)
+        self.gradients.finish()
+        if options.clip_norm is not None:
+            self.gradients.clip(self.model, options.clip_norm)
+        with self.times.part("optimizer"):
+            self.trained.optimizer.step()
+            self.trained.optimizer.zero_grad(set_to_none=True)
+        progress.step += 1
+        world.status.stepped(progress.step)
+
     @torch.no_grad()
     def evaluate(self) -> list[float] | None:
         """Summed loss, hits and targets of the validation samples; None where a rank was warned before the end.
@@ -411,18 +380,6 @@ class Trainer:
                 code=ExitCode.FAILED,
             )
         return totals[:3]
-
-    def settle(self, sums: Sums, steps: int) -> tuple[list[float], int]:
-        """The epoch's sums and its used samples, where so many `steps` were done since the epoch was gone on with.
-
-        All ranks have the same weights after it.
-        """
-        self.gradients.check()
-        totals = self.total(sums.values).tolist()
-        if not math.isfinite(totals[0]):
-            self.refuse(totals[0], sums)
-        all_sums = [before + now for before, now in zip(self.progress.sums, totals, strict=True)]
-        return all_sums, self.progress.sample + steps * self.sampler.global_batch
 
     def save(self, progress: Progress, own: Statistics) -> None:
         """Writes a checkpoint, on all ranks.
@@ -461,15 +418,17 @@ class Trainer:
         step, before = self.looks.since
         self.looks.since = step, before + time.perf_counter() - started  # of which none was a step's
 
-    def look(self, sums: Sums) -> None:
-        """Begins a look at the losses, the warnings and the pace of all ranks."""
-        flags = self.notice.heard, self.is_save_due()
-        self.looks.take(self.progress.step, *flags, values=self.own(sums.values))
-        self.line = self.line_now()
+    def settle(self, sums: Sums, steps: int) -> tuple[list[float], int]:
+        """The epoch's sums and its used samples, where so many `steps` were done since the epoch was gone on with.
 
-    def is_save_due(self) -> bool:
-        """Whether `--save-every` minutes have passed since the last checkpoint, by the clock of rank 0."""
-        return self.world.main and 0 < 60 * self.options.save_every <= time.monotonic() - self.last_save
+        All ranks have the same weights after it.
+        """
+        self.gradients.check()
+        totals = self.total(sums.values).tolist()
+        if not math.isfinite(totals[0]):
+            self.refuse(totals[0], sums)
+        all_sums = [before + now for before, now in zip(self.progress.sums, totals, strict=True)]
+        return all_sums, self.progress.sample + steps * self.sampler.global_batch
 
     def refuse(self, loss: float, sums: Sums) -> None:
         """Raises SharedFault, on all ranks, with the step and the rank where the loss was the first to be no number."""
@@ -485,6 +444,37 @@ class Trainer:
             + ("; the last checkpoint is from before: --resume" if self.has_checkpoint else ""),
             code=ExitCode.FAILED,
         )
+
+    @torch.no_grad()
+    def average_statistics(self) -> Statistics:
+        """Makes the running statistics of batch normalisation the mean over all ranks; returns what this rank had."""
+        statistics = self.trained.statistics()
+        if self.world.world_size == 1 or not statistics:
+            return {}
+        own = {name: tensor.clone() for name, tensor in statistics.items()}
+        flat = self.world.all_reduce(torch.cat([tensor.flatten() for tensor in own.values()])) / self.world.world_size
+        parts = flat.split([tensor.numel() for tensor in own.values()])
+        for tensor, part in zip(statistics.values(), parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+        return own
+
+    def own(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` of this rank as they go into sums over all; zeros where another rank reports them."""
+        return values * float(self.world.reports_loss)
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of `values` over the ranks that report them."""
+        return self.world.all_reduce(self.own(values))
+
+    def look(self, sums: Sums) -> None:
+        """Begins a look at the losses, the warnings and the pace of all ranks."""
+        flags = self.notice.heard, self.is_save_due()
+        self.looks.take(self.progress.step, *flags, values=self.own(sums.values))
+        self.line = self.line_now()
+
+    def is_save_due(self) -> bool:
+        """Whether `--save-every` minutes have passed since the last checkpoint, by the clock of rank 0."""
+        return self.world.main and 0 < 60 * self.options.save_every <= time.monotonic() - self.last_save
 
     def line_now(self) -> dict[str, Any] | None:
         """What a line of metrics.jsonl says of now; None where there is none at this step. Nothing waits for it."""
@@ -514,61 +504,6 @@ class Trainer:
         if self.line is not None:
             self.record({"kind": "steps", **self.line, **found})
 
-    def train_step(self, batches: Iterator[Batch], sums: Sums) -> None:
-        """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
-        options, progress, world = self.options, self.progress, self.world
-        lr = lr_at(options, self.highest_lr, progress.step, self.num_steps, self.lr_ahead)
-        for group in self.trained.optimizer.param_groups:
-            group["lr"] = lr
-        self.gradients.begin(progress.step)
-        for turn in range(options.accumulate):
-            world.status.enter(DATA)
-            with self.times.waiting():
-                inputs, targets = next(batches)
-            world.status.enter(COMPUTING)
-            # By block and not by rank: dropout too is then the same whatever the world size.
-            block = turn * world.dp_size + world.dp_rank
-            reseed(world.device, options.seed, "model", progress.step, block)
-            last = turn + 1 == options.accumulate
-            with nullcontext() if last else self.strategy.without_sync(self.model), self.times.part(BOTH_WAYS):
-                self.gradients.compute(self.model, inputs, targets, self.autocast, sums)
-        self.gradients.finish()
-        if options.clip_norm is not None:
-            self.gradients.clip(self.model, options.clip_norm)
-        with self.times.part("optimizer"):
-            self.trained.optimizer.step()
-            self.trained.optimizer.zero_grad(set_to_none=True)
-        progress.step += 1
-        world.status.stepped(progress.step)
-
-    def own(self, values: torch.Tensor) -> torch.Tensor:
-        """`values` of this rank as they go into sums over all; zeros where another rank reports them."""
-        return values * float(self.world.reports_loss)
-
-    def total(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of `values` over the ranks that report them."""
-        return self.world.all_reduce(self.own(values))
-
-    @torch.no_grad()
-    def average_statistics(self) -> Statistics:
-        """Makes the running statistics of batch normalisation the mean over all ranks; returns what this rank had."""
-        statistics = self.trained.statistics()
-        if self.world.world_size == 1 or not statistics:
-            return {}
-        own = {name: tensor.clone() for name, tensor in statistics.items()}
-        flat = self.world.all_reduce(torch.cat([tensor.flatten() for tensor in own.values()])) / self.world.world_size
-        parts = flat.split([tensor.numel() for tensor in own.values()])
-        for tensor, part in zip(statistics.values(), parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
-        return own
-
-    def record(self, values: dict[str, Any]) -> None:
-        """Writes a line of metrics.jsonl, on rank 0."""
-        if self.log is not None:
-            self.log.write(values)
-        if self.tracker is not None:
-            self.tracker.write(values)
-
     def tell_saves(self) -> None:
         """Tells of checkpoints that have become complete on the disk."""
         while self.saves:
@@ -581,6 +516,13 @@ class Trainer:
             if too_long is not None:
                 self.display.note(too_long)
                 self.grace = Grace(math.inf, "said once")
+
+    def record(self, values: dict[str, Any]) -> None:
+        """Writes a line of metrics.jsonl, on rank 0."""
+        if self.log is not None:
+            self.log.write(values)
+        if self.tracker is not None:
+            self.tracker.write(values)
 
     def summarize(self) -> dict[str, Any]:
         """The summary of the run, which rank 0 writes; to be called on all ranks."""
@@ -599,6 +541,57 @@ class Trainer:
         if self.tracker is not None:
             self.tracker.write({"kind": "run", **{name: summary[name] for name in summary.keys() - {"options"}}})
         return summary
+
+
+class Looks:
+    """Looks at all ranks, after the same steps (or batches) on all of them. Nothing waits for the device.
+
+    A look is taken after one step and read after a later one, by when it has come.
+
+    Args:
+        done: steps that are done already.
+        every: steps of which one looks after each multiple, besides.
+
+    Attributes:
+        next: the step after which one looks again.
+    """
+
+    def __init__(self, world: World, done: int = 0, every: int = LOOK_STEPS) -> None:
+        self.world = world
+        self.every = every
+        # Soon, to learn how long a step takes.
+        self.next = done + 1
+        self.since = done, time.perf_counter()
+        self.sums: torch.Tensor | None = None
+        self.copied: torch.cuda.Event | None = None
+
+    def take(self, done: int, *flags: bool | str, values: torch.Tensor | None = None) -> None:
+        """Begins a look after `done` steps: at the mean time of a step, `flags` and `values`."""
+        (before, then), now = self.since, time.perf_counter()
+        self.since = done, now
+        told = [(now - then) / (done - before) / self.world.world_size, *map(float, map(bool, flags))]
+        own = to_device(told, self.world.device, torch.float64)
+        sums = self.sums = self.world.all_reduce(own if values is None else torch.cat((own, values)))
+        if sums.is_cuda:
+            self.sums = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+            self.sums.copy_(sums, non_blocking=True)
+            self.copied = torch.cuda.Event()
+            self.copied.record()
+
+    def read(self, done: int) -> list[float]:
+        """How many ranks had each flag, then the sums of the values, by the look that is under way; empty without."""
+        self.next = max(self.next, done + 1)
+        if self.sums is None:
+            return []
+        if self.copied is not None:
+            self.copied.synchronize()
+        step_s, *rest = self.sums.tolist()
+        self.sums = self.copied = None
+        # Divisors of ten, so that the steps of which metrics.jsonl has a line are among them.
+        wanted = WAIT_S / max(step_s, 1e-9)
+        steps = min(LOOK_STEPS, max((steps for steps in (10, 5, 2) if steps <= wanted), default=1))
+        self.next = min((done // size + 1) * size for size in (steps, self.every))
+        return rest
 
 
 def can_resume() -> None:
