@@ -207,8 +207,7 @@ class Trainer:
         if world.main and self.run.resumed_from is not None:
             # Not before: what can't be continued keeps its options.
             write_config(self.run.folder, self.name, self.given)
-        kind, place = options.track if world.main else "none", (self.run.folder, progress.step, self.settings)
-        with agree(world, lambda: trackers.open_tracker(kind, *place, self.display.note)) as self.tracker:
+        with nullcontext() if options.track == "none" else self.open_tracker() as self.tracker:
             self.log = Log(self.run.folder, progress.step) if world.main else None
             before_s = 0.0 if self.log is None else self.log.seconds
             self.times = StepTimes(world.device, started=self.started - before_s)
@@ -234,6 +233,12 @@ class Trainer:
                 raise Preempted(progress.step, self.notice.heard)
             summary = self.summarize()
         self.display.summary(summary)
+
+    def open_tracker(self) -> Tracker:
+        """What sends the numbers of metrics.jsonl elsewhere too, on rank 0."""
+        kind = self.options.track if self.world.main else "none"
+        place = self.run.folder, self.progress.step, self.settings
+        return agree(self.world, lambda: trackers.open_tracker(kind, *place, self.display.note))
 
     def begin(self) -> None:
         """Prepares the first step: how it is computed, how many there are, when the ranks look around."""
