@@ -87,7 +87,7 @@ class Trainer:
         self.progress = Progress()
         self.notice, self.grace = Notice(), Grace(math.inf, "not known")
         self.saves: deque[tuple[int, float]] = deque()
-        self.limit_notes: tuple[str, ...] = ()
+        self.limit_notes: list[str] = []
         self.log: Log | None = None
         self.tracker: Tracker | None = None
         self.warned = self.is_due = self.has_checkpoint = False
@@ -109,10 +109,10 @@ class Trainer:
         agree(world, lambda: config.check(self.name, options))
         agree(world, self.strategy.check)
         agree(world, lambda: compilation.check(options, world.device))
-        limit = agree(world, lambda: preemption.find(options.save_before, os.environ if world.main else {}))
-        self.grace = agree(world, lambda: preemption.grace(os.environ, limit.deadline))
-        self.notice = Notice(limit.deadline, preemption.deaf_until(os.environ))
-        self.limit_notes = limit.notes
+        clock = os.environ if world.main else {}
+        deadline, self.limit_notes = agree(world, lambda: preemption.find(options.save_before, clock))
+        self.grace = agree(world, lambda: preemption.grace(os.environ, deadline))
+        self.notice = Notice(deadline, preemption.deaf_until(os.environ))
         self.world = self.strategy.world = self.strategy.share()
 
     def open_data(self) -> None:
