@@ -20,7 +20,7 @@ def build(options: Options, num_classes: int, size: int) -> nn.Module:
         MusterError: there is no such model, or it does not take data of that size.
     """
     if options.predicts_tokens:
-        return gpt.build(options, num_classes, size)
+        return gpt.build(options, num_classes)
     # Here and not above: torchvision takes 0.3 s to load, and a transformer needs nothing of it.
     from muster.train.models import images
 

@@ -96,7 +96,7 @@ def shape_of(name: str) -> Shape:
     return SHAPES[name]
 
 
-def build(options: Options, num_tokens: int, seq_len: int) -> "GPT":
+def build(options: Options, num_tokens: int) -> "GPT":
     """The transformer `--model` for `num_tokens` different tokens, without memory for its weights yet."""
     with torch.device("meta"):
         return GPT(shape_of(options.model), num_tokens, options.activation_checkpoint, options.deterministic)
