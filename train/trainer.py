@@ -306,6 +306,7 @@ class Trainer:
         sums = Sums(self.world.device)
         self.display.start_epoch(progress.epoch, sampler.num_steps)
         self.times.start()
+        self.looks.since = progress.step, time.perf_counter()  # what lay between epochs was no step's
         batches = iter(self.train)
         done = 0
         for done in range(1, sampler.num_steps + 1):
@@ -504,10 +505,10 @@ class Trainer:
         if not math.isfinite(values[0]):
             self.refuse(values[0], sums)
         self.warned, self.is_due = num_warned > 0, num_due > 0
-        found = results("train", values, self.source.unit)
-        self.display.loss(found["train_loss"])
+        summed_loss, _, num_targets = values
+        self.display.loss(summed_loss / num_targets)
         if self.line is not None:
-            self.record({"kind": "steps", **self.line, **found})
+            self.record({"kind": "steps", **self.line, **results("train", values, self.source.unit)})
 
     def tell_saves(self) -> None:
         """Tells of checkpoints that have become complete on the disk."""
