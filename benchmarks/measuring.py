@@ -11,9 +11,9 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from results import parser, publish, ratios, spread, table
@@ -23,8 +23,8 @@ from muster.config import Options
 from muster.train import trainer as looping
 from muster.train.checkpoint import Progress
 from muster.train.distributed.world import World
-from muster.train.parallel.strategy import go_back
-from muster.train.reporting.metrics import StepTimes, Sums
+from muster.train.parallel.strategy import Sums, go_back
+from muster.train.reporting.metrics import StepTimes
 from muster.train.reporting.summary import Log
 from muster.train.trainer import Trainer
 
@@ -44,8 +44,8 @@ class NoTimes(StepTimes):
     def step(self) -> None:
         pass
 
-    def waiting(self, items: Any) -> Iterator[Any]:
-        return iter(items)
+    def waiting(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class Unmeasured(Trainer):
@@ -96,7 +96,9 @@ def empty_steps(times: StepTimes, *, waits: bool) -> float:
     weight = torch.ones(1, requires_grad=True)
     times.start()
     started = time.perf_counter()
-    for step, _ in enumerate(times.waiting(range(EMPTY_STEPS))):
+    for step in range(EMPTY_STEPS):
+        with times.waiting():
+            pass
         loss = weight.sum()
         if waits:
             go_back(loss, times.waits)

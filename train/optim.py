@@ -1,6 +1,5 @@
-"""The optimizer and its learning rate."""
+"""The optimizer, and the precision in which it is trained."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from muster.config import Options
-from muster.train.checkpoint import Progress
-from muster.train.data.sampler import TrainSampler
 
 
 def build(options: Options, model: nn.Module, *, fused: bool) -> Optimizer:
@@ -46,39 +43,6 @@ def groups_of(options: Options, parameters: list[nn.Parameter]) -> list[dict[str
 def highest_lr(lr: float, lr_scale: str, num_micro_batches: int) -> float:
     """The learning rate after its rise: `lr` times the micro-batches of a step, their root, or 1."""
     return lr * {"none": 1.0, "linear": float(num_micro_batches), "sqrt": num_micro_batches**0.5}[lr_scale]
-
-
-def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple[int, int]:
-    """Steps of the whole run, and by how many a cosine is further along than they are.
-
-    A run that goes on with another number of ranks has made steps of another size. Its cosine follows the data that
-    is used, and ends with the run; with `--max-steps` or `--lr-steps` it follows the steps.
-    """
-    epoch_steps = sampler.num_samples // sampler.global_batch
-    used = progress.epoch * epoch_steps + progress.sample // sampler.global_batch
-    left = (options.epochs - progress.epoch - 1) * epoch_steps
-    left += (sampler.num_samples - progress.sample) // sampler.global_batch
-    num_steps = progress.step + left
-    if options.max_steps is not None and options.max_steps < num_steps:
-        return options.max_steps, 0
-    return num_steps, 0 if options.lr_steps else used - progress.step
-
-
-def lr_at(options: Options, world_size: int, step: int, num_steps: int, ahead: int = 0) -> float:
-    """The learning rate of `step` (from 0): a linear warm-up, then constant, or down half a cosine (arXiv 1608.03983).
-
-    A constant rate does not depend on the end of the run, so that it can be continued beyond. A cosine ends at
-    `--lr-steps`, or at the last of the `num_steps`, and is `ahead` of the steps.
-    """
-    assert options.lr is not None
-    highest = highest_lr(options.lr, options.lr_scale, world_size * options.accumulate)
-    if step < options.warmup_steps:
-        return highest * (step + 1) / options.warmup_steps
-    if options.lr_schedule == "constant":
-        return highest
-    length = (options.lr_steps or num_steps + ahead) - options.warmup_steps
-    done = min(1.0, (step + ahead - options.warmup_steps) / length) if length > 0 else 1.0
-    return highest * (options.lr_end + (1 - options.lr_end) * (1 + math.cos(math.pi * done)) / 2)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from muster.train.health.faults import Fault, SharedFault, agree
 from muster.train.health.heartbeat import Heartbeat, report_lost_store, silence_s
 from muster.train.health.parent import Guard
 from muster.train.reporting import console
-from muster.train.reporting.stopwatch import Stopwatch
+from muster.train.reporting.metrics import Stopwatch
 from muster.train.trainer import Trainer
 
 DEBUG = bool(os.environ.get("MUSTER_DEBUG"))

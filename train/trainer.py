@@ -3,10 +3,10 @@
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -25,66 +25,30 @@ from muster.train.data.source import Source
 from muster.train.distributed.world import COMPUTING, DATA, ENDING, VALIDATION, World, to_device
 from muster.train.health import memory, preemption
 from muster.train.health.faults import SharedFault, agree
-from muster.train.health.preemption import Grace, Interval, Notice, Preempted, between
-from muster.train.optim import choose_precision, extent, lr_at
+from muster.train.health.preemption import Grace, Notice, Preempted
+from muster.train.optim import choose_precision, highest_lr
+from muster.train.parallel.strategy import Sums
 from muster.train.reporting import console, trackers
 from muster.train.reporting.display import Display, header, promised_gpus
-from muster.train.reporting.metrics import Energy, Readout, StepTimes, Sums, averages, results
+from muster.train.reporting.metrics import StepTimes
 from muster.train.reporting.profile import Profile
-from muster.train.reporting.summary import Log, collect, command, effective, write_config, write_summary
+from muster.train.reporting.summary import Log, Setup, collect, command, results, write_config, write_summary
 from muster.train.reporting.trackers import Tracker
 
 LOOK_STEPS = 10
-"""Steps between two looks at the losses of all ranks, at most."""
+"""Steps between two looks at all ranks, at most; between two lines of metrics.jsonl, up to step LOG_ALL."""
 
-LOG_STEPS = 50
-"""Steps between two lines of metrics.jsonl after step LOG_ALL; before it LOOK_STEPS, and fewer in a short run."""
+WAIT_S = 2.0
+"""About how long a warning may wait for the next look; long steps are looked at one by one."""
 
-LOG_ALL = 1000
+LOG_ALL, LOG_STEPS = 1000, 50
+"""The last of these steps, and how many lie between two lines after it."""
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets, on the device."""
 
 BOTH_WAYS = "forward and backward"
 """The name of these passes in a trace."""
-
-
-class Looks:
-    """Looks at all ranks, after the same steps (or batches) on all of them. Nothing waits for the device.
-
-    A look is taken after one step and read after a later one, by when it has come.
-
-    Args:
-        done: steps that are done already.
-        every: steps of which one looks after each multiple, besides.
-
-    Attributes:
-        next: the step after which one looks again.
-    """
-
-    def __init__(self, world: World, done: int = 0, every: int = LOOK_STEPS) -> None:
-        self.world = world
-        self.every = every
-        # Soon, to learn how long a step takes.
-        self.next = done + 1
-        self.since = done, time.perf_counter()
-        self.under_way: Readout | None = None
-
-    def take(self, done: int, *flags: bool | str, values: torch.Tensor | None = None) -> None:
-        """Begins a look after `done` steps: at the mean time of a step, `flags` and `values`."""
-        (before, then), now = self.since, time.perf_counter()
-        self.since = done, now
-        told = [(now - then) / (done - before) / self.world.world_size, *map(float, map(bool, flags))]
-        own = to_device(told, self.world.device, torch.float64)
-        self.under_way = Readout(self.world.all_reduce(own if values is None else torch.cat((own, values))))
-
-    def read(self, done: int) -> list[float]:
-        """How many ranks had each flag, then the sums of the values, by the look that is under way; empty without."""
-        self.next = max(self.next, done + 1)
-        if self.under_way is None:
-            return []
-        step_s, *rest = self.under_way.wait()
-        self.under_way = None
-        steps = between(step_s, LOOK_STEPS)
-        self.next = min((done // size + 1) * size for size in (steps, self.every))
-        return rest
 
 
 class Trainer:
@@ -96,9 +60,9 @@ class Trainer:
         settings: the options with what `auto` and `default` came to, as a summary and a checkpoint have them.
         model: as its strategy has wrapped it; `trained` is what training changes of it.
         notice: whether this rank was warned that it will be stopped.
-        interval: from one checkpoint to the next within an epoch.
+        saves: checkpoints that are complete on the disk and yet to be told of: their steps and seconds.
         warned: whether any rank was, as all ranks know: they stop after this step.
-        is_due: whether the interval is over, as all ranks know.
+        is_due: whether a checkpoint within the epoch is due, as all ranks know.
         has_checkpoint: whether there is one of this run.
     """
 
@@ -121,8 +85,9 @@ class Trainer:
         self.given, self.options = options, options.settled()
         self.world = world
         self.progress = Progress()
-        self.notice, self.interval, self.grace = Notice(), Interval(), Grace(math.inf, "not known")
-        self.limit_notes: tuple[str, ...] = ()
+        self.notice, self.grace = Notice(), Grace(math.inf, "not known")
+        self.saves: deque[tuple[int, float]] = deque()
+        self.limit_notes: list[str] = []
         self.log: Log | None = None
         self.tracker: Tracker | None = None
         self.warned = self.is_due = self.has_checkpoint = False
@@ -144,10 +109,10 @@ class Trainer:
         agree(world, lambda: config.check(self.name, options))
         agree(world, self.strategy.check)
         agree(world, lambda: compilation.check(options, world.device))
-        limit = agree(world, lambda: preemption.find(options.save_before, os.environ if world.main else {}))
-        self.grace = agree(world, lambda: preemption.grace(os.environ, limit.deadline))
-        self.notice = Notice(limit.deadline, preemption.deaf_until(os.environ))
-        self.limit_notes = limit.notes
+        clock = os.environ if world.main else {}
+        deadline, self.limit_notes = agree(world, lambda: preemption.find(options.save_before, clock))
+        self.grace = agree(world, lambda: preemption.grace(os.environ, deadline))
+        self.notice = Notice(deadline, preemption.deaf_until(os.environ))
         self.world = self.strategy.world = self.strategy.share()
 
     def open_data(self) -> None:
@@ -177,7 +142,8 @@ class Trainer:
         console.open_log(self.run.folder, world, command(), all_ranks=options.console == "all")
         if world.main and self.run.resumed_from is None:
             write_config(self.run.folder, self.name, self.given)
-        self.settings = effective(options, self.precision, self.source, world)
+        self.setup = Setup(self.name, options, world, self.precision, self.source, self.num_parameters, self.run)
+        self.settings = self.setup.settings()
 
     def spread_model(self) -> None:
         """Spreads the model over the ranks, and builds its optimizer."""
@@ -207,15 +173,14 @@ class Trainer:
     def show_header(self) -> None:
         """Shows what will run, and what the user should know of it."""
         options, world, source = self.options, self.world, self.source
-        assert isinstance(self.train.sampler, TrainSampler)
         self.display = Display(
             enabled=world.main,
             epochs=options.epochs,
-            global_batch=self.train.sampler.global_batch * source.targets_of_sample,
+            global_batch=self.setup.targets_of_step,
             unit=source.unit,
             log_every=options.log_every,
         )
-        self.display.header(header(self.name, options, world, self.precision, source, self.num_parameters, self.run))
+        self.display.header(header(self.setup))
         for note in [
             *self.strategy.notes(),
             *(["compiles at the first step, which may take minutes"] if options.compile != "off" else []),
@@ -242,18 +207,12 @@ class Trainer:
         if world.main and self.run.resumed_from is not None:
             # Not before: what can't be continued keeps its options.
             write_config(self.run.folder, self.name, self.given)
-        with self.open_tracker() as self.tracker:
+        with nullcontext() if options.track == "none" else self.open_tracker() as self.tracker:
             self.log = Log(self.run.folder, progress.step) if world.main else None
             before_s = 0.0 if self.log is None else self.log.seconds
-            self.times = StepTimes(world.device, energy=Energy(world.device), started=self.started - before_s)
+            self.times = StepTimes(world.device, started=self.started - before_s)
             self.begin()
-            if options.profile:
-                # Hooks that name a part would have a compiled model compiled again.
-                named = self.trained.model if options.compile == "off" else None
-                num_steps = self.num_steps - progress.step
-                self.times.profile = Profile(self.run.folder, num_steps, named, world.device, main=world.main)
-            self.interval = Interval(60 * options.save_every if world.main else 0.0)
-            self.manager.on_saved = self.saved
+            self.manager.on_saved = lambda step, seconds: self.saves.append((step, seconds))  # in another thread
             self.notice.listen()
             memory.collect_garbage()
             try:
@@ -261,10 +220,13 @@ class Trainer:
                     self.train_epochs()
                 world.status.enter(ENDING)
                 self.manager.wait()
+                self.tell_saves()
             except MusterError:
                 self.manager.close()
                 raise
             finally:
+                with suppress(MusterError):
+                    self.tell_saves()
                 self.train.close()
                 self.valid.close()
             if self.warned and not is_complete(progress, options):
@@ -272,28 +234,33 @@ class Trainer:
             summary = self.summarize()
         self.display.summary(summary)
 
-    def open_tracker(self) -> AbstractContextManager[Tracker | None]:
+    def open_tracker(self) -> Tracker:
         """What sends the numbers of metrics.jsonl elsewhere too, on rank 0."""
-        if self.options.track == "none":
-            return nullcontext()
         kind = self.options.track if self.world.main else "none"
         place = self.run.folder, self.progress.step, self.settings
         return agree(self.world, lambda: trackers.open_tracker(kind, *place, self.display.note))
 
     def begin(self) -> None:
-        """Prepares the first step: how gradients are computed, how many steps there are, when the ranks look around."""
-        self.times.waits = self.world.waits
+        """Prepares the first step: how it is computed, how many there are, when the ranks look around."""
+        options, world, progress = self.options, self.world, self.progress
         assert isinstance(self.train.sampler, TrainSampler)
+        assert options.lr is not None
         self.sampler = self.train.sampler
         self.gradients = self.strategy.gradients(self.model)
-        self.gradients.smoothing = self.options.label_smoothing
-        compile_loss(self.gradients, self.options)
-        self.num_steps, self.lr_ahead = extent(self.options, self.progress, self.sampler)
-        # A chart of a short run, too, needs some points.
-        self.log_every = self.options.log_every or min(LOOK_STEPS, max(1, self.num_steps // 10))
-        self.looks = Looks(self.world, self.progress.step, self.log_every)
-        self.looks.next += self.log_every > 1  # the very first step is no measure
+        self.gradients.smoothing = options.label_smoothing
+        compile_loss(self.gradients, options)
+        self.autocast = self.precision.autocast(world.device)
+        self.num_steps, self.lr_ahead = extent(options, progress, self.sampler)
+        self.highest_lr = highest_lr(options.lr, options.lr_scale, world.dp_size * options.accumulate)
+        self.times.waits = world.waits
+        if options.profile:
+            # Hooks that name a layer would have a compiled model compiled again.
+            layers = models.named_units(self.trained.model) if options.compile == "off" else {}
+            num_steps = self.num_steps - progress.step
+            self.times.profile = Profile(self.run.folder, num_steps, layers, world.device, main=world.main)
+        self.looks = Looks(world, progress.step, options.log_every or LOOK_STEPS)
         self.line: dict[str, Any] | None = None
+        self.last_save = time.monotonic()
 
     def train_epochs(self) -> None:
         """Trains to the end, or until a rank is warned; after each epoch evaluates and saves."""
@@ -310,15 +277,14 @@ class Trainer:
                 self.warned = True
                 self.save(progress, own)
                 return
-            progress.best_accuracy = max(progress.best_accuracy, valid[1])
-            unit = self.source.unit
             record = {
                 "epoch": epoch + 1,
                 "step": progress.step,
-                **results("train", *averages(progress.sums), unit),
-                **results("valid", *valid, unit),
+                **results("train", progress.sums, self.source.unit),
+                **results("valid", valid, self.source.unit),
                 "seconds": round(time.perf_counter() - started, 3),
             }
+            progress.best_accuracy = max(progress.best_accuracy, record["valid_accuracy"])
             progress.history = [*(old for old in progress.history if old["epoch"] != epoch + 1), record]
             if self.sampler.num_samples - progress.sample < self.sampler.global_batch:
                 progress.epoch, progress.sample, progress.sums = epoch + 1, 0, [0.0, 0.0, 0.0]
@@ -340,28 +306,57 @@ class Trainer:
         sums = Sums(self.world.device)
         self.display.start_epoch(progress.epoch, sampler.num_steps)
         self.times.start()
-        batches = self.world.status.over(self.times.waiting(self.train), DATA, COMPUTING)
+        self.looks.since = progress.step, time.perf_counter()  # what lay between epochs was no step's
+        batches = iter(self.train)
         done = 0
         for done in range(1, sampler.num_steps + 1):
             self.train_step(batches, sums)
             self.times.step()
-            if progress.step >= self.looks.next:
-                # That of so many steps before has come by now: on all ranks alike, and no device is waited for.
-                self.show(sums)
-                if self.warned:
-                    break
-                # After the last step one is written anyway.
-                if self.is_due and done < sampler.num_steps:
-                    self.save_midway(sums, done)
-                self.look(sums)
-            self.display.step(done)
+            if progress.step < self.looks.next:
+                continue
+            # The look of so many steps before has come by now: on all ranks alike, and no device is waited for.
+            self.show(sums)
+            self.display.step(done, progress.step)
+            if self.warned:
+                break
+            # After the last step one is written anyway.
+            if self.is_due and done < sampler.num_steps:
+                self.save_midway(sums, done)
+            self.look(sums)
         self.times.stop()
         self.show(sums)
         self.progress.sums, self.progress.sample = self.settle(sums, done)
 
+    def train_step(self, batches: Iterator[Batch], sums: Sums) -> None:
+        """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
+        options, progress, world = self.options, self.progress, self.world
+        lr = lr_at(options, self.highest_lr, progress.step, self.num_steps, self.lr_ahead)
+        for group in self.trained.optimizer.param_groups:
+            group["lr"] = lr
+        self.gradients.begin(progress.step)
+        for turn in range(options.accumulate):
+            world.status.enter(DATA)
+            with self.times.waiting():
+                inputs, targets = next(batches)
+            world.status.enter(COMPUTING)
+            # By block and not by rank: dropout too is then the same whatever the world size.
+            block = turn * world.dp_size + world.dp_rank
+            reseed(world.device, options.seed, "model", progress.step, block)
+            last = turn + 1 == options.accumulate
+            with nullcontext() if last else self.strategy.without_sync(self.model), self.times.part(BOTH_WAYS):
+                self.gradients.compute(self.model, inputs, targets, self.autocast, sums)
+        self.gradients.finish()
+        if options.clip_norm is not None:
+            self.gradients.clip(self.model, options.clip_norm)
+        with self.times.part("optimizer"):
+            self.trained.optimizer.step()
+            self.trained.optimizer.zero_grad(set_to_none=True)
+        progress.step += 1
+        world.status.stepped(progress.step)
+
     @torch.no_grad()
-    def evaluate(self) -> tuple[float, float] | None:
-        """Mean loss and accuracy over the validation samples (or tokens); None where a rank was warned before the end.
+    def evaluate(self) -> list[float] | None:
+        """Summed loss, hits and targets of the validation samples; None where a rank was warned before the end.
 
         Each sample counts once over all ranks.
 
@@ -371,8 +366,10 @@ class Trainer:
         model, world = self.strategy.unwrap(self.model), self.world
         model.eval()
         sums, looks = Sums(world.device), Looks(world)
-        for done, (inputs, targets) in enumerate(world.status.over(self.valid, VALIDATION, VALIDATION), 1):
-            with self.precision.autocast(world.device):
+        world.status.enter(VALIDATION)
+        for done, (inputs, targets) in enumerate(self.valid, 1):
+            world.status.enter(VALIDATION)
+            with self.autocast:
                 self.gradients.evaluate(model, inputs, targets, sums)
             if done >= looks.next:
                 if any(looks.read(done)):
@@ -388,22 +385,10 @@ class Trainer:
                 fix="see that all ranks have the same data folder",
                 code=ExitCode.FAILED,
             )
-        return averages(totals[:3])
-
-    def settle(self, sums: Sums, steps: int) -> tuple[list[float], int]:
-        """The epoch's sums and its used samples, where so many `steps` were done since the epoch was gone on with.
-
-        All ranks have the same weights after it.
-        """
-        self.gradients.check()
-        totals = self.total(sums.values).tolist()
-        if not math.isfinite(totals[0]):
-            self.refuse(totals[0], sums)
-        all_sums = [before + now for before, now in zip(self.progress.sums, totals, strict=True)]
-        return all_sums, self.progress.sample + steps * self.sampler.global_batch
+        return totals[:3]
 
     def save(self, progress: Progress, own: Statistics) -> None:
-        """Writes a checkpoint, on all ranks; the interval to the next one begins.
+        """Writes a checkpoint, on all ranks.
 
         Args:
             own: this rank's running statistics, where those of others are others.
@@ -423,7 +408,7 @@ class Trainer:
             progress.step,
         )
         self.has_checkpoint = True
-        self.interval.begin()
+        self.last_save = time.monotonic()
         self.is_due = False
 
     def save_midway(self, sums: Sums, steps: int) -> None:
@@ -439,11 +424,17 @@ class Trainer:
         step, before = self.looks.since
         self.looks.since = step, before + time.perf_counter() - started  # of which none was a step's
 
-    def look(self, sums: Sums) -> None:
-        """Begins a look at the losses, the warnings and the pace of all ranks."""
-        flags = self.notice.heard, self.interval.is_over()
-        self.looks.take(self.progress.step, *flags, values=self.own(sums.values))
-        self.line = self.line_now()
+    def settle(self, sums: Sums, steps: int) -> tuple[list[float], int]:
+        """The epoch's sums and its used samples, where so many `steps` were done since the epoch was gone on with.
+
+        All ranks have the same weights after it.
+        """
+        self.gradients.check()
+        totals = self.total(sums.values).tolist()
+        if not math.isfinite(totals[0]):
+            self.refuse(totals[0], sums)
+        all_sums = [before + now for before, now in zip(self.progress.sums, totals, strict=True)]
+        return all_sums, self.progress.sample + steps * self.sampler.global_batch
 
     def refuse(self, loss: float, sums: Sums) -> None:
         """Raises SharedFault, on all ranks, with the step and the rank where the loss was the first to be no number."""
@@ -460,65 +451,6 @@ class Trainer:
             code=ExitCode.FAILED,
         )
 
-    def line_now(self) -> dict[str, Any] | None:
-        """What a line of metrics.jsonl says of now; None where there is none at this step. Nothing waits for it."""
-        step = self.progress.step
-        is_late = step > LOG_ALL and not self.options.log_every
-        if not self.world.main or step % (LOG_STEPS if is_late else self.log_every):
-            return None
-        num_targets = self.sampler.global_batch * self.source.targets_of_sample
-        lr = self.trained.optimizer.param_groups[0]["lr"]
-        return {"step": step, "lr": lr, **self.times.lately(num_targets, self.source.unit)}
-
-    def show(self, sums: Sums) -> None:
-        """Shows and logs the loss of all ranks in the epoch, up to the step of the look that is under way.
-
-        Raises:
-            SharedFault: on all ranks, where it is no number.
-        """
-        if not (found := self.looks.read(self.progress.step)):
-            return
-        num_warned, num_due, *values = found
-        if not math.isfinite(values[0]):
-            self.refuse(values[0], sums)
-        self.warned, self.is_due = num_warned > 0, num_due > 0
-        loss, accuracy = averages(values)
-        self.display.loss(loss)
-        if self.line is not None:
-            self.record({"kind": "steps", **self.line, **results("train", loss, accuracy, self.source.unit)})
-
-    def train_step(self, batches: Any, sums: Sums) -> None:
-        """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
-        options, progress, world = self.options, self.progress, self.world
-        self.gradients.begin(progress.step)
-        for turn, (inputs, targets) in enumerate(islice(batches, options.accumulate)):
-            # By block and not by rank: dropout too is then the same whatever the world size.
-            block = turn * world.dp_size + world.dp_rank
-            reseed(world.device, options.seed, "model", progress.step, block)
-            last = turn + 1 == options.accumulate
-            with nullcontext() if last else self.strategy.without_sync(self.model), self.times.part(BOTH_WAYS):
-                self.gradients.compute(self.model, inputs, targets, self.precision.autocast(world.device), sums)
-        self.gradients.finish()
-        if options.clip_norm is not None:
-            self.gradients.clip(self.model, options.clip_norm)
-        optimizer = self.trained.optimizer
-        lr = lr_at(options, world.dp_size, progress.step, self.num_steps, self.lr_ahead)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        with self.times.part("optimizer"):
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        progress.step += 1
-        world.status.stepped(progress.step)
-
-    def own(self, values: torch.Tensor) -> torch.Tensor:
-        """`values` of this rank as they go into sums over all; zeros where another rank reports them."""
-        return values * float(self.world.reports_loss)
-
-    def total(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of `values` over the ranks that report them."""
-        return self.world.all_reduce(self.own(values))
-
     @torch.no_grad()
     def average_statistics(self) -> Statistics:
         """Makes the running statistics of batch normalisation the mean over all ranks; returns what this rank had."""
@@ -532,6 +464,65 @@ class Trainer:
             tensor.copy_(part.view_as(tensor))
         return own
 
+    def own(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` of this rank as they go into sums over all; zeros where another rank reports them."""
+        return values * float(self.world.reports_loss)
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of `values` over the ranks that report them."""
+        return self.world.all_reduce(self.own(values))
+
+    def look(self, sums: Sums) -> None:
+        """Begins a look at the losses, the warnings and the pace of all ranks."""
+        flags = self.notice.heard, self.is_save_due()
+        self.looks.take(self.progress.step, *flags, values=self.own(sums.values))
+        self.line = self.line_now()
+
+    def is_save_due(self) -> bool:
+        """Whether `--save-every` minutes have passed since the last checkpoint, by the clock of rank 0."""
+        return self.world.main and 0 < 60 * self.options.save_every <= time.monotonic() - self.last_save
+
+    def line_now(self) -> dict[str, Any] | None:
+        """What a line of metrics.jsonl says of now; None where there is none at this step. Nothing waits for it."""
+        step = self.progress.step
+        every = self.options.log_every or (LOOK_STEPS if step <= LOG_ALL else LOG_STEPS)
+        if not self.world.main or step % every:
+            return None
+        num_targets = self.sampler.global_batch * self.source.targets_of_sample
+        lr = self.trained.optimizer.param_groups[0]["lr"]
+        return {"step": step, "lr": lr, **self.times.lately(num_targets, self.source.unit)}
+
+    def show(self, sums: Sums) -> None:
+        """Shows and logs the loss of all ranks in the epoch, up to the step of the look that is under way.
+
+        Raises:
+            SharedFault: on all ranks, where it is no number.
+        """
+        self.tell_saves()
+        if not (found := self.looks.read(self.progress.step)):
+            return
+        num_warned, num_due, *values = found
+        if not math.isfinite(values[0]):
+            self.refuse(values[0], sums)
+        self.warned, self.is_due = num_warned > 0, num_due > 0
+        summed_loss, _, num_targets = values
+        self.display.loss(summed_loss / num_targets)
+        if self.line is not None:
+            self.record({"kind": "steps", **self.line, **results("train", values, self.source.unit)})
+
+    def tell_saves(self) -> None:
+        """Tells of checkpoints that have become complete on the disk."""
+        while self.saves:
+            step, seconds = self.saves.popleft()
+            can_resume()
+            if self.log is None:
+                continue
+            self.log.write({"kind": "checkpoint", "step": step, "save_s": round(seconds, 3)})
+            too_long = self.grace.note(seconds, self.times.seconds[-1] if self.times.seconds else 0.0)
+            if too_long is not None:
+                self.display.note(too_long)
+                self.grace = Grace(math.inf, "said once")
+
     def record(self, values: dict[str, Any]) -> None:
         """Writes a line of metrics.jsonl, on rank 0."""
         if self.log is not None:
@@ -539,32 +530,14 @@ class Trainer:
         if self.tracker is not None:
             self.tracker.write(values)
 
-    def saved(self, step: int, seconds: float) -> None:
-        """Called when a checkpoint is complete on the disk, `seconds` after it was begun."""
-        can_resume()
-        if self.log is not None:
-            self.log.write({"kind": "checkpoint", "step": step, "save_s": round(seconds, 3)})
-            too_long = self.grace.note(seconds, self.times.seconds[-1] if self.times.seconds else 0.0)
-            if too_long is not None:
-                self.display.note(too_long)
-                self.grace = Grace(math.inf, "said once")
-
     def summarize(self) -> dict[str, Any]:
         """The summary of the run, which rank 0 writes; to be called on all ranks."""
         summary = collect(
-            strategy=self.name,
-            options=self.options,
-            settings=self.settings,
-            world=self.world,
-            progress=self.progress,
-            times=self.times,
+            self.setup,
+            self.progress,
+            self.times,
             waits_s=self.gradients.waits_s(),
-            parts=(self.train, self.valid),
-            global_batch=self.sampler.global_batch,
-            precision=self.precision,
-            num_parameters=self.num_parameters,
-            folder=self.run.folder,
-            resumed_from=self.run.resumed_from,
+            bad=self.train.bad | self.valid.bad,
             seconds=time.perf_counter() - self.started,
             note=self.display.note,
         )
@@ -576,10 +549,92 @@ class Trainer:
         return summary
 
 
+class Looks:
+    """Looks at all ranks, after the same steps (or batches) on all of them. Nothing waits for the device.
+
+    A look is taken after one step and read after a later one, by when it has come.
+
+    Args:
+        done: steps that are done already.
+        every: steps of which one looks after each multiple, besides.
+
+    Attributes:
+        next: the step after which one looks again.
+    """
+
+    def __init__(self, world: World, done: int = 0, every: int = LOOK_STEPS) -> None:
+        self.world = world
+        self.every = every
+        # Soon, to learn how long a step takes.
+        self.next = done + 1
+        self.since = done, time.perf_counter()
+        self.sums: torch.Tensor | None = None
+        self.copied: torch.cuda.Event | None = None
+
+    def take(self, done: int, *flags: bool | str, values: torch.Tensor | None = None) -> None:
+        """Begins a look after `done` steps: at the mean time of a step, `flags` and `values`."""
+        (before, then), now = self.since, time.perf_counter()
+        self.since = done, now
+        told = [(now - then) / (done - before) / self.world.world_size, *map(float, map(bool, flags))]
+        own = to_device(told, self.world.device, torch.float64)
+        sums = self.sums = self.world.all_reduce(own if values is None else torch.cat((own, values)))
+        if sums.is_cuda:
+            self.sums = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+            self.sums.copy_(sums, non_blocking=True)
+            self.copied = torch.cuda.Event()
+            self.copied.record()
+
+    def read(self, done: int) -> list[float]:
+        """How many ranks had each flag, then the sums of the values, by the look that is under way; empty without."""
+        self.next = max(self.next, done + 1)
+        if self.sums is None:
+            return []
+        if self.copied is not None:
+            self.copied.synchronize()
+        step_s, *rest = self.sums.tolist()
+        self.sums = self.copied = None
+        # Divisors of ten, so that the steps of which metrics.jsonl has a line are among them.
+        wanted = WAIT_S / max(step_s, 1e-9)
+        steps = min(LOOK_STEPS, max((steps for steps in (10, 5, 2) if steps <= wanted), default=1))
+        self.next = min((done // size + 1) * size for size in (steps, self.every))
+        return rest
+
+
 def can_resume() -> None:
     """Notes what to say where Ctrl-C ends this run from now on, here and by its agent."""
     interruption.current.advice = interruption.GOES_ON
     console.leave_word(interruption.CHECKPOINT)
+
+
+def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple[int, int]:
+    """Steps of the whole run, and by how many a cosine is further along than they are.
+
+    A run that goes on with another number of ranks has made steps of another size. Its cosine follows the data that
+    is used, and ends with the run; with `--max-steps` or `--lr-steps` it follows the steps.
+    """
+    epoch_steps = sampler.num_samples // sampler.global_batch
+    used = progress.epoch * epoch_steps + progress.sample // sampler.global_batch
+    left = (options.epochs - progress.epoch - 1) * epoch_steps
+    left += (sampler.num_samples - progress.sample) // sampler.global_batch
+    num_steps = progress.step + left
+    if options.max_steps is not None and options.max_steps < num_steps:
+        return options.max_steps, 0
+    return num_steps, 0 if options.lr_steps else used - progress.step
+
+
+def lr_at(options: Options, highest: float, step: int, num_steps: int, ahead: int = 0) -> float:
+    """The learning rate of `step` (from 0): a linear warm-up, then constant, or down half a cosine (arXiv 1608.03983).
+
+    A constant rate does not depend on the end of the run, so that it can be continued beyond. A cosine ends at
+    `--lr-steps`, or at the last of the `num_steps`, and is `ahead` of the steps.
+    """
+    if step < options.warmup_steps:
+        return highest * (step + 1) / options.warmup_steps
+    if options.lr_schedule == "constant":
+        return highest
+    length = (options.lr_steps or num_steps + ahead) - options.warmup_steps
+    done = min(1.0, (step + ahead - options.warmup_steps) / length) if length > 0 else 1.0
+    return highest * (options.lr_end + (1 - options.lr_end) * (1 + math.cos(math.pi * done)) / 2)
 
 
 def choose_kernels(options: Options, world: World) -> None:

@@ -21,8 +21,8 @@ from muster.config import Options
 from muster.train import models, optim, parallel
 from muster.train.distributed.world import World
 from muster.train.optim import choose_precision
-from muster.train.reporting.metrics import Sums
-from muster.train.reporting.stopwatch import Stopwatch
+from muster.train.parallel.strategy import Sums, loss_of
+from muster.train.reporting.metrics import Stopwatch
 from muster.train.trainer import choose_kernels
 
 Weights = dict[str, Tensor]
@@ -166,7 +166,7 @@ def train(
         gradients.begin(number)
         if scaler is not None:
             with torch.autocast(device.type, torch.float16):
-                loss = models.loss_of(model(inputs), targets)
+                loss = loss_of(model(inputs), targets)
             scaler.scale(loss).backward()
             sums.add(loss, torch.zeros(*targets.shape, 2, device=device), targets)
             scaler.unscale_(steps)

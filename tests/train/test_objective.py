@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from muster.config import Options, check
 from muster.errors import MusterError
-from muster.train.models import loss_of
+from muster.train.parallel.strategy import loss_of
 from tests.train.comparing import DIGITS, STEPS, TEXT, apart, trained
 
 

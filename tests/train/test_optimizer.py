@@ -13,6 +13,7 @@ from muster.train.checkpoint import Progress
 from muster.train.checkpoint.run_directory import differences
 from muster.train.data.sampler import TrainSampler
 from muster.train.distributed.world import World
+from muster.train.trainer import extent, lr_at
 
 
 def model():
@@ -33,16 +34,16 @@ def test_norms_and_biases_do_not_decay(name):
 
 def test_the_rate_rises_and_falls():
     constant = Options(lr=0.4, warmup_steps=4).settled()
-    assert [optim.lr_at(constant, 1, step, 10) for step in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+    assert [lr_at(constant, 0.4, step, 10) for step in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
     cosine = Options(lr=0.4, warmup_steps=4, lr_schedule="cosine", lr_end=0.1).settled()
-    rates = [optim.lr_at(cosine, 1, step, 14) for step in range(20)]
+    rates = [lr_at(cosine, 0.4, step, 14) for step in range(20)]
     assert rates[:5] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
     assert rates[9] == pytest.approx(0.4 * (0.1 + 0.9 / 2))
     assert rates[14:] == pytest.approx([0.04] * 6)
     assert sorted(rates[4:], reverse=True) == rates[4:]
     longer = Options(lr=0.4, warmup_steps=4, lr_schedule="cosine", lr_steps=24).settled()
-    assert optim.lr_at(longer, 1, 14, 14) == pytest.approx(0.4 * (1 + math.cos(math.pi / 2)) / 2)
-    assert optim.lr_at(Options(lr=0.4, lr_schedule="cosine").settled(), 1, 30, 20) == 0.0
+    assert lr_at(longer, 0.4, 14, 14) == pytest.approx(0.4 * (1 + math.cos(math.pi / 2)) / 2)
+    assert lr_at(Options(lr=0.4, lr_schedule="cosine").settled(), 0.4, 30, 20) == 0.0
 
 
 def order_of(world_size):
@@ -54,21 +55,21 @@ def test_the_extent_of_a_run_that_nobody_disturbs_is_the_same_all_along(more):
     options = Options(epochs=4, **more)
     for epoch, sample in ((0, 0), (1, 0), (2, 40), (3, 90)):
         progress = Progress(epoch=epoch, sample=sample, step=epoch * 10 + sample // 10)
-        assert optim.extent(options, progress, order_of(2)) == (more.get("max_steps", 40), 0)
+        assert extent(options, progress, order_of(2)) == (more.get("max_steps", 40), 0)
 
 
 def test_a_cosine_goes_on_where_the_data_is_when_ranks_are_lost_or_come():
     options = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine").settled()
     half = Progress(epoch=2, step=20)
     for world_size, left in ((1, 40), (2, 20), (4, 10)):
-        num_steps, ahead = optim.extent(options, half, order_of(world_size))
+        num_steps, ahead = extent(options, half, order_of(world_size))
         assert num_steps == 20 + left
-        rates = [optim.lr_at(options, world_size, step, num_steps, ahead) for step in range(20, num_steps)]
+        rates = [lr_at(options, 1.0, step, num_steps, ahead) for step in range(20, num_steps)]
         assert rates[0] == pytest.approx(0.5)
         assert rates[left // 2] == pytest.approx((1 + math.cos(0.75 * math.pi)) / 2)
     # Steps that the user has counted stay as they are.
     counted = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine", lr_steps=30).settled()
-    assert optim.extent(counted, half, order_of(1))[1] == 0
+    assert extent(counted, half, order_of(1))[1] == 0
 
 
 def test_a_cosine_that_ends_elsewhere_is_told():

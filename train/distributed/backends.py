@@ -3,12 +3,13 @@
 import os
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore
 
 from muster.errors import MusterError
 from muster.train.distributed.world import World, silent_stdout
@@ -86,29 +87,23 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
         torch.cuda.set_device(world.device)
     if world.store is None:
         return
-    with world.status.connecting():
-        connect_group(world, PrefixStore("group", world.store), has_powersgd=has_powersgd)
-
-
-def connect_group(world: World, store: Store, *, has_powersgd: bool) -> None:
-    """Starts the process group of `world`, whose ranks find each other by `store`."""
     # torch remembers the last collectives of each rank, if it is told so before the process group starts.
     # Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
     if not os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE"):
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
-    if world.backend == "mpi":
-        open_mpi(world)
-        return
     torchs: Any = dist  # which has these without exporting them
     if world.backend == "gloo" and torchs.get_debug_level() == torchs.DebugLevel.DETAIL:
         # The group would be wrapped, and over gloo DistributedDataParallel of torch 2.10 to 2.15 crashes on that.
         torchs.set_debug_level(torchs.DebugLevel.INFO)
-    if not has_powersgd:
+    if not has_powersgd and dist.is_gloo_available():
         run_gloo_on_one_thread()
-    with silent_stdout() if world.backend == "gloo" else nullcontext():
+    with world.status.connecting(), silent_stdout() if world.backend == "gloo" else nullcontext():
+        if world.backend == "mpi":
+            open_mpi(world)
+            return
         dist.init_process_group(
             world.backend,
-            store=store,
+            store=PrefixStore("group", world.store),
             rank=world.rank,
             world_size=world.world_size,
             timeout=timedelta(seconds=world.timeout_s),
@@ -116,6 +111,7 @@ def connect_group(world: World, store: Store, *, has_powersgd: bool) -> None:
         )
 
 
+@cache
 def run_gloo_on_one_thread() -> None:
     """Gives each group of gloo that is made from now on one worker thread in place of two.
 
@@ -125,19 +121,10 @@ def run_gloo_on_one_thread() -> None:
 
     torch has no option for the number of threads, but makes every group of gloo by this name of its module.
     """
-    if not dist.is_gloo_available():
-        return
-    torchs: Any = distributed_c10d
-    if not issubclass(torchs.ProcessGroupGloo, _OnOneThread):
-        torchs.ProcessGroupGloo = _one_thread_class(torchs.ProcessGroupGloo)
+    module: Any = distributed_c10d
+    torchs = module.ProcessGroupGloo
 
-
-class _OnOneThread:
-    """Marks the class that `run_gloo_on_one_thread` has put in the place of torch's."""
-
-
-def _one_thread_class(torchs: Any) -> type:
-    class ProcessGroupGloo(torchs, _OnOneThread):
+    class ProcessGroupGloo(torchs):
         def __init__(self, store: Any, rank: int, size: int, *, timeout: timedelta, **more: Any) -> None:
             options = torchs._Options()
             options._threads = 1
@@ -150,7 +137,7 @@ def _one_thread_class(torchs: Any) -> type:
                 setattr(options, name, value)
             super().__init__(store, rank, size, options)
 
-    return ProcessGroupGloo
+    module.ProcessGroupGloo = ProcessGroupGloo
 
 
 def open_mpi(world: World) -> None:

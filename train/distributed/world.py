@@ -5,13 +5,13 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,9 +21,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from muster.errors import ExitCode, MusterError
-from muster.train.reporting.stopwatch import Stopwatch
-
-Item = TypeVar("Item")
+from muster.train.reporting.metrics import Stopwatch
 
 SET_UP, COMPUTING, DATA, LEFT = "set-up", "computing", "waiting for data", "left"
 CONNECTING = "connecting to the other ranks"
@@ -60,18 +58,6 @@ class RankStatus:
         """Notes that a step is complete."""
         self.step, self.has_stepped = step, True
         self.ticks += 1
-
-    def over(self, items: Iterable[Item], waiting: str, having: str) -> Iterator[Item]:
-        """`items`; this rank is at `waiting` for each, then at `having`."""
-        source = iter(items)
-        while True:
-            self.enter(waiting)
-            try:
-                item = next(source)
-            except StopIteration:
-                return
-            self.enter(having)
-            yield item
 
     @contextmanager
     def connecting(self) -> Iterator[None]:

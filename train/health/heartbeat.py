@@ -409,12 +409,8 @@ def flight() -> bytes:
     """What torch's flight recorder holds of the ranks' group, as torchfrtrace reads it; nothing where it has none."""
     if not dist.is_initialized():
         return b""
-    private: Any = c10d
-    if "nccl" in str(dist.get_backend()):
-        dump = getattr(private, "_dump_nccl_trace", bytes)
-        return dump()
-    dump = getattr(private, "_dump_fr_trace", None)
-    return b"" if dump is None else dump()
+    name = "_dump_nccl_trace" if "nccl" in str(dist.get_backend()) else "_dump_fr_trace"
+    return getattr(c10d, name, bytes)()
 
 
 def num_collectives(recorded: bytes) -> list[int] | None:

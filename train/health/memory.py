@@ -20,10 +20,10 @@ from muster.train.reporting.metrics import peak_memory_gib
 
 GIB = 2**30
 
-WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "std::bad_alloc")
-"""How torch says on CPUs that there is no more: by a plain RuntimeError."""
-
-GPU_WORDS = (
+WORDS = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "std::bad_alloc",
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -32,8 +32,7 @@ GPU_WORDS = (
     "Cuda failure 2 'out of memory'",
     "Cuda failure 'out of memory'",
 )
-"""How CUDA, cuBLAS, cuDNN and NCCL say it, which take memory beside torch's allocator: by RuntimeErrors too."""
-
+"""How torch says on CPUs that there is no more, and CUDA, cuBLAS, cuDNN and NCCL: by plain RuntimeErrors."""
 
 WORKER = re.compile(r"DataLoader worker \(pid.*(?:killed by signal|exited unexpectedly).*")
 """How torch says that a process of its loader is gone; nothing but SIGKILL from outside ends ours in that way."""
@@ -107,7 +106,7 @@ def explain(error: BaseException, strategy: str, options: Options, world: World)
 def find(error: BaseException | None) -> BaseException | None:
     """The error of an allocator among `error` and those it comes from; None where there is none."""
     while error is not None:
-        is_word = isinstance(error, RuntimeError) and any(word in str(error) for word in (*WORDS, *GPU_WORDS))
+        is_word = isinstance(error, RuntimeError) and any(word in str(error) for word in WORDS)
         is_number = isinstance(error, OSError) and error.errno == errno.ENOMEM
         if is_word or is_number or isinstance(error, MemoryError | torch.OutOfMemoryError):
             return error

@@ -1,4 +1,4 @@
-"""Why a run stops early: a signal of its scheduler, or its job's time limit. Also when a checkpoint is due.
+"""Why a run stops early: a signal of its scheduler, or its job's time limit.
 
 A signal becomes a flag, which the ranks bring together at the end of a step, so that all stop after the same one.
 Nothing here runs by itself: clocks are read where the ranks bring their flags together.
@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
@@ -21,9 +21,6 @@ from muster.variables import LaunchVariable
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Which of them warns is the scheduler's choice, and the job script's: `#SBATCH --signal=USR1@90`."""
 
-WAIT_S = 2.0
-"""About how long a warning may wait for the next look; long steps are looked at one by one."""
-
 START, END = "MUSTER_JOB_START_TIME", "MUSTER_JOB_END_TIME"
 """Unix seconds: the job scripts export them where the scheduler itself has no such variable; yours win."""
 
@@ -33,6 +30,9 @@ SCHEDULER_START, SCHEDULER_END = LaunchVariable.SCHEDULER_START_TIME, LaunchVari
 GRACE = "MUSTER_GRACE_S"
 """Seconds from the first warning to SIGKILL, where the job script knows them."""
 
+EXAMPLES = {START: "$(date +%s)", END: "$(date -d '+1 hour' +%s)", GRACE: "300"}
+"""What the variables of job scripts may hold."""
+
 
 @dataclass(frozen=True)
 class Deadline:
@@ -41,17 +41,15 @@ class Deadline:
     Attributes:
         end: the limit, in unix seconds.
         before_s: how long before it a run stops.
-        clock: tells the unix seconds.
     """
 
     end: float
     before_s: float
-    clock: Callable[[], float] = time.time
 
     @property
     def left_s(self) -> float:
         """Seconds to the limit."""
-        return self.end - self.clock()
+        return self.end - time.time()
 
     def is_near(self) -> bool:
         """Whether it is time to stop."""
@@ -107,13 +105,6 @@ class Preempted(SharedFault):
         )
 
 
-def between(step_s: float, most: int) -> int:
-    """Steps between two looks where each takes `step_s`: a warning shall not wait long, and looks cost a little."""
-    wanted = WAIT_S / max(step_s, 1e-9)
-    # Divisors of ten, so that the steps of which metrics.jsonl has a line are among them.
-    return min(most, max((steps for steps in (10, 5, 2) if steps <= wanted), default=1))
-
-
 def deafen() -> None:
     """A data worker's part: warnings are the trainer's, which needs its workers until it has stopped.
 
@@ -129,37 +120,8 @@ def deafen() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-class Interval:
-    """The time from one checkpoint to the next, on the one rank whose clock counts.
-
-    Args:
-        seconds: 0 on all other ranks, and where none is wanted.
-        clock: tells seconds.
-    """
-
-    def __init__(self, seconds: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self.seconds = seconds
-        self.clock = clock
-        self.begin()
-
-    def begin(self) -> None:
-        """A checkpoint was begun, or the run."""
-        self.since = self.clock()
-
-    def is_over(self) -> bool:
-        """Whether the next one is due."""
-        return self.seconds > 0 and self.clock() - self.since >= self.seconds
-
-
-class Found(NamedTuple):
-    """What is known of the limit: a deadline where one is wanted, and what the user should read about it."""
-
-    deadline: Deadline | None
-    notes: tuple[str, ...] = ()
-
-
-def find(save_before: float | None, environ: Mapping[str, str], clock: Callable[[], float] = time.time) -> Found:
-    """The deadline of this job.
+def find(save_before: float | None, environ: Mapping[str, str]) -> tuple[Deadline | None, list[str]]:
+    """The deadline of this job, where one is known and wanted; and what the user should read about it.
 
     Args:
         save_before: minutes; None takes a tenth of the limit, 5 minutes at most, where a job script of ours tells it.
@@ -167,36 +129,35 @@ def find(save_before: float | None, environ: Mapping[str, str], clock: Callable[
     Raises:
         MusterError: a variable is no time, or the whole job is no longer than `save_before`.
     """
-    is_ours = (end := _read(environ, END)) is not None
-    start = _read(environ, START if is_ours else SCHEDULER_START)
-    end = end if is_ours else _read(environ, SCHEDULER_END)
+    end = _seconds(environ, END)
+    is_ours = end > 0
+    start = _seconds(environ, START if is_ours else SCHEDULER_START)
+    end = end or _seconds(environ, SCHEDULER_END)
     if save_before == 0:
-        return Found(None)
-    if end is None:
+        return None, []
+    if not end:
         fix = f"the job's time limit is not known: export {END}=$(date -d '+1 hour' +%s)"
-        return Found(None, () if save_before is None else (f"--save-before={save_before:g} does nothing here: {fix}",))
-    limit_s = None if start is None else end - start
+        return None, [] if save_before is None else [f"--save-before={save_before:g} does nothing here: {fix}"]
     if save_before is None:
-        if not is_ours or limit_s is None:
-            return Found(None)  # only our scripts are sure to start the job again
-        save_before = min(300.0, limit_s / 10) / 60
-    elif limit_s is not None and limit_s <= save_before * 60:
+        if not is_ours or not start:
+            return None, []  # only our scripts are sure to start the job again
+        save_before = min(300.0, (end - start) / 10) / 60
+    elif start and end - start <= save_before * 60:
         raise MusterError(
             "--save-before leaves no time to train",
-            seen=f"--save-before={save_before:g}, and the job's whole limit is {limit_s / 60:g} minutes",
+            seen=f"--save-before={save_before:g}, and the job's whole limit is {(end - start) / 60:g} minutes",
             fix="a longer time limit, or fewer minutes",
         )
-    deadline = Deadline(end, save_before * 60, clock)
-    if deaf_until(environ) > clock():
-        return Found(
-            deadline, (f"this job is hardly longer than its warning, which is ignored in the first minute: {deadline}",)
-        )
+    deadline = Deadline(end, save_before * 60)
+    if deaf_until(environ) > time.time():
+        why = "this job is hardly longer than its warning, which is ignored in the first minute"
+        return deadline, [f"{why}: {deadline}"]
     if deadline.left_s <= 0:
         name = END if is_ours else SCHEDULER_END
-        return Found(None, (f"{name}={end:.0f} is over, and this job is not: it counts for nothing",))
+        return None, [f"{name}={end:.0f} is over, and this job is not: it counts for nothing"]
     if deadline.is_near():
-        return Found(deadline, (f"{deadline}: this run will stop after its first steps",))
-    return Found(deadline)
+        return deadline, [f"{deadline}: this run will stop after its first steps"]
+    return deadline, []
 
 
 def deaf_until(environ: Mapping[str, str]) -> float:
@@ -207,21 +168,20 @@ def deaf_until(environ: Mapping[str, str]) -> float:
 
     Source: https://slurm.schedmd.com/sbatch.html#OPT_signal
     """
-    start, end = _read(environ, START), _read(environ, END)
-    warning_s = float(_grace_s(environ) or 0)
-    if start is None or end is None or end - start > warning_s + min(60.0, warning_s):
+    start, end, warning_s = (_seconds(environ, name) for name in (START, END, GRACE))
+    if not start or not end or end - start > warning_s + min(60.0, warning_s):
         return 0.0
     return start + 60
 
 
-def _read(environ: Mapping[str, str], name: str) -> float | None:
-    """The unix seconds in a variable; None where a scheduler says something else there."""
+def _seconds(environ: Mapping[str, str], name: str) -> float:
+    """The seconds in a variable; 0 where it is not set, or where a scheduler says something else there."""
     text = environ.get(name, "")
     if text.isascii() and text.isdecimal():
-        return float(text) or None
-    if text and name in (START, END):
-        raise MusterError(f"{name} is no time", seen=f"{name}={text}", fix=f"export {name}=$(date -d '+1 hour' +%s)")
-    return None
+        return float(text)
+    if text and name in EXAMPLES:
+        raise MusterError(f"{name} is no time in seconds", seen=f"{name}={text}", fix=f"export {name}={EXAMPLES[name]}")
+    return 0.0
 
 
 GRACES_S = {
@@ -269,17 +229,11 @@ def grace(environ: Mapping[str, str], deadline: Deadline | None) -> Grace:
     Raises:
         MusterError: MUSTER_GRACE_S is no number of seconds.
     """
-    scheduler, text = environ.get(LaunchVariable.SCHEDULER, ""), _grace_s(environ)
-    if deadline is not None and deaf_until(environ):
-        return Grace(deadline.before_s, "--save-before, ahead of the time limit")
-    found = Grace(float(text), GRACE) if text else Grace(GRACES_S.get(scheduler, math.inf), f"{scheduler}'s default")
-    if deadline is not None and deadline.before_s > found.seconds:
+    if environ.get(GRACE):
+        found = Grace(_seconds(environ, GRACE), GRACE)
+    else:
+        scheduler = environ.get(LaunchVariable.SCHEDULER, "")
+        found = Grace(GRACES_S.get(scheduler, math.inf), f"{scheduler}'s default")
+    if deadline is not None and (deaf_until(environ) or deadline.before_s > found.seconds):
         return Grace(deadline.before_s, "--save-before, ahead of the time limit")
     return found
-
-
-def _grace_s(environ: Mapping[str, str]) -> str:
-    text = environ.get(GRACE, "")
-    if text and not (text.isascii() and text.isdecimal()):
-        raise MusterError(f"{GRACE} is no number of seconds", seen=f"{GRACE}={text}", fix=f"export {GRACE}=300")
-    return text

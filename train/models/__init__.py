@@ -2,13 +2,9 @@
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from muster.config import Options
 from muster.train.models import gpt
-
-AUXILIARY_WEIGHT = 0.3
-"""Weight of an auxiliary classifier's loss (inception_v3, googlenet), as in the papers that introduced them."""
 
 IGNORED = -100
 """A target that counts nowhere: what fills up a batch."""
@@ -24,7 +20,7 @@ def build(options: Options, num_classes: int, size: int) -> nn.Module:
         MusterError: there is no such model, or it does not take data of that size.
     """
     if options.predicts_tokens:
-        return gpt.build(options, num_classes, size)
+        return gpt.build(options, num_classes)
     # Here and not above: torchvision takes 0.3 s to load, and a transformer needs nothing of it.
     from muster.train.models import images
 
@@ -44,6 +40,12 @@ def place(model: nn.Module, device: torch.device, layout: torch.memory_format, s
     return model.to(device, memory_format=layout)  # type: ignore[call-overload]
 
 
+def named_units(model: nn.Module) -> dict[str, nn.Module]:
+    """The units of `model` by their names in it."""
+    units = set(units_of(model))
+    return {name: module for name, module in model.named_modules() if module in units}
+
+
 def units_of(model: nn.Module) -> list[nn.Module]:
     """The parts of `model` that follow one another: a transformer's layers, the blocks of a classifier of images.
 
@@ -56,26 +58,3 @@ def units_of(model: nn.Module) -> list[nn.Module]:
         else:
             units += units_of(child)
     return units
-
-
-def loss_of(
-    outputs: torch.Tensor | tuple[torch.Tensor, ...], targets: torch.Tensor, smoothing: float = 0.0
-) -> torch.Tensor:
-    """The mean cross-entropy over all targets, with the auxiliary classifiers of models that have them.
-
-    Args:
-        targets: classes (N) or tokens (NT).
-        smoothing: the share of each target that goes to all classes alike.
-    """
-    if isinstance(outputs, torch.Tensor):
-        return cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
-    loss = loss_of(outputs[0], targets, smoothing)
-    for logits in outputs[1:]:
-        if logits is not None:
-            loss = loss + AUXILIARY_WEIGHT * loss_of(logits, targets, smoothing)
-    return loss
-
-
-def logits_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The scores of the classes in `outputs` (the last dimension is that of the classes)."""
-    return outputs if isinstance(outputs, torch.Tensor) else outputs[0]

@@ -96,7 +96,7 @@ def shape_of(name: str) -> Shape:
     return SHAPES[name]
 
 
-def build(options: Options, num_tokens: int, seq_len: int) -> "GPT":
+def build(options: Options, num_tokens: int) -> "GPT":
     """The transformer `--model` for `num_tokens` different tokens, without memory for its weights yet."""
     with torch.device("meta"):
         return GPT(shape_of(options.model), num_tokens, options.activation_checkpoint, options.deterministic)
@@ -266,42 +266,29 @@ class GPT(nn.Module):
                 parameter.copy_(whole)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A part of the layers, one after the other.
-
-    Attributes:
-        first, last: whether the embedding comes before, and the output after it.
-    """
-
-    layers: range
-    first: bool
-    last: bool
+def layers_of(shape: Shape, stage: int, num_stages: int) -> range:
+    """The layers of a stage of a pipeline: the `num_stages` are as equal as can be."""
+    return range(stage * shape.num_layers // num_stages, (stage + 1) * shape.num_layers // num_stages)
 
 
-def stage_of(shape: Shape, number: int, num_stages: int) -> Stage:
-    """The stage `number` (from 0) of `num_stages` that are as equal as can be."""
-    start, end = (index * shape.num_layers // num_stages for index in (number, number + 1))
-    return Stage(layers=range(start, end), first=number == 0, last=number + 1 == num_stages)
-
-
-def keep(model: GPT, stages: list[Stage]) -> None:
-    """Takes all out of `model` that none of `stages` needs."""
+def keep(model: GPT, stages: list[int], num_stages: int) -> None:
+    """Takes all out of `model` that none of `stages` (from 0) needs."""
     model.is_part = True
-    for name in list(model.layers):
-        if not any(int(name) in stage.layers for stage in stages):
-            del model.layers[name]
-    if not any(stage.first for stage in stages):
+    kept = {str(layer) for stage in stages for layer in layers_of(model.shape, stage, num_stages)}
+    for name in set(model.layers) - kept:
+        del model.layers[name]
+    if 0 not in stages:
         model.embed = None
-    if not any(stage.last for stage in stages):
+    if num_stages - 1 not in stages:
         model.norm = model.output = None
 
 
-def part(model: GPT, stage: Stage) -> GPT:
+def part(model: GPT, stage: int, num_stages: int) -> GPT:
     """One stage of `model`, with the same layers and weights, not copies of them."""
     with torch.device("meta"):
         one = GPT(replace(model.shape, num_layers=0), 1, exact=model.exact)
-    one.layers = nn.ModuleDict({str(number): model.layers[str(number)] for number in stage.layers})
-    one.embed = model.embed if stage.first else None
-    one.norm, one.output = (model.norm, model.output) if stage.last else (None, None)
+    names = map(str, layers_of(model.shape, stage, num_stages))
+    one.layers = nn.ModuleDict({name: model.layers[name] for name in names})
+    one.embed = model.embed if stage == 0 else None
+    one.norm, one.output = (model.norm, model.output) if stage == num_stages - 1 else (None, None)
     return one

@@ -20,8 +20,7 @@ from muster.train.distributed.world import World
 from muster.train.health.faults import SharedFault
 from muster.train.models import place
 from muster.train.optim import Precision
-from muster.train.parallel.strategy import ExactGradients, Gradients, Strategy, are_exact
-from muster.train.reporting.metrics import Sums
+from muster.train.parallel.strategy import ExactGradients, Gradients, Strategy, Sums, are_exact
 from muster.units import processes
 
 OF_MANY = ("comm_hook", "zero1", "sync_bn")

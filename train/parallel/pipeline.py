@@ -24,11 +24,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train.distributed.world import World, open_mesh
-from muster.train.models import gpt, logits_of, loss_of, place
+from muster.train.models import gpt, place
 from muster.train.optim import Precision
-from muster.train.parallel.strategy import Gradients, Strategy, are_exact
-from muster.train.reporting.metrics import Sums
-from muster.train.reporting.stopwatch import Stopwatch
+from muster.train.parallel.strategy import Gradients, Strategy, Sums, are_exact, logits_of, loss_of
+from muster.train.reporting.metrics import Stopwatch
 from muster.units import processes
 
 SCHEDULES: dict[str, Any] = {
@@ -135,7 +134,7 @@ class Pipeline(Strategy):
         world, options = self.world, self.options
         assert isinstance(model, gpt.GPT)
         plan = Pipelines.of(options, world.world_size)
-        gpt.keep(model, [gpt.stage_of(model.shape, number, plan.num_stages) for number in plan.stages_of(world.rank)])
+        gpt.keep(model, plan.stages_of(world.rank), plan.num_stages)
         return place(model, world.device, torch.preserve_format, options.seed)
 
     def gradients(self, model: nn.Module) -> Gradients:
@@ -186,7 +185,7 @@ class StagedGradients(Gradients):
         self.line, self.peers = mesh.get_group("stage"), mesh.get_group("data")
         numbers = self.plan.stages_of(world.rank)
         count = self.plan.num_stages
-        self.parts = {number: gpt.part(model, gpt.stage_of(model.shape, number, count)) for number in numbers}
+        self.parts = {number: gpt.part(model, number, count) for number in numbers}
         self.held: dict[nn.Parameter, Tensor] = {}
         self.busy, self.turns = Stopwatch(world.device), Stopwatch(world.device)
         own = {"group": self.line, "busy": self.busy, "computed": self.hold_part}

@@ -1,11 +1,12 @@
 """What a strategy is: how one model becomes one model on many ranks, and how one step's gradients come together.
 
 `Strategy` itself is a single process: what a subclass does not override is right for it as it stands here. `Gradients`
-computes a step's micro-batches, and adds their gradients up. By default parameters and torch's wrappers do that by
-themselves. In fp32 the order of a sum decides its last bit, and rings, trees and a single process that accumulates all
-have orders of their own; a ResNet at its start can turn a last bit into another path within ten steps. With
-`--deterministic` on CPUs, where one compares and debugs, gradients are added up in double precision and rounded once:
-then 4 ranks, 2 ranks that accumulate 2, and 1 process that accumulates 4 train the same weights, bit for bit.
+computes a step's micro-batches: their losses, which `Sums` adds up, and their gradients. By default parameters and
+torch's wrappers add these up by themselves. In fp32 the order of a sum decides its last bit, and rings, trees and a
+single process that accumulates all have orders of their own; a ResNet at its start can turn a last bit into another
+path within ten steps. With `--deterministic` on CPUs, where one compares and debugs, gradients are added up in double
+precision and rounded once: then 4 ranks, 2 ranks that accumulate 2, and 1 process that accumulates 4 train the same
+weights, bit for bit.
 """
 
 from collections.abc import Callable
@@ -16,16 +17,70 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from muster.config import IN_ONE_PROCESS, Options
 from muster.errors import MusterError
 from muster.train.distributed.world import World
-from muster.train.models import logits_of, loss_of, place
+from muster.train.models import IGNORED, place
 from muster.train.optim import Precision
-from muster.train.reporting.metrics import Sums
-from muster.train.reporting.stopwatch import Mark, Stopwatch
+from muster.train.reporting.metrics import Mark, Stopwatch
+
+AUXILIARY_WEIGHT = 0.3
+"""Weight of an auxiliary classifier's loss (inception_v3, googlenet), as in the papers that introduced them."""
+
+
+def loss_of(
+    outputs: torch.Tensor | tuple[torch.Tensor, ...], targets: torch.Tensor, smoothing: float = 0.0
+) -> torch.Tensor:
+    """The mean cross-entropy over all targets, with the auxiliary classifiers of models that have them.
+
+    Args:
+        targets: classes (N) or tokens (NT).
+        smoothing: the share of each target that goes to all classes alike.
+    """
+    if isinstance(outputs, torch.Tensor):
+        return cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
+    loss = loss_of(outputs[0], targets, smoothing)
+    for logits in outputs[1:]:
+        if logits is not None:
+            loss = loss + AUXILIARY_WEIGHT * loss_of(logits, targets, smoothing)
+    return loss
+
+
+def logits_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The scores of the classes in `outputs` (the last dimension is that of the classes)."""
+    return outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+
+
+class Sums:
+    """Loss, hits and targets (images, or tokens to predict), added up on the device.
+
+    Attributes:
+        values: [summed loss, hits, targets], float64.
+        num_batches: how many were added.
+        first_bad: which of them (from 0) was the first whose loss is no number; -1 for none.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.values = torch.zeros(3, dtype=torch.float64, device=device)
+        self.num_batches = 0
+        self.first_bad = torch.full((), -1, device=device)
+
+    @torch.no_grad()
+    def add(self, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> None:
+        """Adds a batch with the mean `loss` over those of its `targets` (N or NT) that count."""
+        num_targets = (targets != IGNORED).sum()
+        # The first of the largest, as argmax gives it, which takes six times as long over many bf16 numbers on CPUs.
+        hits = (logits.max(-1).indices == targets).sum()
+        # The mean over no target is no number.
+        total = torch.where(num_targets > 0, loss.detach().double() * num_targets, 0.0)
+        is_first_bad = ~total.isfinite() & (self.first_bad < 0)
+        self.first_bad = torch.where(is_first_bad, self.num_batches, self.first_bad)
+        self.num_batches += 1
+        self.values += torch.stack((total, hits.double(), num_targets.double()))
 
 
 class Gradients:

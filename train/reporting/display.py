@@ -16,12 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from muster.config import Options
-from muster.train.checkpoint.run_directory import Run
-from muster.train.data.source import Source
 from muster.train.distributed.world import World
-from muster.train.optim import Precision, highest_lr
+from muster.train.optim import highest_lr
 from muster.train.reporting import console
 from muster.train.reporting.console import Tee
+from muster.train.reporting.summary import Setup
 from muster.units import duration, percent, processes, quantity
 
 WIDTH = 80
@@ -53,7 +52,7 @@ class Display:
         enabled: whether this rank is the one that shows.
         global_batch: images or tokens of one step over all ranks.
         unit: which of the two.
-        log_every: steps of an epoch from one line to the next, where they go to a file; None: LINE_EVERY_S.
+        log_every: steps from one line to the next, where they go to a file; None: LINE_EVERY_S.
     """
 
     def __init__(
@@ -113,10 +112,10 @@ class Display:
         """Takes the loss to show next."""
         self.last_loss = loss
 
-    def step(self, done: int) -> None:
-        """Shows that `done` steps of the epoch are done, now and then."""
+    def step(self, done: int, step: int) -> None:
+        """Shows that `done` steps of the epoch are done, `step` in all; now and then."""
         now = time.perf_counter()
-        is_due = now >= self.due if self.bar is not None or not self.log_every else done % self.log_every == 0
+        is_due = now >= self.due if self.bar is not None or not self.log_every else step % self.log_every == 0
         if not self.enabled or not is_due:
             return
         self.due = now + self.every_s
@@ -163,16 +162,9 @@ class Display:
         self.console.print(table(summary, self.unit))
 
 
-def header(
-    strategy: str,
-    options: Options,
-    world: World,
-    precision: Precision,
-    source: Source,
-    num_parameters: int,
-    chosen: Run,
-) -> dict[str, str]:
+def header(setup: Setup) -> dict[str, str]:
     """What the first lines of a run say: a name and a value for each."""
+    options, world, source, run = setup.options, setup.world, setup.source, setup.run
     hosts = ", ".join(world.nodes[:4]) + (f" and {len(world.nodes) - 4} more" if len(world.nodes) > 4 else "")
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     kind = f"{source.num_classes} classes, {source.size} x {source.size} pixels"
@@ -182,23 +174,23 @@ def header(
     momentum = f"momentum {options.momentum:g}, " if options.optimizer == "sgd" else ""
     rows = {
         "world": f"{processes(world.world_size)} on {hosts} "
-        f"({strategy}{', ' + world.backend if world.backend else ''})",
-        "device": f"{device}, {precision}",
-        "model": f"{options.model}, {num_parameters / 1e6:.1f} M parameters",
+        f"({setup.strategy}{', ' + world.backend if world.backend else ''})",
+        "device": f"{device}, {setup.precision}",
+        "model": f"{options.model}, {setup.num_parameters / 1e6:.1f} M parameters",
         "data": f"{options.data}: {len(source.train):,} train, {len(source.valid):,} validate, " + kind,
-        "batch": f"{options.batch_size * options.accumulate * world.dp_size} "
+        "batch": f"{setup.global_batch} "
         f"({options.batch_size} x {processes(world.dp_size) if world.share is None else groups}"
         + (f" x {options.accumulate} accumulated)" if options.accumulate > 1 else ")"),
         "optimizer": f"{options.optimizer}, {momentum}weight decay {options.weight_decay:g}; seed {options.seed}",
         "lr": learning_rate(options, options.accumulate * world.dp_size),
-        "run": str(chosen.folder),
+        "run": str(run.folder),
     }
     if options.train_num_workers or options.valid_num_workers:
         rows["loading"] = (
             f"{options.train_num_workers} workers a rank for training, {options.valid_num_workers} for validation"
         )
-    if chosen.resumed_from is not None:
-        rows["resumes"] = str(chosen.resumed_from)
+    if run.resumed_from is not None:
+        rows["resumes"] = str(run.resumed_from)
     return rows
 
 

@@ -1,24 +1,86 @@
-"""What a run measures, without holding up the device."""
+"""How long a run's steps take and what they wait for, its memory and its energy; nothing here holds up the device."""
 
 import math
-import re
 import resource
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, NamedTuple, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
 
 import psutil
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
-from muster.config import Options
-from muster.train.models import IGNORED, gpt, images, loss_of
 from muster.train.reporting.profile import Profile
-from muster.train.reporting.stopwatch import Mark, Stopwatch
-from muster.units import perplexity
 
-Item = TypeVar("Item")
+Mark = float | torch.cuda.Event
+
+
+class Stopwatch:
+    """Adds up stretches of time; on a GPU by events, once they have come to pass.
+
+    Args:
+        note: takes the seconds of each stretch, in their order, in place of `add`.
+
+    Attributes:
+        counts: False where the stretches that begin now are none of what is measured.
+    """
+
+    def __init__(
+        self, device: torch.device, note: Callable[[float], None] | None = None, *, counts: bool = True
+    ) -> None:
+        self.device = device
+        self.note = note or self.add
+        self.pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self.seconds = 0.0
+        self.counts = counts
+
+    def add(self, seconds: float) -> None:
+        """Counts a stretch."""
+        self.seconds += seconds
+
+    def now(self) -> Mark:
+        """Now, on the device's clock."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def begin(self) -> Mark | None:
+        """The begin of a stretch that `end` ends; None where it does not count."""
+        return self.now() if self.counts else None
+
+    def end(self, before: Mark | None) -> Mark | None:
+        """Ends the stretch since `before`, where that counts; returns now, where the next may begin."""
+        if before is None:
+            return None
+        now = self.now()
+        if isinstance(before, torch.cuda.Event) and isinstance(now, torch.cuda.Event):
+            self.pending.append((before, now))
+            self.read(wait=False)
+        elif isinstance(before, float) and isinstance(now, float):
+            self.note(now - before)
+        return now
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A context whose time is counted."""
+        before = self.begin()
+        yield
+        self.end(before)
+
+    def read(self, *, wait: bool) -> None:
+        """Notes the stretches that the GPU is through with; all of them with `wait`."""
+        while self.pending and (wait or self.pending[0][1].query()):
+            before, after = self.pending.popleft()
+            after.synchronize()
+            self.note(before.elapsed_time(after) / 1000)
+
+    def total(self) -> float:
+        """Seconds of all stretches, when the device is through with them."""
+        self.read(wait=True)
+        return self.seconds
 
 
 class StepTimes:
@@ -31,27 +93,21 @@ class StepTimes:
 
     Args:
         profile: takes a trace of some steps, which then don't count.
-        energy: is told when the steps that count begin and end.
         started: when the run began, by `time.perf_counter`; of a continued one, as long ago as it has trained.
 
     Attributes:
         seconds: of each step that counts.
         data: counts the waits for data in them.
         waits: counts the waits for other ranks in them; a loop puts that of its world here.
+        energy: counts what they take.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        profile: Profile | None = None,
-        energy: "Energy | None" = None,
-        started: float | None = None,
-    ) -> None:
+    def __init__(self, device: torch.device, profile: Profile | None = None, started: float | None = None) -> None:
         self.stretches = Stopwatch(device, self.note)
         self.data = Stopwatch(device, counts=False)
         self.waits = Stopwatch(device, counts=False)
+        self.energy = Energy(device)
         self.profile = profile
-        self.energy = energy
         self.started = time.perf_counter() if started is None else started
         self.num_told = 0
         self.seconds: list[float] = []
@@ -66,33 +122,29 @@ class StepTimes:
         """
         if self.profile is not None:
             self.profile.begin(self.num_steps)
-        counts = self.num_steps > 0 and (self.profile is None or not self.profile.running)
-        if self.energy is not None and counts != self.data.counts:
-            self.energy.count(counts)
-        self.data.counts = self.waits.counts = counts
+        self.count(self.num_steps > 0 and (self.profile is None or not self.profile.running))
         self.last = self.stretches.now()
 
     def stop(self) -> None:
         """Ends an epoch: what is waited for from now on is none of a step's."""
-        if self.energy is not None and self.data.counts:
-            self.stretches.read(wait=True)  # the device is through, as it has to be for the epoch's loss anyway
-            self.energy.count(False)
-        self.data.counts = self.waits.counts = False
+        self.stretches.read(wait=True)  # the device is through, as it has to be for the epoch's loss anyway
+        self.count(False)
         if self.profile is not None:
             self.profile.leave(self.num_steps)
 
-    def waiting(self, items: Iterable[Item]) -> Iterator[Item]:
-        """`items`, with the time it takes to get each counted as waiting for data."""
-        source = iter(items)
-        while True:
-            before = self.data.begin()
-            try:
-                with self.part("data"):
-                    item = next(source)
-            except StopIteration:
-                return
-            self.data.end(before)
-            yield item
+    def count(self, counts: bool) -> None:
+        """From now on waits and energy are those of steps that count, or are not."""
+        if counts != self.data.counts:
+            self.energy.count(counts)
+        self.data.counts = self.waits.counts = counts
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A context whose time counts as waiting for data."""
+        before = self.data.begin()
+        with self.part("data"):
+            yield
+        self.data.end(before)
 
     def part(self, name: str) -> AbstractContextManager[object]:
         """A context that has a name in the trace, while there is one."""
@@ -216,66 +268,6 @@ class Energy:
             self.joules = None
 
 
-class Sums:
-    """Loss, hits and targets (images, or tokens to predict), added up on the device.
-
-    Attributes:
-        values: [summed loss, hits, targets], float64.
-        num_batches: how many were added.
-        first_bad: which of them (from 0) was the first whose loss is no number; -1 for none.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.values = torch.zeros(3, dtype=torch.float64, device=device)
-        self.num_batches = 0
-        self.first_bad = torch.full((), -1, device=device)
-
-    @torch.no_grad()
-    def add(self, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        """Adds a batch with the mean `loss` over those of its `targets` (N or NT) that count."""
-        num_targets = (targets != IGNORED).sum()
-        # The first of the largest, as argmax gives it, which takes six times as long over many bf16 numbers on CPUs.
-        hits = (logits.max(-1).indices == targets).sum()
-        # The mean over no target is no number.
-        total = torch.where(num_targets > 0, loss.detach().double() * num_targets, 0.0)
-        is_first_bad = ~total.isfinite() & (self.first_bad < 0)
-        self.first_bad = torch.where(is_first_bad, self.num_batches, self.first_bad)
-        self.num_batches += 1
-        self.values += torch.stack((total, hits.double(), num_targets.double()))
-
-
-class Readout:
-    """A look at a tensor on the device that arrives later, so that nobody waits for the device."""
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self.event: torch.cuda.Event | None = None
-        if values.device.type == "cuda":
-            self.host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self.host.copy_(values, non_blocking=True)
-            self.event = torch.cuda.Event()
-            self.event.record()
-        else:
-            self.host = values.clone()
-
-    def wait(self) -> list[float]:
-        """The numbers, when they are there."""
-        if self.event is not None:
-            self.event.synchronize()
-        return self.host.tolist()
-
-
-def averages(sums: list[float]) -> tuple[float, float]:
-    """Mean loss and accuracy (0 to 1) of [summed loss, hits, targets]."""
-    loss, hits, num_targets = sums
-    return loss / num_targets, hits / num_targets
-
-
-def results(part: str, loss: float, accuracy: float, unit: str) -> dict[str, float]:
-    """What a line of metrics.jsonl says of a `part`, train or valid; of tokens the perplexity too."""
-    found = {f"{part}_loss": loss, f"{part}_accuracy": accuracy}
-    return found | ({f"{part}_perplexity": perplexity(loss)} if unit == "tokens" else {})
-
-
 def peak_memory_gib(device: torch.device) -> float:
     """The most memory that this process held: of the GPU where it trains on one, else resident in RAM."""
     if device.type == "cuda":
@@ -288,86 +280,3 @@ def memory_gib(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device) / 2**30
     return psutil.Process().memory_info().rss / 2**30
-
-
-BATCH = 2
-"""Samples that are counted: one alone can't be normalised where its features are one number."""
-
-
-def count_flops(options: Options, num_classes: int, size: int) -> float:
-    """Operations of one sample (an image of `size` pixels a side, a sequence of `size` tokens), forth and back.
-
-    They are those of the model: a multiplication and an addition are two, attention counts as if it were not causal,
-    and what activation checkpointing computes again counts once (the model FLOPs of arXiv 2204.02311, appendix B).
-    """
-    with torch.device("meta"):
-        if options.predicts_tokens:
-            model = gpt.GPT(gpt.shape_of(options.model), num_classes)
-            inputs = targets = torch.zeros(BATCH, size, dtype=torch.int64)
-        else:
-            model = images.construct(options.model, num_classes, images.arguments_for(options.model, size))
-            inputs, targets = torch.empty(BATCH, 3, size, size), torch.zeros(BATCH, dtype=torch.int64)
-    with FlopCounterMode(display=False) as counter:
-        loss_of(model(inputs), targets).backward()
-    return counter.get_total_flops() / BATCH
-
-
-class Peak(NamedTuple):
-    """Operations of a card, in 10^12 a second, dense.
-
-    Attributes:
-        half: bf16 (before Ampere fp16) by tensor cores.
-        tf32: fp32 by tensor cores; None where they can't.
-        single: fp32 without them.
-    """
-
-    half: float
-    tf32: float | None
-    single: float
-
-
-# From NVIDIA's datasheets, and the H100's architecture whitepaper. Those of cards since Ampere give their figures with
-# sparsity, or both: these are the halves without. Of A30, H100 NVL and H200 NVL only bf16 was looked up; TF32 is half
-# of it, and fp32 is still to be held to the datasheet.
-CARDS: dict[str, Peak] = {
-    r"(NVIDIA )?A100-(SXM4|PCIE)-(40|80)GB|NVIDIA A100 80GB PCIe": Peak(312, 156, 19.5),  # nvidia-1758950-r4
-    r"NVIDIA A30": Peak(165, 82, 10.3),
-    r"NVIDIA A40": Peak(149.7, 74.8, 37.4),
-    r"NVIDIA A10": Peak(125, 62.5, 31.2),
-    # The GPU of GH200 has the 132 multiprocessors of the H100 SXM, and their clock.
-    r"NVIDIA H100 80GB HBM3|NVIDIA GH200 (120GB|480GB|144G HBM3e)": Peak(989.4, 494.7, 66.9),
-    r"NVIDIA H100 PCIe": Peak(756, 378, 51),
-    r"NVIDIA H100 NVL": Peak(835, 417.5, 60),
-    r"NVIDIA H200": Peak(989, 494, 67),
-    r"NVIDIA H200 NVL": Peak(835.5, 417.5, 60),
-    r"NVIDIA B200": Peak(2250, 1100, 75),  # HGX B200
-    r"NVIDIA GB200": Peak(2500, 1250, 80),  # GB200 NVL72
-    r"NVIDIA L40S": Peak(362.05, 183, 91.6),
-    r"NVIDIA L4": Peak(121, 60, 30.3),
-    r"(Tesla |NVIDIA )V100-(SXM2|SXM3)-(16|32)GB(-LS)?": Peak(125, None, 15.7),  # us-1165301-r5
-    r"(Tesla |NVIDIA )V100-PCIE-(16|32)GB": Peak(112, None, 14),
-    r"(Tesla |NVIDIA )V100S-PCIE-32GB": Peak(130, None, 16.4),
-    r"(Tesla |NVIDIA )T4": Peak(65, None, 8.1),  # 951643
-}
-"""Names of cards, as torch.cuda.get_device_name tells them, as patterns."""
-
-
-def find_peak_flops(name: str) -> Peak | None:
-    """The peak of the card called `name`; None for one that is not known."""
-    return next((peak for pattern, peak in CARDS.items() if re.fullmatch(pattern, name)), None)
-
-
-def peak_flops(device: torch.device, *, bf16: bool, convolves: bool) -> float | None:
-    """Operations a second of this device; None where they are not known.
-
-    Args:
-        convolves: most of the model is convolutions, which torch allows tensor cores by default, and not products of
-            matrices, which it does not.
-    """
-    peak = None if device.type != "cuda" else find_peak_flops(torch.cuda.get_device_name(device))
-    if peak is None:
-        return None
-    tf32 = torch.backends.cudnn.allow_tf32 if convolves else torch.get_float32_matmul_precision() != "highest"
-    if bf16:
-        return peak.half * 1e12
-    return (peak.tf32 if tf32 and peak.tf32 is not None else peak.single) * 1e12

@@ -4,6 +4,7 @@ Beside it lies torch's table of the operations that took longest.
 """
 
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,6 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.hooks import RemovableHandle
-
-from muster.train.models import units_of
 
 WARM_UP = 10
 """Steps before the first that is traced, where there are as many."""
@@ -32,7 +31,7 @@ class Profile:
 
     Args:
         num_steps: that this process will take.
-        model: whose layers are to have their names in the trace; None for one that is compiled.
+        layers: what is to have its name in the trace, by name.
 
     Attributes:
         running: whether the next step is one that is not timed.
@@ -40,11 +39,13 @@ class Profile:
         problem: why it could not be written.
     """
 
-    def __init__(self, run: Path, num_steps: int, model: nn.Module | None, device: torch.device, *, main: bool) -> None:
+    def __init__(
+        self, run: Path, num_steps: int, layers: Mapping[str, nn.Module], device: torch.device, *, main: bool
+    ) -> None:
         self.path = run / NAME
         self.num_steps = min(NUM_STEPS, max(1, num_steps - 1))
         self.first = min(WARM_UP, num_steps - self.num_steps)
-        self.model = model
+        self.layers = layers
         self.device = device
         self.main = main
         self.running = False
@@ -57,72 +58,63 @@ class Profile:
         self.began = self.step = 0
 
     def begin(self, step: int) -> None:
-        """Called before each step, when `step` are done: begins the trace where it is time, or the step in it."""
+        """Called before each step, when `step` are done."""
+        self.step = step + 1
         if self.done:
             self.running = self.running and step <= self.began + self.num_traced
-            return
-        if not self.running and step >= self.first:
+        elif not self.running and step >= self.first:
             self.running, self.began = True, step
-            self.start()
-        self.step = step + 1
-
-    def end(self, step: int) -> None:
-        """Called after each step, when `step` are done."""
-        if not self.running or self.done:
-            return
-        self.close_range()
-        if step - self.began == self.num_steps:
-            self.finish(step)
-
-    def leave(self, step: int) -> None:
-        """Called at the end of an epoch: what follows is no step. A trace with none yet begins again later."""
-        if not self.running or self.done:
-            return
-        self.close_range()
-        if step > self.began:
-            self.finish(step)
-        else:
-            self.stop()
-            self.running = False
 
     def part(self, name: str) -> AbstractContextManager[object]:
-        """A context that has a name in the trace, in the step's, which its first part begins."""
-        if self.tracer is None:
+        """A context that has a name in the trace. The first of a trace begins it, that of a step begins its range."""
+        if not self.running or self.done or not self.main:
             return nullcontext()
+        if self.tracer is None:
+            self.tracer = self.start()
         if self.range is None:
             self.range = record_function(f"step {self.step}")
             self.range.__enter__()
         return record_function(name)
 
-    def start(self) -> None:
-        """Begins the trace, with the names of the model's layers."""
-        if not self.main:
+    def end(self, step: int) -> None:
+        """Called after each step, when `step` are done."""
+        if not self.running or self.done:
             return
+        if self.range is not None:
+            self.range.__exit__(None, None, None)
+            self.range = None
+        if step - self.began == self.num_steps:
+            self.finish(step)
+
+    def leave(self, step: int) -> None:
+        """Called at the end of an epoch: what follows is no step. A trace with none yet is begun in the next one."""
+        if not self.running or self.done:
+            return
+        if step > self.began:
+            self.finish(step)
+        else:
+            self.running = False
+
+    def start(self) -> profile:
+        """The trace, begun, with the names of the model's layers."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it complains of each GPU that is not there
         is_gpu = self.device.type == "cuda"
-        self.tracer = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])])
-        self.tracer.start()
-        if self.model is not None:
-            names = {module: name for name, module in self.model.named_modules()}
-            for unit in units_of(self.model):
-                kind = type(unit).__name__.removeprefix("FSDP")  # what fully_shard makes of a class's name
-                self.hooks += named(unit, f"{kind} {names[unit]}")
-
-    def stop(self) -> profile | None:
-        """Ends the trace."""
-        tracer, self.tracer = self.tracer, None
-        if tracer is not None:
-            tracer.stop()
-        while self.hooks:
-            self.hooks.pop().remove()
+        tracer = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])])
+        tracer.start()
+        for name, layer in self.layers.items():
+            kind = type(layer).__name__.removeprefix("FSDP")  # what fully_shard makes of a class's name
+            self.hooks += named(layer, f"{kind} {name}")
         return tracer
 
     def finish(self, step: int) -> None:
         """Ends the trace and writes it."""
-        tracer = self.stop()
         self.done, self.num_traced = True, step - self.began
+        tracer, self.tracer = self.tracer, None
         if tracer is None:
             return
+        tracer.stop()
+        while self.hooks:
+            self.hooks.pop().remove()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             tracer.export_chrome_trace(str(self.path))
@@ -131,12 +123,6 @@ class Profile:
             (self.path.parent.parent / OPERATIONS).write_text(table)
         except OSError as error:
             self.problem = f"the trace could not be written: {error.strerror}: {self.path}"
-
-    def close_range(self) -> None:
-        """Ends the step's range in the trace."""
-        if self.range is not None:
-            self.range.__exit__(None, None, None)
-            self.range = None
 
 
 def named(module: nn.Module, name: str) -> list[RemovableHandle]:

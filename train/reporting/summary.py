@@ -8,7 +8,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,49 @@ from muster.config import Options
 from muster.config_file import to_toml
 from muster.errors import ExitCode, MusterError
 from muster.train.checkpoint import Progress
+from muster.train.checkpoint.run_directory import Run
 from muster.train.checkpoint.storage import write_text
-from muster.train.data.loader import Batches
 from muster.train.data.source import Source
 from muster.train.distributed.world import World
 from muster.train.optim import Precision
-from muster.train.reporting import metrics
+from muster.train.reporting import flops
 from muster.train.reporting.metrics import StepTimes, peak_memory_gib
 from muster.train.reporting.profile import NAME, Profile
 from muster.units import perplexity
 from muster.variables import LaunchVariable
 
 
-def effective(options: Options, precision: Precision, source: Source, world: World) -> dict[str, Any]:
-    """The options, with what `auto` and `default` came to."""
-    size = {"seq_len" if source.unit == "tokens" else "image_size": source.size}
-    return asdict(options) | asdict(precision) | {"device": world.device.type, **size}
+@dataclass(frozen=True)
+class Setup:
+    """What trains, and on what, as the header and the summary of a run tell it.
+
+    Attributes:
+        strategy: its name.
+        num_parameters: of the whole model.
+    """
+
+    strategy: str
+    options: Options
+    world: World
+    precision: Precision
+    source: Source
+    num_parameters: int
+    run: Run
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step, over all ranks."""
+        return self.options.batch_size * self.options.accumulate * self.world.dp_size
+
+    @property
+    def targets_of_step(self) -> int:
+        """Images or tokens of a step, over all ranks."""
+        return self.global_batch * self.source.targets_of_sample
+
+    def settings(self) -> dict[str, Any]:
+        """The options, with what `auto` and `default` came to."""
+        size = {"seq_len" if self.source.unit == "tokens" else "image_size": self.source.size}
+        return asdict(self.options) | asdict(self.precision) | {"device": self.world.device.type, **size}
 
 
 def command() -> str:
@@ -55,48 +82,39 @@ def versions() -> dict[str, str | None]:
 
 
 def collect(
-    *,
-    strategy: str,
-    options: Options,
-    settings: dict[str, Any],
-    world: World,
+    setup: Setup,
     progress: Progress,
     times: StepTimes,
+    *,
     waits_s: float | None,
-    parts: tuple[Batches, Batches],
-    global_batch: int,
-    precision: Precision,
-    num_parameters: int,
-    folder: Path,
-    resumed_from: Path | None,
+    bad: dict[str, str],
     seconds: float,
     note: Callable[[str], None],
 ) -> dict[str, Any]:
     """The summary of the run; to be called on all ranks, for what only each knows.
 
     Args:
-        settings: the `options`, with what `auto` and `default` came to.
         waits_s: seconds in which this rank waited for others; None where that is not known.
-        parts: the batches that trained, and those that validated.
+        bad: this rank's samples that can't be read, with the reason of each.
+        seconds: that the run took.
         note: tells the user a line.
     """
-    source, energy = parts[0].source, times.energy
+    options, world, source, run = setup.options, setup.world, setup.source, setup.run
     # dp drives all GPUs of the machine from one process, and one counter is that of one GPU.
-    num_devices = torch.cuda.device_count() if strategy == "dp" and world.device.type == "cuda" else 1
+    num_devices = torch.cuda.device_count() if setup.strategy == "dp" and world.device.type == "cuda" else 1
     own = {
         **times.own(waits_s),
         "peak_memory_gib": peak_memory_gib(world.device),
-        "energy_j": energy.joules if energy is not None and times.seconds and num_devices == 1 else None,
-        "bad_samples": {name: reason for part in parts for name, reason in part.bad.items()},
+        "energy_j": times.energy.joules if times.seconds and num_devices == 1 else None,
+        "bad_samples": bad,
     }
     owns = world.gather(own)
-    bad = {name: reason for rank in owns for name, reason in rank["bad_samples"].items()}
+    all_bad = {name: reason for rank in owns for name, reason in rank["bad_samples"].items()}
     last = progress.history[-1]
-    num_targets = global_batch * source.targets_of_sample
-    rates = times.summary(num_targets, world.world_size, source.unit)
+    rates = times.summary(setup.targets_of_step, world.world_size, source.unit)
     rate = float(rates[f"{source.unit}_per_second_per_rank"])  # type: ignore[arg-type]
     return {
-        "strategy": strategy,
+        "strategy": setup.strategy,
         "model": options.model,
         "data": options.data,
         "device": str(world.device.type),
@@ -105,13 +123,13 @@ def collect(
         "num_nodes": len(world.nodes),
         "hosts": world.nodes,
         "fabric": os.environ.get(LaunchVariable.FABRIC_FOUND) or ("tcp" if len(world.nodes) > 1 else "none"),
-        "global_batch": global_batch,
-        "num_parameters": num_parameters,
+        "global_batch": setup.global_batch,
+        "num_parameters": setup.num_parameters,
         **rates,
         **compare_ranks(world, owns),
         "peak_memory_gib": round(max(rank["peak_memory_gib"] for rank in owns), 3),
-        **(work(options, source, world, precision, rate, num_devices, note) if world.main else {}),
-        **joules([rank["energy_j"] for rank in owns], len(times.seconds) * num_targets, source.unit),
+        **(work(setup, rate, num_devices, note) if world.main else {}),
+        **joules([rank["energy_j"] for rank in owns], len(times.seconds) * setup.targets_of_step, source.unit),
         "step": progress.step,
         "seconds": round(seconds, 3),
         "epochs": progress.history,
@@ -120,14 +138,21 @@ def collect(
         **perplexities(progress.history, source.unit),
         "final_train_loss": last["train_loss"],
         "final_valid_loss": last["valid_loss"],
-        "bad_samples": [{"name": name, "reason": reason} for name, reason in sorted(bad.items())],
-        "resumed_from": None if resumed_from is None else str(resumed_from),
-        "folder": str(folder),
+        "bad_samples": [{"name": name, "reason": reason} for name, reason in sorted(all_bad.items())],
+        "resumed_from": None if run.resumed_from is None else str(run.resumed_from),
+        "folder": str(run.folder),
         "command": command(),
-        "options": settings,
+        "options": setup.settings(),
         "versions": versions(),
         **(traced(times.profile, note) if world.main else {}),
     }
+
+
+def results(part: str, sums: list[float], unit: str) -> dict[str, float]:
+    """The means of `sums` (summed loss, hits, targets) of a `part`, train or valid; of tokens the perplexity too."""
+    loss, hits, num_targets = sums
+    found = {f"{part}_loss": loss / num_targets, f"{part}_accuracy": hits / num_targets}
+    return found | ({f"{part}_perplexity": perplexity(loss / num_targets)} if unit == "tokens" else {})
 
 
 def perplexities(history: list[dict[str, Any]], unit: str) -> dict[str, float]:
@@ -206,24 +231,17 @@ def traced(profile: Profile | None, note: Callable[[str], None]) -> dict[str, An
     return {"profile": NAME, "profile_steps": profile.num_traced}
 
 
-def work(
-    options: Options,
-    source: Source,
-    world: World,
-    precision: Precision,
-    rate: float,
-    num_devices: int,
-    note: Callable[[str], None],
-) -> dict[str, Any]:
+def work(setup: Setup, rate: float, num_devices: int, note: Callable[[str], None]) -> dict[str, Any]:
     """Operations of a sample, a second and at most; null is what is not known.
 
     Args:
         rate: images or tokens a second of a rank.
         num_devices: of a rank.
     """
-    peak = metrics.peak_flops(world.device, bf16=precision.bf16, convolves=source.unit == "images")
+    options, source = setup.options, setup.source
+    peak = flops.peak_flops(setup.world.device, bf16=setup.precision.bf16, convolves=source.unit == "images")
     try:
-        of_sample = metrics.count_flops(options, source.num_classes, source.size) / source.targets_of_sample
+        of_sample = flops.count_flops(options, source.num_classes, source.size) / source.targets_of_sample
     except Exception as error:  # a model that can't be computed without content: a run is not to fail for that
         note(f"the operations of {options.model} could not be counted: {str(error).partition(chr(10))[0]}")
         of_sample = None

@@ -12,7 +12,8 @@ from muster.errors import MusterError
 from muster.train import checkpoint, data, models
 from muster.train.data.loader import open_batches
 from muster.train.distributed.world import World
-from muster.train.models import IGNORED, loss_of
+from muster.train.models import IGNORED
+from muster.train.parallel.strategy import loss_of
 
 ROOT = Path(__file__).parents[3]
 

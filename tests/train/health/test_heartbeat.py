@@ -150,16 +150,6 @@ def test_collectives_are_counted_over_all_groups():
     assert num_collectives(b"") is None
 
 
-def test_the_status_counts_alike_wherever_data_come_from():
-    status = RankStatus()
-    phases = []
-    for _ in status.over([1, 2], DATA, COMPUTING):
-        phases.append((status.phase, status.ticks))
-        status.stepped(len(phases))
-    assert phases == [(COMPUTING, 2), (COMPUTING, 5)]
-    assert (status.step, status.phase, status.has_stepped) == (2, DATA, True)
-
-
 @pytest.mark.parametrize("compiles", [False, True])
 def test_patience_is_for_files_and_compilers_and_not_for_who_waits_for_others(compiles):
     status = RankStatus(compiles=compiles)

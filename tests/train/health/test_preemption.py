@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from muster.train import checkpoint
-from muster.train.health import preemption
+from muster.train.distributed.world import World
+from muster.train.trainer import Looks
 from tests.train.checkpoint.test_resume import assert_same_bits, common, images  # noqa: F401
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
 from tests.train.conftest import environment
@@ -20,9 +21,7 @@ from tests.train.conftest import environment
 WARN = """
 import os, signal
 from muster.train import trainer
-from muster.train.health import preemption
-trainer.LOOK_STEPS = {every}
-preemption.WAIT_S = 1e9
+trainer.LOOK_STEPS, trainer.WAIT_S = {every}, 1e9
 step = trainer.Trainer.train_step
 def warned(self, batches, sums):
     step(self, batches, sums)
@@ -193,11 +192,13 @@ def test_a_warning_of_the_first_moment_is_kept(tmp_path, argv_of_three, mode):
     assert bool(checkpoint.saved(tmp_path / "run")) == (mode == "worker")
 
 
-@pytest.mark.parametrize(
-    ("step_s", "most", "expected"), [(0.01, 10, 10), (0.3, 10, 5), (0.9, 10, 2), (30, 10, 1), (0.01, 1, 1)]
-)
-def test_long_steps_are_looked_at_one_by_one(step_s, most, expected):
-    assert preemption.between(step_s, most) == expected
+@pytest.mark.parametrize(("step_s", "next_step"), [(0.01, 10), (0.3, 5), (0.9, 4), (30, 3)])
+def test_long_steps_are_looked_at_one_by_one(step_s, next_step):
+    looks = Looks(World(), every=50)
+    looks.since = 0, time.perf_counter() - step_s
+    looks.take(1, "a signal", False)
+    assert looks.read(2) == [1.0, 0.0]
+    assert looks.next == next_step
 
 
 @pytest.mark.process

@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint
 from muster.train.checkpoint import Progress, is_complete
+from muster.train.health import preemption
 from muster.train.health.preemption import SIGNALS, Deadline, Notice, deaf_until, find, grace
 from tests.train.checkpoint.test_resume import assert_same_bits, common, images  # noqa: F401
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
@@ -18,8 +20,10 @@ from tests.train.health.test_preemption import steps_of
 NOW = 1_800_000_000.0
 
 
-def clock():
-    return NOW
+@pytest.fixture
+def at_now(monkeypatch):
+    """Has it be NOW for what reads the clock here."""
+    monkeypatch.setattr(preemption, "time", SimpleNamespace(time=lambda: NOW))
 
 
 def times(start, end, name="MUSTER"):
@@ -30,16 +34,14 @@ def times(start, end, name="MUSTER"):
 
 
 @pytest.mark.parametrize("name", ["MUSTER", "MUSTER_SCHEDULER"])
-def test_the_limit_is_known_by_the_schedulers_word_or_ours(name):
-    found = find(10, times(1, 59, name), clock)
-    assert found.deadline == Deadline(NOW + 59 * 60, 600, clock)
-    assert not found.notes
+def test_the_limit_is_known_by_the_schedulers_word_or_ours(name, at_now):
+    deadline, notes = find(10, times(1, 59, name))
+    assert deadline == Deadline(NOW + 59 * 60, 600)
+    assert not notes
 
 
-def test_what_the_user_sets_wins():
-    assert find(10, times(1, 59, "MUSTER_SCHEDULER") | times(1, 30), clock).deadline == Deadline(
-        NOW + 30 * 60, 600, clock
-    )
+def test_what_the_user_sets_wins(at_now):
+    assert find(10, times(1, 59, "MUSTER_SCHEDULER") | times(1, 30))[0] == Deadline(NOW + 30 * 60, 600)
 
 
 @pytest.mark.parametrize(
@@ -47,56 +49,57 @@ def test_what_the_user_sets_wins():
     [(times(1, 59), 300), (times(0, 20), 120), (times(1, 59, "MUSTER_SCHEDULER"), None), ({}, None)],
     ids=["5 minutes", "a tenth", "a script that may not requeue", "no limit"],
 )
-def test_the_default_is_for_jobs_that_come_again(environ, before_s):
-    found = find(None, environ, clock)
-    assert before_s == (found.deadline and found.deadline.before_s)
-    assert not found.notes
+def test_the_default_is_for_jobs_that_come_again(environ, before_s, at_now):
+    deadline, notes = find(None, environ)
+    assert before_s == (deadline and deadline.before_s)
+    assert not notes
 
 
 @pytest.mark.parametrize("environ", [{}, {"MUSTER_SCHEDULER_END_TIME": "0"}, {"MUSTER_SCHEDULER_END_TIME": "N/A"}])
-def test_without_a_limit_the_user_is_told_what_to_set(environ):
-    found = find(2.5, environ, clock)
-    assert found.deadline is None
-    assert "--save-before=2.5" in found.notes[0]
-    assert "export MUSTER_JOB_END_TIME=" in found.notes[0]
+def test_without_a_limit_the_user_is_told_what_to_set(environ, at_now):
+    deadline, notes = find(2.5, environ)
+    assert deadline is None
+    assert "--save-before=2.5" in notes[0]
+    assert "export MUSTER_JOB_END_TIME=" in notes[0]
 
 
-def test_never_is_never():
-    assert find(0, times(1, 59), clock) == (None, ())
+def test_never_is_never(at_now):
+    assert find(0, times(1, 59)) == (None, [])
 
 
-def test_more_minutes_than_the_job_has_are_refused():
+def test_more_minutes_than_the_job_has_are_refused(at_now):
     with pytest.raises(MusterError, match="no time to train") as refusal:
-        find(60, times(1, 59, "MUSTER_SCHEDULER"), clock)
+        find(60, times(1, 59, "MUSTER_SCHEDULER"))
     assert refusal.value.code == 2
     assert "60 minutes" in refusal.value.seen
 
 
-def test_a_late_start_is_told_of_and_does_not_fail():
+def test_a_late_start_is_told_of_and_does_not_fail(at_now):
     """Nodes that came late, or a second training in one job: what is left is less than what is to be left over."""
-    found = find(10, times(55, 5, "MUSTER_SCHEDULER"), clock)
-    assert found.deadline is not None
-    assert found.deadline.is_near()
-    assert "5.0 minutes" in found.notes[0]
+    deadline, notes = find(10, times(55, 5, "MUSTER_SCHEDULER"))
+    assert deadline is not None
+    assert deadline.is_near()
+    assert "5.0 minutes" in notes[0]
 
 
-def test_an_end_that_is_over_is_another_jobs():
-    found = find(10, times(90, -30), clock)
-    assert found.deadline is None
-    assert "counts for nothing" in found.notes[0]
+def test_an_end_that_is_over_is_another_jobs(at_now):
+    deadline, notes = find(10, times(90, -30))
+    assert deadline is None
+    assert "counts for nothing" in notes[0]
 
 
 @pytest.mark.parametrize("text", ["tomorrow", "-5", "1e9", "$(date)"])
 @pytest.mark.parametrize("name", ["MUSTER_JOB_END_TIME", "MUSTER_JOB_START_TIME"])
 def test_a_time_that_is_none(name, text):
     with pytest.raises(MusterError, match=f"{name} is no time") as refusal:
-        find(10, times(1, 59) | {name: text}, clock)
+        find(10, times(1, 59) | {name: text})
     assert refusal.value.code == 2
 
 
-def test_a_notice_reads_the_clock_when_it_is_asked():
+def test_a_notice_reads_the_clock_when_it_is_asked(monkeypatch):
     now = [NOW]
-    notice = Notice(Deadline(NOW + 600, 60, lambda: now[0]))
+    monkeypatch.setattr(preemption, "time", SimpleNamespace(time=lambda: now[0]))
+    notice = Notice(Deadline(NOW + 600, 60))
     assert not notice.heard
     now[0] += 541
     assert "--save-before=1" in notice.heard
@@ -138,11 +141,11 @@ def test_the_grace_that_is_asked_for_counts():
 SHORT = times(0, 5) | {"MUSTER_GRACE_S": "300"}
 
 
-def test_a_job_that_is_warned_at_its_start_stops_by_the_clock():
-    found = find(None, SHORT, clock)
-    assert found.deadline == Deadline(NOW + 300, 30, clock)
-    assert "--save-before=0.5" in found.notes[0]
-    assert grace(SHORT, found.deadline).seconds == 30
+def test_a_job_that_is_warned_at_its_start_stops_by_the_clock(at_now):
+    deadline, notes = find(None, SHORT)
+    assert deadline == Deadline(NOW + 300, 30)
+    assert "--save-before=0.5" in notes[0]
+    assert grace(SHORT, deadline).seconds == 30
 
 
 @pytest.mark.parametrize(
@@ -206,6 +209,7 @@ def straight(train, argv, tmp_path_factory):
 
 CLOCK = """
 import os
+from types import SimpleNamespace
 from muster.train import trainer
 from muster.train.health import preemption
 trainer.LOOK_STEPS = 1
@@ -216,8 +220,7 @@ def counted(self, batches, sums):
 trainer.Trainer.train_step = counted
 # The other rank's clock is far ahead, and counts for nothing.
 ahead = 1e6 if os.environ["RANK"] == "1" else 0
-find = preemption.find
-preemption.find = lambda before, environ: find(before, environ, lambda: 1.8e9 + 60 * steps[0] + ahead)
+preemption.time = SimpleNamespace(time=lambda: 1.8e9 + 60 * steps[0] + ahead)
 """
 
 

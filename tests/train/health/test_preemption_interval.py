@@ -1,34 +1,35 @@
 """Checkpoints within an epoch: they change nothing that is trained, and a run goes on from them to the same bits."""
 
 import json
+import time
 
 import pytest
 
+from muster.config import Options
 from muster.train import checkpoint
-from muster.train.health.preemption import Interval
+from muster.train.distributed.world import World
+from muster.train.trainer import Trainer
 from tests.train.checkpoint.test_resume import assert_same_bits, common, images, straight  # noqa: F401
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
 
 # Looks come after each step, and the time is over at each of them.
 AT_EACH_LOOK = """
 from muster.train import trainer
-from muster.train.health import preemption
 trainer.LOOK_STEPS = 1
-preemption.Interval.is_over = lambda self: self.seconds > 0
+trainer.Trainer.is_save_due = lambda self: self.world.main and self.options.save_every > 0
 """
 
 
-def test_an_interval_is_over_after_its_seconds_and_begins_again():
-    now = 100.0
-    interval = Interval(60, clock=lambda: now)
-    assert not interval.is_over()
-    now = 159.9
-    assert not interval.is_over()
-    now = 160.0
-    assert interval.is_over()
-    interval.begin()
-    assert not interval.is_over()
-    assert not Interval(0, clock=iter([0.0, 1e9]).__next__).is_over()
+def test_the_next_one_is_due_after_so_many_minutes_by_one_ranks_clock(monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: 160.0)
+    trainer = Trainer("ddp", Options(save_every=1), World(world_size=2))
+    for since, is_due in ((100.1, False), (100.0, True), (160.0, False)):
+        trainer.last_save = since
+        assert trainer.is_save_due() == is_due
+    of_rank_1 = Trainer("ddp", Options(save_every=1), World(rank=1, world_size=2))
+    for other in (of_rank_1, Trainer("single", Options(save_every=0), World())):
+        other.last_save = 0.0
+        assert not other.is_save_due()
 
 
 def middles(run):

@@ -7,7 +7,8 @@ from torch import nn
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train import models
-from muster.train.models import IGNORED, gpt, loss_of
+from muster.train.models import IGNORED, gpt
+from muster.train.parallel.strategy import loss_of
 
 
 def made(seed=0, num_tokens=50, **more):

@@ -4,7 +4,7 @@ import torch
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train import models
-from muster.train.models import logits_of, loss_of
+from muster.train.parallel.strategy import logits_of, loss_of
 
 
 @pytest.mark.parametrize(("name", "offered"), [("resnet81", "resnet18"), ("ResNet-50", "resnet50"), ("vitb16", "vit_")])

@@ -11,7 +11,7 @@ from muster.train import checkpoint, models
 from muster.train.distributed.world import World
 from muster.train.models import gpt
 from muster.train.parallel import pipeline
-from muster.train.reporting.stopwatch import Stopwatch
+from muster.train.reporting.metrics import Stopwatch
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained
 
 SGD = ["--optimizer=sgd", "--lr=0.01", "--max-steps=3"]
@@ -83,17 +83,17 @@ def test_what_a_user_sees_and_each_rank_keeps(train, tmp_path):
 def test_stages_are_the_model_cut_up(num_stages):
     options = Options(model="gpt-tiny")
     whole = models.place(models.build(options, 50, 16), torch.device("cpu"), torch.preserve_format, 0)
-    stages = [gpt.stage_of(whole.shape, number, num_stages) for number in range(num_stages)]
-    assert [number for stage in stages for number in stage.layers] == [0, 1, 2, 3]
+    layers = [gpt.layers_of(whole.shape, stage, num_stages) for stage in range(num_stages)]
+    assert [number for numbers in layers for number in numbers] == [0, 1, 2, 3]
     x = inputs = torch.arange(32).view(2, 16)
-    for stage in stages:
+    for stage in range(num_stages):
         own = models.build(options, 50, 16)
-        gpt.keep(own, [stage])
+        gpt.keep(own, [stage], num_stages)
         models.place(own, torch.device("cpu"), torch.preserve_format, 0)
         assert {name: tensor for name, tensor in whole.state_dict().items() if name in own.state_dict()}.keys() == set(
             own.state_dict()
         )
-        x = gpt.part(own, stage)(x)
+        x = gpt.part(own, stage, num_stages)(x)
     assert torch.equal(x, whole(inputs))
 
 

@@ -74,8 +74,9 @@ def traced(profile, epochs):
     timed, number = [], 0
     for num_steps in epochs:
         times.start()
-        for _ in times.waiting(range(num_steps)):
-            number += 1
+        for _ in range(num_steps):
+            with times.waiting():
+                number += 1
             if times.data.counts:
                 timed.append(number)
             with times.part("optimizer"):
@@ -99,7 +100,7 @@ def traced(profile, epochs):
     ],
 )
 def test_which_steps_are_traced_and_which_are_timed(tmp_path, main, epochs, timed, first):
-    profile = Profile(tmp_path, sum(epochs), nn.Linear(1, 1), torch.device("cpu"), main=main)
+    profile = Profile(tmp_path, sum(epochs), {"": nn.Linear(1, 1)}, torch.device("cpu"), main=main)
     assert traced(profile, epochs) == timed
     assert profile.path.exists() == main
     if main:
@@ -108,6 +109,6 @@ def test_which_steps_are_traced_and_which_are_timed(tmp_path, main, epochs, time
 
 def test_a_trace_that_can_not_be_written_ends_no_run(tmp_path):
     (tmp_path / "profile").write_text("in the way")
-    profile = Profile(tmp_path, 3, None, torch.device("cpu"), main=True)
+    profile = Profile(tmp_path, 3, {}, torch.device("cpu"), main=True)
     traced(profile, [3])
     assert "could not be written" in profile.problem

@@ -8,7 +8,7 @@ from torch import nn
 
 from muster.train.distributed.world import World
 from muster.train.parallel.strategy import go_back
-from muster.train.reporting.stopwatch import Stopwatch
+from muster.train.reporting.metrics import Stopwatch
 from muster.train.reporting.summary import compare_ranks
 from tests.train.comparing import TEXT
 
