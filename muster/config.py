@@ -379,7 +379,7 @@ class RunOptions:
         int | None,
         _run(
             help="Steps from one line of metrics.jsonl to the next, and of the console where it is no terminal. "
-            "Default: 10, after step 1,000 50; on the console 15 seconds.",
+            "Default: 10, after step 1,000 50; fewer in a run of less than 100 steps; on the console 15 seconds.",
             min=1,
         ),
     ] = None

@@ -36,7 +36,7 @@ from muster.train.reporting.summary import Log, Setup, collect, command, results
 from muster.train.reporting.trackers import Tracker
 
 LOOK_STEPS = 10
-"""Steps between two looks at all ranks, at most; between two lines of metrics.jsonl, up to step LOG_ALL."""
+"""Steps between two looks at all ranks, and between two lines of metrics.jsonl up to step LOG_ALL, at most."""
 
 WAIT_S = 2.0
 """About how long a warning may wait for the next look; long steps are looked at one by one."""
@@ -258,7 +258,9 @@ class Trainer:
             layers = models.named_units(self.trained.model) if options.compile == "off" else {}
             num_steps = self.num_steps - progress.step
             self.times.profile = Profile(self.run.folder, num_steps, layers, world.device, main=world.main)
-        self.looks = Looks(world, progress.step, options.log_every or LOOK_STEPS)
+        # A short run has about ten lines in metrics.jsonl, too.
+        self.log_every = options.log_every or min(LOOK_STEPS, max(1, self.num_steps // 10))
+        self.looks = Looks(world, progress.step, self.log_every)
         self.line: dict[str, Any] | None = None
         self.last_save = time.monotonic()
 
@@ -485,8 +487,8 @@ class Trainer:
     def line_now(self) -> dict[str, Any] | None:
         """What a line of metrics.jsonl says of now; None where there is none at this step. Nothing waits for it."""
         step = self.progress.step
-        every = self.options.log_every or (LOOK_STEPS if step <= LOG_ALL else LOG_STEPS)
-        if not self.world.main or step % every:
+        is_late = step > LOG_ALL and not self.options.log_every
+        if not self.world.main or step % (LOG_STEPS if is_late else self.log_every):
             return None
         num_targets = self.sampler.global_batch * self.source.targets_of_sample
         lr = self.trained.optimizer.param_groups[0]["lr"]

@@ -179,7 +179,7 @@ def test_a_run_that_fails_has_its_options_and_said_what_it_trains_with(train, tm
 
 
 @pytest.mark.process
-def test_a_run_of_tokens_reports_perplexity(train, tmp_path):
+def test_a_run_of_tokens_reports_perplexity_and_a_short_one_has_a_curve(train, tmp_path):
     argv = ["single", "--model=gpt-tiny", "--data=synthetic", "--seq-len=16", "--num-samples=64", "--batch-size=4"]
     (ended,) = train([*argv, "--max-steps=12", "--name=run", f"--runs-dir={tmp_path}"], 1, ok=True)
     assert "perplexity" in ended.out
@@ -190,7 +190,7 @@ def test_a_run_of_tokens_reports_perplexity(train, tmp_path):
     assert summary["best_perplexity"] == summary["final_perplexity"]
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     lines = [record for record in records if record["kind"] == "steps"]
-    assert [line["step"] for line in lines] == [10]
+    assert [line["step"] for line in lines] == [*range(1, 13)]
     assert all(line["train_perplexity"] == pytest.approx(math.exp(line["train_loss"])) for line in lines)
 
 
