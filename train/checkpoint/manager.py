@@ -10,7 +10,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -38,7 +38,7 @@ from muster.train.checkpoint.storage import (
     sync_folder,
     write_text,
 )
-from muster.train.distributed.world import CHECKPOINT, World, open_side_group
+from muster.train.distributed.world import World, open_side_group
 from muster.train.health.faults import SharedFault
 
 NAME = re.compile(r"step-(\d+)")
@@ -147,22 +147,12 @@ class CheckpointManager:
     def __init__(self, run: Path, world: World, *, keep: int, in_background: bool) -> None:
         self.run = run
         self.keep = keep
-        self.in_background = in_background
-        self.status = world.status
         # A group of its own: what the ranks say to each other in the background must not mix with the training's.
         self.group = open_side_group(world)
-        self.under_way: Future[Any] | None = None
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.under_way: Future[None] | None = None
         self.step = 0
-        # Each checkpoint is copied into the memory that the one before was written from; on GPUs it is pinned.
-        is_gpu = world.device.type == "cuda"
-        self.stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=is_gpu,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=is_gpu,
-            )
-        )
+        self.stager = open_stager(world) if in_background else None
         self.on_saved: Callable[[int, float], None] = lambda step, seconds: None
 
     def save(self, state: State, step: int) -> None:
@@ -171,38 +161,22 @@ class CheckpointManager:
         Raises:
             MusterError: on all ranks, where this one, or the one that was begun before, could not be written.
         """
-        self.status.enter(CHECKPOINT)
         self.wait()
         self.step, started = step, time.perf_counter()
         plain, tensors = split(state)
-        partial = partial_of(self.run, step)
-        writer = Writer(partial, plain, lambda: publish(self.run, partial, step, self.keep))
-        own = share_out(tensors, self.group)
-        begun: Any = async_save(
-            own,
-            storage_writer=writer,
-            process_group=self.group,
-            async_stager=self.stager,
-            no_dist=self.group is None,
-        )
-        ended: Future[Any] = Future()
-        begun.add_done_callback(lambda future: self._end(future, ended, time.perf_counter() - started))
-        self.under_way = ended
-        if not self.in_background:
+        own: Any = share_out(tensors, self.group)
+        if self.stager is not None:
+            own = self.stager.stage(own)
+        self.under_way = self.thread.submit(self._write, own, plain, step, started)
+        if self.stager is None:
             self.wait()
 
-    def _end(self, begun: Future[Any], ended: Future[Any], seconds: float) -> None:
-        """Tells of what was begun, before anybody who waits for it goes on."""
-        error = begun.exception()
-        if error is None:
-            try:
-                self.on_saved(self.step, seconds)
-            except Exception as raised:  # who waits is told; raised here, it would end as a traceback of the executor's
-                error = raised
-        if error is None:
-            ended.set_result(None)
-        else:
-            ended.set_exception(error)
+    def _write(self, tensors: State, plain: State, step: int, started: float) -> None:
+        """Writes a checkpoint that was begun at `started`, and tells of it before anybody who waits goes on."""
+        partial = partial_of(self.run, step)
+        writer = Writer(partial, plain, lambda: publish(self.run, partial, step, self.keep))
+        dcp_save(tensors, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
+        self.on_saved(step, time.perf_counter() - started)
 
     def wait(self, limit_s: float | None = None) -> None:
         """Returns when what was begun is complete.
@@ -222,6 +196,19 @@ class CheckpointManager:
         """Gives what was begun a while to complete, where the run ends for another reason."""
         with suppress(MusterError, RuntimeError, TimeoutError):  # that reason is what is told
             self.wait(WAIT_S)
+
+
+def open_stager(world: World) -> DefaultStager:
+    """Copies what training goes on to change, each time into the memory of the time before; on GPUs it is pinned."""
+    is_gpu = world.device.type == "cuda"
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=is_gpu,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=is_gpu,
+        )
+    )
 
 
 def share_out(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Tensor]:

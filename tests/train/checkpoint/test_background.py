@@ -69,6 +69,15 @@ def test_each_is_copied_into_the_memory_of_the_one_before(manager, monkeypatch, 
     assert (newer.unique().item(), older.unique().item()) == (1, 0)
 
 
+def test_a_training_that_waits_keeps_no_copy(monkeypatch, tmp_path):
+    copied = []
+    monkeypatch.setattr(DefaultStager, "stage", lambda self, state: copied.append(state) or state)
+    manager = CheckpointManager(tmp_path, World(), keep=2, in_background=False)
+    manager.save({"model": {"w": torch.ones(10)}}, 10)
+    assert copied == []
+    assert torch.equal(checkpoint.load(checkpoint.saved(tmp_path)[0])["model"]["w"], torch.ones(10))
+
+
 def test_the_flight_recorder_knows_the_group_before_another_thread_uses_it(tmp_path):
     # In torch 2.10 two threads that tell it of two groups may hang: nothing locks its list of groups.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
