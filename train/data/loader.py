@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from muster.config import Options
 from muster.errors import ExitCode, MusterError
@@ -37,12 +37,6 @@ MARGIN = 1.1
 def shm_needed(num_workers: int, batch_bytes: int, ranks: int) -> int:
     """Bytes for `num_workers` workers of each of `ranks` ranks on a host: all batches that are there at once."""
     return math.ceil((num_workers * AHEAD + IN_USE) * batch_bytes * ranks * MARGIN)
-
-
-def workers_that_fit(free: int, batch_bytes: int, ranks: int) -> int:
-    """How many workers each of `ranks` ranks on a host can have, where `free` bytes are there."""
-    batches = int(free / (batch_bytes * ranks * MARGIN))
-    return max(0, (batches - IN_USE) // AHEAD)
 
 
 def shm_bytes(*sizes: int) -> int:
@@ -92,46 +86,36 @@ class Reader(Dataset[Batch]):
         self.replace = replace
 
     def __getitems__(self, draws: list[Draw]) -> Batch:
-        try:
-            whole = None if self.samples.random else self.samples.read_batch([draw.sample for draw in draws])
-        except BadSample as error:
-            return Batch(None, None, [(error.name, error.reason)])
+        whole = None if self.samples.random else self.samples.read_batch([draw.sample for draw in draws])
         if whole is not None:
             return Batch(*whole, [])
         bad: list[tuple[str, str]] = []
         pairs = [pair for draw in draws if (pair := self.read(draw, bad)) is not None]
         if not pairs:
             return Batch(None, None, bad)
-        return Batch(torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs]), bad)
+        inputs, labels = default_collate(pairs)
+        return Batch(inputs, labels, bad)
 
-    def read(self, draw: Draw, bad: list[tuple[str, str]]) -> tuple[torch.Tensor, int] | None:
-        """The sample, or the one in its place; what could not be read is added to `bad`."""
+    def read(self, draw: Draw, bad: list[tuple[str, str]]) -> tuple[torch.Tensor, Any] | None:
+        """The sample, or the one in its place; what could not be read is added to `bad`.
+
+        Its augmentation depends on its number and the epoch, and on no worker or rank.
+        """
+        random = self.samples.random
         for distance in range(len(self.samples) if self.replace else 1):
+            sample = (draw.sample + distance) % len(self.samples)
             try:
-                return self.read_seeded(Draw((draw.sample + distance) % len(self.samples), draw.epoch))
+                with torch.random.fork_rng(devices=[], enabled=random):
+                    if random:
+                        self.reseed(Draw(sample, draw.epoch))
+                    return self.samples.read(sample)
             except BadSample as error:
                 bad.append((error.name, error.reason))
         return None
 
-    def read_seeded(self, draw: Draw) -> tuple[torch.Tensor, int]:
-        """The sample, whose augmentation depends on its number and the epoch, and on no worker or rank."""
-        if not self.samples.random:
-            return self.samples.read(draw.sample)
-        with torch.random.fork_rng(devices=[]):
-            self.reseed(draw)
-            return self.samples.read(draw.sample)
-
     def reseed(self, draw: Draw) -> None:
         """Seeds what the augmentation of a sample is drawn from."""
         torch.default_generator.manual_seed(seed_of(self.seed, "augment", draw.epoch, draw.sample))
-
-    def num_bytes(self, draw: Draw) -> int:
-        """What the sample takes in a batch.
-
-        Raises:
-            BadSample: it can't be read.
-        """
-        return self.read_seeded(draw)[0].nbytes
 
 
 def begin_worker(worker: int) -> None:
@@ -295,10 +279,11 @@ class Batches:
         if self.loader is None:
             return 0
         for sample in range(min(PROBED, len(self.reader.samples))):
-            try:
-                sample_bytes = self.reader.num_bytes(Draw(sample, 0))
-            except BadSample:
+            inputs = self.reader.__getitems__([Draw(sample, 0)]).inputs
+            if inputs is None:
                 continue
+            # Of files that are not decoded twice what this one has: others have more.
+            sample_bytes = inputs.nbytes if self.decode is None else 2 * inputs.contents.nbytes
             targets_bytes = self.source.targets_of_sample * torch.int64.itemsize
             return shm_bytes(self.batch_size * sample_bytes, self.batch_size * targets_bytes)
         return 0
@@ -394,7 +379,9 @@ def start_workers(train: Batches, valid: Batches, options: Options, world: World
     for batches, given in ((train, options.train_num_workers), (valid, options.valid_num_workers)):
         wanted = choose_workers(batches.source, world.device, cores) if given is None else given
         batch_bytes = batches.batch_bytes() if wanted else 0
-        fitting = min(wanted, workers_that_fit(free, batch_bytes, ranks)) if batch_bytes else wanted
+        fitting = wanted
+        while fitting and shm_needed(fitting, batch_bytes, ranks) > free:
+            fitting -= 1
         if fitting < wanted and given is not None:
             asked = shm_needed(wanted, batch_bytes, ranks)
             raise MusterError(
