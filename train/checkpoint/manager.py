@@ -234,14 +234,8 @@ def share_out(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) ->
     dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
     if extremes[0] != -extremes[1]:
         return dict(tensors)
-    rank, num_bytes = dist.get_rank(group), [0] * dist.get_world_size(group)
-    kept_by_others: set[str] = set()
-    for name in largest_first:
-        owner = num_bytes.index(min(num_bytes))
-        num_bytes[owner] += alike[name]
-        if owner != rank:
-            kept_by_others.add(name)
-    return {name: tensor for name, tensor in tensors.items() if name not in kept_by_others}
+    kept = set(largest_first[dist.get_rank(group) :: dist.get_world_size(group)])
+    return {name: tensor for name, tensor in tensors.items() if name in kept or name not in alike}
 
 
 def step_of(path: Path) -> int:
@@ -292,20 +286,11 @@ def head(path: Path) -> State:
         fix = "give --resume a run's folder or one of its checkpoints; it must be on a file system that all nodes share"
         raise MusterError(NO_SUCH, seen=str(path), fix=fix)
     try:
-        index = read_index(path)
+        return read_index(path)
     except Damaged as error:
         raise unreadable(path, str(error)) from error
     except OSError as error:
         raise unreadable(path, "it is no checkpoint of this program: no index") from error
-    ends: dict[str, int] = {}
-    for entry in index["tensors"].values():
-        for chunk in entry["chunks"]:
-            ends[chunk["file"]] = max(ends.get(chunk["file"], 0), chunk["start"] + chunk["length"])
-    for name, end in sorted(ends.items()):
-        size = (path / name).stat().st_size if (path / name).is_file() else -1
-        if size != end:
-            raise unreadable(path, f"{name} is missing" if size < 0 else f"{name} has {size} bytes instead of {end}")
-    return index
 
 
 def load(path: Path) -> State:

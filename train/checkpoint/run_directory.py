@@ -108,15 +108,12 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
         MusterError: the folder holds a run that is not to be continued, or what to continue can't be read.
     """
     try:
-        run = begun_by(launch, options, strategy) if launch else None
-        if run is None:
-            run = choose_folder(options, strategy)
+        begun = begun_by(launch, options, strategy) if launch else None
+        run = begun or choose_folder(options, strategy)
+        claim(run.folder, launch)
+        if launch and begun is None:  # should it start its ranks again
             told = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": latest(run.folder)}
-            claim(run.folder, launch)
-            if launch:  # should it start its ranks again
-                write_text(run.folder / LAUNCH, json.dumps(told))
-        else:
-            claim(run.folder, launch)
+            write_text(run.folder / LAUNCH, json.dumps(told))
         return run
     except OSError as error:
         raise MusterError(
