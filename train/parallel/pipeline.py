@@ -19,14 +19,13 @@ from torch.distributed.pipelining.schedules import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
 )
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train.distributed.world import World, open_mesh
 from muster.train.models import gpt, logits_of, loss_of, place
 from muster.train.optim import Precision
-from muster.train.parallel.strategy import Gradients, Strategy, are_exact
+from muster.train.parallel.strategy import Gradients, Strategy, are_exact, send_as_one
 from muster.train.reporting.metrics import Sums
 from muster.train.reporting.stopwatch import Stopwatch
 from muster.units import processes
@@ -238,13 +237,11 @@ class StagedGradients(Gradients):
     def finish(self) -> None:
         """The mean over all micro-batches of all pipelines; an exact one is rounded once, here."""
         gradients = {p: g for p in self.model.parameters() if (g := self.held.pop(p, p.grad)) is not None}
-        flat = torch.cat([gradient.flatten() for gradient in gradients.values()])
         if self.world.dp_size > 1:
             with self.world.waits.running():
-                dist.all_reduce(flat, group=self.peers)
-        flat /= self.num_parts
-        for parameter, part in zip(gradients, flat.split([p.numel() for p in gradients]), strict=True):
-            parameter.grad = part.view_as(parameter).to(parameter.dtype)
+                send_as_one(list(gradients.values()), lambda flat: dist.all_reduce(flat, group=self.peers))
+        for parameter, gradient in gradients.items():
+            parameter.grad = (gradient / self.num_parts).to(parameter.dtype)
 
     def waits_s(self) -> float | None:
         """What the schedules' time has more than the stages' own, and the meetings of several pipelines."""
@@ -257,12 +254,10 @@ class StagedGradients(Gradients):
         measured = None if None in shares else round(sum(shares) / len(shares), 4)
         return {"bubble_share": measured, "ideal_bubble_share": round(self.plan.bubble, 4)}
 
-    def clip(self, model: nn.Module, largest: float) -> None:
-        parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-        own = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        squared = own.double().square()
+    def norm_of_all(self, norm: Tensor) -> Tensor:
+        squared = norm.double().square()
         dist.all_reduce(squared, group=self.line)
-        clip_grads_with_norm_(parameters, largest, squared.sqrt().to(own.dtype))
+        return squared.sqrt().to(norm.dtype)
 
     def evaluate(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
         """One batch, of any size, from the first stage to the last."""
