@@ -47,6 +47,7 @@ REPLACED = ".old.partial"
 """Of the name of a checkpoint in whose place another of the same step is put."""
 
 NO_SUCH, UNREADABLE = "there is no such checkpoint", "the checkpoint can't be read"
+NONE_SAVED = "the run has no checkpoint"
 
 WAIT_S = 60
 """Seconds that a run which fails waits for the checkpoint it has begun."""
@@ -330,21 +331,21 @@ def load_into(path: Path, index: State, tensors: dict[str, torch.Tensor], group:
         raise unreadable(path, str(cause)) from error
 
 
-def load_newest(run: Path, read: Callable[[Path], State] = load) -> tuple[Path, State, list[str]]:
-    """The path of the run's newest checkpoint that is whole, what `read` takes from it, and a note on each that is not.
+def load_newest(run: Path) -> tuple[Path, State, list[str]]:
+    """The path and the state of the run's newest checkpoint that is whole, and a note on each newer one.
 
     Raises:
         MusterError: there are checkpoints, but all are damaged; or there is none.
     """
     notes: list[str] = []
-    error: MusterError | None = None
+    error = MusterError(NONE_SAVED, seen=str(run), fix="leave out --resume")
     for path in saved(run):
         try:
-            return path, read(path), notes
+            return path, load(path), notes
         except MusterError as damage:
-            error = error or damage
+            error = damage
             notes.append(passed_over(path, damage))
-    raise error or MusterError("the run has no checkpoint", seen=str(run), fix="leave out --resume")
+    raise error
 
 
 def is_damage(error: MusterError) -> bool:

@@ -24,7 +24,7 @@ from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint
 from muster.train.checkpoint import CheckpointManager, TrainState
-from muster.train.checkpoint.manager import is_damage, misfit, passed_over
+from muster.train.checkpoint.manager import NONE_SAVED, is_damage, misfit, passed_over
 from muster.train.checkpoint.storage import write_text
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree
@@ -100,7 +100,7 @@ def launch_of(environ: Mapping[str, str], parent: int) -> str:
 
 
 def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
-    """The run's folder, made, and the checkpoint to continue from, its index checked. For rank 0 alone.
+    """The run's folder, made, and the checkpoint to continue from. For rank 0 alone.
 
     A run that was begun by the same `launch` is the one: this process has been started again.
 
@@ -236,10 +236,8 @@ def begun_by(launch: str, options: Options, strategy: str) -> Run | None:
             continue
         if latest(folder) != told["latest"]:
             run = with_newest(folder)
-        elif told["resumed_from"]:
-            run = Run(folder, [Path(told["resumed_from"]), *checkpoint.saved(folder)])
         else:
-            run = Run(folder)
+            run = Run(folder, [Path(told["resumed_from"]), *checkpoint.saved(folder)] if told["resumed_from"] else [])
         begins = "from the beginning" if run.resumed_from is None else f"from {run.resumed_from.name}"
         run.notes.append(f"the ranks were started again: {begins}")
         return run
@@ -327,15 +325,16 @@ def continue_from(options: Options, base: Path) -> Run:
 
 
 def with_newest(folder: Path) -> Run:
-    """The run in `folder`, to continue from its newest checkpoint whose index is whole.
+    """The run in `folder`, to continue from its newest checkpoint, or from one before it should that be damaged.
 
     Raises:
-        MusterError: there are checkpoints, but all are damaged; or there is none.
+        MusterError: there is none.
     """
     checkpoint.put_back(folder)
-    path, _, notes = checkpoint.load_newest(folder, checkpoint.head)
-    older = [other for other in checkpoint.saved(folder) if checkpoint.step_of(other) < checkpoint.step_of(path)]
-    return Run(folder, [path, *older], notes)
+    paths = checkpoint.saved(folder)
+    if not paths:
+        raise MusterError(NONE_SAVED, seen=str(folder), fix="leave out --resume")
+    return Run(folder, paths)
 
 
 def new_folder(base: Path, *, explicit: bool) -> Path:
