@@ -30,9 +30,9 @@ from muster.config import Options
 from muster.errors import ExitCode, MusterError
 from muster.train.checkpoint.storage import (
     INDEX,
+    CheckpointReader,
+    CheckpointWriter,
     Damaged,
-    Reader,
-    Writer,
     dtype_of,
     read_index,
     sync_folder,
@@ -175,7 +175,7 @@ class CheckpointManager:
     def _write(self, tensors: State, plain: State, step: int, started: float) -> None:
         """Writes a checkpoint that was begun at `started`, and tells of it before anybody who waits goes on."""
         partial = partial_of(self.run, step)
-        writer = Writer(partial, plain, lambda: publish(self.run, partial, step, self.keep))
+        writer = CheckpointWriter(partial, plain, lambda: publish(self.run, partial, step, self.keep))
         dcp_save(tensors, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
         self.on_saved(step, time.perf_counter() - started)
 
@@ -323,7 +323,8 @@ def load_into(path: Path, index: State, tensors: dict[str, torch.Tensor], group:
         with warnings.catch_warnings():
             # A process that reads alone means to.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            dcp_load(tensors, storage_reader=Reader(path, index["tensors"]), process_group=group, no_dist=group is None)
+            reader = CheckpointReader(path, index["tensors"])
+            dcp_load(tensors, storage_reader=reader, process_group=group, no_dist=group is None)
     except CheckpointException as error:
         _, (cause, _) = min(error.failures.items())
         if not isinstance(cause, Damaged):

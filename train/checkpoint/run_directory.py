@@ -32,12 +32,6 @@ from muster.train.optim import highest_lr
 from muster.train.reporting import console
 from muster.variables import LaunchVariable
 
-WRITER = ".writer"
-TOUCH_S, SILENT_S = 5.0, 20.0
-
-_claims: dict[Path, Event] = {}
-"""The claims of this process, by file, and what ends each one's thread."""
-
 RESULT_OPTIONS = (
     *("data", "image_size", "num_classes", "num_samples", "on_bad_sample", "batch_size", "seed", "bf16"),
     *("optimizer", "lr", "lr_scale", "warmup_steps", "momentum", "weight_decay", "clip_norm", "seq_len", "vocab_size"),
@@ -81,12 +75,7 @@ def default_name(options: Options, strategy: str) -> str:
 def numbered(base: Path) -> list[Path]:
     """`base`, `base`-2, `base`-3 ...: those that exist."""
     pattern = re.compile(re.escape(base.name) + r"(-\d+)?")
-    return [path for path in base.parent.glob("*") if pattern.fullmatch(path.name)] if base.parent.is_dir() else []
-
-
-def holds_run(folder: Path) -> bool:
-    """True where `folder` has a run that can be used: one that ended without a checkpoint gives its name back."""
-    return (folder / "summary.json").exists() or bool(checkpoint.saved(folder))
+    return [path for path in base.parent.glob("*") if pattern.fullmatch(path.name)]
 
 
 def launch_of(environ: Mapping[str, str], parent: int) -> str:
@@ -121,105 +110,6 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
             seen=f"--runs-dir={options.runs_dir} ({error.filename})",
             fix="--runs-dir=FOLDER that this user may write, on a file system that all nodes share",
         ) from error
-
-
-class Writer(msgspec.Struct, frozen=True):
-    """The process that alone writes into a run's folder: rank 0 of a training.
-
-    Attributes:
-        host: its name, for a person.
-        pid: its id in the namespace of processes with the name `namespace`.
-        started: when it started, in seconds since 1970, which tells it from a later process with this id.
-        launch: the word that names its launch, if it has one.
-    """
-
-    host: str
-    pid: int
-    namespace: str
-    started: float
-    launch: str
-
-    @classmethod
-    def here(cls, launch: str) -> "Writer":
-        """This process."""
-        process = psutil.Process()
-        namespace = os.readlink("/proc/self/ns/pid")
-        return cls(socket.gethostname(), process.pid, namespace, process.create_time(), launch)
-
-
-def claim(folder: Path, launch: str) -> None:
-    """Makes this process the one that writes into `folder`, until `release` or its end.
-
-    A file says who that is, and is touched every few seconds for those on other hosts to see.
-
-    Raises:
-        MusterError: another process trains in this folder.
-        OSError: the folder can't be written to.
-    """
-    own, path = Writer.here(launch), folder / WRITER
-    while True:
-        try:
-            with path.open("xb") as file:
-                file.write(msgspec.json.encode(own))
-            break
-        except FileExistsError:
-            if is_alive(path, own):
-                raise MusterError(
-                    "another training writes into this run's folder",
-                    seen=f"{path}: {path.read_text(errors='replace')[:400]}",
-                    fix="wait for its end, or choose another --name",
-                ) from None
-            path.unlink(missing_ok=True)
-    released = Event()
-
-    def touch() -> None:
-        while not released.wait(TOUCH_S):
-            with suppress(OSError):
-                os.utime(path)
-
-    _claims[path] = released
-    Thread(target=touch, daemon=True).start()
-
-
-def is_alive(path: Path, own: Writer) -> bool:
-    """Whether the process that the file at `path` names still runs; on another host: whether it touches the file."""
-    try:
-        other = msgspec.json.decode(path.read_bytes(), type=Writer)
-    except FileNotFoundError:
-        return False
-    except msgspec.MsgspecError:
-        other = None  # still being written, or cut off
-    if other is not None and own.launch and other.launch == own.launch:
-        return False  # the ranks of this launch were started again
-    if other is not None and (other.host, other.namespace) == (own.host, own.namespace):
-        with suppress(psutil.NoSuchProcess):
-            return other.pid != own.pid and abs(psutil.Process(other.pid).create_time() - other.started) < 1
-        return False
-    console.tell(f"muster: looks for {SILENT_S:.0f} s whether another training writes into {path.parent}")
-    first, end = touched(path), time.monotonic() + SILENT_S
-    while time.monotonic() < end:
-        time.sleep(1)
-        if touched(path) != first:
-            return touched(path) is not None
-    return False
-
-
-def touched(path: Path) -> int | None:
-    """When the file was touched last; None where it is gone. Opened, as network file systems ask their server then."""
-    try:
-        with path.open("rb") as file:
-            return os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError:
-        return None
-
-
-def release() -> None:
-    """Gives back what this process has claimed."""
-    for path, released in _claims.items():
-        released.set()
-        with suppress(OSError):
-            path.unlink()
-    _claims.clear()
 
 
 def begun_by(launch: str, options: Options, strategy: str) -> Run | None:
@@ -345,7 +235,8 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
     """
     base.parent.mkdir(parents=True, exist_ok=True)
     if explicit:
-        if holds_run(base):
+        # A run that ended without a checkpoint gives its name back.
+        if (base / "summary.json").exists() or checkpoint.saved(base):
             raise MusterError(
                 "there is a run of this name already, and runs are never overwritten",
                 seen=str(base),
@@ -362,6 +253,112 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
             number += 1
         else:
             return folder
+
+
+WRITER = ".writer"
+TOUCH_S, SILENT_S = 5.0, 20.0
+
+_claims: dict[Path, Event] = {}
+"""The claims of this process, by file, and what ends each one's thread."""
+
+
+class Writer(msgspec.Struct, frozen=True):
+    """The process that alone writes into a run's folder: rank 0 of a training.
+
+    Attributes:
+        host: its name, for a person.
+        pid: its id in the namespace of processes with the name `namespace`.
+        started: when it started, in seconds since 1970, which tells it from a later process with this id.
+        launch: the word that names its launch, if it has one.
+    """
+
+    host: str
+    pid: int
+    namespace: str
+    started: float
+    launch: str
+
+    @classmethod
+    def here(cls, launch: str) -> "Writer":
+        """This process."""
+        process = psutil.Process()
+        namespace = os.readlink("/proc/self/ns/pid")
+        return cls(socket.gethostname(), process.pid, namespace, process.create_time(), launch)
+
+
+def claim(folder: Path, launch: str) -> None:
+    """Makes this process the one that writes into `folder`, until `release` or its end.
+
+    A file says who that is, and is touched every few seconds for those on other hosts to see.
+
+    Raises:
+        MusterError: another process trains in this folder.
+        OSError: the folder can't be written to.
+    """
+    own, path = Writer.here(launch), folder / WRITER
+    while True:
+        try:
+            with path.open("xb") as file:
+                file.write(msgspec.json.encode(own))
+            break
+        except FileExistsError:
+            if is_alive(path, own):
+                raise MusterError(
+                    "another training writes into this run's folder",
+                    seen=f"{path}: {path.read_text(errors='replace')[:400]}",
+                    fix="wait for its end, or choose another --name",
+                ) from None
+            path.unlink(missing_ok=True)
+    released = Event()
+
+    def touch() -> None:
+        while not released.wait(TOUCH_S):
+            with suppress(OSError):
+                os.utime(path)
+
+    _claims[path] = released
+    Thread(target=touch, daemon=True).start()
+
+
+def is_alive(path: Path, own: Writer) -> bool:
+    """Whether the process that the file at `path` names still runs; on another host: whether it touches the file."""
+    try:
+        other = msgspec.json.decode(path.read_bytes(), type=Writer)
+    except FileNotFoundError:
+        return False
+    except msgspec.MsgspecError:
+        other = None  # still being written, or cut off
+    if other is not None and own.launch and other.launch == own.launch:
+        return False  # the ranks of this launch were started again
+    if other is not None and (other.host, other.namespace) == (own.host, own.namespace):
+        with suppress(psutil.NoSuchProcess):
+            return other.pid != own.pid and abs(psutil.Process(other.pid).create_time() - other.started) < 1
+        return False
+    console.tell(f"muster: looks for {SILENT_S:.0f} s whether another training writes into {path.parent}")
+    first, end = touched(path), time.monotonic() + SILENT_S
+    while time.monotonic() < end:
+        time.sleep(1)
+        if touched(path) != first:
+            return touched(path) is not None
+    return False
+
+
+def touched(path: Path) -> int | None:
+    """When the file was touched last; None where it is gone. Opened, as network file systems ask their server then."""
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def release() -> None:
+    """Gives back what this process has claimed."""
+    for path, released in _claims.items():
+        released.set()
+        with suppress(OSError):
+            path.unlink()
+    _claims.clear()
 
 
 def share_run(world: World, options: Options, strategy: str) -> Run:
@@ -393,7 +390,7 @@ def restore(
 
     def fitting() -> dict[str, Any]:
         index = checkpoint.head(path)
-        fit(index, trained.model, identity, path)
+        check_fit(index, trained.model, identity, path)
         return index
 
     try:
@@ -409,7 +406,7 @@ def restore(
     return index["plain"]
 
 
-def fit(index: dict[str, Any], model: nn.Module, identity: dict[str, Any], path: Path) -> None:
+def check_fit(index: dict[str, Any], model: nn.Module, identity: dict[str, Any], path: Path) -> None:
     """Raises MusterError where a checkpoint is of another model, another number of classes, or another optimizer."""
     made_by = index["plain"].get("identity", {})
     for name, wanted in identity.items():

@@ -75,13 +75,13 @@ class Reader(Dataset[Batch]):
 
         Its augmentation depends on its number and the epoch, and on no worker or rank.
         """
-        random = self.samples.random
         for distance in range(len(self.samples) if self.replace else 1):
             sample = (draw.sample + distance) % len(self.samples)
             try:
-                with torch.random.fork_rng(devices=[], enabled=random):
-                    if random:
-                        self.reseed(Draw(sample, draw.epoch))
+                if not self.samples.random:
+                    return self.samples.read(sample)
+                with torch.random.fork_rng(devices=[]):
+                    self.reseed(Draw(sample, draw.epoch))
                     return self.samples.read(sample)
             except BadSample as error:
                 bad.append((error.name, error.reason))
