@@ -152,7 +152,6 @@ class CheckpointManager:
         self.group = open_side_group(world)
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.under_way: Future[None] | None = None
-        self.step = 0
         self.stager = open_stager(world) if in_background else None
         self.on_saved: Callable[[int, float], None] = lambda step, seconds: None
 
@@ -163,7 +162,7 @@ class CheckpointManager:
             MusterError: on all ranks, where this one, or the one that was begun before, could not be written.
         """
         self.wait()
-        self.step, started = step, time.perf_counter()
+        started = time.perf_counter()
         plain, tensors = split(state)
         own: Any = share_out(tensors, self.group)
         if self.stager is not None:
@@ -173,10 +172,17 @@ class CheckpointManager:
             self.wait()
 
     def _write(self, tensors: State, plain: State, step: int, started: float) -> None:
-        """Writes a checkpoint that was begun at `started`, and tells of it before anybody who waits goes on."""
+        """Writes a checkpoint that was begun at `started`, and tells of it before anybody who waits goes on.
+
+        Raises:
+            SharedFault: on all ranks, where it could not be written.
+        """
         partial = partial_of(self.run, step)
         writer = CheckpointWriter(partial, plain, lambda: publish(self.run, partial, step, self.keep))
-        dcp_save(tensors, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
+        try:
+            dcp_save(tensors, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
+        except CheckpointException as error:
+            raise not_written(self.run, step, error) from error
         self.on_saved(step, time.perf_counter() - started)
 
     def wait(self, limit_s: float | None = None) -> None:
@@ -186,12 +192,8 @@ class CheckpointManager:
             MusterError: on all ranks, where it could not be written.
         """
         under_way, self.under_way = self.under_way, None
-        if under_way is None:
-            return
-        try:
+        if under_way is not None:
             under_way.result(limit_s)
-        except CheckpointException as error:
-            raise not_written(self.run, self.step, error) from error
 
     def close(self) -> None:
         """Gives what was begun a while to complete, where the run ends for another reason."""
