@@ -217,8 +217,8 @@ def open_stager(world: World) -> DefaultStager:
 def share_out(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Tensor]:
     """Those of `tensors` that this rank has to copy and write; what all ranks hold alike is kept by one of them each.
 
-    Where names or sizes differ between ranks, all of `tensors`: torch's planner then finds what several hold, after
-    each of them has copied it.
+    Where names or sizes of weights differ between ranks (or those of moments), all that this rank has of them: torch's
+    planner then finds what several hold, after each of them has copied it.
 
     Args:
         tensors: a rank's running statistics are its own; all others of one name are the same on all ranks, or parts.
@@ -226,19 +226,18 @@ def share_out(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) ->
     """
     if group is None:
         return dict(tensors)
-    alike = {
-        name: tensor.nbytes
-        for name, tensor in tensors.items()
-        if not isinstance(tensor, DTensor) and not name.startswith("statistics/")
-    }
-    largest_first = sorted(alike, key=lambda name: (-alike[name], name))
-    digest = zlib.crc32(repr([(name, alike[name]) for name in largest_first]).encode())
-    extremes = torch.tensor([digest, -digest])
-    dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
-    if extremes[0] != -extremes[1]:
-        return dict(tensors)
-    kept = set(largest_first[dist.get_rank(group) :: dist.get_world_size(group)])
-    return {name: tensor for name, tensor in tensors.items() if name in kept or name not in alike}
+    whole = {name: tensor.nbytes for name, tensor in tensors.items() if not isinstance(tensor, DTensor)}
+    largest_first = sorted(whole, key=lambda name: (-whole[name], name))
+    kinds = [[name for name in largest_first if name.startswith(kind)] for kind in ("model/", "optimizer/")]
+    digests = [zlib.crc32(repr([(name, whole[name]) for name in names]).encode()) for names in kinds]
+    most, least = torch.tensor(digests), torch.tensor(digests)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group)
+    dist.all_reduce(least, dist.ReduceOp.MIN, group)
+    kept_by_others: set[str] = set()
+    for names, is_alike in zip(kinds, (most == least).tolist(), strict=True):
+        if is_alike:
+            kept_by_others |= set(names) - set(names[dist.get_rank(group) :: dist.get_world_size(group)])
+    return {name: tensor for name, tensor in tensors.items() if name not in kept_by_others}
 
 
 def step_of(path: Path) -> int:

@@ -165,10 +165,11 @@ DefaultStager.stage = weighed
 
 
 @pytest.mark.process
-def test_replicas_share_the_copy_among_them(train, tmp_path):
+@pytest.mark.parametrize("more", [[], ["--zero1"]], ids=["replicas", "moments dealt out"])
+def test_replicas_share_the_copy_among_them(train, tmp_path, more):
     common = [*TEXT, *STEPS, "--max-steps=2", f"--runs-dir={tmp_path}"]
     [alone] = train(["single", *common, "--accumulate=2", "--name=one"], ok=True, before=WEIGH)
-    ranks = train(["ddp", *common, "--name=two"], 2, ok=True, before=WEIGH)
+    ranks = train(["ddp", *common, *more, "--name=two"], 2, ok=True, before=WEIGH)
     whole, *shares = (int(re.search(r"^copied (\d+)$", ended.out, re.MULTILINE)[1]) for ended in (alone, *ranks))
     assert sum(shares) == whole
     assert max(shares) < 0.6 * whole
