@@ -145,6 +145,7 @@ class Batches:
         if options.decoder == "nvjpeg":
             from muster.train.data import nvjpeg  # here and not above: most runs need no decoder of JPEGs
 
+            nvjpeg.check(options, source, world.device)
             self.reader = nvjpeg.EncodedReader(samples, seed=options.seed, replace=False)
             self.decode = nvjpeg.decode
         self.side: torch.cuda.Stream | None = None  # a second queue of work on the GPU
@@ -305,10 +306,6 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
         MusterError: the training samples don't fill one global batch, `--decoder` does not fit, or /dev/shm does not
             hold the workers' batches.
     """
-    if options.decoder == "nvjpeg":
-        from muster.train.data import nvjpeg
-
-        nvjpeg.check(options, source, world.device)
     sampler = TrainSampler(
         len(source.train),
         batch_size=options.batch_size,
