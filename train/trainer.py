@@ -22,7 +22,7 @@ from muster.train.compilation import compile_loss, uncompiled
 from muster.train.data.loader import Batches, count_cores, open_batches
 from muster.train.data.sampler import TrainSampler, reseed, seed_of
 from muster.train.data.source import Source
-from muster.train.distributed.world import COMPUTING, DATA, ENDING, VALIDATION, World, to_device
+from muster.train.distributed.world import CHECKPOINT, COMPUTING, DATA, ENDING, VALIDATION, World, to_device
 from muster.train.health import memory, preemption
 from muster.train.health.faults import SharedFault, agree
 from muster.train.health.preemption import Grace, Notice, Preempted
@@ -396,6 +396,7 @@ class Trainer:
             own: this rank's running statistics, where those of others are others.
         """
         world = self.world
+        world.status.enter(CHECKPOINT)
         self.manager.save(
             {
                 "identity": self.identity,

@@ -10,7 +10,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -30,15 +30,15 @@ from muster.config import Options
 from muster.errors import ExitCode, MusterError
 from muster.train.checkpoint.storage import (
     INDEX,
+    CheckpointReader,
+    CheckpointWriter,
     Damaged,
-    Reader,
-    Writer,
     dtype_of,
     read_index,
     sync_folder,
     write_text,
 )
-from muster.train.distributed.world import CHECKPOINT, World, open_side_group
+from muster.train.distributed.world import World, open_side_group
 from muster.train.health.faults import SharedFault
 
 NAME = re.compile(r"step-(\d+)")
@@ -47,6 +47,7 @@ REPLACED = ".old.partial"
 """Of the name of a checkpoint in whose place another of the same step is put."""
 
 NO_SUCH, UNREADABLE = "there is no such checkpoint", "the checkpoint can't be read"
+NONE_SAVED = "the run has no checkpoint"
 
 WAIT_S = 60
 """Seconds that a run which fails waits for the checkpoint it has begun."""
@@ -147,22 +148,11 @@ class CheckpointManager:
     def __init__(self, run: Path, world: World, *, keep: int, in_background: bool) -> None:
         self.run = run
         self.keep = keep
-        self.in_background = in_background
-        self.status = world.status
         # A group of its own: what the ranks say to each other in the background must not mix with the training's.
         self.group = open_side_group(world)
-        self.under_way: Future[Any] | None = None
-        self.step = 0
-        # Each checkpoint is copied into the memory that the one before was written from; on GPUs it is pinned.
-        is_gpu = world.device.type == "cuda"
-        self.stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=is_gpu,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=is_gpu,
-            )
-        )
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.under_way: Future[None] | None = None
+        self.stager = open_stager(world) if in_background else None
         self.on_saved: Callable[[int, float], None] = lambda step, seconds: None
 
     def save(self, state: State, step: int) -> None:
@@ -171,38 +161,29 @@ class CheckpointManager:
         Raises:
             MusterError: on all ranks, where this one, or the one that was begun before, could not be written.
         """
-        self.status.enter(CHECKPOINT)
         self.wait()
-        self.step, started = step, time.perf_counter()
+        started = time.perf_counter()
         plain, tensors = split(state)
-        partial = partial_of(self.run, step)
-        writer = Writer(partial, plain, lambda: publish(self.run, partial, step, self.keep))
-        own = share_out(tensors, self.group)
-        begun: Any = async_save(
-            own,
-            storage_writer=writer,
-            process_group=self.group,
-            async_stager=self.stager,
-            no_dist=self.group is None,
-        )
-        ended: Future[Any] = Future()
-        begun.add_done_callback(lambda future: self._end(future, ended, time.perf_counter() - started))
-        self.under_way = ended
-        if not self.in_background:
+        own: Any = share_out(tensors, self.group)
+        if self.stager is not None:
+            own = self.stager.stage(own)
+        self.under_way = self.thread.submit(self._write, own, plain, step, started)
+        if self.stager is None:
             self.wait()
 
-    def _end(self, begun: Future[Any], ended: Future[Any], seconds: float) -> None:
-        """Tells of what was begun, before anybody who waits for it goes on."""
-        error = begun.exception()
-        if error is None:
-            try:
-                self.on_saved(self.step, seconds)
-            except Exception as raised:  # who waits is told; raised here, it would end as a traceback of the executor's
-                error = raised
-        if error is None:
-            ended.set_result(None)
-        else:
-            ended.set_exception(error)
+    def _write(self, tensors: State, plain: State, step: int, started: float) -> None:
+        """Writes a checkpoint that was begun at `started`, and tells of it before anybody who waits goes on.
+
+        Raises:
+            SharedFault: on all ranks, where it could not be written.
+        """
+        partial = partial_of(self.run, step)
+        writer = CheckpointWriter(partial, plain, lambda: publish(self.run, partial, step, self.keep))
+        try:
+            dcp_save(tensors, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
+        except CheckpointException as error:
+            raise not_written(self.run, step, error) from error
+        self.on_saved(step, time.perf_counter() - started)
 
     def wait(self, limit_s: float | None = None) -> None:
         """Returns when what was begun is complete.
@@ -211,12 +192,8 @@ class CheckpointManager:
             MusterError: on all ranks, where it could not be written.
         """
         under_way, self.under_way = self.under_way, None
-        if under_way is None:
-            return
-        try:
+        if under_way is not None:
             under_way.result(limit_s)
-        except CheckpointException as error:
-            raise not_written(self.run, self.step, error) from error
 
     def close(self) -> None:
         """Gives what was begun a while to complete, where the run ends for another reason."""
@@ -224,11 +201,24 @@ class CheckpointManager:
             self.wait(WAIT_S)
 
 
+def open_stager(world: World) -> DefaultStager:
+    """Copies what training goes on to change, each time into the memory of the time before; on GPUs it is pinned."""
+    is_gpu = world.device.type == "cuda"
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=is_gpu,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=is_gpu,
+        )
+    )
+
+
 def share_out(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Tensor]:
     """Those of `tensors` that this rank has to copy and write; what all ranks hold alike is kept by one of them each.
 
-    Where names or sizes differ between ranks, all of `tensors`: torch's planner then finds what several hold, after
-    each of them has copied it.
+    Where names or sizes of weights differ between ranks (or those of moments), all that this rank has of them: torch's
+    planner then finds what several hold, after each of them has copied it.
 
     Args:
         tensors: a rank's running statistics are its own; all others of one name are the same on all ranks, or parts.
@@ -236,24 +226,17 @@ def share_out(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) ->
     """
     if group is None:
         return dict(tensors)
-    alike = {
-        name: tensor.nbytes
-        for name, tensor in tensors.items()
-        if not isinstance(tensor, DTensor) and not name.startswith("statistics/")
-    }
-    largest_first = sorted(alike, key=lambda name: (-alike[name], name))
-    digest = zlib.crc32(repr([(name, alike[name]) for name in largest_first]).encode())
-    extremes = torch.tensor([digest, -digest])
-    dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
-    if extremes[0] != -extremes[1]:
-        return dict(tensors)
-    rank, num_bytes = dist.get_rank(group), [0] * dist.get_world_size(group)
+    whole = {name: tensor.nbytes for name, tensor in tensors.items() if not isinstance(tensor, DTensor)}
+    largest_first = sorted(whole, key=lambda name: (-whole[name], name))
+    kinds = [[name for name in largest_first if name.startswith(kind)] for kind in ("model/", "optimizer/")]
+    digests = [zlib.crc32(repr([(name, whole[name]) for name in names]).encode()) for names in kinds]
+    most, least = torch.tensor(digests), torch.tensor(digests)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group)
+    dist.all_reduce(least, dist.ReduceOp.MIN, group)
     kept_by_others: set[str] = set()
-    for name in largest_first:
-        owner = num_bytes.index(min(num_bytes))
-        num_bytes[owner] += alike[name]
-        if owner != rank:
-            kept_by_others.add(name)
+    for names, is_alike in zip(kinds, (most == least).tolist(), strict=True):
+        if is_alike:
+            kept_by_others |= set(names) - set(names[dist.get_rank(group) :: dist.get_world_size(group)])
     return {name: tensor for name, tensor in tensors.items() if name not in kept_by_others}
 
 
@@ -305,20 +288,11 @@ def head(path: Path) -> State:
         fix = "give --resume a run's folder or one of its checkpoints; it must be on a file system that all nodes share"
         raise MusterError(NO_SUCH, seen=str(path), fix=fix)
     try:
-        index = read_index(path)
+        return read_index(path)
     except Damaged as error:
         raise unreadable(path, str(error)) from error
     except OSError as error:
         raise unreadable(path, "it is no checkpoint of this program: no index") from error
-    ends: dict[str, int] = {}
-    for entry in index["tensors"].values():
-        for chunk in entry["chunks"]:
-            ends[chunk["file"]] = max(ends.get(chunk["file"], 0), chunk["start"] + chunk["length"])
-    for name, end in sorted(ends.items()):
-        size = (path / name).stat().st_size if (path / name).is_file() else -1
-        if size != end:
-            raise unreadable(path, f"{name} is missing" if size < 0 else f"{name} has {size} bytes instead of {end}")
-    return index
 
 
 def load(path: Path) -> State:
@@ -350,7 +324,8 @@ def load_into(path: Path, index: State, tensors: dict[str, torch.Tensor], group:
         with warnings.catch_warnings():
             # A process that reads alone means to.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            dcp_load(tensors, storage_reader=Reader(path, index["tensors"]), process_group=group, no_dist=group is None)
+            reader = CheckpointReader(path, index["tensors"])
+            dcp_load(tensors, storage_reader=reader, process_group=group, no_dist=group is None)
     except CheckpointException as error:
         _, (cause, _) = min(error.failures.items())
         if not isinstance(cause, Damaged):
@@ -358,21 +333,21 @@ def load_into(path: Path, index: State, tensors: dict[str, torch.Tensor], group:
         raise unreadable(path, str(cause)) from error
 
 
-def load_newest(run: Path, read: Callable[[Path], State] = load) -> tuple[Path, State, list[str]]:
-    """The path of the run's newest checkpoint that is whole, what `read` takes from it, and a note on each that is not.
+def load_newest(run: Path) -> tuple[Path, State, list[str]]:
+    """The path and the state of the run's newest checkpoint that is whole, and a note on each newer one.
 
     Raises:
         MusterError: there are checkpoints, but all are damaged; or there is none.
     """
     notes: list[str] = []
-    error: MusterError | None = None
+    error = MusterError(NONE_SAVED, seen=str(run), fix="leave out --resume")
     for path in saved(run):
         try:
-            return path, read(path), notes
+            return path, load(path), notes
         except MusterError as damage:
-            error = error or damage
+            error = damage
             notes.append(passed_over(path, damage))
-    raise error or MusterError("the run has no checkpoint", seen=str(run), fix="leave out --resume")
+    raise error
 
 
 def is_damage(error: MusterError) -> bool:

@@ -24,19 +24,13 @@ from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint
 from muster.train.checkpoint import CheckpointManager, TrainState
-from muster.train.checkpoint.manager import is_damage, misfit, passed_over
+from muster.train.checkpoint.manager import NONE_SAVED, is_damage, misfit, passed_over
 from muster.train.checkpoint.storage import write_text
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree
 from muster.train.optim import highest_lr
 from muster.train.reporting import console
 from muster.variables import LaunchVariable
-
-WRITER = ".writer"
-TOUCH_S, SILENT_S = 5.0, 20.0
-
-_claims: dict[Path, Event] = {}
-"""The claims of this process, by file, and what ends each one's thread."""
 
 RESULT_OPTIONS = (
     *("data", "image_size", "num_classes", "num_samples", "on_bad_sample", "batch_size", "seed", "bf16"),
@@ -81,12 +75,7 @@ def default_name(options: Options, strategy: str) -> str:
 def numbered(base: Path) -> list[Path]:
     """`base`, `base`-2, `base`-3 ...: those that exist."""
     pattern = re.compile(re.escape(base.name) + r"(-\d+)?")
-    return [path for path in base.parent.glob("*") if pattern.fullmatch(path.name)] if base.parent.is_dir() else []
-
-
-def holds_run(folder: Path) -> bool:
-    """True where `folder` has a run that can be used: one that ended without a checkpoint gives its name back."""
-    return (folder / "summary.json").exists() or bool(checkpoint.saved(folder))
+    return [path for path in base.parent.glob("*") if pattern.fullmatch(path.name)]
 
 
 def launch_of(environ: Mapping[str, str], parent: int) -> str:
@@ -100,7 +89,7 @@ def launch_of(environ: Mapping[str, str], parent: int) -> str:
 
 
 def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
-    """The run's folder, made, and the checkpoint to continue from, its index checked. For rank 0 alone.
+    """The run's folder, made, and the checkpoint to continue from. For rank 0 alone.
 
     A run that was begun by the same `launch` is the one: this process has been started again.
 
@@ -108,15 +97,12 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
         MusterError: the folder holds a run that is not to be continued, or what to continue can't be read.
     """
     try:
-        run = begun_by(launch, options, strategy) if launch else None
-        if run is None:
-            run = choose_folder(options, strategy)
+        begun = begun_by(launch, options, strategy) if launch else None
+        run = begun or choose_folder(options, strategy)
+        claim(run.folder, launch)
+        if launch and begun is None:  # should it start its ranks again
             told = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": latest(run.folder)}
-            claim(run.folder, launch)
-            if launch:  # should it start its ranks again
-                write_text(run.folder / LAUNCH, json.dumps(told))
-        else:
-            claim(run.folder, launch)
+            write_text(run.folder / LAUNCH, json.dumps(told))
         return run
     except OSError as error:
         raise MusterError(
@@ -124,6 +110,156 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
             seen=f"--runs-dir={options.runs_dir} ({error.filename})",
             fix="--runs-dir=FOLDER that this user may write, on a file system that all nodes share",
         ) from error
+
+
+def begun_by(launch: str, options: Options, strategy: str) -> Run | None:
+    """The run that this `launch` has begun before it started its ranks again, to continue from its last checkpoint."""
+    base = base_of(options, strategy)
+    given = Path(options.resume or "")
+    homes = {given, given.parent.parent, given.parent, base.parent / given} if options.resume else set[Path]()
+    for folder in [*([base] if options.name else numbered(base)), *homes]:
+        try:
+            told = json.loads((folder / LAUNCH).read_text())
+        except (OSError, ValueError):
+            continue
+        if told["launch"] != launch:
+            continue
+        if latest(folder) != told["latest"]:
+            run = with_newest(folder)
+        else:
+            run = Run(folder, [Path(told["resumed_from"]), *checkpoint.saved(folder)] if told["resumed_from"] else [])
+        begins = "from the beginning" if run.resumed_from is None else f"from {run.resumed_from.name}"
+        run.notes.append(f"the ranks were started again: {begins}")
+        return run
+    return None
+
+
+def latest(folder: Path) -> str:
+    """What tells the newest checkpoint of the run in `folder` from one that is saved later, of the same step too."""
+    paths = checkpoint.saved(folder)
+    return f"{paths[0].name} {paths[0].stat().st_mtime_ns}" if paths else ""
+
+
+def base_of(options: Options, strategy: str) -> Path:
+    """The run's folder, but for a number after it."""
+    return Path(options.runs_dir) / (options.name or default_name(options, strategy))
+
+
+def choose_folder(options: Options, strategy: str) -> Run:
+    """As `choose_run`, with OSError for folders that can't be made."""
+    base = base_of(options, strategy)
+    if options.resume is None:
+        return Run(new_folder(base, explicit=options.name is not None))
+    if options.resume not in ("auto", "latest"):
+        return continue_from(options, base)
+    candidates = [base] if options.name else numbered(base)
+    if options.name:
+        checkpoint.put_back(base)  # others of the candidates may be runs that go on in another job
+    with_checkpoint = [folder for folder in candidates if checkpoint.saved(folder)]
+    if with_checkpoint:
+        folder = max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime)
+        return with_newest(folder)
+    if options.resume == "latest":
+        check_name(base)
+    if options.name:
+        base.mkdir(parents=True, exist_ok=True)
+    run = Run(base if options.name else new_folder(base, explicit=False))
+    run.notes.append(f"nothing to resume yet in {base}: starts from the beginning")
+    return run
+
+
+def check_name(base: Path) -> None:
+    """Returns where no other run has a name so like that of `base` that this one may be misspelt.
+
+    Names that differ by numbers alone are those of a series.
+
+    Raises:
+        MusterError: there is one, and it has a checkpoint.
+    """
+
+    def letters(name: str) -> str:
+        return re.sub(r"[-_.]?\d+", "", name)
+
+    others = {folder.name for folder in base.parent.glob("*") if checkpoint.saved(folder)}
+    others = {name for name in others if letters(name) != letters(base.name)}
+    near = difflib.get_close_matches(base.name, others, 1, 0.8)
+    if near:
+        raise MusterError(
+            "there is no checkpoint of a run of this name",
+            seen=f"{base}; a run with a checkpoint: {base.with_name(near[0])}",
+            fix=f"--name {near[0]} --resume; or leave --resume out",
+        )
+
+
+def continue_from(options: Options, base: Path) -> Run:
+    """The run that `--resume PATH` continues: a checkpoint's, a run's folder, or a run's name."""
+    assert options.resume is not None
+    given = Path(options.resume)
+    source = given if given.exists() else Path(options.runs_dir) / options.resume
+    if not source.exists():
+        raise MusterError(
+            "there is nothing of this name to resume",
+            seen=f"--resume={options.resume}",
+            fix="--resume auto, or a run's folder, or a step-... from its folder checkpoints/",
+        )
+    if checkpoint.step_of(source) >= 0 or not source.is_dir():
+        checkpoint.head(source)
+        run = Run(source, [source])
+        home = source.resolve().parent.parent if source.resolve().parent.name == "checkpoints" else None
+    else:
+        home = source.parent if source.name == "checkpoints" else source
+        run = with_newest(home)
+    if options.name and (home is None or base.resolve() != home.resolve()):
+        home = new_folder(base, explicit=True)
+    return replace(run, folder=home or new_folder(base, explicit=False))
+
+
+def with_newest(folder: Path) -> Run:
+    """The run in `folder`, to continue from its newest checkpoint, or from one before it should that be damaged.
+
+    Raises:
+        MusterError: there is none.
+    """
+    checkpoint.put_back(folder)
+    paths = checkpoint.saved(folder)
+    if not paths:
+        raise MusterError(NONE_SAVED, seen=str(folder), fix="leave out --resume")
+    return Run(folder, paths)
+
+
+def new_folder(base: Path, *, explicit: bool) -> Path:
+    """A folder made just now: `base`, or with a number after it when it is taken and the name was not `explicit`.
+
+    Raises:
+        MusterError: the explicit name holds a run.
+    """
+    base.parent.mkdir(parents=True, exist_ok=True)
+    if explicit:
+        # A run that ended without a checkpoint gives its name back.
+        if (base / "summary.json").exists() or checkpoint.saved(base):
+            raise MusterError(
+                "there is a run of this name already, and runs are never overwritten",
+                seen=str(base),
+                fix="--resume continues it; or choose another --name",
+            )
+        base.mkdir(exist_ok=True)
+        return base
+    number = 1
+    while True:
+        folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        try:
+            folder.mkdir()  # and not exists(): of two jobs that start at once, each gets its own
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
+
+
+WRITER = ".writer"
+TOUCH_S, SILENT_S = 5.0, 20.0
+
+_claims: dict[Path, Event] = {}
+"""The claims of this process, by file, and what ends each one's thread."""
 
 
 class Writer(msgspec.Struct, frozen=True):
@@ -225,149 +361,6 @@ def release() -> None:
     _claims.clear()
 
 
-def begun_by(launch: str, options: Options, strategy: str) -> Run | None:
-    """The run that this `launch` has begun before it started its ranks again, to continue from its last checkpoint."""
-    base = base_of(options, strategy)
-    given = Path(options.resume or "")
-    homes = {given, given.parent.parent, given.parent, base.parent / given} if options.resume else set[Path]()
-    for folder in [*([base] if options.name else numbered(base)), *homes]:
-        try:
-            told = json.loads((folder / LAUNCH).read_text())
-        except (OSError, ValueError):
-            continue
-        if told["launch"] != launch:
-            continue
-        if latest(folder) != told["latest"]:
-            run = with_newest(folder)
-        elif told["resumed_from"]:
-            run = Run(folder, [Path(told["resumed_from"]), *checkpoint.saved(folder)])
-        else:
-            run = Run(folder)
-        begins = "from the beginning" if run.resumed_from is None else f"from {run.resumed_from.name}"
-        run.notes.append(f"the ranks were started again: {begins}")
-        return run
-    return None
-
-
-def latest(folder: Path) -> str:
-    """What tells the newest checkpoint of the run in `folder` from one that is saved later, of the same step too."""
-    paths = checkpoint.saved(folder)
-    return f"{paths[0].name} {paths[0].stat().st_mtime_ns}" if paths else ""
-
-
-def base_of(options: Options, strategy: str) -> Path:
-    """The run's folder, but for a number after it."""
-    return Path(options.runs_dir) / (options.name or default_name(options, strategy))
-
-
-def choose_folder(options: Options, strategy: str) -> Run:
-    """As `choose_run`, with OSError for folders that can't be made."""
-    base = base_of(options, strategy)
-    if options.resume is None:
-        return Run(new_folder(base, explicit=options.name is not None))
-    if options.resume not in ("auto", "latest"):
-        return continue_from(options, base)
-    candidates = [base] if options.name else numbered(base)
-    if options.name:
-        checkpoint.put_back(base)  # others of the candidates may be runs that go on in another job
-    with_checkpoint = [folder for folder in candidates if checkpoint.saved(folder)]
-    if with_checkpoint:
-        folder = max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime)
-        return with_newest(folder)
-    if options.resume == "latest":
-        check_name(base)
-    if options.name:
-        base.mkdir(parents=True, exist_ok=True)
-    run = Run(base if options.name else new_folder(base, explicit=False))
-    run.notes.append(f"nothing to resume yet in {base}: starts from the beginning")
-    return run
-
-
-def check_name(base: Path) -> None:
-    """Returns where no other run has a name so like that of `base` that this one may be misspelt.
-
-    Names that differ by numbers alone are those of a series.
-
-    Raises:
-        MusterError: there is one, and it has a checkpoint.
-    """
-
-    def letters(name: str) -> str:
-        return re.sub(r"[-_.]?\d+", "", name)
-
-    others = {folder.name for folder in base.parent.glob("*") if checkpoint.saved(folder)}
-    others = {name for name in others if letters(name) != letters(base.name)}
-    near = difflib.get_close_matches(base.name, others, 1, 0.8)
-    if near:
-        raise MusterError(
-            "there is no checkpoint of a run of this name",
-            seen=f"{base}; a run with a checkpoint: {base.with_name(near[0])}",
-            fix=f"--name {near[0]} --resume; or leave --resume out",
-        )
-
-
-def continue_from(options: Options, base: Path) -> Run:
-    """The run that `--resume PATH` continues: a checkpoint's, a run's folder, or a run's name."""
-    assert options.resume is not None
-    given = Path(options.resume)
-    source = given if given.exists() else Path(options.runs_dir) / options.resume
-    if not source.exists():
-        raise MusterError(
-            "there is nothing of this name to resume",
-            seen=f"--resume={options.resume}",
-            fix="--resume auto, or a run's folder, or a step-... from its folder checkpoints/",
-        )
-    if checkpoint.step_of(source) >= 0 or not source.is_dir():
-        checkpoint.head(source)
-        run = Run(source, [source])
-        home = source.resolve().parent.parent if source.resolve().parent.name == "checkpoints" else None
-    else:
-        home = source.parent if source.name == "checkpoints" else source
-        run = with_newest(home)
-    if options.name and (home is None or base.resolve() != home.resolve()):
-        home = new_folder(base, explicit=True)
-    return replace(run, folder=home or new_folder(base, explicit=False))
-
-
-def with_newest(folder: Path) -> Run:
-    """The run in `folder`, to continue from its newest checkpoint whose index is whole.
-
-    Raises:
-        MusterError: there are checkpoints, but all are damaged; or there is none.
-    """
-    checkpoint.put_back(folder)
-    path, _, notes = checkpoint.load_newest(folder, checkpoint.head)
-    older = [other for other in checkpoint.saved(folder) if checkpoint.step_of(other) < checkpoint.step_of(path)]
-    return Run(folder, [path, *older], notes)
-
-
-def new_folder(base: Path, *, explicit: bool) -> Path:
-    """A folder made just now: `base`, or with a number after it when it is taken and the name was not `explicit`.
-
-    Raises:
-        MusterError: the explicit name holds a run.
-    """
-    base.parent.mkdir(parents=True, exist_ok=True)
-    if explicit:
-        if holds_run(base):
-            raise MusterError(
-                "there is a run of this name already, and runs are never overwritten",
-                seen=str(base),
-                fix="--resume continues it; or choose another --name",
-            )
-        base.mkdir(exist_ok=True)
-        return base
-    number = 1
-    while True:
-        folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
-        try:
-            folder.mkdir()  # and not exists(): of two jobs that start at once, each gets its own
-        except FileExistsError:
-            number += 1
-        else:
-            return folder
-
-
 def share_run(world: World, options: Options, strategy: str) -> Run:
     """The run's folder and checkpoint, chosen by rank 0 and known to all.
 
@@ -397,7 +390,7 @@ def restore(
 
     def fitting() -> dict[str, Any]:
         index = checkpoint.head(path)
-        fit(index, trained.model, identity, path)
+        check_fit(index, trained.model, identity, path)
         return index
 
     try:
@@ -413,7 +406,7 @@ def restore(
     return index["plain"]
 
 
-def fit(index: dict[str, Any], model: nn.Module, identity: dict[str, Any], path: Path) -> None:
+def check_fit(index: dict[str, Any], model: nn.Module, identity: dict[str, Any], path: Path) -> None:
     """Raises MusterError where a checkpoint is of another model, another number of classes, or another optimizer."""
     made_by = index["plain"].get("identity", {})
     for name, wanted in identity.items():

@@ -102,7 +102,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     return json.loads(text)
 
 
-class Writer(StorageWriter):
+class CheckpointWriter(StorageWriter):
     """Writes the tensors of a checkpoint into `folder`, then its index, by torch.distributed.checkpoint.
 
     Args:
@@ -204,7 +204,7 @@ def dtype_of(entry: Mapping[str, Any]) -> torch.dtype:
     return dtype
 
 
-class Reader(StorageReader):
+class CheckpointReader(StorageReader):
     """Reads what each rank needs of a checkpoint in `folder`, by torch.distributed.checkpoint."""
 
     def __init__(self, folder: Path, tensors: Mapping[str, Any]) -> None:

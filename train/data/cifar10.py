@@ -11,27 +11,23 @@ from muster.train.data.source import InMemory, Source
 
 
 class Augmented(InMemory):
-    """Training images, each shifted by up to an eighth and flipped by chance."""
+    """Training images, each moved by up to an eighth each way over black, and flipped by chance.
+
+    The same bits as by RandomCrop and RandomHorizontalFlip of torchvision's v2, in less time: with images as small as
+    these they spend most of it on looking at what they were given.
+    """
 
     random = True
     takes_time = True
 
     def read(self, index: int) -> tuple[torch.Tensor, int]:
         image_CHW, label = super().read(index)
-        return shift_and_flip(image_CHW, image_CHW.shape[-1] // 8), label
-
-
-def shift_and_flip(image_CHW: torch.Tensor, most: int) -> torch.Tensor:
-    """`image_CHW`, square, moved by up to `most` pixels each way over black, and flipped by chance.
-
-    The same bits as by RandomCrop and RandomHorizontalFlip of torchvision's v2, in less time: with images as small as
-    these they spend most of it on looking at what they were given.
-    """
-    size = image_CHW.shape[-1]
-    padded_CHW = pad(image_CHW, [most] * 4)
-    top, left = (int(torch.randint(0, 2 * most + 1, ())) for _ in range(2))
-    part_CHW = padded_CHW[:, top : top + size, left : left + size]
-    return part_CHW.flip(-1) if torch.rand(1) < 0.5 else part_CHW
+        size = image_CHW.shape[-1]
+        most = size // 8
+        padded_CHW = pad(image_CHW, [most] * 4)
+        top, left = (int(torch.randint(0, 2 * most + 1, ())) for _ in range(2))
+        part_CHW = padded_CHW[:, top : top + size, left : left + size]
+        return part_CHW.flip(-1) if torch.rand(1) < 0.5 else part_CHW, label
 
 
 def open_source(options: Options, folder: str) -> Source:

@@ -38,21 +38,17 @@ class ImageFiles(EncodedImages):
 
     Args:
         paths_N: below `folder`.
-        chosen_N: which of them are meant.
-        labels_N: the class of each that is meant.
+        labels_N: the class of each.
     """
 
-    def __init__(
-        self, folder: Path, paths_N: np.ndarray, chosen_N: np.ndarray, labels_N: np.ndarray, size: int, *, random: bool
-    ) -> None:
+    def __init__(self, folder: Path, paths_N: np.ndarray, labels_N: np.ndarray, size: int, *, random: bool) -> None:
         super().__init__(labels_N, size, random=random)
         self.folder = os.fsencode(folder)
         self.paths = paths_N
-        self.chosen = chosen_N
 
     def path(self, index: int) -> bytes:
         """Where the file is."""
-        return os.path.join(self.folder, self.paths[int(self.chosen[index])])
+        return os.path.join(self.folder, self.paths[index])
 
     def name(self, index: int) -> str:
         return os.fsdecode(self.path(index))
@@ -117,10 +113,10 @@ def read_folder(folder: Path, options: Options) -> tuple[list[str], list[tuple[s
     """
     try:
         check_there(folder, options, LAYOUT)
-        if not any(entry.is_dir() for entry in folder.iterdir()):
+        classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        if not classes:
             state = "holds no subfolders, so no classes" if any(folder.iterdir()) else "is empty"
             raise MusterError(f"the data folder {state}", seen=f"--data={options.data} ({folder})", fix=LAYOUT)
-        classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
         # By folder, then by name.
         images = [
             sorted(images_below(os.path.join(folder, name), (os.path.realpath(folder),)), key=os.path.split)
@@ -185,8 +181,8 @@ def open_source(options: Options, folder: str, found: Found) -> Source:
     check_there(root, options, LAYOUT)
     train, valid = choose_halves(len(found.paths_N), found.num_train, options.seed)
     return Source(
-        train=ImageFiles(root, found.paths_N, train, found.labels_N[train], size, random=True),
-        valid=ImageFiles(root, found.paths_N, valid, found.labels_N[valid], size, random=False),
+        train=ImageFiles(root, found.paths_N[train], found.labels_N[train], size, random=True),
+        valid=ImageFiles(root, found.paths_N[valid], found.labels_N[valid], size, random=False),
         num_classes=len(found.classes),
         size=size,
     )

@@ -1,6 +1,5 @@
 """Image files, from their bytes to the pixels for training: decode no more than the crop needs, crop, then resize."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from torch.nn.functional import interpolate
 from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms.functional import pil_to_tensor
+from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms.v2.functional import pil_to_tensor, resized_crop
 
 from muster.train.data.source import BadSample, Samples
 
 JPEG = b"\xff\xd8\xff"
-AREA, RATIO = (0.35, 1.0), (3 / 4, 4 / 3)
+AREA, RATIO = [0.35, 1.0], [3 / 4, 4 / 3]
 """Of a random crop: its share of the image, and its width by its height."""
 
 SCALES = (8, 4, 2)
@@ -100,21 +99,8 @@ class EncodedImages(Samples):
 def random_crop(height: int, width: int) -> Crop:
     """A random part of random shape, flipped by chance, drawn from torch's generator."""
     flip = bool(torch.rand(()) < 0.5)
-    for area, ratio in zip(between(*AREA), between(*map(math.log, RATIO)), strict=True):
-        crop_width = round(math.sqrt(height * width * area * math.exp(ratio)))
-        crop_height = round(math.sqrt(height * width * area / math.exp(ratio)))
-        if crop_width <= width and crop_height <= height:  # both are 1 or more
-            top, left = (int(torch.randint(room + 1, ())) for room in (height - crop_height, width - crop_width))
-            return Crop(top, left, crop_height, crop_width, flip)
-    # A very long image: its middle, no longer than the ratio allows.
-    crop_height = min(height, max(1, round(width / RATIO[0])))
-    crop_width = min(width, max(1, round(height * RATIO[1])))
-    return Crop((height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width, flip)
-
-
-def between(low: float, high: float) -> list[float]:
-    """Ten random numbers from `low` to `high`."""
-    return torch.empty(10).uniform_(low, high).tolist()
+    image = torch.empty(height, width, device="meta")  # only its size is asked for
+    return Crop(*RandomResizedCrop.get_params(image, AREA, RATIO), flip)
 
 
 def centre_crop(height: int, width: int) -> Crop:
@@ -151,12 +137,7 @@ def scale_of(crop: Crop, size: int) -> int:
 
 def resize(picture_CHW: torch.Tensor, crop: Crop, size: int) -> torch.Tensor:
     """The crop of `picture_CHW` (uint8), `size` pixels a side."""
-    part_CHW = picture_CHW[:, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
-    if part_CHW.device.type != "cpu":
-        part_CHW = part_CHW.float()  # on GPUs antialiasing has no kernel for bytes
-    resized_CHW = interpolate(part_CHW[None], (size, size), mode="bilinear", antialias=True)[0]
-    if resized_CHW.is_floating_point():
-        resized_CHW = resized_CHW.round().clamp(0, 255).byte()
+    resized_CHW = resized_crop(picture_CHW, *crop[:4], [size, size], antialias=True)
     return resized_CHW.flip(-1) if crop.flip else resized_CHW
 
 

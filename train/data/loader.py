@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from muster.config import Options
 from muster.errors import ExitCode, MusterError
@@ -23,45 +23,13 @@ from muster.train.health.preemption import deafen
 from muster.train.models import IGNORED
 from muster.units import processes
 
-SHM = Path("/dev/shm")
 AHEAD = 2
 """Batches that each worker makes before they are asked for: DataLoader's own default."""
 
-IN_USE = 2
-"""Batches that the trainer holds: one that it trains on, and the next, which it has already taken over."""
+PROBED = 10
+"""Samples that are tried to learn how large one is."""
 
-MARGIN = 1.1
-"""A tenth more, for what else goes there: semaphores, and what NCCL and MPI pass between the ranks of a host."""
-
-
-def shm_needed(num_workers: int, batch_bytes: int, ranks: int) -> int:
-    """Bytes for `num_workers` workers of each of `ranks` ranks on a host: all batches that are there at once."""
-    return math.ceil((num_workers * AHEAD + IN_USE) * batch_bytes * ranks * MARGIN)
-
-
-def workers_that_fit(free: int, batch_bytes: int, ranks: int) -> int:
-    """How many workers each of `ranks` ranks on a host can have, where `free` bytes are there."""
-    batches = int(free / (batch_bytes * ranks * MARGIN))
-    return max(0, (batches - IN_USE) // AHEAD)
-
-
-def shm_bytes(*sizes: int) -> int:
-    """What tensors of `sizes` bytes take there, a file each: whole pages."""
-    page = resource.getpagesize()
-    return sum(-(-size // page) * page for size in sizes)
-
-
-def free_shm() -> int:
-    """Bytes that are free; none where nothing may be written."""
-    if not os.access(SHM, os.W_OK | os.X_OK):
-        return 0
-    state = os.statvfs(SHM)
-    # A tmpfs without a limit has no size.
-    return state.f_bavail * state.f_frsize if state.f_blocks else sys.maxsize
-
-
-ORPHANED_S = 2.0
-"""For so long a connection that broke may mean that the rank is about to be gone."""
+Tensors = tuple[torch.Tensor, torch.Tensor]
 
 
 class Batch(NamedTuple):
@@ -92,84 +60,46 @@ class Reader(Dataset[Batch]):
         self.replace = replace
 
     def __getitems__(self, draws: list[Draw]) -> Batch:
-        try:
-            whole = None if self.samples.random else self.samples.read_batch([draw.sample for draw in draws])
-        except BadSample as error:
-            return Batch(None, None, [(error.name, error.reason)])
+        whole = None if self.samples.random else self.samples.read_batch([draw.sample for draw in draws])
         if whole is not None:
             return Batch(*whole, [])
         bad: list[tuple[str, str]] = []
         pairs = [pair for draw in draws if (pair := self.read(draw, bad)) is not None]
         if not pairs:
             return Batch(None, None, bad)
-        return Batch(torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs]), bad)
+        inputs, labels = default_collate(pairs)
+        return Batch(inputs, labels, bad)
 
-    def read(self, draw: Draw, bad: list[tuple[str, str]]) -> tuple[torch.Tensor, int] | None:
-        """The sample, or the one in its place; what could not be read is added to `bad`."""
+    def read(self, draw: Draw, bad: list[tuple[str, str]]) -> tuple[torch.Tensor, Any] | None:
+        """The sample, or the one in its place; what could not be read is added to `bad`.
+
+        Its augmentation depends on its number and the epoch, and on no worker or rank.
+        """
         for distance in range(len(self.samples) if self.replace else 1):
+            sample = (draw.sample + distance) % len(self.samples)
             try:
-                return self.read_seeded(Draw((draw.sample + distance) % len(self.samples), draw.epoch))
+                if not self.samples.random:
+                    return self.samples.read(sample)
+                with torch.random.fork_rng(devices=[]):
+                    self.reseed(Draw(sample, draw.epoch))
+                    return self.samples.read(sample)
             except BadSample as error:
                 bad.append((error.name, error.reason))
         return None
-
-    def read_seeded(self, draw: Draw) -> tuple[torch.Tensor, int]:
-        """The sample, whose augmentation depends on its number and the epoch, and on no worker or rank."""
-        if not self.samples.random:
-            return self.samples.read(draw.sample)
-        with torch.random.fork_rng(devices=[]):
-            self.reseed(draw)
-            return self.samples.read(draw.sample)
 
     def reseed(self, draw: Draw) -> None:
         """Seeds what the augmentation of a sample is drawn from."""
         torch.default_generator.manual_seed(seed_of(self.seed, "augment", draw.epoch, draw.sample))
 
-    def num_bytes(self, draw: Draw) -> int:
-        """What the sample takes in a batch.
-
-        Raises:
-            BadSample: it can't be read.
-        """
-        return self.read_seeded(draw)[0].nbytes
-
-
-def begin_worker(worker: int) -> None:
-    """Begins a worker: signals are the rank's affair, and a rank that ended while they spoke is no error to show."""
-    deafen()
-    rank, show = os.getppid(), sys.excepthook
-
-    def show_unless_orphaned(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # The kernel closes what a process has open before it gives its children another parent.
-        end = time.monotonic() + ORPHANED_S
-        while isinstance(error, OSError | EOFError) and time.monotonic() < end:
-            if os.getppid() != rank:
-                return
-            time.sleep(0.01)
-        show(kind, error, trace)
-
-    sys.excepthook = show_unless_orphaned
-
-
-Item = TypeVar("Item")
-Tensors = tuple[torch.Tensor, torch.Tensor]
-
-PROBED = 10
-"""Samples that are tried to learn how large one is."""
-
-MIB = 2**20
-MOST_WORKERS = 16
-"""Of a rank, where the user gives no number."""
-
 
 def ahead(
-    items: Iterable[Item], prepare: Callable[[Item], Tensors | None], side: torch.cuda.Stream
-) -> Iterator[tuple[Item, Tensors | None]]:
-    """Each of `items`, and what `prepare` makes of it on the stream `side` while the one before is computed with."""
-    waiting: tuple[Item, Tensors | None, Any] | None = None
-    for item in items:
+    batches: Iterable[Batch], place: Callable[[Batch], Tensors | None], side: torch.cuda.Stream
+) -> Iterator[tuple[Batch, Tensors | None]]:
+    """Each of `batches`, and what `place` makes of it on the stream `side` while the one before is computed with."""
+    waiting: tuple[Batch, Tensors | None, Any] | None = None
+    for batch in batches:
         with torch.cuda.stream(side):
-            following = item, prepare(item), side.record_event()
+            following = batch, place(batch), side.record_event()
         if waiting is not None:
             yield hand_over(*waiting)
         waiting = following
@@ -177,14 +107,14 @@ def ahead(
         yield hand_over(*waiting)
 
 
-def hand_over(item: Item, tensors: Tensors | None, done: Any) -> tuple[Item, Tensors | None]:
-    """`item` and its `tensors`, for which the GPU's main stream waits until they are `done`; the host does not."""
+def hand_over(batch: Batch, tensors: Tensors | None, done: Any) -> tuple[Batch, Tensors | None]:
+    """`batch` and its `tensors`, for which the GPU's main stream waits until they are `done`; the host does not."""
     main = torch.cuda.current_stream()
     main.wait_event(done)
     for tensor in tensors or ():
         # They came from the other stream's memory: it must not be given away before the main one is done with them.
         tensor.record_stream(main)
-    return item, tensors
+    return batch, tensors
 
 
 class Batches:
@@ -200,11 +130,10 @@ class Batches:
     ) -> None:
         self.sampler = sampler
         self.train = train
-        self.batch_size = options.batch_size
+        self.options = options
         self.device = world.device
         self.world = world
         self.stop = options.on_bad_sample == "stop"
-        self.channels_last = options.channels_last
         self.source = source
         self.notes: list[str] = []
         self.bad: dict[str, str] = {}
@@ -216,12 +145,12 @@ class Batches:
         if options.decoder == "nvjpeg":
             from muster.train.data import nvjpeg  # here and not above: most runs need no decoder of JPEGs
 
+            nvjpeg.check(options, source, world.device)
             self.reader = nvjpeg.EncodedReader(samples, seed=options.seed, replace=False)
             self.decode = nvjpeg.decode
         self.side: torch.cuda.Stream | None = None  # a second queue of work on the GPU
         if world.device.type == "cuda" and not source.on_device:
             self.side = torch.cuda.Stream(world.device)
-        self.seed = options.seed
         self.loader: DataLoader[Batch] | None = None
         self.start_workers(0)
         self.mean = torch.tensor(source.mean, device=world.device).mul(255).view(1, 3, 1, 1)
@@ -241,14 +170,14 @@ class Batches:
             prefetch_factor=AHEAD if num_workers else None,
             persistent_workers=num_workers > 0,
             # Distinct for each rank, and each worker adds its number.
-            generator=generator(self.seed, "workers", "train" if self.train else "valid", self.world.rank),
+            generator=generator(self.options.seed, "workers", "train" if self.train else "valid", self.world.rank),
             worker_init_fn=begin_worker,
         )
 
     def __len__(self) -> int:
         return len(self.sampler)
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> Iterator[Tensors]:
         """Images (NCHW, float) and labels (N), or tokens and targets (both NT), on the device.
 
         Batches of which nothing can be read are left out. In validation every rank gets as many as any other, the last
@@ -259,29 +188,27 @@ class Batches:
         """
         self.num_bad = 0
         missing = 0 if isinstance(self.sampler, TrainSampler) else self.sampler.num_rounds
-        for batch, placed in self.placed():
+        batches: Iterable[Any] = self.loader if self.loader is not None else map(self.reader.__getitems__, self.sampler)
+        if self.side is None:
+            placed = ((batch, self.place(batch)) for batch in batches)
+        else:
+            placed = ahead(batches, self.place, self.side)
+        for batch, tensors in placed:
             if batch.bad:
                 self.note(batch)
-            if placed is not None:
+            if tensors is not None:
                 missing -= 1
-                yield placed
+                yield tensors
         for _ in range(missing):
             yield self.nothing()
 
-    def placed(self) -> Iterator[tuple[Batch, tuple[torch.Tensor, torch.Tensor] | None]]:
-        """Each batch as it was read, and on the device; on GPUs the next is on its way by then."""
-        batches: Iterable[Any] = self.loader if self.loader is not None else map(self.reader.__getitems__, self.sampler)
-        if self.side is not None:
-            return ahead(batches, self.place, self.side)
-        return ((batch, self.place(batch)) for batch in batches)
-
-    def place(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def place(self, batch: Batch) -> Tensors | None:
         """`batch` on the device; None where nothing of it could be read."""
         if batch.inputs is None or batch.labels is None:
             return None
         return self.prepare(batch.inputs), batch.labels.to(self.device, non_blocking=True)
 
-    def nothing(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def nothing(self) -> Tensors:
         """A batch of which no target counts."""
         size = self.source.size
         if self.source.unit == "tokens":
@@ -295,12 +222,13 @@ class Batches:
         if self.loader is None:
             return 0
         for sample in range(min(PROBED, len(self.reader.samples))):
-            try:
-                sample_bytes = self.reader.num_bytes(Draw(sample, 0))
-            except BadSample:
+            inputs = self.reader.__getitems__([Draw(sample, 0)]).inputs
+            if inputs is None:
                 continue
+            # Of files that are not decoded twice what this one has: others have more.
+            sample_bytes = inputs.nbytes if self.decode is None else 2 * inputs.contents.nbytes
             targets_bytes = self.source.targets_of_sample * torch.int64.itemsize
-            return shm_bytes(self.batch_size * sample_bytes, self.batch_size * targets_bytes)
+            return shm_bytes(self.options.batch_size * sample_bytes, self.options.batch_size * targets_bytes)
         return 0
 
     def close(self) -> None:
@@ -335,7 +263,7 @@ class Batches:
         if not isinstance(inputs, torch.Tensor):
             assert self.decode is not None
             images_NCHW = self.decode(inputs, self.source.size, self.device)
-        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        layout = torch.channels_last if self.options.channels_last else torch.contiguous_format
         is_raw = images_NCHW.dtype == torch.uint8
         images_NCHW = images_NCHW.to(self.device, non_blocking=True)
         images_NCHW = images_NCHW.to(dtype=torch.float32, memory_format=layout)
@@ -345,6 +273,27 @@ class Batches:
 def identity(batch: Any) -> Any:
     """`batch`: the reader has made a batch of it already."""
     return batch
+
+
+ORPHANED_S = 2.0
+"""For so long a connection that broke may mean that the rank is about to be gone."""
+
+
+def begin_worker(worker: int) -> None:
+    """Begins a worker: signals are the rank's affair, and a rank that ended while they spoke is no error to show."""
+    deafen()
+    rank, show = os.getppid(), sys.excepthook
+
+    def show_unless_orphaned(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # The kernel closes what a process has open before it gives its children another parent.
+        end = time.monotonic() + ORPHANED_S
+        while isinstance(error, OSError | EOFError) and time.monotonic() < end:
+            if os.getppid() != rank:
+                return
+            time.sleep(0.01)
+        show(kind, error, trace)
+
+    sys.excepthook = show_unless_orphaned
 
 
 def open_batches(source: Source, options: Options, world: World, cores: int = 1) -> tuple[Batches, Batches]:
@@ -357,10 +306,6 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
         MusterError: the training samples don't fill one global batch, `--decoder` does not fit, or /dev/shm does not
             hold the workers' batches.
     """
-    if options.decoder == "nvjpeg":
-        from muster.train.data import nvjpeg
-
-        nvjpeg.check(options, source, world.device)
     sampler = TrainSampler(
         len(source.train),
         batch_size=options.batch_size,
@@ -384,6 +329,18 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
     return train, valid
 
 
+SHM = Path("/dev/shm")
+IN_USE = 2
+"""Batches that the trainer holds: one that it trains on, and the next, which it has already taken over."""
+
+MARGIN = 1.1
+"""A tenth more, for what else goes there: semaphores, and what NCCL and MPI pass between the ranks of a host."""
+
+MIB = 2**20
+MOST_WORKERS = 16
+"""Of a rank, where the user gives no number."""
+
+
 def start_workers(train: Batches, valid: Batches, options: Options, world: World, cores: int) -> None:
     """Gives both the workers that the user wants, or else as many as cores and /dev/shm allow.
 
@@ -394,7 +351,9 @@ def start_workers(train: Batches, valid: Batches, options: Options, world: World
     for batches, given in ((train, options.train_num_workers), (valid, options.valid_num_workers)):
         wanted = choose_workers(batches.source, world.device, cores) if given is None else given
         batch_bytes = batches.batch_bytes() if wanted else 0
-        fitting = min(wanted, workers_that_fit(free, batch_bytes, ranks)) if batch_bytes else wanted
+        fitting = wanted
+        while fitting and shm_needed(fitting, batch_bytes, ranks) > free:
+            fitting -= 1
         if fitting < wanted and given is not None:
             asked = shm_needed(wanted, batch_bytes, ranks)
             raise MusterError(
@@ -427,3 +386,23 @@ def choose_workers(source: Source, device: torch.device, cores: int) -> int:
     if device.type == "cpu" or not source.train.takes_time:
         return 0
     return min(MOST_WORKERS, max(1, cores - 1))
+
+
+def shm_needed(num_workers: int, batch_bytes: int, ranks: int) -> int:
+    """Bytes for `num_workers` workers of each of `ranks` ranks on a host: all batches that are there at once."""
+    return math.ceil((num_workers * AHEAD + IN_USE) * batch_bytes * ranks * MARGIN)
+
+
+def shm_bytes(*sizes: int) -> int:
+    """What tensors of `sizes` bytes take there, a file each: whole pages."""
+    page = resource.getpagesize()
+    return sum(-(-size // page) * page for size in sizes)
+
+
+def free_shm() -> int:
+    """Bytes that are free; none where nothing may be written."""
+    if not os.access(SHM, os.W_OK | os.X_OK):
+        return 0
+    state = os.statvfs(SHM)
+    # A tmpfs without a limit has no size.
+    return state.f_bavail * state.f_frsize if state.f_blocks else sys.maxsize

@@ -59,11 +59,6 @@ class EncodedReader(Reader):
         labels_N = torch.tensor([int(self.samples.labels[draw.sample]) for draw in draws])
         return Batch(Encoded(joined, list(map(len, contents)), crops), labels_N, [])
 
-    def num_bytes(self, draw: Draw) -> int:
-        """Twice what this file has: others have more."""
-        assert isinstance(self.samples, EncodedImages)
-        return 2 * len(self.samples.content(draw.sample))
-
 
 def decode(encoded: Encoded, size: int, device: torch.device) -> torch.Tensor:
     """The crops of the images (NCHW, uint8), `size` pixels a side, decoded by torchvision on the GPU.

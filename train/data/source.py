@@ -42,19 +42,15 @@ class Samples(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def read(self, index: int) -> tuple[torch.Tensor, int]:
-        """The image (CHW: uint8, or float ready for the model) and its class.
+    def read(self, index: int) -> tuple[torch.Tensor, Any]:
+        """The image (CHW: uint8, or float ready for the model) and its class; or tokens (T) and those that follow (T).
 
         Raises:
             BadSample: it can't be read.
         """
 
     def read_batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The images (NCHW) and classes (N) of `indices`; None where they are read one by one.
-
-        Raises:
-            BadSample: one can't be read.
-        """
+        """The images (NCHW) and classes (N) of `indices`; None where they are read one by one."""
         return None
 
 

@@ -42,7 +42,7 @@ class Tokens(Samples):
     def __len__(self) -> int:
         return self.length
 
-    def read(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+    def read(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         start = index * self.seq_len
         text = self.tokens[start : start + self.seq_len + 1]
         if text.max() >= self.num_tokens:  # before they are signed numbers
@@ -52,10 +52,6 @@ class Tokens(Samples):
         inputs, targets = np.zeros(self.seq_len, np.int64), np.full(self.seq_len, IGNORED)
         inputs[: len(text) - 1], targets[: len(text) - 1] = text[:-1], text[1:]
         return torch.from_numpy(inputs), torch.from_numpy(targets)
-
-    def read_batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs, targets = zip(*(self.read(index) for index in indices), strict=True)
-        return torch.stack(inputs), torch.stack(targets)
 
 
 def map_file(path: Path) -> np.ndarray:

@@ -4,6 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from muster.train.distributed.world import World
 from muster.train.health.faults import SharedFault
 from muster.train.models import place
 from muster.train.optim import Precision
-from muster.train.parallel.strategy import ExactGradients, Gradients, Strategy, Sums, are_exact
+from muster.train.parallel.strategy import ExactGradients, Gradients, Strategy, Sums, are_exact, send_as_one
 from muster.units import processes
 
 OF_MANY = ("comm_hook", "zero1", "sync_bn")
@@ -106,7 +107,7 @@ class DDP(Strategy):
         """
         world, options = self.world, self.options
         assert isinstance(model, DistributedDataParallel)
-        if averages_exactly(world, options):
+        if options.comm_hook == "none" and are_exact(world, options):
             return ExactAverages(model, world, options)
         gradients = Gradients(options.accumulate)
         if options.comm_hook == "powersgd":
@@ -141,22 +142,14 @@ def deal(parameters: Iterable[Tensor], num_ranks: int) -> list[list[Tensor]]:
     return parts
 
 
-@torch.no_grad()
 def exchange(parts: list[list[Tensor]]) -> None:
     """Gives each rank the weights `parts[r]` of rank r, and lets go of their gradients, which no optimizer knows of."""
     for rank, weights in enumerate(parts):
         if not weights:
             continue
-        flat = torch.cat([weight.flatten() for weight in weights])
-        dist.broadcast(flat, src=rank)
-        for weight, part in zip(weights, flat.split([weight.numel() for weight in weights]), strict=True):
-            weight.copy_(part.view(weight.shape))
+        send_as_one(weights, partial(dist.broadcast, src=rank))
+        for weight in weights:
             weight.grad = None
-
-
-def averages_exactly(world: World, options: Options) -> bool:
-    """True where gradients are averaged in double precision, and by none of the hooks that make them smaller."""
-    return options.comm_hook == "none" and are_exact(world, options)
 
 
 class ExactAverages(ExactGradients):
@@ -176,11 +169,8 @@ class ExactAverages(ExactGradients):
     @torch.no_grad()
     def finish(self) -> None:
         held = [self.held[parameter] for parameter in self.parameters if parameter in self.held]
-        flat = torch.cat([total.flatten() for total in held])
         with self.world.waits.running():
-            dist.all_reduce(flat)
-        for total, part in zip(held, flat.split([total.numel() for total in held]), strict=True):
-            total.copy_(part.view(total.shape))
+            send_as_one(held, dist.all_reduce)
         super().finish()
 
     def waits_s(self) -> float | None:

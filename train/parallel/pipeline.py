@@ -19,14 +19,13 @@ from torch.distributed.pipelining.schedules import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
 )
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train.distributed.world import World, open_mesh
 from muster.train.models import gpt, place
 from muster.train.optim import Precision
-from muster.train.parallel.strategy import Gradients, Strategy, Sums, are_exact, logits_of, loss_of
+from muster.train.parallel.strategy import Gradients, Strategy, Sums, are_exact, logits_of, loss_of, send_as_one
 from muster.train.reporting.metrics import Stopwatch
 from muster.units import processes
 
@@ -77,13 +76,16 @@ class Pipelines:
 class Pipeline(Strategy):
     """Neighbouring ranks share the layers, and micro-batches pass through them."""
 
+    def __init__(self, world: World, options: Options) -> None:
+        super().__init__(world, options)
+        self.plan = Pipelines.of(options, world.world_size)
+
     def check(self) -> None:
         """Raises MusterError where the lines don't divide the world, the layers or the batch."""
-        world, options = self.world, self.options
+        world, options, plan = self.world, self.options, self.plan
         world_size, num_layers = world.world_size, gpt.shape_of(options.model).num_layers
         if world_size == 1:
             return
-        plan = Pipelines.of(options, world_size)
         size, parts = plan.size, plan.num_parts
         seen = (
             f"{processes(world_size)}, --model={options.model} --pipeline-parallel={size} --schedule={options.schedule}"
@@ -114,32 +116,27 @@ class Pipeline(Strategy):
 
     def share(self) -> World:
         """The same data for the ranks of a pipeline, of which the last knows the loss."""
-        world, options = self.world, self.options
-        group, place = divmod(world.rank, size := Pipelines.of(options, world.world_size).size)
+        world, size = self.world, self.plan.size
+        group, place = divmod(world.rank, size)
         return replace(world, share=(group, world.world_size // size), reports_loss=place == size - 1)
 
     def notes(self) -> list[str]:
         """How much of a step the ranks wait for each other."""
-        world, options = self.world, self.options
-        if world.backend is None:
+        if self.world.backend is None:
             return []
-        plan = Pipelines.of(options, world.world_size)
-        most = "at most " if options.schedule == "zero-bubble" else ""
-        return [
-            f"{plan.size} ranks in a pipeline wait {most}{plan.bubble:.0%} of a step; more --microbatches lessen it"
-        ]
+        most = "at most " if self.options.schedule == "zero-bubble" else ""
+        share = f"{most}{self.plan.bubble:.0%}"
+        return [f"{self.plan.size} ranks in a pipeline wait {share} of a step; more --microbatches lessen it"]
 
     def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
         """The layers of `model` that are this rank's, and its ends where they are; all of it, in a world of one."""
-        world, options = self.world, self.options
         assert isinstance(model, gpt.GPT)
-        plan = Pipelines.of(options, world.world_size)
-        gpt.keep(model, plan.stages_of(world.rank), plan.num_stages)
-        return place(model, world.device, torch.preserve_format, options.seed)
+        gpt.keep(model, self.plan.stages_of(self.world.rank), self.plan.num_stages)
+        return place(model, self.world.device, torch.preserve_format, self.options.seed)
 
     def gradients(self, model: nn.Module) -> Gradients:
         """Computed stage by stage, and averaged over the pipelines."""
-        return StagedGradients(model, self.world, self.options)
+        return StagedGradients(model, self.world, self.options, self.plan)
 
 
 class TimedStage(PipelineStage):
@@ -173,18 +170,17 @@ class StagedGradients(Gradients):
         model: this rank's layers.
     """
 
-    def __init__(self, model: nn.Module, world: World, options: Options) -> None:
+    def __init__(self, model: nn.Module, world: World, options: Options, plan: Pipelines) -> None:
         super().__init__(1)
         assert isinstance(model, gpt.GPT)
         self.model = model
         self.world = world
         self.is_exact = are_exact(world, options)
-        self.plan = Pipelines.of(options, world.world_size)
-        self.place = world.rank % self.plan.size
-        mesh = open_mesh(world, data=world.dp_size, stage=self.plan.size)
+        self.plan = plan
+        self.place = world.rank % plan.size
+        mesh = open_mesh(world, data=world.dp_size, stage=plan.size)
         self.line, self.peers = mesh.get_group("stage"), mesh.get_group("data")
-        numbers = self.plan.stages_of(world.rank)
-        count = self.plan.num_stages
+        numbers, count = plan.stages_of(world.rank), plan.num_stages
         self.parts = {number: gpt.part(model, number, count) for number in numbers}
         self.held: dict[nn.Parameter, Tensor] = {}
         self.busy, self.turns = Stopwatch(world.device), Stopwatch(world.device)
@@ -193,18 +189,18 @@ class StagedGradients(Gradients):
         # Divided once, at the end, and not after each turn.
         how = {"loss_fn": self.loss, "scale_grads": False}
         # One micro-batch has one way to go, but torch's 1F1B wants as many as there are ranks.
-        is_naive = options.schedule == "1f1b" and self.plan.num_parts == 1
+        is_naive = options.schedule == "1f1b" and plan.num_parts == 1
         schedule = SCHEDULES["gpipe" if is_naive else options.schedule]
         try:
-            self.schedule = schedule(stages[0] if self.plan.stages_each == 1 else stages, self.plan.num_parts, **how)
+            self.schedule = schedule(stages[0] if plan.stages_each == 1 else stages, plan.num_parts, **how)
         except ValueError as error:
             # torch 2.10's GPipe wants as many parts as stages, 2.15's does not.
             raise MusterError(
                 f"this torch has no such schedule: {' '.join(str(error).split())}",
-                seen=f"torch {torch.__version__} --schedule={options.schedule} --microbatches={self.plan.num_parts}",
-                fix=f"--microbatches={self.plan.num_stages}",
+                seen=f"torch {torch.__version__} --schedule={options.schedule} --microbatches={plan.num_parts}",
+                fix=f"--microbatches={plan.num_stages}",
             ) from error
-        self.num_parts = self.plan.num_parts * options.accumulate * world.dp_size
+        self.num_parts = plan.num_parts * options.accumulate * world.dp_size
 
     def begin(self, step: int) -> None:
         # Not the first: before it torch tries out what shapes pass from stage to stage.
@@ -237,13 +233,11 @@ class StagedGradients(Gradients):
     def finish(self) -> None:
         """The mean over all micro-batches of all pipelines; an exact one is rounded once, here."""
         gradients = {p: g for p in self.model.parameters() if (g := self.held.pop(p, p.grad)) is not None}
-        flat = torch.cat([gradient.flatten() for gradient in gradients.values()])
         if self.world.dp_size > 1:
             with self.world.waits.running():
-                dist.all_reduce(flat, group=self.peers)
-        flat /= self.num_parts
-        for parameter, part in zip(gradients, flat.split([p.numel() for p in gradients]), strict=True):
-            parameter.grad = part.view_as(parameter).to(parameter.dtype)
+                send_as_one(list(gradients.values()), lambda flat: dist.all_reduce(flat, group=self.peers))
+        for parameter, gradient in gradients.items():
+            parameter.grad = (gradient / self.num_parts).to(parameter.dtype)
 
     def waits_s(self) -> float | None:
         """What the schedules' time has more than the stages' own, and the meetings of several pipelines."""
@@ -256,12 +250,10 @@ class StagedGradients(Gradients):
         measured = None if None in shares else round(sum(shares) / len(shares), 4)
         return {"bubble_share": measured, "ideal_bubble_share": round(self.plan.bubble, 4)}
 
-    def clip(self, model: nn.Module, largest: float) -> None:
-        parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-        own = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        squared = own.double().square()
+    def norm_of_all(self, norm: Tensor) -> Tensor:
+        squared = norm.double().square()
         dist.all_reduce(squared, group=self.line)
-        clip_grads_with_norm_(parameters, largest, squared.sqrt().to(own.dtype))
+        return squared.sqrt().to(norm.dtype)
 
     def evaluate(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
         """One batch, of any size, from the first stage to the last."""

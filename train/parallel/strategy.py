@@ -9,7 +9,7 @@ precision and rounded once: then 4 ranks, 2 ranks that accumulate 2, and 1 proce
 weights, bit for bit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
@@ -146,11 +146,21 @@ class Gradients:
 
     def clip(self, model: nn.Module, largest: float) -> None:
         """Shortens all gradients together to the norm `largest`, over all ranks that hold parts of them."""
-        parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-        norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        clip_grads_with_norm_(parameters, largest, norm)
+        norm = get_total_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+        clip_grads_with_norm_(model.parameters(), largest, self.norm_of_all(norm))
+
+    def norm_of_all(self, norm: Tensor) -> Tensor:
+        """The norm of the gradients on all ranks, of which `norm` is that of this rank's parts."""
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+@torch.no_grad()
+def send_as_one(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) -> None:
+    """Calls `send`, which changes what it gets, with all numbers of `tensors` in one; they have the result."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    send(flat)
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 def go_back(loss: Tensor, waits: Stopwatch) -> None:

@@ -69,6 +69,15 @@ def test_each_is_copied_into_the_memory_of_the_one_before(manager, monkeypatch, 
     assert (newer.unique().item(), older.unique().item()) == (1, 0)
 
 
+def test_a_training_that_waits_keeps_no_copy(monkeypatch, tmp_path):
+    copied = []
+    monkeypatch.setattr(DefaultStager, "stage", lambda self, state: copied.append(state) or state)
+    manager = CheckpointManager(tmp_path, World(), keep=2, in_background=False)
+    manager.save({"model": {"w": torch.ones(10)}}, 10)
+    assert copied == []
+    assert torch.equal(checkpoint.load(checkpoint.saved(tmp_path)[0])["model"]["w"], torch.ones(10))
+
+
 def test_the_flight_recorder_knows_the_group_before_another_thread_uses_it(tmp_path):
     # In torch 2.10 two threads that tell it of two groups may hang: nothing locks its list of groups.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -156,10 +165,11 @@ DefaultStager.stage = weighed
 
 
 @pytest.mark.process
-def test_replicas_share_the_copy_among_them(train, tmp_path):
+@pytest.mark.parametrize("more", [[], ["--zero1"]], ids=["replicas", "moments dealt out"])
+def test_replicas_share_the_copy_among_them(train, tmp_path, more):
     common = [*TEXT, *STEPS, "--max-steps=2", f"--runs-dir={tmp_path}"]
     [alone] = train(["single", *common, "--accumulate=2", "--name=one"], ok=True, before=WEIGH)
-    ranks = train(["ddp", *common, "--name=two"], 2, ok=True, before=WEIGH)
+    ranks = train(["ddp", *common, *more, "--name=two"], 2, ok=True, before=WEIGH)
     whole, *shares = (int(re.search(r"^copied (\d+)$", ended.out, re.MULTILINE)[1]) for ended in (alone, *ranks))
     assert sum(shares) == whole
     assert max(shares) < 0.6 * whole

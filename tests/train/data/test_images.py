@@ -179,18 +179,3 @@ def test_training_on_tokens_loads_no_decoder_of_images(tmp_path):
     command = [sys.executable, "-c", TOKENS, str(tmp_path / "text.txt")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout == "[]\n", done.stderr
-
-
-def test_on_a_gpu_pixels_are_resized_as_floats(monkeypatch):
-    # torch has no kernel for antialiased resizing of bytes there. The meta device stands for the GPU.
-    given = []
-
-    def interpolate(pixels, size, **options):
-        given.append((pixels.dtype, options["antialias"]))
-        return pixels.new_empty((*pixels.shape[:2], *size))
-
-    monkeypatch.setattr(image_files, "interpolate", interpolate)
-    pixels_CHW = torch.empty(3, 40, 60, dtype=torch.uint8, device="meta")
-    resized_CHW = image_files.resize(pixels_CHW, Crop(0, 0, 30, 30, True), 8)
-    assert given == [(torch.float32, True)]
-    assert (resized_CHW.dtype, resized_CHW.shape) == (torch.uint8, (3, 8, 8))

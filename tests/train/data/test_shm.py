@@ -17,21 +17,11 @@ from muster.train.distributed.world import World
 from tests.clusters.requirements import program, require_namespaces
 
 ROOT = Path(__file__).parents[3]
-MIB = 2**20
 
 # A batch: 32 images of 3 x 64 x 64 floats, 1.5 MiB, and a page of labels.
 FAKE = ["--data=fake", "--num-samples=640", "--image-size=64", "--batch-size=32", "--model=squeezenet1_1", "--no-bf16"]
 BATCH = 32 * 3 * 64 * 64 * 4 + 4096
 NEEDED = int(6 * BATCH * 1.1) + 1
-
-
-@pytest.mark.parametrize(("free_mib", "workers"), [(64, 1), (100, 3), (10, 0), (0, 0), (2000, 89)])
-def test_the_workers_that_fit_have_room_and_one_more_has_not(free_mib, workers):
-    assert loader.workers_that_fit(free_mib * MIB, 10 * MIB, 1) == workers
-    assert workers == 0 or loader.shm_needed(workers, 10 * MIB, 1) <= free_mib * MIB < loader.shm_needed(
-        workers + 1, 10 * MIB, 1
-    )
-    assert loader.workers_that_fit(3 * free_mib * MIB, 10 * MIB, 3) == workers
 
 
 def test_tensors_take_whole_pages():
