@@ -1,3 +1,4 @@
+import errno
 import os
 import pickle
 import resource
@@ -11,6 +12,7 @@ import torch
 
 from muster.errors import MusterError
 from muster.train import checkpoint
+from muster.train.checkpoint import storage
 from muster.train.distributed.world import World
 from tests.train.comparing import save
 
@@ -222,6 +224,7 @@ import subprocess, sys
 from pathlib import Path
 import torch
 from muster.train import checkpoint
+from muster.train.checkpoint import storage
 from muster.train.distributed.world import World
 from tests.train.comparing import save
 from muster.errors import MusterError
@@ -247,6 +250,15 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path):
     wrong, *_, listing = ended.stdout.splitlines()
     assert "No space left on device" in wrong
     assert listing == "['latest', 'step-00000010']"
+
+
+def test_a_disk_that_fails_at_the_very_end_is_told_as_it_is(tmp_path, monkeypatch):
+    def fail(folder):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(storage, "sync_folder", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        storage.write_text(tmp_path / "latest", "step-00000010")
 
 
 def test_what_could_not_be_told_of_a_checkpoint_ends_the_run_and_not_the_executor(tmp_path, caplog):

@@ -130,6 +130,20 @@ def test_a_run_that_another_process_writes_is_refused_until_that_is_gone(tmp_pat
     assert not list((runs / "mine").glob(".writer"))
 
 
+def test_a_run_whose_writer_ends_while_one_looks_is_free(tmp_path, monkeypatch):
+    writer = tmp_path / ".writer"
+    writer.write_text("{}")
+
+    def end(path, own):
+        path.unlink()
+        return False
+
+    monkeypatch.setattr(run_directory, "is_alive", end)
+    run_directory.claim(tmp_path, "")
+    assert writer.exists()
+    release()
+
+
 @pytest.mark.parametrize(("name", "is_refused"), [("frist", True), ("first-2", False), ("another", False)])
 def test_a_misspelt_name_is_not_resumed_from_the_beginning(tmp_path, name, is_refused):
     with_checkpoint(tmp_path / "runs" / "first-1")
