@@ -121,6 +121,20 @@ def test_one_node_is_standalone() -> None:
     ]
 
 
+def test_the_ranks_of_one_node_meet_at_a_port_that_is_picked_when_they_start() -> None:
+    env, options = Environment({}, host="a"), LaunchOptions(spawn=2, nproc_per_node="2")
+    assert "--master-port=0" in planned(env, options).argv  # a dry run
+    (port,) = [word for word in planned(replace(env, is_live=True), options).argv if "--master-port" in word]
+    assert int(port.partition("=")[2]) >= 1024
+
+
+def test_process_1_without_an_init_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, note = Environment({"PATH": "/nowhere"}, host="a", is_live=True), "this is process 1, and there is no tini"
+    assert note not in "\n".join(planned(env).additions.notes)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert note in "\n".join(planned(env).additions.notes)
+
+
 def test_one_node_with_a_port_of_the_users_is_not_standalone() -> None:
     found = planned(Environment({}, host="laptop"), LaunchOptions(master_port=61007))
     assert {"--nnodes=1", "--master-addr=127.0.0.1", "--master-port=61007"} <= set(found.argv)
