@@ -60,11 +60,14 @@ PYTEST = "pytest"
 MEASURED = ".pytest-measured"
 
 AREAS = {
-    "detection": (["entrypoint/detect/*.py", "entrypoint/resources.py"], ["tests/entrypoint"]),
-    "rendezvous": (["entrypoint/rendezvous/address.py", "entrypoint/rendezvous/file.py"], ["tests/entrypoint"]),
+    "detection": (["entrypoint/detect/*.py", "entrypoint/resources.py"], ["tests/entrypoint", "tests/sites"]),
+    "rendezvous": (
+        ["entrypoint/rendezvous/address.py", "entrypoint/rendezvous/file.py"],
+        ["tests/entrypoint", "tests/sites"],
+    ),
     "launch": (
         ["entrypoint/launch/start.py", "entrypoint/launch/torchrun.py", "entrypoint/options.py"],
-        ["tests/entrypoint"],
+        ["tests/entrypoint", "tests/sites"],
     ),
     "checkpoints": (["train/checkpoint/*.py"], ["tests/train/checkpoint", "tests/train/test_export.py"]),
     "data": (["train/data/*.py"], ["tests/train/data"]),
