@@ -173,6 +173,15 @@ def test_the_users_program_in_torchruns_words(program: Program, words: list[str]
     assert "PYTHONSAFEPATH" not in found.additions.variables
 
 
+def test_a_warning_that_comes_early_is_kept_for_what_listens_and_ends_what_does_not() -> None:
+    script = Program("script", ("a.py",))
+    agent, spawning = LaunchOptions(nproc_per_node="2"), LaunchOptions(nproc_per_node="2", spawn=2)
+    alone = Environment({}, host="a")
+    assert [planned(alone, options, script).hears for options in (agent, spawning)] == [True, True]
+    rank = recorded("c_srun_N2_2per.node02.2")
+    assert [planned(rank, program=program).hears for program in (script, TRAINER)] == [False, True]
+
+
 def test_a_program_of_its_own_in_worker_mode() -> None:
     found = planned(recorded("c_srun_N2_2per.node02.2"), program=Program("program", ("./run.sh", "1")))
     assert list(found.argv) == ["./run.sh", "1"]
