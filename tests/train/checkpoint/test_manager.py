@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint
 from muster.train.checkpoint import storage
@@ -107,6 +108,18 @@ def test_all_damaged(tmp_path):
         cut(save(tmp_path, state(step), step=step, keep=2))
     with pytest.raises(MusterError, match="can't be read"):
         checkpoint.load_newest(tmp_path)
+
+
+def test_a_run_is_complete_once_its_last_step_is_validated():
+    def complete(step, *validated):
+        progress = checkpoint.Progress(step=step, history=[{"step": each} for each in validated])
+        return checkpoint.is_complete(progress, Options(max_steps=20, epochs=9))
+
+    assert not complete(19, 10)
+    assert not complete(20)
+    assert not complete(20, 10)  # a warning came before the end of the validation
+    assert complete(20, 10, 20)
+    assert complete(21, 10)
 
 
 def test_without_the_pointer_the_newest_counts(tmp_path):
@@ -227,6 +240,7 @@ from muster.train import checkpoint
 from muster.train.checkpoint import storage
 from muster.train.distributed.world import World
 from tests.train.comparing import save
+from muster.config import Options
 from muster.errors import MusterError
 run = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", run], check=True)
