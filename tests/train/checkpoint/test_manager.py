@@ -236,7 +236,6 @@ FULL_DISK = """
 import subprocess, sys
 from pathlib import Path
 import torch
-from muster.train import checkpoint
 from muster.train.checkpoint import storage
 from muster.train.distributed.world import World
 from tests.train.comparing import save
