@@ -236,10 +236,9 @@ FULL_DISK = """
 import subprocess, sys
 from pathlib import Path
 import torch
-from muster.train.checkpoint import storage
+from muster.train import checkpoint
 from muster.train.distributed.world import World
 from tests.train.comparing import save
-from muster.config import Options
 from muster.errors import MusterError
 run = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", run], check=True)
