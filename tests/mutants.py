@@ -5,7 +5,7 @@
 A mutant is one changed place: a comparison, a condition, a constant, a sign. Each is asked only of the tests that run
 its line, which is measured once, without any mutant, by coverage.py. It is killed where one of them fails in a copy of
 this checkout that has it. Where that test is slow, or failed by a time-out, it has to pass right afterwards without the
-mutant, or it says nothing: a busy machine kills no mutant. Each is printed with its line and the test that
+mutant, or it says nothing: a busy machine kills no mutant. Each mutant is printed with its line and the test that
 killed it. Exit code 0: at least 85 of 100 were killed.
 """
 
@@ -397,7 +397,7 @@ def first_failure(folder: Path, tests: Sequence[Asked]) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: whether a test noticed it, which one, and how many were asked."""
+    """What became of a mutant: whether a test noticed it; which one, or how many were asked."""
 
     is_killed: bool
     why: str
