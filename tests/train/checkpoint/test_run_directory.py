@@ -1,6 +1,7 @@
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import nullcontext
 
 import pytest
@@ -142,6 +143,15 @@ def test_a_run_whose_writer_ends_while_one_looks_is_free(tmp_path, monkeypatch):
     run_directory.claim(tmp_path, "")
     assert writer.exists()
     release()
+
+
+def test_what_touches_the_writers_file_keeps_no_process_that_fails_from_its_end(tmp_path):
+    before = set(threading.enumerate())
+    run_directory.claim(tmp_path, "")
+    try:
+        assert [thread.daemon for thread in set(threading.enumerate()) - before] == [True]
+    finally:
+        release()
 
 
 @pytest.mark.parametrize(("name", "is_refused"), [("frist", True), ("first-2", False), ("another", False)])
