@@ -28,7 +28,7 @@ def measure(folder: str, files: list[str]) -> None:
     os.register_at_fork(after_in_child=lambda: start(folder, files))
     atexit.register(save)
     for name in ENDS:
-        setattr(os, name, saving(getattr(os, name)))
+        setattr(os, name, saving(getattr(os, name), folder, files))
 
 
 def start(folder: str, files: list[str]) -> None:
@@ -55,11 +55,14 @@ def save() -> None:
         ended.save()
 
 
-def saving(end: Callable[..., Any]) -> Callable[..., Any]:
+def saving(end: Callable[..., Any], folder: str, files: list[str]) -> Callable[..., Any]:
     """`end`, with what was noted written before."""
 
     def save_and_end(*arguments: Any) -> Any:
         save()
-        return end(*arguments)
+        try:
+            return end(*arguments)
+        finally:
+            start(folder, files)  # there was no such program to become
 
     return save_and_end
