@@ -344,8 +344,8 @@ def measure(folder: Path, tests: Sequence[str], files: Sequence[str]) -> dict[st
     return found
 
 
-def asked_of(mutant: Mutant, tests: dict[str, Asked]) -> list[Asked]:
-    """The tests that the mutant is asked of, in their order: quick ones first, of them those of its module.
+def asked_of(mutant: Mutant, tests: dict[str, Asked]) -> list[list[Asked]]:
+    """The tests that the mutant is asked of, in their order: quick ones of its module, other quick ones, slow ones.
 
     Those that reach its line; where there is none, or it runs when the module is loaded, all that reach the file. A
     process that was killed has left nothing to say which lines it had reached.
@@ -357,8 +357,8 @@ def asked_of(mutant: Mutant, tests: dict[str, Asked]) -> list[Asked]:
     seconds: Counter[str] = Counter()
     for test in reaching:
         seconds[test.file] += test.seconds
-    pure = [test for test in reaching if not test.is_slow]
-    pure.sort(key=lambda test: (named not in test.file, seconds[test.file], test.file))
+    quick = [test for test in reaching if not test.is_slow]
+    quick.sort(key=lambda test: (seconds[test.file], test.file))
     # One of each function's tests before the second of any, so that those that fit in are not all alike.
     cases: Counter[str] = Counter()
     order: dict[str, tuple[bool, int, float]] = {}
@@ -366,14 +366,18 @@ def asked_of(mutant: Mutant, tests: dict[str, Asked]) -> list[Asked]:
         function = test.name.partition("[")[0]
         order[test.name] = (named not in test.file, cases[function], test.seconds)
         cases[function] += 1
-    processes: list[Asked] = []
+    slow: list[Asked] = []
     spent = 0.0
     for name in sorted(order, key=order.__getitem__):
-        if not processes or spent + tests[name].seconds <= SLOW_S:
-            processes.append(tests[name])
+        if not slow or spent + tests[name].seconds <= SLOW_S:
+            slow.append(tests[name])
             spent += tests[name].seconds
-    processes.sort(key=lambda test: (named not in test.file, test.file))
-    return [*pure, *processes]
+    slow.sort(key=lambda test: (named not in test.file, test.file))
+    return [
+        [test for test in quick if named in test.file],
+        [test for test in quick if named not in test.file],
+        slow,
+    ]
 
 
 def first_failure(folder: Path, tests: Sequence[Asked]) -> tuple[str, str]:
@@ -407,22 +411,27 @@ def try_mutant(mutant: Mutant, folder: Path, tests: dict[str, Asked]) -> Verdict
     """Asks the tests that reach the mutant, in the checkout in `folder`."""
     path = folder / mutant.path
     original = path.read_text()
-    asked = asked_of(mutant, tests)
-    while True:
+    batches = [batch for batch in asked_of(mutant, tests) if batch]
+    num_asked = sum(map(len, batches))
+    while batches:
+        asked = batches.pop(0)
         change(path, mutant.text)
         try:
             name, text = first_failure(folder, asked)
         finally:
             change(path, original)
-        if name in ("", LATE):
-            return Verdict(False, name or f"{len(asked)} tests asked")
+        if name == LATE:
+            return Verdict(False, LATE)
+        if not name:
+            continue
         test = tests.get(name)
         if test is not None and not test.is_slow and "imeout" not in text:
             return Verdict(True, name)
         again = [test] if test is not None else [test for test in asked if name in (test.file, PYTEST)]
         if not first_failure(folder, again)[0]:
             return Verdict(True, name)
-        asked = [test for test in asked if test not in again]
+        batches.insert(0, [test for test in asked if test not in again])
+    return Verdict(False, f"{num_asked} tests asked")
 
 
 def change(path: Path, text: str) -> None:
