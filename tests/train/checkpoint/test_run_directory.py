@@ -4,6 +4,7 @@ import sys
 import threading
 from contextlib import nullcontext
 
+import msgspec
 import pytest
 
 from muster.config import Options
@@ -142,6 +143,15 @@ def test_a_run_whose_writer_ends_while_one_looks_is_free(tmp_path, monkeypatch):
     monkeypatch.setattr(run_directory, "is_alive", end)
     run_directory.claim(tmp_path, "")
     assert writer.exists()
+    release()
+
+
+def test_a_run_whose_writer_on_another_host_is_silent_is_free(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_directory, "SILENT_S", 0.0)
+    theirs = msgspec.structs.replace(run_directory.Writer.here("theirs"), host="elsewhere")
+    (tmp_path / ".writer").write_bytes(msgspec.json.encode(theirs))
+    run_directory.claim(tmp_path, "ours")
+    assert b'"ours"' in (tmp_path / ".writer").read_bytes()
     release()
 
 
