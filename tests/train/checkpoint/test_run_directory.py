@@ -3,6 +3,7 @@ import subprocess
 import sys
 import threading
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,7 +12,8 @@ from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint
 from muster.train.checkpoint import run_directory
-from muster.train.checkpoint.run_directory import choose_run, default_name, release
+from muster.train.checkpoint.run_directory import Run, choose_run, default_name, release
+from muster.train.distributed.world import World
 from tests.train.comparing import save
 
 
@@ -174,3 +176,19 @@ def test_a_misspelt_name_is_not_resumed_from_the_beginning(tmp_path, name, is_re
         assert "--name first --resume" in refused.value.fix
     # The job script of a new run says auto.
     assert choose_run(options(tmp_path, name=name, resume="auto"), "ddp").resumed_from is None
+
+
+def test_only_a_damaged_checkpoint_is_passed_over_and_the_last_one_is_not(tmp_path):
+    def restore(candidates, identity):
+        trained, manager = SimpleNamespace(model=None, fill=None), SimpleNamespace(group=None)
+        run_directory.restore(trained, Run(tmp_path, candidates), identity, manager, World())
+
+    newest, older = (checkpoint.folder_of(with_checkpoint(tmp_path, step)) / f"step-{step:08}" for step in (2, 1))
+    candidates = [newest, older]
+    with pytest.raises(MusterError, match="model"):
+        restore(candidates, {"model": "another"})
+    assert candidates == [newest, older]
+    (newest / "index").unlink()
+    with pytest.raises(MusterError) as raised:
+        restore([newest], {})
+    assert raised.value.seen == str(newest)
