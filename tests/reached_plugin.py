@@ -8,6 +8,8 @@ tests that stand in FILE, one a line, in that order, and writes those that fail 
 """
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,7 @@ class Choice:
         self.places = {name: place for place, name in enumerate(path.read_text().splitlines())}
         self.failed = path.with_name(f"{path.name}.failed")
         self.failed.unlink(missing_ok=True)
+        self.code = 0
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = sorted(
@@ -106,3 +109,11 @@ class Choice:
     def write(self, test: str, text: str) -> None:
         with self.failed.open("a") as file:
             file.write(json.dumps({"test": test, "text": text}) + "\n")
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self.code = int(exitstatus)
+
+    def pytest_unconfigure(self) -> None:
+        # A mutant may have left a thread behind that keeps Python from its end.
+        sys.stdout.flush()
+        os._exit(self.code)
