@@ -41,10 +41,11 @@ def start(folder: str, files: list[str]) -> None:
         data_suffix=f"{os.getpid()}.{os.urandom(4).hex()}",
         config_file=False,
         include=files,
-        context=now.read_text() if now.exists() else None,
         messages=False,
     )
     running.start()
+    if now.exists():
+        running.switch_context(now.read_text())
 
 
 def save() -> None:
