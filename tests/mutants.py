@@ -1,15 +1,18 @@
 """Changes the code in small ways, one at a time, and tells which changes no test of `make test` notices.
 
-    python -m tests.mutants [--number 120] [--seed 1] [--jobs 2] [--only PATH]
+    python -m tests.mutants [--number 120] [--seed 1] [--jobs 2] [--area NAME]... [--only PATH]
 
-A mutant is one changed place: a comparison, a condition, a constant, a sign. It is killed where a test fails in a copy
-of this checkout that has it; each is printed with its line and the test that killed it. Exit code 0: at least 85 of 100
-were killed.
+A mutant is one changed place: a comparison, a condition, a constant, a sign. Each is asked only of the tests that run
+its line, which is measured once, without any mutant, by coverage.py. It is killed where one of them fails in a copy of
+this checkout that has it. Where that test is slow, or failed by a time-out, it has to pass right afterwards without the
+mutant, or it says nothing: a busy machine kills no mutant. Each mutant is printed with its line and the test that
+killed it. Exit code 0: at least 85 of 100 were killed.
 """
 
 import argparse
 import ast
 import copy
+import json
 import os
 import random
 import re
@@ -21,31 +24,50 @@ import sysconfig
 import tempfile
 import time
 import venv
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
 
+import coverage
+
+from tests import reached
 from tests.lanes import QUICK
+from tests.reached_plugin import FIXTURE, TESTS
 
 ROOT = Path(__file__).resolve().parent.parent
 WANTED = 0.85
 LIMIT_S = 600
-"""A mutant whose tests are not over by then is killed: it made something wait."""
+"""A mutant whose tests are not over by then survives."""
+
+TEST_LIMIT_S = 120
+QUICK_S = 1
+SLOW_S = 90
+"""Of the tests that start processes, or take longer than QUICK_S, a mutant is asked of as many as took this long."""
+
+MEASURING_S = 3600
 
 OUTPUT = ".pytest-output"
 """In a copy of the checkout: what its last tests said."""
 
-NO_TESTS = 5
-"""pytest's exit code where it selects none."""
+CHOSEN = ".pytest-chosen"
+FAILED = f"{CHOSEN}.failed"
+LATE = f"not over within {LIMIT_S} s"
+PYTEST = "pytest"
+
+MEASURED = ".pytest-measured"
 
 AREAS = {
-    "detection": (["entrypoint/detect/*.py", "entrypoint/resources.py"], ["tests/entrypoint"]),
-    "rendezvous": (["entrypoint/rendezvous/address.py", "entrypoint/rendezvous/file.py"], ["tests/entrypoint"]),
+    "detection": (["entrypoint/detect/*.py", "entrypoint/resources.py"], ["tests/entrypoint", "tests/sites"]),
+    "rendezvous": (
+        ["entrypoint/rendezvous/address.py", "entrypoint/rendezvous/file.py"],
+        ["tests/entrypoint", "tests/sites"],
+    ),
     "launch": (
         ["entrypoint/launch/start.py", "entrypoint/launch/torchrun.py", "entrypoint/options.py"],
-        ["tests/entrypoint"],
+        ["tests/entrypoint", "tests/sites"],
     ),
     "checkpoints": (["train/checkpoint/*.py"], ["tests/train/checkpoint", "tests/train/test_export.py"]),
     "data": (["train/data/*.py"], ["tests/train/data"]),
@@ -90,9 +112,33 @@ class Mutant:
     before: str
     after: str
     text: str
+    lines: range
+    """Those of its statement."""
+
+    when_called: bool
+    """False for a statement that runs when its module is loaded."""
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.before}  ->  {self.after}"
+
+
+@dataclass
+class Asked:
+    """A test that can notice mutants.
+
+    Attributes:
+        is_slow: it is marked as one that starts processes, or took as long as one.
+        lines: those that it reaches, of each file.
+    """
+
+    name: str
+    is_slow: bool
+    seconds: float
+    lines: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    @property
+    def file(self) -> str:
+        return self.name.partition("::")[0]
 
 
 def changed(node: ast.AST) -> Iterator[ast.expr]:
@@ -153,11 +199,32 @@ def is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
+def statements(tree: ast.Module) -> dict[ast.AST, tuple[range, bool]]:
+    """For each node the lines of its statement, of a compound one those of its head, and whether a function has it."""
+    found: dict[ast.AST, tuple[range, bool]] = {}
+
+    def look(node: ast.AST, lines: range, when_called: bool) -> None:
+        if isinstance(node, ast.stmt):
+            body = [part for part in getattr(node, "body", []) if isinstance(part, ast.stmt)]
+            assert node.end_lineno is not None
+            lines = range(node.lineno, max(node.lineno + 1, body[0].lineno) if body else node.end_lineno + 1)
+        found[node] = lines, when_called
+        for name, value in ast.iter_fields(node):
+            called = when_called or (isinstance(node, ast.FunctionDef) and name == "body")
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, ast.AST):
+                    look(part, lines, called)
+
+    look(tree, range(0), False)
+    return found
+
+
 def mutants_of(area: str, path: Path) -> list[Mutant]:
     """All mutants of one file."""
     source = path.read_text()
     tree = ast.parse(source)
     left = skipped(tree)
+    places = statements(tree)
     lines = source.encode().splitlines(keepends=True)
     starts = [0]
     for line in lines:
@@ -174,12 +241,13 @@ def mutants_of(area: str, path: Path) -> list[Mutant]:
         for other in changed(node):
             after = f"({ast.unparse(other)})"
             text = source.encode()[:first].decode() + after + source.encode()[last:].decode()
-            found.append(Mutant(area, str(path.relative_to(ROOT)), node.lineno, before, after, text))
+            name = str(path.relative_to(ROOT))
+            found.append(Mutant(area, name, node.lineno, before, after, text, *places[node]))
     return found
 
 
-def choose(number: int, seed: int, only: str) -> list[Mutant]:
-    """As many mutants of each area, drawn by chance, in an order that mixes the areas."""
+def choose(number: int, seed: int, areas: Sequence[str], only: str) -> list[Mutant]:
+    """As many mutants of each area, drawn by chance, in an order that mixes the areas; of them those of `areas`."""
     drawn = random.Random(seed)
     chosen: list[Mutant] = []
     for place, (area, (patterns, _)) in enumerate(AREAS.items()):
@@ -189,12 +257,13 @@ def choose(number: int, seed: int, only: str) -> list[Mutant]:
         share = number // len(AREAS) + (place < number % len(AREAS))
         chosen += drawn.sample(all_of_them, min(share, len(all_of_them)))
     drawn.shuffle(chosen)  # so that the first ones are a fair sample, should it be broken off
-    return chosen
+    return [mutant for mutant in chosen if mutant.area in areas]
 
 
 def copy_checkout(folder: Path) -> None:
-    """A copy of the files that git knows, with an environment of its own that borrows this one's packages."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
+    """A copy of the files that git does not ignore, with an environment of its own that borrows this one's packages."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
     for name in filter(None, listed.decode().split("\0")):
         source, target = ROOT / name, folder / name
         if source.is_symlink() or source.exists():
@@ -203,62 +272,173 @@ def copy_checkout(folder: Path) -> None:
     venv.create(folder / ".venv", symlinks=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder / ".venv")}))
     # Path files in a folder that a path file adds are not read: the installed clone stays out of it.
-    (site / "borrowed.pth").write_text(f"{folder}\n{sysconfig.get_path('purelib')}\n")
+    packages = [path for path in sys.path if Path(path).name == "site-packages"]
+    borrowed = dict.fromkeys([str(folder), *packages, str(Path(coverage.__file__).parents[1])])
+    (site / "borrowed.pth").write_text("".join(f"{path}\n" for path in borrowed))
     for name in ("train", "muster"):
         script = folder / ".venv" / "bin" / name
         script.write_text(f"#!{folder}/.venv/bin/python\nfrom muster.entrypoint.main import {name}\n{name}()\n")
         script.chmod(0o755)
 
 
-def is_noticed(folder: Path, tests: Sequence[str], marks: str = QUICK) -> bool:
-    """True where one of the tests with these marks fails in the checkout in `folder`."""
-    argv = [str(folder / ".venv/bin/python"), "-m", "pytest", "-x", "-q", "--timeout=120", "-m", marks, *tests]
+def run_pytest(folder: Path, limit_s: float, *words: str) -> int | None:
+    """Runs tests of `make test` in the checkout in `folder`; returns the exit code, None where they were not over."""
+    argv = [str(folder / ".venv/bin/python"), "-m", "pytest", "-q", f"--timeout={TEST_LIMIT_S}", "-m", QUICK]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
-    env = {**kept, "PYTHONDONTWRITEBYTECODE": "1"}
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
     with (folder / OUTPUT).open("w") as output:
         process = subprocess.Popen(
-            argv,
+            [*argv, "-p", "tests.reached_plugin", *words],
             cwd=folder,
-            env=env,
+            env=kept,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            return process.wait(LIMIT_S) not in (0, NO_TESTS)
+            return process.wait(limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return True
+            return None
 
 
-def failed_test(folder: Path) -> str:
-    """The test that failed in the last run of tests in `folder`, with its reason as pytest shortens it."""
-    said = (folder / OUTPUT).read_text(errors="replace").splitlines()
-    failures = [line for line in said if line.startswith(("FAILED ", "ERROR "))]
-    return failures[-1].partition(" ")[2] if failures else f"no test was over within {LIMIT_S} s, or none could start"
+def measure(folder: Path, tests: Sequence[str], files: Sequence[str]) -> dict[str, Asked]:
+    """Runs `tests` in the checkout in `folder`; returns those that passed, with the lines of `files` that they reach.
+
+    Raises:
+        RuntimeError: they did not end.
+    """
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder / ".venv")}))
+    noting = site / "noting.pth"
+    measured = folder / MEASURED
+    shutil.rmtree(measured, ignore_errors=True)
+    measured.mkdir()
+    paths = [str(folder / file) for file in files]
+    noting.write_text(f"import tests.reached; tests.reached.measure({str(measured)!r}, {paths})\n")
+    try:
+        run_pytest(folder, MEASURING_S, f"--measure={measured}", *tests)
+    finally:
+        noting.unlink()
+    if not (measured / TESTS).exists():
+        raise RuntimeError(f"the tests without any mutant did not end: {(folder / OUTPUT).read_text()[-3000:]}")
+    found: dict[str, Asked] = {}
+    users: dict[str, list[str]] = defaultdict(list)
+    for name, test in json.loads((measured / TESTS).read_text()).items():
+        if test["outcomes"] == ["passed"] * 3:
+            found[name] = Asked(name, test["is_process"] or test["seconds"] > QUICK_S, test["seconds"])
+            for fixture in test["fixtures"]:
+                users[FIXTURE + fixture].append(name)
+        elif "failed" in test["outcomes"]:
+            print(f"not asked, since it fails when it is measured: {name}", flush=True)
+    both = coverage.Coverage(data_file=str(measured / reached.DATA), config_file=False, messages=False)
+    both.combine()
+    data = both.get_data()
+    for path, file in zip(paths, files, strict=True):
+        for line, contexts in data.contexts_by_lineno(path).items():
+            for context in contexts:
+                for name in users.get(context, [context]):
+                    if name in found:
+                        found[name].lines[file].add(line)
+    return found
 
 
-def try_mutant(mutant: Mutant, folder: Path) -> bool:
-    """True where a test notices the mutant: those that bear the module's name are asked first."""
+def asked_of(mutant: Mutant, tests: dict[str, Asked]) -> list[list[Asked]]:
+    """The tests that the mutant is asked of, in their order: quick ones of its module, other quick ones, slow ones.
+
+    Those that reach its line; where there is none, or it runs when the module is loaded, all that reach the file. A
+    process that was killed has left nothing to say which lines it had reached.
+    """
+    file = [test for test in tests.values() if mutant.path in test.lines]
+    line = [test for test in file if test.lines[mutant.path].intersection(mutant.lines)]
+    reaching = line if line and mutant.when_called else file
+    named = Path(mutant.path).stem
+    seconds: Counter[str] = Counter()
+    for test in reaching:
+        seconds[test.file] += test.seconds
+    quick = [test for test in reaching if not test.is_slow]
+    quick.sort(key=lambda test: (seconds[test.file], test.file))
+    # One of each function's tests before the second of any, so that those that fit in are not all alike.
+    cases: Counter[str] = Counter()
+    order: dict[str, tuple[bool, int, float]] = {}
+    for test in (test for test in reaching if test.is_slow):
+        function = test.name.partition("[")[0]
+        order[test.name] = (named not in test.file, cases[function], test.seconds)
+        cases[function] += 1
+    slow: list[Asked] = []
+    spent = 0.0
+    for name in sorted(order, key=order.__getitem__):
+        if not slow or spent + tests[name].seconds <= SLOW_S:
+            slow.append(tests[name])
+            spent += tests[name].seconds
+    slow.sort(key=lambda test: (named not in test.file, test.file))
+    return [
+        [test for test in quick if named in test.file],
+        [test for test in quick if named not in test.file],
+        slow,
+    ]
+
+
+def first_failure(folder: Path, tests: Sequence[Asked]) -> tuple[str, str]:
+    """The first of `tests` to fail in the checkout in `folder`, and what it says; empty where all pass.
+
+    In place of a test: a file that can't be loaded, PYTEST where that did not come so far, LATE where they did not end.
+    """
+    if not tests:
+        return "", ""
+    (folder / CHOSEN).write_text("".join(f"{test.name}\n" for test in tests))
+    files = list(dict.fromkeys(test.file for test in tests))
+    code = run_pytest(folder, LIMIT_S, "-x", f"--chosen={folder / CHOSEN}", *files)
+    failed = folder / FAILED
+    if failed.exists():
+        failure = json.loads(failed.read_text().splitlines()[0])
+        return failure["test"], failure["text"]
+    if code is None:
+        return LATE, ""
+    return ("", "") if code == 0 else (PYTEST, "")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant: whether a test noticed it; which one, or how many were asked."""
+
+    is_killed: bool
+    why: str
+
+
+def try_mutant(mutant: Mutant, folder: Path, tests: dict[str, Asked]) -> Verdict:
+    """Asks the tests that reach the mutant, in the checkout in `folder`."""
     path = folder / mutant.path
     original = path.read_text()
-    path.write_text(mutant.text)
-    try:
-        tests = AREAS[mutant.area][1]
-        named = sorted(
-            str(file.relative_to(folder))
-            for file in (folder / "tests").rglob(f"test_*{Path(mutant.path).stem}*.py")
-            if any(str(file.relative_to(folder)).startswith(test) for test in tests)
-        )
-        return (
-            bool(named and is_noticed(folder, named))
-            or is_noticed(folder, tests, f"({QUICK}) and not process")
-            or is_noticed(folder, tests, f"({QUICK}) and process")
-        )
-    finally:
-        path.write_text(original)
+    batches = [batch for batch in asked_of(mutant, tests) if batch]
+    num_asked = sum(map(len, batches))
+    while batches:
+        asked = batches.pop(0)
+        change(path, mutant.text)
+        try:
+            name, text = first_failure(folder, asked)
+        finally:
+            change(path, original)
+        if name == LATE:
+            return Verdict(False, LATE)
+        if not name:
+            continue
+        test = tests.get(name)
+        if test is not None and not test.is_slow and "imeout" not in text:
+            return Verdict(True, name)
+        again = [test] if test is not None else [test for test in asked if name in (test.file, PYTEST)]
+        if not first_failure(folder, again)[0]:
+            return Verdict(True, name)
+        batches.insert(0, [test for test in asked if test not in again])
+    return Verdict(False, f"{num_asked} tests asked")
+
+
+def change(path: Path, text: str) -> None:
+    """Writes a module, and forgets what Python has compiled of it: that counts in seconds."""
+    path.write_text(text)
+    for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+        compiled.unlink(missing_ok=True)
 
 
 def main() -> int:
@@ -266,46 +446,49 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--area", action="append", choices=AREAS, help="of the mutants only its; may be repeated")
     parser.add_argument("--only", default="", metavar="PATH", help="only files with this in their path")
     options = parser.parse_args()
-    mutants = choose(options.number, options.seed, options.only)
+    mutants = choose(options.number, options.seed, options.area or list(AREAS), options.only)
+    groups = {tuple(AREAS[mutant.area][1]): set[str]() for mutant in mutants}
+    for mutant in mutants:
+        groups[tuple(AREAS[mutant.area][1])].add(mutant.path)
     free: Queue[Path] = Queue()
     started = time.monotonic()
-    survivors: list[Mutant] = []
+    outcomes: Counter[tuple[str, bool]] = Counter()
     with tempfile.TemporaryDirectory(prefix="muster-mutants-") as scratch:
         for number in range(options.jobs):
             folder = Path(scratch) / str(number)
             copy_checkout(folder)
             free.put(folder)
 
+        def measured(tests: tuple[str, ...]) -> dict[str, Asked]:
+            folder = free.get()
+            try:
+                found = measure(folder, tests, sorted(groups[tests]))
+            finally:
+                free.put(folder)
+            print(f"{' '.join(tests)}: {len(found)} tests, {time.monotonic() - started:.0f} s", flush=True)
+            return found
+
         def attempt(mutant: Mutant) -> bool:
             folder = free.get()
             try:
-                noticed = try_mutant(mutant, folder)
-                killer = f"  ({failed_test(folder)})" if noticed else ""
+                verdict = try_mutant(mutant, folder, asked[tuple(AREAS[mutant.area][1])])
             finally:
                 free.put(folder)
-            print(f"{'killed' if noticed else 'SURVIVED':9}{mutant.area}: {mutant}{killer}", flush=True)
-            return noticed
+            word = "killed" if verdict.is_killed else "SURVIVED"
+            print(f"{word:9}{mutant.area}: {mutant}  ({verdict.why})", flush=True)
+            return verdict.is_killed
 
-        def fails_unchanged(tests: tuple[str, ...]) -> str:
-            folder = free.get()
-            try:
-                return (folder / OUTPUT).read_text()[-2000:] if is_noticed(folder, tests) else ""
-            finally:
-                free.put(folder)
-
-        asked = list({tuple(AREAS[mutant.area][1]): None for mutant in mutants})
         with ThreadPoolExecutor(options.jobs) as pool:
-            for tests, failure in zip(asked, pool.map(fails_unchanged, asked), strict=True):
-                if failure:
-                    print(f"{failure}\nthese fail without any mutant: {' '.join(tests)}", file=sys.stderr)
-                    return 2
-        with ThreadPoolExecutor(options.jobs) as pool:
-            for mutant, noticed in zip(mutants, pool.map(attempt, mutants), strict=True):
-                if not noticed:
-                    survivors.append(mutant)
-    killed = len(mutants) - len(survivors)
+            asked = dict(zip(groups, pool.map(measured, groups), strict=True))
+            for mutant, is_killed in zip(mutants, pool.map(attempt, mutants), strict=True):
+                outcomes[mutant.area, is_killed] += 1
+    for area in AREAS:
+        if of_area := outcomes[area, True] + outcomes[area, False]:
+            print(f"{area}: {outcomes[area, True]} of {of_area} killed")
+    killed = sum(outcomes[area, True] for area in AREAS)
     share = killed / max(1, len(mutants))
     print(f"{killed} of {len(mutants)} mutants killed, {share:.0%}, in {time.monotonic() - started:.0f} s")
     return 0 if killed >= WANTED * len(mutants) else 1

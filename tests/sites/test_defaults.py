@@ -109,6 +109,16 @@ def test_the_first_interface_with_the_prefix_is_taken(tmp_path: Path, monkeypatc
     assert defaults.interface("hsn,eth") == "eth0"
 
 
+def test_who_gave_the_interface_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_interfaces(monkeypatch, "ib0", "eth0")
+    monkeypatch.setattr(start.recognise, "here", lambda env, options: site(tmp_path))
+    env = Environment({"MUSTER_HOSTS": "tb1,tb2"}, "tb1", is_live=True)
+    of_site = start.find(env, LaunchOptions(), ["train", "ddp"]).rendezvous
+    assert (of_site.interface, of_site.sources["interface"]) == ("ib0", "the profile testbooster")
+    of_user = start.find(env, LaunchOptions(interface="eth0"), ["train", "ddp"]).rendezvous
+    assert (of_user.interface, of_user.sources["interface"]) == ("eth0", "--interface")
+
+
 def test_an_interface_that_is_not_here_is_no_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_interfaces(monkeypatch, "eth0")
     found = given(site(tmp_path), is_live=True)

@@ -10,9 +10,11 @@ from textwrap import indent
 import msgspec
 import pytest
 
-from muster.check.bench import baseline
+from muster.check.bench import baseline, run
 from muster.check.bench.baseline import Setting
 from muster.check.bench.collectives import NAMES
+from muster.check.bench.sweep import Broken
+from muster.train.distributed.world import World
 from tests.train.conftest import ROOT, Ended, environment, rank_environments, read_ranks
 
 pytestmark = pytest.mark.process
@@ -213,6 +215,23 @@ def test_a_rank_that_stands_still_is_named(bench):
     (line,) = errors(ended)
     assert line.startswith("error: rank 1 on ")
     assert line.endswith("did not come back from all_reduce of 4K")
+
+
+@pytest.mark.parametrize(
+    ("rank", "alive", "wrong"),
+    [
+        (0, [0, 1, 2], "the ranks are all there, but all_reduce failed"),
+        (0, [0, 2], "rank 1 on b did not come back from all_reduce"),
+        (0, [0], "ranks 1, 2 on b, c did not come back from all_reduce"),
+        (0, None, "rank 0 on a lost the others at all_reduce"),
+        (2, [0, 2], None),
+    ],
+)
+def test_the_first_rank_left_says_who_did_not_come_back(monkeypatch, rank, alive, wrong):
+    monkeypatch.setattr(run, "ranks_alive", lambda world: alive)
+    world = World(rank=rank, world_size=3, host="abc"[rank], hosts=("a", "b", "c"))
+    found = run.explain(world, Broken("Connection reset by peer"), "all_reduce")
+    assert (found and found.wrong) == wrong
 
 
 def test_a_failure_of_bench_is_no_crash_for_the_agent(measured, tmp_path):

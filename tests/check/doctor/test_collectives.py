@@ -134,7 +134,6 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     return [json.loads((folder / "findings").read_text()) for folder in folders]
 
 
-@pytest.mark.full
 @pytest.mark.process
 def test_collectives_that_are_spoilt_on_one_rank(trials: list[list[str]]) -> None:
     assert trials[0] == [

@@ -150,3 +150,14 @@ def test_several_things_at_once_are_all_found() -> None:
 def test_each_subject_says_something(told: Told) -> None:
     for subject in SUBJECTS:
         assert subject.summary(told[subject.NAME])
+
+
+def test_what_is_said_of_nodes_where_nothing_is_wrong() -> None:
+    of_two, of_one = (
+        {subject.NAME: subject.summary(told[subject.NAME]) for subject in SUBJECTS} for told in (healthy(2), healthy(1))
+    )
+    versions = "image 1.2.0, torch 2.10.0+cu128, NCCL 2.27.5, Python 3.12.3"
+    assert (of_two["software"], of_one["software"]) == (f"{versions}, the same everywhere", versions)
+    assert "500.0 GiB free on node01, the least" in of_two["memory"]
+    assert "500.0 GiB free, " in of_one["memory"]
+    assert of_two["network"] == of_one["network"] == "infiniband by ib0; 2 ports up, at 200 Gb/s"

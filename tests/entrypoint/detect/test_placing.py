@@ -41,6 +41,7 @@ def test_blocks_are_taken_for_granted_and_said() -> None:
     assert place(found) == (1, 1, 5, 8)
     assert [note for note in found.notes if "blocks of 4 a node" in note]
     assert [note for note in found.notes if "each node is taken to run 4 processes" in note]
+    assert detect(hydra(1, 4, 1, 4)).notes == ()  # one node has its ranks in one way alone
 
 
 @pytest.mark.parametrize(

@@ -262,10 +262,13 @@ def test_a_pod_whose_name_volcano_does_not_list_is_told_by_its_index_where_there
 TWO_NODES = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_script.env")
 
 
-@pytest.mark.parametrize("options", [LaunchOptions(), LaunchOptions(nnodes="1")])
-def test_one_process_may_be_started_in_the_script_of_a_job_of_two_nodes(options: LaunchOptions) -> None:
+@pytest.mark.parametrize(
+    ("options", "source"), [(LaunchOptions(), "single"), (LaunchOptions(nnodes="1"), "--nnodes=1")]
+)
+def test_one_process_may_be_started_in_the_script_of_a_job_of_two_nodes(options: LaunchOptions, source: str) -> None:
     found = resolve.resolve(TWO_NODES, options, ["train", "single"], is_single=True)
     assert (found.num_nodes, found.hosts, found.job_id) == (1, ("pbsn1",), TWO_NODES["PBS_JOBID"])
+    assert found.sources["num_nodes"] == source
     assert "this uses 1 of the job's 2 nodes" in found.notes
     assert detect(TWO_NODES, LaunchOptions(nnodes="1")).num_nodes == 1
     assert resolve.single(found, ["train", "single"]).world_size == 1

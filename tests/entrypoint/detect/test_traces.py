@@ -144,6 +144,16 @@ def alone(engine: str | None = "apptainer", nnodes: str | None = None, **more: s
     return resolve.resolve(env, LaunchOptions(nnodes=nnodes), ["train", "ddp"]).launcher
 
 
+@pytest.mark.parametrize(
+    ("names", "are_hidden"), [(["bash", "appinit"], True), (["appinit", "starter"], False), (["bash"], False)]
+)
+def test_apptainer_hid_the_processes_outside(
+    leave_traces: Callable[..., None], names: list[str], are_hidden: bool
+) -> None:
+    leave_traces(names)
+    assert traces.read()[1] == are_hidden
+
+
 def test_apptainer_with_cleanenv_in_a_job_is_refused(leave_traces: Callable[..., None]) -> None:
     leave_traces(["starter", "slurmstepd", "systemd"])
     with pytest.raises(MusterError) as refusal:

@@ -121,6 +121,20 @@ def test_one_node_is_standalone() -> None:
     ]
 
 
+def test_the_ranks_of_one_node_meet_at_a_port_that_is_picked_when_they_start() -> None:
+    env, options = Environment({}, host="a"), LaunchOptions(spawn=2, nproc_per_node="2")
+    assert "--master-port=0" in planned(env, options).argv  # a dry run
+    (port,) = [word for word in planned(replace(env, is_live=True), options).argv if "--master-port" in word]
+    assert int(port.partition("=")[2]) >= 1024
+
+
+def test_process_1_without_an_init_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, note = Environment({"PATH": "/nowhere"}, host="a", is_live=True), "this is process 1, and there is no tini"
+    assert note not in "\n".join(planned(env).additions.notes)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert note in "\n".join(planned(env).additions.notes)
+
+
 def test_one_node_with_a_port_of_the_users_is_not_standalone() -> None:
     found = planned(Environment({}, host="laptop"), LaunchOptions(master_port=61007))
     assert {"--nnodes=1", "--master-addr=127.0.0.1", "--master-port=61007"} <= set(found.argv)
@@ -157,6 +171,15 @@ def test_the_users_program_in_torchruns_words(program: Program, words: list[str]
     assert list(found.argv[7:]) == words
     # Its own folder stays on its module path.
     assert "PYTHONSAFEPATH" not in found.additions.variables
+
+
+def test_a_warning_that_comes_early_is_kept_for_what_listens_and_ends_what_does_not() -> None:
+    script = Program("script", ("a.py",))
+    agent, spawning = LaunchOptions(nproc_per_node="2"), LaunchOptions(nproc_per_node="2", spawn=2)
+    alone = Environment({}, host="a")
+    assert [planned(alone, options, script).hears for options in (agent, spawning)] == [True, True]
+    rank = recorded("c_srun_N2_2per.node02.2")
+    assert [planned(rank, program=program).hears for program in (script, TRAINER)] == [False, True]
 
 
 def test_a_program_of_its_own_in_worker_mode() -> None:

@@ -102,6 +102,26 @@ def test_the_master_need_not_resolve_the_names_of_the_others() -> None:
     assert meeting.master_port
 
 
+def test_the_master_of_several_nodes_has_an_address_towards_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the others only the next one is asked for: a job has thousands."""
+    known = {"a": "10.0.0.1", "b": "10.0.0.2"}
+    towards: list[tuple[str, ...]] = []
+
+    def fabric_interface(targets: tuple[str, ...]) -> str:
+        towards.append(targets)
+        return "eth0"
+
+    monkeypatch.setattr(network, "resolve", lambda host, _: known[host])
+    monkeypatch.setattr(network, "fabric_interface", fabric_interface)
+    monkeypatch.setattr(network, "address_of", {"eth0": "10.0.0.1"}.get)
+    env = Environment({"MUSTER_HOSTS": "a,b"}, host="a", is_live=True)
+    meeting = rendezvous.meet(detect(env), env, LaunchOptions())
+    assert (meeting.interface, meeting.local_addr) == ("eth0", "10.0.0.1")
+    env = Environment({"MUSTER_HOSTS": "a,b,c"}, host="a", is_live=True)
+    rendezvous.meet(detect(env), env, LaunchOptions())
+    assert towards == [("10.0.0.1", "10.0.0.2")] * 2
+
+
 def test_attempts_and_steps_of_a_job_have_ports_of_their_own() -> None:
     ports = {rendezvous.port_of("4711", attempt, step) for attempt in range(20) for step in range(20)}
     assert len(ports) == 400
@@ -110,10 +130,17 @@ def test_attempts_and_steps_of_a_job_have_ports_of_their_own() -> None:
     assert rendezvous.port_of("4711", 0, 0) != rendezvous.port_of("4712", 0, 0)
 
 
-def test_nobody_is_told_of_a_refusal_by_files_where_an_address_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_others_are_told_of_a_refusal_by_a_file_unless_they_meet_at_an_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[Peers] = []
-    monkeypatch.setattr(rendezvous_file, "meet", lambda peers: asked.append(peers))
-    env = Environment({"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_JOB_ID": "f1"}, host="b")
+    monkeypatch.setattr(rendezvous_file, "meet", asked.append)
+    monkeypatch.setattr(rendezvous_file, "exit_on_terminate", lambda: None)
+    flux = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_JOB_ID": "f1"}
     refusal = MusterError("wrong", seen="seen", fix="fix")
-    rendezvous.refuse_all(refusal, env, LaunchOptions(master_addr="a"))
+    rendezvous.refuse_all(refusal, Environment(flux, host="b", is_live=True), LaunchOptions(master_addr="a"))
+    rendezvous.refuse_all(refusal, Environment(flux, host="b"), LaunchOptions())  # a dry run
     assert asked == []
+    rendezvous.refuse_all(refusal, Environment(flux, host="b", is_live=True), LaunchOptions())
+    (peers,) = asked
+    assert (peers.job, peers.number, peers.size, peers.participant) == ("f1.0.0", 1, 2, refusal)

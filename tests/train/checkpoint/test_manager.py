@@ -1,3 +1,4 @@
+import errno
 import os
 import pickle
 import resource
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint
+from muster.train.checkpoint import storage
 from muster.train.distributed.world import World
 from tests.train.comparing import save
 
@@ -105,6 +108,18 @@ def test_all_damaged(tmp_path):
         cut(save(tmp_path, state(step), step=step, keep=2))
     with pytest.raises(MusterError, match="can't be read"):
         checkpoint.load_newest(tmp_path)
+
+
+def test_a_run_is_complete_once_its_last_step_is_validated():
+    def complete(step, *validated):
+        progress = checkpoint.Progress(step=step, history=[{"step": each} for each in validated])
+        return checkpoint.is_complete(progress, Options(max_steps=20, epochs=9))
+
+    assert not complete(19, 10)
+    assert not complete(20)
+    assert not complete(20, 10)  # a warning came before the end of the validation
+    assert complete(20, 10, 20)
+    assert complete(21, 10)
 
 
 def test_without_the_pointer_the_newest_counts(tmp_path):
@@ -247,6 +262,15 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path):
     wrong, *_, listing = ended.stdout.splitlines()
     assert "No space left on device" in wrong
     assert listing == "['latest', 'step-00000010']"
+
+
+def test_a_disk_that_fails_at_the_very_end_is_told_as_it_is(tmp_path, monkeypatch):
+    def fail(folder):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(storage, "sync_folder", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        storage.write_text(tmp_path / "latest", "step-00000010")
 
 
 def test_what_could_not_be_told_of_a_checkpoint_ends_the_run_and_not_the_executor(tmp_path, caplog):

@@ -1,15 +1,19 @@
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import nullcontext
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint
 from muster.train.checkpoint import run_directory
-from muster.train.checkpoint.run_directory import choose_run, default_name, release
+from muster.train.checkpoint.run_directory import Run, choose_run, default_name, release
+from muster.train.distributed.world import World
 from tests.train.comparing import save
 
 
@@ -130,6 +134,38 @@ def test_a_run_that_another_process_writes_is_refused_until_that_is_gone(tmp_pat
     assert not list((runs / "mine").glob(".writer"))
 
 
+def test_a_run_whose_writer_ends_while_one_looks_is_free(tmp_path, monkeypatch):
+    writer = tmp_path / ".writer"
+    writer.write_text("{}")
+
+    def end(path, own):
+        path.unlink()
+        return False
+
+    monkeypatch.setattr(run_directory, "is_alive", end)
+    run_directory.claim(tmp_path, "")
+    assert writer.exists()
+    release()
+
+
+def test_a_run_whose_writer_on_another_host_is_silent_is_free(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_directory, "SILENT_S", 0.0)
+    theirs = msgspec.structs.replace(run_directory.Writer.here("theirs"), host="elsewhere")
+    (tmp_path / ".writer").write_bytes(msgspec.json.encode(theirs))
+    run_directory.claim(tmp_path, "ours")
+    assert b'"ours"' in (tmp_path / ".writer").read_bytes()
+    release()
+
+
+def test_what_touches_the_writers_file_keeps_no_process_that_fails_from_its_end(tmp_path):
+    before = set(threading.enumerate())
+    run_directory.claim(tmp_path, "")
+    try:
+        assert [thread.daemon for thread in set(threading.enumerate()) - before] == [True]
+    finally:
+        release()
+
+
 @pytest.mark.parametrize(("name", "is_refused"), [("frist", True), ("first-2", False), ("another", False)])
 def test_a_misspelt_name_is_not_resumed_from_the_beginning(tmp_path, name, is_refused):
     with_checkpoint(tmp_path / "runs" / "first-1")
@@ -140,3 +176,19 @@ def test_a_misspelt_name_is_not_resumed_from_the_beginning(tmp_path, name, is_re
         assert "--name first --resume" in refused.value.fix
     # The job script of a new run says auto.
     assert choose_run(options(tmp_path, name=name, resume="auto"), "ddp").resumed_from is None
+
+
+def test_only_a_damaged_checkpoint_is_passed_over_and_the_last_one_is_not(tmp_path):
+    def restore(candidates, identity):
+        trained, manager = SimpleNamespace(model=None, fill=None), SimpleNamespace(group=None)
+        run_directory.restore(trained, Run(tmp_path, candidates), identity, manager, World())
+
+    newest, older = (checkpoint.folder_of(with_checkpoint(tmp_path, step)) / f"step-{step:08}" for step in (2, 1))
+    candidates = [newest, older]
+    with pytest.raises(MusterError, match="model"):
+        restore(candidates, {"model": "another"})
+    assert candidates == [newest, older]
+    (newest / "index").unlink()
+    with pytest.raises(MusterError) as raised:
+        restore([newest], {})
+    assert raised.value.seen == str(newest)

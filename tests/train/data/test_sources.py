@@ -338,9 +338,11 @@ def test_the_next_readable_sample_takes_the_place_of_one_that_cannot_be_read() -
 
 def test_synthetic_sequences_are_as_long_as_asked_for_and_their_targets_are_the_next_tokens():
     source = data.open_source(Options(model="gpt-tiny", data="synthetic", seq_len=12, vocab_size=50, num_samples=30))
-    inputs_NT, targets_NT = source.train.read_batch([0, 29])
-    assert inputs_NT.shape == targets_NT.shape == (2, 12)
-    assert torch.equal(inputs_NT[:, 1:], targets_NT[:, :-1])
+    assert (len(source.train), len(source.valid)) == (30, 3)
+    for part in (source.train, source.valid):
+        inputs_NT, targets_NT = part.read_batch([0, 2])
+        assert inputs_NT.shape == targets_NT.shape == (2, 12)
+        assert torch.equal(inputs_NT[:, 1:], targets_NT[:, :-1])
     assert source.size == 12
 
 

@@ -128,12 +128,12 @@ def test_data_that_the_model_does_not_read(model, source, fix):
     assert fix in raised.value.fix
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_token_beyond_the_vocabulary_is_named(tmp_path, num_workers):
-    path = write(tmp_path / "a.bin", [*range(50), 777, *range(49)], "<u2")
+@pytest.mark.parametrize(("num_workers", "token"), [(0, 777), (0, 60), (1, 777)])
+def test_a_token_beyond_the_vocabulary_is_named(tmp_path, num_workers, token):
+    path = write(tmp_path / "a.bin", [*range(50), token, *range(49)], "<u2")
     asked = options(path, vocab_size=60, train_num_workers=num_workers)
     train, _ = open_batches(data.open_source(asked), asked, World())
-    with pytest.raises(MusterError, match="token 777 is none of 60") as raised:
+    with pytest.raises(MusterError, match=f"token {token} is none of 60") as raised:
         list(train)
     train.close()
     assert raised.value.seen == f"{path}, place 50"

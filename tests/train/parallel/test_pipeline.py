@@ -1,6 +1,7 @@
 """Layers dealt out to the ranks of a line: what test_matrix.py has no room for."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,6 +51,13 @@ def test_the_wait_is_measured_and_told(train, summary_of, tmp_path):
     assert summary["ideal_bubble_share"] == 0.2
     assert 0 < summary["bubble_share"] < 1
     assert re.search(rf"waiting for stages +│ {summary['bubble_share']:.1%} of the time; 20.0% where", ended.out)
+
+
+def test_the_share_of_the_wait_is_what_the_stages_leave_of_the_time():
+    busy, turns = (SimpleNamespace(total=lambda seconds=seconds: seconds) for seconds in (3.0, 4.0))
+    plan = pipeline.Pipelines(size=2, stages_each=1, num_parts=4)
+    shares = pipeline.StagedGradients.report(SimpleNamespace(busy=busy, turns=turns, world=World(), plan=plan))
+    assert shares == {"bubble_share": 0.25, "ideal_bubble_share": 0.2}
 
 
 def test_what_is_counted_is_what_ran_within():

@@ -1,0 +1,69 @@
+"""Notes which lines a Python process runs, and for which test: every process of a copy that tests/mutants.py measures.
+
+coverage.py does the noting. Its contexts are tests, or fixtures that several tests share: tests/reached_plugin.py tells
+which one runs. A process that is killed leaves nothing.
+"""
+
+import atexit
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import coverage
+
+DATA = "coverage"
+NOW = "now"
+"""In the folder of the measurement: the test, or the fixture, that runs now."""
+
+ENDS = ("_exit", "execv", "execve", "execvp", "execvpe")
+"""Functions of `os` after which nothing of this process runs."""
+
+running: coverage.Coverage | None = None
+
+
+def measure(folder: str, files: list[str]) -> None:
+    """Notes the lines of `files` that this process runs from now on, and those that its forks run."""
+    start(folder, files)
+    os.register_at_fork(after_in_child=lambda: start(folder, files))
+    atexit.register(save)
+    for name in ENDS:
+        setattr(os, name, saving(getattr(os, name), folder, files))
+
+
+def start(folder: str, files: list[str]) -> None:
+    global running
+    if running is not None:
+        running.stop()  # what the parent ran is the parent's
+    now = Path(folder) / NOW
+    running = coverage.Coverage(
+        data_file=str(Path(folder) / DATA),
+        data_suffix=f"{os.getpid()}.{os.urandom(4).hex()}",
+        config_file=False,
+        include=files,
+        messages=False,
+    )
+    running.start()
+    if now.exists():
+        running.switch_context(now.read_text())
+
+
+def save() -> None:
+    global running
+    if running is not None:
+        ended, running = running, None
+        ended.stop()
+        ended.save()
+
+
+def saving(end: Callable[..., Any], folder: str, files: list[str]) -> Callable[..., Any]:
+    """`end`, with what was noted written before."""
+
+    def save_and_end(*arguments: Any) -> Any:
+        save()
+        try:
+            return end(*arguments)
+        finally:
+            start(folder, files)  # there was no such program to become
+
+    return save_and_end
