@@ -121,11 +121,15 @@ def test_one_node_is_standalone() -> None:
     ]
 
 
-def test_the_ranks_of_one_node_meet_at_a_port_that_is_picked_when_they_start() -> None:
-    env, options = Environment({}, host="a"), LaunchOptions(spawn=2, nproc_per_node="2")
-    assert "--master-port=0" in planned(env, options).argv  # a dry run
-    (port,) = [word for word in planned(replace(env, is_live=True), options).argv if "--master-port" in word]
-    assert int(port.partition("=")[2]) >= 1024
+def test_the_port_of_one_node_is_picked_when_its_program_starts() -> None:
+    env, program = Environment({}, host="a"), Program("program", ("python", "main.py"), framework="jax")
+
+    def port(env: Environment) -> int:
+        variables = planned(env, LaunchOptions(), program).additions.variables
+        return int(variables["JAX_COORDINATOR_ADDRESS"].rpartition(":")[2])
+
+    assert port(env) == 0  # a dry run
+    assert port(replace(env, is_live=True)) >= 1024
 
 
 def test_process_1_without_an_init_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
