@@ -32,7 +32,7 @@ class Echo(Strategy):
         return model.module
 """
 # As the one line in muster/config.py.
-ADDED = "from muster import config\nconfig.STRATEGIES = {**config.STRATEGIES, 'echo': 'Made for a test.'}\n"
+ADDED = "from muster import config\nconfig.STRATEGIES['echo'] = 'Made for a test.'\n"
 
 
 @pytest.mark.process
