@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muster import ROOT
+from muster.paths import ROOT
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """The names that a shell takes for variables: no other is read from a file, or printed for a shell."""

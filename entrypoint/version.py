@@ -7,10 +7,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from muster import ROOT, processes
+from muster import processes
 from muster.entrypoint.launch import driver
 from muster.entrypoint.launch.driver import written
 from muster.errors import ExitCode, MusterError, one_line
+from muster.paths import ROOT
 
 TIMEOUT_S = 120.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster import ROOT
+from muster.paths import ROOT
 from tests.interruptions import COMMANDS, FIRST_S, SCRIPT, interrupt
 
 START = "import os, signal, sys, time\nfrom muster import interruption\ninterruption.start('muster try')\n"

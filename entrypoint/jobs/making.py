@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from muster import JOBS
 from muster.entrypoint.jobs import kubernetes, script
 from muster.entrypoint.jobs.script import EXTENSIONS, Wanted
 from muster.entrypoint.sites import profiles, recognise
 from muster.entrypoint.sites.recognise import Recognised
 from muster.entrypoint.sites.schema import Site
+from muster.paths import JOBS
 
 
 def make(name: str, wanted: Wanted, file: str | None = None) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
-from muster import JOBS
 from muster.config import STRATEGIES
 from muster.entrypoint import show
 from muster.entrypoint.detect import families
@@ -14,6 +13,7 @@ from muster.entrypoint.jobs import quoting
 from muster.entrypoint.options import JobOptions
 from muster.entrypoint.sites.schema import STATUS, Context, Site, resolve, value_of
 from muster.errors import MusterError
+from muster.paths import JOBS
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster import ROOT
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.launch.program import Additions, Program
 from muster.errors import MusterError
+from muster.paths import ROOT
 
 Version = tuple[int, int]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from muster import JOBS
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError, one_line
+from muster.paths import JOBS
 
 if TYPE_CHECKING:
     from muster.entrypoint.sites.schema import Site

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from muster import ROOT
 from muster.check.doctor import software
+from muster.paths import ROOT
 from tests.clusters.requirements import SLURM_PROGRAMS, require_namespaces, require_programs
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.weights import MUSTER, ONE_THREAD, TRAIN

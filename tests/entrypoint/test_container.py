@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import ROOT
 from muster.entrypoint import container, recording
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
+from muster.paths import ROOT
 from tests.entrypoint import recorded
 from tests.entrypoint.test_cli import three_lines
 from tests.entrypoint.test_environment import SECRETS

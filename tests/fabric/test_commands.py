@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muster import ROOT
+from muster.paths import ROOT
 from tests.entrypoint.conftest import clean_environment
 from tests.entrypoint.test_cli import three_lines
 from tests.fabric import nodes

@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from muster import ROOT
 from muster.entrypoint.fabric import find, stage
 from muster.entrypoint.fabric.stage import FabricPlan
 from muster.entrypoint.sites.schema import Context, Fabric
+from muster.paths import ROOT
 from tests.fabric import trees
 from tests.fabric.trees import Tree
 

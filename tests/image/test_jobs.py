@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from muster import ROOT
+from muster.paths import ROOT
 from tests.clusters.grid_engine import GridEngineCluster
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.weights import ONE_THREAD, STEPS, assert_world_of_four

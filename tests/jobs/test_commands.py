@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from muster import ROOT
 from muster.entrypoint.jobs import making
 from muster.entrypoint.jobs.script import Wanted
 from muster.entrypoint.sites import profiles
+from muster.paths import ROOT
 from tests.jobs.everything import site
 
 START = "import sys; from muster.entrypoint.cli import muster; sys.argv[0] = 'muster'; muster()"

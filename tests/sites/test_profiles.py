@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from muster import ROOT
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.sites import profiles, recognise
 from muster.entrypoint.sites.profiles import FABRICS, SITES
 from muster.entrypoint.sites.schema import Context, Fabric, Fact, Libraries, Site, When
+from muster.paths import ROOT
 from tests.sites.profile import VALID, problems, written
 
 ALL_SITES = sorted(SITES.glob("*.toml"))

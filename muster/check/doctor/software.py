@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from muster import ROOT
 from muster.check import versions
 from muster.check.doctor.finding import Finding, Level, attempt, differences
 from muster.check.options import DoctorOptions
 from muster.check.ranks import leads_host, listed
+from muster.paths import ROOT
 from muster.train.distributed.world import World
 
 NAME = "software"

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 import torch
 
-from muster import ROOT
 from muster.check.doctor import gpus, memory, network, software, storage
 from muster.check.doctor.storage import Space
 from muster.check.options import DoctorOptions
+from muster.paths import ROOT
 from muster.train.distributed.world import World
 from tests.check.doctor.healthy import SUBJECTS, Told, found, healthy, on_cpus, only, with_gpu, with_node
 

@@ -10,9 +10,9 @@ import psutil
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from muster import ROOT
 from muster.entrypoint.agent.agent import Status
 from muster.entrypoint.agent.failures import report
+from muster.paths import ROOT
 from muster.variables import LaunchVariable
 
 WORKER = """

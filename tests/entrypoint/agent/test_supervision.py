@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from muster import ROOT
 from muster.entrypoint.agent.agent import LEFT, TIE, leave
 from muster.entrypoint.agent.failures import how_ended
+from muster.paths import ROOT
 
 AGENT = [sys.executable, "-P", "-m", "muster.entrypoint.agent"]
 ONE_NODE = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]

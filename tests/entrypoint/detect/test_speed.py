@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from muster import ROOT
 from muster.entrypoint import recording
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.environment import Environment
+from muster.paths import ROOT
 from tests.entrypoint.recorded import FOLDERS, detect
 
 NODES = 10_000
