@@ -222,6 +222,27 @@ def test_a_script_made_for_another_launch_is_told_so(
     assert words is None or words in notes[0]
 
 
+@pytest.mark.parametrize(
+    ("is_installed", "recording", "is_told"),
+    [
+        (True, "b_srun_N2_1per.node01.0", True),
+        (True, "c_srun_N2_2per.node01.0", False),  # MPI may have started each task
+        (False, "b_srun_N2_1per.node01.0", False),  # the script's own way without MPI is taken
+    ],
+)
+def test_a_script_that_asks_mpi_for_its_rank_is_told_that_each_is_a_world_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool, recording: str, is_told: bool
+) -> None:
+    script = tmp_path / "own.py"
+    script.write_text("try:\n    from mpi4py import MPI\nexcept ImportError:\n    MPI = None\n")
+    if is_installed:
+        (tmp_path / "mpi4py").mkdir()
+        (tmp_path / "mpi4py" / "__init__.py").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+    found = planned(recorded(recording), program=Program("script", (str(script),)))
+    assert any("MPI" in note for note in found.additions.notes) == is_told
+
+
 def test_what_the_user_set_stays_and_a_line_says_so() -> None:
     found = planned(recorded("b_srun_N2_1per.node02.1", OMP_NUM_THREADS="7", MASTER_ADDR="node01i", MASTER_PORT="4000"))
     assert "OMP_NUM_THREADS" not in found.additions.variables
