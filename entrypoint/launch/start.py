@@ -358,15 +358,11 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
                 f"LOCAL_RANK, or start a task for each rank: srun --ntasks-per-node={num_ranks} muster run {name}"
             )
             break
-    if (
-        is_agent
-        and num_ranks > 1
-        and re.search(r"^\s*(from|import) mpi4py\b", text, re.MULTILINE)
-        and find_spec("mpi4py")
-    ):
+    asks_mpi = re.search(r"^\s*(from|import) mpi4py\b", text, re.MULTILINE)
+    if is_agent and num_ranks > 1 and asks_mpi and find_spec("mpi4py"):
         notes.append(
-            f"{name} may take its rank from MPI, to which each of this node's {num_ranks} ranks is a world of its own: let it "
-            f"read RANK and WORLD_SIZE, or start a task for each rank: mpirun -np NUMBER muster run {name}"
+            f"{name} may take its rank from MPI, to which each of this node's {num_ranks} ranks is a world of its own: "
+            f"let it read RANK and WORLD_SIZE, or start a task for each rank: mpirun -np NUMBER muster run {name}"
         )
     if num_ranks > 1 and re.search(r"\b(mp|multiprocessing)\.(spawn|start_processes)\(", text):
         one = "--nproc-per-node 1" if is_agent else "one task on each node"
