@@ -24,7 +24,7 @@ FIX_BY_SIGNAL = {
     "SIGKILL": "most often memory: ask the scheduler for more, or take a smaller --batch-size or fewer loader workers",
     "SIGABRT": "on GPUs most often NCCL, as a collective was out of time: look in the logs for the rank that did not "
     "come to it; where it may take as long: --timeout-s SECONDS. On CPUs, at the end of a script that has done its "
-    "work, a thread of gloo's that was not done: dist.barrier() before dist.destroy_process_group()",
+    "work, a thread of gloo's that was not done: flush what was printed, then os._exit(0)",
     "SIGBUS": "most often /dev/shm is full: docker run --shm-size=8g, or --train-num-workers 0",
 }
 
