@@ -37,10 +37,11 @@ else
 endif
 
 .PHONY: test-all
-test-all: test test-rest ## `make test`, then all others: clusters, faults, the image
+test-all: $(DEV) ## The tests of `make test` and all others: clusters, faults, the image
+	@$(BIN)/python -m tests.lanes all
 
 .PHONY: test-rest
-test-rest: $(DEV)
+test-rest: $(DEV) ## After `make test`: all that `make test-all` does and it does not
 	@$(BIN)/python -m tests.lanes rest
 
 .PHONY: test-long

@@ -1,6 +1,6 @@
 """Runs the tests in lanes, several at once, and shows how far each is.
 
-    python -m tests.lanes quick|rest|long [--jobs N]
+    python -m tests.lanes quick|rest|all|long [--jobs N]
 
 A lane is one pytest process, or another command. Each failure is shown when it happens, with its output and the command
 that runs the test alone; a table of all lanes is the end. Exit code 0: all passed, 1: not all, 130: interrupted.
@@ -39,6 +39,8 @@ EVERY_S = 60
 
 QUICK = "(not full and not cluster and not image and not long) or quick"
 REST = f"not long and not ({QUICK})"
+MARKS = {"quick": QUICK, "rest": REST, "all": "not long"}
+"""The tests of each tier but the long one, by their marks."""
 
 
 @dataclass
@@ -97,34 +99,39 @@ CLUSTER_FAULTS = (
 def lanes_of(tier: str) -> list[Lane]:
     """The lanes of a tier, the longest first."""
 
-    def tests(name: str, marks: str, *words: str) -> Lane:
-        return Lane(name, [sys.executable, "-m", "pytest", "-q", "-m", marks, *words])
-
-    def make(name: str, target: str) -> Lane:
-        return Lane(name, ["make", "--no-print-directory", target])
-
+    if tier == "long":
+        return [lane("long", "long", "tests"), make("torch 2.10", "test-cuda12")]
+    marks = MARKS[tier]
     cluster_faults = [f"tests/clusters/test_{name}.py" for name in CLUSTER_FAULTS]
-    launcher = ["tests/entrypoint", "tests/fabric"]
-    others = ["tests/sites", "tests/jobs", "tests/check", "tests/report", "tests/docs", *top_level()]
+    in_clusters = [
+        lane("cluster faults", marks, *cluster_faults),
+        lane("clusters", marks, "tests/clusters", *(f"--ignore={path}" for path in cluster_faults)),
+    ]
+    of_the_trainer = [
+        lane("trainer", marks, "tests/train", *(f"--ignore={path}" for path in FAULTS)),
+        lane("faults", marks, *FAULTS),
+    ]
+    launcher = lane("launcher", marks, "tests/entrypoint", "tests/fabric")
+    others = lane(
+        "others", marks, "tests/sites", "tests/jobs", "tests/check", "tests/report", "tests/docs", *top_level()
+    )
+    static = make("static checks", "check")
     if tier == "quick":
-        return [
-            tests("trainer", QUICK, "tests/train", *(f"--ignore={path}" for path in FAULTS)),
-            tests("faults", QUICK, *FAULTS),
-            tests("others", QUICK, *others),
-            tests("launcher", QUICK, *launcher),
-            tests("slurm", QUICK, "tests/clusters"),
-            make("static checks", "check"),
-        ]
+        return [*of_the_trainer, others, launcher, lane("slurm", marks, "tests/clusters"), static]
+    image, second_torch = lane("image", marks, "tests/image"), make("torch 2.10", "test-cuda12-smoke")
     if tier == "rest":
-        return [
-            tests("image", REST, "tests/image"),
-            tests("faults", REST, *cluster_faults),
-            tests("clusters", REST, "tests/clusters", *(f"--ignore={path}" for path in cluster_faults)),
-            tests("trainer", REST, "tests/train"),
-            make("torch 2.10", "test-cuda12-smoke"),
-            tests("others", REST, *launcher, *others),
-        ]
-    return [tests("long", "long", "tests"), make("torch 2.10", "test-cuda12")]
+        return [image, *in_clusters, *of_the_trainer, second_torch, others, launcher]
+    return [image, *in_clusters, *of_the_trainer, others, launcher, second_torch, static]
+
+
+def lane(name: str, marks: str, *words: str) -> Lane:
+    """A lane of pytest, of the tests with these marks."""
+    return Lane(name, [sys.executable, "-m", "pytest", "-q", "-m", marks, *words])
+
+
+def make(name: str, target: str) -> Lane:
+    """A lane of a target of the Makefile."""
+    return Lane(name, ["make", "--no-print-directory", target])
 
 
 def top_level() -> list[str]:
@@ -293,7 +300,7 @@ def advice(lanes: Iterable[Lane]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lanes", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("tier", choices=["quick", "rest", "long"])
+    parser.add_argument("tier", choices=[*MARKS, "long"])
     # Tests wait for processes and deadlines about a third of their time.
     parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 2) + 1, help="lanes at once")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave each lane's output, and its tests' seconds")
