@@ -2,9 +2,9 @@
 
     python -m tests.tour [--write]
 
-It follows a launch in a Slurm job (a dry run of a recording), a run of two ranks (its rank 0), one step of that, one
-save, `muster doctor` and `muster bench`. `--write` puts the lists of the launch and of the run into
-docs/architecture.md.
+It follows a launch in a Slurm job (a dry run of a recording), a run of two ranks (its rank 0), one step of that (a call
+of `Trainer.train_step`), one save (a call of `CheckpointManager.save`), `muster doctor` and `muster bench`. `--write`
+puts the lists of the launch and of the run into docs/architecture.md.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,29 +111,33 @@ def trace(folder: Path) -> None:
     threading.setprofile(called)
 
 
+PARTS = {"Trainer.train_step": ("step", STEP), "CheckpointManager.save": ("save", 1)}
+"""Parts of a run, each the call of a method: the method's name, the part's, and which call it is."""
+
+
 class Windows:
-    """Which parts of a run are under way: the step of number STEP, up to the next one, and the first save."""
+    """Which parts of a run are under way: the step of number STEP, and the first save.
+
+    Attributes:
+        open: the names of those parts.
+    """
 
     def __init__(self) -> None:
         self.open: set[str] = set()
-        self.num_steps = self.num_saves = 0
-        self.saving: FrameType | None = None
+        self.calls: Counter[str] = Counter()
+        self.frames: dict[FrameType, str] = {}
 
     def look(self, frame: FrameType, event: str) -> None:
-        """Opens and closes windows by the names of the methods that begin and end them."""
+        """Opens and closes parts with the calls of their methods."""
         name = frame.f_code.co_qualname
-        if event == "call" and name == "Trainer.train_step":
-            self.num_steps += 1
-            self.open -= {"step"}
-            if self.num_steps == STEP:
-                self.open.add("step")
-        elif event == "call" and name == "CheckpointManager.save":
-            self.num_saves += 1
-            if self.num_saves == 1:
-                self.saving = frame
-                self.open.add("save")
-        elif event == "return" and frame is self.saving:
-            self.open -= {"save"}
+        if event == "call" and name in PARTS:
+            part, number = PARTS[name]
+            self.calls[name] += 1
+            if self.calls[name] == number:
+                self.open.add(part)
+                self.frames[frame] = part
+        elif event == "return" and frame in self.frames:
+            self.open.remove(self.frames.pop(frame))
 
 
 def _module_of(argv: list[str]) -> str:
