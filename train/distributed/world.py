@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
@@ -329,8 +328,12 @@ def limit_waits(world: World, group: Any) -> None:
     timeout = timedelta(seconds=world.timeout_s)
     if hasattr(dist, "set_timeout"):
         dist.set_timeout(timeout, group)
-    else:  # torch before 2.15
-        distributed_c10d._set_pg_timeout(timeout, group)
+        return
+    # torch before 2.15, whose own way takes gloo's groups of one thread (backends.py) for none of gloo's.
+    for device in group._device_types:
+        backend = group._get_backend(device)
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it.
+        getattr(backend, "wrapped_pg", backend)._set_default_timeout(timeout)
 
 
 def open_side_group(world: World) -> Any:

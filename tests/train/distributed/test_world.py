@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from muster.errors import MusterError
+from muster.train.distributed.backends import run_gloo_on_one_thread
 from muster.train.distributed.world import (
     World,
     choose_device,
@@ -83,7 +84,9 @@ def test_broken_variables_are_named(environ, words):
     assert raised.value.code == 2
 
 
+@pytest.mark.smoke
 def test_groups_beside_the_first_have_its_time_out(monkeypatch):
+    run_gloo_on_one_thread()  # as trainings do
     store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=90))
     try:
