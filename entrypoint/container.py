@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from muster.entrypoint import recording
 from muster.entrypoint.detect import families
-from muster.entrypoint.detect.allocation import Job
+from muster.entrypoint.detect.allocation import NO_SCHEDULER, Job
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
@@ -62,7 +62,7 @@ def docker(env: Environment) -> ContainerOptions:
             raise _unusable("docker's --volume takes no colons, and a line of options no blanks or quotes", path)
         words += ["--volume", f"{path}:{path}:ro"]
     # The job's lists know this host by its own name, which comes with its network.
-    words += ["--network" if job is None or job.num_nodes != 1 else "--uts", "host"]
+    words += ["--network" if job.num_nodes != 1 else "--uts", "host"]
     notes = _secrets(num_secret)
     if not is_job:
         notes.append("no variables of a job are here: the names of all that could be; files and nodes are not known")
@@ -112,9 +112,9 @@ def assignment(name: str, value: str) -> str:
     return field if is_csv else f"{field},{field}"
 
 
-def _found(env: Environment) -> tuple[Job | None, bool]:
-    """The job, None where none is known; and whether a launcher started this process."""
-    job, is_task = None, False
+def _found(env: Environment) -> tuple[Job, bool]:
+    """The job, as far as it is known; and whether a launcher started this process."""
+    job, is_task = NO_SCHEDULER, False
     with suppress(MusterError):
         job = families.find_job(env)[0]
     with suppress(MusterError):

@@ -122,23 +122,22 @@ def threads_per_rank(num_cores: int, cpus_on_node: int | None, ranks_on_node: in
     return max(1, num_cores if bound else num_cores // ranks_on_node)
 
 
-def processes_per_node(env: Environment, options: LaunchOptions, job: Job | None) -> tuple[int, str]:
+def processes_per_node(env: Environment, options: LaunchOptions, job: Job) -> tuple[int, str]:
     """How many processes this node's agent starts: as the user says, else one for each GPU; and what says so.
 
     Raises:
         MusterError: what the user said is no number, or asks for GPUs where there are none.
     """
     given, name = options.nproc_per_node, "--nproc-per-node"
-    if given is None and job and job.scheduler == "kubernetes" and env.get("PET_NPROC_PER_NODE"):
+    if given is None and job.scheduler == "kubernetes" and env.get("PET_NPROC_PER_NODE"):
         # What the job's author wrote as nprocPerNode.
         given, name = env["PET_NPROC_PER_NODE"], "PET_NPROC_PER_NODE"
-    num_gpus, source = gpus(env, job.gpus_on_node if job else None)
+    num_gpus, source = gpus(env, job.gpus_on_node)
     number = whole_number(given) if given is not None else None
     if number:
         return number, f"{name}={given}"
     if given == "cpu":
-        num_cores = cores(env, job.cpus_on_node if job else None)
-        return num_cores or NPROC_WITHOUT_GPU, f"{name}=cpu"
+        return cores(env, job.cpus_on_node) or NPROC_WITHOUT_GPU, f"{name}=cpu"
     if given == "gpu" and not num_gpus:
         raise MusterError(f"{name}=gpu, but there is no GPU", seen=source, fix="--nproc-per-node 2")
     if given not in (None, "gpu", "auto"):

@@ -71,7 +71,7 @@ def launch(num_nodes: int | None) -> str:
     return f"flux run -N {nodes} -n {nodes} --exclusive {{command}}"
 
 
-def task(env: Environment, job: Job | None) -> Task | None:
+def task(env: Environment, job: Job) -> Task | None:
     """The Flux task that this process is, or None outside a Flux job.
 
     Raises:
