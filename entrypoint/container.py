@@ -40,7 +40,7 @@ class ContainerOptions(NamedTuple):
 
 def names() -> frozenset[str]:
     """All variables that detection reads and that our trainers are told."""
-    return families.variables().union(_USERS)
+    return frozenset(families.names("VARIABLES")).union(_USERS)
 
 
 def docker(env: Environment) -> ContainerOptions:
@@ -124,7 +124,7 @@ def _found(env: Environment) -> tuple[Job, bool]:
 
 def _present(env: Environment) -> tuple[list[str], int]:
     """The variables of the job, and of its user, without those that may be secret; and how many of these there are."""
-    known, prefixes = names(), (*families.prefixes(), *_PREFIXES)
+    known, prefixes = names(), (*families.names("PREFIXES"), *_PREFIXES)
     wanted = sorted(name for name in env if name in known or name.startswith(prefixes))
     # Flux keeps its sockets there, and by that is told from a job that it runs inside of.
     if "TMPDIR" in env and env.get("FLUX_URI", "").startswith(f"local://{env['TMPDIR']}"):
@@ -135,7 +135,7 @@ def _present(env: Environment) -> tuple[list[str], int]:
 
 def _files(env: Environment) -> list[str]:
     """The files that variables name, as far as they exist, each once."""
-    names = [name for name in (*families.files("TEXT_FILES"), *families.files("BINARY_FILES")) if env.get(name)]
+    names = [name for name in families.names("TEXT_FILES", "BINARY_FILES") if env.get(name)]
     there = [name for name in names if (Path(env[name]).is_file() if env.is_live else name in env.files)]
     return list(dict.fromkeys(str(Path(env[name]).absolute()) for name in there))
 

@@ -6,6 +6,7 @@ No driver and no torch is loaded.
 import os
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -36,7 +37,9 @@ def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
     """
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len(_visible(visible)), f"CUDA_VISIBLE_DEVICES={visible}"
+        # CUDA's own rule: the list ends at the first entry that is no device. Empty and -1 both hide all of them.
+        is_device = re.compile(r"\s*([0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+)\s*").fullmatch
+        return len(list(takewhile(is_device, visible.split(",")))), f"CUDA_VISIBLE_DEVICES={visible}"
     if gpus_on_node is not None:
         return gpus_on_node, "the scheduler's GPUs on this node"
     if env.is_live:
@@ -86,16 +89,6 @@ def _may_open(node: Path) -> bool:
     except OSError:
         pass  # the driver will say what is wrong with it
     return True
-
-
-def _visible(value: str) -> list[str]:
-    # CUDA's own rule: the list ends at the first entry that is no device. Empty and -1 both hide all of them.
-    devices: list[str] = []
-    for entry in value.split(","):
-        if not re.fullmatch(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+", entry.strip()):
-            break
-        devices.append(entry.strip())
-    return devices
 
 
 def cores(env: Environment, cpus_on_node: int | None) -> int | None:

@@ -6,10 +6,11 @@ needs; what recordings hold and what goes into a container is derived from them:
     job(env) -> Job | None                              of a scheduler: the job and its nodes
     TASKS = {"srun": task}                              of each launcher: task(env, job) -> Task | Rejected | None
     VARIABLES, PREFIXES, TEXT_FILES, BINARY_FILES       what it reads, and how its other variables begin
-    CGROUP, MOUNT, PARENTS                              the traces of its jobs in a container, see traces.py
+    CGROUP, MOUNT, PARENT                               the traces of its jobs in a container, see traces.py
     JOB_SCRIPT                                          the template of its job script, where jobs/templates has none
 
-`None` means "not mine"; present but broken raises; `Rejected` means that its variables were made for another process.
+`None` means "not mine": it started nothing here. Variables that are incomplete or contradict each other raise a
+MusterError. `Rejected` means that they were made for another process. `job` is NO_SCHEDULER where there is none.
 To add a family: its file, its line below, and a recording in tests/recordings with what it has to be read as.
 """
 
@@ -64,23 +65,9 @@ def schedulers() -> list[str]:
     return [family.name for family in FAMILIES if family.is_scheduler]
 
 
-def variables() -> frozenset[str]:
-    """The names of all variables that a family reads."""
-    return frozenset(name for family in FAMILIES for name in family.module.VARIABLES)
-
-
-def prefixes() -> list[str]:
-    """How the variables begin that families set, those included which nothing here reads."""
-    return [prefix for family in FAMILIES for prefix in getattr(family.module, "PREFIXES", ())]
-
-
-def files(kind: str) -> list[str]:
-    """The variables that name files which are read.
-
-    Args:
-        kind: `TEXT_FILES` or `BINARY_FILES`.
-    """
-    return [name for family in FAMILIES for name in getattr(family.module, kind, ())]
+def names(*kinds: str) -> list[str]:
+    """The names in all families' VARIABLES, PREFIXES, TEXT_FILES or BINARY_FILES, those of each kind together."""
+    return [name for kind in kinds for family in FAMILIES for name in getattr(family.module, kind, ())]
 
 
 def _present(env: Mapping[str, str]) -> Iterator[Family]:

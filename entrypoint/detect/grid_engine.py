@@ -33,7 +33,7 @@ TEXT_FILES = ("PE_HOSTFILE",)
 
 PREFIXES = ("SGE_", "PE_")
 MOUNT = re.compile(r"/active_jobs/\d+\.\d+(?:/|$)")
-PARENTS = {"sge_shepherd": "grid_engine", "sge_execd": "grid_engine"}
+PARENT = re.compile(r"^sge_(shepherd|execd)$")
 
 FIX_JOB = "start from a fresh job: `qsub -pe PE SLOTS SCRIPT`, without setting Grid Engine's variables by hand"
 FIX_HOSTS = (
@@ -43,11 +43,7 @@ FIX_HOSTS = (
 
 
 def job(env: Environment) -> Job | None:
-    """The Grid Engine job in `env`, or None where there is none.
-
-    Raises:
-        MusterError: its variables, or the file of its nodes, can't be right.
-    """
+    """The Grid Engine job in `env`, or None where there is none."""
     # SGE_ROOT and its like are set on a login node too, and JOB_ID alone is anybody's.
     if not {"PE_HOSTFILE", "SGE_JOB_SPOOL_DIR", "SGE_TASK_ID"} & env.keys():
         return None

@@ -20,6 +20,7 @@ Source: https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=reference-blaunch
 Source: https://github.com/openpmix/prrte/tree/master/src/mca/ess/lsf (the count from 1)
 """
 
+import re
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -35,7 +36,7 @@ VARIABLES = (
 )  # fmt: skip
 
 PREFIXES = ("LSB_", "LSF_", "JSM_")
-PARENTS = {"sbatchd": "lsf", "res": "lsf"}
+PARENT = re.compile(r"^(sbatchd|res)$")
 
 FIX_JOB = "start from a fresh job: `bsub < SCRIPT`, without setting LSB_ variables by hand"
 FIX_JSRUN = "start the command by jsrun itself: `jsrun --rs_per_host=1 --tasks_per_rs=1 ... train ddp`"
@@ -43,11 +44,7 @@ FIX_BLAUNCH = "submit with one slot a host: `bsub -n NODES -R 'span[ptile=1]'`, 
 
 
 def job(env: Environment) -> Job | None:
-    """The LSF job in `env`, or None where there is none.
-
-    Raises:
-        MusterError: its variables can't be right.
-    """
+    """The LSF job in `env`, or None where there is none."""
     if not {"LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_DJOB_RANKFILE"} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
@@ -107,11 +104,7 @@ def _launch(slots: dict[str, int]) -> str:
 
 
 def jsrun_task(env: Environment, job: Job) -> Task | None:
-    """The task of jsrun that this process is, or None where jsrun started nothing.
-
-    Raises:
-        MusterError: its variables are incomplete or contradict each other.
-    """
+    """The task of jsrun that this process is, or None where jsrun started nothing."""
     if not set(JSRUN) & env.keys():
         return None
     read = Reader(env, FIX_JSRUN)

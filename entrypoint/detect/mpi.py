@@ -60,25 +60,12 @@ VARIABLES = (
 )  # fmt: skip
 
 PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "MPIR_", "MPIEXEC_", "HYDRA_", "HYDI_", "I_MPI_", "MV2_")
-PARENTS = {
-    "hydra_pmi_proxy": "mpiexec",
-    "mpiexec": "mpiexec",
-    "orted": "mpirun",
-    "orterun": "mpirun",
-    "prted": "mpirun",
-    "prterun": "mpirun",
-    "mpirun": "mpirun",
-}
+# mpirun.openmpi, mpiexec.hydra: several are often installed side by side.
+PARENT = re.compile(r"^(hydra_pmi_proxy|mpiexec|mpirun|orted|orterun|prted|prterun)(\.|$)")
 
 FIX_OPENMPI = "start the command by mpirun itself, from a shell without another run's OMPI_ and PMIX_ variables"
 FIX_HYDRA = "start the command by mpiexec itself, from a shell without another run's PMI_ and MPI_ variables"
 FIX_MVAPICH = "start the command by mpirun_rsh itself, from a shell without another run's MV2_ variables"
-
-# Launchers that set PMI_RANK and PMI_SIZE for their own tasks: their variables of the same meaning.
-_OWNERS = (
-    ("srun", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("flux", "FLUX_TASK_RANK", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
-)
 
 
 def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
@@ -133,13 +120,9 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
     if not present:
         return None
     read = Reader(env, FIX_HYDRA)
-    of_pmi = [name for name in (HYDRA.rank, HYDRA.size) if name in env]
-    for owner, mark, rank, size in _OWNERS:
-        if mark in env and all(env[name] == env.get(other) for name, other in zip(of_pmi, (rank, size), strict=False)):
-            if owner == "flux":
-                return Rejected(f"{read.seen(*of_pmi)} is Flux's own", is_certain=True)
-            if len(present) == len(of_pmi):
-                return None
+    if "FLUX_TASK_RANK" in env and _is_of(env, "FLUX_TASK_RANK", "FLUX_JOB_SIZE"):
+        return Rejected(f"{read.seen(HYDRA.rank, HYDRA.size)} is Flux's own", is_certain=True)
+    of_pmi = {HYDRA.rank, HYDRA.size} & env.keys()
     if not of_pmi and "FLUX_URI" in env:
         # The rest of what Hydra gave a broker of Flux, which takes these two for itself and away from its shells.
         reason = f"{read.seen(*present)} without PMI_RANK: Hydra started Flux, which started this process"
@@ -147,6 +130,8 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
     if "PALS_APID" in env and env.get("PALS_RANKID") == env.get("PMI_RANK"):
         return None
     if len(present) == len(of_pmi):
+        if "SLURM_STEP_ID" in env and _is_of(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
+            return None
         raise MusterError(
             "PMI_RANK or PMI_SIZE is here without its companions: no launcher set it for this process",
             seen=read.seen(*present),
@@ -154,6 +139,12 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
         )
     elsewhere = _made_elsewhere(env, "MPIR_CVAR_CH3_INTERFACE_HOSTNAME")
     return elsewhere or by_rank("hydra", HYDRA, read, job)
+
+
+def _is_of(env: Environment, rank: str, size: str) -> bool:
+    """Whether PMI's rank and size, as far as they are there, are those of the launcher with these two variables."""
+    pairs = ((HYDRA.rank, rank), (HYDRA.size, size))
+    return all(env.get(name, env.get(own)) == env.get(own) for name, own in pairs)
 
 
 def mvapich_task(env: Environment, job: Job) -> Task | None:
@@ -224,7 +215,10 @@ def by_rank(
     """
     ranks = counted or read_ranks(names, read)
     num_nodes, local_size = ranks.num_nodes, ranks.local_size
-    own = read.own_index(job.hosts, job.sources["hosts"])
+    # Where only some of the nodes see the list, all do without it, or they would number themselves in two ways.
+    hosts = job.hosts if job.is_shared or num_nodes == 1 else ()
+    own = read.own_index(hosts, job.sources["hosts"])
+    tasks_per_node = (local_size,) * num_nodes
     sources = {
         "launcher": read.seen(names.rank),
         "num_nodes": read.seen(names.size, names.local_size),
@@ -235,7 +229,6 @@ def by_rank(
         "tasks_on_node": read.seen(names.size, names.local_size) if counted else read.seen(names.local_size),
     }
     notes: list[str] = []
-    hosts, tasks_per_node = job.hosts, (local_size,) * num_nodes
     if own is not None and _is_uneven(ranks, own, job):
         node_rank, tasks_per_node = own, job.slots
         sources["num_nodes"] = job.sources["num_nodes"]
@@ -247,36 +240,34 @@ def by_rank(
             fix="start the same number of processes on each node, or one on each: then torchrun starts the others; or "
             f"{read.fix}",
         )
+    elif hosts and num_nodes > len(hosts):
+        # Hydra counts each process of hosts that come in turns (a b a b) as if it were alone on its node.
+        raise MusterError(
+            f"the launcher says that {local_size} of {ranks.size} processes run on each node, which makes "
+            f"{num_nodes} nodes, but the job has {len(hosts)}",
+            seen=f"{read.seen(*names)}, {job.sources['hosts']}",
+            fix=f"one process on each node: {job.launch_line(['train', 'ddp'])}; or as many on each, a node after "
+            "the other, from a shell or script of one job only",
+        )
+    elif num_nodes == 1:
+        host = read.env.host if not hosts else None if own is None else hosts[own]
+        hosts, node_rank = (host,) if host else (), 0
+        sources |= {"hosts": "this host", "node_rank": "one node"}
+    elif own is not None and len(hosts) == num_nodes:
+        node_rank = own
     else:
-        # Where only some of the nodes see the list, all do without it, or they would number themselves in two ways.
-        listed = job.hosts if job.is_shared or num_nodes == 1 else ()
-        if listed and num_nodes > len(listed):
-            # Hydra counts each process of hosts that come in turns (a b a b) as if it were alone on its node.
-            raise MusterError(
-                f"the launcher says that {local_size} of {ranks.size} processes run on each node, which makes "
-                f"{num_nodes} nodes, but the job has {len(listed)}",
-                seen=f"{read.seen(*names)}, {job.sources['hosts']}",
-                fix=f"one process on each node: {job.launch_line(['train', 'ddp'])}; or as many on each, a node after "
-                "the other, from a shell or script of one job only",
-            )
-        if num_nodes == 1:
-            host = read.env.host if not listed else None if own is None else listed[own]
-            hosts, node_rank = (host,) if host else (), 0
-            sources |= {"hosts": "this host", "node_rank": "one node"}
-        elif len(listed) != num_nodes or own is None:
-            why = "the launcher names no hosts"
-            if listed and own is None:
-                why = f"this host, {read.env.host}, is not among the job's by that name"
-            elif listed:
-                why = f"the launch uses {num_nodes} of the job's {len(listed)} nodes, and which is not told"
-            hosts, node_rank = (), ranks.rank // local_size
-            sources |= {"hosts": why, "node_rank": f"rank {ranks.rank} in blocks of {local_size}"}
-            if told is None:
-                notes.append(f"node rank {node_rank}: {why}; ranks are taken to lie in blocks of {local_size} a node")
-            else:
-                node_rank, sources["node_rank"] = told, "the launcher's own"
+        why = "the launcher names no hosts"
+        if hosts and own is None:
+            why = f"this host, {read.env.host}, is not among the job's by that name"
+        elif hosts:
+            why = f"the launch uses {num_nodes} of the job's {len(hosts)} nodes, and which is not told"
+        hosts, node_rank = (), ranks.rank // local_size
+        sources |= {"hosts": why, "node_rank": f"rank {ranks.rank} in blocks of {local_size}"}
+        if told is None:
+            notes.append(f"node rank {node_rank}: {why}; ranks are taken to lie in blocks of {local_size} a node")
         else:
-            node_rank = own
+            node_rank, sources["node_rank"] = told, "the launcher's own"
+    if len(set(tasks_per_node)) == 1:
         _check_order(launcher, ranks, node_rank, read.seen(*names), is_known=bool(hosts) or told is not None)
         if num_nodes > 1 and local_size > 1 and counted is None:
             notes.append(f"each node is taken to run {processes(local_size)}, as this one does")

@@ -35,7 +35,7 @@ from muster.errors import MusterError
 
 PREFIXES = ("PALS_",)
 MOUNT = re.compile(r"/palsd(?:/|$)")
-PARENTS = {"palsd": "pals"}
+PARENT = re.compile(r"^palsd$")
 
 FIX = "start the command by mpiexec itself, from a shell without another run's PALS_ variables"
 FIX_HOSTS = "set MASTER_ADDR to the first node's name"

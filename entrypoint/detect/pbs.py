@@ -35,18 +35,14 @@ PREFIXES = ("PBS_",)
 # Source: https://github.com/openpbs/openpbs/blob/master/test/tests/functional/pbs_cgroups_hook.py
 CGROUP = re.compile(r"/pbs_jobs\.service/[^/\s]+/[^/\s]+")
 MOUNT = re.compile(r"/(?:pbs|PBS|torque)/aux/+\d[^/\s]*$")
-PARENTS = {"pbs_mom": "pbs"}
+PARENT = re.compile(r"^pbs_mom$")
 
 FIX_JOB = "start from a fresh job: `qsub SCRIPT`, without -V and without setting PBS_ variables by hand"
 FIX_HOSTS = "in the job script: export MUSTER_HOSTS=$(awk '!seen[$1]++ {print $1}' \"$PBS_NODEFILE\" | paste -sd,)"
 
 
 def job(env: Environment) -> Job | None:
-    """The PBS job in `env`, or None where there is none.
-
-    Raises:
-        MusterError: its variables, or the file of its nodes, can't be right.
-    """
+    """The PBS job in `env`, or None where there is none."""
     if not {"PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE"} & env.keys():
         return None
     read = Reader(env, FIX_JOB)

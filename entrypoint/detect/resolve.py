@@ -35,7 +35,9 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
             "inside one: unset TORCHELASTIC_RUN_ID",
         )
     job, rejected = families.find_job(env)
+    scheduler = job.scheduler
     if options.node_rank is not None or "MUSTER_NODE_RANK" in env:
+        scheduler = "manual" if job is NO_SCHEDULER else scheduler
         task = _by_hand(env, options, job)
     else:
         task, losers = families.find_task(env, job)
@@ -65,7 +67,7 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
         mode = "single" if num_nodes == 1 and nproc == 1 else "agent"
         ranks_per_node, rank = (nproc,) * num_nodes, task.node_rank * nproc
     return Allocation(
-        scheduler=task.launcher if job is NO_SCHEDULER and task.launcher == "manual" else job.scheduler,
+        scheduler=scheduler,
         launcher=task.launcher,
         job_id=job.job_id or task.job_id,
         attempt=job.attempt,
@@ -297,14 +299,15 @@ def _check_all_nodes(options: LaunchOptions, job: Job, task: Task) -> None:
 def _check_hosts(env: Environment, job: Job, task: Task) -> None:
     """Refuses variables that were made for another job or another node."""
     source = task.sources.get("hosts", job.sources["hosts"])
-    listed = {hostlist.short(host) for host in job.hosts}
-    strangers = [host for host in task.hosts if hostlist.short(host) not in listed] if task.hosts != job.hosts else []
-    if listed and strangers:
-        raise MusterError(
-            f"the step runs on {strangers[0]}, which is no node of the job: variables of two jobs are mixed",
-            seen=f"{source}, {job.sources['hosts']}",
-            fix="start the command from a shell or script of one job only",
-        )
+    if job.hosts and task.hosts != job.hosts:
+        listed = {hostlist.short(host) for host in job.hosts}
+        strangers = [host for host in task.hosts if hostlist.short(host) not in listed]
+        if strangers:
+            raise MusterError(
+                f"the step runs on {strangers[0]}, which is no node of the job: variables of two jobs are mixed",
+                seen=f"{source}, {job.sources['hosts']}",
+                fix="start the command from a shell or script of one job only",
+            )
     # A host name that differs from the scheduler's is common (aliases, suffixes). One that belongs to another node of
     # the same job is not: then these variables were made for a process over there.
     own = Reader(env, "start the command from a fresh shell").own_index(task.hosts, task.sources["node_rank"])

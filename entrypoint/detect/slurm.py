@@ -41,7 +41,7 @@ PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_")
 # Source: https://slurm.schedmd.com/cgroup_v2.html
 CGROUP = re.compile(r"/[\w.-]*slurm[\w.-]*/(?:uid_\d+/)?job_\d+")
 MOUNT = re.compile(r"/slurmd/(?:[^/\s]+/)?job\d+(?:/|$)")
-PARENTS = {"slurmstepd": "slurm", "salloc": "slurm"}
+PARENT = re.compile(r"^(slurmstepd|salloc)$")
 
 FIX_JOB = (
     "start from a fresh job: `sbatch SCRIPT`, in it `srun ... train ddp`, without setting SLURM_ variables by hand"
