@@ -84,6 +84,7 @@ class _Candidate(NamedTuple):
 
     @property
     def seen(self) -> str:
+        """The variable that shows it."""
         return self.found.sources["scheduler"] if isinstance(self.found, Job) else self.found.seen
 
     def fits(self, host: str | None) -> bool | None:
@@ -96,6 +97,7 @@ class _Candidate(NamedTuple):
             return True
 
     def why_lost(self, host: str | None) -> str:
+        """The line on it where another scheduler's job is this process's, on `host`."""
         if isinstance(self.found, MusterError):
             why = self.found.wrong
         elif self.fits(host) is False:

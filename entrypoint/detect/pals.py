@@ -45,7 +45,7 @@ BINARY_FILES = ("PALS_APINFO",)
 
 
 def task(env: Environment, job: Job) -> Task | Rejected | None:
-    """The process of PALS that this one is; broken also where they contradict the file of its nodes."""
+    """The process of PALS that this one is; its variables have to agree with the file of its nodes, if that is seen."""
     if not {"PALS_APID", *_NAMES} & env.keys():
         return None
     read = Reader(env, FIX)

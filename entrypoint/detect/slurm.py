@@ -144,20 +144,22 @@ def task(env: Environment, job: Job) -> Task | None:
     rank = read.number("SLURM_PROCID", "rank")
 
     def agree(holds: bool, about: str, *names: str) -> None:
-        read.agree(holds, f"Slurm's variables disagree on {about}", *(f"SLURM_{name}" for name in names))
+        read.agree(holds, f"Slurm's variables disagree on {about}", *names)
 
-    agree(len(hosts) == num_nodes, "the number of nodes", "STEP_NODELIST", "STEP_NUM_NODES")
-    agree(len(tasks_per_node) == num_nodes, "the number of nodes", "STEP_TASKS_PER_NODE", "STEP_NODELIST")
-    agree(sum(tasks_per_node) == num_tasks, "the number of tasks", "STEP_TASKS_PER_NODE", "STEP_NUM_TASKS")
-    agree(node_rank < num_nodes, "this node's index", "NODEID", "STEP_NODELIST")
+    agree(len(hosts) == num_nodes, "the number of nodes", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES")
+    agree(len(tasks_per_node) == num_nodes, "the number of nodes", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST")
+    agree(sum(tasks_per_node) == num_tasks, "the number of tasks", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS")
+    agree(node_rank < num_nodes, "this node's index", "SLURM_NODEID", "SLURM_STEP_NODELIST")
     on_node = tasks_per_node[node_rank]
-    agree(local_rank < on_node, "this task's place on its node", "LOCALID", "STEP_TASKS_PER_NODE")
-    agree(rank < num_tasks, "this task's rank", "PROCID", "STEP_NUM_TASKS")
+    agree(local_rank < on_node, "this task's place on its node", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+    agree(rank < num_tasks, "this task's rank", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     # SLURM_GTIDS=0,2 holds the ranks of all tasks on this node. With `-m cyclic` they are no contiguous block, so the
     # rank is never computed from node and local rank, only checked against this list.
     ranks = env["SLURM_GTIDS"].split(",") if "SLURM_GTIDS" in env else None
     is_listed = ranks is None or (len(ranks) == on_node and ranks[local_rank] == str(rank))
-    agree(is_listed, "the ranks on this node", "GTIDS", "PROCID", "LOCALID", "STEP_TASKS_PER_NODE")
+    agree(
+        is_listed, "the ranks on this node", "SLURM_GTIDS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"
+    )
     # The ranks meet on the first node. Only an order by hostfile puts rank 0 elsewhere, and only there it is seen.
     if max(tasks_per_node) > 1 and (env.get("SLURM_DISTRIBUTION") == "arbitrary" or (rank == 0 and node_rank != 0)):
         raise MusterError(
