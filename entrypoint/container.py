@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from muster.entrypoint import recording
 from muster.entrypoint.detect import families
-from muster.entrypoint.detect.allocation import Job
+from muster.entrypoint.detect.allocation import NO_SCHEDULER, Job
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
@@ -40,7 +40,7 @@ class ContainerOptions(NamedTuple):
 
 def names() -> frozenset[str]:
     """All variables that detection reads and that our trainers are told."""
-    return families.variables().union(_USERS)
+    return frozenset(families.names("VARIABLES")).union(_USERS)
 
 
 def docker(env: Environment) -> ContainerOptions:
@@ -62,7 +62,7 @@ def docker(env: Environment) -> ContainerOptions:
             raise _unusable("docker's --volume takes no colons, and a line of options no blanks or quotes", path)
         words += ["--volume", f"{path}:{path}:ro"]
     # The job's lists know this host by its own name, which comes with its network.
-    words += ["--network" if job is None or job.num_nodes != 1 else "--uts", "host"]
+    words += ["--network" if job.num_nodes != 1 else "--uts", "host"]
     notes = _secrets(num_secret)
     if not is_job:
         notes.append("no variables of a job are here: the names of all that could be; files and nodes are not known")
@@ -112,9 +112,9 @@ def assignment(name: str, value: str) -> str:
     return field if is_csv else f"{field},{field}"
 
 
-def _found(env: Environment) -> tuple[Job | None, bool]:
-    """The job, None where none is known; and whether a launcher started this process."""
-    job, is_task = None, False
+def _found(env: Environment) -> tuple[Job, bool]:
+    """The job, as far as it is known; and whether a launcher started this process."""
+    job, is_task = NO_SCHEDULER, False
     with suppress(MusterError):
         job = families.find_job(env)[0]
     with suppress(MusterError):
@@ -124,7 +124,7 @@ def _found(env: Environment) -> tuple[Job | None, bool]:
 
 def _present(env: Environment) -> tuple[list[str], int]:
     """The variables of the job, and of its user, without those that may be secret; and how many of these there are."""
-    known, prefixes = names(), (*families.prefixes(), *_PREFIXES)
+    known, prefixes = names(), (*families.names("PREFIXES"), *_PREFIXES)
     wanted = sorted(name for name in env if name in known or name.startswith(prefixes))
     # Flux keeps its sockets there, and by that is told from a job that it runs inside of.
     if "TMPDIR" in env and env.get("FLUX_URI", "").startswith(f"local://{env['TMPDIR']}"):
@@ -135,7 +135,7 @@ def _present(env: Environment) -> tuple[list[str], int]:
 
 def _files(env: Environment) -> list[str]:
     """The files that variables name, as far as they exist, each once."""
-    names = [name for name in (*families.files("TEXT_FILES"), *families.files("BINARY_FILES")) if env.get(name)]
+    names = [name for name in families.names("TEXT_FILES", "BINARY_FILES") if env.get(name)]
     there = [name for name in names if (Path(env[name]).is_file() if env.is_live else name in env.files)]
     return list(dict.fromkeys(str(Path(env[name]).absolute()) for name in there))
 

@@ -93,7 +93,7 @@ def as_recording(env: Environment) -> str:
     lines = ["# source:  muster detect --record", f"# host:    {env.host or ''}"]
     taken: list[str] = []
     left_out = 0
-    read, prefixes = families.variables(), tuple(families.prefixes())
+    read, prefixes = set(families.names("VARIABLES")), tuple(families.names("PREFIXES"))
     for name, value in sorted(env.items()):
         if not (name in read or name.startswith(prefixes) or _TAKEN.fullmatch(name)):
             continue
@@ -104,8 +104,8 @@ def as_recording(env: Environment) -> str:
     if left_out:
         lines.append(f"# left out: {left_out} that may be secret, or are more than a line of text")
     lines += taken
-    text_files = families.files("TEXT_FILES")
-    for name in (*text_files, *families.files("BINARY_FILES")):
+    text_files = families.names("TEXT_FILES")
+    for name in families.names("TEXT_FILES", "BINARY_FILES"):
         content = _content(env.get(name, ""))
         if content is None:
             continue

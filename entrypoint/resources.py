@@ -6,6 +6,7 @@ No driver and no torch is loaded.
 import os
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -36,7 +37,9 @@ def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
     """
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len(_visible(visible)), f"CUDA_VISIBLE_DEVICES={visible}"
+        # CUDA's own rule: the list ends at the first entry that is no device. Empty and -1 both hide all of them.
+        is_device = re.compile(r"\s*([0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+)\s*").fullmatch
+        return len(list(takewhile(is_device, visible.split(",")))), f"CUDA_VISIBLE_DEVICES={visible}"
     if gpus_on_node is not None:
         return gpus_on_node, "the scheduler's GPUs on this node"
     if env.is_live:
@@ -88,16 +91,6 @@ def _may_open(node: Path) -> bool:
     return True
 
 
-def _visible(value: str) -> list[str]:
-    # CUDA's own rule: the list ends at the first entry that is no device. Empty and -1 both hide all of them.
-    devices: list[str] = []
-    for entry in value.split(","):
-        if not re.fullmatch(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+", entry.strip()):
-            break
-        devices.append(entry.strip())
-    return devices
-
-
 def cores(env: Environment, cpus_on_node: int | None) -> int | None:
     """How many cores this process may run on; for a recorded environment what the scheduler said, or None."""
     if not env.is_live:
@@ -122,23 +115,22 @@ def threads_per_rank(num_cores: int, cpus_on_node: int | None, ranks_on_node: in
     return max(1, num_cores if bound else num_cores // ranks_on_node)
 
 
-def processes_per_node(env: Environment, options: LaunchOptions, job: Job | None) -> tuple[int, str]:
+def processes_per_node(env: Environment, options: LaunchOptions, job: Job) -> tuple[int, str]:
     """How many processes this node's agent starts: as the user says, else one for each GPU; and what says so.
 
     Raises:
         MusterError: what the user said is no number, or asks for GPUs where there are none.
     """
     given, name = options.nproc_per_node, "--nproc-per-node"
-    if given is None and job and job.scheduler == "kubernetes" and env.get("PET_NPROC_PER_NODE"):
+    if given is None and job.scheduler == "kubernetes" and env.get("PET_NPROC_PER_NODE"):
         # What the job's author wrote as nprocPerNode.
         given, name = env["PET_NPROC_PER_NODE"], "PET_NPROC_PER_NODE"
-    num_gpus, source = gpus(env, job.gpus_on_node if job else None)
+    num_gpus, source = gpus(env, job.gpus_on_node)
     number = whole_number(given) if given is not None else None
     if number:
         return number, f"{name}={given}"
     if given == "cpu":
-        num_cores = cores(env, job.cpus_on_node if job else None)
-        return num_cores or NPROC_WITHOUT_GPU, f"{name}=cpu"
+        return cores(env, job.cpus_on_node) or NPROC_WITHOUT_GPU, f"{name}=cpu"
     if given == "gpu" and not num_gpus:
         raise MusterError(f"{name}=gpu, but there is no GPU", seen=source, fix="--nproc-per-node 2")
     if given not in (None, "gpu", "auto"):

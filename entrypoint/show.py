@@ -24,23 +24,20 @@ FIELDS = (
 MOST_CELL_TEXT = 400
 
 
-def values(allocation: Allocation, rendezvous: Rendezvous) -> dict[str, Any]:
-    """The value of each of FIELDS."""
-    return {
-        name: getattr(rendezvous, name) if hasattr(rendezvous, name) else getattr(allocation, name) for name in FIELDS
-    }
-
-
-def sources(allocation: Allocation, rendezvous: Rendezvous) -> dict[str, str]:
-    """For each of FIELDS that has one, the variable or option it came from."""
-    return {name: text for name, text in {**allocation.sources, **rendezvous.sources}.items() if name in FIELDS}
+def _found(context: "Context") -> tuple[dict[str, Any], dict[str, str]]:
+    """The value of each of FIELDS; and, for each that has one, the variable or option it came from."""
+    allocation, rendezvous = context.allocation, context.rendezvous
+    values = {name: getattr(rendezvous if hasattr(rendezvous, name) else allocation, name) for name in FIELDS}
+    sources = {**allocation.sources, **rendezvous.sources}
+    return values, {name: text for name, text in sources.items() if name in FIELDS}
 
 
 def as_json(context: "Context", launch: Launch) -> str:
     """One JSON object: FIELDS, `sources`, `argv`, `env` (the variables that are set) and `site` (null without one)."""
-    allocation, rendezvous, site = context.allocation, context.rendezvous, context.site
-    answer = values(allocation, rendezvous) | {
-        "sources": sources(allocation, rendezvous),
+    values, sources = _found(context)
+    site = context.site
+    answer = values | {
+        "sources": sources,
         "argv": list(launch.argv),
         "env": dict(launch.additions.variables),
         "site": {"name": site.name, "title": site.site.title, "status": site.site.status, "why": site.why}
@@ -53,7 +50,6 @@ def as_json(context: "Context", launch: Launch) -> str:
 
 def as_table(context: "Context", launch: Launch) -> str:
     """A table of values and their sources, the notes, and the command."""
-    allocation, rendezvous, site = context.allocation, context.rendezvous, context.site
     # Half of this program's start-up time: only this command needs it.
     from rich import box
     from rich.console import Console
@@ -64,14 +60,14 @@ def as_table(context: "Context", launch: Launch) -> str:
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading, style in (("", "bold"), ("found", ""), ("from", "dim")):
         drawn.add_column(heading, style=style, overflow="fold")
-    came_from = sources(allocation, rendezvous)
-    for name, value in values(allocation, rendezvous).items():
-        drawn.add_row(Text(name.replace("_", " ")), Text(_brief(value)), Text(_short(came_from.get(name, ""))))
-    if site:
-        drawn.add_row(Text("site"), Text(site.site.title), Text(site.why))
+    values, sources = _found(context)
+    for name, value in values.items():
+        drawn.add_row(Text(name.replace("_", " ")), Text(_brief(value)), Text(_short(sources.get(name, ""))))
+    if context.site:
+        drawn.add_row(Text("site"), Text(context.site.site.title), Text(context.site.why))
     with console.capture() as capture:
         console.print(drawn)
-        for line in allocation.rejected:
+        for line in context.allocation.rejected:
             console.print(Text(f"not used: {one_line(line)}", style="dim"))
         for note in launch.additions.notes:
             console.print(Text(f"note: {one_line(note)}"))

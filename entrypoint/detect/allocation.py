@@ -64,6 +64,14 @@ class Job:
         return self.launch.replace("{command}", words).replace("{quoted}", shlex.quote(words))
 
 
+NO_SCHEDULER = Job(
+    scheduler="local",
+    job_id=None,
+    sources=dict.fromkeys(("scheduler", "hosts", "num_nodes"), "no scheduler's variables"),
+)
+"""What stands for the job where no scheduler gave one."""
+
+
 @dataclass(frozen=True)
 class Task:
     """A launcher's answer: which of the processes it started this one is.
@@ -160,25 +168,22 @@ class Allocation:
     mode: Mode
     cpus_on_node: int | None
     sources: Mapping[str, str]
-    gpus_seen: int = 0
-    gpu_request: str = ""
-    default_threads: str | None = None
-    start_time: int | None = None
-    end_time: int | None = None
-    notes: tuple[str, ...] = ()
-    rejected: tuple[str, ...] = ()
+    gpus_seen: int
+    gpu_request: str
+    default_threads: str | None
+    start_time: int | None
+    end_time: int | None
+    notes: tuple[str, ...]
+    rejected: tuple[str, ...]
 
     def __post_init__(self) -> None:
         for holds, rule in (
-            (self.num_nodes >= 1, "a job has at least one node"),
             (not self.hosts or len(self.hosts) == self.num_nodes, "each node has its host name"),
             (len(self.ranks_per_node) == self.num_nodes, "each node has its number of ranks"),
             (0 <= self.node_rank < self.num_nodes, "the node rank is below the number of nodes"),
             (0 <= self.local_rank < self.tasks_on_node, "the local rank is below the number of tasks on the node"),
             (0 <= self.rank < self.world_size, "the rank is below the world size"),
-            (min(self.ranks_per_node) >= 1, "each node runs at least one rank"),
-            (self.mode != "single" or self.world_size == 1, "single is a world of one"),
-            (self.mode != "agent" or self.tasks_on_node == 1, "an agent is alone on its node"),
+            (0 not in self.ranks_per_node, "each node runs at least one rank"),
         ):
             if not holds:
                 raise MusterError(

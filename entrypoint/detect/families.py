@@ -6,10 +6,11 @@ needs; what recordings hold and what goes into a container is derived from them:
     job(env) -> Job | None                              of a scheduler: the job and its nodes
     TASKS = {"srun": task}                              of each launcher: task(env, job) -> Task | Rejected | None
     VARIABLES, PREFIXES, TEXT_FILES, BINARY_FILES       what it reads, and how its other variables begin
-    CGROUP, MOUNT, PARENTS                              the traces of its jobs in a container, see traces.py
+    CGROUP, MOUNT, PARENT                               the traces of its jobs in a container, see traces.py
     JOB_SCRIPT                                          the template of its job script, where jobs/templates has none
 
-`None` means "not mine"; present but broken raises; `Rejected` means that its variables were made for another process.
+`None` means "not mine": it started nothing here. Variables that are incomplete or contradict each other raise a
+MusterError. `Rejected` means that they were made for another process. `job` is NO_SCHEDULER where there is none.
 To add a family: its file, its line below, and a recording in tests/recordings with what it has to be read as.
 """
 
@@ -21,7 +22,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from muster.entrypoint.detect import hostlist, manual
-from muster.entrypoint.detect.allocation import Job, Rejected, Task
+from muster.entrypoint.detect.allocation import NO_SCHEDULER, Job, Rejected, Task
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
@@ -64,23 +65,9 @@ def schedulers() -> list[str]:
     return [family.name for family in FAMILIES if family.is_scheduler]
 
 
-def variables() -> frozenset[str]:
-    """The names of all variables that a family reads."""
-    return frozenset(name for family in FAMILIES for name in family.module.VARIABLES)
-
-
-def prefixes() -> list[str]:
-    """How the variables begin that families set, those included which nothing here reads."""
-    return [prefix for family in FAMILIES for prefix in getattr(family.module, "PREFIXES", ())]
-
-
-def files(kind: str) -> list[str]:
-    """The variables that name files which are read.
-
-    Args:
-        kind: `TEXT_FILES` or `BINARY_FILES`.
-    """
-    return [name for family in FAMILIES for name in getattr(family.module, kind, ())]
+def names(*kinds: str) -> list[str]:
+    """The names in all families' VARIABLES, PREFIXES, TEXT_FILES or BINARY_FILES, those of each kind together."""
+    return [name for kind in kinds for family in FAMILIES for name in getattr(family.module, kind, ())]
 
 
 def _present(env: Mapping[str, str]) -> Iterator[Family]:
@@ -90,49 +77,56 @@ def _present(env: Mapping[str, str]) -> Iterator[Family]:
 
 
 class _Candidate(NamedTuple):
-    """A scheduler whose variables are there.
-
-    Attributes:
-        fits: whether this host is one of the job's; None where its hosts, or this host, are not known.
-    """
+    """A scheduler whose variables are there, with its job, or why they can't be right."""
 
     name: str
-    job: Job | None
-    error: MusterError | None
-    fits: bool | None
+    found: Job | MusterError
 
     @property
-    def described(self) -> str:
-        return self.job.sources["scheduler"] if self.job else self.error.seen if self.error else ""
+    def seen(self) -> str:
+        """The variable that shows it."""
+        return self.found.sources["scheduler"] if isinstance(self.found, Job) else self.found.seen
+
+    def fits(self, host: str | None) -> bool | None:
+        """Whether `host` is one of the job's; None where its hosts, or this one, are not known."""
+        if isinstance(self.found, MusterError) or not self.found.hosts or host is None:
+            return None
+        try:
+            return hostlist.index_of(self.found.hosts, host) is not None
+        except hostlist.HostListError:
+            return True
+
+    def why_lost(self, host: str | None) -> str:
+        """The line on it where another scheduler's job is this process's, on `host`."""
+        if isinstance(self.found, MusterError):
+            why = self.found.wrong
+        elif self.fits(host) is False:
+            why = f"left over: this host is not in its job, {host}"
+        else:
+            why = f"nothing shows this host in its job, {host}"
+        return f"{self.name} ({self.seen}): {why}"
 
 
-def find_job(env: Environment) -> tuple[Job | None, tuple[str, ...]]:
-    """The job that this process belongs to, or None without a scheduler; and a line for each that was ruled out.
+def find_job(env: Environment) -> tuple[Job, tuple[str, ...]]:
+    """The job that this process belongs to, and a line for each that was ruled out.
 
     Raises:
         MusterError: a scheduler's variables are broken, or two schedulers' are there and nothing decides.
     """
-    candidates = [found for family in _present(env) if family.is_scheduler and (found := _candidate(family, env))]
+    candidates: list[_Candidate] = []
+    for family in _present(env):
+        try:
+            found = family.module.job(env) if family.is_scheduler else None
+        except MusterError as error:
+            found = error
+        if found:
+            candidates.append(_Candidate(family.name, found))
     listed = manual.listed(env) if "MUSTER_HOSTS" in env else None
-    job, rejected = _decide(candidates, env) if candidates else (None, ())
+    job, rejected = _decide(candidates, env) if candidates else (NO_SCHEDULER, ())
     return (manual.override(job, listed) if listed else job), rejected
 
 
-def _candidate(family: Family, env: Environment) -> _Candidate | None:
-    try:
-        job: Job | None = family.module.job(env)
-    except MusterError as error:
-        return _Candidate(family.name, None, error, None)
-    if job is None:
-        return None
-    try:
-        fits = hostlist.index_of(job.hosts, env.host) is not None if job.hosts and env.host else None
-    except hostlist.HostListError:
-        fits = True
-    return _Candidate(family.name, job, None, fits)
-
-
-def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job | None, tuple[str, ...]]:
+def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job, tuple[str, ...]]:
     """The job of the one scheduler that evidence speaks for.
 
     The order of the schedulers decides nothing, but for Flux, which runs inside the others' jobs.
@@ -143,25 +137,23 @@ def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job | None,
         candidates = candidates[1:]
     first, *others = candidates
     if not others:
-        if first.error:
-            raise first.error
-        if first.job and is_shell_of_flux and _holds_flux(first, env):
+        if isinstance(first.found, MusterError):
+            raise first.found
+        if is_shell_of_flux and _holds_flux(first, env):
             from muster.entrypoint.detect import flux
 
-            return replace(first.job, launch=flux.launch(first.job.num_nodes)), ()
-        return first.job, ()
-    if first.name == "flux" and first.job and all(_holds_flux(other, env) for other in others):
-        reason = f"{first.described} runs inside it"
-        return first.job, tuple(f"{other.name} ({other.described}): {reason}" for other in others)
+            return replace(first.found, launch=flux.launch(first.found.num_nodes)), ()
+        return first.found, ()
+    if first.name == "flux" and isinstance(first.found, Job) and all(_holds_flux(other, env) for other in others):
+        return first.found, tuple(f"{other.name} ({other.seen}): {first.seen} runs inside it" for other in others)
     # Flux names no hosts: it can't be shown to be left over, and several of its tasks may share this host.
-    fitting = [] if first.name == "flux" else [candidate for candidate in candidates if candidate.fits]
-    if len(fitting) == 1:
-        winner = fitting[0]
-        return winner.job, tuple(_why_lost(other, env) for other in candidates if other is not winner)
+    fitting = [] if first.name == "flux" else [candidate for candidate in candidates if candidate.fits(env.host)]
+    if len(fitting) == 1 and isinstance(winner := fitting[0].found, Job):
+        return winner, tuple(other.why_lost(env.host) for other in candidates if other is not fitting[0])
     names = " and ".join(candidate.name for candidate in candidates)
     raise MusterError(
         f"the variables of {names} are all here, and nothing tells which of them runs this process",
-        seen=", ".join(candidate.described for candidate in candidates),
+        seen=", ".join(candidate.seen for candidate in candidates),
         fix="submit from a shell outside of any job, without -V or --export=ALL, or unset the others' variables",
     )
 
@@ -173,7 +165,7 @@ def _holds_flux(outer: _Candidate, env: Environment) -> bool:
     folder = env.get("TMPDIR", "/tmp").rstrip("/") + "/"
     if not path.startswith(folder):
         return False
-    job_id = outer.job.job_id if outer.job else None
+    job_id = outer.found.job_id if isinstance(outer.found, Job) else None
     if job_id and job_id in folder:
         return True
     # PBS gives each job a TMPDIR of its own, so that another one, such as /tmp, was set in this job, and what was left
@@ -185,14 +177,7 @@ def _holds_flux(outer: _Candidate, env: Environment) -> bool:
     return set(env.get("SLURM_STEP_TASKS_PER_NODE", "").split(",")) <= one_a_node
 
 
-def _why_lost(candidate: _Candidate, env: Environment) -> str:
-    if candidate.error:
-        return f"{candidate.name} ({candidate.described}): {candidate.error.wrong}"
-    why = "left over: this host is not in its job" if candidate.fits is False else "nothing shows this host in its job"
-    return f"{candidate.name} ({candidate.described}): {why}, {env.host}"
-
-
-def find_task(env: Environment, job: Job | None) -> tuple[Task | None, tuple[str, ...]]:
+def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]:
     """Which task of which launcher this process is, or None where nothing started it as one of several; and the losers.
 
     Raises:
@@ -202,30 +187,30 @@ def find_task(env: Environment, job: Job | None) -> tuple[Task | None, tuple[str
     winner: Task | None = None
     losers: dict[str, Rejected] = {}
     for family in _present(env):
-        is_foreign = job is not None and family.is_scheduler and family.name != job.scheduler
+        is_foreign = family.is_scheduler and job.scheduler not in (family.name, "local")
         for launcher, detect in family.module.TASKS.items():
             found: Task | Rejected | None
             try:
-                found = detect(env, None if is_foreign else job)
+                found = detect(env, NO_SCHEDULER if is_foreign else job)
             except MusterError as error:
                 if winner is None and not is_foreign:
                     raise
                 found = Rejected(error.wrong, is_certain=True)
-            if job and is_foreign and found:
+            if is_foreign and found:
                 reason = f"belongs to {family.name}, and this is a job of {job.scheduler}"
                 found = Rejected(reason, is_certain=True)
-            elif isinstance(found, Task) and winner:
-                found = _beside(winner, found)
-            elif isinstance(found, Task):
-                if family.is_scheduler and job is None:
-                    raise MusterError(
-                        f"{launcher} started this process, but its scheduler's variables are not there",
-                        seen=found.sources["launcher"],
-                        fix=f"don't unset the scheduler's variables; {env.way_in()}",
-                    )
-                winner = found
             if isinstance(found, Rejected):
                 losers[launcher] = found
+            elif found and winner:
+                losers[launcher] = _beside(winner, found)
+            elif found and family.is_scheduler and job is NO_SCHEDULER:
+                raise MusterError(
+                    f"{launcher} started this process, but its scheduler's variables are not there",
+                    seen=found.sources["launcher"],
+                    fix=f"don't unset the scheduler's variables; {env.way_in()}",
+                )
+            elif found:
+                winner = found
     # Nothing else started it, or what did may have started that launcher's daemon.
     is_possible = winner is None or max(winner.tasks_per_node) == 1
     for launcher, rejected in losers.items():

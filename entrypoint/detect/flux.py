@@ -27,18 +27,14 @@ PREFIXES = ("FLUX_",)
 # /system.slice/flux.service                                   and imp-shell-0-f123.service
 # Source: https://flux-framework.readthedocs.io/projects/flux-core/en/latest/guide/admin.html
 CGROUP = re.compile(r"/flux\.service\b|/imp-shell-[^/\s]+")
-PARENTS = {"flux-shell": "flux", "flux-broker": "flux"}
+PARENT = re.compile(r"^flux-(shell|broker)$")
 
 FIX = "start the command by Flux itself: `flux run -N NODES -n NODES --exclusive train ddp`"
 FIX_HOSTS = "where the nodes share no folder, set MASTER_ADDR to the first one's name"
 
 
 def job(env: Environment) -> Job | None:
-    """The Flux job, or the instance of Flux, that `env` belongs to, or None where there is none.
-
-    Raises:
-        MusterError: its variables can't be right.
-    """
+    """The Flux job, or the instance of Flux, that `env` belongs to, or None where there is none."""
     if not {"FLUX_JOB_ID", "FLUX_TASK_RANK", "FLUX_URI"} & env.keys():
         return None
     read = Reader(env, FIX)
@@ -71,7 +67,7 @@ def launch(num_nodes: int | None) -> str:
     return f"flux run -N {nodes} -n {nodes} --exclusive {{command}}"
 
 
-def task(env: Environment, job: Job | None) -> Task | None:
+def task(env: Environment, job: Job) -> Task | None:
     """The Flux task that this process is, or None outside a Flux job.
 
     Raises:

@@ -19,9 +19,7 @@ Source: https://manpages.debian.org/bookworm/gridengine-client/qrsh.1.en.html
 
 import re
 
-from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Task
-from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.detect.manual import by_host
 from muster.entrypoint.detect.reader import Reader, slots_or_problem
 from muster.entrypoint.environment import Environment
@@ -35,7 +33,7 @@ TEXT_FILES = ("PE_HOSTFILE",)
 
 PREFIXES = ("SGE_", "PE_")
 MOUNT = re.compile(r"/active_jobs/\d+\.\d+(?:/|$)")
-PARENTS = {"sge_shepherd": "grid_engine", "sge_execd": "grid_engine"}
+PARENT = re.compile(r"^sge_(shepherd|execd)$")
 
 FIX_JOB = "start from a fresh job: `qsub -pe PE SLOTS SCRIPT`, without setting Grid Engine's variables by hand"
 FIX_HOSTS = (
@@ -45,11 +43,7 @@ FIX_HOSTS = (
 
 
 def job(env: Environment) -> Job | None:
-    """The Grid Engine job in `env`, or None where there is none.
-
-    Raises:
-        MusterError: its variables, or the file of its nodes, can't be right.
-    """
+    """The Grid Engine job in `env`, or None where there is none."""
     # SGE_ROOT and its like are set on a login node too, and JOB_ID alone is anybody's.
     if not {"PE_HOSTFILE", "SGE_JOB_SPOOL_DIR", "SGE_TASK_ID"} & env.keys():
         return None
@@ -84,29 +78,16 @@ def job(env: Environment) -> Job | None:
 
 
 def _slots(read: Reader) -> dict[str, int]:
-    """The hosts in the file's order, with the number of slots on each."""
+    """The hosts in the file's order, with the number of slots on each, from however many queues."""
     env = read.env
-    if "PE_HOSTFILE" not in env:
-        if "PE" not in env and not _is_task(env) and env.get("NHOSTS") == "1" and env.host:
-            return {env.host: read.number("NSLOTS")}
-        raise MusterError(
-            "PE_HOSTFILE is not set, so the job's nodes are not known", seen="no PE_HOSTFILE", fix=FIX_HOSTS
-        )
-
-    def check(holds: bool, wrong: str) -> None:
-        read.agree(holds, f"Grid Engine's list of nodes {wrong}", "PE_HOSTFILE", "NHOSTS")
-
-    slots: dict[str, int] = {}
-    for line in Reader(env, FIX_HOSTS).text_file("PE_HOSTFILE").splitlines():
-        words = line.split()
-        if not words:
-            continue
-        num_slots = whole_number(words[1]) if len(words) > 1 else None
-        check(num_slots is not None and hostlist.is_name(words[0]), f"holds {line[:60]!r}")
-        # A host comes again where several queues gave slots on it.
-        slots[words[0]] = slots.get(words[0], 0) + (num_slots or 0)
-    check(bool(slots), "is empty")
-    check(_is_task(env) or env.get("NHOSTS", str(len(slots))) == str(len(slots)), f"names {len(slots)} hosts")
+    is_task = _is_task(env)
+    if not is_task and env.host and env.get("NHOSTS") == "1" and not {"PE", "PE_HOSTFILE"} & env.keys():
+        return {env.host: read.number("NSLOTS")}
+    lines = [line.split() for line in Reader(env, FIX_HOSTS).text_file("PE_HOSTFILE").splitlines()]
+    pairs = [(words[0], "".join(words[1:2])) for words in lines if words]
+    slots = read.slots(pairs, "Grid Engine's list of nodes", "PE_HOSTFILE", "NHOSTS")
+    fits = is_task or env.get("NHOSTS", str(len(slots))) == str(len(slots))
+    read.agree(fits, f"Grid Engine's list of nodes names {len(slots)} hosts", "PE_HOSTFILE", "NHOSTS")
     return slots
 
 
@@ -126,13 +107,13 @@ def _is_task(env: Environment) -> bool:
     return match[1] is not None
 
 
-def task(env: Environment, job: Job | None) -> Task | None:
+def task(env: Environment, job: Job) -> Task | None:
     """The task of Grid Engine that this process is, or None for a job script and outside Grid Engine.
 
     Raises:
         MusterError: the job's nodes are not known here, or several tasks may be on this one.
     """
-    if job is None or not _is_task(env):
+    if job.scheduler != "grid_engine" or not _is_task(env):
         return None
     mark = f"SGE_JOB_SPOOL_DIR={env['SGE_JOB_SPOOL_DIR'][:200]}"
     # qrsh is told the host of each task: who lists the hosts has started one on each.

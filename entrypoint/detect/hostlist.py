@@ -21,9 +21,6 @@ MAX_HOSTS = 200_000
 # The kernel starts no program with a longer variable: 32 pages, and pages have up to 64 KiB.
 MAX_TEXT = 2 << 20
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
-_RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
-
 
 def whole_number(text: str, most: int = MAX_COUNT) -> int | None:
     """The number from 0 to `most` that `text` writes in ASCII digits, or None where it is something else.
@@ -65,7 +62,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 def is_name(text: str) -> bool:
     """Whether `text` can be the name of a host."""
-    return _NAME.fullmatch(text) is not None
+    return re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*", text) is not None
 
 
 def short(host: str) -> str:
@@ -102,17 +99,14 @@ def _split(text: str) -> list[str]:
 
 
 def _expand_item(item: str) -> list[str]:
-    if "[" not in item and _NAME.fullmatch(item):
-        return [item]
     # "r[0-1]_b[0-1]" -> ["r", "0-1", "_b", "0-1", ""]: literals at even places, ranges at odd ones.
     parts = re.split(r"[\[\]]", item)
     choices = [_expand_ranges(part) if index % 2 else [part] for index, part in enumerate(parts)]
-    total = prod(map(len, choices))
-    if total > MAX_HOSTS:
-        raise HostListError(f"{item[:60]!r} stands for {total} hosts")
+    if prod(map(len, choices)) > MAX_HOSTS:
+        raise HostListError(f"{item[:60]!r} stands for more than {MAX_HOSTS} hosts")
     hosts = ["".join(combination) for combination in product(*choices)]
     # Ranges only put digits in: if the first name is well formed, so are the others.
-    if not _NAME.fullmatch(hosts[0]):
+    if not is_name(hosts[0]):
         raise HostListError(f"{item[:60]!r} is no host name")
     return hosts
 
@@ -120,18 +114,12 @@ def _expand_item(item: str) -> list[str]:
 def _expand_ranges(text: str) -> list[str]:
     numbers: list[str] = []
     for piece in text.split(","):
-        match = _RANGE.fullmatch(piece)
-        if match is None:
-            raise HostListError(f"[{text[:60]}] holds {piece[:60]!r}, which is no number or range")
-        first, last = match[1], match[2] or match[1]
-        if int(last) < int(first):
-            raise HostListError(f"the range {piece[:60]} runs backwards")
-        if int(last) - int(first) >= MAX_HOSTS:
-            raise HostListError(f"the range {piece[:60]} is too large")
+        match = re.fullmatch(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", piece)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if match is None or not 0 <= last - first < MAX_HOSTS - len(numbers):
+            raise HostListError(f"[{text[:60]}] holds {piece[:60]!r}, which is no number or range, or too large a one")
         # Leading zeros count: 008-011 keeps three digits, 8-11 none.
-        numbers.extend(str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
-        if len(numbers) > MAX_HOSTS:
-            raise HostListError(f"[{text[:60]}] stands for more than {MAX_HOSTS} hosts")
+        numbers.extend(str(number).zfill(len(match[1])) for number in range(first, last + 1))
     return numbers
 
 

@@ -11,7 +11,7 @@ Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
 """
 
 import re
-from typing import NamedTuple
+from dataclasses import replace
 
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Task
@@ -29,67 +29,61 @@ PREFIXES = ("PET_", "VC_", "VK_")
 
 FIX = "on each pod: train ddp --nnodes PODS --node-rank INDEX --master-addr HOST"
 
-# All that tell this pod's place. Kubeflow Trainer sets several of them, and they agree.
-_RANKS = ("PET_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX")
-
-
-class _Pods(NamedTuple):
-    """The pods of a job, and which of them this is; and the variables that say so."""
-
-    num_pods: int | None  # None where nothing tells
-    rank: int
-    rank_source: str
-    hosts: tuple[str, ...]  # empty where unknown
-    num_source: str
-    host_source: str
+_HOSTS_OF_VOLCANO = re.compile(r"VC_\w+_HOSTS")
+_NO_NAMES = "no names of pods"
 
 
 def job(env: Environment) -> Job | None:
-    """The job that this pod belongs to, or None outside Kubernetes and for a pod alone.
-
-    Raises:
-        MusterError: the variables of the pods contradict each other.
-    """
-    found = _pods(Reader(env, FIX))
-    if found is None:
+    """The job that this pod belongs to, or None outside Kubernetes and for a pod alone."""
+    if "KUBERNETES_SERVICE_HOST" not in env:
         return None
-    problem = MusterError("nothing tells the names of the job's pods", seen=found.num_source, fix=FIX)
+    pod = _pod(env)
+    if pod is None:
+        # One of these alone tells of several pods, and not of how many.
+        index = Reader(env, FIX).seen("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX")
+        if not index:
+            return None
+        num_source, hosts, host_source = f"{index}, and no number of pods", (), _NO_NAMES
+    else:
+        num_source, hosts, host_source = pod.sources["num_nodes"], pod.hosts, pod.sources["hosts"]
+    problem = MusterError("nothing tells the names of the job's pods", seen=num_source, fix=FIX)
     return Job(
         scheduler="kubernetes",
         job_id=None,
-        hosts=found.hosts,
-        num_nodes=found.num_pods,
+        hosts=hosts,
+        num_nodes=len(pod.tasks_per_node) if pod else None,
         launch=FIX.replace("train ddp", "{command}"),
         gpu_request="nvidia.com/gpu: {gpus} in the limits of the pod's resources",
         is_host_proved=True,
-        problem=None if found.hosts else problem,
-        sources={
-            "scheduler": "KUBERNETES_SERVICE_HOST",
-            "num_nodes": found.num_source,
-            "hosts": found.host_source,
-        },
+        problem=None if hosts else problem,
+        sources={"scheduler": "KUBERNETES_SERVICE_HOST", "num_nodes": num_source, "hosts": host_source},
     )
 
 
-def _pods(read: Reader) -> _Pods | None:
-    """The pods of this pod's job, or None where it is alone."""
-    env = read.env
-    if "KUBERNETES_SERVICE_HOST" not in env:
-        return None
-    if any(re.fullmatch(r"VC_\w+_HOSTS", name) for name in env):
-        return _volcano(read)
+def task(env: Environment, job: Job) -> Task | None:
+    """The pod that this process is in, as the one task of a node, or None outside a job of several pods."""
+    pod = _pod(env) if "KUBERNETES_SERVICE_HOST" in env else None
+    return replace(pod, hosts=job.hosts) if pod and len(job.hosts) == len(pod.tasks_per_node) else pod
+
+
+def _pod(env: Environment) -> Task | None:
+    """Which of the job's pods this is; None where it is alone, or where nothing tells how many there are."""
+    if any(_HOSTS_OF_VOLCANO.fullmatch(name) for name in env):
+        return _of_volcano(Reader(env, FIX))
     if any(name.startswith("PET_") for name in env):
-        return _counted(read, "PET_NNODES")
+        return _counted(Reader(env, FIX), "PET_NNODES")
     if "RANK" in env or "WORLD_SIZE" in env:
-        return _counted(read, "WORLD_SIZE")
-    for name in ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX"):
-        if name in env:
-            rank = read.number(name)
-            return _Pods(None, rank, f"{name}={rank}", (), f"{name}={rank}, and no number of pods", "no names of pods")
+        return _counted(Reader(env, FIX), "WORLD_SIZE")
     return None
 
 
-def _counted(read: Reader, name: str) -> _Pods:
+def _task(rank: int, num_pods: int, hosts: tuple[str, ...], of_rank: str, of_number: str, of_hosts: str) -> Task:
+    """The task of pod `rank` of `num_pods`; what the last three say is where the first three are from."""
+    sources = {"launcher": of_rank, "node_rank": of_rank, "num_nodes": of_number, "hosts": of_hosts}
+    return Task.one_a_node("kubernetes", rank, num_pods, hosts, sources)
+
+
+def _counted(read: Reader, name: str) -> Task:
     env = read.env
     if ":" in env.get(name, ""):
         raise MusterError(
@@ -98,22 +92,21 @@ def _counted(read: Reader, name: str) -> _Pods:
             fix="leave elasticPolicy out of the PyTorchJob, with a fixed number of replicas",
         )
     num_pods = read.number(name)
-    ranks = {place: read.number(place) for place in _RANKS if place in env}
-    seen = read.seen(name, "WORLD_SIZE", "PET_NPROC_PER_NODE", *ranks)
-    if len(set(ranks.values())) != 1 or num_pods < 1 or next(iter(ranks.values())) >= num_pods:
-        raise MusterError("the variables disagree on which pod of the job this is", seen=seen, fix=FIX)
+    # All that tell this pod's place. Kubeflow Trainer sets several of them, and they agree.
+    ranks = {place: read.number(place) for place in ("PET_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX") if place in env}
+    shown = (name, "WORLD_SIZE", "PET_NPROC_PER_NODE", *ranks)
+    place, rank = next(iter(ranks.items()), ("", num_pods))
+    is_one = len(set(ranks.values())) == 1 and rank < num_pods
+    read.agree(is_one, "the variables disagree on which pod of the job this is", *shown)
     world_size = read.optional("WORLD_SIZE")
-    per_pod = whole_number(env.get("PET_NPROC_PER_NODE", "1"))
+    per_pod = whole_number(env.get("PET_NPROC_PER_NODE", "1")) or 1
     # Newer operators count processes in WORLD_SIZE, as far as their number is given.
-    if world_size not in (None, num_pods, num_pods * (per_pod or 1)):
-        raise MusterError("the variables disagree on the number of pods", seen=seen, fix=FIX)
-    place, rank = next(iter(ranks.items()))
-    if _rank_by_name(env) not in (None, rank):
-        raise MusterError(
-            "the pod's name and its variables disagree on which pod this is", seen=f"{env.host}: {seen}", fix=FIX
-        )
+    is_size = world_size in (None, num_pods, num_pods * per_pod)
+    read.agree(is_size, "the variables disagree on the number of pods", *shown)
+    is_named = _rank_by_name(env) in (None, rank)
+    read.agree(is_named, f"the name of this pod, {env.host}, and its variables disagree on which pod this is", *shown)
     hosts, host_source = _indexed_names(env, rank, num_pods)
-    return _Pods(num_pods, rank, f"{place}={rank}", hosts, f"{name}={num_pods}", host_source)
+    return _task(rank, num_pods, hosts, f"{place}={rank}", f"{name}={num_pods}", host_source)
 
 
 def _rank_by_name(env: Environment) -> int | None:
@@ -128,64 +121,34 @@ def _indexed_names(env: Environment, rank: int, num_pods: int) -> tuple[tuple[st
     master = env.get("PET_MASTER_ADDR") or env.get("MASTER_ADDR", "")
     name, dot, domain = master.partition(".")
     base = name.removesuffix("-0")
-    if (
-        "JOB_COMPLETION_INDEX" not in env
-        or base == name
-        or env.host is None
-        or hostlist.short(env.host) != f"{base}-{rank}".lower()
-        or not hostlist.is_name(name)
-        or num_pods > hostlist.MAX_HOSTS
-    ):
-        return (), "no names of pods"
+    is_own = env.host is not None and hostlist.short(env.host) == f"{base}-{rank}".lower()
+    is_pattern = is_own and base != name and hostlist.is_name(name) and num_pods <= hostlist.MAX_HOSTS
+    if not is_pattern or "JOB_COMPLETION_INDEX" not in env:
+        return (), _NO_NAMES
     return tuple(f"{base}-{pod}{dot}{domain}" for pod in range(num_pods)), f"the pattern of {master}"
 
 
-def _volcano(read: Reader) -> _Pods:
+def _of_volcano(read: Reader) -> Task:
     env = read.env
     # The task called master goes first: its index 0 is where Volcano's PyTorch plugin puts MASTER_ADDR.
     names = sorted(
-        (name for name in env if re.fullmatch(r"VC_\w+_HOSTS", name)),
+        (name for name in env if _HOSTS_OF_VOLCANO.fullmatch(name)),
         key=lambda name: (name != "VC_MASTER_HOSTS", name),
     )
-    by_task = {name: read.hosts(name) for name in names}
-    hosts = tuple(host for task in by_task.values() for host in task)
-    seen = read.seen(*names, "VC_TASK_INDEX", "VK_TASK_INDEX", "RANK")
+    by_task = [read.hosts(name) for name in names]
+    hosts = tuple(host for task in by_task for host in task)
+    listed, shown = read.seen(*names), (*names, "VC_TASK_INDEX", "VK_TASK_INDEX", "RANK", "WORLD_SIZE")
     index_name = "VC_TASK_INDEX" if "VC_TASK_INDEX" in env else "VK_TASK_INDEX"
     index = read.number(index_name)
-    own = read.own_index(hosts, seen)
+    own = read.own_index(hosts, listed)
     if own is None and len(names) == 1 and index < len(hosts):
         own = index
-    if (
-        len(set(hosts)) != len(hosts)
-        or own is None
-        or not any(task[index : index + 1] == (hosts[own],) for task in by_task.values())
-    ):
-        raise MusterError("the variables disagree on which pod of the job this is", seen=seen, fix=FIX)
-    if env.get("RANK", str(own)) != str(own) or env.get("WORLD_SIZE", str(len(hosts))) != str(len(hosts)):
-        raise MusterError("RANK and WORLD_SIZE disagree with the list of pods", seen=seen, fix=FIX)
-    if env.get("VK_TASK_INDEX", str(index)) != str(index):
-        raise MusterError("the variables disagree on which pod of the task this is", seen=seen, fix=FIX)
-    listed = read.seen(*names)
-    return _Pods(len(hosts), own, f"{index_name}={index}", hosts, f"{len(hosts)} hosts in {listed}", listed)
-
-
-def task(env: Environment, job: Job | None) -> Task | None:
-    """The pod that this process is in, as the one task of a node, or None outside a job of several pods.
-
-    Raises:
-        MusterError: the variables contradict each other.
-    """
-    found = _pods(Reader(env, FIX))
-    if found is None or found.num_pods is None:
-        return None
-    hosts = job.hosts if job and len(job.hosts) == found.num_pods else found.hosts
-    sources = {
-        "launcher": found.rank_source,
-        "num_nodes": found.num_source,
-        "hosts": found.host_source,
-        "node_rank": found.rank_source,
-    }
-    return Task.one_a_node("kubernetes", found.rank, found.num_pods, hosts, sources)
+    is_here = own is not None and any(task[index : index + 1] == (hosts[own],) for task in by_task)
+    told = {"RANK": str(own), "WORLD_SIZE": str(len(hosts)), "VK_TASK_INDEX": str(index)}
+    is_same = all(env.get(name, value) == value for name, value in told.items())
+    if own is None or not is_here or not is_same or len(set(hosts)) != len(hosts):
+        raise read.error("the variables disagree on which pod of the job this is", *shown)
+    return _task(own, len(hosts), hosts, f"{index_name}={index}", f"{len(hosts)} hosts in {listed}", listed)
 
 
 TASKS = {"kubernetes": task}

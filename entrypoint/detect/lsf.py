@@ -20,13 +20,11 @@ Source: https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=reference-blaunch
 Source: https://github.com/openpmix/prrte/tree/master/src/mca/ess/lsf (the count from 1)
 """
 
-from collections import Counter
+import re
 from dataclasses import replace
 from itertools import zip_longest
 
-from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Task
-from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.detect.mpi import JSRUN, by_rank, read_ranks
 from muster.entrypoint.detect.reader import Reader, slots_or_problem
 from muster.entrypoint.environment import Environment
@@ -38,7 +36,7 @@ VARIABLES = (
 )  # fmt: skip
 
 PREFIXES = ("LSB_", "LSF_", "JSM_")
-PARENTS = {"sbatchd": "lsf", "res": "lsf"}
+PARENT = re.compile(r"^(sbatchd|res)$")
 
 FIX_JOB = "start from a fresh job: `bsub < SCRIPT`, without setting LSB_ variables by hand"
 FIX_JSRUN = "start the command by jsrun itself: `jsrun --rs_per_host=1 --tasks_per_rs=1 ... train ddp`"
@@ -46,11 +44,7 @@ FIX_BLAUNCH = "submit with one slot a host: `bsub -n NODES -R 'span[ptile=1]'`, 
 
 
 def job(env: Environment) -> Job | None:
-    """The LSF job in `env`, or None where there is none.
-
-    Raises:
-        MusterError: its variables can't be right.
-    """
+    """The LSF job in `env`, or None where there is none."""
     if not {"LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_DJOB_RANKFILE"} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
@@ -84,17 +78,12 @@ def job(env: Environment) -> Job | None:
 def _slots(read: Reader) -> dict[str, int]:
     """The hosts with the number of slots on each."""
     words = read.env.get("LSB_MCPU_HOSTS", "").split()
-    read.agree(bool(words), "LSF's list of the job's nodes is missing", "LSB_JOBID")
-    slots: Counter[str] = Counter()
-    for host, count in zip_longest(words[::2], words[1::2], fillvalue=""):
-        num_slots = whole_number(count)
-        if num_slots is None or not hostlist.is_name(host):
-            raise read.error("LSB_MCPU_HOSTS is no list of hosts", "LSB_MCPU_HOSTS")
-        slots[host] += num_slots
+    pairs = zip_longest(words[::2], words[1::2], fillvalue="")
+    slots = read.slots(pairs, "LSF's list of the job's nodes", "LSB_MCPU_HOSTS", "LSB_JOBID")
     by_slot = read.env.get("LSB_HOSTS", "").split()
     is_same = not by_slot or set(by_slot) == set(slots)
     read.agree(is_same, "LSF's two lists of the job's nodes differ", "LSB_MCPU_HOSTS", "LSB_HOSTS")
-    return dict(slots)
+    return slots
 
 
 def _has_launch_node(slots: tuple[int, ...]) -> bool:
@@ -114,39 +103,34 @@ def _launch(slots: dict[str, int]) -> str:
     return f"blaunch -z '{hosts}' bash -c 'MUSTER_NODE_RANK=$((LSF_PM_TASKID - 1)) exec \"$@\"' bash {{command}}"
 
 
-def jsrun_task(env: Environment, job: Job | None) -> Task | None:
-    """The task of jsrun that this process is, or None where jsrun started nothing.
-
-    Raises:
-        MusterError: its variables are incomplete or contradict each other.
-    """
+def jsrun_task(env: Environment, job: Job) -> Task | None:
+    """The task of jsrun that this process is, or None where jsrun started nothing."""
     if not set(JSRUN) & env.keys():
         return None
     read = Reader(env, FIX_JSRUN)
     ranks = read_ranks(JSRUN, read)
-    if job:
-        own = read.own_index(job.hosts, job.sources["hosts"])
-        slots = job.slots[own] if own is not None and own < len(job.slots) else None
-        has_launch_node = _has_launch_node(job.slots)
-        if slots is not None and (ranks.local_size > slots or (own == 0 and has_launch_node)):
-            raise MusterError(
-                f"jsrun's variables are here, but LSF gave the job {slots} slots on this host: they are left over",
-                seen=f"{read.seen(*JSRUN)}, {job.sources['hosts']}",
-                fix=FIX_JSRUN,
-            )
-        if own != 0 and (len(job.hosts) == ranks.num_nodes + 1 or has_launch_node):
-            source = f"{job.sources['hosts']}, without the launch node {job.hosts[0]}"
-            job = replace(job, hosts=job.hosts[1:], sources={**job.sources, "hosts": source})
+    own = read.own_index(job.hosts, job.sources["hosts"])
+    slots = job.slots[own] if own is not None and own < len(job.slots) else None
+    has_launch_node = _has_launch_node(job.slots)
+    if slots is not None and (ranks.local_size > slots or (own == 0 and has_launch_node)):
+        raise MusterError(
+            f"jsrun's variables are here, but LSF gave the job {slots} slots on this host: they are left over",
+            seen=f"{read.seen(*JSRUN)}, {job.sources['hosts']}",
+            fix=FIX_JSRUN,
+        )
+    if own != 0 and (len(job.hosts) == ranks.num_nodes + 1 or has_launch_node):
+        source = f"{job.sources['hosts']}, without the launch node {job.hosts[0]}"
+        job = replace(job, hosts=job.hosts[1:], sources={**job.sources, "hosts": source})
     return by_rank("jsrun", JSRUN, read, job)
 
 
-def blaunch_task(env: Environment, job: Job | None) -> Task | None:
+def blaunch_task(env: Environment, job: Job) -> Task | None:
     """The task of blaunch that this process is, or None where blaunch started nothing.
 
     Raises:
         MusterError: the job's hosts are not known, or have several slots, or don't fit.
     """
-    if "LSF_PM_TASKID" not in env or job is None:
+    if "LSF_PM_TASKID" not in env or job.scheduler != "lsf":
         return None
     read = Reader(env, FIX_BLAUNCH)
     task = read.number("LSF_PM_TASKID")

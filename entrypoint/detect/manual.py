@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 
 from muster.entrypoint.detect import hostlist
-from muster.entrypoint.detect.allocation import Job, Task
+from muster.entrypoint.detect.allocation import NO_SCHEDULER, Job, Task
 from muster.entrypoint.detect.reader import Reader, seen
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
@@ -39,9 +39,9 @@ def listed(env: Environment) -> Job:
     )
 
 
-def override(job: Job | None, listed: Job) -> Job:
+def override(job: Job, listed: Job) -> Job:
     """`job` with the nodes that the user listed."""
-    if job is None:
+    if job is NO_SCHEDULER:
         return listed
     sources = {**job.sources, "hosts": listed.sources["hosts"], "num_nodes": listed.sources["num_nodes"]}
     # How many processes the scheduler planned for each host holds for the user's list too.
@@ -85,13 +85,13 @@ def by_host(launcher: str, mark: str, env: Environment, job: Job, fix: str) -> T
     return Task.one_a_node(launcher, own, len(job.hosts), job.hosts, sources, notes)
 
 
-def task(env: Environment, job: Job | None) -> Task | None:
+def task(env: Environment, job: Job) -> Task | None:
     """The one process on this host, where MUSTER_HOSTS lists the hosts and no scheduler does.
 
     Raises:
         MusterError: this host is not clearly one of them.
     """
-    if job is None or job.scheduler != "manual":
+    if job.scheduler != "manual":
         return None
     return by_host("manual", job.sources["hosts"], env, job, f"{FIX}; or --nnodes N --node-rank I")
 

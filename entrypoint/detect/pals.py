@@ -35,7 +35,7 @@ from muster.errors import MusterError
 
 PREFIXES = ("PALS_",)
 MOUNT = re.compile(r"/palsd(?:/|$)")
-PARENTS = {"palsd": "pals"}
+PARENT = re.compile(r"^palsd$")
 
 FIX = "start the command by mpiexec itself, from a shell without another run's PALS_ variables"
 FIX_HOSTS = "set MASTER_ADDR to the first node's name"
@@ -44,38 +44,49 @@ VARIABLES = (*_NAMES, "PALS_APID", "PALS_APINFO", "PALS_LOCAL_SIZE", "PALS_SPOOL
 BINARY_FILES = ("PALS_APINFO",)
 
 
-def task(env: Environment, job: Job | None) -> Task | Rejected | None:
-    """The process of PALS that this one is, or None where PALS started nothing.
-
-    Raises:
-        MusterError: its variables are incomplete, or contradict each other or the file of its nodes.
-    """
+def task(env: Environment, job: Job) -> Task | Rejected | None:
+    """The process of PALS that this one is; its variables have to agree with the file of its nodes, if that is seen."""
     if not {"PALS_APID", *_NAMES} & env.keys():
         return None
     read = Reader(env, FIX)
     owner = _owner(env)
     if owner:
         return Rejected(f"{read.seen('PALS_APID', 'PALS_RANKID')} was set by {owner}, for Cray MPI", is_certain=True)
-    if job and job.scheduler not in ("pbs", "manual"):
+    if job.scheduler not in ("pbs", "manual", "local"):
         return Rejected(f"{read.seen('PALS_APID')}, but this is a job of {job.scheduler}")
     if pbs.is_task(env):
         # PALS has daemons of its own, and hands the job script's environment on.
         return Rejected(f"{read.seen('PALS_APID', 'PBS_TASKNUM')}: pbsdsh, not PALS, started this process")
     rank, node_rank, local_rank = (read.number(name) for name in _NAMES)
-    seen = read.seen("PALS_APID", *_NAMES, "PALS_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE")
-    if env.get("PMI_RANK", str(rank)) != str(rank) or not env.get("PALS_APID"):
-        raise MusterError("PALS's variables contradict each other", seen=seen, fix=FIX)
-    data = _file(env, seen)
-    if isinstance(data, MusterError):
-        return _by_rank(env, job, node_rank, data)
-    hosts, tasks_per_node = _from_file(env, data, rank, node_rank, local_rank, seen)
+    shown = ("PALS_APID", *_NAMES, "PALS_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "PALS_APINFO")
+    fits = env.get("PMI_RANK", str(rank)) == str(rank) and bool(env.get("PALS_APID"))
+    read.agree(fits, "PALS's variables contradict each other", *shown)
+    try:
+        data = Reader(env, FIX_HOSTS).binary_file("PALS_APINFO")
+    except MusterError as why:
+        return _by_rank(env, job, node_rank, why)
     source = read.seen("PALS_APINFO")
+    try:
+        hosts, processes = parse_apinfo(data)
+    except ValueError as reason:
+        raise MusterError(f"PALS's file of nodes can't be read: {reason}", seen=source, fix=FIX) from None
+    counts = Counter(node for node, _ in processes)
+    tasks = tuple(counts[node] for node in range(len(hosts)))
+    fits = (
+        processes[rank : rank + 1] == ((node_rank, local_rank),)
+        and min(tasks) > 0
+        and env.get("PMI_SIZE", str(len(processes))) == str(len(processes))
+        and env.get("PALS_LOCAL_SIZE", str(tasks[node_rank])) == str(tasks[node_rank])
+    )
+    read.agree(fits, "PALS's variables and its file of nodes disagree", *shown)
+    is_first = max(tasks) == 1 or processes[0][0] == 0
+    read.agree(is_first, "rank 0 is not on the first node, where the ranks would meet", *shown)
     return Task(
         launcher="pals",
         node_rank=node_rank,
         local_rank=local_rank,
         rank=rank,
-        tasks_per_node=tasks_per_node,
+        tasks_per_node=tasks,
         hosts=hosts,
         job_id=env["PALS_APID"],
         is_counted=True,
@@ -102,54 +113,15 @@ def _owner(env: Environment) -> str | None:
     return None
 
 
-def _file(env: Environment, seen: str) -> bytes | MusterError:
-    """The content of PALS's file of nodes, or why it can't be read."""
-    if not env.get("PALS_APINFO"):
-        return MusterError("PALS_APINFO is not set", seen=seen, fix=FIX_HOSTS)
-    try:
-        return Reader(env, FIX_HOSTS).binary_file("PALS_APINFO")
-    except MusterError as error:
-        return error
-
-
-def _from_file(
-    env: Environment, data: bytes, rank: int, node_rank: int, local_rank: int, seen: str
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The hosts and the number of processes on each, of which this process is one."""
-    source = f"PALS_APINFO={env['PALS_APINFO']}"
-    try:
-        hosts, processes = parse_apinfo(data)
-    except ValueError as reason:
-        raise MusterError(f"PALS's file of nodes can't be read: {reason}", seen=source, fix=FIX) from None
-    counts = Counter(node for node, _ in processes)
-    tasks = tuple(counts[node] for node in range(len(hosts)))
-    if (
-        processes[rank : rank + 1] != ((node_rank, local_rank),)
-        or min(tasks) < 1
-        or env.get("PMI_SIZE", str(len(processes))) != str(len(processes))
-        or env.get("PALS_LOCAL_SIZE", str(tasks[node_rank])) != str(tasks[node_rank])
-    ):
-        raise MusterError("PALS's variables and its file of nodes disagree", seen=f"{seen}, {source}", fix=FIX)
-    if max(tasks) > 1 and processes[0][0] != 0:
-        raise MusterError(
-            "rank 0 is not on the first node, where the ranks would meet", seen=f"{seen}, {source}", fix=FIX
-        )
-    return hosts, tasks
-
-
-def _by_rank(env: Environment, job: Job | None, node_rank: int, why: MusterError) -> Task:
+def _by_rank(env: Environment, job: Job, node_rank: int, why: MusterError) -> Task:
     """The same without the file: PMI's sizes, and the scheduler's hosts if this one has its place in them."""
     read = Reader(env, f"make the file of its nodes visible: {why.fix}")
     local_size = "PALS_LOCAL_SIZE" if "PALS_LOCAL_SIZE" in env else "PMI_LOCAL_SIZE"
     names = mpi.Names("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", local_size)
-    task = mpi.by_rank("pals", names, read, job, env["PALS_APID"], told=node_rank)
-    if len(task.tasks_per_node) == 1 or task.hosts:
-        return task
-    return replace(task, notes=(f"{why.wrong}; {why.fix}", *task.notes))
+    task = mpi.by_rank("pals", names, read, job, job_id=env["PALS_APID"], told=node_rank)
+    is_known = len(task.tasks_per_node) == 1 or task.hosts
+    return task if is_known else replace(task, notes=(f"{why.wrong}; {why.fix}", *task.notes))
 
-
-VERSIONS = (1, 5)
-MAX_RECORDS = MAX_COUNT
 
 # `i4x` is an int and the gap before the next size_t. All machines with PALS are little-endian.
 _HEADER = struct.Struct("<i4xQ QQi4x QQi4x QQi4x QQi4x QQi4x")
@@ -167,7 +139,7 @@ def parse_apinfo(data: bytes) -> tuple[tuple[str, ...], tuple[tuple[int, int], .
         raise ValueError(f"{len(data)} bytes are too few for a header")
     header = _HEADER.unpack_from(data)
     version, total_size = header[:2]
-    if version not in VERSIONS:
+    if version not in (1, 5):
         raise ValueError(f"version {version}, known are 1 and 5")
     if total_size > len(data):
         raise ValueError(f"{len(data)} of {total_size} bytes are there")
@@ -189,7 +161,7 @@ def parse_apinfo(data: bytes) -> tuple[tuple[str, ...], tuple[tuple[int, int], .
 def _records(data: bytes, layout: struct.Struct, size: int, offset: int, count: int) -> list[tuple[Any, ...]]:
     """The records of one table; they may be longer than what is known of them."""
     is_inside = size >= layout.size and offset >= _HEADER.size and offset + size * count <= len(data)
-    if not (1 <= count <= MAX_RECORDS and is_inside):
+    if not (1 <= count <= MAX_COUNT and is_inside):
         raise ValueError(f"{count} records of {size} bytes at {offset} do not fit into {len(data)} bytes")
     return [layout.unpack_from(data, offset + size * index) for index in range(count)]
 

@@ -18,10 +18,8 @@ import re
 import shlex
 import shutil
 import sys
-from collections import Counter
 from pathlib import Path
 
-from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Task
 from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.detect.manual import by_host
@@ -37,18 +35,14 @@ PREFIXES = ("PBS_",)
 # Source: https://github.com/openpbs/openpbs/blob/master/test/tests/functional/pbs_cgroups_hook.py
 CGROUP = re.compile(r"/pbs_jobs\.service/[^/\s]+/[^/\s]+")
 MOUNT = re.compile(r"/(?:pbs|PBS|torque)/aux/+\d[^/\s]*$")
-PARENTS = {"pbs_mom": "pbs"}
+PARENT = re.compile(r"^pbs_mom$")
 
 FIX_JOB = "start from a fresh job: `qsub SCRIPT`, without -V and without setting PBS_ variables by hand"
 FIX_HOSTS = "in the job script: export MUSTER_HOSTS=$(awk '!seen[$1]++ {print $1}' \"$PBS_NODEFILE\" | paste -sd,)"
 
 
 def job(env: Environment) -> Job | None:
-    """The PBS job in `env`, or None where there is none.
-
-    Raises:
-        MusterError: its variables, or the file of its nodes, can't be right.
-    """
+    """The PBS job in `env`, or None where there is none."""
     if not {"PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE"} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
@@ -57,7 +51,7 @@ def job(env: Environment) -> Job | None:
         raise MusterError("PBS_JOBID is missing or no job id", seen=f"PBS_JOBID={job_id}", fix=FIX_JOB)
     is_complete = env.get("PBS_ENVIRONMENT") in ("PBS_BATCH", "PBS_INTERACTIVE")
     read.agree(is_complete, "PBS_ENVIRONMENT is neither PBS_BATCH nor PBS_INTERACTIVE", "PBS_ENVIRONMENT", "PBS_JOBID")
-    slots, problem = slots_or_problem(lambda: _node_file(env))
+    slots, problem = slots_or_problem(lambda: _slots(read))
     nodes = (
         read.seen("PBS_NODEFILE") or f"PBS's own file of job {job_id}" if slots else "no PBS_NODEFILE that can be read"
     )
@@ -93,22 +87,13 @@ def _launch(env: Environment, num_nodes: int | str) -> str:
     return f"mpiexec -n {num_nodes} --hostfile $PBS_NODEFILE --map-by ppr:1:node {carried} {{command}}"
 
 
-def _node_file(env: Environment) -> dict[str, int]:
+def _slots(read: Reader) -> dict[str, int]:
     """The hosts in the order in which the file names them first, and how often it names each."""
-    if env.get("PBS_NODEFILE"):
-        text = Reader(env, FIX_HOSTS).text_file("PBS_NODEFILE")
-    elif env.is_live and is_task(env) and (own := _own_node_file(env)):
-        text = own
-    else:
-        raise MusterError(
-            "PBS_NODEFILE is not set, so the job's nodes are not known", seen="no PBS_NODEFILE", fix=FIX_HOSTS
-        )
-    names = [line.strip() for line in text.splitlines() if line.strip()]
-    wrong = [name for name in names if not hostlist.is_name(name)]
-    if wrong or not names:
-        what = f"holds {wrong[0]!r}, which is no host name" if wrong else "is empty"
-        raise Reader(env, FIX_JOB).error(f"PBS's list of nodes {what}", "PBS_NODEFILE", "PBS_JOBID")
-    return dict(Counter(names))
+    text = _own_node_file(read.env) if is_task(read.env) and not read.env.get("PBS_NODEFILE") else None
+    if text is None:
+        text = Reader(read.env, FIX_HOSTS).text_file("PBS_NODEFILE")
+    lines = [(line.strip(), "1") for line in text.splitlines() if line.strip()]
+    return read.slots(lines, "PBS's list of nodes", "PBS_NODEFILE", "PBS_JOBID")
 
 
 def _own_node_file(env: Environment) -> str | None:
@@ -116,6 +101,8 @@ def _own_node_file(env: Environment) -> str | None:
 
     Source: https://help.altair.com/2022.1.0/PBS%20Professional/PBSAdminGuide2022.1.pdf (pbs.conf, PBS_HOME)
     """
+    if not env.is_live:
+        return None
     try:
         settings = Path(env.get("PBS_CONF_FILE", "/etc/pbs.conf")).read_text()
         home = re.search(r"^PBS_HOME=(.+)$", settings, re.MULTILINE)
@@ -141,13 +128,13 @@ def is_task(env: Environment) -> bool:
     return re.fullmatch(r"[0-9A-Fa-f]{8}", env.get("PBS_TASKNUM", "")) is not None
 
 
-def task(env: Environment, job: Job | None) -> Task | None:
+def task(env: Environment, job: Job) -> Task | None:
     """The task of PBS that this process is, or None for a job script and outside PBS.
 
     Raises:
         MusterError: the job's nodes are not known here, or several tasks may be on this one.
     """
-    if job is None or not is_task(env):
+    if job.scheduler != "pbs" or not is_task(env):
         return None
     mark = f"PBS_TASKNUM={env['PBS_TASKNUM']}"
     train = Path(sys.executable).with_name("train")

@@ -4,7 +4,7 @@ A reader notes what it reads, `NAME=VALUE`, as the source of a field: `muster de
 """
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -75,6 +75,26 @@ class Reader:
         """The same, not decoded; in a recording it is written in hexadecimal digits."""
         return self._file(name, bytes, bytes.fromhex)
 
+    def slots(self, pairs: Iterable[tuple[str, str]], wrong: str, *names: str) -> dict[str, int]:
+        """How many processes each host of `pairs` is to run, in the order in which they come first.
+
+        Args:
+            pairs: a host and a number of processes, as they are written; a host may come again.
+            wrong: how an error begins, before what is wrong with the list.
+            names: the variables that it shows.
+
+        Raises:
+            MusterError: one of them is no host or no number, or there are none.
+        """
+        slots: dict[str, int] = {}
+        for host, count in pairs:
+            number = whole_number(count)
+            if number is None or not hostlist.is_name(host):
+                raise self.error(f"{wrong} holds {host[:60]!r} with {count[:20]!r} processes", *names)
+            slots[host] = slots.get(host, 0) + number
+        self.agree(bool(slots), f"{wrong} is empty", *names)
+        return slots
+
     def own_index(self, hosts: tuple[str, ...], source: str) -> int | None:
         """The place of this host in `hosts`, or None where it is not among them.
 
@@ -126,7 +146,10 @@ class Reader:
         return found
 
     def _file(self, name: str, of_live: Callable[[bytes], T], of_recorded: Callable[[str], T]) -> T:
-        path = self.env[name]
+        path = self.env.get(name)
+        if not path:
+            wrong = f"{name} is not set, so the job's nodes are not known"
+            raise MusterError(wrong, seen=f"no {name}", fix=self.fix)
         try:
             if not self.env.is_live:
                 if name not in self.env.files:

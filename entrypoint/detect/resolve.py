@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from muster.entrypoint import resources
 from muster.entrypoint.detect import families, hostlist
-from muster.entrypoint.detect.allocation import Allocation, Job, Task
+from muster.entrypoint.detect.allocation import NO_SCHEDULER, Allocation, Job, Task
 from muster.entrypoint.detect.reader import Reader, seen
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
@@ -35,157 +35,42 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
             "inside one: unset TORCHELASTIC_RUN_ID",
         )
     job, rejected = families.find_job(env)
+    scheduler = job.scheduler
     if options.node_rank is not None or "MUSTER_NODE_RANK" in env:
-        allocation, losers = _by_hand(env, options, job), ()
+        scheduler = "manual" if job is NO_SCHEDULER else scheduler
+        task = _by_hand(env, options, job)
     else:
         task, losers = families.find_task(env, job)
-        if job is None and not is_single:
+        rejected += losers
+        if job is NO_SCHEDULER and not is_single:
             _check_traces(env, options, task)
-        is_one_node = is_single or options.num_nodes == 1
-        allocation = (
-            _launched(env, options, job, task, command)
-            if task
-            else _alone(env, options, job, command, is_one_node=is_one_node)
-        )
-    notes = [f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours: it was taken"] if "MUSTER_HOSTS" in env else []
-    unused = seen(env, "RANK", "WORLD_SIZE") if allocation.scheduler != "kubernetes" else ""
-    return replace(
-        allocation,
-        gpus_seen=resources.gpus(env, job.gpus_on_node if job else None)[0],
-        gpu_request=job.gpu_request if job else "",
-        default_threads=job.default_threads if job else None,
-        start_time=job.start_time if job else None,
-        end_time=job.end_time if job else None,
-        notes=(*notes, *allocation.notes),
-        rejected=(*rejected, *losers, *([f"{unused}: set by hand or left over, not used"] if unused else ())),
-    )
-
-
-def single(allocation: Allocation, command: Sequence[str]) -> Allocation:
-    """`allocation` as a world of one, for what runs in one process only.
-
-    Raises:
-        MusterError: several processes were started: each of them would train alone, and write over the others' files.
-    """
-    if allocation.num_nodes > 1 or allocation.tasks_on_node > 1:
-        tasks = sum(allocation.ranks_per_node) if allocation.mode == "worker" else allocation.num_nodes
-        once = "srun --nodes=1 --ntasks=1 " if allocation.launcher == "srun" else "in the job script, by itself: "
-        raise MusterError(
-            f"single is one process, and {allocation.launcher} started {tasks}",
-            seen=f"{allocation.sources['num_nodes']}, {allocation.sources['tasks_on_node']}",
-            fix=f"start it once: {once}{shlex.join(command)}; or train ddp on all of them",
-        )
-    sources = {**allocation.sources, "nproc_per_node": "single"}
-    return replace(allocation, ranks_per_node=(1,), rank=0, mode="single", sources=sources)
-
-
-def _by_hand(env: Environment, options: LaunchOptions, job: Job | None) -> Allocation:
-    num_nodes, node_rank = options.num_nodes, options.node_rank
-    rank_source, num_source = f"--node-rank={node_rank}", f"--nnodes={num_nodes}"
-    if node_rank is None:
-        read = Reader(env, "MUSTER_NODE_RANK=I, from 0, another one on each node")
-        node_rank = read.number("MUSTER_NODE_RANK")
-        rank_source = f"MUSTER_NODE_RANK={node_rank}"
-        if num_nodes is None and job and job.num_nodes:
-            num_nodes, num_source = job.num_nodes, job.sources["num_nodes"]
-        _check_variable(env, job, node_rank, rank_source)
-    if num_nodes is None:
-        raise MusterError(
-            f"{rank_source.partition('=')[0]} needs the number of nodes",
-            seen=f"{rank_source} without --nnodes",
-            fix=f"--nnodes N --node-rank {node_rank}",
-        )
-    if node_rank >= num_nodes:
-        raise MusterError(
-            "the node rank must be below the number of nodes",
-            seen=f"{num_source} {rank_source}",
-            fix=f"--node-rank 0 to {num_nodes - 1}",
-        )
-    hosts = job.hosts if job and len(job.hosts) == num_nodes else ()
-    if not hosts and num_nodes == 1 and env.host:
-        hosts = (env.host,)
-    notes = [f"by hand: node rank {node_rank} of {num_nodes}, as {rank_source.partition('=')[0]} says"]
-    if job and not hosts and job.num_nodes != num_nodes:
-        notes.append(f"{job.scheduler} gave this job {job.num_nodes or 'unknown'} nodes; {num_source} was taken")
-    sources = {"launcher": rank_source, "num_nodes": num_source, "node_rank": rank_source}
-    task = Task.one_a_node("manual", node_rank, num_nodes, hosts, sources)
-    return _allocation(env, options, job, task, notes, without_job="manual")
-
-
-def _alone(
-    env: Environment, options: LaunchOptions, job: Job | None, command: Sequence[str], *, is_one_node: bool
-) -> Allocation:
-    """No launcher started this process: right on one node, or where one is asked for; a refusal on several."""
-    sources = {"launcher": "no launcher's variables"}
-    notes: list[str] = []
-    if job is None:
-        _check_leftovers(env, options)
-        hosts = (env.host,) if env.host else ()
-        sources |= {"scheduler": "no scheduler's variables", "num_nodes": "one machine", "hosts": "this host's name"}
-    else:
-        fix = f"by its launcher: {job.launch_line(command)}"
-        own = Reader(env, fix).own_index(job.hosts, job.sources["hosts"]) if is_one_node else None
-        hosts = job.hosts or ((env.host,) if env.host else ())
-        if own is not None and len(hosts) > 1:
-            hosts = (hosts[own],)
-            sources |= {"num_nodes": "--nnodes=1" if options.num_nodes == 1 else "single", "hosts": "this host"}
-            notes.append(f"this uses 1 of the job's {job.num_nodes} nodes")
+        if task:
+            task = _launched(env, options, job, task, command)
         else:
-            _check_one_node(env, job, command, is_one_node=is_one_node)
-    _check_nnodes(options, 1, job.sources["num_nodes"] if job else "no scheduler's variables")
-    return _allocation(env, options, job, Task.one_a_node("local", 0, 1, hosts, sources), notes)
-
-
-def _launched(
-    env: Environment, options: LaunchOptions, job: Job | None, task: Task, command: Sequence[str]
-) -> Allocation:
-    """A launcher started this process as one of several."""
-    num_nodes = len(task.tasks_per_node)
-    _check_nnodes(options, num_nodes, task.sources["num_nodes"])
-    _check_hosts(env, job, task)
-    _check_all_nodes(options, job, task)
-    if max(task.tasks_per_node) > 1 and options.nproc_per_node is not None:
-        line = job.launch_line(command) if job else "start one task a node"
-        raise MusterError(
-            f"{task.launcher} started {max(task.tasks_per_node)} tasks on a node, and --nproc-per-node asks each to "
-            f"start {options.nproc_per_node} more; torchrun wants one task a node",
-            seen=f"{task.sources['tasks_on_node']} --nproc-per-node={options.nproc_per_node}",
-            fix=f"{line}, or leave --nproc-per-node out: each task is a rank",
-        )
-    notes = list(task.notes)
-    if job and job.num_nodes and num_nodes < job.num_nodes:
-        notes.append(f"this step uses {num_nodes} of the job's {job.num_nodes} nodes")
-    if num_nodes > 1 and not task.hosts and job and job.problem and not env.get("MASTER_ADDR"):
-        notes.append(f"{job.problem.wrong}; {job.problem.fix}")
-    if job is None:
-        local = {"scheduler": "no scheduler's variables", "job_id": f"{task.launcher}'s own"}
-        task = replace(task, sources={**local, **task.sources})
-    return _allocation(env, options, job, task, notes)
-
-
-def _allocation(
-    env: Environment,
-    options: LaunchOptions,
-    job: Job | None,
-    task: Task,
-    notes: Sequence[str],
-    *,
-    without_job: str = "local",
-) -> Allocation:
-    """`task` in its job. One task a node is an agent, which starts the node's ranks; of several each is a rank."""
+            task = _alone(env, options, job, command, is_one_node=is_single or options.num_nodes == 1)
+    if is_single:
+        _check_single(task, command)
+    unused = seen(env, "RANK", "WORLD_SIZE") if job.scheduler != "kubernetes" else ""
+    if unused:
+        rejected += (f"{unused}: set by hand or left over, not used",)
+    notes = task.notes
+    if "MUSTER_HOSTS" in env:
+        notes = (f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours: it was taken", *notes)
+    of_launcher = {} if job.job_id or not task.job_id else {"job_id": f"{task.launcher}'s own"}
+    # One task a node is an agent, which starts the node's ranks; of several each is a rank.
     num_nodes = len(task.tasks_per_node)
     if max(task.tasks_per_node) > 1:
         mode, ranks_per_node, rank = "worker", task.tasks_per_node, task.rank
         source = task.sources["tasks_on_node"]
     else:
-        nproc, source = resources.processes_per_node(env, options, job)
+        nproc, source = (1, "single") if is_single else resources.processes_per_node(env, options, job)
         mode = "single" if num_nodes == 1 and nproc == 1 else "agent"
         ranks_per_node, rank = (nproc,) * num_nodes, task.node_rank * nproc
     return Allocation(
-        scheduler=job.scheduler if job else without_job,
+        scheduler=scheduler,
         launcher=task.launcher,
-        job_id=(job.job_id if job else None) or task.job_id,
-        attempt=job.attempt if job else 0,
+        job_id=job.job_id or task.job_id,
+        attempt=job.attempt,
         step=task.step,
         hosts=task.hosts,
         num_nodes=num_nodes,
@@ -195,23 +80,105 @@ def _allocation(
         tasks_on_node=task.tasks_on_node,
         ranks_per_node=ranks_per_node,
         mode=mode,
-        cpus_on_node=job.cpus_on_node if job else None,
-        sources={**(job.sources if job else {}), **task.sources, "nproc_per_node": source},
-        notes=tuple(notes),
+        cpus_on_node=job.cpus_on_node,
+        sources={**job.sources, **task.sources, **of_launcher, "nproc_per_node": source},
+        gpus_seen=resources.gpus(env, job.gpus_on_node)[0],
+        gpu_request=job.gpu_request,
+        default_threads=job.default_threads,
+        start_time=job.start_time,
+        end_time=job.end_time,
+        notes=notes,
+        rejected=rejected,
     )
+
+
+def _by_hand(env: Environment, options: LaunchOptions, job: Job) -> Task:
+    """The one process of the node that the user names."""
+    num_nodes, node_rank = options.num_nodes, options.node_rank
+    name, num_source = "--node-rank", f"--nnodes={num_nodes}"
+    if node_rank is None:
+        name = "MUSTER_NODE_RANK"
+        node_rank = Reader(env, "MUSTER_NODE_RANK=I, from 0, another one on each node").number(name)
+        if num_nodes is None and job.num_nodes:
+            num_nodes, num_source = job.num_nodes, job.sources["num_nodes"]
+        _check_variable(env, job, node_rank)
+    rank_source = f"{name}={node_rank}"
+    if num_nodes is None:
+        raise MusterError(
+            f"{name} needs the number of nodes",
+            seen=f"{rank_source} without --nnodes",
+            fix=f"--nnodes N --node-rank {node_rank}",
+        )
+    if node_rank >= num_nodes:
+        raise MusterError(
+            "the node rank must be below the number of nodes",
+            seen=f"{num_source} {rank_source}",
+            fix=f"--node-rank 0 to {num_nodes - 1}",
+        )
+    hosts = job.hosts if len(job.hosts) == num_nodes else ()
+    if not hosts and num_nodes == 1 and env.host:
+        hosts = (env.host,)
+    notes = (f"by hand: node rank {node_rank} of {num_nodes}, as {name} says",)
+    if not hosts and job.num_nodes not in (None, num_nodes):
+        notes += (f"{job.scheduler} gave this job {job.num_nodes} nodes; {num_source} was taken",)
+    sources = {"launcher": rank_source, "num_nodes": num_source, "node_rank": rank_source}
+    return Task.one_a_node("manual", node_rank, num_nodes, hosts, sources, notes)
+
+
+def _alone(env: Environment, options: LaunchOptions, job: Job, command: Sequence[str], *, is_one_node: bool) -> Task:
+    """No launcher started this process: right on one node, or where one is asked for; a refusal on several."""
+    sources = {"launcher": "no launcher's variables"}
+    notes: tuple[str, ...] = ()
+    hosts = job.hosts or ((env.host,) if env.host else ())
+    fix = f"by its launcher: {job.launch_line(command)}"
+    own = Reader(env, fix).own_index(job.hosts, job.sources["hosts"]) if is_one_node else None
+    if job is NO_SCHEDULER:
+        _check_leftovers(env, options)
+        sources |= {"num_nodes": "one machine", "hosts": "this host's name"}
+    elif own is not None and len(hosts) > 1:
+        hosts = (hosts[own],)
+        sources |= {"num_nodes": "--nnodes=1" if options.num_nodes == 1 else "single", "hosts": "this host"}
+        notes = (f"this uses 1 of the job's {job.num_nodes} nodes",)
+    else:
+        _check_one_node(env, job, command, is_one_node=is_one_node)
+    _check_nnodes(options, 1, job.sources["num_nodes"])
+    return Task.one_a_node("local", 0, 1, hosts, sources, notes)
+
+
+def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task, command: Sequence[str]) -> Task:
+    """A launcher started this process as one of several."""
+    num_nodes = len(task.tasks_per_node)
+    _check_nnodes(options, num_nodes, task.sources["num_nodes"])
+    _check_hosts(env, job, task)
+    _check_all_nodes(options, job, task)
+    if max(task.tasks_per_node) > 1 and options.nproc_per_node is not None:
+        line = "start one task a node" if job is NO_SCHEDULER else job.launch_line(command)
+        raise MusterError(
+            f"{task.launcher} started {max(task.tasks_per_node)} tasks on a node, and --nproc-per-node asks each to "
+            f"start {options.nproc_per_node} more; torchrun wants one task a node",
+            seen=f"{task.sources['tasks_on_node']} --nproc-per-node={options.nproc_per_node}",
+            fix=f"{line}, or leave --nproc-per-node out: each task is a rank",
+        )
+    notes = task.notes
+    if num_nodes < (job.num_nodes or 0):
+        notes += (f"this step uses {num_nodes} of the job's {job.num_nodes} nodes",)
+    if num_nodes > 1 and not task.hosts and job.problem and not env.get("MASTER_ADDR"):
+        notes += (f"{job.problem.wrong}; {job.problem.fix}",)
+    return replace(task, notes=notes)
 
 
 # What is refused: each of these would start a world of the wrong shape, or several worlds in place of one.
 
 
-def _check_variable(env: Environment, job: Job | None, node_rank: int, source: str) -> None:
+def _check_variable(env: Environment, job: Job, node_rank: int) -> None:
     """Refuses a MUSTER_NODE_RANK of another node, as one that all tasks inherit, or one for several processes."""
+    source = f"MUSTER_NODE_RANK={node_rank}"
     fix = "give each node its own MUSTER_NODE_RANK, or leave it out where MUSTER_HOSTS is set"
-    own = Reader(env, fix).own_index(job.hosts, source) if job else None
+    own = Reader(env, fix).own_index(job.hosts, source)
     if own not in (None, node_rank):
         raise MusterError(
             f"MUSTER_NODE_RANK says node rank {node_rank}, but this host is the one with {own}",
-            seen=f"{source} on {env.host}; {job.sources['hosts'] if job else ''}",
+            seen=f"{source} on {env.host}; {job.sources['hosts']}",
             fix=fix,
         )
     try:
@@ -223,6 +190,17 @@ def _check_variable(env: Environment, job: Job | None, node_rank: int, source: s
             f"MUSTER_NODE_RANK stands for one process a node, and {task.launcher} started {task.tasks_on_node} here",
             seen=f"{source} {task.sources['tasks_on_node']}",
             fix="unset MUSTER_NODE_RANK",
+        )
+
+
+def _check_single(task: Task, command: Sequence[str]) -> None:
+    """Refuses several processes for what runs in one: each would train alone, and write over the others' files."""
+    if sum(task.tasks_per_node) > 1:
+        once = "srun --nodes=1 --ntasks=1 " if task.launcher == "srun" else "in the job script, by itself: "
+        raise MusterError(
+            f"single is one process, and {task.launcher} started {sum(task.tasks_per_node)}",
+            seen=f"{task.sources['num_nodes']}, {task.sources['tasks_on_node']}",
+            fix=f"start it once: {once}{shlex.join(command)}; or train ddp on all of them",
         )
 
 
@@ -305,12 +283,12 @@ def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str) -> None:
         )
 
 
-def _check_all_nodes(options: LaunchOptions, job: Job | None, task: Task) -> None:
+def _check_all_nodes(options: LaunchOptions, job: Job, task: Task) -> None:
     """Refuses an MPI launch on fewer nodes than the job has, but for --nnodes: left-over variables look the same."""
     num_nodes = len(task.tasks_per_node)
     # The first of the hosts that LSF gives a job for jsrun may be the launch node.
-    missing = (job.num_nodes or 0) - num_nodes - (task.launcher == "jsrun") if job else 0
-    if job and missing > 0 and task.is_counted and options.num_nodes != num_nodes:
+    missing = (job.num_nodes or 0) - num_nodes - (task.launcher == "jsrun")
+    if missing > 0 and task.is_counted and options.num_nodes != num_nodes:
         raise MusterError(
             f"{task.launcher} uses {num_nodes} of the job's {job.num_nodes} nodes, or its variables are left over",
             seen=f"{task.sources['num_nodes']}, {job.sources['num_nodes']}",
@@ -318,25 +296,24 @@ def _check_all_nodes(options: LaunchOptions, job: Job | None, task: Task) -> Non
         )
 
 
-def _check_hosts(env: Environment, job: Job | None, task: Task) -> None:
+def _check_hosts(env: Environment, job: Job, task: Task) -> None:
     """Refuses variables that were made for another job or another node."""
-    strangers: list[str] = []
-    if job and job.hosts and task.hosts != job.hosts:
+    source = task.sources.get("hosts", job.sources["hosts"])
+    if job.hosts and task.hosts != job.hosts:
         listed = {hostlist.short(host) for host in job.hosts}
         strangers = [host for host in task.hosts if hostlist.short(host) not in listed]
-    hosts = task.sources.get("hosts") or (job.sources["hosts"] if job else "")
-    if strangers and job:
-        raise MusterError(
-            f"the step runs on {strangers[0]}, which is no node of the job: variables of two jobs are mixed",
-            seen=f"{hosts}, {job.sources['hosts']}",
-            fix="start the command from a shell or script of one job only",
-        )
+        if strangers:
+            raise MusterError(
+                f"the step runs on {strangers[0]}, which is no node of the job: variables of two jobs are mixed",
+                seen=f"{source}, {job.sources['hosts']}",
+                fix="start the command from a shell or script of one job only",
+            )
     # A host name that differs from the scheduler's is common (aliases, suffixes). One that belongs to another node of
     # the same job is not: then these variables were made for a process over there.
     own = Reader(env, "start the command from a fresh shell").own_index(task.hosts, task.sources["node_rank"])
     if own not in (None, task.node_rank):
         raise MusterError(
             f"the variables say node rank {task.node_rank}, but this host is the one with {own}",
-            seen=f"{task.sources['node_rank']} on {env.host}; {hosts}",
+            seen=f"{task.sources['node_rank']} on {env.host}; {source}",
             fix=f"start the command by {task.launcher} itself, not by ssh out of one of its tasks",
         )

@@ -41,7 +41,7 @@ PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_")
 # Source: https://slurm.schedmd.com/cgroup_v2.html
 CGROUP = re.compile(r"/[\w.-]*slurm[\w.-]*/(?:uid_\d+/)?job_\d+")
 MOUNT = re.compile(r"/slurmd/(?:[^/\s]+/)?job\d+(?:/|$)")
-PARENTS = {"slurmstepd": "slurm", "salloc": "slurm"}
+PARENT = re.compile(r"^(slurmstepd|salloc)$")
 
 FIX_JOB = (
     "start from a fresh job: `sbatch SCRIPT`, in it `srun ... train ddp`, without setting SLURM_ variables by hand"
@@ -54,11 +54,7 @@ FIRST_RESERVED_STEP = 0xFFFFFFF0
 
 
 def job(env: Environment) -> Job | None:
-    """The Slurm job in `env`, or None where there is none.
-
-    Raises:
-        MusterError: its node list can't be read, or disagrees with its number of nodes.
-    """
+    """The Slurm job in `env`, or None where there is none."""
     # Any one of them is enough: a job with one variable lost must not pass for a machine without a scheduler.
     if not {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST"} & env.keys():
         return None
@@ -66,7 +62,15 @@ def job(env: Environment) -> Job | None:
     read.sources["attempt"] = "no SLURM_RESTART_COUNT: the first run"
     job_id = read.identifier("SLURM_JOB_ID", "job_id")
     groups = _groups(read)
-    hosts = _flat(groups) or _hosts_of_job(read)
+    hosts = _flat(groups)
+    if not groups:
+        hosts = read.hosts("SLURM_JOB_NODELIST", "hosts")
+        num_nodes = read.number("SLURM_JOB_NUM_NODES", "num_nodes")
+        wrong = f"Slurm's list of the job's nodes names {len(hosts)}, its count says {num_nodes}"
+        read.agree(len(hosts) == num_nodes, wrong, "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES")
+        # Outside a step SLURM_NODELIST is an old name of the same list.
+        is_same = "SLURM_STEP_ID" in env or env.get("SLURM_NODELIST") in (None, env["SLURM_JOB_NODELIST"])
+        read.agree(is_same, "Slurm's two lists of the job's nodes differ", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     # Without --het-group srun starts on the first group only. In a job of 4 tasks `--ntasks-per-node=1` alone is
     # ignored with a warning: the count must go with it.
     which = f"--het-group=0-{len(groups) - 1}" if groups else f"--nodes={len(hosts)} --ntasks={len(hosts)}"
@@ -91,26 +95,6 @@ def job(env: Environment) -> Job | None:
     )
 
 
-def _hosts_of_job(read: Reader) -> tuple[str, ...]:
-    hosts = read.hosts("SLURM_JOB_NODELIST", "hosts")
-    num_nodes = read.number("SLURM_JOB_NUM_NODES", "num_nodes")
-    read.agree(
-        len(hosts) == num_nodes,
-        f"Slurm's list of the job's nodes names {len(hosts)}, its count says {num_nodes}",
-        "SLURM_JOB_NODELIST",
-        "SLURM_JOB_NUM_NODES",
-    )
-    # Outside a step SLURM_NODELIST is an old name of the same list.
-    old_name = read.env.get("SLURM_NODELIST", read.env["SLURM_JOB_NODELIST"])
-    read.agree(
-        "SLURM_STEP_ID" in read.env or old_name == read.env["SLURM_JOB_NODELIST"],
-        "Slurm's two lists of the job's nodes differ",
-        "SLURM_JOB_NODELIST",
-        "SLURM_NODELIST",
-    )
-    return hosts
-
-
 def _groups(read: Reader) -> list[tuple[str, ...]]:
     """The nodes of each group of a heterogeneous job, as SLURM_NODEID counts them; none for any other job.
 
@@ -122,29 +106,19 @@ def _groups(read: Reader) -> list[tuple[str, ...]]:
     """
     if "SLURM_HET_SIZE" not in read.env:
         return []
-
-    def names(what: str) -> list[str]:
-        old, new = (f"SLURM_JOB_{what}_{kind}_GROUP_" for kind in ("PACK", "HET"))
-        size = read.number("SLURM_HET_SIZE", most=MAX_HET_GROUPS)
-        is_old = [f"{new}{group}" not in read.env and f"{old}{group}" in read.env for group in range(size)]
-        return [f"{old if is_old[group] else new}{group}" for group in range(size)]
-
-    groups = [read.hosts(name) for name in names("NODELIST")]
-    read.sources["hosts"] = read.seen(*names("NODELIST"))
-    read.sources["num_nodes"] = read.seen(*names("NUM_NODES"))
-    return groups
+    size = read.number("SLURM_HET_SIZE", most=MAX_HET_GROUPS)
+    names = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(size)]
+    names = [name if name in read.env else name.replace("_HET_", "_PACK_") for name in names]
+    read.sources["hosts"] = read.sources["num_nodes"] = read.seen(*names)
+    return [read.hosts(name) for name in names]
 
 
 def _flat(groups: list[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(host for group in groups for host in group))
 
 
-def task(env: Environment, job: Job | None) -> Task | None:
-    """The task of a step that this process is, or None outside a step. The step tells all of it, the `job` nothing.
-
-    Raises:
-        MusterError: the step's variables are incomplete or contradict each other.
-    """
+def task(env: Environment, job: Job) -> Task | None:
+    """The task of a step that this process is, or None outside a step. The step tells all of it, the `job` nothing."""
     if "SLURM_STEP_ID" not in env:
         return None
     read = Reader(env, FIX_TASK)
@@ -152,15 +126,15 @@ def task(env: Environment, job: Job | None) -> Task | None:
     if step >= FIRST_RESERVED_STEP:
         return None
     # srun sets both to the same. sbatch sets the first anew, and leaves the second as the submitting shell had it.
+    of_step = env.get("SLURM_STEP_TASKS_PER_NODE")
     read.agree(
-        env.get("SLURM_TASKS_PER_NODE", env.get("SLURM_STEP_TASKS_PER_NODE")) == env.get("SLURM_STEP_TASKS_PER_NODE"),
+        env.get("SLURM_TASKS_PER_NODE", of_step) == of_step,
         "the SLURM_STEP_ variables are left over from a step inside of which this job was submitted",
-        "SLURM_TASKS_PER_NODE",
-        "SLURM_STEP_TASKS_PER_NODE",
+        *("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
     )
     listed = read.hosts("SLURM_STEP_NODELIST", "hosts")
-    of_step = set(listed)
-    in_groups = tuple(host for host in _flat(_groups(Reader(env, FIX_JOB))) if host in of_step)
+    members = set(listed)
+    in_groups = tuple(host for host in _flat(_groups(Reader(env, FIX_JOB))) if host in members)
     hosts = in_groups if len(in_groups) == len(listed) else listed
     tasks_per_node = read.counts("SLURM_STEP_TASKS_PER_NODE", "tasks_on_node")
     num_nodes = read.number("SLURM_STEP_NUM_NODES", "num_nodes")
@@ -176,20 +150,15 @@ def task(env: Environment, job: Job | None) -> Task | None:
     agree(len(tasks_per_node) == num_nodes, "the number of nodes", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST")
     agree(sum(tasks_per_node) == num_tasks, "the number of tasks", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS")
     agree(node_rank < num_nodes, "this node's index", "SLURM_NODEID", "SLURM_STEP_NODELIST")
-    agree(
-        local_rank < tasks_per_node[node_rank],
-        "this task's place on its node",
-        "SLURM_LOCALID",
-        "SLURM_STEP_TASKS_PER_NODE",
-    )
+    on_node = tasks_per_node[node_rank]
+    agree(local_rank < on_node, "this task's place on its node", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
     agree(rank < num_tasks, "this task's rank", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     # SLURM_GTIDS=0,2 holds the ranks of all tasks on this node. With `-m cyclic` they are no contiguous block, so the
     # rank is never computed from node and local rank, only checked against this list.
-    on_node = env["SLURM_GTIDS"].split(",") if "SLURM_GTIDS" in env else None
+    ranks = env["SLURM_GTIDS"].split(",") if "SLURM_GTIDS" in env else None
+    is_listed = ranks is None or (len(ranks) == on_node and ranks[local_rank] == str(rank))
     agree(
-        on_node is None or (len(on_node) == tasks_per_node[node_rank] and on_node[local_rank] == str(rank)),
-        "the ranks on this node",
-        *("SLURM_GTIDS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+        is_listed, "the ranks on this node", "SLURM_GTIDS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"
     )
     # The ranks meet on the first node. Only an order by hostfile puts rank 0 elsewhere, and only there it is seen.
     if max(tasks_per_node) > 1 and (env.get("SLURM_DISTRIBUTION") == "arbitrary" or (rank == 0 and node_rank != 0)):

@@ -1,9 +1,9 @@
 """What in a container tells of a job whose variables did not get there.
 
 Without its variables each of a job's processes would look alone, and train a model of its own: so the traces that a
-scheduler or launcher leaves beside them are looked for. Each family has its own: CGROUP, a pattern of the control group
-that its processes are in; MOUNT, one of a file or folder of one job that is bound into the container (a spool folder as
-a whole is none: login nodes may bind it too); PARENTS, the processes above those of a job, and whose they are.
+scheduler or launcher leaves beside them are looked for. Each family has its own patterns: CGROUP of the control group
+that its processes are in; PARENT of the names of processes above those of a job; MOUNT of a file or folder of one job
+that is bound into the container (a spool folder as a whole is none: login nodes may bind it too).
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ _APPTAINERS_INIT = "appinit"
 
 
 class Trace(NamedTuple):
-    """What tells of a job: the scheduler or launcher that left it, and where it was seen."""
+    """What tells of a job: the family that left it, and where it was seen."""
 
     owner: str
     seen: str
@@ -36,26 +36,16 @@ def find(cgroup: str, mounts: str, ancestors: Iterable[str]) -> Trace | None:
         mounts: as in /proc/self/mountinfo.
         ancestors: the names of the processes above, the nearest first.
     """
-    families = {family.name: family.module for family in FAMILIES}
-    for line in cgroup.splitlines():
-        path = line.split(":", 2)[-1]
-        for owner, module in families.items():
-            if hasattr(module, "CGROUP") and module.CGROUP.search(path):
-                return Trace(owner, f"the control group {path}")
-    parents: dict[str, str] = {}
-    for module in families.values():
-        parents |= getattr(module, "PARENTS", {})
-    for name in ancestors:
-        # mpirun.openmpi, mpiexec.hydra: several are often installed side by side.
-        owner = parents.get(name.partition(".")[0])
-        if owner:
-            return Trace(owner, f"the process {name} above this one")
-    for line in mounts.splitlines():
-        # 36 35 98:0 /spool/pbs/aux/7.head /var/spool/pbs/aux/7.head ro,relatime - ext4 /dev/sda1 ro
-        for path in line.split()[3:5]:
-            for owner, module in families.items():
-                if hasattr(module, "MOUNT") and module.MOUNT.search(path):
-                    return Trace(owner, f"the mount {path}")
+    # The strongest first.
+    places = [("CGROUP", line.split(":", 2)[-1], "the control group {}") for line in cgroup.splitlines()]
+    places += [("PARENT", name, "the process {} above this one") for name in ancestors]
+    # 36 35 98:0 /spool/pbs/aux/7.head /var/spool/pbs/aux/7.head ro,relatime - ext4 /dev/sda1 ro
+    places += [("MOUNT", path, "the mount {}") for line in mounts.splitlines() for path in line.split()[3:5]]
+    for kind, text, seen in places:
+        for family in FAMILIES:
+            pattern = getattr(family.module, kind, None)
+            if pattern and pattern.search(text):
+                return Trace(family.name, seen.format(text))
     return None
 
 

@@ -177,8 +177,8 @@ def _num_nodes(nodes: int | None) -> int:
     try:
         job = families.find_job(environment.live())[0]
     except MusterError:
-        job = None
-    return job.num_nodes if job and job.num_nodes and job.job_id else 2
+        return 2
+    return job.num_nodes if job.num_nodes and job.job_id else 2
 
 
 def _print_json(found: "Finding | FabricPlan") -> None:

@@ -157,8 +157,6 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
             fix="train ddp, or leave --nproc-per-node out",
         )
     allocation = resolve.resolve(env, options, typed, is_single=is_single)
-    if is_single:
-        allocation = resolve.single(allocation, typed)
     asked, of_site = options, Additions()
     if site:
         options, of_site = defaults.of(site, allocation.num_nodes, env, asked)

@@ -65,6 +65,5 @@ def test_one_process_for_each_visible_gpu_and_two_without(variables: dict[str, s
 
 def test_single_is_refused_where_several_processes_were_started() -> None:
     for file in ("b_srun_N2_1per.node02.1.env", "c_srun_N2_2per.node02.2.env"):
-        allocation = detect(recording.load(FOLDER / file))
         with pytest.raises(MusterError, match="single is one process"):
-            resolve.single(allocation, ["train", "single"])
+            resolve.resolve(recording.load(FOLDER / file), LaunchOptions(), ["train", "single"], is_single=True)

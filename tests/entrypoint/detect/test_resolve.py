@@ -271,7 +271,7 @@ def test_one_process_may_be_started_in_the_script_of_a_job_of_two_nodes(options:
     assert found.sources["num_nodes"] == source
     assert "this uses 1 of the job's 2 nodes" in found.notes
     assert detect(TWO_NODES, LaunchOptions(nnodes="1")).num_nodes == 1
-    assert resolve.single(found, ["train", "single"]).world_size == 1
+    assert found.world_size == 1
 
 
 def test_one_process_is_not_started_where_the_scheduler_gave_no_node() -> None:
@@ -282,9 +282,8 @@ def test_one_process_is_not_started_where_the_scheduler_gave_no_node() -> None:
 
 
 def test_several_tasks_of_one_process_are_told_a_way_out_that_is_taken() -> None:
-    started = detect(PBS_RANK)
     with pytest.raises(MusterError, match="single is one process") as refusal:
-        resolve.single(started, ["train", "single"])
+        resolve.resolve(PBS_RANK, LaunchOptions(), ["train", "single"], is_single=True)
     assert "in the job script, by itself: train single" in refusal.value.fix
 
 

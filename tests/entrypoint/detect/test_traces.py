@@ -71,10 +71,10 @@ def test_a_machine_without_a_job_has_no_trace(cgroup: str) -> None:
         ("flux-shell", "flux"),
         ("res", "lsf"),
         ("palsd", "pals"),
-        ("hydra_pmi_proxy", "mpiexec"),
-        ("prted", "mpirun"),
-        ("mpirun.openmpi", "mpirun"),
-        ("mpiexec.hydra", "mpiexec"),
+        ("hydra_pmi_proxy", "mpi"),
+        ("prted", "mpi"),
+        ("mpirun.openmpi", "mpi"),
+        ("mpiexec.hydra", "mpi"),
     ],
 )
 def test_a_process_above_tells(name: str, owner: str) -> None:
