@@ -36,7 +36,8 @@ def run(options: BenchOptions) -> None:
         sizes = agree(world, lambda: chosen_sizes(options, world.backend or ""))
         setting = Setting.of(world)
         known = baseline.load(world, options, setting)
-        transport.prepare(options)
+        if world.backend == "nccl":
+            transport.request_log(os.environ)
         agree(world, lambda: open_group(world))
         report = Report(options, world, setting)
         if options.pairwise:
@@ -66,9 +67,9 @@ def measure(sweep: Sweep, known: Baseline | None) -> tuple[list[Row], Transport]
             rows = [sweep.again(row) if row.passes else row for row in rows]
     for _ in range(PASSES):
         slow = baseline.find_slow(rows, known) if known else []
-        doubted = {id(one.row) for one in slow if len(one.row.passes) < PASSES}
+        doubted = {(one.collective, one.size) for one in slow if one.num_passes < PASSES}
         # Only what is slow is measured again: it may have been something passing.
-        rows = [sweep.again(row) if id(row) in doubted else row for row in rows]
+        rows = [sweep.again(row) if (row.collective, row.size) in doubted else row for row in rows]
     return rows, used
 
 

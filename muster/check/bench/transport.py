@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
-import torch
 
 from muster.check.options import BenchOptions
 from muster.check.ranks import listed
@@ -109,13 +108,6 @@ class Transport:
     gpudirect: bool | None = None
     notes: tuple[str, ...] = ()
     error: MusterError | None = None
-
-
-def prepare(options: BenchOptions) -> None:
-    """Lets NCCL write its log where `used` can read it. To be called before NCCL is."""
-    if options.backend == "gloo" or options.device == "cpu" or not torch.cuda.is_available():
-        return
-    request_log(os.environ)
 
 
 def used(world: World, options: BenchOptions) -> Transport:
@@ -234,7 +226,10 @@ def _is_one_node(ranks: Sequence[RankTransport]) -> bool:
 
 
 def request_log(environ: MutableMapping[str, str]) -> None:
-    """Asks NCCL for its log: in the file that the user named, or in one in memory, which no crash can leave behind."""
+    """Asks NCCL, before it is loaded, for its log: in the file that the user named, or in one in memory.
+
+    No crash can leave that behind.
+    """
     level = environ.get("NCCL_DEBUG", "").upper()
     if level not in ("INFO", "TRACE"):
         environ["NCCL_DEBUG"] = "INFO"

@@ -49,7 +49,7 @@ class Facts:
 
 
 def gather(world: World, options: DoctorOptions) -> Facts:
-    """What comes of one call of each collective. Opens the process group, and closes it.
+    """What comes of one call of each collective. Opens the process group, and closes one that is not stuck.
 
     Ports that are closed between nodes stop it too: where `ports` has found a fault there is nothing to be learnt here.
 
@@ -63,8 +63,6 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     _watch(world, own, max(5.0, min(MOST_S, options.timeout_s / 2)))
     if not own.why:
         close_group()
-    elif own.backend != "gloo":
-        _abort_group()
     return own
 
 
@@ -105,15 +103,6 @@ def _call_all(world: World, own: Facts, limit_s: float) -> None:
             own.wrong[collective.name] = wrong
     own.at = BARRIER
     dist.barrier()
-
-
-def _abort_group() -> None:
-    """Ends a group of NCCL that is stuck."""
-    abort: Any = getattr(dist.distributed_c10d, "_abort_process_group", None)
-    if abort is not None and dist.is_initialized():
-        thread = Thread(target=abort, daemon=True)
-        thread.start()
-        thread.join(SLACK_S)
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:

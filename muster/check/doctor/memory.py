@@ -133,10 +133,8 @@ def _shared_memory(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
             seen = f"{size(shm.free)} free of {size(shm.size or 0)}; {size(needed)} for 1 worker a rank"
         else:
             continue
-        # On CPUs no workers load data unless they are asked for; and where all nodes are alike, someone may mean it so.
-        others = [other[0].shm for name, other in by_host.items() if name != host and other[0].shm is not None]
-        is_alone = any(other.trouble is None and (other.free is None or other.free >= 2 * WORKER) for other in others)
-        level = "failed" if _uses_gpus(by_host) or is_alone else "warning"
+        # On CPUs no workers load data unless they are asked for.
+        level = "failed" if _uses_gpus(by_host) else "warning"
         found.append(Finding(level, "shm", host, wrong, seen, fix))
     return found
 

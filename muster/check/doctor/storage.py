@@ -19,9 +19,6 @@ ROOM = 2**30
 """Free space below which checkpoints are in danger: two of ResNet-50 with its momentum, and one being written,
 take 0.6 GB."""
 
-FILES = 100
-"""A checkpoint has a file for each rank and a few more, and three of them are there at a time."""
-
 LIMIT_S = 30.0
 """Seconds that a file system may take to write one small file: a busy one takes some, one that is gone all of them."""
 
@@ -33,34 +30,25 @@ class Space:
     Attributes:
         path: where it was looked at.
         free: bytes; None where it has no limit.
-        files_free: how many files may still be made.
         trouble: why nothing can be written.
     """
 
     path: str
     size: int | None = None
     free: int | None = None
-    files_free: int | None = None
     trouble: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a node tells of where its checkpoints will go.
-
-    Attributes:
-        num_ranks: of the job: each writes files of its own.
-    """
+    """What a node tells of where its checkpoints will go."""
 
     checkpoints: Space
-    num_ranks: int = 1
 
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
     """The room for checkpoints, by the first rank of each host."""
-    if not leads_host(world):
-        return None
-    return Facts(checkpoints=measure(options.checkpoint_dir), num_ranks=world.world_size)
+    return Facts(checkpoints=measure(options.checkpoint_dir)) if leads_host(world) else None
 
 
 def measure(folder: str, limit_s: float = LIMIT_S) -> Space:
@@ -80,7 +68,7 @@ def measure(folder: str, limit_s: float = LIMIT_S) -> Space:
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """Where a checkpoint can't be written, or hardly."""
-    closed, small, few = dict[str, str](), dict[str, str](), dict[str, str]()
+    closed, small = dict[str, str](), dict[str, str]()
     for host, (facts, *_) in by_host.items():
         space = facts.checkpoints
         if space.trouble is not None:
@@ -88,13 +76,10 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
             closed[host] = f"{space.path}: {space.trouble}{left}"
         elif space.free is not None and space.free < ROOM:
             small[host] = f"{space.path}: {size(space.free)} free"
-        elif space.files_free is not None and space.files_free < FILES + 3 * facts.num_ranks:
-            few[host] = f"{space.path}: {space.files_free} inodes free"
     fix = "make room there, or another folder: --runs-dir, here --checkpoint-dir"
     return [
         *alike(closed, "failed", "checkpoints", "no checkpoint can be written", fix),
         *alike(small, "warning", "checkpoints", "there is hardly any room for checkpoints", fix),
-        *alike(few, "warning", "checkpoints", "hardly any file can be made where checkpoints go", fix),
     ]
 
 

@@ -121,17 +121,18 @@ def places(size):
 
 def probes(*failed: tuple[int, int], size: int = 5, wrong=TIMED_OUT):
     """What all of `size` nodes see of each other where `failed` ways are closed."""
-    return [Probe(*way, 40000, wrong if way in failed else "") for way in permutations(range(size), 2)]
+    ways = permutations(range(size), 2)
+    return [Probe(f"n{one}", f"n{other}", 40000, wrong if (one, other) in failed else "") for one, other in ways]
 
 
-WHERE = " on ports 32768-60999, on which gloo and NCCL listen"
+WHERE = f" on ports {ports.ephemeral_range()}, on which gloo and NCCL listen"
 
 
 def findings(size: int, seen: list[Probe]) -> list[Finding]:
     """What is found where the nodes saw this of each other."""
     return ports.findings(
         {
-            place.host: [Facts(place, "", tuple(one for one in seen if one.source == place.rank), "32768-60999")]
+            place.host: [Facts(place, "", tuple(one for one in seen if one.source == place.host))]
             for place in places(size)
         }
     )
@@ -204,7 +205,7 @@ def test_what_stalls_is_told_apart_from_what_is_closed():
 def test_many_nodes_of_which_one_is_cut_off():
     odd = random.Random(5).randrange(100)
     seen = [
-        Probe(node, other, 1, TIMED_OUT if odd in (node, other) else "")
+        Probe(f"n{node}", f"n{other}", 1, TIMED_OUT if odd in (node, other) else "")
         for node in range(100)
         for other in partners(node, 100)
     ]
