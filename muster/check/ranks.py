@@ -203,6 +203,13 @@ def plural(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
+def shape(world: World) -> str:
+    """ "2 nodes x 4 = 8 ranks"."""
+    counts = sorted({world.hosts.count(host) for host in world.nodes})
+    a_node = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"{plural(len(world.nodes), 'node')} x {a_node} = {plural(world.world_size, 'rank')}"
+
+
 def host_of(rank: int, world: World) -> str:
     """The node that `rank` is on, or should be; empty where the launch did not tell the nodes."""
     if world.hosts:

@@ -151,7 +151,7 @@ def test_what_is_wrong_on_a_node_is_named_with_the_node(spoilt: SlurmCluster) ->
     # Torch sees none of Slurm's GPUs, which are none.
     others = {(each["host"], each["about"]): each["seen"] for each in told["findings"] if each["level"] == "warning"}
     assert others.keys() == {("node01, node02", "gpus"), ("node03", "gpus"), ("node01", "shm")}
-    assert "of 16.0 MiB" in others["node01", "shm"]
+    assert "of 16M" in others["node01", "shm"]
 
 
 def test_a_training_with_preflight_ends_before_it_begins(spoilt: SlurmCluster) -> None:

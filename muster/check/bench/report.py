@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib import metadata
 from itertools import groupby
@@ -21,7 +21,7 @@ from muster.check.bench.collectives import BY_NAME, ELEMENT, WrongValues, shown
 from muster.check.bench.sweep import NONE, Row, Sweep, bandwidth
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
-from muster.check.ranks import listed, plural
+from muster.check.ranks import listed, shape
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import World
 from muster.train.reporting import console
@@ -107,13 +107,11 @@ class Report:
 
     Attributes:
         setting: where it was measured.
-        started: when, with the distance from UTC.
     """
 
     options: BenchOptions
     world: World
     setting: Setting
-    started: str = field(default_factory=lambda: datetime.now().astimezone().isoformat(timespec="seconds"))
 
     def of_sweep(self, rows: Sequence[Row], sweep: Sweep, used: Transport, known: Baseline | None) -> int:
         """Says and writes what was measured; returns the exit code."""
@@ -193,12 +191,10 @@ class Report:
 
     def headline(self) -> str:
         """How many ranks are where, on which devices, by which backend."""
-        setting, each = self.setting, set(self.setting.ranks)
-        a_node = f"{each.pop()} each" if len(each) == 1 else " + ".join(map(str, setting.ranks))
-        places = f"{plural(self.world.world_size, 'rank')} on {plural(setting.nodes, 'node')} ({a_node})"
+        setting = self.setting
         devices = ", ".join(setting.gpus) or setting.device
         site = f", {setting.site}" if setting.site else ""
-        return f"{places}, {setting.backend} on {devices}, torch {torch.__version__}{site}"
+        return f"{shape(self.world)}, {setting.backend} on {devices}, torch {torch.__version__}{site}"
 
     def about(self) -> dict[str, Any]:
         """Versions and date."""
@@ -206,7 +202,7 @@ class Report:
             "muster": metadata.version("muster"),
             "torch": str(torch.__version__),
             "nccl": versions.nccl(),
-            "date": self.started,
+            "date": datetime.now().astimezone().isoformat(timespec="seconds"),
             "command": os.environ.get(LaunchVariable.COMMAND, ""),
         }
 

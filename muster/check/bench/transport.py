@@ -272,7 +272,7 @@ def parse_log(text: str) -> NcclLog:
             within.append("SHM" if kind == "SHM" else f"{kind}/{way.partition('/')[0]}".rstrip("/"))
         elif message.startswith("Connected NVLS"):
             within.append("NVLS")
-    networks = _distinct(connected or chosen)
+    networks = tuple(dict.fromkeys(connected or chosen))
     version, found = _VERSION.search(text), _PROVIDER.search(text)
     # Of a plugin: one that was opened need not be used.
     provider = found[1] if found and not {"IB", "Socket"}.issuperset(networks) else ""
@@ -281,10 +281,6 @@ def parse_log(text: str) -> NcclLog:
         network="+".join(networks) + (f" ({provider})" if provider else ""),
         is_tcp=provider.lower().startswith(_TCP_PROVIDERS) or any(name.lower() in _TCP for name in networks),
         gpudirect=all(directs) if directs else None,
-        within=_distinct(within),
-        warnings=_distinct([message for level, message in lines if level == "WARN"]),
+        within=tuple(dict.fromkeys(within)),
+        warnings=tuple(dict.fromkeys(message for level, message in lines if level == "WARN")),
     )
-
-
-def _distinct(words: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(words))

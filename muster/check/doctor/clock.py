@@ -14,13 +14,6 @@ NAME = "clocks"
 LIMIT_S = 1.0
 """Below it nothing that a training does goes wrong."""
 
-MISLEADS = (
-    "the job's time limit is seen too early or too late there, certificates and tokens may not be valid, "
-    "and times in logs and files mislead"
-)
-
-MOST_SHOWN = 16
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -60,7 +53,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     off = [host for host in nodes if abs(ahead_s[host]) - doubt_s[host] > LIMIT_S]
     if not off:
         return []
-    shown = listed([f"{ahead_s[host]:+.3f} s on {host}" for host in off], MOST_SHOWN)
+    shown = listed([f"{ahead_s[host]:+.3f} s on {host}" for host in off])
     widest_s = max(ahead_s.values()) - min(ahead_s.values())
     return [
         Finding(
@@ -68,7 +61,8 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
             "clock",
             # Where no time has a majority nobody can tell which clock is right.
             listed(off if 2 * len(off) < len(nodes) else nodes),
-            f"the clocks of the nodes differ by up to {widest_s:.1f} s: {MISLEADS}",
+            f"the clocks of the nodes differ by up to {widest_s:.1f} s: time limits are seen too early or too late, "
+            "certificates and tokens may not be valid, and times in logs and files mislead",
             f"against {middle}, {shown}, give or take {max(doubt_s[host] for host in off):.3f} s",
             "tell the administrators; there, `chronyc tracking` or `timedatectl` says whether a node follows a time "
             "server",

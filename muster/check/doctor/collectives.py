@@ -161,13 +161,10 @@ def _stuck(ranks: Sequence[Facts], host_of: Mapping[int, str]) -> Finding:
     # gloo gives up by itself: who is held by something else does not.
     held = [one.rank for one in at_first if one.why.startswith(NOT_OVER)]
     seen = f"rank {first.rank} ({host_of[first.rank]}): {first.why}"
-    if not held or len(held) == len(ranks):
-        wrong = f"{first.at} did not end, though all ranks came to it"
-        fix = "export TORCH_DISTRIBUTED_DEBUG=DETAIL, and on GPUs NCCL_DEBUG=INFO, and start again"
-        return Finding("failed", "collective", "", wrong, seen, fix)
-    names = listed(f"rank {rank} on {host_of[rank]}" for rank in held)
-    wrong = f"{first.at} did not end: {names} did not come back"
-    hosts = listed(host_of[rank] for rank in held)
-    return Finding(
-        "failed", "collective", hosts, wrong, seen, "look what those ranks wrote, and start without their host"
-    )
+    hosts, wrong = "", f"{first.at} did not end, though all ranks came to it"
+    fix = "export TORCH_DISTRIBUTED_DEBUG=DETAIL, and on GPUs NCCL_DEBUG=INFO, and start again"
+    if 0 < len(held) < len(ranks):
+        names = listed(f"rank {rank} on {host_of[rank]}" for rank in held)
+        hosts, wrong = listed(host_of[rank] for rank in held), f"{first.at} did not end: {names} did not come back"
+        fix = "look what those ranks wrote, and start without their host"
+    return Finding("failed", "collective", hosts, wrong, seen, fix)

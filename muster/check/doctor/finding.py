@@ -99,11 +99,3 @@ def alike(values: Mapping[str, str], level: Level, about: str, wrong: str, fix: 
         if seen:
             by_seen.setdefault(seen, []).append(host)
     return [Finding(level, about, listed(hosts), wrong, seen, fix) for seen, hosts in by_seen.items()]
-
-
-def size(number: int) -> str:
-    """Bytes in words: "1.5 GiB"."""
-    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB")):
-        if number >= unit:
-            return f"{number / unit:.1f} {name}"
-    return f"{number // 2**10} KiB"

@@ -5,7 +5,6 @@ Source: https://docs.nvidia.com/deploy/nvml-api/
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,7 +12,8 @@ from typing import Any
 
 import torch
 
-from muster.check.doctor.finding import Finding, alike, attempt, differences, size
+from muster.check.bench.collectives import shown
+from muster.check.doctor.finding import Finding, alike, attempt, differences
 from muster.check.options import DoctorOptions
 from muster.check.ranks import leads_host
 from muster.train.distributed.world import World
@@ -164,9 +164,8 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     """How many of which kind a node has."""
-    given = Counter(number_given(ranks) for ranks in by_host.values())
+    number = number_given(next(iter(by_host.values())))
     kind = next((name for ranks in by_host.values() if (name := _names(ranks))), "GPUs")
-    number = given.most_common(1)[0][0]
     return f"{number} x {kind} a node" if number else "none: on CPUs"
 
 
@@ -219,7 +218,7 @@ def _of(host: str, gpu: Gpu, links: int) -> Iterator[Finding]:
         fix = TELL_SITE if has_failed else "the site has to reset that GPU: nvidia-smi --gpu-reset"
         yield Finding("failed" if has_failed else "warning", "ecc", host, wrong, seen, fix)
     if gpu.used is not None and gpu.used > CONTEXT:
-        wrong, seen = f"memory of {name} is taken by another process", f"{size(gpu.used)} used before any rank uses it"
+        wrong, seen = f"memory of {name} is taken by another process", f"{shown(gpu.used)} used before any rank uses it"
         yield Finding("warning", "gpu memory", host, wrong, seen, "look whose it is: nvidia-smi on that node")
     if gpu.slowed_by:
         wrong, seen = f"the clock of {name} is held down", ", ".join(gpu.slowed_by)

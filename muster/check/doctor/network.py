@@ -9,7 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -55,12 +55,12 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     """The way to rank 0; of the first rank of a host also its fabric and links."""
     address = attempt(lambda: towards(os.environ.get("MASTER_ADDR", ""))) or ""
     interface = attempt(lambda: interface_of(address, own_addresses()))
+    own = Facts(address=address or None, interface=interface)
     if not leads_host(world):
-        return Facts(address=address or None, interface=interface)
+        return own
     devices, memory = fabric.devices(), fabric.memory()
-    return Facts(
-        address=address or None,
-        interface=interface,
+    return replace(
+        own,
         fabric=os.environ.get(LaunchVariable.FABRIC_FOUND),
         devices=devices.says if devices.is_good is False else "",
         memlock=memory.says if memory.is_good is False else "",
@@ -180,9 +180,9 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     """The fabric, the interface towards rank 0, and the ports that are up."""
     nodes = [ranks[0] for ranks in by_host.values()]
     interface = listed(rank.interface for ranks in by_host.values() for rank in ranks) or "-"
-    most = max(len(_rates(node)) for node in nodes)
-    rates = listed(f"{rate:g}" for node in nodes for rate in _rates(node))
-    links = f"{most} ports up, at {rates} Gb/s" if most else "no InfiniBand or RoCE port"
+    up = [[rate for rate in node.ports.values() if rate] for node in nodes]
+    rates = listed(f"{rate:g}" for each in up for rate in sorted(each))
+    links = f"{max(map(len, up))} ports up, at {rates} Gb/s" if rates else "no InfiniBand or RoCE port"
     return f"{listed(node.fabric for node in nodes) or 'tcp'} by {interface}; {links}"
 
 
@@ -196,11 +196,6 @@ def _port_findings(nodes: Mapping[str, Facts]) -> list[Finding]:
     }
     fix = "tell the site: the cable or the port of a link that is down or slow (ibstat, mlxlink)"
     return differences(rates, "warning", "ports", "rate of InfiniBand ports", fix, lambda value: shown[value])
-
-
-def _rates(node: Facts) -> tuple[float, ...]:
-    """Of the ports that are up, in order."""
-    return tuple(sorted(rate for rate in node.ports.values() if rate))
 
 
 def ports(sys: Path) -> dict[str, float | None]:

@@ -12,13 +12,11 @@ import socket
 import socketserver
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-import msgspec
-
-from muster.check.doctor.finding import Finding
+from muster.check.doctor.finding import Finding, alike, attempt
 from muster.check.doctor.network import Place, gather_places, targets
 from muster.check.options import DoctorOptions
 from muster.check.ranks import gather_hosts, leads_host, listed
@@ -31,26 +29,12 @@ PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 CONNECT_S, ANSWER_S = 6.0, 10.0
 """A connection is the kernel's work, which asks again after 1 and 3 s; an answer is a program's, which may be busy."""
 
-TIMED_OUT, REFUSED = "timed out", "refused"
 SILENT, STRANGER, CLOSED = "connected, then silence", "another program answers there", "connected, then closed"
 STALLED = "small messages pass, 64 KiB do not"
 
 MOST_AT_ONCE = 64
 
 _NONCE, _DIGEST, _MUCH = 16, 32, 1 << 16
-
-
-@dataclass(frozen=True)
-class Listening:
-    """Where a node listens.
-
-    Attributes:
-        wrong: why it can't.
-    """
-
-    port: int = 0
-    secret: str = ""
-    wrong: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,39 +76,35 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
     own = next(place for place in places if place.host == world.host)
     is_asking = leads_host(world) and len(places) > 1
     with contextlib.ExitStack() as stack:
-        told = _listen(own, stack) if is_asking else Listening()
-        listening = msgspec.convert(gather_hosts(world, asdict(told)), list[Listening])
-        by_host = {place.host: each for place, each in zip(places, listening, strict=True)}
+        secret, (port, wrong) = secrets.token_hex(16), (0, "")
+        if is_asking:
+            port, wrong = _listen(own, secret, stack)
+        told = gather_hosts(world, [port, secret])
+        by_host = {place.host: each for place, each in zip(places, told, strict=True)}
 
         def ask(other: Place) -> Probe:
-            port, secret = by_host[other.host].port, by_host[other.host].secret
-            return Probe(own.host, other.host, port, probe(other.address, port, secret))
+            return Probe(own.host, other.host, by_host[other.host][0], probe(other.address, *by_host[other.host]))
 
         others = targets(world, places) if is_asking else []
         with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
-            probes = tuple(threads.map(ask, (other for other in others if by_host[other.host].port)))
+            probes = tuple(threads.map(ask, (other for other in others if by_host[other.host][0])))
         gather_hosts(world, None)  # all have asked what they wanted to
-    return Facts(own, told.wrong, probes) if leads_host(world) else None
+    return Facts(own, wrong, probes) if leads_host(world) else None
 
 
 def ephemeral_range() -> str:
     """The ports that the kernel gives to programs that ask for any."""
-    try:
-        return "-".join(PORT_RANGE.read_text().split())
-    except OSError:
-        return "32768-60999"
+    return attempt(lambda: "-".join(PORT_RANGE.read_text().split())) or "32768-60999"
 
 
-def _listen(own: Place, stack: contextlib.ExitStack) -> Listening:
-    """What the others have to know to connect to this node, which listens until `stack` is closed."""
+def _listen(own: Place, secret: str, stack: contextlib.ExitStack) -> tuple[int, str]:
+    """The port at which this node listens until `stack` is closed, or 0 and why it can't."""
     if not own.address:
-        return Listening(wrong="no interface leads to the other nodes")
-    secret = secrets.token_hex(16)
+        return 0, "no interface leads to the other nodes"
     try:
-        listener = stack.enter_context(contextlib.closing(Listener(own.address, secret)))
+        return stack.enter_context(contextlib.closing(Listener(own.address, secret))).port, ""
     except OSError as error:
-        return Listening(wrong=f"can't listen at {own.address}: {error}")
-    return Listening(listener.port, secret)
+        return 0, f"can't listen at {own.address}: {error}"
 
 
 class Listener(socketserver.ThreadingTCPServer):
@@ -179,12 +159,8 @@ def probe(address: str, port: int, secret: str) -> str:
     """What is wrong with a listener that should know `secret`; empty where nothing is."""
     try:
         connection = socket.create_connection((address, port), timeout=CONNECT_S)
-    except TimeoutError:
-        return TIMED_OUT
-    except ConnectionRefusedError:
-        return REFUSED
     except OSError as error:
-        return str(error)
+        return str(error) or repr(error)
     with connection, connection.makefile("rb") as answers:
         connection.settimeout(ANSWER_S)
         for length, late in ((_NONCE, SILENT), (_MUCH, STALLED)):
@@ -211,12 +187,8 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
         "--interface NAME, with an interface that all nodes have (`ip -brief address`), or unset "
         "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
     )
-    found: list[Finding] = []
-    for host, (facts, *_) in by_host.items():
-        if facts.wrong:
-            wrong = f"{host} has no port at which the others could reach it"
-            seen = f"{facts.wrong}; interface {facts.place.interface or '(none)'}"
-            found.append(Finding("failed", "port", host, wrong, seen, fix))
+    deaf = {host: facts[0].wrong for host, facts in by_host.items()}
+    found = alike(deaf, "failed", "port", "there is no port at which the others could reach it", fix)
     for is_stalled in (False, True):
         bad = [probe for probe in probes if probe.wrong and (probe.wrong == STALLED) == is_stalled]
         found += [_finding(places, host, wrong, of_cause) for host, wrong, of_cause in _causes(probes, bad)]

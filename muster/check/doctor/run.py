@@ -22,7 +22,7 @@ from muster.check import ranks
 from muster.check.doctor import clock, collectives, gpus, memory, names, network, ports, software, storage
 from muster.check.doctor.finding import DIED, Finding, code_of, worst
 from muster.check.options import DoctorOptions
-from muster.check.ranks import listed, plural
+from muster.check.ranks import listed, plural, shape
 from muster.errors import ExitCode, MusterError, one_line
 from muster.train.distributed.world import World
 from muster.train.health.faults import SharedFault
@@ -234,11 +234,7 @@ def _header(world: World | None) -> str:
     """How many nodes and ranks, and which nodes."""
     if world is None or not world.hosts:
         return ""
-    nodes = world.nodes
-    counts = sorted({world.hosts.count(host) for host in nodes})
-    a_node = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    shape = f"{plural(len(nodes), 'node')} x {a_node} = {plural(world.world_size, 'rank')}"
-    return f"  {shape}\n               {one_line(listed(nodes))}"
+    return f"  {shape(world)}\n               {one_line(listed(world.nodes))}"
 
 
 def _table(parts: Sequence[Part]) -> Table:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.check.doctor.finding import Finding, alike, size
+from muster.check.bench.collectives import shown
+from muster.check.doctor.finding import Finding, alike
 from muster.check.options import DoctorOptions
 from muster.check.ranks import leads_host
 from muster.train.distributed.world import World
@@ -72,10 +73,10 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     for host, (facts, *_) in by_host.items():
         space = facts.checkpoints
         if space.trouble is not None:
-            left = "" if space.free is None else f", {size(space.free)} free"
+            left = "" if space.free is None else f", {shown(space.free)} free"
             closed[host] = f"{space.path}: {space.trouble}{left}"
         elif space.free is not None and space.free < ROOM:
-            small[host] = f"{space.path}: {size(space.free)} free"
+            small[host] = f"{space.path}: {shown(space.free)} free"
     fix = "make room there, or another folder: --runs-dir, here --checkpoint-dir"
     return [
         *alike(closed, "failed", "checkpoints", "no checkpoint can be written", fix),
@@ -87,4 +88,4 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     """The room on the node that has the least."""
     spaces = [facts[0].checkpoints for facts in by_host.values()]
     free = [space.free for space in spaces if space.free is not None]
-    return f"{size(min(free))} free in {spaces[0].path}" if free else f"{spaces[0].path} can be written"
+    return f"{shown(min(free))} free in {spaces[0].path}" if free else f"{spaces[0].path} can be written"

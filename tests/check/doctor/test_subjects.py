@@ -82,7 +82,7 @@ def test_nothing_is_made_of_what_nobody_can_tell() -> None:
     told: Told = {
         "software": {host: [software.Facts()] for host in "ab"},
         "GPUs": {host: [gpus.Facts(rank=rank)] for rank, host in enumerate("ab")},
-        "memory": {host: [memory.Facts(rank=rank)] for rank, host in enumerate("ab")},
+        "memory": {host: [memory.Facts(rank=rank, cores=(0,))] for rank, host in enumerate("ab")},
         "storage": {host: [storage.Facts(checkpoints=Space(path="/"))] for host in "ab"},
         "network": {host: [network.Facts()] for host in "ab"},
     }
@@ -161,6 +161,6 @@ def test_what_is_said_of_nodes_where_nothing_is_wrong() -> None:
     )
     versions = "image 1.2.0 (0123456789ab), torch 2.10.0+cu128, CUDA 12.8, NCCL 2.27.5, Python 3.12"
     assert (of_two["software"], of_one["software"]) == (f"{versions}, the same everywhere", versions)
-    assert "500.0 GiB free on node01, the least" in of_two["memory"]
-    assert "500.0 GiB free, " in of_one["memory"]
+    assert "500G free on node01, the least" in of_two["memory"]
+    assert "500G free, " in of_one["memory"]
     assert of_two["network"] == of_one["network"] == "infiniband by ib0; 2 ports up, at 200 Gb/s"
