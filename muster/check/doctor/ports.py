@@ -76,9 +76,8 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
     own = next(place for place in places if place.host == world.host)
     is_asking = leads_host(world) and len(places) > 1
     with contextlib.ExitStack() as stack:
-        secret, (port, wrong) = secrets.token_hex(16), (0, "")
-        if is_asking:
-            port, wrong = _listen(own, secret, stack)
+        secret = secrets.token_hex(16)
+        port, wrong = _listen(own, secret, stack) if is_asking else (0, "")
         told = gather_hosts(world, [port, secret])
         by_host = {place.host: each for place, each in zip(places, told, strict=True)}
 
