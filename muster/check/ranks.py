@@ -35,18 +35,20 @@ LOOK_S = 1.0
 class Absent(MusterError):
     """Some ranks did not come, or had come and gave no more answer; all the others know of it.
 
-    Attributes:
-        world: of the rank that tells it.
+    Args:
+        world: of the rank that tells it; with its hosts where these ranks had met the others.
         ranks: those without an answer.
-        had_come: whether they had met the others.
         fault: what a node's agent has told of a rank that died.
+
+    Attributes:
+        host: where these ranks are, or should be; empty where that is not known.
+        has_died: whether a rank ended, or hangs; not one that never came.
     """
 
-    def __init__(
-        self, world: World, ranks: Sequence[int], *, had_come: bool = False, fault: faults.Fault | None = None
-    ) -> None:
+    def __init__(self, world: World, ranks: Sequence[int], fault: faults.Fault | None = None) -> None:
         which = f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks)}"
         waited = f"waited {world.timeout_s} s on rank {world.rank} of {world.world_size} ({world.host})"
+        had_come = bool(world.hosts)
         if fault is not None:
             wrong, seen = f"rank {fault.rank} on {fault.host} died in the check", fault.wrong
             fix = "look what it wrote, and at its node's log (dmesg): memory ran out, or a GPU or a driver failed"
@@ -57,7 +59,8 @@ class Absent(MusterError):
             wrong, seen = f"{which} did not come", waited
             fix = "look at that node: does it answer, did the command start there? A slow start: --timeout-s"
         super().__init__(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
-        self.world, self.ranks, self.had_come, self.fault = world, ranks, had_come, fault
+        self.world, self.has_died = world, had_come or fault is not None
+        self.host = listed([fault.host] if fault else [host_of(rank, world) for rank in ranks])
 
 
 def join(timeout_s: int) -> World:
@@ -129,7 +132,6 @@ def gather(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
     if world.store is None:
         return [value]
     turn = f"check/{next(world.turns)}"
-    had_come = bool(world.hosts)  # which are gathered first
     world.store.set(f"{turn}/{world.rank}", json.dumps(value))
     if world.main:
         keys = [f"{turn}/{rank}" for rank in range(world.world_size)]
@@ -141,7 +143,7 @@ def gather(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
         absent, told, values = json.loads(world.store.get(f"{turn}/all"))
         told = told and faults.Fault(**told)
     if absent:
-        raise Absent(world, absent, had_come=had_come, fault=told)
+        raise Absent(world, absent, told)
     return values
 
 
@@ -176,12 +178,12 @@ def gather_hosts(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
     return [one for one in values if one is not None]
 
 
-def partners(node: int, num_nodes: int, all_pairs_up_to: int = ALL_PAIRS_UP_TO) -> list[int]:
+def partners(node: int, num_nodes: int) -> list[int]:
     """The nodes that `node` is paired with: all others, or of many nodes those 1, 2, 4, 8... places away, both ways.
 
     So each node is connected to each other one by no more than log2 n of them.
     """
-    if num_nodes <= all_pairs_up_to:
+    if num_nodes <= ALL_PAIRS_UP_TO:
         return [other for other in range(num_nodes) if other != node]
     steps = [1 << power for power in range((num_nodes // 2).bit_length())]
     return sorted({(node + way * step) % num_nodes for step in steps for way in (1, -1)} - {node})
@@ -201,8 +203,17 @@ def plural(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
+def shape(world: World) -> str:
+    """ "2 nodes x 4 = 8 ranks"."""
+    counts = sorted({world.hosts.count(host) for host in world.nodes})
+    a_node = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"{plural(len(world.nodes), 'node')} x {a_node} = {plural(world.world_size, 'rank')}"
+
+
 def host_of(rank: int, world: World) -> str:
-    """The node that `rank` should be on; empty where the launch did not tell the nodes."""
+    """The node that `rank` is on, or should be; empty where the launch did not tell the nodes."""
+    if world.hosts:
+        return world.hosts[rank]
     nodes = [name for name in os.environ.get(LaunchVariable.NODES, "").split(",") if name]  # by node_rank
     a_node = world.local_world_size or 1
     # Where nodes have different numbers of ranks, nobody here knows whose is which.

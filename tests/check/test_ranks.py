@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from muster.check import ranks
 from muster.check.doctor.finding import code_of
-from muster.check.doctor.run import absent_ranks
+from muster.check.doctor.run import absence as finding_of
 from muster.train.distributed.world import World
 from muster.train.health.faults import SharedFault
 
@@ -29,21 +29,21 @@ def test_a_rank_that_died_is_told_as_that_and_the_check_failed() -> None:
     started = time.monotonic()
     found = absence({"rank": 1, "host": "b", "code": 1, "wrong": "it was ended by SIGKILL"})
     assert time.monotonic() - started < 2  # an agent has told of it: nobody waits to the end
-    (finding,) = absent_ranks(found)
+    finding = finding_of(found)
     assert (finding.host, finding.wrong) == ("b", "rank 1 on b died in the check")
     assert "SIGKILL" in finding.seen
     assert code_of([finding]) == 1
 
 
 def test_a_rank_that_had_come_is_not_told_as_one_that_did_not() -> None:
-    (finding,) = absent_ranks(absence())
+    finding = finding_of(absence())
     assert finding.host == "b"
     assert "rank 1 had come" in finding.wrong
     assert code_of([finding]) == 1
 
 
 def test_a_rank_that_never_came_is_for_the_user_to_mend() -> None:
-    (finding,) = absent_ranks(absence(hosts=()))
+    finding = finding_of(absence(hosts=()))
     assert finding.wrong == "rank 1 did not come"
     assert code_of([finding]) == 2
 

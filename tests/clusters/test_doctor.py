@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from muster.check.doctor import software
 from muster.paths import ROOT
 from tests.clusters.requirements import SLURM_PROGRAMS, require_namespaces, require_programs
 from tests.clusters.slurm import SlurmCluster
@@ -37,9 +36,9 @@ mount -n -t tmpfs -o size=64k tmpfs {folder}
 ! dd if=/dev/zero of={folder}/checkpoint bs=4k 2> /dev/null
 """
 SMALL_SHM = "mount -n -o remount,size=16m /dev/shm"
-OTHER_LOCK = """
-{{ cat {lock}; echo '# another'; }} > /run/lock-of-another-day
-mount -n --bind /run/lock-of-another-day {lock}
+OTHER_CODE = """
+{{ cat {code}; echo '# another'; }} > /run/code-of-another-day
+mount -n --bind /run/code-of-another-day {code}
 """
 
 # Slurm gives each node as many GPUs: on one of them one has fallen off its bus.
@@ -123,21 +122,19 @@ def test_a_node_that_does_not_come_is_named(cluster: SlurmCluster) -> None:
 def spoilt(cluster: SlurmCluster) -> SlurmCluster:
     """The cluster with something wrong on each of its nodes."""
     root = ROOT
-    lock = software.lock_file(root)
-    assert lock is not None
-    words = {"root": shlex.quote(str(root)), "lock": shlex.quote(str(lock)), "folder": str(cluster.shared / "full")}
+    code = shlex.quote(str(root / "muster" / "units.py"))
+    words = {"root": shlex.quote(str(root)), "code": code, "folder": str(cluster.shared / "full")}
     for node in NODES:
         image = {"version": "1.1.0" if node == "node03" else "1.2.0", "revision": "0123456789abcdef"}
         script = AS_IMAGE.format(image=shlex.quote(json.dumps(image)), **words)
         cluster.hosts.run(node, ["sh", "-ec", script], check=True)
     cluster.hosts.run("node01", ["sh", "-ec", SMALL_SHM], check=True)
-    cluster.hosts.run("node02", ["sh", "-ec", OTHER_LOCK.format(**words) + FULL.format(**words)], check=True)
+    cluster.hosts.run("node02", ["sh", "-ec", OTHER_CODE.format(**words) + FULL.format(**words)], check=True)
     return cluster
 
 
 PLANTED = {
-    ("node01", "shm"): "of 16.0 MiB",
-    ("node02", "lock"): "on node02",
+    ("node02", "code"): "on node02",
     ("node02", "checkpoints"): "No space left on device",
     ("node03", "image"): "1.1.0 (0123456789ab) on node03, 1.2.0 (0123456789ab) on node01, node02",
     ("node03", "gpus"): "1 on node03, 2 on node01, node02",
@@ -152,8 +149,9 @@ def test_what_is_wrong_on_a_node_is_named_with_the_node(spoilt: SlurmCluster) ->
         assert seen in faults[place]
     assert (code, told["code"]) == (2, 2)
     # Torch sees none of Slurm's GPUs, which are none.
-    others = {(each["host"], each["about"]) for each in told["findings"] if each["level"] == "warning"}
-    assert others == {(node, "gpus") for node in NODES}
+    others = {(each["host"], each["about"]): each["seen"] for each in told["findings"] if each["level"] == "warning"}
+    assert others.keys() == {("node01, node02", "gpus"), ("node03", "gpus"), ("node01", "shm")}
+    assert "of 16M" in others["node01", "shm"]
 
 
 def test_a_training_with_preflight_ends_before_it_begins(spoilt: SlurmCluster) -> None:
@@ -162,8 +160,8 @@ def test_a_training_with_preflight_ends_before_it_begins(spoilt: SlurmCluster) -
     done = spoilt.srun("--nodelist=node01,node02", "-N2", "--ntasks-per-node=1", *command, timeout=200, env=ENV)
     assert done.returncode == 2, done.stderr
     assert "failed: node02: no checkpoint can be written" in done.stderr
-    # Of two nodes it is not known which one has the right lock.
-    assert "failed: node01, node02: not all nodes have the same lock" in done.stderr
+    # Of two nodes it is not known which one has the right code.
+    assert "failed: node01, node02: not all nodes have the same code of this project" in done.stderr
     assert done.stderr.count("error: the nodes are not fit to train on") == 1
     assert "Traceback" not in done.stderr
     assert not (runs / "no").exists()

@@ -140,12 +140,11 @@ def test_names_ports_and_a_clock_that_are_wrong_on_one_host_each(slurm3: SlurmCl
     ], said
     assert code == 2, said
     assert re.search(r"node02 -> node03 10.77.0.4 port \d+: timed out", words["port", "node02 -> node03"])
-    ahead = re.search(r"clock of node01 is (\S+) s ahead of that of most other nodes", words["clock", "node01"])
+    ahead = re.search(r"\+(\S+) s on node01", words["clock", "node01"])
     assert ahead, said
     assert abs(float(ahead[1]) - AHEAD_S) < 20, said
-    assert re.search(r"node02 leads to 127.0.1.1, by /etc/hosts line \d: 127.0.1.1 node02", words["name", "node02"])
-    assert re.search(r"node02 leads to 10.77.0.99, by /etc/hosts line \d", words["name", "node03"])
-    assert "has to have `10.77.0.3 node02`" in words["name", "node03"]
+    assert "the own name leads to 127.0.1.1" in words["name", "node02"]
+    assert "node02 leads to 10.77.0.99, not to 10.77.0.3" in words["name", "node03"]
 
 
 def test_a_rank_that_sends_wrong_values(slurm3: SlurmCluster, tmp_path: Path) -> None:

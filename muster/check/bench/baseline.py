@@ -8,12 +8,13 @@ comes now and then, as of a link that loses packets, shows in the mean; and wher
 healthy machines too, only the middle one tells.
 """
 
+import json
 import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 import torch
@@ -30,6 +31,7 @@ SITE = LaunchVariable.SITE_FOUND
 """The variable by which the launch tells whose profile it used."""
 
 FIGURES = ("mean", "p50")
+"""The times of a pass that are held against the baseline's."""
 
 Key = tuple[str, int]
 
@@ -109,27 +111,19 @@ class Slow:
 
     Attributes:
         figure: which of its times.
-        now_s: that of its fastest pass.
-        slowest_s: that of the slowest pass of the baseline.
+        num_passes: so often it was measured.
+        now_us: the figure of its fastest pass.
+        slowest_us: that of the slowest pass of the baseline.
         factor: so many times as long it may have taken.
     """
 
-    row: Row
+    collective: str
+    size: int
     figure: str
-    now_s: float
-    slowest_s: float
+    num_passes: int
+    now_us: float
+    slowest_us: float
     factor: float
-
-    def figures(self) -> dict[str, Any]:
-        """The row for programs."""
-        return {
-            "collective": self.row.collective,
-            "figure": self.figure,
-            "size": self.row.size,
-            "now_us": self.now_s * 1e6,
-            "slowest_us": self.slowest_s * 1e6,
-            "factor": self.factor,
-        }
 
 
 def find_slow(rows: Sequence[Row], baseline: Baseline) -> list[Slow]:
@@ -142,9 +136,9 @@ def find_slow(rows: Sequence[Row], baseline: Baseline) -> list[Slow]:
             key = (row.collective, row.size)
             if key not in times or not row.passes:
                 continue
-            now_s, slowest_s = min(_time(one, figure) for one in row.passes), max(times[key])
-            if now_s > slowest_s * factors[key]:
-                found.setdefault(key, Slow(row, figure, now_s, slowest_s, factors[key]))
+            now_us, slowest_us = 1e6 * min(_time(one, figure) for one in row.passes), 1e6 * max(times[key])
+            if now_us > slowest_us * factors[key]:
+                found.setdefault(key, Slow(*key, figure, len(row.passes), now_us, slowest_us, factors[key]))
     return list(found.values())
 
 
@@ -165,16 +159,16 @@ def least_found(baseline: Baseline) -> float:
 def errors(slow: Sequence[Slow], path: str) -> list[MusterError]:
     """What to say of the rows that are too slow: one for each collective, with its worst size."""
     found: list[MusterError] = []
-    for name in dict.fromkeys(one.row.collective for one in slow):
-        own = [one for one in slow if one.row.collective == name]
-        worst = max(own, key=lambda one: one.now_s / one.slowest_s)
-        times = f"{worst.now_s / worst.slowest_s:.2f} times"
-        size = f" of {shown(worst.row.size)}" if worst.row.size else ""
+    for name in dict.fromkeys(one.collective for one in slow):
+        own = [one for one in slow if one.collective == name]
+        worst = max(own, key=lambda one: one.now_us / one.slowest_us)
+        times = f"{worst.now_us / worst.slowest_us:.2f} times"
+        size = f" of {shown(worst.size)}" if worst.size else ""
         more = f", and too slow at {len(own) - 1} more sizes" if len(own) > 1 else ""
         wrong = f"{name}{size} takes {times} as long as the slowest pass of the baseline{more}"
         seen = (
-            f"{worst.figure} {worst.now_s * 1e6:.1f} us in the fastest of {len(worst.row.passes)} passes; in {path} "
-            f"{worst.slowest_s * 1e6:.1f} us in the slowest, and passes differ by a factor of {worst.factor:.2f}"
+            f"{worst.figure} {worst.now_us:.1f} us in the fastest of {worst.num_passes} passes; in "
+            f"{path} {worst.slowest_us:.1f} us in the slowest, and passes differ by a factor of {worst.factor:.2f}"
         )
         fix = "muster bench --pairwise names the slow link or node; where it is to be so from now on: --save-baseline"
         found.append(MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED))
@@ -241,7 +235,8 @@ def read(path: str, option: str, setting: Setting) -> Baseline:
     except (ValueError, RecursionError) as error:
         raise MusterError("the file is no baseline", seen=f"{path}: {error}", fix=fix) from None
     own, theirs = asdict(setting), asdict(found.setting)
-    differences = [f"{name} {_said(theirs[name])}, not {_said(own[name])}" for name in own if own[name] != theirs[name]]
+    unlike = [name for name in own if own[name] != theirs[name]]
+    differences = [f"{name} {json.dumps(theirs[name])}, not {json.dumps(own[name])}" for name in unlike]
     if differences:
         raise MusterError(
             f"the baseline is not of what runs here: it has {differences[0]}",
@@ -253,8 +248,3 @@ def read(path: str, option: str, setting: Setting) -> Baseline:
 
 def _time(timing: Timing, figure: str) -> float:
     return timing.mean_s if figure == "mean" else timing.p50_s
-
-
-def _said(value: Any) -> str:
-    words = map(str, cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else [str(value)]
-    return " ".join(words) or "none"

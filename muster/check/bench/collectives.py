@@ -11,7 +11,6 @@ Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md, and
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,6 +27,9 @@ ELEMENT = 4
 EXACT = 1 << 24
 """Up to here float32 holds each integer. Source: IEEE 754, binary32 has 24 significant bits."""
 
+PRIME = 16_777_213
+"""The largest below EXACT: no size of a part that an algorithm may choose is a multiple of it."""
+
 WEIGHTS = 61
 """So many ranks in a row add different numbers to a sum."""
 
@@ -35,7 +37,7 @@ STRIDE = 104_729
 BLOCK = 1 << 22
 """Elements that are made, or looked at, at a time: what this needs of memory besides the messages is bounded."""
 
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 
 Pattern = Callable[[torch.Tensor], torch.Tensor]
 """From places in a message, as int64, to the values there."""
@@ -77,32 +79,25 @@ def shown(size: int) -> str:
     return "0"
 
 
-@lru_cache
-def modulus(most: int) -> int:
-    """The largest prime below `most`: no size of a part that an algorithm may choose is a multiple of it."""
-    return next(
-        number for number in range(most - 1, 1, -1) if all(number % part for part in range(2, int(number**0.5) + 1))
-    )
-
-
 def sent_by(rank: int | torch.Tensor, index: torch.Tensor, salt: int) -> torch.Tensor:
     """The values of `rank` at `index`, where they are passed on as they are. `salt` tells calls apart."""
-    return (index + (rank * STRIDE + salt)).remainder_(modulus(EXACT))
+    return (index + (rank * STRIDE + salt)).remainder_(PRIME)
 
 
 def addend(world: World, index: torch.Tensor, salt: int) -> torch.Tensor:
     """The values of this rank where those of all ranks are added up."""
-    return (index + salt).remainder_(_period(world)).add_(world.rank % WEIGHTS)
+    return (index + salt).remainder_(period(world)).add_(world.rank % WEIGHTS)
 
 
 def total(world: World, index: torch.Tensor, salt: int) -> torch.Tensor:
     """The sum of what all ranks have by `addend`; each partial sum is exact too, in whatever order."""
     weights = sum(rank % WEIGHTS for rank in range(world.world_size))
-    return (index + salt).remainder_(_period(world)).mul_(world.world_size).add_(weights)
+    return (index + salt).remainder_(period(world)).mul_(world.world_size).add_(weights)
 
 
-def _period(world: World) -> int:
-    return modulus(max(3, EXACT // world.world_size - WEIGHTS))
+def period(world: World) -> int:
+    """After so many elements, an odd number, addends repeat; the sum of the largest ones is below EXACT."""
+    return (max(3, EXACT // world.world_size - WEIGHTS) - 1) | 1
 
 
 def fill(message: torch.Tensor, pattern: Pattern) -> None:
@@ -134,20 +129,12 @@ def compare(message: torch.Tensor, pattern: Pattern) -> tuple[int, float, str, i
 
 
 @dataclass(frozen=True)
-class Message:
-    """The buffers of a rank: what it sends, and where it receives. Where a collective works in place they are one."""
-
-    sent: torch.Tensor
-    got: torch.Tensor
-
-
-@dataclass(frozen=True)
 class Collective:
     """One of them.
 
     Attributes:
         passes: how often a rank's link carries the share of all other ranks; 0 where it carries the message once.
-        call: does it once, of the world and the message.
+        call: does it once, of the world and the buffers of what is sent and of what is received.
         giver: the rank that a part of what a rank gets comes from, of the world and the part's number; None where the
             values of all ranks are added up.
         is_split: its message has as many parts as there are ranks; without it, a part is the whole message.
@@ -158,18 +145,13 @@ class Collective:
 
     name: str
     passes: int
-    call: Callable[[World, Message], Any]
+    call: Callable[[World, torch.Tensor, torch.Tensor], Any]
     giver: Callable[[World, Any], Any] | None = None
     is_split: bool = False
     sends_all: bool = True
     gets_all: bool = True
     is_in_place: bool = False
     root: int = -1
-
-    @property
-    def redop(self) -> str:
-        """The operation by which values are put together, as nccl-tests names it."""
-        return "none" if self.giver else "sum"
 
     def bus_factor(self, num_ranks: int) -> float:
         """The bus bandwidth by the algorithm bandwidth."""
@@ -183,13 +165,13 @@ class Collective:
         """The bytes of its message that comes next to `size`: one of parts has equal ones."""
         return self.part(world, size) * (world.world_size if self.is_split else 1) * ELEMENT
 
-    def message(self, world: World, size: int) -> Message:
-        """Buffers, of nothing yet, for a message of `size` bytes."""
+    def buffers(self, world: World, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of what is sent, and of what is received, for a message of `size` bytes; in place they are one."""
         part, whole = self.part(world, size), self.size(world, size) // ELEMENT
         got = torch.empty(whole if self.gets_all else part, device=world.device)
         if self.is_in_place:
-            return Message(got, got)
-        return Message(torch.empty(whole if self.sends_all else part, device=world.device), got)
+            return got, got
+        return torch.empty(whole if self.sends_all else part, device=world.device), got
 
     def sends(self, world: World, salt: int) -> Pattern | None:
         """What a rank sends; None where it sends nothing."""
@@ -210,13 +192,13 @@ class Collective:
 
     def check(self, world: World, size: int, salt: int) -> WrongValues | None:
         """What is wrong in what this rank receives by one call, in buffers of its own."""
-        message, part = self.message(world, size), self.part(world, size)
-        message.got.fill_(float("nan"))
+        (sent, got), part = self.buffers(world, size), self.part(world, size)
+        got.fill_(float("nan"))
         sends, gets = self.sends(world, salt), self.gets(world, part, salt)
         if sends is not None:
-            fill(message.sent, sends)
-        self.call(world, message)
-        wrong = None if gets is None else compare(message.got, gets)
+            fill(sent, sends)
+        self.call(world, sent, got)
+        wrong = None if gets is None else compare(got, gets)
         if wrong is None:
             return None
         index, *_, count = wrong
@@ -229,20 +211,20 @@ def _before(world: World, part: Any = None) -> int:
     return (world.rank - 1) % world.world_size
 
 
-def _send_recv(world: World, message: Message) -> None:
+def _send_recv(world: World, sent: torch.Tensor, got: torch.Tensor) -> None:
     """Each rank sends to the next one and receives from the one before, at once."""
     after = (world.rank + 1) % world.world_size
-    both = [dist.P2POp(dist.isend, message.sent, after), dist.P2POp(dist.irecv, message.got, _before(world))]
+    both = [dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, got, _before(world))]
     for work in dist.batch_isend_irecv(both):
         work.wait()
 
 
 ALL = (
-    Collective("all_reduce", 2, lambda world, message: dist.all_reduce(message.got), is_in_place=True),
+    Collective("all_reduce", 2, lambda world, sent, got: dist.all_reduce(got), is_in_place=True),
     Collective(
         "all_gather",
         1,
-        lambda world, message: dist.all_gather_into_tensor(message.got, message.sent),
+        lambda world, sent, got: dist.all_gather_into_tensor(got, sent),
         giver=lambda world, part: part,
         is_split=True,
         sends_all=False,
@@ -250,23 +232,23 @@ ALL = (
     Collective(
         "reduce_scatter",
         1,
-        lambda world, message: dist.reduce_scatter_tensor(message.got, message.sent),
+        lambda world, sent, got: dist.reduce_scatter_tensor(got, sent),
         is_split=True,
         gets_all=False,
     ),
     Collective(
         "broadcast",
         0,
-        lambda world, message: dist.broadcast(message.got, src=ROOT),
+        lambda world, sent, got: dist.broadcast(got, src=ROOT),
         giver=lambda world, part: ROOT,
         is_in_place=True,
         root=ROOT,
     ),
-    Collective("reduce", 0, lambda world, message: dist.reduce(message.got, dst=ROOT), is_in_place=True, root=ROOT),
+    Collective("reduce", 0, lambda world, sent, got: dist.reduce(got, dst=ROOT), is_in_place=True, root=ROOT),
     Collective(
         "all_to_all",
         1,
-        lambda world, message: dist.all_to_all_single(message.got, message.sent),
+        lambda world, sent, got: dist.all_to_all_single(got, sent),
         giver=lambda world, part: part,
         is_split=True,
     ),
@@ -276,12 +258,8 @@ ALL = (
 BARRIER = "barrier"
 """It has no message, and so no size and no bandwidth."""
 
-NAMES = (*(one.name for one in ALL), BARRIER)
-
-
-def by_name(name: str) -> Collective:
-    """The collective of this name."""
-    return next(one for one in ALL if one.name == name)
+BY_NAME = {one.name: one for one in ALL}
+NAMES = (*BY_NAME, BARRIER)
 
 
 def chosen(text: str) -> tuple[str, ...]:

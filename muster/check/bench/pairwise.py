@@ -6,9 +6,10 @@ links differ much, all is measured again, up to twice.
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median, median_low
+from itertools import product
+from statistics import median, median_high
 from typing import Any
 
 import torch
@@ -52,11 +53,12 @@ LISTED = 10
 RULE = (
     f"a link is slow if its best message takes more than {TIMES:g} times as long as the best message of the usual link "
     f"(the median of the links that no slow node has), by the best of {MEASUREMENTS} measurements; "
-    "a node is slow if all its links are, to nodes that are not slow too"
+    "a node is slow if all that it sends, or receives, is, to nodes that are not slow too"
 )
 
-Pair = tuple[int, int]
-"""Two nodes by number; of a direction, the sender first."""
+DOES = ("sends", "receives")
+End = tuple[str, str]
+"""A node, and which of DOES."""
 
 
 @dataclass(frozen=True)
@@ -64,50 +66,32 @@ class Row:
     """One direction between two nodes; where they have several ranks, the slowest of those that went side by side.
 
     Attributes:
-        source, target: nodes by their number.
-        best_s, median_s: seconds for a byte.
-        latency_s: of the shortest message, one way.
+        source, target: hosts.
+        gb_s, best_gb_s: 10^9 bytes a second, by the middle and by the best message.
+        latency_us: of the shortest message, one way.
+        size: bytes of a message.
         local_rank: the rank of each node that was the slowest.
         num_ranks: how many of each went side by side.
-        size: bytes of a message.
     """
 
-    source: int
-    target: int
-    best_s: float
-    median_s: float
-    latency_s: float
+    source: str
+    target: str
+    gb_s: float
+    best_gb_s: float
+    latency_us: float
+    size: int
     local_rank: int = 0
     num_ranks: int = 1
-    size: int = 0
 
     @property
-    def nodes(self) -> frozenset[int]:
-        """Both ends."""
-        return frozenset((self.source, self.target))
-
-    @property
-    def direction(self) -> Pair:
+    def direction(self) -> tuple[str, str]:
         """From whom to whom."""
         return self.source, self.target
 
     @property
-    def gb_s(self) -> float:
-        """10^9 bytes a second."""
-        return 1e-9 / self.median_s
-
-    def figures(self, hosts: Sequence[str]) -> dict[str, Any]:
-        """The row for programs, with the names of the hosts: bandwidths are by the middle and by the best message."""
-        return {
-            "source": hosts[self.source],
-            "target": hosts[self.target],
-            "gb_s": self.gb_s,
-            "best_gb_s": 1e-9 / self.best_s,
-            "latency_us": self.latency_s * 1e6,
-            "size": self.size,
-            "local_rank": self.local_rank,
-            "num_ranks": self.num_ranks,
-        }
+    def ends(self) -> tuple[End, End]:
+        """What its nodes do."""
+        return (self.source, DOES[0]), (self.target, DOES[1])
 
 
 def run(world: World, options: BenchOptions) -> list[Row]:
@@ -129,19 +113,19 @@ def run(world: World, options: BenchOptions) -> list[Row]:
     link = Link(world, torch.zeros(max(size, LEAST), dtype=torch.uint8, device=device), size, options.iters)
     rows = _measure(link, nodes, hosts)
     for _ in range(MEASUREMENTS - 1):
-        if errors(rows, hosts) or differ(rows) > TIMES:
+        if errors(rows) or differ(rows) > TIMES:
             # It may have been something passing: of each direction the better of both counts.
             rows = better(rows, _measure(link, nodes, hosts))
     return rows
 
 
-def rounds(num_nodes: int) -> list[list[Pair]]:
+def rounds(num_nodes: int) -> list[list[tuple[int, int]]]:
     """All pairs that are measured, as rounds: in each, no node is in two pairs."""
     pairs = [(node, other) for node in range(num_nodes) for other in partners(node, num_nodes) if node < other]
     if num_nodes <= ALL_PAIRS_UP_TO:
         # As in a tournament: pairs whose numbers have the same sum have no node in common.
         pairs.sort(key=lambda pair: sum(pair) % num_nodes)
-    result: list[list[Pair]] = []
+    result: list[list[tuple[int, int]]] = []
     busy: list[set[int]] = []
     for pair in pairs:
         number = next((number for number, nodes in enumerate(busy) if nodes.isdisjoint(pair)), len(busy))
@@ -167,11 +151,11 @@ def _measure(link: "Link", nodes: Sequence[Sequence[int]], hosts: Sequence[str])
         other = pair[1 - pair.index(node)]
         try:
             for source in pair:
-                if source != node:
+                if source == node:
+                    figures = link.send(nodes[other][place])
+                    own.append(Row(hosts[node], hosts[other], *figures, place, side_by_side))
+                else:
                     link.receive(nodes[other][place])
-                    continue
-                best_s, median_s, latency_s, size = link.send(nodes[other][place])
-                own.append(Row(node, other, best_s, median_s, latency_s, place, side_by_side, size))
         except (RuntimeError, Broken) as error:
             said = str(error).strip().partition("\n")[0]
             raise MusterError(
@@ -182,10 +166,11 @@ def _measure(link: "Link", nodes: Sequence[Sequence[int]], hosts: Sequence[str])
             ) from error
     link.barrier()
     of_ranks: list[list[dict[str, Any]]] = world.gather([asdict(row) for row in own])
-    by_direction: dict[Pair, list[Row]] = {}
+    slowest: dict[tuple[str, str], Row] = {}
     for row in (Row(**row) for rows in of_ranks for row in rows):
-        by_direction.setdefault(row.direction, []).append(row)
-    return [max(by_direction[each], key=lambda row: row.best_s) for each in sorted(by_direction)]
+        known = slowest.get(row.direction, row)
+        slowest[row.direction] = min(known, row, key=lambda row: row.best_gb_s)
+    return list(slowest.values())
 
 
 @dataclass
@@ -212,7 +197,7 @@ class Link:
         safe(lambda: wait_for_device(self.world))
 
     def send(self, peer: int) -> tuple[float, float, float, int]:
-        """Best and median seconds a byte, the shortest one-way seconds, and the bytes of a message."""
+        """10^9 bytes a second by the median and by the best message, the least us one way, and a message's bytes."""
         latencies: list[float] = []
         size = min(LEAST, self.size)
         while True:
@@ -225,7 +210,7 @@ class Link:
         while len(times) < FEWEST or (len(times) < self.iters and sum(times) < BUDGET_S):
             times.append(self._message(peer, size, latencies))
         self._move(dist.isend, torch.zeros(1, dtype=torch.int64, device=self.buffer.device), peer)
-        return min(times) / size, median(times) / size, min(latencies), size
+        return 1e-9 * size / median(times), 1e-9 * size / min(times), 1e6 * min(latencies), size
 
     def receive(self, peer: int) -> None:
         """Takes what `peer` sends, to its end."""
@@ -260,85 +245,82 @@ class Link:
         wait_for_device(self.world)
 
 
-def errors(rows: Sequence[Row], hosts: Sequence[str]) -> list[MusterError]:
-    """What to say of what is slow: of a node all of whose links are, only the node; else each link."""
-    suspects = _suspects(rows)
-    others = _without(rows, suspects)
-    usual = _usual(others) if others else 0.0
-    slow_ways = {node: [way for way in _ways(rows, node) if _best(way) > TIMES * usual] for node in suspects}
-    # A node that is slow by its best links only is no slow node, but a link of it may be.
-    nodes = sorted(node for node, ways in slow_ways.items() if ways)
-    others = _without(rows, nodes)
-    usual = _usual(others) if others else 0.0
-    links = sorted((row for row in others if row.best_s > TIMES * usual), key=lambda row: row.best_s, reverse=True)
-    rest = [row for row in others if row.best_s <= TIMES * usual]
-    compared = f" where others have {bandwidth(median(row.gb_s for row in rest))} GB/s" if rest else ""
-    found = [_slow_node(hosts[node], node, slow_ways[node], compared) for node in nodes]
-    for pair in dict.fromkeys(row.nodes for row in links):
-        found.append(_slow_link([row for row in links if row.nodes == pair], compared, hosts))
+def errors(rows: Sequence[Row]) -> list[MusterError]:
+    """What to say of what is slow: of a node that sends or receives slowly only that; else of each link."""
+    suspects = {node for node, _ in slow_ends(rows)}
+    # What both of its directions are held against: the links between the other nodes.
+    usual = _usual(row.best_gb_s for row in rows if suspects.isdisjoint(row.direction))
+    slow: dict[str, list[list[Row]]] = {}
+    for node, does in product(sorted(suspects), DOES):
+        own = [row for row in rows if (node, does) in row.ends]
+        if len(own) > 1 and all(is_slow(row.best_gb_s, usual) for row in own):
+            slow.setdefault(node, []).append(own)
+    others = [row for row in rows if slow.keys().isdisjoint(row.direction)]
+    links = sorted((row for row in others if is_slow(row.best_gb_s, usual)), key=lambda row: row.best_gb_s)
+    rest = [row.gb_s for row in others if not is_slow(row.best_gb_s, usual)]
+    compared = f" where others have {bandwidth(median(rest))} GB/s" if rest else ""
+    found = [_slow_node(node, own, compared) for node, own in slow.items()]
+    for pair in dict.fromkeys(frozenset(row.direction) for row in links):
+        found.append(_slow_link([row for row in links if pair == frozenset(row.direction)], compared))
     return found
 
 
-def _suspects(rows: Sequence[Row]) -> list[int]:
-    """The nodes whose best link is slow, measured by the best links of the other nodes; the slowest first.
+def is_slow(best_gb_s: float, usual_gb_s: float) -> bool:
+    """Whether a byte takes more than TIMES times as long as usual."""
+    return best_gb_s * TIMES < usual_gb_s
 
-    Nodes are counted, not links: two slow nodes of five have most of the links. The links of a slow node are left out
+
+def slow_ends(rows: Sequence[Row]) -> set[End]:
+    """What is slow of what nodes send, and of what they receive, by its best link and the best ones of the others.
+
+    Ends are counted, not links: two slow nodes of five have most of the links. The links of a slow end are left out
     before the next is looked for.
     """
-    left, found = list(rows), list[int]()
+    left, found = list(rows), set[End]()
     while True:
-        by_node: dict[int, list[Row]] = {}
+        by_end: dict[End, list[float]] = {}
         for row in left:
-            for node in row.direction:
-                by_node.setdefault(node, []).append(row)
-        # Of a node with a single link nobody can tell which end is slow.
-        best = {
-            node: max(map(_best, _ways(own, node)), default=0.0)
-            for node, own in by_node.items()
-            if len({row.nodes for row in own}) > 1
-        }
-        worst = max(best, key=lambda node: best[node], default=None)
-        if worst is None or best[worst] <= TIMES * median_low(best.values()):
+            for end in row.ends:
+                by_end.setdefault(end, []).append(row.best_gb_s)
+        # Of a single link nobody can tell which end is slow.
+        best = {end: max(each) for end, each in by_end.items() if len(each) > 1}
+        worst = min(best, key=lambda end: best[end], default=None)
+        if worst is None or not is_slow(best[worst], _usual(best.values())):
             return found
-        found.append(worst)
-        left = _without(left, [worst])
+        found.add(worst)
+        left = [row for row in left if worst not in row.ends]
 
 
-def _ways(rows: Sequence[Row], node: int) -> list[list[Row]]:
-    """What a node sends, and what it receives, where that is more than one row."""
-    both = [row for row in rows if row.source == node], [row for row in rows if row.target == node]
-    return [each for each in both if len(each) > 1]
-
-
-def _best(rows: Sequence[Row]) -> float:
-    return min(row.best_s for row in rows)
+def _usual(figures: Iterable[float]) -> float:
+    # The higher one: of two directions, or two nodes in four, the slow ones are not what is usual.
+    return median_high([*figures] or [0.0])
 
 
 def differ(rows: Sequence[Row]) -> float:
     """How many times as long as the fastest direction the slowest takes."""
-    times = [row.best_s for row in rows]
-    return max(times) / min(times) if times else 1.0
+    figures = [row.best_gb_s for row in rows]
+    return max(figures) / min(figures) if figures else 1.0
 
 
 def better(first: Sequence[Row], again: Sequence[Row]) -> list[Row]:
     """The faster of both measurements of each direction, which are in the same order."""
-    return [min(pair, key=lambda row: row.best_s) for pair in zip(first, again, strict=True)]
+    return [max(pair, key=lambda row: row.best_gb_s) for pair in zip(first, again, strict=True)]
 
 
-def _slow_node(host: str, node: int, several: Sequence[Sequence[Row]], compared: str) -> MusterError:
-    """Of a node all of what it sends, or receives, or both, is slow."""
-    does = [f"{'sends' if each[0].source == node else 'receives'} at {_speeds(each)}" for each in several]
-    which = _which([row for each in several for row in each])
+def _slow_node(node: str, own: Sequence[Sequence[Row]], compared: str) -> MusterError:
+    """Of a node of which all that it sends, or receives, or both, is slow."""
+    does = [f"{'sends' if each[0].source == node else 'receives'} at {_speeds(each)}" for each in own]
+    which = _which([row for each in own for row in each])
     return MusterError(
-        f"slow node: {host} {' and '.join(does)}{compared}{which}",
-        seen=f"all of its {len(several[0])} links; {RULE}",
-        fix=f"leave {host} out of the job, and tell whoever runs it: its network card, cable or port",
+        f"slow node: {node} {' and '.join(does)}{compared}{which}",
+        seen=f"all of its {len(own[0])} links; {RULE}",
+        fix=f"leave {node} out of the job, and tell whoever runs it: its network card, cable or port",
         code=ExitCode.FAILED,
     )
 
 
-def _slow_link(pair: Sequence[Row], compared: str, hosts: Sequence[str]) -> MusterError:
-    first, second = (hosts[node] for node in (sorted(pair[0].nodes) if len(pair) == 2 else pair[0].direction))
+def _slow_link(pair: Sequence[Row], compared: str) -> MusterError:
+    first, second = sorted(pair[0].direction) if len(pair) == 2 else pair[0].direction
     link = f"{first} {'-' if len(pair) == 2 else '->'} {second}"
     return MusterError(
         f"slow link: {link}, {_speeds(pair)}{compared}{_which(pair)}",
@@ -354,15 +336,6 @@ def _which(rows: Sequence[Row]) -> str:
     return f", always at local rank {ranks.pop()}" if len(ranks) == 1 and rows[0].num_ranks > 1 else ""
 
 
-def _usual(rows: Sequence[Row]) -> float:
-    # The lower one: of two directions, or two nodes in four, the slow ones are not what is usual.
-    return median_low(row.best_s for row in rows)
-
-
-def _without(rows: Sequence[Row], nodes: Collection[int]) -> list[Row]:
-    return [row for row in rows if row.nodes.isdisjoint(nodes)]
-
-
 def _speeds(rows: Sequence[Row]) -> str:
     """0.1 GB/s, or 0.1 to 0.2 GB/s."""
     low, high = (pick(row.gb_s for row in rows) for pick in (min, max))
@@ -371,26 +344,23 @@ def _speeds(rows: Sequence[Row]) -> str:
 
 def about(rows: Sequence[Row]) -> str:
     """The latencies, the size of a message, and how many ranks went side by side."""
-    latencies = sorted(row.latency_s * 1e6 for row in rows)
+    latencies = [row.latency_us for row in rows]
     most = max(row.num_ranks for row in rows)
     ranks = f"; of {most} ranks side by side the slowest" if most > 1 else ""
     size = shown(max(row.size for row in rows))
-    return f"latency {latencies[0]:.0f} to {latencies[-1]:.0f} us, messages of {size}{ranks}"
+    return f"latency {min(latencies):.0f} to {max(latencies):.0f} us, messages of {size}{ranks}"
 
 
 def matrix(rows: Sequence[Row], hosts: Sequence[str]) -> str:
     """The figures as a matrix; of many nodes the slowest links."""
     if len(hosts) > MATRIX:
-        slowest = sorted(rows, key=lambda row: row.best_s, reverse=True)[:LISTED]
-        lines = [f"{hosts[row.source]} -> {hosts[row.target]}  {bandwidth(row.gb_s)} GB/s" for row in slowest]
+        slowest = sorted(rows, key=lambda row: row.best_gb_s)[:LISTED]
+        lines = [f"{row.source} -> {row.target}  {bandwidth(row.gb_s)} GB/s" for row in slowest]
         return "\n".join([f"the slowest {len(slowest)} of {len(rows)} directions", *lines])
     cells = {row.direction: bandwidth(row.gb_s) for row in rows}
     table = [["GB/s, from \\ to", *hosts]]
-    for source, host in enumerate(hosts):
-        table.append([host, *(cells.get((source, target), "-") for target in range(len(hosts)))])
+    table += [[source, *(cells.get((source, target), "-") for target in hosts)] for source in hosts]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines: list[str] = []
-    for first, *others in table:
-        padded = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *padded]))
-    return "\n".join(lines)
+    return "\n".join(
+        "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]) for first, *others in table
+    )

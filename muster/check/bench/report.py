@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib import metadata
 from itertools import groupby
@@ -17,11 +17,11 @@ from rich.text import Text
 from muster.check import versions
 from muster.check.bench import baseline, pairwise
 from muster.check.bench.baseline import Baseline, Setting
-from muster.check.bench.collectives import ELEMENT, WrongValues, by_name, shown
+from muster.check.bench.collectives import BY_NAME, ELEMENT, WrongValues, shown
 from muster.check.bench.sweep import NONE, Row, Sweep, bandwidth
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
-from muster.check.ranks import listed, plural
+from muster.check.ranks import listed, shape
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import World
 from muster.train.reporting import console
@@ -30,9 +30,10 @@ from muster.variables import LaunchVariable
 Word = Literal["ok", "warning", "failed"]
 COLOURS: dict[Word, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
 
-COLUMNS = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "p50", "p99")
-UNITS = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)")
-WIDTHS = (11, 10, 5, 5, 4, 10, 7, 7, 6, 10, 10)
+HEADER = (
+    "#      size      count  type redop root       time   algbw   busbw #wrong        p50        p99",
+    "#       (B) (elements)                        (us)  (GB/s)  (GB/s)              (us)       (us)",
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Verdict:
 
 def verdict_of_pairs(rows: Sequence[pairwise.Row], hosts: Sequence[str], used: Transport) -> Verdict:
     """The verdict on pairs of the nodes `hosts`, which are held against each other."""
-    against = [*([used.error] if used.error else []), *pairwise.errors(rows, hosts)]
+    against = [*([used.error] if used.error else []), *pairwise.errors(rows)]
     if len(hosts) < 2:
         says = "one node: nothing was measured"
     elif len(hosts) == 2:
@@ -106,13 +107,11 @@ class Report:
 
     Attributes:
         setting: where it was measured.
-        started: when, with the distance from UTC.
     """
 
     options: BenchOptions
     world: World
     setting: Setting
-    started: str = field(default_factory=lambda: datetime.now().astimezone().isoformat(timespec="seconds"))
 
     def of_sweep(self, rows: Sequence[Row], sweep: Sweep, used: Transport, known: Baseline | None) -> int:
         """Says and writes what was measured; returns the exit code."""
@@ -134,7 +133,7 @@ class Report:
             "rows": [row.figures() for row in rows],
             "faults": [asdict(fault) for fault in sweep.faults],
             "checks": sweep.num_checks,
-            "slow": [one.figures() for one in slow],
+            "slow": [asdict(one) for one in slow],
         }
         self._show(verdict, more, [f"network: {used.says}", *used.notes, "", table(rows)])
         code = verdict.code
@@ -160,7 +159,7 @@ class Report:
         lines = ["", f"network: {used.says}", *used.notes]
         if rows:
             lines += ["", pairwise.matrix(rows, hosts), "", pairwise.about(rows)]
-        self._show(verdict, {"pairs": [row.figures(hosts) for row in rows]}, lines)
+        self._show(verdict, {"pairs": [asdict(row) for row in rows]}, lines)
         self._conclude(verdict)
         return verdict.code
 
@@ -192,12 +191,10 @@ class Report:
 
     def headline(self) -> str:
         """How many ranks are where, on which devices, by which backend."""
-        setting, each = self.setting, set(self.setting.ranks)
-        a_node = f"{each.pop()} each" if len(each) == 1 else " + ".join(map(str, setting.ranks))
-        places = f"{plural(self.world.world_size, 'rank')} on {plural(setting.nodes, 'node')} ({a_node})"
+        setting = self.setting
         devices = ", ".join(setting.gpus) or setting.device
         site = f", {setting.site}" if setting.site else ""
-        return f"{places}, {setting.backend} on {devices}, torch {torch.__version__}{site}"
+        return f"{shape(self.world)}, {setting.backend} on {devices}, torch {torch.__version__}{site}"
 
     def about(self) -> dict[str, Any]:
         """Versions and date."""
@@ -205,7 +202,7 @@ class Report:
             "muster": metadata.version("muster"),
             "torch": str(torch.__version__),
             "nccl": versions.nccl(),
-            "date": self.started,
+            "date": datetime.now().astimezone().isoformat(timespec="seconds"),
             "command": os.environ.get(LaunchVariable.COMMAND, ""),
         }
 
@@ -230,8 +227,7 @@ def table(rows: Sequence[Row]) -> str:
         if not own[0].passes:
             blocks.append(f"# {name}: {own[0].note}")
             continue
-        header = ["#" + _line(words)[1:] for words in (COLUMNS, UNITS)]
-        lines = [f"# {name}", *header, *(_line(cells(row)) for row in own)]
+        lines = [f"# {name}", *HEADER, *map(line, own)]
         num_wrong = sum(row.num_wrong or 0 for row in own)
         if own[0].size:
             lines.append(f"# Out of bounds values : {num_wrong} {'FAILED' if num_wrong else 'OK'}")
@@ -241,19 +237,17 @@ def table(rows: Sequence[Row]) -> str:
     return "\n\n".join(blocks)
 
 
-def cells(row: Row) -> list[str]:
-    """A row of the table, by COLUMNS."""
-    middle = row.middle
+def line(row: Row) -> str:
+    """A row of the table, below HEADER."""
+    middle, count, kind, redop, root = row.middle, 0, "none", "none", -1
     assert middle is not None
+    if row.size:
+        collective = BY_NAME[row.collective]
+        count = row.size // ELEMENT // (row.num_ranks if collective.is_split else 1)
+        kind, redop, root = "float", "none" if collective.giver else "sum", collective.root
     mean, p50, p99 = (f"{each * 1e6:.1f}" for each in (middle.mean_s, middle.p50_s, middle.p99_s))
-    if not row.size:
-        return ["0", "0", "none", "none", "-1", mean, NONE, NONE, NONE, p50, p99]
-    collective = by_name(row.collective)
-    count = row.size // ELEMENT // (row.num_ranks if collective.is_split else 1)
-    wrong = NONE if row.num_wrong is None else str(row.num_wrong)
-    kind = [str(row.size), str(count), "float", collective.redop, str(collective.root)]
-    return [*kind, mean, bandwidth(row.algbw), bandwidth(row.busbw), wrong, p50, p99]
-
-
-def _line(words: Sequence[str]) -> str:
-    return " ".join(word.rjust(width) for word, width in zip(words, WIDTHS, strict=True)).rstrip()
+    wrong = NONE if row.num_wrong is None else row.num_wrong
+    return (
+        f"{row.size:>11} {count:>10} {kind:>5} {redop:>5} {root:>4} {mean:>10} {bandwidth(row.algbw):>7} "
+        f"{bandwidth(row.busbw):>7} {wrong:>6} {p50:>10} {p99:>10}"
+    )

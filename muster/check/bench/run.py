@@ -36,7 +36,8 @@ def run(options: BenchOptions) -> None:
         sizes = agree(world, lambda: chosen_sizes(options, world.backend or ""))
         setting = Setting.of(world)
         known = baseline.load(world, options, setting)
-        transport.prepare(options)
+        if world.backend == "nccl":
+            transport.request_log(os.environ)
         agree(world, lambda: open_group(world))
         report = Report(options, world, setting)
         if options.pairwise:
@@ -66,9 +67,9 @@ def measure(sweep: Sweep, known: Baseline | None) -> tuple[list[Row], Transport]
             rows = [sweep.again(row) if row.passes else row for row in rows]
     for _ in range(PASSES):
         slow = baseline.find_slow(rows, known) if known else []
-        doubted = {id(one.row) for one in slow if len(one.row.passes) < PASSES}
+        doubted = {(one.collective, one.size) for one in slow if one.num_passes < PASSES}
         # Only what is slow is measured again: it may have been something passing.
-        rows = [sweep.again(row) if id(row) in doubted else row for row in rows]
+        rows = [sweep.again(row) if (row.collective, row.size) in doubted else row for row in rows]
     return rows, used
 
 
@@ -100,18 +101,18 @@ def tell(world: World | None, error: Exception, doing: str) -> int:
 
 def explain(world: World, error: Exception, doing: str) -> MusterError | None:
     """What this rank has to say of its `error`; None where another rank says it."""
+    this = f"rank {world.rank} on {world.host}"
     has_lost_others = isinstance(error, Broken) or (isinstance(error, MusterError) and "did not come" in error.wrong)
     if isinstance(error, MusterError) and not has_lost_others:
         return error
     said = error.seen if isinstance(error, MusterError) else str(error).strip().partition("\n")[0]
     said = "; NCCL says: ".join(filter(None, [said, transport.complaints()]))
     fix = "muster doctor looks at the nodes and the network between them; more time: --timeout-s"
-    alive = ranks_alive(world) if has_lost_others else []
     if not has_lost_others:
-        wrong = f"rank {world.rank} on {world.host} failed at {doing}: {type(error).__name__}"
+        wrong = f"{this} failed at {doing}: {type(error).__name__}"
         fix = "muster bench --debug shows the traceback; a smaller --max-size needs less memory"
-    elif alive is None:
-        wrong = f"rank {world.rank} on {world.host} lost the others at {doing}"
+    elif (alive := ranks_alive(world)) is None:
+        wrong = f"{this} lost the others at {doing}"
     elif world.rank != min(alive):
         return None
     elif len(alive) == world.world_size:
@@ -121,7 +122,7 @@ def explain(world: World, error: Exception, doing: str) -> MusterError | None:
         hosts = ranks.listed(world.hosts[rank] for rank in missing)
         numbers = ranks.listed(missing, 8)
         wrong = f"{'rank' if len(missing) == 1 else 'ranks'} {numbers} on {hosts} did not come back from {doing}"
-    return MusterError(wrong, seen=f"rank {world.rank} on {world.host}: {said}", fix=fix, code=ExitCode.FAILED)
+    return MusterError(wrong, seen=f"{this}: {said}", fix=fix, code=ExitCode.FAILED)
 
 
 def ranks_alive(world: World) -> list[int] | None:

@@ -14,16 +14,16 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 import torch
 import torch.distributed as dist
 
-from muster.check.bench.collectives import BARRIER, ELEMENT, UNITS, Collective, WrongValues, by_name, shown
+from muster.check.bench.collectives import BARRIER, BY_NAME, ELEMENT, UNITS, Collective, WrongValues, shown
 from muster.check.options import BenchOptions
 from muster.errors import MusterError
 from muster.train.distributed.world import World
@@ -141,7 +141,7 @@ class Row:
         """The bus bandwidth; None where one rank has no others to speak to."""
         if self.algbw is None or self.num_ranks == 1:
             return None
-        return self.algbw * by_name(self.collective).bus_factor(self.num_ranks)
+        return self.algbw * BY_NAME[self.collective].bus_factor(self.num_ranks)
 
     def figures(self) -> dict[str, Any]:
         """The row as JSON has it; what does not apply is None."""
@@ -179,18 +179,15 @@ class Sweep:
     options: BenchOptions
     sizes: Sequence[int]
     names: Sequence[str]
-
-    def __post_init__(self) -> None:
-        self.doing = "the first collective"
-        self.faults: list[WrongValues] = []
-        self.salts = count(1)
-        self.num_checks = 0
+    doing: str = "the first collective"
+    faults: list[WrongValues] = field(default_factory=list[WrongValues])
+    num_checks: int = 0
 
     def rows(self) -> list[Row]:
         """Every collective at every size, each measured once."""
         found: list[Row] = []
         for name in self.names:
-            found += [self.again(Row(BARRIER, 0, self.world.world_size))] if name == BARRIER else self.of(by_name(name))
+            found += [self.again(Row(BARRIER, 0, self.world.world_size))] if name == BARRIER else self.of(BY_NAME[name])
         return found
 
     def of(self, collective: Collective) -> list[Row]:
@@ -217,21 +214,18 @@ class Sweep:
         self.doing = f"{row.collective} of {shown(row.size)}" if row.size else row.collective
         call: Call = dist.barrier
         if row.size:
-            collective = by_name(row.collective)
-            message = collective.message(self.world, row.size)
+            collective = BY_NAME[row.collective]
+            sent, got = collective.buffers(self.world, row.size)
             # Zeros stay as they are, however often they are added up.
-            message.sent.zero_()
-            message.got.zero_()
-            call = partial(collective.call, self.world, message)
+            call = partial(collective.call, self.world, sent.zero_(), got.zero_())
         return of_ranks(self.world.gather(safe(lambda: measure(self.world, call, self.options))))
 
     def check(self, collective: Collective, sizes: Sequence[int]) -> int:
         """How many values are wrong at these `sizes`, on all ranks; which ones is kept in `faults`."""
-        salt = next(self.salts)
-        self.num_checks += len(sizes)
         own: list[dict[str, Any]] = []
-        for turn, size in enumerate(sizes):
-            wrong = safe(lambda size=size, turn=turn: collective.check(self.world, size, salt + 31 * turn))
+        for size in sizes:
+            self.num_checks += 1
+            wrong = safe(partial(collective.check, self.world, size, self.num_checks))
             if wrong is not None:
                 own.append(asdict(wrong))
         faults = [WrongValues(**each) for of_rank in self.world.gather(own) for each in of_rank]

@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
-import torch
 
 from muster.check.options import BenchOptions
 from muster.check.ranks import listed
@@ -109,13 +108,6 @@ class Transport:
     gpudirect: bool | None = None
     notes: tuple[str, ...] = ()
     error: MusterError | None = None
-
-
-def prepare(options: BenchOptions) -> None:
-    """Lets NCCL write its log where `used` can read it. To be called before NCCL is."""
-    if options.backend == "gloo" or options.device == "cpu" or not torch.cuda.is_available():
-        return
-    request_log(os.environ)
 
 
 def used(world: World, options: BenchOptions) -> Transport:
@@ -234,7 +226,10 @@ def _is_one_node(ranks: Sequence[RankTransport]) -> bool:
 
 
 def request_log(environ: MutableMapping[str, str]) -> None:
-    """Asks NCCL for its log: in the file that the user named, or in one in memory, which no crash can leave behind."""
+    """Asks NCCL, before it is loaded, for its log: in the file that the user named, or in one in memory.
+
+    No crash can leave that behind.
+    """
     level = environ.get("NCCL_DEBUG", "").upper()
     if level not in ("INFO", "TRACE"):
         environ["NCCL_DEBUG"] = "INFO"
@@ -277,7 +272,7 @@ def parse_log(text: str) -> NcclLog:
             within.append("SHM" if kind == "SHM" else f"{kind}/{way.partition('/')[0]}".rstrip("/"))
         elif message.startswith("Connected NVLS"):
             within.append("NVLS")
-    networks = _distinct(connected or chosen)
+    networks = tuple(dict.fromkeys(connected or chosen))
     version, found = _VERSION.search(text), _PROVIDER.search(text)
     # Of a plugin: one that was opened need not be used.
     provider = found[1] if found and not {"IB", "Socket"}.issuperset(networks) else ""
@@ -286,10 +281,6 @@ def parse_log(text: str) -> NcclLog:
         network="+".join(networks) + (f" ({provider})" if provider else ""),
         is_tcp=provider.lower().startswith(_TCP_PROVIDERS) or any(name.lower() in _TCP for name in networks),
         gpudirect=all(directs) if directs else None,
-        within=_distinct(within),
-        warnings=_distinct([message for level, message in lines if level == "WARN"]),
+        within=tuple(dict.fromkeys(within)),
+        warnings=tuple(dict.fromkeys(message for level, message in lines if level == "WARN")),
     )
-
-
-def _distinct(words: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(words))

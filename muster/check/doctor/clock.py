@@ -14,13 +14,6 @@ NAME = "clocks"
 LIMIT_S = 1.0
 """Below it nothing that a training does goes wrong."""
 
-MISLEADS = (
-    "the job's time limit is seen too early or too late there, certificates and tokens may not be valid, "
-    "and times in logs and files mislead"
-)
-
-MOST_SHOWN = 16
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -51,30 +44,30 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
-    """Which clocks are not like most others; of two, the second is held against the first.
-
-    Where no time has a majority nobody can tell which clock is right: there is one finding, of all of them.
-    """
+    """Which clocks are not like the middle one: one finding."""
     nodes = {host: facts[0] for host, facts in by_host.items()}
-    first, *others = nodes
-    usual = _usual(nodes) if len(others) > 1 else nodes[first]
-    off = {
-        host: node.ahead_s(usual)
-        for host, node in nodes.items()
-        if abs(node.ahead_s(usual)) - node.doubt_s(usual) > LIMIT_S
-    }
-    if len(others) > 1 and 2 * len(off) >= len(nodes):
-        ahead = {host: node.ahead_s(nodes[first]) for host, node in nodes.items()}
-        shown = listed([f"{ahead_s:+.3f} s on {host}" for host, ahead_s in ahead.items()], MOST_SHOWN)
-        wrong = f"the clocks of {len(nodes)} nodes differ by up to {max(ahead.values()) - min(ahead.values()):.1f} s"
-        doubt_s = max(nodes[host].doubt_s(nodes[first]) for host in others)
-        return [_finding(listed(nodes), wrong, f"against rank 0, {shown}", doubt_s)]
-    reference = "most other nodes" if len(others) > 1 else first
-    found: list[Finding] = []
-    for host, off_s in off.items():
-        wrong = f"the clock of {host} is {abs(off_s):.1f} s {'ahead of' if off_s > 0 else 'behind'} that of {reference}"
-        found.append(_finding(host, wrong, f"{off_s:+.3f} s", nodes[host].doubt_s(usual)))
-    return found
+    ordered = sorted(nodes, key=lambda host: nodes[host].came_s + nodes[host].left_s)
+    middle = ordered[(len(ordered) - 1) // 2]
+    ahead_s = {host: node.ahead_s(nodes[middle]) for host, node in nodes.items()}
+    doubt_s = {host: node.doubt_s(nodes[middle]) for host, node in nodes.items()}
+    off = [host for host in nodes if abs(ahead_s[host]) - doubt_s[host] > LIMIT_S]
+    if not off:
+        return []
+    shown = listed([f"{ahead_s[host]:+.3f} s on {host}" for host in off])
+    widest_s = max(ahead_s.values()) - min(ahead_s.values())
+    return [
+        Finding(
+            "warning",
+            "clock",
+            # Where no time has a majority nobody can tell which clock is right.
+            listed(off if 2 * len(off) < len(nodes) else nodes),
+            f"the clocks of the nodes differ by up to {widest_s:.1f} s: time limits are seen too early or too late, "
+            "certificates and tokens may not be valid, and times in logs and files mislead",
+            f"against {middle}, {shown}, give or take {max(doubt_s[host] for host in off):.3f} s",
+            "tell the administrators; there, `chronyc tracking` or `timedatectl` says whether a node follows a time "
+            "server",
+        )
+    ]
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
@@ -85,24 +78,3 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     ahead_s = [0.0, *(other.ahead_s(first) for other in others)]
     widest_s = max(ahead_s) - min(ahead_s) + max(other.doubt_s(first) for other in others)
     return f"the clocks of {len(by_host)} nodes agree to {max(0.001, widest_s):.3f} s"
-
-
-def _usual(nodes: Mapping[str, Facts]) -> Facts:
-    """The facts of the node whose clock is the middle one."""
-    ordered = sorted(nodes.values(), key=lambda node: node.came_s + node.left_s)
-    return ordered[(len(ordered) - 1) // 2]
-
-
-def _finding(hosts: str, wrong: str, seen: str, doubt_s: float) -> Finding:
-    fix = (
-        f"tell the administrators of {hosts}; there, `chronyc tracking` or `timedatectl` says whether a node follows a "
-        "time server"
-    )
-    return Finding(
-        "warning",
-        "clock",
-        hosts,
-        f"{wrong}: {MISLEADS}",
-        f"{seen}, give or take {doubt_s:.3f} s, by the date and time there",
-        fix,
-    )

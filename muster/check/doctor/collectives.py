@@ -49,7 +49,7 @@ class Facts:
 
 
 def gather(world: World, options: DoctorOptions) -> Facts:
-    """What comes of one call of each collective. Opens the process group, and closes it.
+    """What comes of one call of each collective. Opens the process group, and closes one that is not stuck.
 
     Ports that are closed between nodes stop it too: where `ports` has found a fault there is nothing to be learnt here.
 
@@ -63,8 +63,6 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     _watch(world, own, max(5.0, min(MOST_S, options.timeout_s / 2)))
     if not own.why:
         close_group()
-    elif own.backend != "gloo":
-        _abort_group()
     return own
 
 
@@ -105,15 +103,6 @@ def _call_all(world: World, own: Facts, limit_s: float) -> None:
             own.wrong[collective.name] = wrong
     own.at = BARRIER
     dist.barrier()
-
-
-def _abort_group() -> None:
-    """Ends a group of NCCL that is stuck."""
-    abort: Any = getattr(dist.distributed_c10d, "_abort_process_group", None)
-    if abort is not None and dist.is_initialized():
-        thread = Thread(target=abort, daemon=True)
-        thread.start()
-        thread.join(SLACK_S)
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
@@ -172,13 +161,10 @@ def _stuck(ranks: Sequence[Facts], host_of: Mapping[int, str]) -> Finding:
     # gloo gives up by itself: who is held by something else does not.
     held = [one.rank for one in at_first if one.why.startswith(NOT_OVER)]
     seen = f"rank {first.rank} ({host_of[first.rank]}): {first.why}"
-    if not held or len(held) == len(ranks):
-        wrong = f"{first.at} did not end, though all ranks came to it"
-        fix = "export TORCH_DISTRIBUTED_DEBUG=DETAIL, and on GPUs NCCL_DEBUG=INFO, and start again"
-        return Finding("failed", "collective", "", wrong, seen, fix)
-    names = listed(f"rank {rank} on {host_of[rank]}" for rank in held)
-    wrong = f"{first.at} did not end: {names} did not come back"
-    hosts = listed(host_of[rank] for rank in held)
-    return Finding(
-        "failed", "collective", hosts, wrong, seen, "look what those ranks wrote, and start without their host"
-    )
+    hosts, wrong = "", f"{first.at} did not end, though all ranks came to it"
+    fix = "export TORCH_DISTRIBUTED_DEBUG=DETAIL, and on GPUs NCCL_DEBUG=INFO, and start again"
+    if 0 < len(held) < len(ranks):
+        names = listed(f"rank {rank} on {host_of[rank]}" for rank in held)
+        hosts, wrong = listed(host_of[rank] for rank in held), f"{first.at} did not end: {names} did not come back"
+        fix = "look what those ranks wrote, and start without their host"
+    return Finding("failed", "collective", hosts, wrong, seen, fix)

@@ -1,6 +1,5 @@
 """A finding: what is wrong, on which host, and what to do about it; most of them are nodes that differ."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -63,53 +62,30 @@ def attempt(function: Callable[[], Result]) -> Result | None:
         return None
 
 
-def outliers(values: Mapping[str, Any]) -> tuple[Any, dict[Any, list[str]]]:
-    """The value of most hosts, None where none has a majority; and the hosts of each other value.
-
-    Args:
-        values: by host; None is no value, and nobody is an outlier by it.
-    """
-    known = {host: value for host, value in values.items() if value is not None}
-    counts = Counter(known.values())
-    usual, number = counts.most_common(1)[0] if counts else (None, 0)
-    if number * 2 <= len(known):
-        usual = None
-    others: dict[Any, list[str]] = {}
-    for host, value in known.items():
-        if value != usual:
-            others.setdefault(value, []).append(host)
-    return usual, others
-
-
 def differences(
     values: Mapping[str, Any], level: Level, about: str, what: str, fix: str, shown: Callable[[Any], str] = str
 ) -> list[Finding]:
-    """The findings of `values` that should be the same on all nodes: none, one for each outlier, or one of all.
+    """The finding of `values` that should be the same on all nodes, where they are not.
+
+    It is of the nodes that have another value than most; of all where no value has a majority.
 
     Args:
-        what: what the values are of, after "another" and "the same": "torch".
+        values: by host; None is no value, and nobody differs by it.
+        what: what the values are of: "torch".
         shown: makes words of a value.
     """
-    usual, others = outliers(values)
-    if len(others) < (1 if usual is not None else 2):
+    by_value: dict[Any, list[str]] = {}
+    for host, value in values.items():
+        if value is not None:
+            by_value.setdefault(value, []).append(host)
+    if len(by_value) < 2:
         return []
-    if usual is None:
-        # As many on each side: none of them can be called the right one.
-        seen = ", ".join(f"{shown(value)} on {listed(hosts)}" for value, hosts in others.items())
-        everyone = [host for hosts in others.values() for host in hosts]
-        return [Finding(level, about, listed(everyone), f"not all nodes have the same {what}", seen, fix)]
-    there = listed(host for host, value in values.items() if value == usual)
-    return [
-        Finding(
-            level,
-            about,
-            listed(hosts),
-            f"{'it has' if len(hosts) == 1 else 'they have'} another {what} than most nodes",
-            f"{shown(value)} on {listed(hosts)}, {shown(usual)} on {there}",
-            fix,
-        )
-        for value, hosts in others.items()
-    ]
+    # The rarest first; of equally many hosts in the order in which they came.
+    ordered = sorted(by_value.items(), key=lambda item: len(item[1]))
+    has_majority = len(ordered[-1][1]) > sum(len(hosts) for _, hosts in ordered[:-1])
+    odd = [host for _, hosts in (ordered[:-1] if has_majority else ordered) for host in hosts]
+    seen = listed((f"{shown(value)} on {listed(hosts)}" for value, hosts in ordered), most=8)
+    return [Finding(level, about, listed(odd), f"not all nodes have the same {what}", seen, fix)]
 
 
 def alike(values: Mapping[str, str], level: Level, about: str, wrong: str, fix: str) -> list[Finding]:
@@ -123,11 +99,3 @@ def alike(values: Mapping[str, str], level: Level, about: str, wrong: str, fix: 
         if seen:
             by_seen.setdefault(seen, []).append(host)
     return [Finding(level, about, listed(hosts), wrong, seen, fix) for seen, hosts in by_seen.items()]
-
-
-def size(number: int) -> str:
-    """Bytes in words: "1.5 GiB"."""
-    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB")):
-        if number >= unit:
-            return f"{number / unit:.1f} {name}"
-    return f"{number // 2**10} KiB"

@@ -5,7 +5,6 @@ Source: https://docs.nvidia.com/deploy/nvml-api/
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,9 +12,10 @@ from typing import Any
 
 import torch
 
-from muster.check.doctor.finding import Finding, attempt, differences, size
+from muster.check.bench.collectives import shown
+from muster.check.doctor.finding import Finding, alike, attempt, differences
 from muster.check.options import DoctorOptions
-from muster.check.ranks import leads_host, plural
+from muster.check.ranks import leads_host
 from muster.train.distributed.world import World
 
 NAME = "GPUs"
@@ -93,14 +93,9 @@ def num_gpus(options: DoctorOptions) -> int:
     return 0 if options.device == "cpu" else attempt(torch.cuda.device_count) or 0
 
 
-def ask_driver(nvml: Any = None) -> tuple[tuple[Gpu, ...] | None, str | None]:
-    """The GPUs, None without a driver; and the driver's version.
-
-    Args:
-        nvml: in place of pynvml.
-    """
-    if nvml is None:
-        nvml = import_module("pynvml")  # only here: it takes time to load
+def ask_driver() -> tuple[tuple[Gpu, ...] | None, str | None]:
+    """The GPUs, None without a driver; and the driver's version."""
+    nvml: Any = import_module("pynvml")  # only here: it takes time to load
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -151,8 +146,11 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
         return []
     fix = "ask for the same GPUs on all nodes, and look by nvidia-smi whether one has fallen off its bus"
     found = differences(given, "failed", "gpus", "number of GPUs", fix)
-    for host, ranks in by_host.items():
-        found += _for_ranks(host, ranks)
+    fix = "in a container: apptainer exec --nv, docker run --gpus all; `muster version` tells of the driver"
+    wrong = "GPUs were given, and torch sees none: a training would use the CPU"
+    blind = {host: _unseen(ranks) for host, ranks in by_host.items()}
+    sees_any = any(rank.num_gpus for ranks in by_host.values() for rank in ranks)
+    found += alike(blind, "failed" if sees_any else "warning", "gpus", wrong, fix)
     names = {host: _names(ranks) or None for host, ranks in by_host.items()}
     found += differences(names, "failed", "gpus", "kind of GPU", "ask the scheduler for nodes of one kind")
     drivers = {host: ranks[0].driver for host, ranks in by_host.items()}
@@ -166,9 +164,8 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     """How many of which kind a node has."""
-    given = Counter(number_given(ranks) for ranks in by_host.values())
+    number = number_given(next(iter(by_host.values())))
     kind = next((name for ranks in by_host.values() if (name := _names(ranks))), "GPUs")
-    number = given.most_common(1)[0][0]
     return f"{number} x {kind} a node" if number else "none: on CPUs"
 
 
@@ -202,23 +199,10 @@ def _names(ranks: Sequence[Facts]) -> str:
     return ", ".join(sorted({gpu.name for gpu in _given(ranks) if gpu.name}))
 
 
-def _for_ranks(host: str, ranks: Sequence[Facts]) -> list[Finding]:
-    """Whether there is a GPU for each rank of a node, and each sees one."""
-    promised = number_given(ranks)
-    if promised and promised < len(ranks):
-        wrong, seen = f"{len(ranks)} ranks, but {plural(promised, 'GPU')}", ranks[0].visible or "(unset)"
-        fix = f"start as many ranks as there are GPUs (--nproc-per-node), or ask for {len(ranks)} GPUs a node"
-        return [Finding("failed", "gpus", host, wrong, f"CUDA_VISIBLE_DEVICES={seen}", fix)]
-    blind = [rank for rank in ranks if rank.num_gpus == 0 and devices(rank.visible or "")]
-    if not blind:
-        return []
-    seen = f"CUDA_VISIBLE_DEVICES={blind[0].visible}"
-    fix = "in a container: apptainer exec --nv, docker run --gpus all; `muster version` tells of the driver"
-    if any(rank.num_gpus for rank in ranks):
-        wrong = f"rank {blind[0].rank} sees no GPU, others of its node do"
-        return [Finding("failed", "gpus", host, wrong, seen, "look by nvidia-smi whether that GPU answers")]
-    wrong = "GPUs were given, and torch sees none: a training would use the CPU"
-    return [Finding("warning", "gpus", host, wrong, seen, fix)]
+def _unseen(ranks: Sequence[Facts]) -> str:
+    """The variable that names GPUs of which a rank sees none; empty where each rank sees what it was given."""
+    blind = next((rank for rank in ranks if rank.num_gpus == 0 and devices(rank.visible or "")), None)
+    return "" if blind is None else f"CUDA_VISIBLE_DEVICES={blind.visible}"
 
 
 def _of(host: str, gpu: Gpu, links: int) -> Iterator[Finding]:
@@ -234,7 +218,7 @@ def _of(host: str, gpu: Gpu, links: int) -> Iterator[Finding]:
         fix = TELL_SITE if has_failed else "the site has to reset that GPU: nvidia-smi --gpu-reset"
         yield Finding("failed" if has_failed else "warning", "ecc", host, wrong, seen, fix)
     if gpu.used is not None and gpu.used > CONTEXT:
-        wrong, seen = f"memory of {name} is taken by another process", f"{size(gpu.used)} used before any rank uses it"
+        wrong, seen = f"memory of {name} is taken by another process", f"{shown(gpu.used)} used before any rank uses it"
         yield Finding("warning", "gpu memory", host, wrong, seen, "look whose it is: nvidia-smi on that node")
     if gpu.slowed_by:
         wrong, seen = f"the clock of {name} is held down", ", ".join(gpu.slowed_by)

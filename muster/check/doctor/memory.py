@@ -2,12 +2,13 @@
 
 import os
 import resource
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
 
-from muster.check.doctor.finding import Finding, alike, differences, size
+from muster.check.bench.collectives import shown
+from muster.check.doctor.finding import Finding, alike, differences
 from muster.check.doctor.gpus import num_gpus
 from muster.check.doctor.storage import Space, measure
 from muster.check.options import DoctorOptions
@@ -15,9 +16,6 @@ from muster.check.ranks import leads_host, listed, plural
 from muster.train.distributed.world import World
 
 NAME = "memory"
-
-MOST_RANKS = 4
-"""So many ranks are shown with their cores."""
 
 BATCH = 32 * 3 * 224 * 224 * 4
 """Bytes of a batch as data workers hand it over: by default 32 images, and of ImageNet's size."""
@@ -36,7 +34,7 @@ class Facts:
 
     Attributes:
         uses_gpu: whether a training would run on a GPU.
-        cores: that it may run on.
+        cores: that it may run on, in order.
         open_files: how many may be open at a time; None without a limit.
         memory_free, shm: bytes of memory, and the file system of /dev/shm: of a host's first rank only.
     """
@@ -70,22 +68,21 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     """What a rank has, on the node that has the least."""
-    a_rank = {count // len(by_host[host]) for host, count in _num_cores(by_host).items() if count}
-    words = [f"cores a rank: {listed(sorted(a_rank))}" if a_rank else ""]
-    free = {host: ranks[0].memory_free for host, ranks in by_host.items() if ranks[0].memory_free is not None}
-    if free:
-        host = min(free, key=lambda host: free[host])
-        words.append(f"{size(free[host])} free" + (f" on {host}, the least" if len(free) > 1 else ""))
+    a_rank = {count // len(by_host[host]) for host, count in _num_cores(by_host).items()}
+    free = {host: ranks[0].memory_free or 0 for host, ranks in by_host.items()}
+    host = min(free, key=lambda host: free[host])
+    words = [f"cores a rank: {listed(sorted(a_rank))}"]
+    words.append(f"{shown(free[host])} free" + (f" on {host}, the least" if len(free) > 1 else ""))
     shm = [ranks[0].shm.free for ranks in by_host.values() if ranks[0].shm and ranks[0].shm.free is not None]
-    words.append(f"/dev/shm {size(min(shm))} free" if shm else "")
+    words.append(f"/dev/shm {shown(min(shm))} free" if shm else "")
     files = [rank.open_files for ranks in by_host.values() for rank in ranks if rank.open_files is not None]
     words.append(f"{min(files):,} open files" if files else "")
-    return ", ".join(filter(None, words)) or "not known"
+    return ", ".join(filter(None, words))
 
 
-def _num_cores(by_host: Mapping[str, Sequence[Facts]]) -> dict[str, int | None]:
-    """How many cores the ranks of each host have between them; None where they can't tell."""
-    return {host: len({core for rank in ranks for core in rank.cores}) or None for host, ranks in by_host.items()}
+def _num_cores(by_host: Mapping[str, Sequence[Facts]]) -> dict[str, int]:
+    """How many cores the ranks of each host have between them."""
+    return {host: len({core for rank in ranks for core in rank.cores}) for host, ranks in by_host.items()}
 
 
 def _uses_gpus(by_host: Mapping[str, Sequence[Facts]]) -> bool:
@@ -98,15 +95,13 @@ def _cores(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     for host, ranks in by_host.items():
         sets = [frozenset(rank.cores) for rank in ranks]
         known = frozenset[int]().union(*sets)
-        if not all(sets):
-            continue
         if len(known) < least * len(ranks):
             # Of a GPU's rank one core is full with what it launches: nothing is left for loading data.
             wrong = f"{plural(len(known), 'core')} for {len(ranks)} ranks"
             fix = "ask for more cores a rank: --cpus-per-task in Slurm, ncpus in PBS; or fewer ranks"
-            found.append(Finding("warning", "cores", host, wrong, f"cores {_words(known)}", fix))
+            found.append(Finding("warning", "cores", host, wrong, f"cores {listed(sorted(known), 8)}", fix))
         elif len(set(sets)) > 1 and sum(map(len, sets)) > len(known):
-            seen = "; ".join(f"rank {rank.rank}: cores {_words(rank.cores)}" for rank in ranks[:MOST_RANKS])
+            seen = listed((f"rank {rank.rank}: cores {listed(rank.cores, 8)}" for rank in ranks), between="; ")
             wrong = "ranks are bound to the same cores, and others lie idle"
             fix = "leave binding to the launcher: srun --cpu-bind=cores with --cpus-per-task, or no binding at all"
             found.append(Finding("warning", "binding", host, wrong, seen, fix))
@@ -114,31 +109,20 @@ def _cores(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     return found + differences(_num_cores(by_host), "warning", "cores", "number of cores", fix)
 
 
-def _words(cores: Iterable[int]) -> str:
-    return listed(sorted(cores), 8)
-
-
 def _shared_memory(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """Of /dev/shm, through which data workers hand over their batches."""
-    found: list[Finding] = []
+    closed, small = dict[str, str](), dict[str, str]()
     fix = "docker run --shm-size=8g or --ipc=host; on a node of one's own: mount -o remount,size=50% /dev/shm"
     for host, ranks in by_host.items():
         shm, needed = ranks[0].shm, WORKER * len(ranks)
-        if shm is None:
-            continue
-        if shm.trouble is not None:
-            wrong, seen = "/dev/shm can't be written", f"{shm.path}: {shm.trouble}"
-        elif shm.free is not None and shm.free < needed:
-            wrong = "/dev/shm is too small for data workers"
-            seen = f"{size(shm.free)} free of {size(shm.size or 0)}; {size(needed)} for 1 worker a rank"
-        else:
-            continue
-        # On CPUs no workers load data unless they are asked for; and where all nodes are alike, someone may mean it so.
-        others = [other[0].shm for name, other in by_host.items() if name != host and other[0].shm is not None]
-        is_alone = any(other.trouble is None and (other.free is None or other.free >= 2 * WORKER) for other in others)
-        level = "failed" if _uses_gpus(by_host) or is_alone else "warning"
-        found.append(Finding(level, "shm", host, wrong, seen, fix))
-    return found
+        if shm is not None and shm.trouble is not None:
+            closed[host] = f"{shm.path}: {shm.trouble}"
+        elif shm is not None and shm.free is not None and shm.free < needed:
+            small[host] = f"{shown(shm.free)} free of {shown(shm.size or 0)}; {shown(needed)} for 1 worker a rank"
+    # On CPUs no workers load data unless they are asked for.
+    level = "failed" if _uses_gpus(by_host) else "warning"
+    found = alike(closed, level, "shm", "/dev/shm can't be written", fix)
+    return found + alike(small, level, "shm", "/dev/shm is too small for data workers", fix)
 
 
 def _open_files(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:

@@ -9,7 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import psutil
 from muster.check import fabric
 from muster.check.doctor.finding import Finding, alike, attempt, differences
 from muster.check.options import DoctorOptions
-from muster.check.ranks import ALL_PAIRS_UP_TO, gather_hosts, leads_host, listed, partners
+from muster.check.ranks import gather_hosts, leads_host, listed, partners
 from muster.train.distributed.world import World
 from muster.variables import LaunchVariable
 
@@ -27,9 +27,6 @@ NAME = "network"
 
 SYS = Path("/sys")
 """Where the kernel shows links."""
-
-QUICK_ALL_PAIRS_UP_TO = 8
-"""Up to so many nodes every one is tried by every other with `--quick`; without it: ALL_PAIRS_UP_TO."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +55,12 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     """The way to rank 0; of the first rank of a host also its fabric and links."""
     address = attempt(lambda: towards(os.environ.get("MASTER_ADDR", ""))) or ""
     interface = attempt(lambda: interface_of(address, own_addresses()))
+    own = Facts(address=address or None, interface=interface)
     if not leads_host(world):
-        return Facts(address=address or None, interface=interface)
+        return own
     devices, memory = fabric.devices(), fabric.memory()
-    return Facts(
-        address=address or None,
-        interface=interface,
+    return replace(
+        own,
         fabric=os.environ.get(LaunchVariable.FABRIC_FOUND),
         devices=devices.says if devices.is_good is False else "",
         memlock=memory.says if memory.is_good is False else "",
@@ -98,11 +95,10 @@ def gather_places(world: World) -> list[Place]:
     return msgspec.convert(gather_hosts(world, asdict(own)), list[Place])
 
 
-def targets(world: World, places: Sequence[Place], options: DoctorOptions) -> list[int]:
-    """The nodes, by number, that this rank tries to reach, and whose names it looks up: none but for a node's first."""
-    own = next((number for number, place in enumerate(places) if place.rank == world.rank), None)
-    most = QUICK_ALL_PAIRS_UP_TO if options.quick else ALL_PAIRS_UP_TO
-    return [] if own is None else partners(own, len(places), most)
+def targets(world: World, places: Sequence[Place]) -> list[Place]:
+    """The nodes that this rank, a node's first, tries to reach, and whose names it looks up."""
+    own = next(number for number, place in enumerate(places) if place.rank == world.rank)
+    return [places[other] for other in partners(own, len(places))]
 
 
 def is_loopback(address: str) -> bool:
@@ -158,20 +154,11 @@ def towards(host: str) -> str:
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """What is wrong with the way to the other nodes, with the fabric and with links."""
     nodes = {host: ranks[0] for host, ranks in by_host.items()}
-    loopback = {
-        host: f"own address there: {rank.address}"
-        for host, ranks in list(by_host.items())[1:]
-        for rank in ranks
-        if (rank.address or "").startswith("127.")
-    }
-    fix = "--master-addr with an address that others reach"
-    wrong = "the way to rank 0 is the loopback: it would meet itself"
-    found = alike(loopback, "failed", "address", wrong, fix)
     addresses = {host: listed(rank.address for rank in ranks) for host, ranks in by_host.items()}
     several = {host: f"own addresses there: {each}" for host, each in addresses.items() if "," in each}
     wrong = "nodes have the same name, and are taken for one: only one of them was looked at"
     fix = "give each node a hostname of its own (docker run --hostname)"
-    found += alike(several, "warning", "host", wrong, fix)
+    found = alike(several, "warning", "host", wrong, fix)
     fix = "look at what `muster fabric plan` says on that node, and whether the host's libraries are bound there too"
     fabrics = {host: node.fabric for host, node in nodes.items()}
     found += differences(fabrics, "failed", "fabric", "fabric", fix)
@@ -193,31 +180,22 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     """The fabric, the interface towards rank 0, and the ports that are up."""
     nodes = [ranks[0] for ranks in by_host.values()]
     interface = listed(rank.interface for ranks in by_host.values() for rank in ranks) or "-"
-    most = max(len(_rates(node)) for node in nodes)
-    rates = listed(f"{rate:g}" for node in nodes for rate in _rates(node))
-    links = f"{most} ports up, at {rates} Gb/s" if most else "no InfiniBand or RoCE port"
+    up = [[rate for rate in node.ports.values() if rate] for node in nodes]
+    rates = listed(f"{rate:g}" for each in up for rate in sorted(each))
+    links = f"{max(map(len, up))} ports up, at {rates} Gb/s" if rates else "no InfiniBand or RoCE port"
     return f"{listed(node.fabric for node in nodes) or 'tcp'} by {interface}; {links}"
 
 
 def _port_findings(nodes: Mapping[str, Facts]) -> list[Finding]:
     """Of ports that are down, or slower than on other nodes."""
-    fix = "tell the site: a link of that node is down (ibstat)"
-    up = {host: len(_rates(node)) if node.ports else None for host, node in nodes.items()}
-    found = differences(up, "warning", "ports", "number of active InfiniBand ports", fix)
-    # Where ports are down the rates differ for that reason. Names of devices are each node's own: only rates count.
-    most = max((number for number in up.values() if number), default=0)
-    rates = {host: _rates(node) if len(_rates(node)) == most else None for host, node in nodes.items()}
+    # Names of devices are each node's own: only rates count.
+    rates = {host: tuple(sorted(rate or 0 for rate in node.ports.values())) or None for host, node in nodes.items()}
     shown = {
-        _rates(node): ", ".join(f"{name} at {rate:g} Gb/s" for name, rate in node.ports.items() if rate)
-        for node in nodes.values()
+        rates[host]: ", ".join(f"{name} {f'at {rate:g} Gb/s' if rate else 'down'}" for name, rate in node.ports.items())
+        for host, node in nodes.items()
     }
-    fix = "tell the site: the cable or the port of a slow link (ibstat, mlxlink)"
-    return found + differences(rates, "warning", "ports", "rate of InfiniBand ports", fix, lambda value: shown[value])
-
-
-def _rates(node: Facts) -> tuple[float, ...]:
-    """Of the ports that are up, in order."""
-    return tuple(sorted(rate for rate in node.ports.values() if rate))
+    fix = "tell the site: the cable or the port of a link that is down or slow (ibstat, mlxlink)"
+    return differences(rates, "warning", "ports", "rate of InfiniBand ports", fix, lambda value: shown[value])
 
 
 def ports(sys: Path) -> dict[str, float | None]:

@@ -12,13 +12,11 @@ import socket
 import socketserver
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-import msgspec
-
-from muster.check.doctor.finding import Finding
+from muster.check.doctor.finding import Finding, alike, attempt
 from muster.check.doctor.network import Place, gather_places, targets
 from muster.check.options import DoctorOptions
 from muster.check.ranks import gather_hosts, leads_host, listed
@@ -31,7 +29,6 @@ PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 CONNECT_S, ANSWER_S = 6.0, 10.0
 """A connection is the kernel's work, which asks again after 1 and 3 s; an answer is a program's, which may be busy."""
 
-TIMED_OUT, REFUSED = "timed out", "refused"
 SILENT, STRANGER, CLOSED = "connected, then silence", "another program answers there", "connected, then closed"
 STALLED = "small messages pass, 64 KiB do not"
 
@@ -41,34 +38,21 @@ _NONCE, _DIGEST, _MUCH = 16, 32, 1 << 16
 
 
 @dataclass(frozen=True)
-class Listening:
-    """Where a node listens.
-
-    Attributes:
-        wrong: why it can't.
-    """
-
-    port: int = 0
-    secret: str = ""
-    wrong: str = ""
-
-
-@dataclass(frozen=True)
 class Probe:
     """One node's connection to the port of another, and what was wrong; nothing where all was well.
 
     Attributes:
-        source, target: nodes by their number.
+        source, target: hosts.
     """
 
-    source: int
-    target: int
+    source: str
+    target: str
     port: int
     wrong: str
 
     @property
-    def pair(self) -> tuple[int, int]:
-        return min(self.source, self.target), max(self.source, self.target)
+    def pair(self) -> frozenset[str]:
+        return frozenset((self.source, self.target))
 
 
 @dataclass(frozen=True)
@@ -79,64 +63,47 @@ class Facts:
         place: where it is found.
         wrong: why it can't listen.
         probes: of the ports of other nodes.
-        ephemeral: the range of the ports that the kernel gives to programs that ask for any.
     """
 
     place: Place
     wrong: str = ""
     probes: tuple[Probe, ...] = ()
-    ephemeral: str = ""
 
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
     """Which other nodes this one reaches, by the first rank of each host."""
     places = gather_places(world)
-    if len(places) < 2:
-        return Facts(places[0]) if leads_host(world) else None
-    if not leads_host(world):
-        gather_hosts(world, None)
-        gather_hosts(world, None)
-        return None
-    own = next(number for number, place in enumerate(places) if place.rank == world.rank)
+    own = next(place for place in places if place.host == world.host)
+    is_asking = leads_host(world) and len(places) > 1
     with contextlib.ExitStack() as stack:
-        told = _listen(places[own], stack)
-        nodes = msgspec.convert(gather_hosts(world, asdict(told)), list[Listening])
-        probes = _probe_all(own, targets(world, places, options), places, nodes)
+        secret = secrets.token_hex(16)
+        port, wrong = _listen(own, secret, stack) if is_asking else (0, "")
+        told = gather_hosts(world, [port, secret])
+        by_host = {place.host: each for place, each in zip(places, told, strict=True)}
+
+        def ask(other: Place) -> Probe:
+            return Probe(own.host, other.host, by_host[other.host][0], probe(other.address, *by_host[other.host]))
+
+        others = targets(world, places) if is_asking else []
+        with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
+            probes = tuple(threads.map(ask, (other for other in others if by_host[other.host][0])))
         gather_hosts(world, None)  # all have asked what they wanted to
-    return Facts(places[own], told.wrong, probes, ephemeral_range())
-
-
-def _probe_all(
-    own: int, others: Sequence[int], places: Sequence[Place], nodes: Sequence[Listening]
-) -> tuple[Probe, ...]:
-    """What comes of the ports of the nodes `others`, asked by the node `own`."""
-
-    def ask(other: int) -> Probe:
-        port, secret = nodes[other].port, nodes[other].secret
-        return Probe(own, other, port, probe(places[other].address, port, secret))
-
-    with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
-        return tuple(threads.map(ask, (other for other in others if nodes[other].port)))
+    return Facts(own, wrong, probes) if leads_host(world) else None
 
 
 def ephemeral_range() -> str:
     """The ports that the kernel gives to programs that ask for any."""
-    try:
-        return "-".join(PORT_RANGE.read_text().split())
-    except OSError:
-        return "32768-60999"
+    return attempt(lambda: "-".join(PORT_RANGE.read_text().split())) or "32768-60999"
 
 
-def _listen(own: Place, stack: contextlib.ExitStack) -> Listening:
-    """What the others have to know to connect to this node, which listens until `stack` is closed."""
+def _listen(own: Place, secret: str, stack: contextlib.ExitStack) -> tuple[int, str]:
+    """The port at which this node listens until `stack` is closed, or 0 and why it can't."""
     if not own.address:
-        return Listening(wrong="no interface leads to the other nodes")
-    secret = secrets.token_hex(16)
+        return 0, "no interface leads to the other nodes"
     try:
-        listener = stack.enter_context(contextlib.closing(Listener(own.address, secret)))
+        return stack.enter_context(contextlib.closing(Listener(own.address, secret))).port, ""
     except OSError as error:
-        return Listening(wrong=f"can't listen at {own.address}: {error}")
-    return Listening(listener.port, secret)
+        return 0, f"can't listen at {own.address}: {error}"
 
 
 class Listener(socketserver.ThreadingTCPServer):
@@ -191,12 +158,8 @@ def probe(address: str, port: int, secret: str) -> str:
     """What is wrong with a listener that should know `secret`; empty where nothing is."""
     try:
         connection = socket.create_connection((address, port), timeout=CONNECT_S)
-    except TimeoutError:
-        return TIMED_OUT
-    except ConnectionRefusedError:
-        return REFUSED
     except OSError as error:
-        return str(error)
+        return str(error) or repr(error)
     with connection, connection.makefile("rb") as answers:
         connection.settimeout(ANSWER_S)
         for length, late in ((_NONCE, SILENT), (_MUCH, STALLED)):
@@ -217,42 +180,18 @@ def probe(address: str, port: int, secret: str) -> str:
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """What the failed probes come from: all nodes, single nodes, single pairs."""
-    nodes = [facts[0].place for facts in by_host.values()]
+    places = {host: facts[0].place for host, facts in by_host.items()}
     probes = [one for facts in by_host.values() for one in facts[0].probes]
     fix = (
         "--interface NAME, with an interface that all nodes have (`ip -brief address`), or unset "
         "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
     )
-    found: list[Finding] = []
-    for host, (facts, *_) in by_host.items():
-        if facts.wrong:
-            wrong = f"{host} has no port at which the others could reach it"
-            seen = f"{facts.wrong}; interface {facts.place.interface or '(none)'}"
-            found.append(Finding("failed", "port", host, wrong, seen, fix))
-    ephemeral = next(iter(by_host.values()))[0].ephemeral
+    deaf = {host: facts[0].wrong for host, facts in by_host.items()}
+    found = alike(deaf, "failed", "port", "there is no port at which the others could reach it", fix)
     for is_stalled in (False, True):
         bad = [probe for probe in probes if probe.wrong and (probe.wrong == STALLED) == is_stalled]
-        for host, wrong, of_cause in _causes(nodes, probes, bad):
-            found.append(_finding(nodes, host, wrong, of_cause, ephemeral))
+        found += [_finding(places, host, wrong, of_cause) for host, wrong, of_cause in _causes(probes, bad)]
     return found
-
-
-def _causes(
-    nodes: Sequence[Place], probes: Sequence[Probe], bad: Sequence[Probe]
-) -> Iterator[tuple[str, str, list[Probe]]]:
-    """What failed probes have in common: (where, what is wrong, which probes), each in one of these."""
-    if len(bad) == len(probes) and len(nodes) > 2:
-        yield "", "no node reaches any other", list(bad)
-        return
-    while (node := _outlier(probes, bad)) is not None:
-        of_node = [probe for probe in bad if node in probe.pair]
-        yield nodes[node].host, _wrong_with(nodes, node, of_node), of_node
-        bad = [probe for probe in bad if node not in probe.pair]
-    for pair in sorted({probe.pair for probe in bad}):
-        of_pair = [probe for probe in bad if probe.pair == pair]
-        (source, target), *back = sorted({(probe.source, probe.target) for probe in of_pair})
-        host = f"{nodes[source].host} {'<->' if back else '->'} {nodes[target].host}"
-        yield host, _wrong_with(nodes, source, of_pair), of_pair
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
@@ -261,7 +200,22 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     return f"{ways} ways between {len(by_host)} nodes are open" if ways else "one node: nothing to reach"
 
 
-def _outlier(probes: Sequence[Probe], bad: Sequence[Probe]) -> int | None:
+def _causes(probes: Sequence[Probe], bad: Sequence[Probe]) -> Iterator[tuple[str, str, list[Probe]]]:
+    """What failed probes have in common: (where, what is wrong, which probes), each in one of these."""
+    if len(bad) == len(probes) > 2:
+        yield "", "no node reaches any other", list(bad)
+        return
+    while (node := _outlier(probes, bad)) is not None:
+        of_node = [probe for probe in bad if node in probe.pair]
+        yield node, _wrong_with(node, of_node), of_node
+        bad = [probe for probe in bad if node not in probe.pair]
+    for pair in dict.fromkeys(probe.pair for probe in bad):
+        of_pair = [probe for probe in bad if probe.pair == pair]
+        source, target = of_pair[0].source, of_pair[0].target
+        yield f"{source} {'->' if len(of_pair) == 1 else '<->'} {target}", _wrong_with(source, of_pair), of_pair
+
+
+def _outlier(probes: Sequence[Probe], bad: Sequence[Probe]) -> str | None:
     """The node that failures with two others at least, and with half of those it had to do with, have in common."""
     others = _others(bad)
     ranked = sorted(others, key=lambda node: len(others[node]), reverse=True)
@@ -273,46 +227,40 @@ def _outlier(probes: Sequence[Probe], bad: Sequence[Probe]) -> int | None:
     return ranked[0] if 2 * most >= len(_others(probes)[ranked[0]]) else None
 
 
-def _others(probes: Sequence[Probe]) -> dict[int, set[int]]:
+def _others(probes: Sequence[Probe]) -> dict[str, set[str]]:
     """The nodes that each node had to do with."""
-    found: dict[int, set[int]] = {}
+    found: dict[str, set[str]] = {}
     for probe in probes:
         found.setdefault(probe.source, set()).add(probe.target)
         found.setdefault(probe.target, set()).add(probe.source)
     return found
 
 
-def _wrong_with(nodes: Sequence[Place], node: int, bad: Sequence[Probe]) -> str:
+def _wrong_with(node: str, bad: Sequence[Probe]) -> str:
     """What is wrong with a node, from or to which all probes of `bad` went."""
-    host = nodes[node].host
-    incoming = {probe.source for probe in bad if probe.target == node}
-    outgoing = {probe.target for probe in bad if probe.source == node}
-    others = listed(nodes[other].host for other in sorted(incoming | outgoing))
+    incoming = {probe.source: None for probe in bad if probe.target == node}
+    outgoing = {probe.target: None for probe in bad if probe.source == node}
+    others = listed(incoming | outgoing)
     if incoming and outgoing:
-        return f"{host} and {others} do not reach each other"
-    return f"{host} can't be reached from {others}" if incoming else f"{host} does not reach {others}"
+        return f"{node} and {others} do not reach each other"
+    return f"{node} can't be reached from {others}" if incoming else f"{node} does not reach {others}"
 
 
-def _finding(nodes: Sequence[Place], host: str, wrong: str, bad: Sequence[Probe], ephemeral: str) -> Finding:
+def _finding(places: Mapping[str, Place], host: str, wrong: str, bad: Sequence[Probe]) -> Finding:
     """The finding of probes that failed for one reason: all of them stalled, or none."""
-    lines: list[str] = []
-    for probe in bad:
-        source, target = nodes[probe.source], nodes[probe.target]
-        lines.append(f"{source.host} -> {target.host} {target.address} port {probe.port}: {probe.wrong}")
-    seen, reasons = listed(lines, between="; "), {probe.wrong for probe in bad}
-    source, target = nodes[bad[0].source], nodes[bad[0].target]
-    if STALLED in reasons:
+    lines = [f"{one.source} -> {one.target} {places[one.target].address} port {one.port}: {one.wrong}" for one in bad]
+    seen = listed(lines, between="; ")
+    source, target = places[bad[0].source], places[bad[0].target]
+    if bad[0].wrong == STALLED:
         fix = (
             f"`ip link show {source.interface}` on both: the MTU has to be the same on all nodes and switches; "
             f"`ping -M do -s 8972 {target.address}` on {source.host} shows what gets through"
         )
         return Finding("failed", "mtu", host, f"{wrong} with more than small messages", seen, fix)
-    where = f"ports {ephemeral}, on which gloo and NCCL listen"
-    if reasons <= {TIMED_OUT, REFUSED}:
-        fix = f"let TCP through between the nodes of a job on {where} (`nft list ruleset`, `iptables -S` on both)"
-    else:
-        fix = (
-            f"`ip route get {target.address}` on {source.host}: is there a way, and no proxy or second host with that "
-            "address? Or another network for all: --interface NAME"
-        )
+    where = f"ports {ephemeral_range()}, on which gloo and NCCL listen"
+    fix = (
+        f"let TCP through between the nodes of a job on {where} (`nft list ruleset`, `iptables -S` on both); or "
+        f"another network for all, by --interface NAME: `ip route get {target.address}` on {source.host} shows the way "
+        "there, which leads to no proxy and no second host with that address"
+    )
     return Finding("failed", "port", host, f"{wrong} on {where}", seen, fix)

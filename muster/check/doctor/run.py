@@ -22,7 +22,7 @@ from muster.check import ranks
 from muster.check.doctor import clock, collectives, gpus, memory, names, network, ports, software, storage
 from muster.check.doctor.finding import DIED, Finding, code_of, worst
 from muster.check.options import DoctorOptions
-from muster.check.ranks import listed, plural
+from muster.check.ranks import listed, plural, shape
 from muster.errors import ExitCode, MusterError, one_line
 from muster.train.distributed.world import World
 from muster.train.health.faults import SharedFault
@@ -38,7 +38,7 @@ STEPS: tuple[tuple[str, tuple[Subject, ...]], ...] = (
 )
 """The subjects in their order; those of a step are exchanged at once, and `--quick` leaves the last step out."""
 
-HARMLESS = {"shm", "checkpoints", "open files", "memlock", "clock"}
+HARMLESS = {"shm", "checkpoints"}
 """What may be wrong while ranks can still speak to each other: the collectives need not wait for it to be mended."""
 
 MOST_SHOWN = 20
@@ -101,7 +101,7 @@ def run(options: DoctorOptions) -> None:
         report.seconds = time.monotonic() - started
     except ranks.Absent as absent:
         world = absent.world
-        report.why += absent_ranks(absent)
+        report.why.append(absence(absent))
         code = report.code
     except MusterError as error:
         code, is_cut_off = ExitCode.USER_MUST_CHANGE, world is None
@@ -112,7 +112,10 @@ def run(options: DoctorOptions) -> None:
         seen, fix = str(error).strip().partition("\n")[0], "look what the other nodes said, then try again"
         report.why.append(Finding("failed", "absent", "" if world is None else world.host, wrong, seen, fix))
     if os.environ.get("RANK", "0") == "0":
-        show(report, world, options)
+        if options.json:
+            print(json.dumps(as_object(report, world), indent=2), flush=True)
+        else:
+            print_all(Console(highlight=False), report, world)
     elif is_cut_off:
         # Nobody else knows of it.
         print(*report.why, sep="\n", file=sys.stderr, flush=True)
@@ -134,9 +137,8 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
         check(world, options, report)
         code, said = ranks.gather(world, [report.code, verdict(report.findings)])[0]
     except ranks.Absent as absent:
-        first = absent_ranks(absent)[0]
-        where = f" ({first.host})" if first.host else ""
-        raise SharedFault(first.wrong + where, seen=first.seen, fix=first.fix, code=ExitCode.FAILED) from None
+        where = f" ({absent.host})" if absent.host else ""
+        raise SharedFault(absent.wrong + where, seen=absent.seen, fix=absent.fix, code=ExitCode.FAILED) from None
     if world.main:
         for finding in report.findings:
             console.tell(str(finding))
@@ -193,25 +195,10 @@ def examine(world: World, options: DoctorOptions, subjects: Sequence[Subject], r
         report.parts.append(Part(subject.NAME, subject.summary(by_host), subject.findings(by_host)))
 
 
-def absent_ranks(absent: ranks.Absent) -> list[Finding]:
-    """What is said of ranks without an answer, by the host that each should be on, where that is known."""
-    if absent.fault is not None:
-        return [Finding("failed", DIED, absent.fault.host, absent.wrong, absent.seen, absent.fix)]
-    by_host: dict[str, list[int]] = {}
-    for rank in absent.ranks:
-        hosts = absent.world.hosts
-        by_host.setdefault(hosts[rank] if hosts else ranks.host_of(rank, absent.world), []).append(rank)
-    each = {host: ranks.Absent(absent.world, own, had_come=absent.had_come) for host, own in by_host.items()}
-    about = DIED if absent.had_come else "absent"
-    return [Finding("failed", about, host, error.wrong, error.seen, error.fix) for host, error in each.items()]
-
-
-def show(report: Report, world: World | None, options: DoctorOptions) -> None:
-    """Prints what was found: a table for a person, with `--json` an object for programs."""
-    if options.json:
-        print(json.dumps(as_object(report, world), indent=2), flush=True)
-        return
-    print_all(Console(highlight=False), report, world)
+def absence(absent: ranks.Absent) -> Finding:
+    """What is said of ranks without an answer."""
+    about = DIED if absent.has_died else "absent"
+    return Finding("failed", about, absent.host, absent.wrong, absent.seen, absent.fix)
 
 
 def as_object(report: Report, world: World | None) -> dict[str, Any]:
@@ -247,11 +234,7 @@ def _header(world: World | None) -> str:
     """How many nodes and ranks, and which nodes."""
     if world is None or not world.hosts:
         return ""
-    nodes = world.nodes
-    counts = sorted({world.hosts.count(host) for host in nodes})
-    a_node = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    shape = f"{plural(len(nodes), 'node')} x {a_node} = {plural(world.world_size, 'rank')}"
-    return f"  {shape}\n               {one_line(listed(nodes))}"
+    return f"  {shape(world)}\n               {one_line(listed(world.nodes))}"
 
 
 def _table(parts: Sequence[Part]) -> Table:

@@ -1,4 +1,4 @@
-"""The software of the nodes: the same image, lock, code, Python, torch and libraries everywhere, and settings alike."""
+"""The software of the nodes: the same image, code, Python, torch and packages everywhere, and settings alike."""
 
 import hashlib
 import json
@@ -21,8 +21,6 @@ from muster.train.distributed.world import World
 
 NAME = "software"
 
-LOCKS = ("requirements.lock", "requirements-cuda12.lock")
-
 SHOWN = ("NCCL_", "GLOO_", "UCX_", "FI_", "OMP_", "TORCH_")
 """How the names of variables begin that are told: none of them holds a secret."""
 
@@ -32,29 +30,36 @@ NOT_COMPARED = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "
 ONE_IMAGE = "start all nodes from the same image or folder: look for a copy on a node that was not updated"
 
 
+COMPARED: tuple[tuple[str, str, Level], ...] = (
+    ("image", "image", "failed"),
+    ("code", "code of this project", "failed"),
+    ("python", "Python", "failed"),
+    ("torch", "torch", "failed"),
+    ("nccl", "NCCL", "failed"),
+    ("cudnn", "cuDNN", "warning"),
+)
+"""Facts that have to be the same on all nodes: by name, in words, and how bad it is where they are not."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What is installed on a node, and loaded there.
 
     Attributes:
-        image: the version of the container image; None outside of one.
-        revision: of the image.
-        lock: the digest of the lock that it was installed from.
+        image: the version and the revision of the container image; `none` outside of one.
         packages: all that is installed for this Python, with versions.
         code: a digest of this project's own files.
-        cuda: the version that torch was built for.
+        python: its version, without the last number.
+        torch: its version, and that of the CUDA that it was built for.
         nccl: the version that torch's calls go to, and `nccl_path` the file.
         variables: settings of what the ranks communicate through.
     """
 
     image: str | None = None
-    revision: str | None = None
-    lock: str | None = None
     packages: tuple[str, ...] | None = None
     code: str | None = None
     python: str | None = None
     torch: str | None = None
-    cuda: str | None = None
     nccl: str | None = None
     nccl_path: str | None = None
     cudnn: str | None = None
@@ -63,23 +68,16 @@ class Facts:
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
     """What is installed and loaded here, by the first rank of each host."""
-    return gather_from(ROOT) if leads_host(world) else None
-
-
-def gather_from(root: Path) -> Facts:
-    """What is installed and loaded, where the project's files are in `root`."""
-    image: dict[str, Any] = attempt(lambda: json.loads((root / "image.json").read_text())) or {}
+    if not leads_host(world):
+        return None
     loaded: dict[str, Any] = attempt(versions.versions) or {}
     nccl: dict[str, str] = loaded.get("nccl") or {}
     return Facts(
-        image=image.get("version"),
-        revision=image.get("revision"),
-        lock=image.get("lock_sha256") or attempt(lambda: lock(root)),
+        image=attempt(image) or "none",
         packages=attempt(packages),
-        code=attempt(lambda: code(root)),
-        python=platform.python_version(),
-        torch=str(torch.__version__),
-        cuda=torch.version.cuda,
+        code=attempt(code),
+        python=".".join(platform.python_version_tuple()[:2]),
+        torch=f"{torch.__version__}, {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'CPU'}",
         nccl=nccl.get("version"),
         nccl_path=nccl.get("path"),
         cudnn=loaded.get("cudnn"),
@@ -87,17 +85,10 @@ def gather_from(root: Path) -> Facts:
     )
 
 
-def lock(root: Path) -> str | None:
-    """The digest of the lock in a checkout that has this torch; None without one."""
-    path = lock_file(root)
-    return None if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def lock_file(root: Path) -> Path | None:
-    """The lock of a checkout with this version of torch; None without one."""
-    line = f"\ntorch=={torch.__version__.partition('+')[0]} ".encode()
-    paths = [root / name for name in LOCKS]
-    return next((path for path in paths if path.is_file() and line in path.read_bytes()), None)
+def image() -> str:
+    """The version and the revision of the container image that this runs in."""
+    told = json.loads((ROOT / "image.json").read_text())
+    return f"{told['version']} ({told['revision'][:12]})" if told.get("revision") else told["version"]
 
 
 def packages() -> tuple[str, ...]:
@@ -105,37 +96,28 @@ def packages() -> tuple[str, ...]:
     return tuple(sorted({f"{each.name} {each.version}" for each in metadata.distributions()}))
 
 
-def code(root: Path) -> str:
+def code() -> str:
     """A digest of this project's files."""
     # In a clone some of the package's folders are links.
-    walked = os.walk(root / "muster", followlinks=True)
+    walked = os.walk(ROOT / "muster", followlinks=True)
     files = sorted(Path(folder, name) for folder, _, names in walked for name in names if name.endswith(".py"))
-    lines = [f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    lines = [f"{path.relative_to(ROOT)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """What is not the same on all nodes: what is installed and loaded, then settings."""
     nodes = {host: facts[0] for host, facts in by_host.items()}
-
-    def differ(
-        what: str, of: Callable[[Facts], Any], level: Level, about: str, shown: Callable[[Any], str] = str
-    ) -> list[Finding]:
-        return differences({host: of(node) for host, node in nodes.items()}, level, about, what, ONE_IMAGE, shown)
-
-    found = [
-        *differ("image", _image, "failed", "image"),
-        *differ("lock", lambda node: node.lock, "failed", "lock", _short),
-        *differ("code of this project", lambda node: node.code, "failed", "code", _short),
-        *differ("Python", lambda node: _minor(node.python), "failed", "python"),
-        *differ("torch", _torch, "failed", "torch"),
-        *differ("NCCL", lambda node: node.nccl, "failed", "nccl"),
-        *differ("cuDNN", lambda node: node.cudnn, "warning", "cudnn"),
-    ]
+    found: list[Finding] = []
+    for name, what, level in COMPARED:
+        values = {host: getattr(node, name) for host, node in nodes.items()}
+        found += differences(values, level, name, what, ONE_IMAGE)
     if not found:
         # Of what was found already they are an echo.
-        found += differ("set of packages", lambda node: node.packages, "failed", "packages", _apart(nodes))
-        found += differ("NCCL, by its path,", lambda node: node.nccl_path, "warning", "nccl")
+        installed = {host: node.packages for host, node in nodes.items()}
+        found += differences(installed, "failed", "packages", "packages", ONE_IMAGE, _apart(nodes))
+        paths = {host: node.nccl_path for host, node in nodes.items()}
+        found += differences(paths, "warning", "nccl", "path of NCCL", ONE_IMAGE)
     for name in sorted({name for node in nodes.values() for name in node.variables if name not in NOT_COMPARED}):
         values = {host: node.variables.get(name, "(unset)") for host, node in nodes.items()}
         fix = f"set {name} for all nodes alike: in the job script, or in what all of them read"
@@ -146,27 +128,10 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     """The versions that all nodes have."""
     first = next(iter(by_host.values()))[0]
-    image = f"image {first.image}, " if first.image else ""
+    image = f"image {first.image}, " if first.image not in (None, "none") else ""
     nccl = f", NCCL {first.nccl}" if first.nccl else ""
     everywhere = ", the same everywhere" if len(by_host) > 1 else ""
     return f"{image}torch {first.torch}{nccl}, Python {first.python}{everywhere}"
-
-
-def _image(node: Facts) -> str:
-    revision = f" ({node.revision[:12]})" if node.revision else ""
-    return f"{node.image}{revision}" if node.image else "none"
-
-
-def _torch(node: Facts) -> str:
-    return f"{node.torch}, {f'CUDA {node.cuda}' if node.cuda else 'CPU'}"
-
-
-def _minor(version: str | None) -> str | None:
-    return None if version is None else ".".join(version.split(".")[:2])
-
-
-def _short(digest: str) -> str:
-    return digest[:12]
 
 
 def _apart(nodes: Mapping[str, Facts]) -> Callable[[Sequence[str]], str]:

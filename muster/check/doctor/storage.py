@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.check.doctor.finding import Finding, alike, size
+from muster.check.bench.collectives import shown
+from muster.check.doctor.finding import Finding, alike
 from muster.check.options import DoctorOptions
 from muster.check.ranks import leads_host
 from muster.train.distributed.world import World
@@ -18,9 +19,6 @@ NAME = "storage"
 ROOM = 2**30
 """Free space below which checkpoints are in danger: two of ResNet-50 with its momentum, and one being written,
 take 0.6 GB."""
-
-FILES = 100
-"""A checkpoint has a file for each rank and a few more, and three of them are there at a time."""
 
 LIMIT_S = 30.0
 """Seconds that a file system may take to write one small file: a busy one takes some, one that is gone all of them."""
@@ -33,34 +31,25 @@ class Space:
     Attributes:
         path: where it was looked at.
         free: bytes; None where it has no limit.
-        files_free: how many files may still be made.
         trouble: why nothing can be written.
     """
 
     path: str
     size: int | None = None
     free: int | None = None
-    files_free: int | None = None
     trouble: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a node tells of where its checkpoints will go.
-
-    Attributes:
-        num_ranks: of the job: each writes files of its own.
-    """
+    """What a node tells of where its checkpoints will go."""
 
     checkpoints: Space
-    num_ranks: int = 1
 
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
     """The room for checkpoints, by the first rank of each host."""
-    if not leads_host(world):
-        return None
-    return Facts(checkpoints=measure(options.checkpoint_dir), num_ranks=world.world_size)
+    return Facts(checkpoints=measure(options.checkpoint_dir)) if leads_host(world) else None
 
 
 def measure(folder: str, limit_s: float = LIMIT_S) -> Space:
@@ -80,21 +69,18 @@ def measure(folder: str, limit_s: float = LIMIT_S) -> Space:
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """Where a checkpoint can't be written, or hardly."""
-    closed, small, few = dict[str, str](), dict[str, str](), dict[str, str]()
+    closed, small = dict[str, str](), dict[str, str]()
     for host, (facts, *_) in by_host.items():
         space = facts.checkpoints
         if space.trouble is not None:
-            left = "" if space.free is None else f", {size(space.free)} free"
+            left = "" if space.free is None else f", {shown(space.free)} free"
             closed[host] = f"{space.path}: {space.trouble}{left}"
         elif space.free is not None and space.free < ROOM:
-            small[host] = f"{space.path}: {size(space.free)} free"
-        elif space.files_free is not None and space.files_free < FILES + 3 * facts.num_ranks:
-            few[host] = f"{space.path}: {space.files_free} inodes free"
+            small[host] = f"{space.path}: {shown(space.free)} free"
     fix = "make room there, or another folder: --runs-dir, here --checkpoint-dir"
     return [
         *alike(closed, "failed", "checkpoints", "no checkpoint can be written", fix),
         *alike(small, "warning", "checkpoints", "there is hardly any room for checkpoints", fix),
-        *alike(few, "warning", "checkpoints", "hardly any file can be made where checkpoints go", fix),
     ]
 
 
@@ -102,4 +88,4 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     """The room on the node that has the least."""
     spaces = [facts[0].checkpoints for facts in by_host.values()]
     free = [space.free for space in spaces if space.free is not None]
-    return f"{size(min(free))} free in {spaces[0].path}" if free else f"{spaces[0].path} can be written"
+    return f"{shown(min(free))} free in {spaces[0].path}" if free else f"{spaces[0].path} can be written"

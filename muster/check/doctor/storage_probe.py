@@ -13,18 +13,16 @@ BYTES = 64 * 1024
 
 
 def measure(folder: str) -> dict[str, Any]:
-    """The nearest `path` of `folder` that exists, its bytes and files, and the `trouble` of writing there."""
+    """The nearest `path` of `folder` that exists, its bytes, and the `trouble` of writing there."""
     path = os.path.abspath(folder)
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     found: dict[str, Any] = {"path": path}
     try:
         state = os.statvfs(path)
-        # A file system that counts no blocks, or no files, has no limit of them, or does not tell.
+        # A file system that counts no blocks has no limit of them, or does not tell.
         if state.f_blocks:
             found |= {"size": state.f_blocks * state.f_frsize, "free": state.f_bavail * state.f_frsize}
-        if state.f_files:
-            found["files_free"] = state.f_favail
         write(path)
     except OSError as error:
         found["trouble"] = error.strerror or str(error)

@@ -50,7 +50,7 @@ def test_the_rule(now, is_slow):
     assert bool(found) == is_slow
     if found:
         assert found[0].factor == pytest.approx(1.1)
-        assert (found[0].now_s, found[0].slowest_s) == (min(now), 1.1)
+        assert (found[0].now_us, found[0].slowest_us) == (1e6 * min(now), 1e6 * 1.1)
 
 
 def test_a_row_whose_passes_were_alike_by_luck_has_the_factor_of_the_others():
@@ -131,12 +131,12 @@ def test_a_baseline_comes_back_from_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"site": "there"}, "site there, not here"),
-        ({"backend": "nccl"}, "backend nccl, not gloo"),
-        ({"device": "cuda"}, "device cuda, not cpu"),
+        ({"site": "there"}, 'site "there", not "here"'),
+        ({"backend": "nccl"}, 'backend "nccl", not "gloo"'),
+        ({"device": "cuda"}, 'device "cuda", not "cpu"'),
         ({"nodes": 4}, "nodes 4, not 2"),
-        ({"ranks": (4, 2)}, "ranks 4 2, not 4 4"),
-        ({"gpus": ("NVIDIA H100",)}, "gpus NVIDIA H100, not none"),
+        ({"ranks": (4, 2)}, "ranks [4, 2], not [4, 4]"),
+        ({"gpus": ("NVIDIA H100",)}, 'gpus ["NVIDIA H100"], not []'),
     ],
 )
 def test_a_baseline_of_another_place_is_refused(changed, words, tmp_path):

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from muster.check.bench import collectives
-from muster.check.bench.collectives import ALL, ELEMENT, Collective, Message, WrongValues
+from muster.check.bench.collectives import ALL, BY_NAME, ELEMENT, Collective, WrongValues
 from muster.check.bench.report import wrong_values
 from muster.train.distributed.world import World
 
 PART = 1021
-BY_NAME = {one.name: one for one in ALL}
 SENT = list[torch.Tensor]
 
 
@@ -58,7 +57,7 @@ def test_what_is_expected_is_what_the_definition_gives(name, num_ranks):
 def test_sums_are_exact_in_float32(num_ranks):
     """The largest sum is an integer that float32 holds, so every order of adding gives it."""
     worlds = [World(rank=rank, world_size=num_ranks) for rank in range(num_ranks)]
-    largest = collectives.modulus(max(3, collectives.EXACT // num_ranks - collectives.WEIGHTS)) - 1
+    largest = collectives.period(worlds[0]) - 1
     total = int(collectives.total(worlds[0], torch.tensor([largest]), 0))
     assert total < collectives.EXACT
     terms = sum(int(collectives.addend(world, torch.tensor([largest]), 0)) for world in worlds)
@@ -133,14 +132,14 @@ def test_a_call_is_checked_in_buffers_that_hold_nothing_before():
     """A collective that does nothing, planted here, leaves what must not pass for values."""
     world = World(world_size=1)
     for collective in ALL:
-        idle = replace(collective, call=lambda world, message: None)
+        idle = replace(collective, call=lambda world, sent, got: None)
         if not collective.is_in_place:  # in place, at one rank, nothing is what there is to do
             wrong = idle.check(world, 64, 1)
             assert wrong is not None
             assert (wrong.index, wrong.expected, wrong.found, wrong.count) == (0, 1.0, "nan", 16)
 
-    def copied(world: World, message: Message) -> None:
-        message.got.copy_(message.sent)
+    def copied(world: World, sent: torch.Tensor, got: torch.Tensor) -> None:
+        got.copy_(sent)
 
     for collective in ALL:
         assert replace(collective, call=copied).check(world, 64, 1) is None
@@ -152,8 +151,7 @@ def test_a_message_of_parts_has_equal_ones(name, num_ranks, size, split):
     collective, world = BY_NAME[name], World(world_size=num_ranks)
     found = collective.size(world, size)
     assert found == (split if collective.is_split else size)
-    message = collective.message(world, found)
-    largest = max(message.sent.numel(), message.got.numel())
+    largest = max(buffer.numel() for buffer in collective.buffers(world, found))
     assert largest * ELEMENT == found
 
 

@@ -59,11 +59,11 @@ def test_a_run_that_fails_is_not_kept(tmp_path, capsys):
 
 
 def links(slow: float = 1.0) -> list[pairwise.Row]:
-    """All directions between three nodes; `slow` times as long from node 0 to node 1."""
+    """All directions between three nodes; `slow` times as long from the first to the second."""
     rows: list[pairwise.Row] = []
-    for source, target in permutations(range(3), 2):
-        seconds = 1e-9 * (slow if (source, target) == (0, 1) else 1)
-        rows.append(pairwise.Row(source, target, seconds, seconds, 20e-6))
+    for source, target in permutations(HOSTS, 2):
+        gb_s = 1 / slow if (source, target) == ("a", "b") else 1.0
+        rows.append(pairwise.Row(source, target, gb_s, gb_s, 20, 4 << 20))
     return rows
 
 

@@ -143,7 +143,7 @@ def test_a_baseline_of_another_shape_is_neither_used_nor_replaced(bench, measure
     for option in ("--baseline", "--save-baseline"):
         (ended,) = bench([*SMALL, f"{option}={path}"], 1)
         assert (ended.code, ended.out) == (2, "")
-        assert "ranks 2, not 1" in ended.err
+        assert "ranks [2], not [1]" in ended.err
         assert option in ended.err
     assert path.read_text() == before
 

@@ -7,7 +7,6 @@ import pytest
 
 from muster.check.bench import transport
 from muster.check.bench.transport import FOUND, RankTransport, of_gloo, of_nccl
-from muster.check.options import BenchOptions
 from muster.errors import MusterError
 from tests.check.bench.nccl_logs import (
     NCCL_2_12_EFA,
@@ -154,14 +153,6 @@ def test_devices_without_a_link_are_none(tmp_path: Path) -> None:
     assert expected() == (f"RDMA by {tmp_path}/dev/cxi0", True)
     (port / "state").write_text("4: ACTIVE\n")
     assert expected() == (f"RDMA by {tmp_path}/dev/infiniband/uverbs0", True)
-
-
-def test_nothing_is_asked_of_nccl_where_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    environ: dict[str, str] = {}
-    monkeypatch.setattr(transport.os, "environ", environ)
-    transport.prepare(BenchOptions(backend="gloo"))
-    transport.prepare(BenchOptions(device="cpu"))
-    assert environ == {}
 
 
 def test_why_there_is_no_network_is_told_where_nccl_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

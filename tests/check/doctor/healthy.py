@@ -18,14 +18,11 @@ Told = dict[str, dict[str, list[Any]]]
 """The Facts of all ranks by the subject's NAME and by host."""
 
 SOFTWARE = software.Facts(
-    image="1.2.0",
-    revision="0123456789abcdef",
-    lock="a" * 64,
+    image="1.2.0 (0123456789ab)",
     packages=("numpy 2.2.0", "torch 2.10.0"),
-    code="c" * 64,
-    python="3.12.3",
-    torch="2.10.0+cu128",
-    cuda="12.8",
+    code="c" * 12,
+    python="3.12",
+    torch="2.10.0+cu128, CUDA 12.8",
     nccl="2.27.5",
     nccl_path="/opt/venv/lib/libnccl.so.2",
     cudnn="9.10.2",
@@ -63,8 +60,8 @@ def healthy(num_nodes: int = 3, a_node: int = 2) -> Told:
             )
             for local in range(a_node)
         ]
-        space = Space(path="/scratch", size=10**15, free=10**14, files_free=10**9)
-        told["storage"][host] = [storage.Facts(checkpoints=space, num_ranks=num_nodes * a_node)]
+        space = Space(path="/scratch", size=10**15, free=10**14)
+        told["storage"][host] = [storage.Facts(checkpoints=space)]
         own = network.Facts(address=f"10.0.0.{number + 1}", interface="ib0")
         told["network"][host] = [own] * a_node
         shm = Space(path="/dev/shm", size=256 * GIB, free=256 * GIB)

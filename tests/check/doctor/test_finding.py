@@ -1,11 +1,25 @@
 """Who differs from most."""
 
-from muster.check.doctor.finding import outliers
+import pytest
+
+from muster.check.doctor.finding import differences
 
 
-def test_a_majority_is_more_than_half() -> None:
-    assert outliers({"a": 1, "b": 1, "c": 2}) == (1, {2: ["c"]})
-    assert outliers({"a": 1, "b": 2}) == (None, {1: ["a"], 2: ["b"]})
-    assert outliers({"a": 1, "b": 1, "c": 2, "d": 3}) == (None, {1: ["a", "b"], 2: ["c"], 3: ["d"]})
-    assert outliers({"a": None, "b": 1}) == (1, {})
-    assert outliers({}) == (None, {})
+@pytest.mark.parametrize(
+    ("values", "host", "seen"),
+    [
+        ({"a": 1, "b": 1, "c": 2}, "c", "2 on c, 1 on a, b"),
+        ({"a": 1, "b": 2}, "a, b", "1 on a, 2 on b"),
+        # A majority is more than half.
+        ({"a": 1, "b": 1, "c": 2, "d": 3}, "c, d, a, b", "2 on c, 3 on d, 1 on a, b"),
+        ({"a": 1, "b": 1, "c": 1, "d": 2, "e": 3}, "d, e", "2 on d, 3 on e, 1 on a, b, c"),
+    ],
+)
+def test_a_node_that_differs_from_most_is_named(values: dict[str, int], host: str, seen: str) -> None:
+    (finding,) = differences(values, "warning", "x", "number", "-")
+    assert (finding.host, finding.wrong, finding.seen) == (host, "not all nodes have the same number", seen)
+
+
+def test_what_nobody_can_tell_does_not_differ() -> None:
+    assert differences({"a": None, "b": 1}, "warning", "x", "number", "-") == []
+    assert differences({}, "warning", "x", "number", "-") == []

@@ -33,11 +33,11 @@ def printed(found: Report, world: World | None, width: int = 80) -> str:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_nothing_is_wider_than_the_terminal(width: int) -> None:
-    told = with_node(healthy(64, 8), "node17", lock="d" * 64, open_files=10)
+    told = with_node(healthy(64, 8), "node17", code="d" * 12, open_files=10)
     text = printed(*found_at(told), width=width)
     assert max(map(len, text.splitlines())) <= width
     assert "64 nodes x 8 = 512 ranks\n               node01, node02, node03, node04 and 60 more\n" in text
-    assert "failed: node17: it has another lock than most nodes" in text
+    assert "failed: node17: not all nodes have the same code of this project" in text
     assert text.endswith("failed: 1 finding to mend first, 1 warning\n")
     assert "\x1b" not in text
 

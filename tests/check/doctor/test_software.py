@@ -1,39 +1,41 @@
 """Software that is not the same on all nodes, and where it is read."""
 
-import hashlib
 from pathlib import Path
 
-import torch
+import pytest
 
 from muster.check.doctor import software
+from muster.check.options import DoctorOptions
+from muster.train.distributed.world import World
 from tests.check.doctor.healthy import healthy, only, with_node
 
 
-def test_an_image_tells_its_version_and_lock(tmp_path: Path) -> None:
-    (tmp_path / "image.json").write_text('{"version": "1.2.0", "revision": "abc", "lock_sha256": "d"}')
-    found = software.gather_from(tmp_path)
-    assert (found.image, found.revision, found.lock) == ("1.2.0", "abc", "d")
-    (tmp_path / "image.json").write_text("{")
-    assert software.gather_from(tmp_path).image is None
+def test_an_image_tells_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "ROOT", tmp_path)
+    for text, told in (
+        ('{"version": "1.2.0", "revision": "abc"}', "1.2.0 (abc)"),
+        ('{"version": "1.2.0", "revision": null}', "1.2.0"),
+        ("{", "none"),
+    ):
+        (tmp_path / "image.json").write_text(text)
+        found = software.gather(World(host="a", hosts=("a",)), DoctorOptions(device="cpu"))
+        assert found is not None
+        assert found.image == told
 
 
-def test_a_checkout_tells_the_lock_of_its_torch_and_its_own_files(tmp_path: Path) -> None:
-    lock = f"torch==0.1 \\\n\ntorch=={torch.__version__.partition('+')[0]} \\\n"
-    (tmp_path / "requirements.lock").write_text(lock)
-    assert software.gather_from(tmp_path).lock == hashlib.sha256(lock.encode()).hexdigest()
-    (tmp_path / "requirements.lock").write_text("torch==0.1 \\\n")
-    assert software.lock(tmp_path) is None
-    before = software.code(tmp_path)
+def test_a_checkout_tells_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "ROOT", tmp_path)
+    before = software.code()
     (tmp_path / "muster").mkdir()
     (tmp_path / "muster" / "x.py").write_text("1")
-    assert software.code(tmp_path) != before
+    assert software.code() != before
 
 
 def test_of_two_nodes_none_is_called_the_right_one() -> None:
-    finding = only(with_node(healthy(2), "node02", lock="d" * 64))
+    finding = only(with_node(healthy(2), "node02", code="d" * 12))
     assert finding.host == "node01, node02"
-    assert finding.wrong == "not all nodes have the same lock"
-    assert finding.seen == "aaaaaaaaaaaa on node01, dddddddddddd on node02"
+    assert finding.wrong == "not all nodes have the same code of this project"
+    assert finding.seen == "cccccccccccc on node01, dddddddddddd on node02"
 
 
 def test_among_64_nodes_two_odd_ones_are_named_and_the_text_stays_short() -> None:
