@@ -273,29 +273,16 @@ class Strategy:
         return model
 
     def without_sync(self, model: nn.Module) -> AbstractContextManager[object]:
-        """A context for micro-batches whose gradients only add up on this rank."""
+        """A context for micro-batches whose gradients only add up on this rank, until the first one outside of it."""
         return nullcontext()
-
-
-class Alone(Strategy):
-    """A strategy for several processes, where there is one: it trains as a single process does."""
-
-    def __init__(self, meant: Strategy) -> None:
-        super().__init__(meant.world, meant.options)
-        self.meant = meant
-
-    def check(self) -> None:
-        self.meant.check()
-
-    def notes(self) -> list[str]:
-        return self.meant.notes()
 
 
 def load(name: str, world: World, options: Options) -> Strategy:
     """The strategy called `name`, for this rank; where it is for several and there is one alone, as `single`.
 
     Raises:
-        MusterError: it is for one process, and there are several, each of which would train a model of its own.
+        MusterError: it can't train in this world, or is for one process, and there are several, each of which would
+            train a model of its own.
     """
     if name in IN_ONE_PROCESS and world.world_size > 1:
         raise MusterError(
@@ -310,5 +297,6 @@ def load(name: str, world: World, options: Options) -> Strategy:
         if isinstance(found, type) and issubclass(found, Strategy) and found.__module__ == module.__name__
     )
     strategy = kind(world, options)
+    strategy.check()
     is_alone = world.world_size == 1 and world.backend is None
-    return Alone(strategy) if is_alone and name not in IN_ONE_PROCESS else strategy
+    return Strategy(world, options) if is_alone and name not in IN_ONE_PROCESS else strategy
