@@ -25,7 +25,7 @@ from muster.errors import MusterError
 from muster.train.distributed.world import World, open_mesh
 from muster.train.models import gpt, place
 from muster.train.optim import Precision
-from muster.train.parallel.strategy import Gradients, Strategy, Sums, are_exact, logits_of, loss_of, send_as_one
+from muster.train.parallel.strategy import Gradients, Strategy, Sums, are_exact, loss_of, predictions_of, send_as_one
 from muster.train.reporting.metrics import Stopwatch
 from muster.units import processes
 
@@ -205,7 +205,7 @@ class StagedGradients(Gradients):
         with autocast, self.turns.running():
             if self.world.reports_loss:
                 outputs = self.schedule.step(*first, target=targets, losses=losses)
-                sums.add(torch.stack(losses).mean(), logits_of(outputs), targets)
+                sums.add(torch.stack(losses).mean(), predictions_of(outputs), targets)
             else:
                 self.schedule.step(*first)
 
@@ -254,7 +254,7 @@ class StagedGradients(Gradients):
             if self.place == here:
                 x = self.parts[number](x)
                 if number + 1 == self.plan.num_stages:
-                    sums.add(loss_of(x, targets), logits_of(x), targets)
+                    sums.add(loss_of(x, targets), predictions_of(x), targets)
                 else:
                     dist.send(x.float(), dist.get_global_rank(self.line, there), group=self.line)
             elif self.place == there and number + 1 < self.plan.num_stages:

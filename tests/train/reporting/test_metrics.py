@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from muster.train.parallel.strategy import Sums
+from muster.train.parallel.strategy import Sums, predictions_of
 from muster.train.reporting.metrics import StepTimes
 from muster.train.reporting.summary import Log, write_file
 
@@ -85,7 +85,7 @@ def test_sums_are_those_of_all_samples():
     sums = Sums(torch.device("cpu"))
     batches = [(torch.randn(size, 5), torch.randint(0, 5, (size,))) for size in (4, 4, 1)]
     for logits, labels in batches:
-        sums.add(cross_entropy(logits, labels), logits, labels)
+        sums.add(cross_entropy(logits, labels), predictions_of(logits), labels)
     logits, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     expected = [cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum(), 9]
     assert sums.values.tolist() == pytest.approx([float(value) for value in expected], rel=1e-6)
