@@ -3,7 +3,7 @@
 import os
 import traceback
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -13,7 +13,7 @@ from muster.config import Options
 from muster.errors import ExitCode, MusterError, code_for_job
 from muster.train.checkpoint import run_directory
 from muster.train.distributed.backends import backend_for, open_group, places
-from muster.train.distributed.world import World, close_group, connect, device_for, read_environment
+from muster.train.distributed.world import HashStore, World, close_group, connect, device_for, read_environment
 from muster.train.health import faults, memory
 from muster.train.health.faults import Fault, SharedFault, agree
 from muster.train.health.heartbeat import Heartbeat, report_lost_store, silence_s
@@ -30,33 +30,31 @@ class Process:
     """This process's place in the world, as far as it has got.
 
     Attributes:
-        guard: watches the process that started this one, until the heartbeat does.
+        world: of this process alone, until it has met the others.
     """
 
-    guard: Guard
-    world: World | None = None
+    world: World = field(default_factory=lambda: World(store=HashStore()))
     watch: faults.Watch | None = None
     heartbeat: Heartbeat | None = None
 
-    def train(self, strategy: str, options: Options) -> None:
+    def train(self, strategy: str, options: Options, guard: Guard) -> None:
         """One rank's run; what the user can mend comes out as SystemExit, which torchrun does not show as a crash."""
         try:
-            self.join_and_train(strategy, options)
+            self.join_and_train(strategy, options, guard)
         except MusterError as error:
             raise SystemExit(error.code) from error
         except Exception as error:
-            told = None if self.world is None else memory.explain(error, strategy, options, self.world)
+            told = memory.explain(error, strategy, options, self.world)
             if told is None:
                 raise
             raise SystemExit(told.code) from told
 
-    def join_and_train(self, strategy: str, options: Options) -> None:
-        self.world = read_environment(os.environ, options.timeout_s)
-        store = connect(self.world, single_rank_group=options.single_rank_group)
-        self.world = replace(self.world, store=None if store is None else PrefixStore("muster", store))
+    def join_and_train(self, strategy: str, options: Options, guard: Guard) -> None:
+        alone = read_environment(os.environ, options.timeout_s)
+        self.world = replace(alone, store=PrefixStore("muster", connect(alone)))
         self.watch = faults.Watch(self.world)
-        self.heartbeat = Heartbeat(self.world, options.hang_s, silence_s(options.silence_timeout), self.guard.parent)
-        self.guard.close()
+        self.heartbeat = Heartbeat(self.world, options.hang_s, silence_s(options.silence_timeout))
+        guard.on_orphaned = self.heartbeat.end_orphaned
         self.world = meet(self.world, strategy, options)
         trainer = Trainer(strategy, options, self.world)
         trainer.build()
@@ -65,16 +63,15 @@ class Process:
     def answer(self, error: BaseException) -> int:
         """Says what happened, to the user and to the other ranks; returns the exit code."""
         trace = "".join(traceback.format_exception(error)).rstrip("\n")
-        if not DEBUG and self.world is not None and faults.is_echo(error):
+        if not DEBUG and self.heartbeat is not None and faults.is_echo(error):
             console.keep(trace)
-            if self.heartbeat is not None:
-                self.heartbeat.wait_for_cause()  # gives time for the rank that ended to be missed
-            lost = "" if self.heartbeat is None else self.heartbeat.lost
+            self.heartbeat.wait_for_cause()  # gives time for the rank that ended to be missed
+            lost = self.heartbeat.lost
             error = report_lost_store(self.world, lost) if lost else faults.connection_lost(error, self.world)
         code = error.code if isinstance(error, MusterError) else ExitCode.FAILED
         if isinstance(error, KeyboardInterrupt):
             code = ExitCode.INTERRUPTED
-        if self.world is not None and not isinstance(error, SharedFault):
+        if not isinstance(error, SharedFault):
             kind = "" if isinstance(error, MusterError) else f"{type(error).__name__}: "
             first_line = (error.wrong if isinstance(error, MusterError) else str(error)).partition("\n")[0]
             own = Fault(self.world.rank, self.world.host, code, kind + first_line)
@@ -88,7 +85,7 @@ class Process:
             console.keep("interrupted")
         elif DEBUG or not isinstance(error, MusterError):
             console.tell(trace)
-        elif not isinstance(error, SharedFault) or self.world is None or self.world.main:
+        elif not isinstance(error, SharedFault) or self.world.main:
             console.tell(str(error))
         if isinstance(error, MusterError):
             console.leave_word(console.TOLD)
@@ -106,8 +103,7 @@ class Process:
             self.heartbeat.close(failed=failed)
         if self.watch is not None:
             self.watch.close()
-        if self.world is not None:
-            faults.leave(self.world, self.world.store, failed=failed, main=self.world.main)
+        faults.leave(self.world, self.world.store, failed=failed, main=self.world.main)
         threads = [*(self.heartbeat.threads if self.heartbeat else ()), self.watch.thread if self.watch else None]
         return not any(thread.is_alive() for thread in threads if thread is not None)
 
@@ -126,8 +122,8 @@ def meet(world: World, strategy: str, options: Options) -> World:
     backend = agree(world, lambda: backend_for(options.backend, device, strategy, share_gpus=options.share_gpus))
     if backend == "nccl" and options.cpu_offload:
         backend = "cpu:gloo,cuda:nccl"  # norms of what stays in the host's memory are added up there
-    alone = world.store is None
-    world = replace(world, backend=None if alone else backend, local_world_size=local_world_size)
+    has_group = world.world_size > 1 or options.single_rank_group
+    world = replace(world, backend=backend if has_group else None, local_world_size=local_world_size)
     world = replace(world, waits=Stopwatch(device, counts=False))
     agree(world, lambda: open_group(world, has_powersgd=options.comm_hook == "powersgd"))
     return world
@@ -138,10 +134,10 @@ def run_process(strategy: str, options: Options, guard: Guard) -> None:
     if not DEBUG:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(vision)?\.")
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch(vision)?\.")
-    process, code = Process(guard), 0
+    process, code = Process(), 0
     with interruption.clearing_up():
         try:
-            record(process.train)(strategy, options)  # so that torchrun's summary names the error
+            record(process.train)(strategy, options, guard)  # so that torchrun's summary names the error
         except BaseException as error:
             cause = error.__cause__ if isinstance(error, SystemExit) else None
             # Ctrl-C also ends what this rank waits for, and other errors may come of that.
@@ -149,7 +145,7 @@ def run_process(strategy: str, options: Options, guard: Guard) -> None:
             faults.end_soon(code, 4 * faults.GRACE_S)
         has_left = process.leave(failed=code != 0)
         if console.LAST_WORDS not in os.environ:  # without an agent, whose work this is
-            code = code_for_job(code, speaks=process.world is None or process.world.main)
+            code = code_for_job(code, speaks=process.world.main)
         console.close(code)
     if code or not has_left:
         # The destructors of a group that broke can abort the process, and so put a signal in place of the code. So can

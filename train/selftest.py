@@ -22,13 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import get_context, resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 with said_if_slow("loading PyTorch", is_said=__name__ == "__main__"):
     import torch
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
@@ -70,7 +67,6 @@ STEPS = {
 
 COLUMNS = ("sgd", "adamw", "loss")
 EVERYWHERE = ("--batch-size", "--accumulate", "--microbatches", "--device", "--single-rank-group")
-TITLE = "beside the single process, in fp32: weights after 3 steps of SGD and of AdamW, loss"
 
 
 @dataclass(frozen=True)
@@ -109,8 +105,7 @@ def cases(num_ranks: int) -> list[Case]:
         return [*found, Case("tp", 1, own), *(Case("pipeline", 1, (*whole, f"--schedule={name}")) for name in PLAIN)]
     found += [
         Case("tp", 2, split(1)),
-        *(Case("pipeline", 2, (*line, f"--schedule={name}")) for name in PLAIN),
-        *(Case("pipeline", 2, (*line, f"--schedule={name}")) for name in ("interleaved", "zero-bubble")),
+        *(Case("pipeline", 2, (*line, f"--schedule={name}")) for name in (*PLAIN, "interleaved", "zero-bubble")),
     ]
     known = {"single", "dp", *(case.strategy for case in found)}
     found += [Case(name, num_ranks, own) for name in config.STRATEGIES if name not in known]
@@ -223,61 +218,50 @@ def main() -> None:
     trainings = [steps for steps in STEPS if steps != "adamw" or device == "cpu"]
     with interruption.clearing_up(), tempfile.TemporaryDirectory(prefix="selftest-") as name:
         try:
-            rows = make_rows(cases(num_ranks), trainings, Path(name), device)
+            rows = make_rows(cases(num_ranks), trainings, Path(name), device, sys.stderr if asked.json else sys.stdout)
         except MusterError as error:
             print(error, file=sys.stderr)
             sys.exit(error.code)
         except KeyboardInterrupt:
             processes.kill_descendants()
             raise
-    print(json.dumps(rows, indent=2)) if asked.json else show(rows, num_ranks, device)
-    sys.exit(0 if all(row["passed"] for row in rows) else ExitCode.FAILED)
+    passed = sum(row["passed"] for row in rows)
+    if asked.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        where = "CPU" if device == "cpu" else "1 GPU" if num_ranks == 1 else f"{num_ranks} GPUs"
+        limit = f"{LIMITS[device]:.0e}"
+        print(f"{passed} of {len(rows)} pass on {where}, torch {torch.__version__}; the limit is {limit}")
+    sys.exit(0 if passed == len(rows) else ExitCode.FAILED)
 
 
-def make_rows(wanted: Sequence[Case], trainings: Sequence[str], folder: Path, device: str) -> list[dict[str, Any]]:
-    """The rows of the cases `wanted`; says each on stderr as soon as it is there: all of them take minutes.
+def make_rows(
+    wanted: Sequence[Case], trainings: Sequence[str], folder: Path, device: str, out: TextIO
+) -> list[dict[str, Any]]:
+    """The rows of the cases `wanted`; prints each as soon as it is there: all of them take minutes.
 
     Args:
         device: what all train on, the single process too.
+        out: where rows are printed.
 
     Raises:
         MusterError: the single process failed.
     """
-    print(f"muster: trains the single process, then {len(wanted)} rows beside it", file=sys.stderr, flush=True)
+    what = "how far weights after 3 steps of SGD and of AdamW, and the loss, are from its own, in fp32"
+    print(f"muster: trains the single process, then {len(wanted)} rows beside it: {what}", file=sys.stderr, flush=True)
     on_device = f"--device={device}"
     singles = {steps: launch(Case("single", 1, (*split(1), on_device)), steps, folder) for steps in trainings}
     rows: list[dict[str, Any]] = []
     for case in wanted:
         case = replace(case, options=(*case.options, on_device))
         rows.append(row := compare(case, singles, folder, LIMITS[device]))
-        who = f"{case.strategy} on {case.num_ranks} rank{'s' if case.num_ranks > 1 else ''}"
-        what = ", ".join([who, *filter(None, [" ".join(shown_options(row))])])
         verdict = "PASS" if row["passed"] else "FAIL"
-        print(f"{verdict}  {len(rows)} of {len(wanted)}: {what}, {row['seconds']:.0f} s", file=sys.stderr, flush=True)
+        who = f"{case.strategy} on {case.num_ranks} rank{'s' if case.num_ranks > 1 else ''}"
+        numbers = [f"{name} {row[name]:.0e}" for name in COLUMNS if row[name] is not None]
+        own = [word for word in case.options if not word.startswith(EVERYWHERE)]
+        words = [f"{verdict}  {who:<20}", *numbers, f"{row['seconds']:.0f} s", row.get("error") or " ".join(own)]
+        print("  ".join(words).rstrip(), file=out, flush=True)
     return rows
-
-
-def shown_options(row: Mapping[str, Any]) -> list[str]:
-    """The options of a row without those that every row has."""
-    return [word for word in row["options"].split() if not word.startswith(EVERYWHERE)]
-
-
-def show(rows: list[dict[str, Any]], num_ranks: int, device: str) -> None:
-    """Prints `rows` as a table."""
-    table = Table(box=SIMPLE, title=TITLE, title_justify="left")
-    for name in ("", "strategy", "ranks", *COLUMNS, "s", "options"):
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        numbers = ["" if row[name] is None else f"{row[name]:.0e}" for name in COLUMNS]
-        word = "[green]PASS[/green]" if row["passed"] else "[red]FAIL[/red]"
-        what = row.get("error") or " ".join(shown_options(row))
-        table.add_row(word, row["strategy"], str(row["ranks"]), *numbers, f"{row['seconds']:.0f}", what)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
-    console.print(table)
-    passed = sum(row["passed"] for row in rows)
-    where = "CPU" if device == "cpu" else "1 GPU" if num_ranks == 1 else f"{num_ranks} GPUs"
-    limit = f"{LIMITS[device]:.0e}"
-    console.print(f"{passed} of {len(rows)} pass on {where}, torch {torch.__version__}; the limit is {limit}")
 
 
 if __name__ == "__main__":

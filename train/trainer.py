@@ -1,5 +1,6 @@
 """The way of a run, top to bottom: build, fit, train_step, evaluate, save; for every strategy, model and source."""
 
+import json
 import math
 import os
 import time
@@ -14,6 +15,7 @@ from torch import nn
 
 from muster import config, interruption
 from muster.config import Options
+from muster.config_file import to_toml
 from muster.errors import ExitCode, MusterError
 from muster.train import compilation, data, models, optim, parallel
 from muster.train.checkpoint import CheckpointManager, Progress, Statistics, TrainState, is_complete
@@ -25,14 +27,14 @@ from muster.train.data.source import Source
 from muster.train.distributed.world import CHECKPOINT, COMPUTING, DATA, ENDING, VALIDATION, World, to_device
 from muster.train.health import memory, preemption
 from muster.train.health.faults import SharedFault, agree
-from muster.train.health.preemption import Grace, Notice, Preempted
+from muster.train.health.preemption import Deadline, Grace, Notice, Preempted
 from muster.train.optim import choose_precision, highest_lr
 from muster.train.parallel.strategy import Sums
 from muster.train.reporting import console, trackers
 from muster.train.reporting.display import Display, header, promised_gpus
 from muster.train.reporting.metrics import StepTimes
 from muster.train.reporting.profile import Profile
-from muster.train.reporting.summary import Log, Setup, collect, command, results, write_config, write_summary
+from muster.train.reporting.summary import Log, Setup, collect, command, results, write_file
 from muster.train.reporting.trackers import Tracker
 
 LOOK_STEPS = 10
@@ -105,20 +107,24 @@ class Trainer:
     def check(self) -> None:
         """Raises MusterError, on all ranks, where this world can't train as the options say."""
         options, world = self.options, self.world
-        self.strategy = agree(world, lambda: parallel.load(self.name, world, options))
-        agree(world, lambda: config.check(self.name, options))
-        agree(world, self.strategy.check)
-        agree(world, lambda: compilation.check(options, world.device))
         clock = os.environ if world.main else {}
-        deadline, self.limit_notes = agree(world, lambda: preemption.find(options.save_before, clock))
-        self.grace = agree(world, lambda: preemption.grace(os.environ, deadline))
+
+        def check_all() -> Deadline | None:
+            config.check(self.name, options)
+            self.strategy = parallel.load(self.name, world, options)
+            compilation.check(options, world.device)
+            deadline, self.limit_notes = preemption.find(options.save_before, clock)
+            self.grace = preemption.grace(os.environ, deadline)
+            return deadline
+
+        deadline = agree(world, check_all)
         self.notice = Notice(deadline, preemption.deaf_until(os.environ))
         self.world = self.strategy.world = self.strategy.share()
 
     def open_data(self) -> None:
         """Opens the data, and this rank's share of them."""
         options, world = self.options, self.world
-        self.source = data.open_shared(options, world)
+        self.source = data.open_source(options, world)
         cores = count_cores(world)
         self.train, self.valid = agree(world, lambda: open_batches(self.source, options, world, cores))
         workers = {"train_num_workers": self.train.num_workers, "valid_num_workers": self.valid.num_workers}
@@ -141,7 +147,7 @@ class Trainer:
         world.status.folder = console.log_folder(self.run.folder, world.host, os.environ)
         console.open_log(self.run.folder, world, command(), all_ranks=options.console == "all")
         if world.main and self.run.resumed_from is None:
-            write_config(self.run.folder, self.name, self.given)
+            write_file(self.run.folder / "config.toml", to_toml(self.name, self.given))
         self.setup = Setup(self.name, options, world, self.precision, self.source, self.num_parameters, self.run)
         self.settings = self.setup.settings()
 
@@ -206,7 +212,7 @@ class Trainer:
             return
         if world.main and self.run.resumed_from is not None:
             # Not before: what can't be continued keeps its options.
-            write_config(self.run.folder, self.name, self.given)
+            write_file(self.run.folder / "config.toml", to_toml(self.name, self.given))
         with nullcontext() if options.track == "none" else self.open_tracker() as self.tracker:
             self.log = Log(self.run.folder, progress.step) if world.main else None
             before_s = 0.0 if self.log is None else self.log.seconds
@@ -546,7 +552,7 @@ class Trainer:
         )
         summary |= self.gradients.report()
         if self.world.main:
-            write_summary(self.run.folder, summary)
+            write_file(self.run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         if self.tracker is not None:
             self.tracker.write({"kind": "run", **{name: summary[name] for name in summary.keys() - {"options"}}})
         return summary

@@ -168,7 +168,7 @@ def train(
             with torch.autocast(device.type, torch.float16):
                 loss = loss_of(model(inputs), targets)
             scaler.scale(loss).backward()
-            sums.add(loss, torch.zeros(*targets.shape, 2, device=device), targets)
+            sums.add(loss, torch.zeros_like(targets), targets)
             scaler.unscale_(steps)
         else:
             gradients.compute(model, inputs, targets, precision.autocast(device), sums)

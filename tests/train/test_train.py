@@ -109,7 +109,7 @@ def test_what_a_terminal_shows(environment, small, tmp_path):
     os.close(ours)
     assert process.wait(120) == 0
     assert b"\x1b[" in shown
-    assert "━".encode() in shown
+    assert b" left\x1b[K\r" in shown
     assert b"images/s" in shown
     assert b"validation accuracy" in shown
 

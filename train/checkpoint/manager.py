@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -47,7 +47,8 @@ REPLACED = ".old.partial"
 """Of the name of a checkpoint in whose place another of the same step is put."""
 
 NO_SUCH, UNREADABLE = "there is no such checkpoint", "the checkpoint can't be read"
-NONE_SAVED = "the run has no checkpoint"
+
+Read = TypeVar("Read")
 
 WAIT_S = 60
 """Seconds that a run which fails waits for the checkpoint it has begun."""
@@ -339,25 +340,37 @@ def load_newest(run: Path) -> tuple[Path, State, list[str]]:
     Raises:
         MusterError: there are checkpoints, but all are damaged; or there is none.
     """
+    return first_whole(newest_first(run), load)
+
+
+def newest_first(run: Path) -> list[Path]:
+    """The run's checkpoints to continue from, the newest first.
+
+    Raises:
+        MusterError: there is none.
+    """
+    paths = saved(run)
+    if not paths:
+        raise MusterError("the run has no checkpoint", seen=str(run), fix="leave out --resume")
+    return paths
+
+
+def first_whole(paths: list[Path], read: Callable[[Path], Read]) -> tuple[Path, Read, list[str]]:
+    """The first of `paths` that is whole, what `read` makes of it, and a note on each one before.
+
+    Raises:
+        MusterError: none is whole, or `read` refuses one for another reason.
+    """
     notes: list[str] = []
-    error = MusterError(NONE_SAVED, seen=str(run), fix="leave out --resume")
-    for path in saved(run):
+    for path in paths[:-1]:
         try:
-            return path, load(path), notes
-        except MusterError as damage:
-            error = damage
-            notes.append(passed_over(path, damage))
-    raise error
-
-
-def is_damage(error: MusterError) -> bool:
-    """Whether `error`, perhaps told by another rank, is of the checkpoint alone: an older one may do."""
-    return any(words in error.wrong for words in (NO_SUCH, UNREADABLE))
-
-
-def passed_over(path: Path, damage: MusterError) -> str:
-    """The note on a checkpoint that can't be used."""
-    return f"checkpoint {path.name} is passed over: {damage.wrong}"
+            return path, read(path), notes
+        except MusterError as error:
+            # Perhaps told by another rank.
+            if not any(words in error.wrong for words in (NO_SUCH, UNREADABLE)):
+                raise
+            notes.append(f"checkpoint {path.name} is passed over: {error.wrong}")
+    return paths[-1], read(paths[-1]), notes
 
 
 Statistics = dict[str, Tensor]

@@ -24,7 +24,7 @@ from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint
 from muster.train.checkpoint import CheckpointManager, TrainState
-from muster.train.checkpoint.manager import NONE_SAVED, is_damage, misfit, passed_over
+from muster.train.checkpoint.manager import first_whole, misfit, newest_first
 from muster.train.checkpoint.storage import write_text
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree
@@ -221,10 +221,7 @@ def with_newest(folder: Path) -> Run:
         MusterError: there is none.
     """
     checkpoint.put_back(folder)
-    paths = checkpoint.saved(folder)
-    if not paths:
-        raise MusterError(NONE_SAVED, seen=str(folder), fix="leave out --resume")
-    return Run(folder, paths)
+    return Run(folder, newest_first(folder))
 
 
 def new_folder(base: Path, *, explicit: bool) -> Path:
@@ -385,25 +382,23 @@ def restore(
     Raises:
         MusterError: on all ranks, where none is whole, or they are of another model.
     """
-    path = chosen.resumed_from
-    assert path is not None
 
-    def fitting() -> dict[str, Any]:
+    def fitting(path: Path) -> dict[str, Any]:
         index = checkpoint.head(path)
         check_fit(index, trained.model, identity, path)
         return index
 
-    try:
-        index = agree(world, fitting)
+    def fill(path: Path) -> dict[str, Any]:
+        index = agree(world, lambda: fitting(path))
         # Ranks that are as many as then have their own statistics back; others can't tell whose are whose.
         rank = world.rank if index["plain"]["world_size"] == world.world_size else -1
         trained.fill(path, index, rank, manager.group)
-    except MusterError as damage:
-        if not is_damage(damage) or len(chosen.candidates) == 1:
-            raise
-        chosen.notes.append(passed_over(chosen.candidates.pop(0), damage))
-        return restore(trained, chosen, identity, manager, world)
-    return index["plain"]
+        return index["plain"]
+
+    path, plain, notes = first_whole(chosen.candidates, fill)
+    chosen.candidates = chosen.candidates[chosen.candidates.index(path) :]
+    chosen.notes += notes
+    return plain
 
 
 def check_fit(index: dict[str, Any], model: nn.Module, identity: dict[str, Any], path: Path) -> None:

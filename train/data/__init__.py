@@ -7,6 +7,4 @@ decoded by images.py, or on the GPU by nvjpeg.py. sampler.py says which samples 
 its workers, and brings the batches to the device. `train pack` is pack.py.
 """
 
-from muster.train.data.source import open_shared, open_source
-
-__all__ = ["open_shared", "open_source"]
+from muster.train.data.source import open_source as open_source

@@ -1,8 +1,7 @@
 """The 1,797 handwritten digits (8 x 8 pixels) that scikit-learn brings with it: real images, no download."""
 
 import gzip
-import importlib.util
-from pathlib import Path
+from importlib.metadata import distribution
 
 import numpy as np
 import torch
@@ -12,8 +11,8 @@ from muster.train.data.source import InMemory, Source, split
 
 VALID_SHARE = 0.2
 
-FILE = "datasets/data/digits.csv.gz"
-"""Within scikit-learn: a line an image, its 64 pixels from 0 to 16 and the digit.
+FILE = "sklearn/datasets/data/digits.csv.gz"
+"""Of scikit-learn: a line an image, its 64 pixels from 0 to 16 and the digit.
 
 Source: sklearn/datasets/_base.py, load_digits
 """
@@ -43,15 +42,6 @@ def read() -> tuple[np.ndarray, np.ndarray]:
 
     The file is read as it lies there: to load scikit-learn for it takes each rank most of a second.
     """
-    found = importlib.util.find_spec("sklearn")
-    for place in (found.submodule_search_locations if found else None) or ():
-        path = Path(place, FILE)
-        if path.is_file():
-            with gzip.open(path, "rt") as lines:
-                table = np.loadtxt(lines, delimiter=",", dtype=np.int64)
-            return table[:, :-1], table[:, -1]
-    # A version that keeps them elsewhere.
-    from sklearn.datasets import load_digits
-
-    pixels, digits = load_digits(return_X_y=True)
-    return np.asarray(pixels), np.asarray(digits)
+    with gzip.open(str(distribution("scikit-learn").locate_file(FILE)), "rt") as lines:
+        table = np.loadtxt(lines, delimiter=",", dtype=np.int64)
+    return table[:, :-1], table[:, -1]

@@ -52,6 +52,7 @@ class EncodedImages(Samples):
         self.labels = labels_N
         self.size = size
         self.random = random
+        self.choose_crop = random_crop if random else centre_crop
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -63,10 +64,6 @@ class EncodedImages(Samples):
     @abstractmethod
     def content(self, index: int) -> bytes:
         """The file's bytes."""
-
-    def choose_crop(self, height: int, width: int) -> Crop:
-        """The part of an image that is used."""
-        return (random_crop if self.random else centre_crop)(height, width)
 
     def read(self, index: int) -> tuple[torch.Tensor, int]:
         try:

@@ -5,7 +5,6 @@ from the headers once, and kept in an index beside the shards, which is believed
 """
 
 import itertools
-import json
 import os
 import re
 import resource
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,7 +31,6 @@ SAMPLE = np.dtype([("shard", np.int32), ("label", np.int32), ("offset", np.int64
 """The number of a shard, a class, and where in the shard the bytes of the image lie."""
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff", "gif")
-CLASSES = ("cls", "json")
 NUM_THREADS = 16
 WINDOW = 4096
 """Bytes that are read at once: a small member, and the header of the next, come with the header before."""
@@ -169,29 +168,27 @@ def open_index(folder: Path, seen: str) -> tuple[list[str], np.ndarray, str | No
     Raises:
         MusterError: there are no shards, or one is not what it should be.
     """
-    names = find_shards(folder, seen)
-    shards = [folder / name for name in names]
     try:
-        states = [os.stat(shard) for shard in shards]
+        names = sorted(name for name in os.listdir(folder) if name.endswith(".tar") and not name.startswith("."))
+        states = [os.stat(folder / name) for name in names]
     except OSError as error:
-        raise MusterError(f"a shard can't be read: {error.strerror}", seen=error.filename, fix=READABLE) from error
-    identity = {
-        "names": np.array(names),
-        "sizes": np.array([state.st_size for state in states]),
-        "times": np.array([state.st_mtime_ns for state in states]),
-    }
+        raise MusterError(f"the shards can't be read: {error.strerror}", seen=error.filename, fix=READABLE) from error
+    if not names:
+        raise MusterError("the folder holds no uncompressed tar files", seen=f"{seen} ({folder})", fix=LAYOUT)
+    facts = [(name, state.st_size, state.st_mtime_ns) for name, state in zip(names, states, strict=True)]
+    identity = blake2b(repr(facts).encode()).hexdigest()
     kept = load_index(folder / INDEX, identity)
     if kept is not None:
         return names, kept, None
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        parts = list(pool.map(read_headers, shards))
+        parts = list(pool.map(read_headers, [folder / name for name in names]))
     for number, part in enumerate(parts):
         part["shard"] = number
     samples_N = np.concatenate(parts)
     try:
         # In a folder of its own: other jobs may be at it too, and one wins.
         with tempfile.TemporaryDirectory(prefix=f"{INDEX}.", dir=folder) as own:
-            np.savez(Path(own, INDEX), samples=samples_N, **identity)  # type: ignore[arg-type]
+            np.savez(Path(own, INDEX), samples=samples_N, identity=identity)
             Path(own, INDEX).replace(folder / INDEX)
     except OSError as error:
         note = f"the index of the shards can't be kept in {folder}: {error.strerror}; each run makes it anew"
@@ -199,34 +196,14 @@ def open_index(folder: Path, seen: str) -> tuple[list[str], np.ndarray, str | No
     return names, samples_N, None
 
 
-def load_index(path: Path, identity: dict[str, np.ndarray]) -> np.ndarray | None:
+def load_index(path: Path, identity: str) -> np.ndarray | None:
     """The samples in the index at `path`; None where it is missing, damaged, or not of the shards of `identity`."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            index = {name: file[name] for name in file.files}
-        samples_N = index.pop("samples")
+            samples_N, is_theirs = file["samples"], str(file["identity"]) == identity
     except Exception:  # what is no archive, or a damaged one, makes zipfile and numpy raise nearly anything
         return None
-    if set(index) != set(identity) or not all(np.array_equal(index[name], identity[name]) for name in identity):
-        return None
-    return samples_N if samples_N.dtype == SAMPLE else None
-
-
-def find_shards(folder: Path, seen: str) -> list[str]:
-    """The names of the tar files in `folder`, sorted.
-
-    Raises:
-        MusterError: there are none.
-    """
-    try:
-        names = sorted(entry.name for entry in os.scandir(folder))
-    except OSError as error:
-        wrong = f"the data folder can't be read: {error.strerror}"
-        raise MusterError(wrong, seen=str(folder), fix=READABLE) from error
-    shards = [name for name in names if name.endswith(".tar") and not name.startswith(".")]
-    if not shards:
-        raise MusterError("the folder holds no uncompressed tar files", seen=f"{seen} ({folder})", fix=LAYOUT)
-    return shards
+    return samples_N if is_theirs and samples_N.dtype == SAMPLE else None
 
 
 def read_headers(shard: Path) -> np.ndarray:
@@ -285,27 +262,19 @@ def read_sample(file: BinaryIO, shard: Path, name: str, parts: dict[str, tarfile
         MusterError: there is no image, no class, or none that is a number.
     """
     image = next((parts[kind] for kind in parts if kind in IMAGES), None)
-    class_ = next((parts[kind] for kind in CLASSES if kind in parts), None)
+    class_ = parts.get("cls")
     if image is None or class_ is None:
         wrong = "a sample has no image" if image is None else "a sample has no class"
         raise unfit(wrong, shard, f"{name}.* ({', '.join(sorted(parts))})")
     file.seek(class_.offset_data)
     text = file.read(class_.size)
-    label = parse_label(text, is_json=class_.name.lower().endswith("json"))
-    if label is None:
+    try:
+        label = int(text)
+    except ValueError:
+        label = -1
+    if not 0 <= label < 2**31:
         raise unfit(f"a class is no number from 0 on: {text[:40]!r}", shard, class_.name)
     return 0, label, image.offset_data, image.size
-
-
-def parse_label(text: bytes, *, is_json: bool) -> int | None:
-    """The class in the content of a sample's file; None where there is none."""
-    try:
-        value = json.loads(text) if is_json else int(text)
-    except ValueError:
-        return None
-    if isinstance(value, dict):
-        value = value.get("label", value.get("cls"))
-    return value if type(value) is int and 0 <= value < 2**31 else None
 
 
 def unfit(wrong: str, shard: Path, member: str) -> MusterError:

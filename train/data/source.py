@@ -120,18 +120,17 @@ def split(num_samples: int, valid_share: float, seed: int) -> tuple[list[int], l
     return order[num_valid:], order[:num_valid]
 
 
-def open_source(options: Options) -> Source:
-    """The images or tokens that `--data` names, found by this rank alone; raises as `open_shared`."""
-    return open_shared(options, World())
+def open_source(options: Options, world: World | None = None) -> Source:
+    """The images or tokens that `--data` names; one rank alone searches the folder: a thousand bring its server down.
 
-
-def open_shared(options: Options, world: World) -> Source:
-    """The same on each of the ranks, of which one has searched the folder: a thousand would bring its server down.
+    Args:
+        world: all ranks, which call this together; None for a process alone.
 
     Raises:
         SharedFault: on all ranks, where there is no such source, it is not for this model, or its folder is not what it
             should be.
     """
+    world = world or World()
     module, folder = agree(world, lambda: import_source(options))
     if not hasattr(module, "scan"):
         return agree(world, lambda: module.open_source(options, folder))

@@ -41,35 +41,24 @@ class Synthetic(InMemory):
         return Synthetic(self.num_samples, self.images.to(device), self.labels.to(device))
 
 
-def open_tokens(options: Options) -> Source:
-    """`--num-samples` sequences of the model's length train, a tenth more validate."""
-    shape = shape_of(options.model)
-    num_tokens, seq_len = options.vocab_size or shape.vocab, options.seq_len or shape.context
-    drawn = generator(options.seed, "synthetic")
-    texts_NT = torch.randint(0, num_tokens, (NUM_PATTERNS, seq_len + 1), generator=drawn)
-    return Source(
-        train=Synthetic(options.num_samples, texts_NT[:, :-1], texts_NT[:, 1:]),
-        valid=Synthetic(max(1, options.num_samples // 10), texts_NT[:, :-1], texts_NT[:, 1:]),
-        num_classes=num_tokens,
-        size=seq_len,
-        unit="tokens",
-        on_device=True,
-    )
-
-
 def open_source(options: Options, folder: str) -> Source:
     """`--num-samples` images train, a tenth more validate; or sequences, for a model that predicts tokens."""
-    if options.predicts_tokens:
-        return open_tokens(options)
-    size = options.pixels
     drawn = generator(options.seed, "synthetic")
-    images_NCHW = torch.randint(0, 256, (NUM_PATTERNS, 3, size, size), dtype=torch.uint8, generator=drawn)
-    labels_N = torch.randint(0, options.num_classes, (NUM_PATTERNS,), generator=drawn)
+    if options.predicts_tokens:
+        shape = shape_of(options.model)
+        num_classes, size = options.vocab_size or shape.vocab, options.seq_len or shape.context
+        texts_NT = torch.randint(0, num_classes, (NUM_PATTERNS, size + 1), generator=drawn)
+        samples = texts_NT[:, :-1], texts_NT[:, 1:]
+    else:
+        num_classes, size = options.num_classes, options.pixels
+        images_NCHW = torch.randint(0, 256, (NUM_PATTERNS, 3, size, size), dtype=torch.uint8, generator=drawn)
+        samples = images_NCHW, torch.randint(0, num_classes, (NUM_PATTERNS,), generator=drawn)
     return Source(
-        train=Synthetic(options.num_samples, images_NCHW, labels_N),
-        valid=Synthetic(max(1, options.num_samples // 10), images_NCHW, labels_N),
-        num_classes=options.num_classes,
+        train=Synthetic(options.num_samples, *samples),
+        valid=Synthetic(max(1, options.num_samples // 10), *samples),
+        num_classes=num_classes,
         size=size,
+        unit="tokens" if options.predicts_tokens else "images",
         mean=(0.5, 0.5, 0.5),
         std=(0.29, 0.29, 0.29),
         on_device=True,

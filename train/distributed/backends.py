@@ -73,7 +73,7 @@ def places(world: World, *, share_gpus: bool = False) -> list[tuple[str, str]]:
 
 
 def open_group(world: World, *, has_powersgd: bool = False) -> None:
-    """Starts the process group of `world`, by its backend; nothing in a world of one.
+    """Starts the process group of `world`, by its backend, if it has one.
 
     Args:
         world: with its device, backend and store.
@@ -85,7 +85,7 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
     """
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-    if world.store is None:
+    if world.backend is None:
         return
     # torch remembers the last collectives of each rank, if it is told so before the process group starts.
     # Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
@@ -107,7 +107,7 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
             rank=world.rank,
             world_size=world.world_size,
             timeout=timedelta(seconds=world.timeout_s),
-            device_id=world.device if "nccl" in (world.backend or "") else None,
+            device_id=world.device if "nccl" in world.backend else None,
         )
 
 

@@ -26,6 +26,9 @@ SET_UP, COMPUTING, DATA, LEFT = "set-up", "computing", "waiting for data", "left
 CONNECTING = "connecting to the other ranks"
 VALIDATION, CHECKPOINT, ENDING = "validation", "checkpoint", "ending"
 
+HashStore: Any = dist.HashStore  # pyright: ignore[reportPrivateImportUsage]
+"""A store within one process."""
+
 
 @dataclass
 class RankStatus:
@@ -81,7 +84,7 @@ class World:
     """This process among all that train together.
 
     Attributes:
-        store: the key-value store shared by all ranks; None in a world of one.
+        store: the key-value store shared by all ranks; None where this process has not met them.
         hosts: the host of each rank, by rank.
         share: (which, of how many) share of the data this rank trains on; None where each rank has one of its own.
         reports_loss: whether this rank says what came of its share, which others may train on too.
@@ -98,7 +101,7 @@ class World:
     hosts: tuple[str, ...] = ()
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     backend: str | None = None
-    store: Store | None = None
+    store: Any = None
     share: tuple[int, int] | None = None
     reports_loss: bool = True
     turns: Any = field(default_factory=count)
@@ -149,7 +152,6 @@ class World:
 
     def wait(self, keys: list[str]) -> None:
         """Returns when the store has all `keys`, which end in a rank or in "all"."""
-        assert self.store is not None
         # A little longer than rank 0, so that rank 0, which can tell who is missing, is the one to say so.
         limit_s = self.timeout_s if self.main else self.timeout_s + 5
         started = time.monotonic()
@@ -188,53 +190,42 @@ def read_environment(environ: Mapping[str, str], timeout_s: int) -> World:
         MusterError: a number is missing, is none, or contradicts another.
     """
 
-    def number(name: str, default: int | None) -> int | None:
+    def number(name: str) -> int | None:
         text = environ.get(name)
         if text is None:
-            return default
+            return None
         if not text.isdecimal():
             raise MusterError(f"{name} is not a number", seen=f"{name}={text}", fix=f"unset {name}, or start by muster")
         return int(text)
 
-    rank, world_size = number("RANK", None), number("WORLD_SIZE", None)
+    rank, world_size = number("RANK"), number("WORLD_SIZE")
     if rank is None and world_size is None:
         return World(timeout_s=timeout_s)
-    seen = " ".join(f"{name}={environ.get(name, '(unset)')}" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    if rank is None or world_size is None:
+    has_address = bool(environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"))
+    if rank is None or world_size is None or rank >= world_size or (world_size > 1 and not has_address):
+        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         raise MusterError(
-            "RANK and WORLD_SIZE go together, only one is set",
-            seen=seen,
-            fix="start by 'train STRATEGY' or torchrun, or unset both",
-        )
-    local_rank = number("LOCAL_RANK", 0)
-    local_world_size = number("LOCAL_WORLD_SIZE", None)
-    assert local_rank is not None
-    if rank >= world_size or (local_rank > rank and world_size == 1):
-        raise MusterError("this rank is outside its world", seen=seen, fix="RANK counts from 0 to WORLD_SIZE - 1")
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
-    if world_size > 1 and missing:
-        raise MusterError(
-            "the address of rank 0 is not known",
-            seen=f"WORLD_SIZE={world_size}, {' and '.join(missing)} unset",
-            fix="start by 'train STRATEGY' or torchrun, or export MASTER_ADDR and MASTER_PORT",
+            "the variables that tell a rank its place are not whole, or contradict each other",
+            seen=" ".join(f"{name}={environ.get(name, '(unset)')}" for name in names),
+            fix="start by 'train STRATEGY' or torchrun, or export all four with RANK < WORLD_SIZE; or unset them",
         )
     return World(
-        rank=rank, local_rank=local_rank, world_size=world_size, local_world_size=local_world_size, timeout_s=timeout_s
+        rank=rank,
+        local_rank=number("LOCAL_RANK") or 0,
+        world_size=world_size,
+        local_world_size=number("LOCAL_WORLD_SIZE"),
+        timeout_s=timeout_s,
     )
 
 
-def connect(world: World, *, single_rank_group: bool = False) -> Store | None:
-    """The store that all ranks share, which is up once all have come; None in a world of one.
-
-    Args:
-        single_rank_group: a world of one has a store too, and so a process group.
+def connect(world: World) -> Store:
+    """The store that all ranks share, which is up once all have come; a world of one has one of its own.
 
     Raises:
         MusterError: rank 0 can't be reached, or its port is taken.
     """
     if world.world_size == 1:
-        alone: Any = dist.HashStore  # pyright: ignore[reportPrivateImportUsage]
-        return alone() if single_rank_group else None
+        return HashStore()
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     timeout = timedelta(seconds=world.timeout_s)
     is_host = world.main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"

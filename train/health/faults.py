@@ -77,12 +77,10 @@ class Watch:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.thread: threading.Thread | None = None
-        if world.store is not None:
-            # Its own connection: a blocked wait would hold up everybody else's.
-            self.store = world.store.clone()
-            self.thread = threading.Thread(target=self._wait, name="watch", daemon=True)
-            self.thread.start()
+        # Its own connection: a blocked wait would hold up everybody else's.
+        self.store: Any = world.store.clone()
+        self.thread = threading.Thread(target=self._wait, name="watch", daemon=True)
+        self.thread.start()
 
     def _wait(self) -> None:
         key = f"end/{self.world.rank}"
@@ -106,13 +104,9 @@ class Watch:
 
     def close(self) -> None:
         """Ends the thread: it must not be inside torch when the interpreter ends."""
-        if self.thread is None or self.world.store is None:
-            return
-        try:
+        with suppress(dist.DistError):
             if not self.world.store.check([f"end/{self.world.rank}"]):
                 self.world.store.set(f"end/{self.world.rank}", "")
-        except dist.DistError:
-            pass
         self.thread.join(GRACE_S)
 
 
@@ -124,10 +118,8 @@ def publish(world: World, fault: Fault, store: Any) -> Fault:
 
     Args:
         fault: this rank's, or that of one which perhaps can't tell it itself.
-        store: the connection of the thread that tells it; None in a world of one.
+        store: the connection of the thread that tells it.
     """
-    if store is None:
-        return fault
     text = json.dumps(asdict(fault))
     try:
         first = store.compare_set("fault", "", text).decode()
@@ -144,17 +136,13 @@ def leave(world: World, store: Any, *, failed: bool, main: bool) -> None:
     """Returns when this rank may exit: the `main` one, which may hold the store, only after the others.
 
     Args:
-        store: a connection that nothing blocks; None in a world of one.
+        store: a connection that nothing blocks.
     """
-    if store is None:
-        return
-    try:
+    with suppress(dist.DistError):
         store.set(f"left/{world.rank}", "")
         if main:
             others = [f"left/{rank}" for rank in range(world.world_size) if rank != world.rank]
             store.wait(others, timedelta(seconds=2 * GRACE_S if failed else world.timeout_s))
-    except dist.DistError:
-        pass
 
 
 def is_echo(error: BaseException) -> bool:

@@ -26,7 +26,7 @@ from muster.errors import RESUME, ExitCode, MusterError
 from muster.train.distributed.world import LEFT, World
 from muster.train.health import faults
 from muster.train.health.faults import Fault
-from muster.train.health.parent import GONE, orphaned
+from muster.train.health.parent import GONE
 from muster.train.reporting import console
 
 BEAT_S = 3.0
@@ -163,11 +163,11 @@ def describe_ranks(ranks: list[int], hosts: Mapping[int, str]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown} on {on}"
 
 
-def report_dead(monitor: Monitor, ranks: list[int], beat_s: float, world: World) -> tuple[MusterError, Fault]:
+def report_dead(monitor: Monitor, ranks: list[int], world: World) -> tuple[MusterError, Fault]:
     """What is told of `ranks`, from which the rank of `world` hears nothing any more, and the fault of all."""
     first = max(ranks, key=lambda rank: monitor.silent[rank])
     last = monitor.last[first]
-    silent_s = monitor.silent[first] * beat_s
+    silent_s = monitor.silent[first] * BEAT_S
     wrong = f"gave no sign of life for {silent_s:.0f} s: the process was stopped or killed, or its host is gone"
     told = MusterError(
         f"{describe_ranks(ranks, monitor.hosts)} {wrong}",
@@ -180,7 +180,7 @@ def report_dead(monitor: Monitor, ranks: list[int], beat_s: float, world: World)
 
 
 def report_hung(
-    monitor: Monitor, answers: Mapping[int, Mapping[str, Any]], beat_s: float, folder: Path | None
+    monitor: Monitor, answers: Mapping[int, Mapping[str, Any]], folder: Path | None
 ) -> tuple[MusterError, Fault]:
     """What is told of the rank for which the others wait, by what all answered about their stacks; the fault of all."""
     mute = [rank for rank, answer in answers.items() if not answer and monitor.last[rank].phase != LEFT]
@@ -188,7 +188,7 @@ def report_hung(
     behind = mute or monitor.lagging({rank: count for rank, count in counts.items() if count is not None})
     first = behind[0]
     last = monitor.last[first]
-    still_s = max(monitor.still.values()) * beat_s
+    still_s = max(monitor.still.values()) * BEAT_S
     wrong = f"stood still for {still_s:.0f} s in step {last.step + 1}, {last.phase}"
     who = (
         f"each of the {len(answers)} ranks"
@@ -222,10 +222,9 @@ class Heartbeat:
     Args:
         hang_s: seconds in which a rank that stands still counts as hung; 0: none does.
         silence_s: seconds without a beat after which a rank counts as dead.
-        parent: the process that started this one, with which it ends; None for a rank that nobody launched.
     """
 
-    def __init__(self, world: World, hang_s: float, silence_s: float, parent: int | None) -> None:
+    def __init__(self, world: World, hang_s: float, silence_s: float) -> None:
         self.world, self.status = world, world.status
         self.hang_beats = hang_s / BEAT_S if hang_s else math.inf
         self.dead_beats = math.ceil(silence_s / BEAT_S)
@@ -235,11 +234,8 @@ class Heartbeat:
         self.asks = self.has_dumped = self.is_over = False
         self.lost = ""
         self.stopped = threading.Event()
-        self.parent = parent
-        self.store: Any = None
-        if world.store is not None:
-            self.store = world.store.clone()
-            self.store.set_timeout(timedelta(seconds=STORE_S))
+        self.store: Any = world.store.clone()
+        self.store.set_timeout(timedelta(seconds=STORE_S))
         self.threads = [
             threading.Thread(target=function, name=name, daemon=True)
             for name, function in (("heartbeat", self._exchange), ("heartbeat watch", self._watch))
@@ -260,12 +256,19 @@ class Heartbeat:
         end = time.monotonic() + (BEATS_AFTER_LOSS + 3) * BEAT_S
         while time.monotonic() < end and not (self.is_over or self.lost):
             with suppress(RuntimeError):
-                if self.world.store is None or self.world.store.check(["fault"]):
+                if self.world.store.check(["fault"]):
                     return
             time.sleep(BEAT_S / 10)
 
-    def _send(self) -> Beat:
-        """This rank's beat, which the others can hear now."""
+    def end_orphaned(self, error: MusterError) -> None:
+        """Ends this rank, whose launcher is gone, as `error` says, and tells the others."""
+        console.tell_fatal(error)
+        # The store may be gone too, and not answer.
+        faults.end_soon(ExitCode.FAILED, 2 * faults.GRACE_S)
+        faults.publish(self.world, Fault(self.world.rank, self.world.host, ExitCode.FAILED, GONE), self.store)
+
+    def _send(self) -> None:
+        """Tells the others this rank's beat."""
         status = self.status
         self.number += 1
         own = Beat(
@@ -278,34 +281,30 @@ class Heartbeat:
             asks=self.asks,
             host=self.world.host,
         )
-        if self.store is not None:
-            self.store.set(f"heartbeat/{self.world.rank}", json.dumps(own))
-        return own
+        self.store.set(f"heartbeat/{self.world.rank}", json.dumps(own))
 
     def _exchange(self) -> None:
         """The thread that may be held up by the store."""
         try:
-            if self.store is not None and self.world.main:
+            if self.world.main:
                 # So that each can be read, and no beat of a rank that was quicker is lost.
                 for rank in range(self.world.world_size):
                     for kind in ("heartbeat", "hang-dump"):
                         self.store.compare_set(f"{kind}/{rank}", "", "")
             while not self.is_over:
                 is_last = self.stopped.is_set()
-                own = self._send()
+                self._send()
                 if is_last:
                     return
-                self._receive(own)
+                self._receive()
                 self.rounds += 1
                 self.stopped.wait(BEAT_S)
         except RuntimeError as error:  # of the store: DistError, and others of its kind
             self.lost = str(error).partition("\n")[0] or type(error).__name__
 
-    def _receive(self, own: Beat) -> None:
+    def _receive(self) -> None:
         """Hears the others' beats, and acts on them."""
-        if self.store is None:
-            self.monitor.update({0: own})
-        elif self.world.main:
+        if self.world.main:
             texts = self.store.multi_get([f"heartbeat/{rank}" for rank in range(self.world.world_size)])
             self.monitor.update({rank: Beat.read(text) for rank, text in enumerate(texts)})
         elif self.store.check(["heartbeat/0"]):
@@ -316,16 +315,14 @@ class Heartbeat:
         lost_peer = self.status.lost_peer or any(beat.lost_peer for beat in self.monitor.last.values())
         dead = self.monitor.dead(BEATS_AFTER_LOSS if lost_peer else self.dead_beats)
         if dead:
-            self._end(*report_dead(self.monitor, dead, BEAT_S, self.world))
+            self._end(*report_dead(self.monitor, dead, self.world))
         elif self.world.main and self.monitor.is_hung(self.hang_beats):
-            self._end(*report_hung(self.monitor, self._answers(), BEAT_S, self.status.folder))
+            self._end(*report_hung(self.monitor, self._answers(), self.status.folder))
 
     def _answers(self) -> dict[int, dict[str, Any]]:
         """Has all ranks write what they do; what each said of it in time, and nothing for those that did not."""
         self.asks = True
         self._send()
-        if self.store is None:
-            return {0: self._dump()}
         own = self._dump()
         keys = [f"hang-dump/{rank}" for rank in range(self.world.world_size)]
         end = time.monotonic() + DUMP_S + 2 * BEAT_S
@@ -342,35 +339,21 @@ class Heartbeat:
         self.has_dumped = True
         # Should the device's own code never come back, and keep Python's lock: this ends the process all the same.
         faulthandler.dump_traceback_later(4 * DUMP_S, exit=True)
-        told: dict[str, Any] = {"where": where()}
-        self._tell_answer(told)
-        written: dict[str, Any] = {}
-
-        def write() -> None:
-            written.update(dump(self.status.folder, self.world.rank))
-
+        key, told = f"hang-dump/{self.world.rank}", {"where": where()}
+        self.store.set(key, json.dumps(told))
+        dumped: dict[str, Any] = {}
         # A file system that hangs is a frequent reason to be here.
-        writer = threading.Thread(target=write, name="dump", daemon=True)
-        writer.start()
-        writer.join(DUMP_S)
-        told |= {"written": True, **dict(written)}
-        self._tell_answer(told)
-        return told
-
-    def _tell_answer(self, told: dict[str, Any]) -> None:
-        if self.store is not None:
-            self.store.set(f"hang-dump/{self.world.rank}", json.dumps(told))
+        write = threading.Thread(target=dump, args=(self.status.folder, self.world.rank, dumped), daemon=True)
+        write.start()
+        write.join(DUMP_S)
+        answer = {**told, **dumped, "written": True}
+        self.store.set(key, json.dumps(answer))
+        return answer
 
     def _watch(self) -> None:
         """The thread that waits for nobody."""
         heard, quiet = -1, 0
         while not self.stopped.wait(BEAT_S) and not self.is_over:
-            if self.parent is not None and os.getppid() != self.parent:
-                # The store may be gone with it, and not answer: nothing below is sure to return.
-                console.tell_fatal(orphaned(self.world.rank, self.world.host, self.parent))
-                faults.end_soon(ExitCode.FAILED, 2 * faults.GRACE_S)
-                faults.publish(self.world, Fault(self.world.rank, self.world.host, ExitCode.FAILED, GONE), self.store)
-                return
             heard, quiet = self.rounds, (quiet + 1 if self.rounds == heard else 0)
             # A store that has closed may be that of a rank which has told why: who heard of it ends before this does.
             if quiet >= (2 * faults.GRACE_S / BEAT_S + 1 if self.lost else (GONE_S + DUMP_S) / BEAT_S):
@@ -429,9 +412,8 @@ def num_collectives(recorded: bytes) -> list[int] | None:
     return [sum(max(0, int(group.get(name, -1))) for group in status.values()) for name in names]
 
 
-def dump(folder: Path | None, rank: int) -> dict[str, Any]:
-    """Writes all there is into `folder`, or the stacks to stderr where there is none; returns what it says in short."""
-    told: dict[str, Any] = {}
+def dump(folder: Path | None, rank: int, told: dict[str, Any]) -> None:
+    """Writes all there is into `folder`, or the stacks to stderr where there is none; `told` has it in short."""
     if folder is None:
         faulthandler.dump_traceback(sys.stderr, all_threads=True)
     else:
@@ -449,4 +431,3 @@ def dump(folder: Path | None, rank: int) -> dict[str, Any]:
             # Beside the folders of all hosts at the same start of the run.
             (folder.parent / FLIGHT).mkdir(parents=True, exist_ok=True)
             (folder.parent / FLIGHT / f"rank-{rank}").write_bytes(recorded)
-    return told

@@ -1,13 +1,14 @@
 """The process that started this one: where that is gone, nobody waits for a rank, and nobody ends it.
 
-`Guard` watches from the first line until the rank's heartbeat does (heartbeat.py): loading torch takes seconds, from a
-busy file system minutes, and to look for a store that has gone with the agent takes half an hour.
+`Guard` watches from the first line: loading torch takes seconds, from a busy file system minutes, and to look for a
+store that has gone with the agent takes half an hour.
 """
 
 import os
 import socket
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 import psutil
 
@@ -21,29 +22,33 @@ GONE = "the process that started it, torchrun or the scheduler's, is gone"
 
 
 class Guard:
-    """Ends this process when the one that started it does, until it is closed; only launched ranks are watched.
+    """Ends this process when the one that started it does; only launched ranks are watched.
 
     Attributes:
-        parent: the process that started this one; None where this is no launched rank.
+        on_orphaned: says so and ends this process, once it has met other ranks, who have to hear of it.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self.parent = parent_of_rank(environ)
-        self.rank = environ.get("RANK", "0")
-        self.closed = threading.Event()
-        if self.parent is not None:
-            threading.Thread(target=self._watch, args=(self.parent,), name="guard", daemon=True).start()
+        self.on_orphaned: Callable[[MusterError], None] | None = None
+        parent = parent_of_rank(environ)
+        if parent is not None:
+            rank = environ.get("RANK", "0")
+            threading.Thread(target=self._watch, args=(parent, rank), name="guard", daemon=True).start()
 
-    def close(self) -> None:
-        """From now on another watches."""
-        self.closed.set()
-
-    def _watch(self, parent: int) -> None:
+    def _watch(self, parent: int, rank: str) -> None:
         while os.getppid() == parent:
-            if self.closed.wait(LOOK_S):
-                return
+            time.sleep(LOOK_S)
+        error = MusterError(
+            f"rank {rank} on {socket.gethostname()} ends: {GONE}",
+            seen=f"its parent was process {parent}, and is {os.getppid()}",
+            fix=f"look for what ended it (memory? dmesg, the scheduler's accounting); {RESUME}",
+            code=ExitCode.FAILED,
+        )
+        if self.on_orphaned is not None:
+            self.on_orphaned(error)
+            return
         # At once, and without clearing up: the main thread may hold any lock, and no other rank has heard of this one.
-        os.write(2, f"{orphaned(self.rank, socket.gethostname(), parent)}\n".encode(errors="replace"))
+        os.write(2, f"{error}\n".encode(errors="replace"))
         os._exit(ExitCode.FAILED)
 
 
@@ -57,13 +62,3 @@ def parent_of_rank(environ: Mapping[str, str]) -> int | None:
         return None
     agent = environ.get(LaunchVariable.LAUNCH, "").rpartition(".")[2]
     return int(agent) if agent.isdecimal() and not psutil.pid_exists(int(agent)) else os.getppid()
-
-
-def orphaned(rank: int | str, host: str, parent: int) -> MusterError:
-    """Of a rank whose launcher, the process `parent`, has gone."""
-    return MusterError(
-        f"rank {rank} on {host} ends: {GONE}",
-        seen=f"its parent was process {parent}, and is {os.getppid()}",
-        fix=f"look for what ended it (memory? dmesg, the scheduler's accounting); {RESUME}",
-        code=ExitCode.FAILED,
-    )

@@ -4,6 +4,5 @@ To add one: a file here, and a line in `muster.config.STRATEGIES` with its name 
 `train selftest` and the tests of parity find it there.
 """
 
-from muster.train.parallel.strategy import Strategy, load
-
-__all__ = ["Strategy", "load"]
+from muster.train.parallel.strategy import Strategy as Strategy
+from muster.train.parallel.strategy import load as load

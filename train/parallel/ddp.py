@@ -24,9 +24,6 @@ from muster.train.optim import Precision
 from muster.train.parallel.strategy import ExactGradients, Gradients, Strategy, Sums, are_exact, send_as_one
 from muster.units import processes
 
-OF_MANY = ("comm_hook", "zero1", "sync_bn")
-"""Options that mean nothing to a rank alone."""
-
 FIRST_STEPS = 2
 """Steps of a process after which DistributedDataParallel no longer changes what is in which bucket."""
 
@@ -35,7 +32,6 @@ class DDP(Strategy):
     """A replica of the model on each rank; gradients are averaged while they are computed."""
 
     def check(self) -> None:
-        """Raises MusterError where this hardware, or this torch, can't do what `options` ask for."""
         world, options = self.world, self.options
         if world.backend is None:
             return
@@ -52,13 +48,6 @@ class DDP(Strategy):
                 seen="--comm-hook=powersgd, --device=cpu on a machine with GPUs",
                 fix="--comm-hook=bf16, or hide the GPUs: CUDA_VISIBLE_DEVICES=''",
             )
-
-    def notes(self) -> list[str]:
-        """Which of the options have no effect on a rank alone."""
-        given = [
-            f"--{name.replace('_', '-')}" for name in OF_MANY if getattr(self.options, name) != getattr(Options(), name)
-        ]
-        return [f"one process has nothing to do for {', '.join(given)}"] if self.world.backend is None and given else []
 
     def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
         """`model`, whole on each rank, with what averages gradients around it."""
@@ -122,11 +111,9 @@ class DDP(Strategy):
         return gradients
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The module inside."""
         return model.get_submodule("module")
 
     def without_sync(self, model: nn.Module) -> AbstractContextManager[object]:
-        """Gradients stay on this rank until the first micro-batch outside of this context."""
         assert isinstance(model, DistributedDataParallel)
         return model.no_sync()
 

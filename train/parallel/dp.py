@@ -17,7 +17,6 @@ class DP(Strategy):
     """One process drives all of its GPUs by threads."""
 
     def notes(self) -> list[str]:
-        """What a user should know before it trains."""
         return ["dp is for comparison: 'train ddp' does the same with a process for each GPU, and faster"]
 
     def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
@@ -28,7 +27,6 @@ class DP(Strategy):
         return nn.DataParallel(Autocast(model, precision), device_ids=list(range(torch.cuda.device_count())))
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The module inside."""
         return model.get_submodule("module.module") if isinstance(model, nn.DataParallel) else model
 
 
@@ -45,6 +43,5 @@ class Autocast(nn.Module):
         self.precision = precision
 
     def forward(self, inputs: Tensor) -> Any:
-        """As `module` does."""
         with self.precision.autocast(inputs.device):
             return self.module(inputs)

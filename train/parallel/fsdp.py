@@ -61,7 +61,6 @@ class FSDP(Strategy):
 
     @contextmanager
     def without_sync(self, model: nn.Module) -> Iterator[None]:
-        """Gradients stay on this rank until the first micro-batch outside of this context."""
         if isinstance(model, FSDPModule):
             model.set_requires_gradient_sync(False)
         yield
@@ -76,7 +75,8 @@ def home_of(world: World, options: Options) -> torch.device:
 
 def cut(model: nn.Module, mesh: DeviceMesh, world: World, options: Options, precision: Precision) -> None:
     """Cuts `model` over the ranks of `mesh`; of two dimensions, the first replicates."""
-    computes_bf16 = precision.bf16 and not has_statistics(model)
+    # Batch normalisation has no kernel for its running statistics beside bf16 weights.
+    computes_bf16 = precision.bf16 and not any(buffer.is_floating_point() for buffer in model.buffers())
     dtypes = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if computes_bf16 else None,
         reduce_dtype=torch.float64 if are_exact(world, options) else torch.float32,
@@ -84,8 +84,3 @@ def cut(model: nn.Module, mesh: DeviceMesh, world: World, options: Options, prec
     offload = CPUOffloadPolicy(pin_memory=world.device.type != "cpu") if options.cpu_offload else OffloadPolicy()
     for unit in [*units_of(model), model]:
         fully_shard(unit, mesh=mesh, mp_policy=dtypes, offload_policy=offload)
-
-
-def has_statistics(model: nn.Module) -> bool:
-    """True where layers keep running statistics: batch normalisation has no kernel for these beside bf16 weights."""
-    return any(buffer.is_floating_point() for buffer in model.buffers())

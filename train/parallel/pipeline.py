@@ -6,7 +6,7 @@ different data, and average their gradients as by ddp. torch's schedules train; 
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from muster.errors import MusterError
 from muster.train.distributed.world import World, open_mesh
 from muster.train.models import gpt, place
 from muster.train.optim import Precision
-from muster.train.parallel.strategy import Gradients, Strategy, Sums, are_exact, logits_of, loss_of, send_as_one
+from muster.train.parallel.strategy import Gradients, Strategy, Sums, are_exact, loss_of, predictions_of, send_as_one
 from muster.train.reporting.metrics import Stopwatch
 from muster.units import processes
 
@@ -37,9 +37,8 @@ SCHEDULES: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class Pipelines:
-    """How the ranks stand in lines.
+    """How `options` have `world_size` ranks stand in lines.
 
     Attributes:
         size: ranks in a line.
@@ -47,16 +46,10 @@ class Pipelines:
         num_parts: micro-batches in which a rank's batch passes.
     """
 
-    size: int
-    stages_each: int
-    num_parts: int
-
-    @classmethod
-    def of(cls, options: Options, world_size: int) -> "Pipelines":
-        """The lines that `options` make of `world_size` ranks."""
-        size = options.pipeline_parallel or world_size
-        stages_each = 2 if options.schedule in ("interleaved", "zero-bubble") else 1
-        return cls(size=size, stages_each=stages_each, num_parts=options.microbatches or 2 * size)
+    def __init__(self, options: Options, world_size: int) -> None:
+        self.size = options.pipeline_parallel or world_size
+        self.stages_each = 2 if options.schedule in ("interleaved", "zero-bubble") else 1
+        self.num_parts = options.microbatches or 2 * self.size
 
     @property
     def num_stages(self) -> int:
@@ -78,7 +71,7 @@ class Pipeline(Strategy):
 
     def __init__(self, world: World, options: Options) -> None:
         super().__init__(world, options)
-        self.plan = Pipelines.of(options, world.world_size)
+        self.plan = Pipelines(options, world.world_size)
 
     def check(self) -> None:
         """Raises MusterError where the lines don't divide the world, the layers or the batch."""
@@ -122,8 +115,6 @@ class Pipeline(Strategy):
 
     def notes(self) -> list[str]:
         """How much of a step the ranks wait for each other."""
-        if self.world.backend is None:
-            return []
         most = "at most " if self.options.schedule == "zero-bubble" else ""
         share = f"{most}{self.plan.bubble:.0%}"
         return [f"{self.plan.size} ranks in a pipeline wait {share} of a step; more --microbatches lessen it"]
@@ -214,7 +205,7 @@ class StagedGradients(Gradients):
         with autocast, self.turns.running():
             if self.world.reports_loss:
                 outputs = self.schedule.step(*first, target=targets, losses=losses)
-                sums.add(torch.stack(losses).mean(), logits_of(outputs), targets)
+                sums.add(torch.stack(losses).mean(), predictions_of(outputs), targets)
             else:
                 self.schedule.step(*first)
 
@@ -263,7 +254,7 @@ class StagedGradients(Gradients):
             if self.place == here:
                 x = self.parts[number](x)
                 if number + 1 == self.plan.num_stages:
-                    sums.add(loss_of(x, targets), logits_of(x), targets)
+                    sums.add(loss_of(x, targets), predictions_of(x), targets)
                 else:
                     dist.send(x.float(), dist.get_global_rank(self.line, there), group=self.line)
             elif self.place == there and number + 1 < self.plan.num_stages:

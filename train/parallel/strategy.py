@@ -50,9 +50,11 @@ def loss_of(
     return loss
 
 
-def logits_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The scores of the classes in `outputs` (the last dimension is that of the classes)."""
-    return outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+def predictions_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The class with the highest score for each target; of several the first one."""
+    logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+    # As argmax, which takes six times as long over many bf16 numbers on CPUs.
+    return logits.max(-1).indices
 
 
 class Sums:
@@ -70,11 +72,10 @@ class Sums:
         self.first_bad = torch.full((), -1, device=device)
 
     @torch.no_grad()
-    def add(self, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> None:
+    def add(self, loss: torch.Tensor, predictions: torch.Tensor, targets: torch.Tensor) -> None:
         """Adds a batch with the mean `loss` over those of its `targets` (N or NT) that count."""
         num_targets = (targets != IGNORED).sum()
-        # The first of the largest, as argmax gives it, which takes six times as long over many bf16 numbers on CPUs.
-        hits = (logits.max(-1).indices == targets).sum()
+        hits = (predictions == targets).sum()
         # The mean over no target is no number.
         total = torch.where(num_targets > 0, loss.detach().double() * num_targets, 0.0)
         is_first_bad = ~total.isfinite() & (self.first_bad < 0)
@@ -93,12 +94,14 @@ class Gradients:
     Attributes:
         smoothing: the share of each target that goes to all classes alike, in training.
         criterion: (outputs, targets, smoothing) -> what is trained on.
+        predictions: outputs -> the class or token that is the likeliest for each target.
         waits: takes how long the end of a backward pass waits for other ranks; None where it is no such wait, or not
             only there.
     """
 
     smoothing = 0.0
     criterion: Callable[..., Tensor] = staticmethod(loss_of)
+    predictions: Callable[..., Tensor] = staticmethod(predictions_of)
     waits: Stopwatch | None = None
 
     def __init__(self, divisor: int) -> None:
@@ -123,7 +126,7 @@ class Gradients:
             scaled.backward()
         else:
             go_back(scaled, self.waits)
-        sums.add(loss, logits_of(outputs), targets)
+        sums.add(loss, self.predictions(outputs), targets)
 
     def waits_s(self) -> float | None:
         """Seconds of all counted steps in which this rank waited for others; None where that is not known."""
@@ -132,7 +135,7 @@ class Gradients:
     def evaluate(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
         """The loss of a batch, into `sums`."""
         outputs = model(inputs)
-        sums.add(loss_of(outputs, targets), logits_of(outputs), targets)
+        sums.add(self.criterion(outputs, targets), self.predictions(outputs), targets)
 
     def finish(self) -> None:
         """Called after the last micro-batch, when the strategy has done its part: the gradients are complete then."""
@@ -273,29 +276,16 @@ class Strategy:
         return model
 
     def without_sync(self, model: nn.Module) -> AbstractContextManager[object]:
-        """A context for micro-batches whose gradients only add up on this rank."""
+        """A context for micro-batches whose gradients only add up on this rank, until the first one outside of it."""
         return nullcontext()
-
-
-class Alone(Strategy):
-    """A strategy for several processes, where there is one: it trains as a single process does."""
-
-    def __init__(self, meant: Strategy) -> None:
-        super().__init__(meant.world, meant.options)
-        self.meant = meant
-
-    def check(self) -> None:
-        self.meant.check()
-
-    def notes(self) -> list[str]:
-        return self.meant.notes()
 
 
 def load(name: str, world: World, options: Options) -> Strategy:
     """The strategy called `name`, for this rank; where it is for several and there is one alone, as `single`.
 
     Raises:
-        MusterError: it is for one process, and there are several, each of which would train a model of its own.
+        MusterError: it can't train in this world, or is for one process, and there are several, each of which would
+            train a model of its own.
     """
     if name in IN_ONE_PROCESS and world.world_size > 1:
         raise MusterError(
@@ -310,5 +300,6 @@ def load(name: str, world: World, options: Options) -> Strategy:
         if isinstance(found, type) and issubclass(found, Strategy) and found.__module__ == module.__name__
     )
     strategy = kind(world, options)
+    strategy.check()
     is_alone = world.world_size == 1 and world.backend is None
-    return Alone(strategy) if is_alone and name not in IN_ONE_PROCESS else strategy
+    return Strategy(world, options) if is_alone and name not in IN_ONE_PROCESS else strategy

@@ -22,6 +22,9 @@ from muster.variables import LaunchVariable
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
+ERASE = "\x1b[K"
+"""Erases a terminal's line from where the cursor is."""
+
 LAST_WORDS = LaunchVariable.LAST_WORDS
 
 TOLD = "told"
@@ -139,7 +142,7 @@ def replace_stream(name: str, stream: Tee) -> None:
 def tell(text: str) -> None:
     """Says on the console, whoever is shown there, and in the log, what the user has to know."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(ERASE + text if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
     if _said.aside is not None:
         _said.aside.write(text)
 
@@ -166,7 +169,7 @@ def write_log(log: TextIO, text: str) -> None:
 
 
 def plain(text: str) -> str:
-    """The lines of `text` as they stand there in the end: a progress bar overwrites itself."""
+    """The lines of `text` as they stand there in the end: some are written over."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in ESCAPES.sub("", text).split("\n"))
 
 

@@ -1,25 +1,22 @@
-"""What a person sees of a run: its header, a progress bar on a terminal or plain lines in a file, its summary table."""
+"""What a person sees of a run: its header, how far it is, its summary table."""
 
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, TextIO
 
 import torch
 from rich import box
 from rich.console import Console
-from rich.control import Control
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from muster.config import Options
 from muster.train.distributed.world import World
 from muster.train.optim import highest_lr
 from muster.train.reporting import console
-from muster.train.reporting.console import Tee
+from muster.train.reporting.console import ERASE, Tee
 from muster.train.reporting.summary import Setup
 from muster.units import duration, percent, processes, quantity
 
@@ -31,20 +28,6 @@ STRAGGLES = 1.05
 """A rank that is busy this many times as long as the one in the middle is named."""
 
 
-class Both(Console):
-    """A terminal, and the log file, which gets the same lines without bars and colours."""
-
-    def __init__(self, screen: TextIO, log: TextIO, *, quiet: bool) -> None:
-        super().__init__(file=screen, highlight=False, quiet=quiet)
-        self.copy = Console(file=log, width=WIDTH, highlight=False, quiet=quiet, no_color=True)
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*objects, **options)
-        if not any(isinstance(thing, Control) for thing in objects):
-            with suppress(OSError):
-                self.copy.print(*objects, **options)
-
-
 class Display:
     """Shows the run, on rank 0; on the others it shows nothing.
 
@@ -52,7 +35,7 @@ class Display:
         enabled: whether this rank is the one that shows.
         global_batch: images or tokens of one step over all ranks.
         unit: which of the two.
-        log_every: steps from one line to the next, where they go to a file; None: LINE_EVERY_S.
+        log_every: steps from one line in a file to the next; None: LINE_EVERY_S. A terminal has one, written over.
     """
 
     def __init__(
@@ -64,28 +47,14 @@ class Display:
         self.unit = unit
         self.log_every = log_every
         is_terminal = sys.stdout.isatty()
-        if is_terminal and isinstance(sys.stdout, Tee):
-            self.console: Console = Both(sys.stdout.screen, sys.stdout.log, quiet=not enabled)
-        else:
-            width = None if is_terminal else WIDTH
-            self.console = Console(file=sys.stdout, width=width, highlight=False, quiet=not enabled)
-        self.bar: Progress | None = None
+        width = None if is_terminal else WIDTH
+        self.console = Console(file=sys.stdout, width=width, highlight=False, quiet=not enabled)
+        self.screen: TextIO | None = None
         if enabled and is_terminal:
-            self.bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[state]}", style="dim"),
-                TimeRemainingColumn(),
-                console=self.console,
-                auto_refresh=False,
-                transient=True,
-            )
-            self.task = self.bar.add_task("", total=None, state="")
-        self.every_s = REFRESH_EVERY_S if self.bar is not None else LINE_EVERY_S
+            self.screen = sys.stdout.screen if isinstance(sys.stdout, Tee) else sys.stdout
         self.head_shown = False
         self.last_loss: float | None = None
-        self.due = self.kept = 0.0
+        self.line_due = self.screen_due = 0.0
 
     def header(self, rows: dict[str, str]) -> None:
         """Shows what will run, a line for each row."""
@@ -96,17 +65,15 @@ class Display:
 
     def note(self, text: str) -> None:
         """Shows one line that the user should read."""
+        self.clear()
         self.console.print(f"note: {text}", style="yellow", markup=False, soft_wrap=True)
 
     def start_epoch(self, epoch: int, num_steps: int) -> None:
         """Begins the display of an epoch (from 0) of `num_steps` steps."""
         self.epoch_number, self.num_steps = epoch + 1, num_steps
         self.started = time.perf_counter()
-        self.due = self.started + self.every_s
+        self.line_due = self.started + LINE_EVERY_S
         self.last_loss = None
-        if self.bar is not None:
-            self.bar.reset(self.task, total=num_steps, description=f"epoch {epoch + 1}/{self.epochs}", state="")
-            self.bar.start()
 
     def loss(self, loss: float) -> None:
         """Takes the loss to show next."""
@@ -115,29 +82,35 @@ class Display:
     def step(self, done: int, step: int) -> None:
         """Shows that `done` steps of the epoch are done, `step` in all; now and then."""
         now = time.perf_counter()
-        is_due = now >= self.due if self.bar is not None or not self.log_every else step % self.log_every == 0
-        if not self.enabled or not is_due:
+        is_line_due = step % self.log_every == 0 if self.log_every else now >= self.line_due
+        is_screen_due = self.screen is not None and now >= self.screen_due
+        if not self.enabled or not (is_line_due or is_screen_due):
             return
-        self.due = now + self.every_s
-        rate = done * self.global_batch / (now - self.started)
-        state = f"{rate:,.0f} {self.unit}/s" + (f"  loss {self.last_loss:.4f}" if self.last_loss is not None else "")
-        if self.bar is not None:
-            self.bar.update(self.task, completed=done, state=state)
-            self.bar.refresh()
+        seconds = now - self.started
+        state = f"{done * self.global_batch / seconds:,.0f} {self.unit}/s"
+        state += f"  loss {self.last_loss:.4f}" if self.last_loss is not None else ""
         line = f"  epoch {self.epoch_number}/{self.epochs}  step {done}/{self.num_steps}  {state}"
-        if self.bar is None:
-            self.console.print(line)
-        elif now >= self.kept + LINE_EVERY_S:
-            self.kept = now
-            console.keep(line)
+        if is_line_due:
+            self.line_due = now + LINE_EVERY_S
+            (self.console.print if self.screen is None else console.keep)(line)
+        if self.screen is not None:
+            self.screen_due = now + REFRESH_EVERY_S
+            line += f"  {duration(seconds / done * (self.num_steps - done))} left"
+            # Whatever is printed next stands in the place of it.
+            self.screen.write(f"{line[: self.console.width - 1]}{ERASE}\r")
+            self.screen.flush()
+
+    def clear(self) -> None:
+        """Takes away the line of a terminal that is written over."""
+        if self.screen is not None:
+            self.screen.write(ERASE)
 
     def epoch(self, record: dict[str, Any]) -> None:
         """Shows the results of an epoch."""
         if not self.enabled:
             console.keep(f"epoch {record['epoch']}/{self.epochs}  step {record['step']}  {record['seconds']:.1f} s")
             return
-        if self.bar is not None:
-            self.bar.stop()
+        self.clear()
         score, width, digits = ("perplexity", 10, ",.4g") if self.unit == "tokens" else ("accuracy", 9, ".2%")
         if not self.head_shown:
             self.head_shown = True

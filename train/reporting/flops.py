@@ -72,11 +72,6 @@ CARDS: dict[str, Peak] = {
 """Names of cards, as torch.cuda.get_device_name tells them, as patterns."""
 
 
-def find_peak_flops(name: str) -> Peak | None:
-    """The peak of the card called `name`; None for one that is not known."""
-    return next((peak for pattern, peak in CARDS.items() if re.fullmatch(pattern, name)), None)
-
-
 def peak_flops(device: torch.device, *, bf16: bool, convolves: bool) -> float | None:
     """Operations a second of this device; None where they are not known.
 
@@ -84,7 +79,8 @@ def peak_flops(device: torch.device, *, bf16: bool, convolves: bool) -> float | 
         convolves: most of the model is convolutions, which torch allows tensor cores by default, and not products of
             matrices, which it does not.
     """
-    peak = None if device.type != "cuda" else find_peak_flops(torch.cuda.get_device_name(device))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    peak = next((peak for pattern, peak in CARDS.items() if re.fullmatch(pattern, name)), None)
     if peak is None:
         return None
     tf32 = torch.backends.cudnn.allow_tf32 if convolves else torch.get_float32_matmul_precision() != "highest"

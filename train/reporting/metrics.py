@@ -1,6 +1,5 @@
 """How long a run's steps take and what they wait for, its memory and its energy; nothing here holds up the device."""
 
-import math
 import resource
 import time
 from collections import deque
@@ -8,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -209,7 +209,8 @@ class StepTimes:
         seconds = self.seconds or [first_s]
         total_s = sum(seconds)
         rate = len(seconds) * global_batch / total_s if total_s else 0.0
-        times = {f"p{share}": percentile(seconds, share) for share in (50, 95, 99)}
+        found = np.percentile(seconds, (50, 95, 99), method="inverted_cdf").tolist()
+        times = dict(zip(("p50", "p95", "p99"), found, strict=True))
         times |= {"max": max(seconds), "mean": total_s / len(seconds)}
         wait_s = self.data.total() if self.seconds else 0.0
         return {
@@ -220,12 +221,6 @@ class StepTimes:
             "num_timed_steps": len(self.seconds),
             "data_wait_share": round(min(1.0, wait_s / total_s), 4) if total_s else 0.0,
         }
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The smallest of `values` that at least `share` percent of them don't exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]
 
 
 class Energy:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from muster.config import Options
-from muster.config_file import to_toml
 from muster.errors import ExitCode, MusterError
 from muster.train.checkpoint import Progress
 from muster.train.checkpoint.run_directory import Run
@@ -262,26 +261,14 @@ def joules(owns: list[float | None], num_targets: int, unit: str) -> dict[str, f
     return {"energy_j": None if total is None else round(total, 3), f"energy_j_per_{unit.removesuffix('s')}": each}
 
 
-def write_config(folder: Path, strategy: str, options: Options) -> None:
-    """Puts the options of a run that begins, or goes on, at folder/config.toml, whole or not at all.
+def write_file(path: Path, text: str) -> None:
+    """Puts `text` at `path` in the run's folder, whole or not at all.
 
     Raises:
         MusterError: the disk is full, or the folder is gone.
     """
-    path = folder / "config.toml"
     with told_if_not_written(path):
-        write_text(path, to_toml(strategy, options))
-
-
-def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """Puts `summary` at folder/summary.json, whole or not at all.
-
-    Raises:
-        MusterError: the disk is full, or the folder is gone.
-    """
-    path = folder / "summary.json"
-    with told_if_not_written(path):
-        write_text(path, json.dumps(summary, indent=2) + "\n")  # names of files may be no text
+        write_text(path, text)
 
 
 @contextmanager
@@ -324,8 +311,7 @@ class Log:
                         self.seconds = record.get("seconds", self.seconds)
             except (ValueError, KeyError, TypeError):
                 continue  # the last line of a run that was killed while it wrote, or none of ours
-        with told_if_not_written(self.path):
-            write_text(self.path, "".join(f"{line}\n" for line in kept))
+        write_file(self.path, "".join(f"{line}\n" for line in kept))
 
     def write(self, record: dict[str, Any]) -> None:
         """Adds a line."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from muster.errors import MusterError
+from muster.errors import MusterError, one_line
 
 
 class TensorBoard:
@@ -144,7 +144,7 @@ def open_tracker(
         ) from error
     except Exception as error:  # each of the packages raises what it likes
         raise MusterError(
-            f"{kind} can't begin a run: {one_line(error)}",
+            f"{kind} can't begin a run: {error!r}",
             seen=f"--track={kind}, {folder}",
             fix="see its own settings in the environment, or leave out --track",
         ) from error
@@ -165,7 +165,7 @@ class Tracker:
                 self.target.write(record["step"], values)
             except Exception as error:  # a full disk, a server that is gone: no reason to stop training
                 self.target = None
-                self.note(f"nothing more is tracked: {one_line(error)}")
+                self.note(f"nothing more is tracked: {one_line(repr(error))}")
 
     def __enter__(self) -> "Tracker":
         return self
@@ -177,7 +177,7 @@ class Tracker:
             try:
                 self.target.close(failed=kind is not None)
             except Exception as problem:
-                self.note(f"the tracked run could not be ended: {one_line(problem)}")
+                self.note(f"the tracked run could not be ended: {one_line(repr(problem))}")
 
 
 def numbers_of(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -189,8 +189,3 @@ def numbers_of(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, int | float) and not isinstance(value, bool) and name != "step" and math.isfinite(value):
             numbers[prefix + name] = float(value)
     return numbers
-
-
-def one_line(error: Exception) -> str:
-    """What `error` says, in one line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -63,9 +63,7 @@ def test_digits_are_the_real_ones(loaded):
     assert set(labels.tolist()) == set(range(10))
 
 
-@pytest.mark.parametrize("file", [digits.FILE, "elsewhere/digits.csv.gz"])
-def test_digits_are_those_of_scikit_learn(file, monkeypatch):
-    monkeypatch.setattr(digits, "FILE", file)
+def test_digits_are_those_of_scikit_learn():
     for read, expected in zip(digits.read(), load_digits(return_X_y=True), strict=True):
         np.testing.assert_array_equal(read, expected)
 

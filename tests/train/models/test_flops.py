@@ -92,8 +92,9 @@ def test_peaks_of_cards(monkeypatch, name, bf16, tf32, expected):
         "",
     ],
 )
-def test_parts_variants_and_others_are_unknown(name):
-    assert flops.find_peak_flops(name) is None
+def test_parts_variants_and_others_are_unknown(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert flops.peak_flops(torch.device("cuda", 0), bf16=True, convolves=True) is None
 
 
 def test_a_cpu_has_no_peak_and_no_counter():

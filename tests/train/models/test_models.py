@@ -4,7 +4,7 @@ import torch
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train import models
-from muster.train.parallel.strategy import logits_of, loss_of
+from muster.train.parallel.strategy import loss_of, predictions_of
 
 
 @pytest.mark.parametrize(("name", "offered"), [("resnet81", "resnet18"), ("ResNet-50", "resnet50"), ("vitb16", "vit_")])
@@ -35,11 +35,11 @@ def test_a_step_of_each_kind(name, image_size):
     labels = torch.tensor([1, 6])
     outputs = model(torch.randn(2, 3, image_size, image_size))
     loss_of(outputs, labels).backward()
-    assert logits_of(outputs).shape == (2, 7)
+    assert predictions_of(outputs).shape == (2,)
     # Under DDP a parameter that has no part in the loss would hang the others.
     assert all(parameter.grad is not None for parameter in model.parameters())
     model.eval()
-    assert logits_of(model(torch.randn(2, 3, image_size, image_size))).shape == (2, 7)
+    assert predictions_of(model(torch.randn(2, 3, image_size, image_size))).shape == (2,)
 
 
 @pytest.mark.parametrize(

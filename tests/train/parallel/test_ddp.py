@@ -141,13 +141,6 @@ def test_batch_normalisation_over_all_ranks_is_for_gpus(train, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.process
-def test_a_rank_alone_says_what_it_has_no_use_for(train, tmp_path):
-    argv = ["ddp", *TEXT, "--max-steps=1", "--zero1", "--comm-hook=bf16", "--name=run", f"--runs-dir={tmp_path}"]
-    [ended] = train(argv, ok=True)
-    assert "note: one process has nothing to do for --comm-hook, --zero1" in ended.out
-
-
 @pytest.mark.parametrize(
     ("strategy", "options", "seen", "fix"),
     [

@@ -1,5 +1,8 @@
 """Layers cut over the ranks of a group: what test_matrix.py has no room for."""
 
+import subprocess
+import sys
+
 import pytest
 
 from muster.config import Options, check
@@ -46,3 +49,55 @@ def test_images_are_refused():
     with pytest.raises(MusterError, match="cuts transformers") as raised:
         check("tp", Options())
     assert "train fsdp --model=resnet18" in raised.value.fix
+
+
+CUT_LOSS = """
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+from muster.config import Options
+from muster.train import models
+from muster.train.models import IGNORED
+from muster.train.parallel.strategy import loss_of, predictions_of
+from muster.train.parallel.tp import CutLogits, cut
+
+SIZE, NUM_TOKENS = 2, 7
+
+def rank(number, path):
+    dist.init_process_group("gloo", store=dist.FileStore(path, SIZE), rank=number, world_size=SIZE)
+    mesh = init_device_mesh("cpu", (SIZE,))
+    parts = CutLogits(mesh, NUM_TOKENS)
+    torch.manual_seed(1)
+    logits = 20 * torch.randn(3, 5, NUM_TOKENS) - 50
+    logits[0, 0] = 3.0  # all alike: the first one counts
+    targets = torch.randint(0, NUM_TOKENS, (3, 5))
+    targets[1, 2] = IGNORED
+    for smoothing in (0.0, 0.1):
+        whole = logits.clone().requires_grad_()
+        own = logits[..., parts.first : parts.first + parts.most].clone().requires_grad_()
+        expected, loss = loss_of(whole, targets, smoothing), parts.loss(own, targets, smoothing)
+        (3 * expected).backward()
+        (3 * loss).backward()
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(own.grad, whole.grad[..., parts.first : parts.first + parts.most])
+    assert torch.equal(parts.predictions(own), predictions_of(logits))
+    with torch.no_grad():
+        assert parts.loss(own, torch.full_like(targets, IGNORED)).isnan()
+
+    model = models.build(Options(model="gpt-tiny"), 5, 32)
+    assert cut(model, mesh) is not None
+    assert model(torch.zeros(2, 32, dtype=torch.long)).shape == (2, 32, 3 - number)
+    tiny = models.build(Options(model="gpt-tiny"), 1, 32)
+    assert cut(tiny, mesh) is None
+    assert tiny(torch.zeros(2, 32, dtype=torch.long)).shape == (2, 32, 1)
+
+if __name__ == "__main__":
+    import sys
+    mp.start_processes(rank, (sys.argv[1],), SIZE, start_method="fork")
+"""
+
+
+@pytest.mark.process
+def test_the_loss_of_cut_logits_is_that_of_whole_ones_and_no_rank_has_all(tmp_path):
+    argv = [sys.executable, "-c", CUT_LOSS, str(tmp_path / "store")]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -107,7 +107,7 @@ def test_a_folder_that_takes_no_log_is_no_reason_not_to_train(train, tmp_path):
 
 
 @pytest.mark.process
-def test_a_terminal_keeps_its_bar_and_the_log_gets_lines(tmp_path):
+def test_a_terminal_has_a_line_that_is_written_over_and_the_log_gets_lines(tmp_path):
     argv = [
         sys.executable,
         "-m",

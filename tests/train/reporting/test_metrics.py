@@ -5,19 +5,21 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from muster.train.parallel.strategy import Sums
-from muster.train.reporting.metrics import StepTimes, percentile
-from muster.train.reporting.summary import Log, write_summary
+from muster.train.parallel.strategy import Sums, predictions_of
+from muster.train.reporting.metrics import StepTimes
+from muster.train.reporting.summary import Log, write_file
 
 
-@pytest.mark.parametrize(("share", "value"), [(50, 50), (95, 95), (99, 99), (100, 100)])
-def test_percentiles(share, value):
-    assert percentile([float(number) for number in range(100, 0, -1)], share) == value
-
-
-def test_percentiles_of_few_values():
-    assert percentile([3.0], 99) == 3.0
-    assert percentile([1.0, 2.0, 3.0], 50) == 2.0
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(range(100, 0, -1), (50, 95, 99)), ([3], (3, 3, 3)), ([1, 2, 3], (2, 3, 3))],
+)
+def test_percentiles(steps, expected):
+    times = StepTimes(torch.device("cpu"))
+    for seconds in (9.0, *map(float, steps)):
+        times.note(seconds)
+    found = times.summary(global_batch=1, world_size=1)["step_time_s"]
+    assert tuple(found[name] for name in ("p50", "p95", "p99")) == expected
 
 
 def test_rates_are_over_the_steps_that_were_timed():
@@ -83,7 +85,7 @@ def test_sums_are_those_of_all_samples():
     sums = Sums(torch.device("cpu"))
     batches = [(torch.randn(size, 5), torch.randint(0, 5, (size,))) for size in (4, 4, 1)]
     for logits, labels in batches:
-        sums.add(cross_entropy(logits, labels), logits, labels)
+        sums.add(cross_entropy(logits, labels), predictions_of(logits), labels)
     logits, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     expected = [cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum(), 9]
     assert sums.values.tolist() == pytest.approx([float(value) for value in expected], rel=1e-6)
@@ -105,5 +107,5 @@ def test_the_log_drops_what_the_resumed_run_does_again(tmp_path):
 
 
 def test_a_name_that_is_no_text_costs_no_summary(tmp_path):
-    write_summary(tmp_path, {"data": "imagefolder:/caf\udce9"})
+    write_file(tmp_path / "summary.json", json.dumps({"data": "imagefolder:/caf\udce9"}))
     assert json.loads((tmp_path / "summary.json").read_text()) == {"data": "imagefolder:/caf\udce9"}

@@ -113,7 +113,7 @@ def test_a_target_that_breaks_ends_no_training():
         tracker.write({"kind": "steps", "step": 1, "train_loss": 1.0})
         tracker.write({"kind": "steps", "step": 2, "train_loss": 1.0})
     assert target.calls == 1
-    assert notes == ["nothing more is tracked: no space left on device"]
+    assert notes == ["nothing more is tracked: OSError('no space left\\non device')"]
 
 
 def test_a_target_that_cannot_begin(tmp_path, monkeypatch):
