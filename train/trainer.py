@@ -49,9 +49,6 @@ LOG_ALL, LOG_STEPS = 1000, 50
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets, on the device."""
 
-BOTH_WAYS = "forward and backward"
-"""The name of these passes in a trace."""
-
 
 class Trainer:
     """One rank's training.
@@ -261,7 +258,8 @@ class Trainer:
         self.times.waits = world.waits
         if options.profile:
             # Hooks that name a layer would have a compiled model compiled again.
-            layers = models.named_units(self.trained.model) if options.compile == "off" else {}
+            units = set(models.units_of(self.trained.model)) if options.compile == "off" else set()
+            layers = {name: module for name, module in self.trained.model.named_modules() if module in units}
             num_steps = self.num_steps - progress.step
             self.times.profile = Profile(self.run.folder, num_steps, layers, world.device, main=world.main)
         # A short run has about ten lines in metrics.jsonl, too.
@@ -351,7 +349,8 @@ class Trainer:
             block = turn * world.dp_size + world.dp_rank
             reseed(world.device, options.seed, "model", progress.step, block)
             last = turn + 1 == options.accumulate
-            with nullcontext() if last else self.strategy.without_sync(self.model), self.times.part(BOTH_WAYS):
+            alone = nullcontext() if last else self.strategy.without_sync(self.model)
+            with alone, self.times.part("forward and backward"):
                 self.gradients.compute(self.model, inputs, targets, self.autocast, sums)
         self.gradients.finish()
         if options.clip_norm is not None:

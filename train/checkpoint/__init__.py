@@ -6,7 +6,6 @@ torch.distributed.checkpoint; run_directory.py the folder of a run: whose it is,
 
 from muster.train.checkpoint.manager import CheckpointManager as CheckpointManager
 from muster.train.checkpoint.manager import Progress as Progress
-from muster.train.checkpoint.manager import State as State
 from muster.train.checkpoint.manager import Statistics as Statistics
 from muster.train.checkpoint.manager import TrainState as TrainState
 from muster.train.checkpoint.manager import folder_of as folder_of

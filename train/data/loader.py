@@ -5,7 +5,6 @@ import math
 import os
 import resource
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -275,25 +274,17 @@ def identity(batch: Any) -> Any:
     return batch
 
 
-ORPHANED_S = 2.0
-"""For so long a connection that broke may mean that the rank is about to be gone."""
-
-
 def begin_worker(worker: int) -> None:
     """Begins a worker: signals are the rank's affair, and a rank that ended while they spoke is no error to show."""
     deafen()
-    rank, show = os.getppid(), sys.excepthook
+    show = sys.excepthook
 
-    def show_unless_orphaned(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # The kernel closes what a process has open before it gives its children another parent.
-        end = time.monotonic() + ORPHANED_S
-        while isinstance(error, OSError | EOFError) and time.monotonic() < end:
-            if os.getppid() != rank:
-                return
-            time.sleep(0.01)
-        show(kind, error, trace)
+    def show_unless_lost(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # multiprocessing's thread that hands batches over; a rank that lives sees the same, and tells it.
+        if not isinstance(error, OSError | EOFError):
+            show(kind, error, trace)
 
-    sys.excepthook = show_unless_orphaned
+    sys.excepthook = show_unless_lost
 
 
 def open_batches(source: Source, options: Options, world: World, cores: int = 1) -> tuple[Batches, Batches]:

@@ -129,11 +129,7 @@ def count_tokens(*parts: np.ndarray) -> int:
 
 
 def scan(options: Options, folder: str) -> int:
-    """How many different tokens there are at the path `folder`: of a file of numbers all are read.
-
-    Raises:
-        MusterError: as `open_source`.
-    """
+    """How many different tokens there are at the path `folder`: of a file of numbers all are read."""
     return options.vocab_size or count_tokens(*open_parts(options, folder))
 
 
@@ -141,7 +137,7 @@ def open_parts(options: Options, folder: str) -> tuple[np.ndarray, np.ndarray]:
     """The tokens at the path `folder` that train, and those that validate.
 
     Raises:
-        MusterError: as `open_source`.
+        MusterError: there is nothing, it can't be read, or it is too short.
     """
     path, seen = Path(os.path.expanduser(folder)), f"--data={options.data}"
     seq_len = options.seq_len or shape_of(options.model).context
@@ -169,9 +165,6 @@ def open_source(options: Options, folder: str, num_tokens: int) -> Source:
 
     Args:
         num_tokens: what `scan` says.
-
-    Raises:
-        MusterError: there is nothing, it can't be read, or it is too short.
     """
     seq_len = options.seq_len or shape_of(options.model).context
     train, valid = open_parts(options, folder)

@@ -254,8 +254,8 @@ def connect(world: World) -> Store:
         ) from error
 
 
-def choose_device(local_rank: int, local_world_size: int | None, device_count: int, *, share_gpus: bool = False) -> int:
-    """The index of this process's GPU among the `device_count` that it can see.
+def device_for(world: World, wanted: str, *, share_gpus: bool = False) -> torch.device:
+    """The device that `--device` stands for in this process.
 
     A process that sees one GPU takes it, whatever its local rank: Slurm's --gpus-per-task=1 shows each task
     only its own, as number 0.
@@ -264,35 +264,20 @@ def choose_device(local_rank: int, local_world_size: int | None, device_count: i
         share_gpus: processes may share a GPU.
 
     Raises:
-        MusterError: fewer GPUs than processes.
-    """
-    if share_gpus:
-        return local_rank % device_count
-    if device_count == 1:
-        return 0
-    processes = local_rank + 1 if local_world_size is None else local_world_size
-    if device_count >= processes:
-        return local_rank
-    raise MusterError(
-        f"{processes} processes on this host, but {device_count} GPUs",
-        seen=f"LOCAL_RANK={local_rank} LOCAL_WORLD_SIZE={processes}, GPUs visible: {device_count}",
-        fix=f"start {device_count} processes a host, or ask for {processes} GPUs, or give --device=cpu",
-    )
-
-
-def device_for(world: World, wanted: str, *, share_gpus: bool = False) -> torch.device:
-    """The device that `--device` stands for in this process.
-
-    Args:
-        share_gpus: processes may share a GPU.
-
-    Raises:
         MusterError: a GPU was asked for and there is none, or not one for each process.
     """
-    device_count = 0 if wanted == "cpu" else torch.cuda.device_count()
-    if device_count:
-        index = choose_device(world.local_rank, world.local_world_size, device_count, share_gpus=share_gpus)
-        return torch.device("cuda", index)
+    num_gpus = 0 if wanted == "cpu" else torch.cuda.device_count()
+    if num_gpus == 1 or (num_gpus and share_gpus):
+        return torch.device("cuda", world.local_rank % num_gpus)
+    processes = world.local_rank + 1 if world.local_world_size is None else world.local_world_size
+    if num_gpus >= processes:
+        return torch.device("cuda", world.local_rank)
+    if num_gpus:
+        raise MusterError(
+            f"{processes} processes on this host, but {num_gpus} GPUs",
+            seen=f"LOCAL_RANK={world.local_rank} LOCAL_WORLD_SIZE={processes}, GPUs visible: {num_gpus}",
+            fix=f"start {num_gpus} processes a host, or ask for {processes} GPUs, or give --device=cpu",
+        )
     if wanted == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "(unset)")
         raise MusterError(

@@ -388,14 +388,6 @@ def where() -> str:
     return ", called by ".join(lines) or "nowhere"
 
 
-def flight() -> bytes:
-    """What torch's flight recorder holds of the ranks' group, as torchfrtrace reads it; nothing where it has none."""
-    if not dist.is_initialized():
-        return b""
-    name = "_dump_nccl_trace" if "nccl" in str(dist.get_backend()) else "_dump_fr_trace"
-    return getattr(c10d, name, bytes)()
-
-
 def num_collectives(recorded: bytes) -> list[int] | None:
     """How many collectives of all groups are enqueued, started and completed; None where flight recorder says nothing.
 
@@ -423,7 +415,9 @@ def dump(folder: Path | None, rank: int, told: dict[str, Any]) -> None:
                 faulthandler.dump_traceback(file, all_threads=True)
     recorded = b""
     with suppress(RuntimeError):  # a device in disorder
-        recorded = flight()
+        if dist.is_initialized():
+            name = "_dump_nccl_trace" if "nccl" in str(dist.get_backend()) else "_dump_fr_trace"
+            recorded = getattr(c10d, name, bytes)()  # of torch's flight recorder, as torchfrtrace reads it
     with suppress(Exception):  # of a version of torch that pickles something else
         told["collectives"] = num_collectives(recorded)
     if folder is not None and recorded:

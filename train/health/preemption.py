@@ -22,16 +22,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Which of them warns is the scheduler's choice, and the job script's: `#SBATCH --signal=USR1@90`."""
 
 START, END = "MUSTER_JOB_START_TIME", "MUSTER_JOB_END_TIME"
-"""Unix seconds: the job scripts export them where the scheduler itself has no such variable; yours win."""
-
-SCHEDULER_START, SCHEDULER_END = LaunchVariable.SCHEDULER_START_TIME, LaunchVariable.SCHEDULER_END_TIME
-"""The same by the scheduler's own word, which the launcher passes on."""
+"""Unix seconds: the job scripts export them where the scheduler itself has no such variable; yours win over its own."""
 
 GRACE = "MUSTER_GRACE_S"
 """Seconds from the first warning to SIGKILL, where the job script knows them."""
-
-EXAMPLES = {START: "$(date +%s)", END: "$(date -d '+1 hour' +%s)", GRACE: "300"}
-"""What the variables of job scripts may hold."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +125,8 @@ def find(save_before: float | None, environ: Mapping[str, str]) -> tuple[Deadlin
     """
     end = _seconds(environ, END)
     is_ours = end > 0
-    start = _seconds(environ, START if is_ours else SCHEDULER_START)
-    end = end or _seconds(environ, SCHEDULER_END)
+    start = _seconds(environ, START if is_ours else LaunchVariable.SCHEDULER_START_TIME)
+    end = end or _seconds(environ, LaunchVariable.SCHEDULER_END_TIME)
     if save_before == 0:
         return None, []
     if not end:
@@ -153,7 +147,7 @@ def find(save_before: float | None, environ: Mapping[str, str]) -> tuple[Deadlin
         why = "this job is hardly longer than its warning, which is ignored in the first minute"
         return deadline, [f"{why}: {deadline}"]
     if deadline.left_s <= 0:
-        name = END if is_ours else SCHEDULER_END
+        name = END if is_ours else LaunchVariable.SCHEDULER_END_TIME
         return None, [f"{name}={end:.0f} is over, and this job is not: it counts for nothing"]
     if deadline.is_near():
         return deadline, [f"{deadline}: this run will stop after its first steps"]
@@ -179,8 +173,9 @@ def _seconds(environ: Mapping[str, str], name: str) -> float:
     text = environ.get(name, "")
     if text.isascii() and text.isdecimal():
         return float(text)
-    if text and name in EXAMPLES:
-        raise MusterError(f"{name} is no time in seconds", seen=f"{name}={text}", fix=f"export {name}={EXAMPLES[name]}")
+    if text and name in (START, END, GRACE):
+        example = "300" if name == GRACE else "$(date -d '+1 hour' +%s)"
+        raise MusterError(f"{name} is no time in seconds", seen=f"{name}={text}", fix=f"export {name}={example}")
     return 0.0
 
 

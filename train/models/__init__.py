@@ -40,12 +40,6 @@ def place(model: nn.Module, device: torch.device, layout: torch.memory_format, s
     return model.to(device, memory_format=layout)  # type: ignore[call-overload]
 
 
-def named_units(model: nn.Module) -> dict[str, nn.Module]:
-    """The units of `model` by their names in it."""
-    units = set(units_of(model))
-    return {name: module for name, module in model.named_modules() if module in units}
-
-
 def units_of(model: nn.Module) -> list[nn.Module]:
     """The parts of `model` that follow one another: a transformer's layers, the blocks of a classifier of images.
 

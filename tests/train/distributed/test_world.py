@@ -10,12 +10,22 @@ from muster.errors import MusterError
 from muster.train.distributed.backends import run_gloo_on_one_thread
 from muster.train.distributed.world import (
     World,
-    choose_device,
     device_for,
     open_mesh,
     open_side_group,
     read_environment,
 )
+
+
+@pytest.fixture
+def device_of(monkeypatch):
+    """The number of the GPU that a rank takes of so many."""
+
+    def device_of(local_rank, local_world_size, num_gpus, **more):
+        monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
+        return device_for(World(local_rank=local_rank, local_world_size=local_world_size), "auto", **more).index
+
+    return device_of
 
 
 @pytest.mark.parametrize(
@@ -30,20 +40,20 @@ from muster.train.distributed.world import (
         (5, None, 1, 0),
     ],
 )
-def test_device_of_a_rank(local_rank, local_world_size, device_count, device):
-    assert choose_device(local_rank, local_world_size, device_count) == device
+def test_device_of_a_rank(device_of, local_rank, local_world_size, device_count, device):
+    assert device_of(local_rank, local_world_size, device_count) == device
 
 
 @pytest.mark.parametrize(("local_rank", "local_world_size"), [(0, 4), (3, 4), (3, None)])
-def test_fewer_gpus_than_processes_names_both_numbers(local_rank, local_world_size):
+def test_fewer_gpus_than_processes_names_both_numbers(device_of, local_rank, local_world_size):
     with pytest.raises(MusterError) as raised:
-        choose_device(local_rank, local_world_size, 2)
+        device_of(local_rank, local_world_size, 2)
     assert "4 processes" in str(raised.value)
     assert "2 GPUs" in str(raised.value)
 
 
-def test_processes_that_share_gpus_are_dealt_out_over_them():
-    assert [choose_device(local_rank, 4, 2, share_gpus=True) for local_rank in range(4)] == [0, 1, 0, 1]
+def test_processes_that_share_gpus_are_dealt_out_over_them(device_of):
+    assert [device_of(local_rank, 4, 2, share_gpus=True) for local_rank in range(4)] == [0, 1, 0, 1]
 
 
 def test_cuda_without_gpu(monkeypatch):
