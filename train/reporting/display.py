@@ -23,6 +23,7 @@ from muster.units import duration, percent, processes, quantity
 WIDTH = 80
 LINE_EVERY_S = 15.0
 REFRESH_EVERY_S = 0.25
+BAR_WIDTH = 12
 
 STRAGGLES = 1.05
 """A rank that is busy this many times as long as the one in the middle is named."""
@@ -95,7 +96,10 @@ class Display:
             (self.console.print if self.screen is None else console.keep)(line)
         if self.screen is not None:
             self.screen_due = now + REFRESH_EVERY_S
-            line += f"  {duration(seconds / done * (self.num_steps - done))} left"
+            bar = "#" * (BAR_WIDTH * done // self.num_steps)
+            left = duration(seconds / done * (self.num_steps - done))
+            line = f"  epoch {self.epoch_number}/{self.epochs}  [{bar:.<{BAR_WIDTH}}] {done}/{self.num_steps}"
+            line += f"  {state}  {left} left"
             # Whatever is printed next stands in the place of it.
             self.screen.write(f"{line[: self.console.width - 1]}{ERASE}\r")
             self.screen.flush()
