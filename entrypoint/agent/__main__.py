@@ -78,7 +78,6 @@ def main(argv: list[str]) -> int:
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(lambda entry: not str(entry.msg).startswith(_SAID_BELOW))
     arguments = parse_args(argv)
-    rendezvous.choose(arguments)
     address, port = rendezvous.place_of(arguments)
     status = Status()
     warning = Warning(status)
@@ -176,22 +175,18 @@ def wait_for(address: str, port: int, timeout_s: float) -> None:
     Raises:
         TimeoutError: nothing did within `timeout_s`; the message says what was waited for and what came last.
     """
-    start = time.monotonic()
-    is_said = False
-    while True:
-        try:
-            with socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S):
+    end = time.monotonic() + timeout_s
+    waits = f"{socket.gethostname()} waits for {address}:{port}, {timeout_s:.0f} s at most"
+    with said_if_slow(waits, after_s=SAY_AFTER_S):
+        while True:
+            try:
+                socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S).close()
                 return
-        except OSError as reason:
-            last = reason
-        waited_s = time.monotonic() - start
-        if waited_s >= timeout_s:
-            raise TimeoutError(f"nothing listened on {address}:{port} within {timeout_s:.0f} s: {last}")
-        if waited_s >= SAY_AFTER_S and not is_said:
-            is_said = True
-            line = f"muster: {socket.gethostname()} waits for {address}:{port} ({last}), {timeout_s:.0f} s at most"
-            print(line, file=sys.stderr)
-        time.sleep(RETRY_S)
+            except OSError as why:
+                if time.monotonic() >= end:
+                    late = f"nothing listened on {address}:{port} within {timeout_s:.0f} s: {why}"
+                    raise TimeoutError(late) from None
+            time.sleep(RETRY_S)
 
 
 if __name__ == "__main__":

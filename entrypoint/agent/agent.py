@@ -22,8 +22,7 @@ from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.utils import store as store_util
 from torch.distributed.run import config_from_args  # pyright: ignore[reportUnknownVariableType]
 
@@ -86,7 +85,7 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
     """Runs this node's workers as torchrun does, to their end.
 
     Args:
-        arguments: torchrun's, after `rendezvous.choose`.
+        arguments: torchrun's.
         status: filled while they run.
 
     Returns:
@@ -98,7 +97,6 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
 
     Source: torch.distributed.launcher.api.launch_agent, which has no place for another agent
     """
-    rendezvous.register()
     found: Any = config_from_args(arguments)  # pyright: ignore[reportUnknownVariableType]
     config, program, words = found
     if arguments.run_path:
@@ -109,22 +107,13 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
         words = ["-I", "-S", "-c", TIE, str(os.getpid()), program, *words]
         program = sys.executable
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
-    parameters = RendezvousParameters(
-        backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint,
-        run_id=config.run_id,
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        local_addr=config.local_addr,
-        **config.rdzv_configs,
-    )
     # What only some versions of torch have is passed on by its name.
     known = {each.name for each in fields(api.WorkerSpec)} & {each.name for each in fields(config)}
     spec = api.WorkerSpec(
         local_world_size=config.nproc_per_node,
         entrypoint=program,
         args=tuple(words),
-        rdzv_handler=get_rendezvous_handler(parameters),
+        rdzv_handler=rendezvous.handler_of(arguments, config),
         **{name: getattr(config, name) for name in known},
     )
     agent: Any = Agent(
@@ -200,7 +189,7 @@ class Agent(LocalElasticAgent):
         with interruption.held() if is_ours() else nullcontext():
             started = torchs._start_workers(worker_group)
         self._status.workers = {pid for pid, _ in self.processes().values()}
-        is_fixed = worker_group.spec.rdzv_handler.get_backend() == rendezvous.FIXED
+        is_fixed = isinstance(worker_group.spec.rdzv_handler, rendezvous.FixedNodes)
         if self._nodes is None and is_fixed and worker_group.group_world_size > 1:
             self._nodes = Nodes(self, worker_group, self._status.ended)
         self._ended = set()
@@ -368,9 +357,9 @@ def tell_if_apart(group: Any) -> None:
     With a store of their own (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, torchrun.py) nobody knows.
     """
     handler, world_size = group.spec.rdzv_handler, group.workers[0].world_size
-    prefix = {rendezvous.LOOPBACK: rendezvous.AGENTS, rendezvous.FIXED: handler.get_run_id()}.get(handler.get_backend())
-    if prefix is None or group.group_rank or world_size == 1:
+    if not isinstance(handler, StaticTCPRendezvous) or group.group_rank or world_size == 1:
         return
+    prefix = rendezvous.AGENTS if isinstance(handler, rendezvous.Loopback) else handler.get_run_id()
     keys = group.store.underlying_store.list_keys()
     if all(key.startswith((f"{prefix}/", "muster/")) for key in keys):
         tell(

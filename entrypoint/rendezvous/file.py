@@ -15,7 +15,6 @@ Nothing is read from the network: whoever connects to the port can't hold anythi
 """
 
 import contextlib
-import errno
 import os
 import re
 import secrets
@@ -35,6 +34,7 @@ import psutil
 
 from muster.entrypoint.rendezvous import network
 from muster.errors import ExitCode, MusterError, one_line
+from muster.notices import said_if_slow
 from muster.units import processes
 
 POLL_S = 0.1
@@ -200,7 +200,10 @@ def _gather(peers: Peers) -> tuple[str, int]:
     """Participant 0: waits for the others' answers, and tells them the result."""
     with contextlib.suppress(FileExistsError):
         peers.path.mkdir(0o700)
-    with _opened(peers.path) as folder, _listener() as listener:
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    listening = socket.create_server(("", 0), family=family, dualstack_ipv6=is_dual)
+    with listening as listener, _opened(peers.path) as folder:
         host = _Host(_own_addresses(), int(listener.getsockname()[1]), machine(), secrets.token_hex(16))
         _remove(folder, "host")
         _write(folder, "host", host)
@@ -286,24 +289,18 @@ def _join(peers: Peers) -> tuple[str, int]:
     last = "the file did not appear"
     # A --rendezvous-dir that is not there is a mistake, and not waited for.
     peers.folder.stat()
-    say_at = time.monotonic() + SAY_AFTER_S
-    for _ in _polls(deadline):
-        if time.monotonic() >= say_at:
-            say_at = deadline
-            why = "; ".join(filter(None, [last, peers.hint]))
-            line = f"{socket.gethostname()} waits for the others by {peers.path}, {peers.timeout_s} s at most: {why}"
-            print(f"muster: {one_line(line)}", file=sys.stderr, flush=True)
-        with contextlib.suppress(FileNotFoundError), _opened(peers.path) as folder:
-            host = _read(folder, "host", _Host)
-            if host is None:
-                continue
-            for address in host.addresses:
-                why_not = _why_not(host, address)
-                last = f"{address}:{host.port}: {why_not or 'it gave no result'}"
-                if not why_not:
-                    if _is_agreed(folder, peers, host, deadline):
-                        return address, host.port
-                    break
+    waits = f"{socket.gethostname()} waits for the others by {peers.path}, {peers.timeout_s} s at most; {peers.hint}"
+    with said_if_slow(one_line(waits.rstrip("; ")), after_s=SAY_AFTER_S):
+        for _ in _polls(deadline):
+            with contextlib.suppress(FileNotFoundError), _opened(peers.path) as folder:
+                host = _read(folder, "host", _Host)
+                for address in host.addresses if host else ():
+                    why_not = _why_not(host, address)
+                    last = f"{address}:{host.port}: {why_not or 'it gave no result'}"
+                    if not why_not:
+                        if _is_agreed(folder, peers, host, deadline):
+                            return address, host.port
+                        break
     raise _too_late(
         peers, f"number {peers.number} of {peers.size} did not find number 0 within {peers.timeout_s:.0f} s: {last}"
     )
@@ -387,28 +384,19 @@ def _own_addresses() -> list[str]:
     return [address for _, address in sorted(found)] or ["127.0.0.1"]
 
 
-def _listener() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
-
-
 @contextlib.contextmanager
 def _opened(path: Path) -> Generator[int]:
     """A descriptor of the launch's folder. Nobody else can have put anything into it.
 
     Raises:
-        MusterError: it is no folder, or others own it, or may write there.
+        MusterError: others own it, or may write there.
+        NotADirectoryError: it is no folder, or a link to one.
         FileNotFoundError: there is none yet.
     """
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except NotADirectoryError:
-        folder = None
-    try:
-        status = path.lstat() if folder is None else os.fstat(folder)
-        if folder is None or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        status = os.fstat(folder)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise MusterError(
                 "the ranks meet in a folder that is its user's alone, and this is not: another user could take part",
                 seen=f"{path}: {stat.filemode(status.st_mode)}, of user {status.st_uid}; this is user {os.geteuid()}",
@@ -416,8 +404,7 @@ def _opened(path: Path) -> Generator[int]:
             )
         yield folder
     finally:
-        if folder is not None:
-            os.close(folder)
+        os.close(folder)
 
 
 def _answers(folder: int, host: _Host) -> dict[str, int]:
@@ -430,11 +417,8 @@ def _read(folder: int, name: str, kind: type[T], line: int = 0) -> T | None:
     """What a line of a file says; None where it is not there, not whole, or something else."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    except OSError as reason:
-        # ESTALE: NFS says so of a file that another host has just replaced. ELOOP: a link. ENXIO, ENODEV: no file.
-        if reason.errno in (errno.ENOENT, errno.ESTALE, errno.ELOOP, errno.ENXIO, errno.ENODEV):
-            return None
-        raise
+    except OSError:  # not there, a link, no file; or replaced by another host a moment ago, as NFS says
+        return None
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():

@@ -51,10 +51,8 @@ def resolve(host: str, seen: str) -> str:
         found = within(RESOLVE_TIMEOUT_S, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
         # AF_INET sorts before AF_INET6.
         return str(min(found, key=lambda entry: entry[0])[4][0])
-    except TimeoutError:
-        reason: object = f"no answer within {RESOLVE_TIMEOUT_S:.0f} s"
     except (OSError, UnicodeError) as caught:
-        reason = caught
+        reason = str(caught) or f"no answer within {RESOLVE_TIMEOUT_S:.0f} s"  # TimeoutError has no words
     raise MusterError(
         f"the name of the master, {host}, does not resolve on {socket.gethostname()}: {reason}", seen=seen, fix=FIX_NAME
     )

@@ -123,18 +123,18 @@ def test_restarts_take_the_elastic_form(nnodes: str, node_rank: int, is_host: in
         f"--nnodes={'1:2' if ':' in nnodes else '2:2'}",
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=a:61000",
-        "--rdzv-id=local.0",
         f"--rdzv-conf={conf}",
-        "--max-restarts=3",
         "--nproc-per-node=2",
+        "--rdzv-id=local.0",
+        "--max-restarts=3",
         "s.py",
     ]
     assert found.additions.variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
-def test_restarts_on_one_node_stay_standalone() -> None:
+def test_restarts_on_one_node_take_the_static_form() -> None:
     found = planned(Environment({}, host="b"), LaunchOptions(max_restarts=3), Program("script", ("s.py",)))
-    assert {"--standalone", "--max-restarts=3"} <= set(found.argv)
+    assert {"--nnodes=1", "--rdzv-backend=static", "--master-port=0", "--max-restarts=3"} <= set(found.argv)
     assert found.additions.variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
@@ -155,9 +155,7 @@ def test_a_range_of_nodes_larger_than_the_job_is_refused() -> None:
 
 
 def chosen(*words: str) -> argparse.Namespace:
-    arguments = parse_args([*words, "s.py"])
-    rendezvous.choose(arguments)
-    return arguments
+    return parse_args([*words, "s.py"])
 
 
 def test_the_agent_waits_for_whoever_listens() -> None:
