@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
@@ -107,10 +108,7 @@ def _train(strategy: str, options: LaunchOptions, training: Options) -> None:
     with _refused_alike():
         check_combination(strategy, training)
     program = Program("module", ("muster.train", strategy, *to_argv(training)), is_ours=True)
-
-    def check() -> None:
-        check_here(training.model, training.data)
-
+    check = partial(check_here, training.model, training.data)
     start.start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS, check=check)
 
 

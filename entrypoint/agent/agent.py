@@ -143,14 +143,13 @@ def run_in_place(is_module: bool, program: str, *words: str) -> None:
     # A terminal's Ctrl-C is for the agent, which passes it on: a second one would end a rank before it clears up.
     os.setpgid(0, 0)
     sys.argv = [program, *words]
-    if is_module and "PYTHONSAFEPATH" not in os.environ:
-        sys.path.insert(0, os.getcwd())
-    if not is_module:
-        sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
     try:
         if is_module:
+            if "PYTHONSAFEPATH" not in os.environ:
+                sys.path.insert(0, os.getcwd())
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:
+            sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
             runpy.run_path(program, run_name="__main__")
     except Exception:
         # torch would hand it to the agent, which says how a rank has ended and not why.
@@ -216,7 +215,7 @@ class Agent(LocalElasticAgent):
     def _invoke_run(self, role: str = api.DEFAULT_ROLE) -> Any:
         result = super()._invoke_run(role)
         if result.is_failed():
-            check_out(self)
+            leave(self, has_failed=True)
         if result.failures and self._nodes and is_ours():
             self._nodes.publish_failures(result.failures)
         if result.failures and self._nodes:
@@ -316,39 +315,28 @@ def reaches(group: int, number: int) -> bool:
     return True
 
 
-def check_out(agent: Any) -> None:
-    """Tells the nodes whose workers have ended well not to wait for this one, which has failed.
-
-    They would for 5 minutes.
-    """
-    barrier: Any = store_util
-    terms: Any = api
-
-    def tell_all() -> None:
-        size = agent._worker_group.group_world_size
-        barrier._barrier_nonblocking(agent._store, size, terms._TERMINAL_STATE_SYNC_ID)
-        agent._store.add(LEFT, 1)
-
-    try_briefly(tell_all)
-
-
-def leave(agent: Any) -> None:
+def leave(agent: Any, *, has_failed: bool = False) -> None:
     """Has the node with the store leave last: torch's barrier lets it go while others still ask whether they may.
 
-    They would tell of a lost connection, with a traceback, after a run that went well.
+    They would tell of a lost connection, with a traceback, after a run that went well. A node that has failed goes past
+    the barrier: those whose workers have ended well would wait there for 5 minutes.
     """
     group = agent._worker_group
-    size, is_host = group.group_world_size, group.group_rank == 0
+    size, waits = group.group_world_size, group.group_rank == 0 and not has_failed
 
-    def wait() -> None:
+    def part() -> None:
+        if has_failed:
+            barrier: Any = store_util
+            terms: Any = api
+            barrier._barrier_nonblocking(agent._store, size, terms._TERMINAL_STATE_SYNC_ID)
         end = time.monotonic() + TELL_S
         left = agent._store.add(LEFT, 1)
-        while is_host and left < size and time.monotonic() < end:
+        while waits and left < size and time.monotonic() < end:
             time.sleep(LEAVE_LOOK_S)
             left = agent._store.add(LEFT, 0)
 
     if size > 1:
-        try_briefly(wait)
+        try_briefly(part)
 
 
 def tell_if_apart(group: Any) -> None:

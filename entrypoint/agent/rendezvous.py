@@ -151,18 +151,14 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
     try:
         here.wait(keys, limit)
     except dist.DistError:
-        absent = [number for number, key in enumerate(keys) if not here.check([key])]
+        names = os.environ.get(LaunchVariable.NODES, "").split(",")
+        if len(names) != num_nodes:
+            names = [f"node rank {number}" for number in range(num_nodes)]
+        absent = [name for name, key in zip(names, keys, strict=True) if not here.check([key])]
         if absent:
-            raise TimeoutError(told(absent, num_nodes, limit.total_seconds())) from None
-
-
-def told(absent: list[int], num_nodes: int, limit_s: float, most: int = 8) -> str:
-    """Who did not come, by the names of MUSTER_NODES where the launch has told them."""
-    names = os.environ.get(LaunchVariable.NODES, "").split(",")
-    known = len(names) == num_nodes
-    shown = [names[number] if known else f"node rank {number}" for number in absent[:most]]
-    more = f" and {len(absent) - most} more" if len(absent) > most else ""
-    return f"{', '.join(shown)}{more} did not come within {limit_s:.0f} s; {num_nodes - len(absent)} of {num_nodes} did"
+            shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
+            came = f"{num_nodes - len(absent)} of {num_nodes} did"
+            raise TimeoutError(f"{shown} did not come within {limit.total_seconds():.0f} s; {came}") from None
 
 
 class Backend(C10dRendezvousBackend):

@@ -19,8 +19,6 @@ from muster.errors import MusterError
 SHARED_MEMORY = Path("/dev/shm")
 TEMPORARY = (Path("/tmp"), Path("/var/tmp"))
 
-FIX = "docker run --tmpfs /tmp; or HOME=FOLDER TMPDIR=FOLDER, where this user may write"
-
 # Python looks them up in this order: `getpass.getuser`, `tempfile.gettempdir`.
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 _FOLDERS = ("TMPDIR", "TEMP", "TMP")
@@ -47,14 +45,11 @@ def find(env: Environment) -> Additions:
     home = env.get("HOME") or (entry.pw_dir if entry else "")
     if home and home != "/" and _is_writable(Path(home)):
         return Additions(wanted, tuple(notes))
-    if temporary is None and _is_writable(Path(".")):
-        # Python takes that for its temporary files, but it is no place for a home.
-        return Additions(wanted, (*notes, f"neither HOME nor a temporary folder can be written to: {FIX}"))
     if temporary is None:
         raise MusterError(
             "neither HOME nor any temporary folder can be written to",
             seen=f"HOME={env.get('HOME', '')} TMPDIR={env.get('TMPDIR', '')} as uid {uid}",
-            fix=FIX,
+            fix="docker run --tmpfs /tmp; or HOME=FOLDER TMPDIR=FOLDER, where this user may write",
         )
     folder = temporary / f"muster-home-{uid}"
     wanted["HOME"] = str(folder)

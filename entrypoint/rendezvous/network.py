@@ -103,35 +103,20 @@ def check_port_free(port: int, source: str) -> None:
     """Returns if `port` can be listened on here.
 
     Raises:
-        MusterError: it can't; the error names the port, and the process that has it where this user may know it.
+        MusterError: it can't.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-            probe.listen(1)
-        except OSError as reason:
-            is_taken = reason.errno == errno.EADDRINUSE
-            why = f"is taken{_holder(port)}" if is_taken else f"can't be listened on: {reason.strerror}"
-            raise MusterError(
-                f"port {port} on {socket.gethostname()} {why}",
-                seen=source,
-                fix="--master-port PORT, the same on all nodes, with a free port",
-            ) from None
-
-
-def _holder(port: int) -> str:
     try:
-        for each in psutil.net_connections("tcp"):
-            if each.pid and each.laddr and each.laddr.port == port and each.status == psutil.CONN_LISTEN:
-                return f" by process {each.pid} ({psutil.Process(each.pid).name()})"
-    except (psutil.Error, OSError):
-        pass
-    return ""
+        socket.create_server(("", port)).close()
+    except OSError as reason:
+        why = "is taken" if reason.errno == errno.EADDRINUSE else f"can't be listened on: {reason.strerror}"
+        raise MusterError(
+            f"port {port} on {socket.gethostname()} {why}",
+            seen=source,
+            fix="--master-port PORT, the same on all nodes, with a free port",
+        ) from None
 
 
 def free_port() -> int:
     """A port that nothing listens on at this moment."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

@@ -93,11 +93,12 @@ def test_nothing_is_left_of_the_launch_that_submitted_this_job() -> None:
 
 
 def test_a_list_of_nodes_too_long_for_a_variable_is_left_out() -> None:
-    found = resolve.resolve(recorded("b_srun_N2_1per.node02.1"), LaunchOptions(), ["train", "ddp"])
+    env = recorded("b_srun_N2_1per.node02.1")
+    found = start.find(env, LaunchOptions(site="off"), ["train", "ddp"])
     for number, is_told in ((2000, True), (9408, False)):
         nodes = tuple(f"frontier{node:05d}" for node in range(number))
-        told = start.of_the_job(replace(found, hosts=nodes, num_nodes=number, ranks_per_node=(2,) * number), {})
-        assert ("MUSTER_NODES" in told) == is_told
+        many = replace(found.allocation, hosts=nodes, num_nodes=number, ranks_per_node=(2,) * number)
+        assert ("MUSTER_NODES" in start.for_ours(replace(found, allocation=many), [])) == is_told
 
 
 def test_worker_is_python_with_the_five_variables() -> None:
