@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
+from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,13 +40,11 @@ from muster.errors import MusterError, one_line
 from muster.help import NAMES as HELP_NAMES
 from muster.help import Command
 
-
-# torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.
-def _with_hyphens(name: str) -> str:
-    return name.replace("_", "-")
-
-
-SETTINGS: dict[str, Any] = {"token_normalize_func": _with_hyphens, "help_option_names": ["-h", "--help"]}
+SETTINGS: dict[str, Any] = {
+    # torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.
+    "token_normalize_func": methodcaller("replace", "_", "-"),
+    "help_option_names": ["-h", "--help"],
+}
 # Of commands with dozens of options.
 DETAILED: dict[str, Any] = {**SETTINGS, "help_option_names": list(HELP_NAMES)}
 

@@ -123,19 +123,17 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
         start_method=config.start_method,
         log_line_prefix_template=config.log_line_prefix_template,
     )
-    is_closing = True
     try:
         result = agent.run()
-        events.record(agent.get_event_succeeded(), config.event_log_handler)
-        return result.failures if result.is_failed() else {}
     except Exception as error:
-        # An elastic launch goes on without a node that was told to end.
-        is_closing = not isinstance(error, SignalException)
         events.record(agent.get_event_failed(), config.event_log_handler)
-        raise
-    finally:
-        if is_closing:
+        # An elastic launch goes on without a node that was told to end.
+        if not isinstance(error, SignalException):
             spec.rdzv_handler.shutdown()
+        raise
+    events.record(agent.get_event_succeeded(), config.event_log_handler)
+    spec.rdzv_handler.shutdown()
+    return result.failures if result.is_failed() else {}
 
 
 def run_in_place(is_module: bool, program: str, *words: str) -> None:
@@ -347,9 +345,8 @@ def tell_if_apart(group: Any) -> None:
     handler, world_size = group.spec.rdzv_handler, group.workers[0].world_size
     if not isinstance(handler, StaticTCPRendezvous) or group.group_rank or world_size == 1:
         return
-    prefix = rendezvous.AGENTS if isinstance(handler, rendezvous.Loopback) else handler.get_run_id()
     keys = group.store.underlying_store.list_keys()
-    if all(key.startswith((f"{prefix}/", "muster/")) for key in keys):
+    if all(key.startswith((f"{handler.get_run_id()}/", "muster/")) for key in keys):  # the agents' own
         tell(
             f"none of the {world_size} ranks opened a process group: each has run the whole script by itself, and a "
             "file that it writes was written by all. To train together: torch.distributed.init_process_group() and "

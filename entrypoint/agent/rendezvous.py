@@ -32,9 +32,6 @@ from muster.variables import LaunchVariable
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 
-AGENTS = "agent"
-"""What the agent's own keys begin with in the store of one node."""
-
 STORE_S = 30.0
 """Seconds for one answer of the store by which nodes come and go."""
 
@@ -106,7 +103,7 @@ class Loopback(StaticTCPRendezvous):
         self.master_port = 0  # for ranks that are started again: the store before this one may still listen
         torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
         server = torchs(LOOPBACK_ADDRESS, port, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
-        return RendezvousInfo(PrefixStore(AGENTS, server), 0, 1, RendezvousStoreInfo(LOOPBACK_ADDRESS, port))
+        return RendezvousInfo(PrefixStore(self.run_id, server), 0, 1, RendezvousStoreInfo(LOOPBACK_ADDRESS, port))
 
 
 class FixedNodes(StaticTCPRendezvous):

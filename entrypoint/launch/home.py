@@ -10,6 +10,7 @@ its compiler and Triton in torchinductor_USER in the temporary folder.
 
 import os
 import pwd
+from contextlib import suppress
 from pathlib import Path
 
 from muster.entrypoint.environment import Environment
@@ -30,8 +31,9 @@ def find(env: Environment) -> Additions:
     Raises:
         MusterError: no folder at all can be written to.
     """
-    uid = os.getuid()
-    entry = _entry(uid)
+    uid, entry = os.getuid(), None
+    with suppress(KeyError):
+        entry = pwd.getpwuid(uid)
     wanted: dict[str, str] = {}
     notes: list[str] = []
     folders = [*(Path(env[name]) for name in _FOLDERS if env.get(name)), *TEMPORARY]
@@ -56,13 +58,6 @@ def find(env: Environment) -> Additions:
     notes.append(f"HOME={folder}, as {home or 'none'} is no home that can be written to")
     private = Folder(folder, "HOME=FOLDER, one that this user may write to", is_private=True)
     return Additions(wanted, tuple(notes), folders=(private,))
-
-
-def _entry(uid: int) -> pwd.struct_passwd | None:
-    try:
-        return pwd.getpwuid(uid)
-    except KeyError:
-        return None
 
 
 def _is_writable(folder: Path) -> bool:

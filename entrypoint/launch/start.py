@@ -113,10 +113,9 @@ def start(
     if is_dry:
         print(show.script(launch))
         return
-    port = context.rendezvous.master_port
-    if port is not None and allocation.node_rank == 0 and (allocation.mode == "agent" or allocation.rank == 0):
-        network.check_port_free(port, f"{port} from {context.rendezvous.sources['master_port']}")
     if allocation.rank == 0:
+        if port := context.rendezvous.master_port:
+            network.check_port_free(port, f"{port} from {context.rendezvous.sources['master_port']}")
         shown = allocation if program.framework == "torch" else allocation.of_tasks()
         print(show.headline(shown, context.rendezvous, launch), file=sys.stderr)
     execute(launch, env)

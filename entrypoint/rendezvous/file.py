@@ -3,15 +3,13 @@
 Each launch has a folder of its own there. Its mode is 0700, so that nobody else can put anything into it:
 
     .muster-JOB-SIZE/
-        host                {"addresses": ["10.0.0.1"], "port": 40123, "id": "5f...", ...}    written by participant 0
+        host                {"address": "10.0.0.1", "port": 40123, "id": "5f..."}              written by participant 0
         5f....1.a41c...     {"participant": {"host": "node02", "node_rank": 1, ...}}          written by participant 1
 
-Participant 0 reserves a port, and writes `host` with a new id. Each of the others finds out which of the addresses
-leads there, and answers by a file whose name begins with that id. When all have answered, participant 0 checks whether
-they fit together, and adds the result to each answer as a second line: go on, or the refusal. The port is then the
-rendezvous'. What an earlier attempt left behind has another id, and is not believed.
-
-Nothing is read from the network: whoever connects to the port can't hold anything up.
+Participant 0 writes `host` with a free port and a new id. Each of the others answers by a file whose name begins with
+that id. When all have answered, participant 0 checks whether they fit together, and adds the result to each answer as a
+second line: go on, or the refusal. What an earlier attempt left behind has another id, and is not believed. Nothing is
+read from the network.
 """
 
 import contextlib
@@ -30,7 +28,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import psutil
 
 from muster.entrypoint.rendezvous import network
 from muster.errors import ExitCode, MusterError, one_line
@@ -40,7 +37,6 @@ from muster.units import processes
 POLL_S = 0.1
 # The others look less and less often: a thousand of them share a file system.
 LONGEST_POLL_S = 1.0
-CONNECT_TIMEOUT_S = 3.0
 SAY_AFTER_S = 20.0
 # Where launches can't be told apart: how long after the last answer another one may still come.
 CONFLICT_S = 1.0
@@ -90,6 +86,7 @@ class Peers:
         number: this participant's, from 0.
         size: how many there are.
         timeout_s: how long they wait for each other.
+        interface: of number 0, the network interface at whose address all shall meet; None leaves it to the routes.
         participant: what this one says of itself; or why it can't take part, which all shall hear.
         is_told_apart: whether no other launch can have the same `job`.
         hint: what else may keep the others away, for who waits long; empty without any.
@@ -101,6 +98,7 @@ class Peers:
     size: int
     timeout_s: float
     participant: Participant | MusterError
+    interface: str | None = None
     is_told_apart: bool = True
     hint: str = ""
 
@@ -111,11 +109,10 @@ class Peers:
 
 
 class _Host(msgspec.Struct, frozen=True):
-    """Where participant 0 listens, and the id of its attempt."""
+    """Where all meet, and the id of participant 0's attempt."""
 
-    addresses: list[str]
+    address: str
     port: int
-    machine: str
     id: str
 
 
@@ -139,7 +136,7 @@ def _refused(error: MusterError) -> _Line:
 
 
 def meet(peers: Peers) -> tuple[str, int]:
-    """The address and port of participant 0, once all are there.
+    """An address of participant 0 and a free port there, once all are there.
 
     Raises:
         MusterError: the folder can't be used or is not this user's alone, some did not come in time, or what they say
@@ -200,15 +197,12 @@ def _gather(peers: Peers) -> tuple[str, int]:
     """Participant 0: waits for the others' answers, and tells them the result."""
     with contextlib.suppress(FileExistsError):
         peers.path.mkdir(0o700)
-    is_dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if is_dual else socket.AF_INET
-    listening = socket.create_server(("", 0), family=family, dualstack_ipv6=is_dual)
-    with listening as listener, _opened(peers.path) as folder:
-        host = _Host(_own_addresses(), int(listener.getsockname()[1]), machine(), secrets.token_hex(16))
+    with _opened(peers.path) as folder:
+        host = _Host(network.own_address(peers.interface), network.free_port(), secrets.token_hex(16))
         _remove(folder, "host")
         _write(folder, "host", host)
         try:
-            check(_participants(folder, peers, host, listener))
+            check(_participants(folder, peers, host))
             _tell(folder, host, _Line())
         except MusterError as refusal:
             # Where another launch has written over the file, the others go there, and are told there.
@@ -223,10 +217,10 @@ def _gather(peers: Peers) -> tuple[str, int]:
                     _remove(folder, name)
             with contextlib.suppress(OSError):
                 peers.path.rmdir()
-    return host.addresses[0], host.port
+    return host.address, host.port
 
 
-def _participants(folder: int, peers: Peers, host: _Host, listener: socket.socket) -> dict[int, Participant]:
+def _participants(folder: int, peers: Peers, host: _Host) -> dict[int, Participant]:
     """All participants, by number.
 
     Raises:
@@ -236,7 +230,6 @@ def _participants(folder: int, peers: Peers, host: _Host, listener: socket.socke
     said: dict[str, tuple[int, Participant | MusterError]] = {"": (0, peers.participant)}
     last_came = time.monotonic()
     deadline = last_came + peers.timeout_s
-    listener.settimeout(POLL_S)
     while True:
         now = time.monotonic()
         for name, number in _answers(folder, host).items():
@@ -267,9 +260,7 @@ def _participants(folder: int, peers: Peers, host: _Host, listener: socket.socke
             refusal = _conflict(peers, "has written over this launch's file")
             _write(folder, f"{other.id}.0.{secrets.token_hex(8)}", _refused(refusal))
             raise refusal
-        with contextlib.suppress(OSError):
-            # Whoever connects wanted to see whether the address leads here.
-            listener.accept()[0].close()
+        time.sleep(POLL_S)
 
 
 def _tell(folder: int, host: _Host, result: _Line) -> None:
@@ -294,27 +285,12 @@ def _join(peers: Peers) -> tuple[str, int]:
         for _ in _polls(deadline):
             with contextlib.suppress(FileNotFoundError), _opened(peers.path) as folder:
                 host = _read(folder, "host", _Host)
-                for address in host.addresses if host else ():
-                    why_not = _why_not(host, address)
-                    last = f"{address}:{host.port}: {why_not or 'it gave no result'}"
-                    if not why_not:
-                        if _is_agreed(folder, peers, host, deadline):
-                            return address, host.port
-                        break
+                if host and _is_agreed(folder, peers, host, deadline):
+                    return host.address, host.port
+                last = "it gave no result" if host else last
     raise _too_late(
         peers, f"number {peers.number} of {peers.size} did not find number 0 within {peers.timeout_s:.0f} s: {last}"
     )
-
-
-def _why_not(host: _Host, address: str) -> str:
-    """Why `address` does not lead to participant 0, or nothing where it does."""
-    if host.machine != machine() and address in _own_addresses():
-        return "this host has the same address"
-    try:
-        socket.create_connection((address, host.port), timeout=CONNECT_TIMEOUT_S).close()
-    except (OSError, OverflowError, UnicodeError) as reason:
-        return str(reason)
-    return ""
 
 
 def _is_agreed(folder: int, peers: Peers, host: _Host, deadline: float) -> bool:
@@ -369,19 +345,6 @@ def _polls(deadline: float) -> Iterator[None]:
 def exit_on_terminate() -> None:
     """From now on SIGTERM ends this process as an exception does: mpirun sends it when another rank has failed."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-
-
-def _own_addresses() -> list[str]:
-    """The addresses under which others may reach this host, the one of the default route first."""
-    preferred = network.fabric_interface(())
-    found: list[tuple[bool, str]] = []
-    for name, entries in psutil.net_if_addrs().items():
-        for entry in entries:
-            usable = entry.family in (socket.AF_INET, socket.AF_INET6) and not entry.address.startswith("fe80:")
-            if usable and not network.is_loopback(entry.address):
-                found.append((name != preferred, entry.address))
-    # A machine without any network can still run all participants itself.
-    return [address for _, address in sorted(found)] or ["127.0.0.1"]
 
 
 @contextlib.contextmanager

@@ -80,6 +80,14 @@ def address_of(interface: str | None) -> str | None:
     return found.get(socket.AF_INET) or found.get(socket.AF_INET6)
 
 
+def own_address(interface: str | None) -> str:
+    """The address by which others reach this host: on `interface`, by the default route, or the first that is up."""
+    up = sorted(name for name, status in psutil.net_if_stats().items() if status.isup and name != LOOPBACK)
+    found = (address_of(name) for name in (interface, fabric_interface(()), *up))
+    # A machine without any network can still run all ranks itself.
+    return next(filter(None, found), "127.0.0.1")
+
+
 def is_loopback(address: str) -> bool:
     """Whether `address`, an IPv4 or IPv6 address, never leaves the host."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
@@ -118,5 +126,5 @@ def check_port_free(port: int, source: str) -> None:
 
 def free_port() -> int:
     """A port that nothing listens on at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
+    with socket.create_server(("", 0)) as probe:
         return int(probe.getsockname()[1])
