@@ -111,12 +111,8 @@ def _train(strategy: str, options: LaunchOptions, training: Options) -> None:
     start.start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS, check=check)
 
 
-def _trainings(*, starts: bool = True) -> typer.Typer:
-    """What `train` has.
-
-    Args:
-        starts: False where the training is for another place: its options are checked, and nothing is started.
-    """
+def _trainings(act: Callable[[str, LaunchOptions, Options], None] = _train) -> typer.Typer:
+    """What `train` has; `act` is called with the strategy and the options of a training."""
     app = typer.Typer(
         help="Train PyTorch models, on this machine or in the job that this is part of.",
         epilog=WHICH,
@@ -125,15 +121,8 @@ def _trainings(*, starts: bool = True) -> typer.Typer:
     )
     for strategy in STRATEGIES:
 
-        def train_by(options: LaunchOptions, training: Options, file: ConfigFile, strategy: str = strategy) -> None:
-            if not starts and not _is_here(file.config):
-                return
-            if not starts:
-                # The arguments of a job come after these: --data may be among them.
-                is_open = training.data == Options.data
-                check_combination(strategy, replace(training, data="synthetic") if is_open else training)
-                return
-            _train(strategy, options, training)
+        def train_by(options: LaunchOptions, training: Options, _: ConfigFile, strategy: str = strategy) -> None:
+            act(strategy, options, training)
 
         _detailed(app, strategy, STRATEGIES[strategy])(command(train_by, LaunchOptions, Options, ConfigFile))
     app.command("export", help="Write a run's weights as one plain file, for torch.load.")(_export)
@@ -151,11 +140,17 @@ def _detailed(app: typer.Typer, name: str, text: str, **settings: Any) -> Callab
 
 def _check(words: Sequence[str]) -> None:
     """Ends this process as the command `words` would end itself, if it is a training that can't be parsed."""
-    app = _trainings(starts=False)
-    others = [each.name for each in app.registered_commands if each.name not in STRATEGIES]
-    if words[0] == "train" and not (words[1:] and words[1] in others):
-        typed = normalise(words[1:])
-        _run(app, "train", with_file(typed) if _is_here(config_of(typed)) else typed, typed)
+    typed = normalise(words[1:])
+    is_here = _is_here(config_of(typed))
+
+    def check(strategy: str, _: LaunchOptions, training: Options) -> None:
+        # The arguments of a job come after these: --data may be among them.
+        is_open = training.data == Options.data
+        if is_here:
+            check_combination(strategy, replace(training, data="synthetic") if is_open else training)
+
+    if words[0] == "train" and typed[:1] not in (["export"], ["pack"], ["selftest"]):
+        _run(_trainings(check), "train", with_file(typed) if is_here else typed, typed)
 
 
 def _is_here(config: str | None) -> bool:
@@ -358,7 +353,7 @@ def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
             seen=f"--nproc-per-node={options.nproc_per_node}",
             fix="muster run SCRIPT starts them; or one task for each of them, and no --nproc-per-node",
         )
-    found = frameworks.variables(wanted.format or "torch", allocation.of_tasks(), context.rendezvous, port)
+    found = frameworks.VARIABLES[wanted.format or "torch"](allocation.of_tasks(), context.rendezvous, port)
     print(show.exports(found))
 
 

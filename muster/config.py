@@ -473,9 +473,7 @@ class ConfigFile:
 
     config: Annotated[
         str | None,
-        _run(
-            help="Read options from a TOML file; those given here win. A run's config.toml starts that run again.",
-        ),
+        _run(help="Read options from a TOML file; those given here win. A run's config.toml starts that run again."),
     ] = None
 
 

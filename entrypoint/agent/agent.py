@@ -82,11 +82,7 @@ class Status:
 
 
 def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailure]:
-    """Runs this node's workers as torchrun does, to their end.
-
-    Args:
-        arguments: torchrun's.
-        status: filled while they run.
+    """Runs this node's workers by torchrun's `arguments` to their end, and fills `status` meanwhile.
 
     Returns:
         the failures by rank; none after an end without one.

@@ -78,8 +78,8 @@ def start(
         program: what runs in each rank.
         typed: the command line, for errors and for trainers that start anew.
         is_single: whether it runs in one process, whatever is allocated.
-        check: refuses what this host does not have. Called where this process is the only one of the launch: of several
-            each would say the same, or one would leave the others waiting. They find out together, as ranks.
+        check: refuses what this host does not have. Called where this process is the only one of the launch: several
+            find out together, as ranks.
 
     Raises:
         MusterError: it can't be started here.
@@ -219,7 +219,7 @@ def _command(context: Context, program: Program, port: int) -> tuple[list[str], 
         argv = torchrun.agent_argv(allocation, context.rendezvous, options, script)
         return argv, Additions(torchrun.agent_variables(allocation, options))
     _refuse_torchruns(allocation, options, program)
-    variables = frameworks.variables(program.framework, allocation, context.rendezvous, port)
+    variables = frameworks.VARIABLES[program.framework](allocation, context.rendezvous, port)
     unused = f"torchrun does not start these ranks, and its options do nothing: {shlex.join(program.torchrun)}"
     return program.own_words(), Additions(variables, (unused,) if program.torchrun else ())
 

@@ -38,11 +38,10 @@ def is_elastic(allocation: Allocation, options: LaunchOptions) -> bool:
 
 def agent_variables(allocation: Allocation, options: LaunchOptions) -> dict[str, str]:
     """Variables that the agent needs beside its arguments."""
-    if not is_elastic(allocation, options) and not options.num_restarts:
-        return {}
     # In the agents' store, which workers would share, lies what those before them said: restarts failed in 3 of 7
     # tries over several nodes, and always on one. With a store of the workers' own none did.
-    return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    restarts = options.num_restarts or is_elastic(allocation, options)
+    return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if restarts else {}
 
 
 def _static(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOptions) -> list[str]:

@@ -83,9 +83,7 @@ class Peers:
     Attributes:
         folder: one that all of them see.
         job: what tells this launch from others in the same folder, as far as that is known.
-        number: this participant's, from 0.
-        size: how many there are.
-        timeout_s: how long they wait for each other.
+        number: this participant's, from 0, of `size`.
         interface: of number 0, the network interface at whose address all shall meet; None leaves it to the routes.
         participant: what this one says of itself; or why it can't take part, which all shall hear.
         is_told_apart: whether no other launch can have the same `job`.
