@@ -84,16 +84,14 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 def train() -> None:
     """The command `train`."""
-    typed = normalise(sys.argv[1:])
-    strategy = next(iter(typed), "")
-    if strategy not in STRATEGIES:
-        _run(_trainings(), "train", typed)
-        return
-    # A file that is not here may be on other nodes: each process says that it is not.
-    refused = _refused_alike() if _is_here(config_of(typed)) else nullcontext()
-    with _ending(f"train {strategy}", "--debug" in typed), refused:
-        argv = with_file(typed)
-    plain = from_argv(argv[1:], LaunchOptions, Options, ConfigFile)
+    argv = typed = normalise(sys.argv[1:])
+    strategy, plain = next(iter(typed), ""), None
+    if strategy in STRATEGIES:
+        # A file that is not here may be on other nodes: each process says that it is not.
+        refused = _refused_alike() if _is_here(config_of(typed)) else nullcontext()
+        with _ending(f"train {strategy}", "--debug" in typed), refused:
+            argv = with_file(typed)
+        plain = from_argv(argv[1:], LaunchOptions, Options, ConfigFile)
     if plain is None:
         _run(_trainings(), "train", argv, typed)
         return

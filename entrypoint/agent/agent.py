@@ -22,7 +22,6 @@ from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.utils import store as store_util
 from torch.distributed.run import config_from_args  # pyright: ignore[reportUnknownVariableType]
 
@@ -182,7 +181,7 @@ class Agent(LocalElasticAgent):
         with interruption.held() if is_ours() else nullcontext():
             started = torchs._start_workers(worker_group)
         self._status.workers = {pid for pid, _ in self.processes().values()}
-        is_fixed = isinstance(worker_group.spec.rdzv_handler, rendezvous.FixedNodes)
+        is_fixed = isinstance(worker_group.spec.rdzv_handler, rendezvous.StaticNodes)
         if self._nodes is None and is_fixed and worker_group.group_world_size > 1:
             self._nodes = Nodes(self, worker_group, self._status.ended)
         self._ended = set()
@@ -339,7 +338,7 @@ def tell_if_apart(group: Any) -> None:
     With a store of their own (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, torchrun.py) nobody knows.
     """
     handler, world_size = group.spec.rdzv_handler, group.workers[0].world_size
-    if not isinstance(handler, StaticTCPRendezvous) or group.group_rank or world_size == 1:
+    if not isinstance(handler, rendezvous.StaticNodes) or group.group_rank or world_size == 1:
         return
     keys = group.store.underlying_store.list_keys()
     if all(key.startswith((f"{handler.get_run_id()}/", "muster/")) for key in keys):  # the agents' own

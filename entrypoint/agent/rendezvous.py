@@ -1,8 +1,7 @@
 """How the agents of a launch meet, by one of torch's handlers of rendezvous with what it lacks.
 
-Loopback    one node: nothing listens beyond this host
-FixedNodes  a fixed number of nodes, that meet at a known place: who does not come is named
-Backend     nodes come and go: a store that does not answer counts as lost
+StaticNodes  a fixed number of nodes, that meet at a known place: who does not come is named
+Backend      nodes come and go: a store that does not answer counts as lost
 """
 
 import argparse
@@ -20,7 +19,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
-    RendezvousStoreInfo,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
@@ -68,9 +66,8 @@ def timeout_s(arguments: argparse.Namespace) -> int:
 def handler_of(arguments: argparse.Namespace, config: Any) -> RendezvousHandler:
     """How this node meets the others, by torchrun's `arguments` and the configuration that torch makes of them."""
     if is_one_node(arguments) or arguments.rdzv_backend == "static":
-        kind = Loopback if is_one_node(arguments) else FixedNodes
-        address, port = place_of(arguments)
-        return kind(address, port, arguments.node_rank, config.max_nodes, config.run_id, timeout_s(arguments))
+        place = (*place_of(arguments), arguments.node_rank, config.max_nodes)
+        return StaticNodes(*place, config.run_id, timeout_s(arguments))
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -84,41 +81,33 @@ def handler_of(arguments: argparse.Namespace, config: Any) -> RendezvousHandler:
     return create_handler(store, Backend(store, config.run_id), parameters)
 
 
-class Loopback(StaticTCPRendezvous):
-    """The rendezvous of one node: each time a new store, which listens on 127.0.0.1 alone. Port 0 takes a free one.
+class StaticNodes(StaticTCPRendezvous):
+    """The rendezvous of a fixed number of nodes.
 
-    torch's own listen on all interfaces, and whoever reaches a store can have its processes run code.
+    Of several it names who does not come: torch's own tells only how many did. Of one it makes a new store each time,
+    which listens on 127.0.0.1 alone (port 0 takes a free one): torch's own listen on all interfaces, and whoever
+    reaches a store can have its processes run code.
 
     Source: https://github.com/pytorch/pytorch/security/policy (using distributed features)
     """
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """A store for this agent and its ranks.
-
-        Raises:
-            OSError: the port is taken.
-        """
-        listener = socket.create_server((LOOPBACK_ADDRESS, self.master_port))
-        port = int(listener.getsockname()[1])
-        self.master_port = 0  # for ranks that are started again: the store before this one may still listen
-        torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
-        server = torchs(LOOPBACK_ADDRESS, port, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
-        return RendezvousInfo(PrefixStore(self.run_id, server), 0, 1, RendezvousStoreInfo(LOOPBACK_ADDRESS, port))
-
-
-class FixedNodes(StaticTCPRendezvous):
-    """The rendezvous of a fixed number of nodes: torch's own tells only how many came, and not which did not."""
-
-    def next_rendezvous(self) -> RendezvousInfo:
         """The store of all nodes, once they have come.
 
         Raises:
+            OSError: the port is taken.
             MusterError: another process has come as this node.
             TimeoutError: some did not come in time; it names them.
         """
-        if self._store is None and self.world_size > 1:
+        torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+        if self.world_size == 1:
+            # For ranks that are started again another port: the store before this one may still listen.
+            listener = socket.create_server((LOOPBACK_ADDRESS, 0 if self._store else self.master_port))
+            self.master_port = int(listener.getsockname()[1])
+            where = (LOOPBACK_ADDRESS, self.master_port)
+            self._store = torchs(*where, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
+        elif self._store is None:
             # As torch makes it, but on node rank 0 up at once, and not when all have come: they are counted below.
-            torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
             place = (self.master_addr, self.master_port, self.world_size, self.rank == 0, self.timeout)
             self._store = torchs(*place, multi_tenant=True, wait_for_workers=self.rank > 0)
             call(self._store, self.rank, self.world_size, self.timeout)
@@ -186,7 +175,7 @@ def word_of_launch(handler: RendezvousHandler, store: Any) -> str:
 
     Empty where no node starts its ranks again.
     """
-    if isinstance(handler, FixedNodes):
+    if isinstance(handler, StaticNodes) and handler.world_size > 1:
         return ""
     # Each meeting has a prefix of its own in one store.
     store = getattr(store, "underlying_store", store)
