@@ -1,6 +1,5 @@
 """The commands `train` and `muster`: parse, call, print."""
 
-import inspect
 import json
 import os
 import re
@@ -221,9 +220,7 @@ def muster() -> None:
     )
     words = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The program, then its arguments.")]
     run = "Start SCRIPT on all ranks of this job, in torchrun's place."
-    _detailed(app, "run", run, allow_interspersed_args=False)(
-        command(_run_script, *RUN, script=_argument("script", words))
-    )
+    _detailed(app, "run", run, allow_interspersed_args=False)(command(_run_script, *RUN, script=words))
     _detailed(app, "detect", "Show what was found, where it came from, what would run.")(
         command(_detect, LaunchOptions, ShowOptions)
     )
@@ -238,7 +235,7 @@ def muster() -> None:
         typer.Argument(metavar="[-- COMMAND...]", help="What runs on each node. Default: train ddp."),
     ]
     app.command("job", help="Print a job script for a site; 'muster job list' names them.")(
-        command(_job, JobOptions, site=_argument("site", site), command=_argument("command", words, default=None))
+        command(_job, JobOptions, site=site, command=words)
     )
     site_commands.add_to(app)
     fabric_commands.add_to(app)
@@ -247,10 +244,6 @@ def muster() -> None:
     )
     app.command("version", help="Show what is installed, and the libraries that torch loads.")(_version)
     _run(app, "muster", sys.argv[1:])
-
-
-def _argument(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunOptions, script: list[str]) -> None:

@@ -351,7 +351,6 @@ def tell_if_apart(group: Any) -> None:
 
 def try_briefly(ask: Callable[[], None]) -> None:
     """Asks a store that may be gone, and then answers nobody: for TELL_S at most, and whatever it has met."""
-
     with suppress(Exception):
         within(TELL_S, ask)
 

@@ -78,8 +78,7 @@ def start(
         program: what runs in each rank.
         typed: the command line, for errors and for trainers that start anew.
         is_single: whether it runs in one process, whatever is allocated.
-        check: refuses what this host does not have. Called where this process is the only one of the launch: several
-            find out together, as ranks.
+        check: refuses what this host does not have. Several processes find that out together, as ranks.
 
     Raises:
         MusterError: it can't be started here.
