@@ -1,6 +1,5 @@
 """The commands `train` and `muster`: parse, call, print."""
 
-import inspect
 import json
 import os
 import re
@@ -9,7 +8,9 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
+from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,13 +39,11 @@ from muster.errors import MusterError, one_line
 from muster.help import NAMES as HELP_NAMES
 from muster.help import Command
 
-
-# torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.
-def _with_hyphens(name: str) -> str:
-    return name.replace("_", "-")
-
-
-SETTINGS: dict[str, Any] = {"token_normalize_func": _with_hyphens, "help_option_names": ["-h", "--help"]}
+SETTINGS: dict[str, Any] = {
+    # torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.
+    "token_normalize_func": methodcaller("replace", "_", "-"),
+    "help_option_names": ["-h", "--help"],
+}
 # Of commands with dozens of options.
 DETAILED: dict[str, Any] = {**SETTINGS, "help_option_names": list(HELP_NAMES)}
 
@@ -84,16 +83,14 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 def train() -> None:
     """The command `train`."""
-    typed = normalise(sys.argv[1:])
-    strategy = next(iter(typed), "")
-    if strategy not in STRATEGIES:
-        _run(_trainings(), "train", typed)
-        return
-    # A file that is not here may be on other nodes: each process says that it is not.
-    refused = _refused_alike() if _is_here(config_of(typed)) else nullcontext()
-    with _ending(f"train {strategy}", "--debug" in typed), refused:
-        argv = with_file(typed)
-    plain = from_argv(argv[1:], LaunchOptions, Options, ConfigFile)
+    argv = typed = normalise(sys.argv[1:])
+    strategy, plain = next(iter(typed), ""), None
+    if strategy in STRATEGIES:
+        # A file that is not here may be on other nodes: each process says that it is not.
+        refused = _refused_alike() if _is_here(config_of(typed)) else nullcontext()
+        with _ending(f"train {strategy}", "--debug" in typed), refused:
+            argv = with_file(typed)
+        plain = from_argv(argv[1:], LaunchOptions, Options, ConfigFile)
     if plain is None:
         _run(_trainings(), "train", argv, typed)
         return
@@ -107,19 +104,12 @@ def _train(strategy: str, options: LaunchOptions, training: Options) -> None:
     with _refused_alike():
         check_combination(strategy, training)
     program = Program("module", ("muster.train", strategy, *to_argv(training)), is_ours=True)
-
-    def check() -> None:
-        check_here(training.model, training.data)
-
+    check = partial(check_here, training.model, training.data)
     start.start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS, check=check)
 
 
-def _trainings(*, starts: bool = True) -> typer.Typer:
-    """What `train` has.
-
-    Args:
-        starts: False where the training is for another place: its options are checked, and nothing is started.
-    """
+def _trainings(act: Callable[[str, LaunchOptions, Options], None] = _train) -> typer.Typer:
+    """What `train` has; `act` is called with the strategy and the options of a training."""
     app = typer.Typer(
         help="Train PyTorch models, on this machine or in the job that this is part of.",
         epilog=WHICH,
@@ -128,15 +118,8 @@ def _trainings(*, starts: bool = True) -> typer.Typer:
     )
     for strategy in STRATEGIES:
 
-        def train_by(options: LaunchOptions, training: Options, file: ConfigFile, strategy: str = strategy) -> None:
-            if not starts and not _is_here(file.config):
-                return
-            if not starts:
-                # The arguments of a job come after these: --data may be among them.
-                is_open = training.data == Options.data
-                check_combination(strategy, replace(training, data="synthetic") if is_open else training)
-                return
-            _train(strategy, options, training)
+        def train_by(options: LaunchOptions, training: Options, _: ConfigFile, strategy: str = strategy) -> None:
+            act(strategy, options, training)
 
         _detailed(app, strategy, STRATEGIES[strategy])(command(train_by, LaunchOptions, Options, ConfigFile))
     app.command("export", help="Write a run's weights as one plain file, for torch.load.")(_export)
@@ -154,11 +137,17 @@ def _detailed(app: typer.Typer, name: str, text: str, **settings: Any) -> Callab
 
 def _check(words: Sequence[str]) -> None:
     """Ends this process as the command `words` would end itself, if it is a training that can't be parsed."""
-    app = _trainings(starts=False)
-    others = [each.name for each in app.registered_commands if each.name not in STRATEGIES]
-    if words[0] == "train" and not (words[1:] and words[1] in others):
-        typed = normalise(words[1:])
-        _run(app, "train", with_file(typed) if _is_here(config_of(typed)) else typed, typed)
+    typed = normalise(words[1:])
+    is_here = _is_here(config_of(typed))
+
+    def check(strategy: str, _: LaunchOptions, training: Options) -> None:
+        # The arguments of a job come after these: --data may be among them.
+        is_open = training.data == Options.data
+        if is_here:
+            check_combination(strategy, replace(training, data="synthetic") if is_open else training)
+
+    if words[0] == "train" and typed[:1] not in (["export"], ["pack"], ["selftest"]):
+        _run(_trainings(check), "train", with_file(typed) if is_here else typed, typed)
 
 
 def _is_here(config: str | None) -> bool:
@@ -231,9 +220,7 @@ def muster() -> None:
     )
     words = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The program, then its arguments.")]
     run = "Start SCRIPT on all ranks of this job, in torchrun's place."
-    _detailed(app, "run", run, allow_interspersed_args=False)(
-        command(_run_script, *RUN, script=_argument("script", words))
-    )
+    _detailed(app, "run", run, allow_interspersed_args=False)(command(_run_script, *RUN, script=words))
     _detailed(app, "detect", "Show what was found, where it came from, what would run.")(
         command(_detect, LaunchOptions, ShowOptions)
     )
@@ -248,7 +235,7 @@ def muster() -> None:
         typer.Argument(metavar="[-- COMMAND...]", help="What runs on each node. Default: train ddp."),
     ]
     app.command("job", help="Print a job script for a site; 'muster job list' names them.")(
-        command(_job, JobOptions, site=_argument("site", site), command=_argument("command", words, default=None))
+        command(_job, JobOptions, site=site, command=words)
     )
     site_commands.add_to(app)
     fabric_commands.add_to(app)
@@ -257,10 +244,6 @@ def muster() -> None:
     )
     app.command("version", help="Show what is installed, and the libraries that torch loads.")(_version)
     _run(app, "muster", sys.argv[1:])
-
-
-def _argument(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunOptions, script: list[str]) -> None:
@@ -361,7 +344,7 @@ def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
             seen=f"--nproc-per-node={options.nproc_per_node}",
             fix="muster run SCRIPT starts them; or one task for each of them, and no --nproc-per-node",
         )
-    found = frameworks.variables(wanted.format or "torch", allocation.of_tasks(), context.rendezvous, port)
+    found = frameworks.VARIABLES[wanted.format or "torch"](allocation.of_tasks(), context.rendezvous, port)
     print(show.exports(found))
 
 

@@ -20,17 +20,11 @@ def train() -> None:
     """The command `train`."""
     from muster.entrypoint import cli
 
-    try:
-        cli.train()
-    finally:
-        interruption.finish()
+    cli.train()
 
 
 def muster() -> None:
     """The command `muster`."""
     from muster.entrypoint import cli
 
-    try:
-        cli.muster()
-    finally:
-        interruption.finish()
+    cli.muster()

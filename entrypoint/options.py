@@ -17,9 +17,6 @@ _host = partial(option, panel="This site and its network (found by itself)")
 _look = partial(option, panel="Look first")
 _kubernetes = partial(option, panel="Kubernetes")
 
-ELASTIC_RESTARTS = 3
-"""Restarts where nodes may come and go: to go on with fewer is one."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
@@ -103,8 +100,8 @@ class LaunchOptions:
 
     @property
     def num_restarts(self) -> int:
-        """How often the ranks are started anew, as said or by default."""
-        default = 0 if self.min_nodes is None else ELASTIC_RESTARTS
+        """How often the ranks are started anew, as said or by default: to go on with fewer nodes is a restart too."""
+        default = 0 if self.min_nodes is None else 3
         return default if self.max_restarts is None else self.max_restarts
 
     def _range(self) -> tuple[int | None, int | None]:

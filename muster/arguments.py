@@ -33,21 +33,22 @@ def normalise(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def command(function: Callable[..., None], *groups: type, **extra: inspect.Parameter) -> Callable[..., None]:
+def command(function: Callable[..., None], *groups: type, **extra: Any) -> Callable[..., None]:
     """A callable for `typer.Typer().command()` whose options are the fields of the dataclasses `groups`.
 
-    It calls `function` with one instance of each group, then the parameters of `extra` (arguments, contexts) by name.
+    It calls `function` with one instance of each group, then with the parameters of which `extra` gives the types, by
+    name. What may be None is so by default.
     """
-    parameters = list(extra.values())
+    declared = [
+        (name, kind, None if NoneType in get_args(get_args(kind)[0]) else MISSING) for name, kind in extra.items()
+    ]
     for group in groups:
         hints = get_type_hints(group, include_extras=True)
-        for field in fields(group):
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
-            parameters.append(
-                inspect.Parameter(
-                    field.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[field.name], default=default
-                )
-            )
+        declared += [(field.name, hints[field.name], field.default) for field in fields(group)]
+    parameters: list[inspect.Parameter] = []
+    for name, kind, value in declared:
+        default = inspect.Parameter.empty if value is MISSING else value
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default))
 
     def call(**values: Any) -> None:
         instances = [group(**{field.name: values.pop(field.name) for field in fields(group)}) for group in groups]
@@ -79,12 +80,8 @@ def from_argv(argv: Sequence[str], *groups: type, rest: list[str] | None = None)
     """An instance of each of the dataclasses `groups` with the options that `argv` gives; None where typer has to look.
 
     typer takes a tenth of a second to make a hundred options, for each launch and for each rank. What is misspelt, or
-    has a value that its type or limits don't allow, is left to it: it says what is wrong.
-
-    Args:
-        argv: the words.
-        groups: the dataclasses.
-        rest: takes the words from the first on that is no option, as of a script; None where all are options.
+    has a value that its type or limits don't allow, is left to it: it says what is wrong. `rest` takes the words from
+    the first on that is no option, as of a script; it is None where all are options.
     """
     values: dict[type, dict[str, Any]] = {group: {} for group in groups}
     known: dict[str, tuple[dict[str, Any], str, Any, Any]] = {}

@@ -53,35 +53,27 @@ def is_transformer(model: str) -> bool:
 def check_transformer(model: str) -> None:
     """Raises MusterError where there is no transformer called `model`."""
     if model not in TRANSFORMERS:
-        near = difflib.get_close_matches(model.lower(), TRANSFORMERS, n=1, cutoff=0.3) or list(TRANSFORMERS)
-        raise MusterError(
-            f"there is no transformer called {model}",
-            seen=f"--model={model}",
-            fix=f"--model={near[0]}; there are: {', '.join(TRANSFORMERS)}",
-        )
+        raise _unknown("transformer", "--model", model, TRANSFORMERS, TRANSFORMERS)
 
 
 def check_classifier(model: str, known: Iterable[str]) -> None:
     """Raises MusterError where `model` is not among the `known` classifiers of images."""
     if model not in (names := list(known)):
-        near = difflib.get_close_matches(model.lower(), names, n=3, cutoff=0.5)
-        raise MusterError(
-            f"there is no classification model called {model}",
-            seen=f"--model={model}",
-            fix=f"--model={' or '.join(near or ['resnet18', 'resnet50', 'vit_b_16'])}",
-        )
+        raise _unknown("classification model", "--model", model, names, ("resnet18", "resnet50", "vit_b_16"))
+
+
+def _unknown(what: str, option: str, name: str, known: Iterable[str], usual: Iterable[str]) -> MusterError:
+    """The error for a `name` that is none of the `known`; where none of them is like it, the `usual` are shown."""
+    near = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.5) or usual
+    fix = f"{option}={' or '.join(near)}"
+    return MusterError(f"there is no {what} called {name}", seen=f"{option}={name}", fix=fix)
 
 
 def check_data(data: str, model: str) -> None:
     """Raises MusterError where `data` names no data source, not one for `model`, or lacks its folder."""
     name, _, folder = data.partition(":")
     if name not in SOURCES:
-        near = difflib.get_close_matches(name, SOURCES, n=1) or list(SOURCES)
-        raise MusterError(
-            f"there is no data source called {name}",
-            seen=f"--data={data}",
-            fix=f"--data={' or '.join(near)}; there are: {', '.join(SOURCES)}",
-        )
+        raise _unknown("data source", "--data", name, SOURCES, SOURCES)
     if SOURCES[name] != bool(folder):
         wrong = f"the data source {name} needs a folder" if SOURCES[name] else f"the data source {name} has no folder"
         fix = f"--data={name}:FOLDER" if SOURCES[name] else f"--data={name}"
@@ -481,9 +473,7 @@ class ConfigFile:
 
     config: Annotated[
         str | None,
-        _run(
-            help="Read options from a TOML file; those given here win. A run's config.toml starts that run again.",
-        ),
+        _run(help="Read options from a TOML file; those given here win. A run's config.toml starts that run again."),
     ] = None
 
 
@@ -530,13 +520,10 @@ def check(strategy: str, options: Options) -> None:
             seen=f"train {strategy} --model={options.model}",
             fix=f"'train fsdp --model={options.model}', or a transformer: --model=gpt-tiny",
         )
-    if options.lr_schedule != "cosine" and (options.lr_steps is not None or options.lr_end):
-        name, value = ("lr-steps", options.lr_steps) if options.lr_steps is not None else ("lr-end", options.lr_end)
-        raise MusterError(
-            "a constant learning rate has no end to go to",
-            seen=f"--lr-schedule={options.lr_schedule} --{name}={value}",
-            fix="--lr-schedule=cosine",
-        )
+    of_end = typed(options, "lr_steps", "lr_end")
+    if options.lr_schedule != "cosine" and of_end:
+        seen = f"--lr-schedule={options.lr_schedule} {of_end}"
+        raise MusterError("a constant learning rate has no end to go to", seen=seen, fix="--lr-schedule=cosine")
     if strategy == "dp" and options.compile != "off":
         raise MusterError(
             "the strategy dp copies the model at each step, and copies can't be compiled",

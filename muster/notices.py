@@ -10,19 +10,20 @@ SILENCE_S = 1.0
 
 
 @contextmanager
-def said_if_slow(what: str, *, is_said: bool = True) -> Generator[None]:
-    """A context that says `what` is being done, should it take longer than SILENCE_S.
+def said_if_slow(what: str, *, is_said: bool = True, after_s: float = SILENCE_S) -> Generator[None]:
+    """A context that says `what` is being done, should it take longer than `after_s` seconds.
 
     Args:
         what: a few words, such as "loading PyTorch".
         is_said: False on all ranks but the one that speaks.
+        after_s: how long nothing is said.
     """
 
     def say() -> None:
         with suppress(OSError, ValueError):
             print(f"muster: {what} ...", file=sys.stderr, flush=True)
 
-    timer = threading.Timer(SILENCE_S, say)
+    timer = threading.Timer(after_s, say)
     timer.daemon = True
     if is_said:
         timer.start()

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import FrameType
 
 import psutil
@@ -47,8 +48,8 @@ with said_if_slow("loading PyTorch", is_said=SPEAKS):
 
 from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.agent.agent import Status, run
-from muster.entrypoint.agent.failures import is_ours, report, report_parting, report_rendezvous, say
-from muster.errors import ExitCode, MusterError, code_for_job
+from muster.entrypoint.agent.failures import is_ours, not_met, parted, report, say
+from muster.errors import ExitCode, MusterError, code_for_job, one_line
 
 gc.enable()
 if QUIET:
@@ -78,39 +79,35 @@ def main(argv: list[str]) -> int:
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(lambda entry: not str(entry.msg).startswith(_SAID_BELOW))
     arguments = parse_args(argv)
-    rendezvous.choose(arguments)
     address, port = rendezvous.place_of(arguments)
-    status = Status()
-    warning = Warning(status)
+    status = Warned()
     try:
-        warning.take_over(arguments)
+        status.take_over(arguments)
         if rendezvous.is_guest(arguments):
             wait_for(address, port, rendezvous.timeout_s(arguments))
         failures = run(arguments, status)
     except SignalException as error:
         status.warning = status.warning or error.sigval.name
-        return warning.answer()
+        return status.answer()
     except MusterError as error:
         say(error)
         return error.code
     except Exception as error:
         if status.warning == "SIGINT":
-            return warning.answer()
+            return status.answer()
         if os.environ.get("MUSTER_DEBUG"):
             raise
-        if status.workers:
-            return report_parting(f"{address}:{port}", error)
-        return report_rendezvous(address, port, arguments.nnodes, error)
-    if failures and warning.explains(failures):
-        return warning.answer()
+        place = f"{address}:{port}"
+        told = parted(place, error) if status.workers else not_met(address, port, arguments.nnodes, error)
+        say(told)
+        return told.code
+    if failures and status.explains(failures):
+        return status.answer()
     return report(failures, status) if failures else ExitCode.DONE
 
 
-class Warning:
-    """A scheduler's warning to this node; `status.warning` is the signal's name."""
-
-    def __init__(self, status: Status) -> None:
-        self._status = status
+class Warned(Status):
+    """The status of a node that hears a scheduler's warnings, and Ctrl-C; `warning` is the signal's name."""
 
     def take_over(self, arguments: argparse.Namespace) -> None:
         """From now on this hears the signals, in torchrun's place."""
@@ -124,25 +121,23 @@ class Warning:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         """Has torchrun pass Ctrl-C on to its workers, and wait for them; a second one ends all at once."""
-        if self._status.warning == "SIGINT":
+        if self.warning == "SIGINT":
             processes.kill_descendants()
             interruption.end()
-        self._status.warning = "SIGINT"
+        self.warning = "SIGINT"
         raise SignalException("this process got SIGINT", sigval=signal.SIGINT)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Tells the workers. Where there are none yet, or for a second SIGTERM, torchrun ends everything."""
         warning = signal.Signals(number)
         # Of multiprocessing there is one more, which keeps its semaphores.
-        workers = [child for child in psutil.Process().children() if child.pid in self._status.workers]
-        if not workers or (self._status.warning == warning.name == "SIGTERM"):
+        workers = [child for child in psutil.Process().children() if child.pid in self.workers]
+        if not workers or (self.warning == warning.name == "SIGTERM"):
             raise SignalException(f"this process got {warning.name}", sigval=warning)
-        self._status.warning = warning.name
+        self.warning = warning.name
         for worker in workers:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 worker.send_signal(warning)
-            except psutil.NoSuchProcess:
-                continue
         if warning.name == "SIGTERM" and not is_ours():
             # Not by print: this may have come while another line was written.
             waits = "passed SIGTERM on to its ranks and waits for their end; a second SIGTERM ends them"
@@ -150,14 +145,12 @@ class Warning:
 
     def explains(self, failures: Mapping[int, ProcessFailure]) -> bool:
         """Whether the workers were ended by this very signal, before they could hear it."""
-        heard = self._status.warning
-        if heard == "SIGINT":
-            return True
-        return bool(heard) and all(failure.signal_name() == heard for failure in failures.values())
+        heard = self.warning
+        return heard == "SIGINT" or (heard != "" and all(each.signal_name() == heard for each in failures.values()))
 
     def answer(self) -> int:
         """The exit code of a node that was stopped before its workers could write anything."""
-        heard = self._status.warning
+        heard = self.warning
         if heard == "SIGINT":
             interruption.say_for_ranks()
             return ExitCode.INTERRUPTED
@@ -176,22 +169,18 @@ def wait_for(address: str, port: int, timeout_s: float) -> None:
     Raises:
         TimeoutError: nothing did within `timeout_s`; the message says what was waited for and what came last.
     """
-    start = time.monotonic()
-    is_said = False
-    while True:
-        try:
-            with socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S):
+    end = time.monotonic() + timeout_s
+    waits = f"{socket.gethostname()} waits for {address}:{port}, {timeout_s:.0f} s at most"
+    with said_if_slow(one_line(waits), after_s=SAY_AFTER_S):
+        while True:
+            try:
+                socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S).close()
                 return
-        except OSError as reason:
-            last = reason
-        waited_s = time.monotonic() - start
-        if waited_s >= timeout_s:
-            raise TimeoutError(f"nothing listened on {address}:{port} within {timeout_s:.0f} s: {last}")
-        if waited_s >= SAY_AFTER_S and not is_said:
-            is_said = True
-            line = f"muster: {socket.gethostname()} waits for {address}:{port} ({last}), {timeout_s:.0f} s at most"
-            print(line, file=sys.stderr)
-        time.sleep(RETRY_S)
+            except OSError as why:
+                if time.monotonic() >= end:
+                    late = f"nothing listened on {address}:{port} within {timeout_s:.0f} s: {why}"
+                    raise TimeoutError(late) from None
+            time.sleep(RETRY_S)
 
 
 if __name__ == "__main__":

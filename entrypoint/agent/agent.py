@@ -22,8 +22,6 @@ from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.elastic.utils import store as store_util
 from torch.distributed.run import config_from_args  # pyright: ignore[reportUnknownVariableType]
 
@@ -83,11 +81,7 @@ class Status:
 
 
 def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailure]:
-    """Runs this node's workers as torchrun does, to their end.
-
-    Args:
-        arguments: torchrun's, after `rendezvous.choose`.
-        status: filled while they run.
+    """Runs this node's workers by torchrun's `arguments` to their end, and fills `status` meanwhile.
 
     Returns:
         the failures by rank; none after an end without one.
@@ -98,7 +92,6 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
 
     Source: torch.distributed.launcher.api.launch_agent, which has no place for another agent
     """
-    rendezvous.register()
     found: Any = config_from_args(arguments)  # pyright: ignore[reportUnknownVariableType]
     config, program, words = found
     if arguments.run_path:
@@ -109,22 +102,13 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
         words = ["-I", "-S", "-c", TIE, str(os.getpid()), program, *words]
         program = sys.executable
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
-    parameters = RendezvousParameters(
-        backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint,
-        run_id=config.run_id,
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        local_addr=config.local_addr,
-        **config.rdzv_configs,
-    )
     # What only some versions of torch have is passed on by its name.
     known = {each.name for each in fields(api.WorkerSpec)} & {each.name for each in fields(config)}
     spec = api.WorkerSpec(
         local_world_size=config.nproc_per_node,
         entrypoint=program,
         args=tuple(words),
-        rdzv_handler=get_rendezvous_handler(parameters),
+        rdzv_handler=rendezvous.handler_of(arguments, config),
         **{name: getattr(config, name) for name in known},
     )
     agent: Any = Agent(
@@ -134,19 +118,17 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
         start_method=config.start_method,
         log_line_prefix_template=config.log_line_prefix_template,
     )
-    is_closing = True
     try:
         result = agent.run()
-        events.record(agent.get_event_succeeded(), config.event_log_handler)
-        return result.failures if result.is_failed() else {}
     except Exception as error:
-        # An elastic launch goes on without a node that was told to end.
-        is_closing = not isinstance(error, SignalException)
         events.record(agent.get_event_failed(), config.event_log_handler)
-        raise
-    finally:
-        if is_closing:
+        # An elastic launch goes on without a node that was told to end.
+        if not isinstance(error, SignalException):
             spec.rdzv_handler.shutdown()
+        raise
+    events.record(agent.get_event_succeeded(), config.event_log_handler)
+    spec.rdzv_handler.shutdown()
+    return result.failures if result.is_failed() else {}
 
 
 def run_in_place(is_module: bool, program: str, *words: str) -> None:
@@ -154,14 +136,13 @@ def run_in_place(is_module: bool, program: str, *words: str) -> None:
     # A terminal's Ctrl-C is for the agent, which passes it on: a second one would end a rank before it clears up.
     os.setpgid(0, 0)
     sys.argv = [program, *words]
-    if is_module and "PYTHONSAFEPATH" not in os.environ:
-        sys.path.insert(0, os.getcwd())
-    if not is_module:
-        sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
     try:
         if is_module:
+            if "PYTHONSAFEPATH" not in os.environ:
+                sys.path.insert(0, os.getcwd())
             runpy.run_module(program, run_name="__main__", alter_sys=True)
         else:
+            sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
             runpy.run_path(program, run_name="__main__")
     except Exception:
         # torch would hand it to the agent, which says how a rank has ended and not why.
@@ -200,7 +181,7 @@ class Agent(LocalElasticAgent):
         with interruption.held() if is_ours() else nullcontext():
             started = torchs._start_workers(worker_group)
         self._status.workers = {pid for pid, _ in self.processes().values()}
-        is_fixed = worker_group.spec.rdzv_handler.get_backend() == rendezvous.FIXED
+        is_fixed = isinstance(worker_group.spec.rdzv_handler, rendezvous.StaticNodes)
         if self._nodes is None and is_fixed and worker_group.group_world_size > 1:
             self._nodes = Nodes(self, worker_group, self._status.ended)
         self._ended = set()
@@ -227,7 +208,7 @@ class Agent(LocalElasticAgent):
     def _invoke_run(self, role: str = api.DEFAULT_ROLE) -> Any:
         result = super()._invoke_run(role)
         if result.is_failed():
-            check_out(self)
+            leave(self, has_failed=True)
         if result.failures and self._nodes and is_ours():
             self._nodes.publish_failures(result.failures)
         if result.failures and self._nodes:
@@ -327,39 +308,28 @@ def reaches(group: int, number: int) -> bool:
     return True
 
 
-def check_out(agent: Any) -> None:
-    """Tells the nodes whose workers have ended well not to wait for this one, which has failed.
-
-    They would for 5 minutes.
-    """
-    barrier: Any = store_util
-    terms: Any = api
-
-    def tell_all() -> None:
-        size = agent._worker_group.group_world_size
-        barrier._barrier_nonblocking(agent._store, size, terms._TERMINAL_STATE_SYNC_ID)
-        agent._store.add(LEFT, 1)
-
-    try_briefly(tell_all)
-
-
-def leave(agent: Any) -> None:
+def leave(agent: Any, *, has_failed: bool = False) -> None:
     """Has the node with the store leave last: torch's barrier lets it go while others still ask whether they may.
 
-    They would tell of a lost connection, with a traceback, after a run that went well.
+    They would tell of a lost connection, with a traceback, after a run that went well. A node that has failed goes past
+    the barrier: those whose workers have ended well would wait there for 5 minutes.
     """
     group = agent._worker_group
-    size, is_host = group.group_world_size, group.group_rank == 0
+    size, waits = group.group_world_size, group.group_rank == 0 and not has_failed
 
-    def wait() -> None:
+    def part() -> None:
+        if has_failed:
+            barrier: Any = store_util
+            terms: Any = api
+            barrier._barrier_nonblocking(agent._store, size, terms._TERMINAL_STATE_SYNC_ID)
         end = time.monotonic() + TELL_S
         left = agent._store.add(LEFT, 1)
-        while is_host and left < size and time.monotonic() < end:
+        while waits and left < size and time.monotonic() < end:
             time.sleep(LEAVE_LOOK_S)
             left = agent._store.add(LEFT, 0)
 
     if size > 1:
-        try_briefly(wait)
+        try_briefly(part)
 
 
 def tell_if_apart(group: Any) -> None:
@@ -368,11 +338,10 @@ def tell_if_apart(group: Any) -> None:
     With a store of their own (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, torchrun.py) nobody knows.
     """
     handler, world_size = group.spec.rdzv_handler, group.workers[0].world_size
-    prefix = {rendezvous.LOOPBACK: rendezvous.AGENTS, rendezvous.FIXED: handler.get_run_id()}.get(handler.get_backend())
-    if prefix is None or group.group_rank or world_size == 1:
+    if not isinstance(handler, rendezvous.StaticNodes) or group.group_rank or world_size == 1:
         return
     keys = group.store.underlying_store.list_keys()
-    if all(key.startswith((f"{prefix}/", "muster/")) for key in keys):
+    if all(key.startswith((f"{handler.get_run_id()}/", "muster/")) for key in keys):  # the agents' own
         tell(
             f"none of the {world_size} ranks opened a process group: each has run the whole script by itself, and a "
             "file that it writes was written by all. To train together: torch.distributed.init_process_group() and "
@@ -382,7 +351,6 @@ def tell_if_apart(group: Any) -> None:
 
 def try_briefly(ask: Callable[[], None]) -> None:
     """Asks a store that may be gone, and then answers nobody: for TELL_S at most, and whatever it has met."""
-
     with suppress(Exception):
         within(TELL_S, ask)
 

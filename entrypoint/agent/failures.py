@@ -61,12 +61,7 @@ def how_ended(exitcode: int) -> str:
 
 
 def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
-    """The exit code for workers that failed, after telling of the one that failed first, if it did not itself.
-
-    Args:
-        failures: by rank.
-        status: which of them the agent ended, and what came before on another node.
-    """
+    """The exit code for workers that failed, after telling of the one that failed first, if it did not itself."""
     codes = {failure.exitcode for failure in failures.values()}
     # A trainer with one of these has told the user what to do; those that died of its absence count for nothing. In
     # another program 2 may be an option that it does not know, and 75 anything.
@@ -133,23 +128,22 @@ def message_of(failure: ProcessFailure) -> str:
     return lines[0] if lines and lines[0] != "<NONE>" else ""
 
 
-def report_rendezvous(address: str, port: int, num_nodes: str, error: Exception) -> int:
-    """The exit code for nodes that did not meet, after saying where they should have."""
+def not_met(address: str, port: int, num_nodes: str, error: Exception) -> MusterError:
+    """The error for nodes that did not meet."""
     host, seen = socket.gethostname(), _in_one_line(error)
     if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
         fix = "--master-port PORT, the same on all nodes, with a free port"
-        say(MusterError(f"port {port} on {host} is taken", seen=seen, fix=fix))
-        return ExitCode.USER_MUST_CHANGE
+        return MusterError(f"port {port} on {host} is taken", seen=seen, fix=fix)
+    wrong = f"{host} did not meet the others at {address}:{port}"
     fix = (
         f"look whether the command started on all {num_nodes} nodes, and whether the port is open between "
         "them; a slow start: --rdzv-timeout SECONDS"
     )
-    say(MusterError(f"{host} did not meet the others at {address}:{port}", seen=seen, fix=fix))
-    return ExitCode.FAILED
+    return MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
 
 
-def report_parting(place: str, error: Exception) -> int:
-    """The exit code for nodes that had met, and then lost each other."""
+def parted(place: str, error: Exception) -> MusterError:
+    """The error for nodes that had met, and then lost each other."""
     host, fix = socket.gethostname(), "look what the other nodes said; --resume goes on"
     if isinstance(error, RendezvousClosedError):
         wrong = f"{host} did not start its ranks again: another node has ended the launch"
@@ -158,8 +152,7 @@ def report_parting(place: str, error: Exception) -> int:
     else:
         wrong = f"{host} has lost the node at {place}, by which all nodes meet: without it none can start again"
         fix = "start the job again, without that node: --resume goes on"
-    say(MusterError(wrong, seen=_in_one_line(error), fix=fix))
-    return ExitCode.FAILED
+    return MusterError(wrong, seen=_in_one_line(error), fix=fix, code=ExitCode.FAILED)
 
 
 def _in_one_line(error: Exception) -> str:

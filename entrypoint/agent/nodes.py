@@ -40,10 +40,7 @@ LEAVE_S = 6.0
 class Nodes:
     """This node among the others, from the first start of its workers on.
 
-    Args:
-        agent: this node's.
-        group: its workers.
-        ended: takes the workers that this ends, by process id, and why.
+    `ended` takes the workers that this ends, by process id, and why.
     """
 
     def __init__(self, agent: Any, group: Any, ended: dict[int, str]) -> None:

@@ -1,8 +1,7 @@
-"""How the agents of a launch meet, by torch's registered handlers of rendezvous: one for each kind of launch.
+"""How the agents of a launch meet, by one of torch's handlers of rendezvous with what it lacks.
 
-loopback    one node: nothing listens beyond this host
-fixed       a fixed number of nodes, that meet at a known place: who does not come is named
-elastic     nodes come and go: a store that does not answer counts as lost
+StaticNodes  a fixed number of nodes, that meet at a known place: who does not come is named
+Backend      nodes come and go: a store that does not answer counts as lost
 """
 
 import argparse
@@ -20,8 +19,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
@@ -31,11 +28,7 @@ from muster.entrypoint.rendezvous.network import within
 from muster.errors import MusterError
 from muster.variables import LaunchVariable
 
-LOOPBACK, FIXED, ELASTIC = "loopback", "fixed", "elastic"
 LOOPBACK_ADDRESS = "127.0.0.1"
-
-AGENTS = "agent"
-"""What the agent's own keys begin with in the store of one node."""
 
 STORE_S = 30.0
 """Seconds for one answer of the store by which nodes come and go."""
@@ -44,112 +37,77 @@ DEFAULT_TIMEOUT_S = 600
 """torchrun's own, without --rdzv-conf."""
 
 
-def choose(arguments: argparse.Namespace) -> None:
-    """Has torchrun meet by one of these handlers, where its `arguments` say static or c10d."""
-    is_one_node = arguments.standalone or (arguments.nnodes in ("1", "1:1") and arguments.rdzv_backend == "static")
-    if is_one_node:
-        port = 0 if arguments.standalone else arguments.master_port
-        arguments.standalone = False
-        arguments.rdzv_backend, arguments.rdzv_endpoint = LOOPBACK, f"{LOOPBACK_ADDRESS}:{port}"
-    elif arguments.rdzv_backend == "static":
-        host = f"[{arguments.master_addr}]" if ":" in arguments.master_addr else arguments.master_addr
-        arguments.rdzv_backend, arguments.rdzv_endpoint = FIXED, f"{host}:{arguments.master_port}"
-        arguments.rdzv_conf = ",".join(filter(None, [arguments.rdzv_conf, f"rank={arguments.node_rank}"]))
-        arguments.node_rank = 0  # torchrun warns of one that only its own handler would use
-    elif arguments.rdzv_backend == "c10d":
-        arguments.rdzv_backend = ELASTIC
-
-
-def register() -> None:
-    """Makes the handlers known to torch."""
-    rendezvous_handler_registry.register(LOOPBACK, Loopback)
-    rendezvous_handler_registry.register(FIXED, FixedNodes)
-    rendezvous_handler_registry.register(ELASTIC, elastic)
+def is_one_node(arguments: argparse.Namespace) -> bool:
+    """Whether torchrun's `arguments` say that this is the only node, for good."""
+    return arguments.standalone or (arguments.nnodes in ("1", "1:1") and arguments.rdzv_backend == "static")
 
 
 def place_of(arguments: argparse.Namespace) -> tuple[str, int]:
-    """Where the nodes meet, after `choose`."""
+    """Where the nodes meet."""
+    if is_one_node(arguments):
+        return LOOPBACK_ADDRESS, 0 if arguments.standalone else arguments.master_port
+    if arguments.rdzv_backend == "static":
+        return arguments.master_addr, arguments.master_port
     address, _, port = arguments.rdzv_endpoint.rpartition(":")
     return address.strip("[]"), int(port)
 
 
 def is_guest(arguments: argparse.Namespace) -> bool:
     """Whether another node's store has to listen before this one can join."""
-    words = (arguments.rdzv_conf or "").split(",")
-    return "is_host=0" in words or (arguments.rdzv_backend == FIXED and "rank=0" not in words)
+    return arguments.node_rank > 0 or "is_host=0" in arguments.rdzv_conf.split(",")
 
 
-def timeout_s(arguments: argparse.Namespace) -> float:
+def timeout_s(arguments: argparse.Namespace) -> int:
     """Seconds that --rdzv-conf allows for meeting."""
-    match = re.search(r"(?:^|,)(?:join_)?timeout=(\d+)", arguments.rdzv_conf or "")
-    return float(match[1]) if match else float(DEFAULT_TIMEOUT_S)
+    match = re.search(r"(?:^|,)(?:join_)?timeout=(\d+)", arguments.rdzv_conf)
+    return int(match[1]) if match else DEFAULT_TIMEOUT_S
 
 
-class Loopback(StaticTCPRendezvous):
-    """The rendezvous of one node: each time a new store, which listens on 127.0.0.1 alone.
+def handler_of(arguments: argparse.Namespace, config: Any) -> RendezvousHandler:
+    """How this node meets the others, by torchrun's `arguments` and the configuration that torch makes of them."""
+    if is_one_node(arguments) or arguments.rdzv_backend == "static":
+        place = (*place_of(arguments), arguments.node_rank, config.max_nodes)
+        return StaticNodes(*place, config.run_id, timeout_s(arguments))
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    _, store = create_backend(parameters)
+    return create_handler(store, Backend(store, config.run_id), parameters)
 
-    torch's own listen on all interfaces, and whoever reaches a store can have its processes run code.
 
-    Args:
-        parameters: of torchrun; the endpoint's port is that of the first store, 0 takes a free one.
+class StaticNodes(StaticTCPRendezvous):
+    """The rendezvous of a fixed number of nodes.
+
+    Of several it names who does not come: torch's own tells only how many did. Of one it makes a new store each time,
+    which listens on 127.0.0.1 alone (port 0 takes a free one): torch's own listen on all interfaces, and whoever
+    reaches a store can have its processes run code.
 
     Source: https://github.com/pytorch/pytorch/security/policy (using distributed features)
     """
-
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        port = int(parameters.endpoint.rpartition(":")[2])
-        super().__init__(LOOPBACK_ADDRESS, port, 0, 1, parameters.run_id, DEFAULT_TIMEOUT_S)
-
-    def get_backend(self) -> str:
-        """The name by which torchrun knows this."""
-        return LOOPBACK
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """A store for this agent and its ranks.
-
-        Raises:
-            OSError: the port is taken.
-        """
-        listener = socket.create_server((LOOPBACK_ADDRESS, self.master_port))
-        port = int(listener.getsockname()[1])
-        self.master_port = 0  # for ranks that are started again: the store before this one may still listen
-        torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
-        server = torchs(LOOPBACK_ADDRESS, port, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
-        return RendezvousInfo(PrefixStore(AGENTS, server), 0, 1, RendezvousStoreInfo(LOOPBACK_ADDRESS, port))
-
-
-class FixedNodes(StaticTCPRendezvous):
-    """The rendezvous of a fixed number of nodes: torch's own tells only how many came, and not which did not.
-
-    Args:
-        parameters: of torchrun; `rank` is the node's.
-    """
-
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        address, _, port = parameters.endpoint.rpartition(":")
-        super().__init__(
-            address.strip("[]"),
-            int(port),
-            parameters.get_as_int("rank") or 0,
-            parameters.max_nodes,
-            parameters.run_id,
-            parameters.get_as_int("timeout") or DEFAULT_TIMEOUT_S,
-        )
-
-    def get_backend(self) -> str:
-        """The name by which torchrun knows this."""
-        return FIXED
 
     def next_rendezvous(self) -> RendezvousInfo:
         """The store of all nodes, once they have come.
 
         Raises:
+            OSError: the port is taken.
             MusterError: another process has come as this node.
             TimeoutError: some did not come in time; it names them.
         """
-        if self._store is None and self.world_size > 1:
+        torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+        if self.world_size == 1:
+            # For ranks that are started again another port: the store before this one may still listen.
+            listener = socket.create_server((LOOPBACK_ADDRESS, 0 if self._store else self.master_port))
+            self.master_port = int(listener.getsockname()[1])
+            where = (LOOPBACK_ADDRESS, self.master_port)
+            self._store = torchs(*where, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
+        elif self._store is None:
             # As torch makes it, but on node rank 0 up at once, and not when all have come: they are counted below.
-            torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
             place = (self.master_addr, self.master_port, self.world_size, self.rank == 0, self.timeout)
             self._store = torchs(*place, multi_tenant=True, wait_for_workers=self.rank > 0)
             call(self._store, self.rank, self.world_size, self.timeout)
@@ -179,18 +137,14 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
     try:
         here.wait(keys, limit)
     except dist.DistError:
-        absent = [number for number, key in enumerate(keys) if not here.check([key])]
+        names = os.environ.get(LaunchVariable.NODES, "").split(",")
+        if len(names) != num_nodes:
+            names = [f"node rank {number}" for number in range(num_nodes)]
+        absent = [name for name, key in zip(names, keys, strict=True) if not here.check([key])]
         if absent:
-            raise TimeoutError(told(absent, num_nodes, limit.total_seconds())) from None
-
-
-def told(absent: list[int], num_nodes: int, limit_s: float, most: int = 8) -> str:
-    """Who did not come, by the names of MUSTER_NODES where the launch has told them."""
-    names = os.environ.get(LaunchVariable.NODES, "").split(",")
-    known = len(names) == num_nodes
-    shown = [names[number] if known else f"node rank {number}" for number in absent[:most]]
-    more = f" and {len(absent) - most} more" if len(absent) > most else ""
-    return f"{', '.join(shown)}{more} did not come within {limit_s:.0f} s; {num_nodes - len(absent)} of {num_nodes} did"
+            shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
+            came = f"{num_nodes - len(absent)} of {num_nodes} did"
+            raise TimeoutError(f"{shown} did not come within {limit.total_seconds():.0f} s; {came}") from None
 
 
 class Backend(C10dRendezvousBackend):
@@ -200,11 +154,6 @@ class Backend(C10dRendezvousBackend):
     """
 
     _is_lost = False
-
-    @property
-    def name(self) -> str:
-        """The name by which torchrun knows this."""
-        return ELASTIC
 
     def _call_store(self, store_op: str, *args: Any, **kwargs: Any) -> Any:
         torchs: Any = super()  # by which this one is not typed
@@ -221,18 +170,12 @@ class Backend(C10dRendezvousBackend):
             raise
 
 
-def elastic(parameters: RendezvousParameters) -> RendezvousHandler:
-    """The rendezvous of nodes that come and go, over `Backend`."""
-    _, store = create_backend(parameters)
-    return create_handler(store, Backend(store, parameters.run_id), parameters)
-
-
 def word_of_launch(handler: RendezvousHandler, store: Any) -> str:
     """A word that the agents of a launch agree on by the `store` of their first meeting.
 
     Empty where no node starts its ranks again.
     """
-    if handler.get_backend() == FIXED:
+    if isinstance(handler, StaticNodes) and handler.world_size > 1:
         return ""
     # Each meeting has a prefix of its own in one store.
     store = getattr(store, "underlying_store", store)

@@ -16,13 +16,7 @@ from muster.entrypoint.launch.program import Additions, Folder, where_unset
 
 
 def find(env: Mapping[str, str], rdzv_id: str, *, has_gpus: bool) -> Additions:
-    """The variables that the user has not set, and the folder for what is written to files.
-
-    Args:
-        env: the user's variables; what is set there stays.
-        rdzv_id: the launch's: all its nodes take one folder.
-        has_gpus: whether the ranks speak through NCCL.
-    """
+    """The variables that the user has not set, and the folder, one for all nodes, for what is written to files."""
     folder = Path.cwd() / "runs" / f"debug-{re.sub(r'[^A-Za-z0-9._-]+', '-', rdzv_id).strip('.-')}"
     # NCCL reads % in the file's name.
     logs = f"{str(folder).replace('%', '%%')}/nccl.%h.%p.log"

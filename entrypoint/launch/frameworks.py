@@ -11,16 +11,6 @@ from muster.entrypoint.rendezvous.address import FIRST_PORT, NUM_PORTS, Rendezvo
 from muster.errors import MusterError
 
 
-def variables(name: str, allocation: Allocation, rendezvous: Rendezvous, port: int) -> dict[str, str]:
-    """The variables that framework `name` (torch, jax, tensorflow) reads in this task.
-
-    Raises:
-        MusterError: the framework needs what is not known here.
-    """
-    makers = {"torch": torch, "jax": jax, "tensorflow": tensorflow}
-    return makers[name](allocation, rendezvous, port)
-
-
 def torch(allocation: Allocation, rendezvous: Rendezvous, port: int) -> dict[str, str]:
     """What torch.distributed's `env://` reads, and what torchrun sets beside it.
 
@@ -75,6 +65,10 @@ def tensorflow(allocation: Allocation, rendezvous: Rendezvous, port: int) -> dic
     ]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": _index(allocation)}}
     return {"TF_CONFIG": json.dumps(config)}
+
+
+VARIABLES = {"torch": torch, "jax": jax, "tensorflow": tensorflow}
+"""What gives the variables that a framework reads in this task; MusterError where it needs what is not known here."""
 
 
 def _tasks_per_node(allocation: Allocation) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ its compiler and Triton in torchinductor_USER in the temporary folder.
 
 import os
 import pwd
+from contextlib import suppress
 from pathlib import Path
 
 from muster.entrypoint.environment import Environment
@@ -18,8 +19,6 @@ from muster.errors import MusterError
 
 SHARED_MEMORY = Path("/dev/shm")
 TEMPORARY = (Path("/tmp"), Path("/var/tmp"))
-
-FIX = "docker run --tmpfs /tmp; or HOME=FOLDER TMPDIR=FOLDER, where this user may write"
 
 # Python looks them up in this order: `getpass.getuser`, `tempfile.gettempdir`.
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
@@ -32,8 +31,9 @@ def find(env: Environment) -> Additions:
     Raises:
         MusterError: no folder at all can be written to.
     """
-    uid = os.getuid()
-    entry = _entry(uid)
+    uid, entry = os.getuid(), None
+    with suppress(KeyError):
+        entry = pwd.getpwuid(uid)
     wanted: dict[str, str] = {}
     notes: list[str] = []
     folders = [*(Path(env[name]) for name in _FOLDERS if env.get(name)), *TEMPORARY]
@@ -47,27 +47,17 @@ def find(env: Environment) -> Additions:
     home = env.get("HOME") or (entry.pw_dir if entry else "")
     if home and home != "/" and _is_writable(Path(home)):
         return Additions(wanted, tuple(notes))
-    if temporary is None and _is_writable(Path(".")):
-        # Python takes that for its temporary files, but it is no place for a home.
-        return Additions(wanted, (*notes, f"neither HOME nor a temporary folder can be written to: {FIX}"))
     if temporary is None:
         raise MusterError(
             "neither HOME nor any temporary folder can be written to",
             seen=f"HOME={env.get('HOME', '')} TMPDIR={env.get('TMPDIR', '')} as uid {uid}",
-            fix=FIX,
+            fix="docker run --tmpfs /tmp; or HOME=FOLDER TMPDIR=FOLDER, where this user may write",
         )
     folder = temporary / f"muster-home-{uid}"
     wanted["HOME"] = str(folder)
     notes.append(f"HOME={folder}, as {home or 'none'} is no home that can be written to")
     private = Folder(folder, "HOME=FOLDER, one that this user may write to", is_private=True)
     return Additions(wanted, tuple(notes), folders=(private,))
-
-
-def _entry(uid: int) -> pwd.struct_passwd | None:
-    try:
-        return pwd.getpwuid(uid)
-    except KeyError:
-        return None
 
 
 def _is_writable(folder: Path) -> bool:

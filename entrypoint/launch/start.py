@@ -12,7 +12,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -32,10 +32,11 @@ from muster.entrypoint.rendezvous import address, network
 from muster.entrypoint.rendezvous.address import Rendezvous
 from muster.entrypoint.sites import defaults, recognise
 from muster.entrypoint.sites.recognise import Recognised
-from muster.errors import MusterError
+from muster.errors import ATTEMPT, MusterError
 from muster.variables import LaunchVariable
 
 INIT = "tini"
+INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 MOST_RANKS_PER_CORE = 4
@@ -44,19 +45,13 @@ MOST_RANKS_PER_CORE = 4
 MOST_NODES_TEXT = 100_000
 """Characters of the list of nodes that a program is told; of a longer one none."""
 
-MOST_SCRIPT_LENGTH = 500_000
-"""Characters of a script that are read for what it expects of its launch."""
-
 
 @dataclass(frozen=True)
 class Context:
     """What is known of a launch before its command is made.
 
     Attributes:
-        env: the process's variables.
         options: the user's, with the site's where the user gave none.
-        allocation: which of the job's processes this is.
-        rendezvous: where the ranks meet.
         site: whose profile was used; None without one.
         of_site: the variables and notes that this gave.
     """
@@ -83,8 +78,7 @@ def start(
         program: what runs in each rank.
         typed: the command line, for errors and for trainers that start anew.
         is_single: whether it runs in one process, whatever is allocated.
-        check: refuses what this host does not have. Called where this process is the only one of the launch: of several
-            each would say the same, or one would leave the others waiting. They find out together, as ranks.
+        check: refuses what this host does not have. Several processes find that out together, as ranks.
 
     Raises:
         MusterError: it can't be started here.
@@ -118,10 +112,9 @@ def start(
     if is_dry:
         print(show.script(launch))
         return
-    port = context.rendezvous.master_port
-    if port is not None and allocation.node_rank == 0 and (allocation.mode == "agent" or allocation.rank == 0):
-        network.check_port_free(port, f"{port} from {context.rendezvous.sources['master_port']}")
     if allocation.rank == 0:
+        if port := context.rendezvous.master_port:
+            network.check_port_free(port, f"{port} from {context.rendezvous.sources['master_port']}")
         shown = allocation if program.framework == "torch" else allocation.of_tasks()
         print(show.headline(shown, context.rendezvous, launch), file=sys.stderr)
     execute(launch, env)
@@ -138,13 +131,7 @@ def environment_of(options: LaunchOptions) -> Environment:
 
 
 def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_single: bool = False) -> Context:
-    """Where the process of `env` stands.
-
-    Args:
-        env: its variables.
-        options: what the user says about the launch.
-        typed: the command, for errors that tell how to start it.
-        is_single: whether a world of one is wanted.
+    """Where the process of `env` stands; `typed` is its command, for errors that tell how to start it.
 
     Raises:
         MusterError: it can't be told, or does not fit together.
@@ -179,13 +166,7 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
 
 
 def plan(context: Context, program: Program, typed: Sequence[str], *more: Additions) -> Launch:
-    """The command and the variables of the new process.
-
-    Args:
-        context: where this one stands.
-        program: what runs in each rank.
-        typed: the command line.
-        more: what this node's driver and fabric add.
+    """The command and the variables of the new process; `more` is what this node's driver and fabric add.
 
     Raises:
         MusterError: the program can't be started in this way.
@@ -199,11 +180,12 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
     parts = [
         Additions(notes=allocation.notes),
         _threads(allocation, env),
-        _interface(rendezvous, env),
+        # The network interface for NCCL and gloo.
+        where_unset(dict.fromkeys(INTERFACES, rendezvous.interface) if rendezvous.interface else {}, env),
         home.find(env) if env.is_live and env.engine else Additions(),
         Additions(notes=_notes_on_script(program, allocation, env)),
         of_command,
-        _for_ours(context, typed) if program.is_ours else Additions(),
+        Additions(for_ours(context, typed) if program.is_ours else {}),
         of_job,
         _of_user(context),
         *more,
@@ -223,14 +205,18 @@ def _command(context: Context, program: Program, port: int) -> tuple[list[str], 
     allocation, options = context.allocation, context.options
     is_agent = allocation.mode == "agent" and program.framework == "torch"
     if is_agent:
-        if options.spawn:
-            _check_spawn(program)
+        if options.spawn and (program.torchrun or program.kind == "program"):
+            raise MusterError(
+                "--spawn runs Python in processes of its own: no other program, and by no option of torchrun's",
+                seen=shlex.join([*program.torchrun, *program.agent_words()[:2]]),
+                fix="leave --spawn out",
+            )
         # By torchrun's --run-path a rank runs the program in the interpreter that multiprocessing has started.
         script = [*(["--run-path"] if options.spawn else []), *program.torchrun, *program.agent_words()]
         argv = torchrun.agent_argv(allocation, context.rendezvous, options, script)
         return argv, Additions(torchrun.agent_variables(allocation, options))
     _refuse_torchruns(allocation, options, program)
-    variables = frameworks.variables(program.framework, allocation, context.rendezvous, port)
+    variables = frameworks.VARIABLES[program.framework](allocation, context.rendezvous, port)
     unused = f"torchrun does not start these ranks, and its options do nothing: {shlex.join(program.torchrun)}"
     return program.own_words(), Additions(variables, (unused,) if program.torchrun else ())
 
@@ -243,31 +229,14 @@ def _refuse_torchruns(allocation: Allocation, options: LaunchOptions, program: P
         "--numa-binding": options.numa_binding,
         "--nproc-per-node": options.nproc_per_node if allocation.mode == "agent" else None,
     }
+    tasks = allocation.tasks_on_node
     for name, value in given.items():
         if value:
-            is_worker = allocation.mode == "worker"
-            starter = (
-                "the scheduler starts each rank here" if is_worker else "one process is started here, not by torchrun"
-            )
             raise MusterError(
-                f"{starter}, and {name} is torchrun's work",
-                seen=f"{name}={value}, {allocation.tasks_on_node} tasks on this node, --framework {program.framework}",
-                fix=f"one task on each node, or leave {name} out" if is_worker else f"leave {name} out",
+                f"torchrun starts no ranks here, and {name} is its work",
+                seen=f"{name}={value}, {allocation.mode}, {tasks} tasks on this node, --framework {program.framework}",
+                fix=f"leave {name} out" + ("; or one task on each node" if allocation.mode == "worker" else ""),
             )
-
-
-def _check_spawn(program: Program) -> None:
-    """Refuses what can't run in processes that multiprocessing has started."""
-    if program.torchrun:
-        raise MusterError(
-            "--spawn takes no option of torchrun's", seen=shlex.join(program.torchrun), fix="leave --spawn out"
-        )
-    if program.kind == "program":
-        raise MusterError(
-            "--spawn runs Python in processes of its own, and no other program",
-            seen=shlex.join(["--no-python", *program.words[:1]]),
-            fix="leave --spawn out",
-        )
 
 
 def _threads(allocation: Allocation, env: Environment) -> Additions:
@@ -300,26 +269,6 @@ def _threads(allocation: Allocation, env: Environment) -> Additions:
     return Additions({"OMP_NUM_THREADS": str(threads)}, tuple(notes))
 
 
-def _interface(rendezvous: Rendezvous, env: Environment) -> Additions:
-    """The network interface for NCCL and gloo, where the user named none."""
-    if rendezvous.interface is None:
-        return Additions()
-    return where_unset(dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), rendezvous.interface), env)
-
-
-def _for_ours(context: Context, typed: Sequence[str]) -> Additions:
-    """What our own programs are told."""
-    variables = {
-        # A file in the user's working directory must not take the place of a library's module.
-        "PYTHONSAFEPATH": "1",
-        **of_the_job(context.allocation, context.env),
-        LaunchVariable.COMMAND: shlex.join(typed),
-    }
-    if context.site:
-        variables[LaunchVariable.SITE_FOUND] = context.site.name
-    return Additions(variables)
-
-
 def _of_user(context: Context) -> Additions:
     """What of the user's variables is kept, and what must not be inherited."""
     env, sources = context.env, context.rendezvous.sources
@@ -343,19 +292,18 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
     """What a script that was made for another launch would do here; nothing of one that reads torchrun's variables."""
     if program.kind != "script":
         return ()
-    text = ""
-    with suppress(OSError), open(program.words[0], encoding="utf-8", errors="replace") as file:
-        text = file.read(MOST_SCRIPT_LENGTH)
-    name, num_ranks = Path(program.words[0]).name, allocation.nproc_per_node
+    script, text = Path(program.words[0]), ""
+    with suppress(OSError):
+        text = script.read_text(encoding="utf-8", errors="replace")
+    name, num_ranks = script.name, allocation.nproc_per_node
     is_agent = allocation.mode == "agent"
     notes: list[str] = []
-    for number in ("SLURM_PROCID", "SLURM_LOCALID"):
-        if is_agent and num_ranks > 1 and number in text and number in env and not re.search(r"\bRANK\b", text):
-            notes.append(
-                f"{name} reads {number}, which is the same in this task's {num_ranks} ranks: let it read RANK and "
-                f"LOCAL_RANK, or start a task for each rank: srun --ntasks-per-node={num_ranks} muster run {name}"
-            )
-            break
+    number = next((each for each in ("SLURM_PROCID", "SLURM_LOCALID") if each in text and each in env), None)
+    if is_agent and num_ranks > 1 and number and not re.search(r"\bRANK\b", text):
+        notes.append(
+            f"{name} reads {number}, which is the same in this task's {num_ranks} ranks: let it read RANK and "
+            f"LOCAL_RANK, or start a task for each rank: srun --ntasks-per-node={num_ranks} muster run {name}"
+        )
     asks_mpi = re.search(r"^\s*(from|import) mpi4py\b", text, re.MULTILINE)
     if is_agent and num_ranks > 1 and asks_mpi and find_spec("mpi4py"):
         notes.append(
@@ -371,12 +319,16 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
     return tuple(notes)
 
 
-def of_the_job(allocation: Allocation, env: Mapping[str, str]) -> dict[str, str]:
-    """What our programs want to know of the job: its nodes, scheduler, attempt, and its limit in unix seconds.
+def for_ours(context: Context, typed: Sequence[str]) -> dict[str, str]:
+    """What our own programs are told of the launch and of the job.
 
     The nodes are by node_rank, as the scheduler calls them: so one that does not come has a name.
     """
-    wanted: dict[str, str] = {}
+    allocation = context.allocation
+    # A file in the user's working directory must not take the place of a library's module.
+    wanted = {"PYTHONSAFEPATH": "1", LaunchVariable.COMMAND: shlex.join(typed)}
+    if context.site:
+        wanted[LaunchVariable.SITE_FOUND] = context.site.name
     if allocation.scheduler not in ("local", "manual"):
         wanted[LaunchVariable.SCHEDULER] = allocation.scheduler
     if allocation.num_nodes > 1 and len(allocation.hosts) == allocation.num_nodes:
@@ -384,8 +336,8 @@ def of_the_job(allocation: Allocation, env: Mapping[str, str]) -> dict[str, str]
         # The kernel starts no program with a longer variable than 128 KiB: some 9,000 nodes.
         if len(nodes) < MOST_NODES_TEXT:
             wanted[LaunchVariable.NODES] = nodes
-    if allocation.attempt and not env.get("MUSTER_ATTEMPT"):
-        wanted["MUSTER_ATTEMPT"] = str(allocation.attempt)
+    if allocation.attempt and not context.env.get(ATTEMPT):
+        wanted[ATTEMPT] = str(allocation.attempt)
     if allocation.start_time is not None:
         wanted[LaunchVariable.SCHEDULER_START_TIME] = str(allocation.start_time)
     if allocation.end_time is not None:

@@ -13,36 +13,19 @@ AGENT = "muster.entrypoint.agent"
 
 
 def agent_argv(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOptions, script: list[str]) -> list[str]:
-    """The command that starts this node's ranks.
+    """The command that starts this node's ranks, where an agent does.
 
-    Args:
-        allocation: in agent mode.
-        rendezvous: where the nodes meet.
-        options: how long they wait for each other, how often they restart.
-        script: torchrun's positional part: `-m MODULE ARGS`, `SCRIPT ARGS` or `--no-python PROGRAM ARGS`.
+    `script` is torchrun's positional part: `-m MODULE ARGS`, `SCRIPT ARGS` or `--no-python PROGRAM ARGS`.
     """
-    # With -P nothing in the working directory can take the agent's place.
-    argv = [sys.executable, "-P", "-m", AGENT]
-    if options.numa_binding:
-        argv.append(f"--numa-binding={options.numa_binding}")
-    size = f"--nproc-per-node={allocation.nproc_per_node}"
-    if allocation.num_nodes == 1 and rendezvous.master_port is None:
-        # Without --local-addr torchrun uses the host's full name, which need not resolve in a container.
-        alone = ["--standalone", size, "--local-addr=127.0.0.1"]
-        return [*argv, *alone, *([f"--max-restarts={options.num_restarts}"] if options.num_restarts else []), *script]
-    if is_elastic(allocation, options):
-        return [*argv, *_elastic(allocation, rendezvous, options), size, *script]
+    form = _elastic if is_elastic(allocation, options) else _static
     return [
-        *argv,
-        f"--nnodes={allocation.num_nodes}",
-        f"--node-rank={allocation.node_rank}",
-        size,
-        "--rdzv-backend=static",
-        f"--master-addr={rendezvous.address}",
-        f"--master-port={rendezvous.master_port}",
+        # With -P nothing in the working directory can take the agent's place.
+        *(sys.executable, "-P", "-m", AGENT),
+        *([f"--numa-binding={options.numa_binding}"] if options.numa_binding else []),
+        *form(allocation, rendezvous, options),
+        f"--nproc-per-node={allocation.nproc_per_node}",
         f"--rdzv-id={rendezvous.rdzv_id}",
-        f"--rdzv-conf=timeout={options.rdzv_timeout}",
-        # 0 where there are several nodes: those that restart are elastic.
+        # 0 in the static form of several nodes: those that restart are elastic.
         f"--max-restarts={options.num_restarts}",
         *script,
     ]
@@ -55,11 +38,21 @@ def is_elastic(allocation: Allocation, options: LaunchOptions) -> bool:
 
 def agent_variables(allocation: Allocation, options: LaunchOptions) -> dict[str, str]:
     """Variables that the agent needs beside its arguments."""
-    if not is_elastic(allocation, options) and not options.num_restarts:
-        return {}
     # In the agents' store, which workers would share, lies what those before them said: restarts failed in 3 of 7
     # tries over several nodes, and always on one. With a store of the workers' own none did.
-    return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    restarts = options.num_restarts or is_elastic(allocation, options)
+    return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if restarts else {}
+
+
+def _static(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOptions) -> list[str]:
+    return [
+        f"--nnodes={allocation.num_nodes}",
+        f"--node-rank={allocation.node_rank}",
+        "--rdzv-backend=static",
+        f"--master-addr={rendezvous.address}",
+        f"--master-port={rendezvous.master_port or 0}",  # of one node: 0 takes a free one
+        f"--rdzv-conf=timeout={options.rdzv_timeout}",
+    ]
 
 
 def _elastic(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOptions) -> list[str]:
@@ -78,9 +71,7 @@ def _elastic(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOpti
         f"--nnodes={options.min_nodes or allocation.num_nodes}:{allocation.num_nodes}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={rendezvous.address}:{rendezvous.master_port}",
-        f"--rdzv-id={rendezvous.rdzv_id}",
         # On every node: it is the node's identity, and what the workers are told of the master.
         *([f"--local-addr={rendezvous.local_addr}"] if rendezvous.local_addr else []),
         "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in conf.items()),
-        f"--max-restarts={options.num_restarts}",
     ]

@@ -111,6 +111,7 @@ def by_file(meeting: Rendezvous, allocation: Allocation, env: Environment, optio
         size=allocation.world_size if is_worker else allocation.num_nodes,
         timeout_s=options.rdzv_timeout,
         participant=participant,
+        interface=options.interface,
         # mpirun by ssh starts the processes of its own host with the job's variables, and all others without.
         hint="mpirun gave no scheduler's variables to this host; in a job of PBS carry them along: "
         "mpirun -x PBS_JOBID -x PBS_ENVIRONMENT -x PBS_NODEFILE"

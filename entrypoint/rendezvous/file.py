@@ -3,19 +3,16 @@
 Each launch has a folder of its own there. Its mode is 0700, so that nobody else can put anything into it:
 
     .muster-JOB-SIZE/
-        host                {"addresses": ["10.0.0.1"], "port": 40123, "id": "5f...", ...}    written by participant 0
+        host                {"address": "10.0.0.1", "port": 40123, "id": "5f..."}              written by participant 0
         5f....1.a41c...     {"participant": {"host": "node02", "node_rank": 1, ...}}          written by participant 1
 
-Participant 0 reserves a port, and writes `host` with a new id. Each of the others finds out which of the addresses
-leads there, and answers by a file whose name begins with that id. When all have answered, participant 0 checks whether
-they fit together, and adds the result to each answer as a second line: go on, or the refusal. The port is then the
-rendezvous'. What an earlier attempt left behind has another id, and is not believed.
-
-Nothing is read from the network: whoever connects to the port can't hold anything up.
+Participant 0 writes `host` with a free port and a new id. Each of the others answers by a file whose name begins with
+that id. When all have answered, participant 0 checks whether they fit together, and adds the result to each answer as a
+second line: go on, or the refusal. What an earlier attempt left behind has another id, and is not believed. Nothing is
+read from the network.
 """
 
 import contextlib
-import errno
 import os
 import re
 import secrets
@@ -31,16 +28,15 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import psutil
 
 from muster.entrypoint.rendezvous import network
 from muster.errors import ExitCode, MusterError, one_line
+from muster.notices import said_if_slow
 from muster.units import processes
 
 POLL_S = 0.1
 # The others look less and less often: a thousand of them share a file system.
 LONGEST_POLL_S = 1.0
-CONNECT_TIMEOUT_S = 3.0
 SAY_AFTER_S = 20.0
 # Where launches can't be told apart: how long after the last answer another one may still come.
 CONFLICT_S = 1.0
@@ -87,9 +83,8 @@ class Peers:
     Attributes:
         folder: one that all of them see.
         job: what tells this launch from others in the same folder, as far as that is known.
-        number: this participant's, from 0.
-        size: how many there are.
-        timeout_s: how long they wait for each other.
+        number: this participant's, from 0, of `size`.
+        interface: of number 0, the network interface at whose address all shall meet; None leaves it to the routes.
         participant: what this one says of itself; or why it can't take part, which all shall hear.
         is_told_apart: whether no other launch can have the same `job`.
         hint: what else may keep the others away, for who waits long; empty without any.
@@ -101,6 +96,7 @@ class Peers:
     size: int
     timeout_s: float
     participant: Participant | MusterError
+    interface: str | None = None
     is_told_apart: bool = True
     hint: str = ""
 
@@ -111,11 +107,10 @@ class Peers:
 
 
 class _Host(msgspec.Struct, frozen=True):
-    """Where participant 0 listens, and the id of its attempt."""
+    """Where all meet, and the id of participant 0's attempt."""
 
-    addresses: list[str]
+    address: str
     port: int
-    machine: str
     id: str
 
 
@@ -139,7 +134,7 @@ def _refused(error: MusterError) -> _Line:
 
 
 def meet(peers: Peers) -> tuple[str, int]:
-    """The address and port of participant 0, once all are there.
+    """An address of participant 0 and a free port there, once all are there.
 
     Raises:
         MusterError: the folder can't be used or is not this user's alone, some did not come in time, or what they say
@@ -200,12 +195,12 @@ def _gather(peers: Peers) -> tuple[str, int]:
     """Participant 0: waits for the others' answers, and tells them the result."""
     with contextlib.suppress(FileExistsError):
         peers.path.mkdir(0o700)
-    with _opened(peers.path) as folder, _listener() as listener:
-        host = _Host(_own_addresses(), int(listener.getsockname()[1]), machine(), secrets.token_hex(16))
+    with _opened(peers.path) as folder:
+        host = _Host(network.own_address(peers.interface), network.free_port(), secrets.token_hex(16))
         _remove(folder, "host")
         _write(folder, "host", host)
         try:
-            check(_participants(folder, peers, host, listener))
+            check(_participants(folder, peers, host))
             _tell(folder, host, _Line())
         except MusterError as refusal:
             # Where another launch has written over the file, the others go there, and are told there.
@@ -220,10 +215,10 @@ def _gather(peers: Peers) -> tuple[str, int]:
                     _remove(folder, name)
             with contextlib.suppress(OSError):
                 peers.path.rmdir()
-    return host.addresses[0], host.port
+    return host.address, host.port
 
 
-def _participants(folder: int, peers: Peers, host: _Host, listener: socket.socket) -> dict[int, Participant]:
+def _participants(folder: int, peers: Peers, host: _Host) -> dict[int, Participant]:
     """All participants, by number.
 
     Raises:
@@ -233,7 +228,6 @@ def _participants(folder: int, peers: Peers, host: _Host, listener: socket.socke
     said: dict[str, tuple[int, Participant | MusterError]] = {"": (0, peers.participant)}
     last_came = time.monotonic()
     deadline = last_came + peers.timeout_s
-    listener.settimeout(POLL_S)
     while True:
         now = time.monotonic()
         for name, number in _answers(folder, host).items():
@@ -264,9 +258,7 @@ def _participants(folder: int, peers: Peers, host: _Host, listener: socket.socke
             refusal = _conflict(peers, "has written over this launch's file")
             _write(folder, f"{other.id}.0.{secrets.token_hex(8)}", _refused(refusal))
             raise refusal
-        with contextlib.suppress(OSError):
-            # Whoever connects wanted to see whether the address leads here.
-            listener.accept()[0].close()
+        time.sleep(POLL_S)
 
 
 def _tell(folder: int, host: _Host, result: _Line) -> None:
@@ -286,38 +278,17 @@ def _join(peers: Peers) -> tuple[str, int]:
     last = "the file did not appear"
     # A --rendezvous-dir that is not there is a mistake, and not waited for.
     peers.folder.stat()
-    say_at = time.monotonic() + SAY_AFTER_S
-    for _ in _polls(deadline):
-        if time.monotonic() >= say_at:
-            say_at = deadline
-            why = "; ".join(filter(None, [last, peers.hint]))
-            line = f"{socket.gethostname()} waits for the others by {peers.path}, {peers.timeout_s} s at most: {why}"
-            print(f"muster: {one_line(line)}", file=sys.stderr, flush=True)
-        with contextlib.suppress(FileNotFoundError), _opened(peers.path) as folder:
-            host = _read(folder, "host", _Host)
-            if host is None:
-                continue
-            for address in host.addresses:
-                why_not = _why_not(host, address)
-                last = f"{address}:{host.port}: {why_not or 'it gave no result'}"
-                if not why_not:
-                    if _is_agreed(folder, peers, host, deadline):
-                        return address, host.port
-                    break
+    waits = f"{socket.gethostname()} waits for the others by {peers.path}, {peers.timeout_s} s at most; {peers.hint}"
+    with said_if_slow(one_line(waits.rstrip("; ")), after_s=SAY_AFTER_S):
+        for _ in _polls(deadline):
+            with contextlib.suppress(FileNotFoundError), _opened(peers.path) as folder:
+                host = _read(folder, "host", _Host)
+                if host and _is_agreed(folder, peers, host, deadline):
+                    return host.address, host.port
+                last = "it gave no result" if host else last
     raise _too_late(
         peers, f"number {peers.number} of {peers.size} did not find number 0 within {peers.timeout_s:.0f} s: {last}"
     )
-
-
-def _why_not(host: _Host, address: str) -> str:
-    """Why `address` does not lead to participant 0, or nothing where it does."""
-    if host.machine != machine() and address in _own_addresses():
-        return "this host has the same address"
-    try:
-        socket.create_connection((address, host.port), timeout=CONNECT_TIMEOUT_S).close()
-    except (OSError, OverflowError, UnicodeError) as reason:
-        return str(reason)
-    return ""
 
 
 def _is_agreed(folder: int, peers: Peers, host: _Host, deadline: float) -> bool:
@@ -374,41 +345,19 @@ def exit_on_terminate() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
-def _own_addresses() -> list[str]:
-    """The addresses under which others may reach this host, the one of the default route first."""
-    preferred = network.fabric_interface(())
-    found: list[tuple[bool, str]] = []
-    for name, entries in psutil.net_if_addrs().items():
-        for entry in entries:
-            usable = entry.family in (socket.AF_INET, socket.AF_INET6) and not entry.address.startswith("fe80:")
-            if usable and not network.is_loopback(entry.address):
-                found.append((name != preferred, entry.address))
-    # A machine without any network can still run all participants itself.
-    return [address for _, address in sorted(found)] or ["127.0.0.1"]
-
-
-def _listener() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
-
-
 @contextlib.contextmanager
 def _opened(path: Path) -> Generator[int]:
     """A descriptor of the launch's folder. Nobody else can have put anything into it.
 
     Raises:
-        MusterError: it is no folder, or others own it, or may write there.
+        MusterError: others own it, or may write there.
+        NotADirectoryError: it is no folder, or a link to one.
         FileNotFoundError: there is none yet.
     """
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except NotADirectoryError:
-        folder = None
-    try:
-        status = path.lstat() if folder is None else os.fstat(folder)
-        if folder is None or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        status = os.fstat(folder)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise MusterError(
                 "the ranks meet in a folder that is its user's alone, and this is not: another user could take part",
                 seen=f"{path}: {stat.filemode(status.st_mode)}, of user {status.st_uid}; this is user {os.geteuid()}",
@@ -416,8 +365,7 @@ def _opened(path: Path) -> Generator[int]:
             )
         yield folder
     finally:
-        if folder is not None:
-            os.close(folder)
+        os.close(folder)
 
 
 def _answers(folder: int, host: _Host) -> dict[str, int]:
@@ -430,11 +378,8 @@ def _read(folder: int, name: str, kind: type[T], line: int = 0) -> T | None:
     """What a line of a file says; None where it is not there, not whole, or something else."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    except OSError as reason:
-        # ESTALE: NFS says so of a file that another host has just replaced. ELOOP: a link. ENXIO, ENODEV: no file.
-        if reason.errno in (errno.ENOENT, errno.ESTALE, errno.ELOOP, errno.ENXIO, errno.ENODEV):
-            return None
-        raise
+    except OSError:  # not there, a link, no file; or replaced by another host a moment ago, as NFS says
+        return None
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():

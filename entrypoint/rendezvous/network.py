@@ -51,10 +51,8 @@ def resolve(host: str, seen: str) -> str:
         found = within(RESOLVE_TIMEOUT_S, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
         # AF_INET sorts before AF_INET6.
         return str(min(found, key=lambda entry: entry[0])[4][0])
-    except TimeoutError:
-        reason: object = f"no answer within {RESOLVE_TIMEOUT_S:.0f} s"
     except (OSError, UnicodeError) as caught:
-        reason = caught
+        reason = str(caught) or f"no answer within {RESOLVE_TIMEOUT_S:.0f} s"  # TimeoutError has no words
     raise MusterError(
         f"the name of the master, {host}, does not resolve on {socket.gethostname()}: {reason}", seen=seen, fix=FIX_NAME
     )
@@ -82,6 +80,14 @@ def address_of(interface: str | None) -> str | None:
     return found.get(socket.AF_INET) or found.get(socket.AF_INET6)
 
 
+def own_address(interface: str | None) -> str:
+    """The address by which others reach this host: on `interface`, by the default route, or the first that is up."""
+    up = sorted(name for name, status in psutil.net_if_stats().items() if status.isup and name != LOOPBACK)
+    found = (address_of(name) for name in (interface, fabric_interface(()), *up))
+    # A machine without any network can still run all ranks itself.
+    return next(filter(None, found), "127.0.0.1")
+
+
 def is_loopback(address: str) -> bool:
     """Whether `address`, an IPv4 or IPv6 address, never leaves the host."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
@@ -105,35 +111,20 @@ def check_port_free(port: int, source: str) -> None:
     """Returns if `port` can be listened on here.
 
     Raises:
-        MusterError: it can't; the error names the port, and the process that has it where this user may know it.
+        MusterError: it can't.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-            probe.listen(1)
-        except OSError as reason:
-            is_taken = reason.errno == errno.EADDRINUSE
-            why = f"is taken{_holder(port)}" if is_taken else f"can't be listened on: {reason.strerror}"
-            raise MusterError(
-                f"port {port} on {socket.gethostname()} {why}",
-                seen=source,
-                fix="--master-port PORT, the same on all nodes, with a free port",
-            ) from None
-
-
-def _holder(port: int) -> str:
     try:
-        for each in psutil.net_connections("tcp"):
-            if each.pid and each.laddr and each.laddr.port == port and each.status == psutil.CONN_LISTEN:
-                return f" by process {each.pid} ({psutil.Process(each.pid).name()})"
-    except (psutil.Error, OSError):
-        pass
-    return ""
+        socket.create_server(("", port)).close()
+    except OSError as reason:
+        why = "is taken" if reason.errno == errno.EADDRINUSE else f"can't be listened on: {reason.strerror}"
+        raise MusterError(
+            f"port {port} on {socket.gethostname()} {why}",
+            seen=source,
+            fix="--master-port PORT, the same on all nodes, with a free port",
+        ) from None
 
 
 def free_port() -> int:
     """A port that nothing listens on at this moment."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("", 0)) as probe:
         return int(probe.getsockname()[1])

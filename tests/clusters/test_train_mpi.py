@@ -94,7 +94,7 @@ def test_what_an_earlier_launch_left_is_not_believed(mpi_hosts: MpiHosts) -> Non
     stale = mpi_hosts.shared / ".muster-local.0.0-4"
     stale.mkdir(0o700)
     address = mpi_hosts.hosts.addresses["node01"]
-    left = {"addresses": [address], "port": 22, "machine": "earlier", "id": "0" * 32}
+    left = {"address": address, "port": 22, "id": "0" * 32}
     (stale / "host").write_text(json.dumps(left) + "\n")
     assert said(hydra(mpi_hosts, [*HIDDEN, *hello(mpi_hosts.shared)], timeout=150).stdout) == FOUR
     assert left_in(mpi_hosts.shared) == []

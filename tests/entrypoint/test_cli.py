@@ -483,7 +483,7 @@ def test_an_endpoint_of_torchrun_is_the_place_to_meet(command: Run, hello: Path)
 def test_python_may_stand_before_the_script(command: Run, hello: Path, words: list[str], end: str) -> None:
     answer = command("muster", "run", "--dry-run", "--nproc-per-node=2", *words, str(hello), "x")
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.rstrip().endswith(f" --local-addr=127.0.0.1 {end}{hello} x")
+    assert answer.stdout.rstrip().endswith(f" --max-restarts=0 {end}{hello} x")
 
 
 def test_a_program_that_is_not_python_is_refused_with_the_option_for_it(command: Run, tmp_path: Path) -> None:

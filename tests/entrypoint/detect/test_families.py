@@ -120,7 +120,8 @@ def test_a_script_of_it_names_resumes_and_ends_the_run(task: Environment) -> Non
 
 
 def test_training_is_told_when_its_job_ends(task: Environment) -> None:
-    assert start.of_the_job(recorded.detect(task), task)["MUSTER_SCHEDULER_END_TIME"] == "1900000000"
+    context = start.find(task, LaunchOptions(site="off"), [])
+    assert start.for_ours(context, [])["MUSTER_SCHEDULER_END_TIME"] == "1900000000"
 
 
 def test_containers_and_recordings_get_its_variables(task: Environment) -> None:

@@ -39,14 +39,14 @@ def task(name: str, **changes: str) -> Environment:
 
 def test_tensorflow_has_a_worker_for_each_task() -> None:
     allocation, meeting = placed(task("c_srun_N2_2per.node02.2"))
-    config = json.loads(frameworks.variables("tensorflow", allocation, meeting, 61001)["TF_CONFIG"])
+    config = json.loads(frameworks.tensorflow(allocation, meeting, 61001)["TF_CONFIG"])
     workers = ["node01:61001", "node01:61002", "node02:61001", "node02:61002"]
     assert config == {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 2}}
 
 
 def test_tensorflow_has_one_worker_a_node_where_there_is_one_task() -> None:
     allocation, meeting = placed(task("b_srun_N2_1per.node02.1"))
-    config = json.loads(frameworks.variables("tensorflow", allocation, meeting, 65535)["TF_CONFIG"])
+    config = json.loads(frameworks.tensorflow(allocation, meeting, 65535)["TF_CONFIG"])
     assert config["cluster"]["worker"] == ["node01:65535", "node02:65535"]
     assert config["task"]["index"] == 1
 
@@ -54,7 +54,7 @@ def test_tensorflow_has_one_worker_a_node_where_there_is_one_task() -> None:
 def test_tensorflow_counts_cyclic_tasks_alike_on_all_nodes() -> None:
     env = task("c_srun_N2_2per.node02.2", SLURM_PROCID="1", SLURM_GTIDS="1,3")
     allocation, meeting = placed(env)
-    config = json.loads(frameworks.variables("tensorflow", allocation, meeting, 61001)["TF_CONFIG"])
+    config = json.loads(frameworks.tensorflow(allocation, meeting, 61001)["TF_CONFIG"])
     # Rank 1, but the first task of the second node, whose address is third in the list.
     assert config["task"]["index"] == 2
 
@@ -63,21 +63,19 @@ def test_tensorflow_needs_the_names_of_the_hosts() -> None:
     options = LaunchOptions(nnodes="2", node_rank=1, master_addr="a")
     allocation, meeting = placed(Environment({}, host="b"), options)
     with pytest.raises(MusterError, match="names of all hosts") as refusal:
-        frameworks.variables("tensorflow", allocation, meeting, 61001)
+        frameworks.tensorflow(allocation, meeting, 61001)
     assert "MUSTER_HOSTS=" in refusal.value.fix
 
 
 def test_ports_of_tensorflow_stay_in_their_range() -> None:
     allocation, meeting = placed(task("c_srun_N2_2per.node02.2"))
-    workers = json.loads(frameworks.variables("tensorflow", allocation, meeting, 65535)["TF_CONFIG"])["cluster"][
-        "worker"
-    ]
+    workers = json.loads(frameworks.tensorflow(allocation, meeting, 65535)["TF_CONFIG"])["cluster"]["worker"]
     assert workers[:2] == ["node01:65535", "node01:61000"]
 
 
 def test_jax_counts_tasks() -> None:
     allocation, meeting = placed(task("c_srun_N2_2per.node02.2"))
-    assert frameworks.variables("jax", allocation, meeting, 61001) == {
+    assert frameworks.jax(allocation, meeting, 61001) == {
         "JAX_COORDINATOR_ADDRESS": "node01:61001",
         "JAX_NUM_PROCESSES": "4",
         "JAX_PROCESS_ID": "2",
@@ -86,13 +84,13 @@ def test_jax_counts_tasks() -> None:
 
 def test_jax_takes_one_device_of_several_that_each_task_sees() -> None:
     allocation, meeting = placed(task("c_srun_N2_2per.node02.3", CUDA_VISIBLE_DEVICES="0,1"))
-    assert frameworks.variables("jax", allocation, meeting, 61001)["JAX_LOCAL_DEVICE_IDS"] == "1"
+    assert frameworks.jax(allocation, meeting, 61001)["JAX_LOCAL_DEVICE_IDS"] == "1"
 
 
 def test_jax_and_an_ipv6_address() -> None:
     options = LaunchOptions(nnodes="2", node_rank=1, master_addr="fd00::7")
     allocation, meeting = placed(Environment({}, host="b"), options)
-    assert frameworks.variables("jax", allocation, meeting, 7)["JAX_COORDINATOR_ADDRESS"] == "[fd00::7]:7"
+    assert frameworks.jax(allocation, meeting, 7)["JAX_COORDINATOR_ADDRESS"] == "[fd00::7]:7"
 
 
 def test_a_framework_runs_the_users_command_once_a_task() -> None:
@@ -123,18 +121,18 @@ def test_restarts_take_the_elastic_form(nnodes: str, node_rank: int, is_host: in
         f"--nnodes={'1:2' if ':' in nnodes else '2:2'}",
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=a:61000",
-        "--rdzv-id=local.0",
         f"--rdzv-conf={conf}",
-        "--max-restarts=3",
         "--nproc-per-node=2",
+        "--rdzv-id=local.0",
+        "--max-restarts=3",
         "s.py",
     ]
     assert found.additions.variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
-def test_restarts_on_one_node_stay_standalone() -> None:
+def test_restarts_on_one_node_take_the_static_form() -> None:
     found = planned(Environment({}, host="b"), LaunchOptions(max_restarts=3), Program("script", ("s.py",)))
-    assert {"--standalone", "--max-restarts=3"} <= set(found.argv)
+    assert {"--nnodes=1", "--rdzv-backend=static", "--master-port=0", "--max-restarts=3"} <= set(found.argv)
     assert found.additions.variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
@@ -155,9 +153,7 @@ def test_a_range_of_nodes_larger_than_the_job_is_refused() -> None:
 
 
 def chosen(*words: str) -> argparse.Namespace:
-    arguments = parse_args([*words, "s.py"])
-    rendezvous.choose(arguments)
-    return arguments
+    return parse_args([*words, "s.py"])
 
 
 def test_the_agent_waits_for_whoever_listens() -> None:

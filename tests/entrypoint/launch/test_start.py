@@ -46,12 +46,12 @@ def test_agent_on_the_second_of_two_nodes() -> None:
         "muster.entrypoint.agent",
         "--nnodes=2",
         "--node-rank=1",
-        "--nproc-per-node=2",
         "--rdzv-backend=static",
         "--master-addr=node01",
         "--master-port=61009",
-        "--rdzv-id=9.0",
         "--rdzv-conf=timeout=900",
+        "--nproc-per-node=2",
+        "--rdzv-id=9.0",
         "--max-restarts=0",
         "-m",
         "muster.train",
@@ -93,11 +93,12 @@ def test_nothing_is_left_of_the_launch_that_submitted_this_job() -> None:
 
 
 def test_a_list_of_nodes_too_long_for_a_variable_is_left_out() -> None:
-    found = resolve.resolve(recorded("b_srun_N2_1per.node02.1"), LaunchOptions(), ["train", "ddp"])
+    env = recorded("b_srun_N2_1per.node02.1")
+    found = start.find(env, LaunchOptions(site="off"), ["train", "ddp"])
     for number, is_told in ((2000, True), (9408, False)):
         nodes = tuple(f"frontier{node:05d}" for node in range(number))
-        told = start.of_the_job(replace(found, hosts=nodes, num_nodes=number, ranks_per_node=(2,) * number), {})
-        assert ("MUSTER_NODES" in told) == is_told
+        many = replace(found.allocation, hosts=nodes, num_nodes=number, ranks_per_node=(2,) * number)
+        assert ("MUSTER_NODES" in start.for_ours(replace(found, allocation=many), [])) == is_told
 
 
 def test_worker_is_python_with_the_five_variables() -> None:
@@ -108,12 +109,18 @@ def test_worker_is_python_with_the_five_variables() -> None:
     assert found.additions.variables["LOCAL_WORLD_SIZE"] == "2"
 
 
-def test_one_node_is_standalone() -> None:
+def test_one_node_takes_a_free_port() -> None:
     found = planned(Environment({}, host="laptop"))
     assert list(found.argv[4:]) == [
-        "--standalone",
+        "--nnodes=1",
+        "--node-rank=0",
+        "--rdzv-backend=static",
+        "--master-addr=127.0.0.1",
+        "--master-port=0",
+        "--rdzv-conf=timeout=900",
         "--nproc-per-node=2",
-        "--local-addr=127.0.0.1",
+        "--rdzv-id=local.0",
+        "--max-restarts=0",
         "-m",
         "muster.train",
         "ddp",
@@ -139,7 +146,7 @@ def test_process_1_without_an_init_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert note in "\n".join(planned(env).additions.notes)
 
 
-def test_one_node_with_a_port_of_the_users_is_not_standalone() -> None:
+def test_one_node_with_a_port_of_the_users() -> None:
     found = planned(Environment({}, host="laptop"), LaunchOptions(master_port=61007))
     assert {"--nnodes=1", "--master-addr=127.0.0.1", "--master-port=61007"} <= set(found.argv)
 
@@ -147,14 +154,14 @@ def test_one_node_with_a_port_of_the_users_is_not_standalone() -> None:
 def test_by_hand() -> None:
     options = LaunchOptions(nnodes=2, node_rank=1, master_addr="10.0.0.7", master_port=4242, nproc_per_node="3")
     found = planned(Environment({}, host="b"), options)
-    assert list(found.argv[4:10]) == [
+    assert list(found.argv[4:9]) == [
         "--nnodes=2",
         "--node-rank=1",
-        "--nproc-per-node=3",
         "--rdzv-backend=static",
         "--master-addr=10.0.0.7",
         "--master-port=4242",
     ]
+    assert "--nproc-per-node=3" in found.argv
 
 
 def test_by_hand_without_an_address_is_refused() -> None:
@@ -172,7 +179,7 @@ def test_by_hand_without_an_address_is_refused() -> None:
 )
 def test_the_users_program_in_torchruns_words(program: Program, words: list[str]) -> None:
     found = planned(Environment({}, host="laptop"), program=program)
-    assert list(found.argv[7:]) == words
+    assert list(found.argv[13:]) == words
     # Its own folder stays on its module path.
     assert "PYTHONSAFEPATH" not in found.additions.variables
 

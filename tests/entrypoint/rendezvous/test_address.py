@@ -81,17 +81,24 @@ def test_launches_of_one_job_are_told_apart_where_their_launcher_has_a_name_for_
     assert (named.job, named.is_told_apart) == (recorded["PMIX_NAMESPACE"], True)
 
 
-def test_the_address_of_the_default_route_is_offered_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_at_which_all_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the interface that is named, of the default route, of the first that is up: docker's idle bridge is not."""
+
     def address(text: str, family: int = socket.AF_INET) -> object:
         return SimpleNamespace(family=family, address=text)
 
     found = {"lo": [address("127.0.0.1")], "eth0": [address("10.0.0.5")], "ib0": [address("192.168.1.5")]}
-    found["eth1"] = [address("fe80::1", socket.AF_INET6)]
+    found |= {"docker0": [address("172.17.0.1")], "eno1": [address("fe80::1", socket.AF_INET6)]}
+    up = {name: SimpleNamespace(isup=name != "docker0") for name in found}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: up)
     monkeypatch.setattr(network, "fabric_interface", lambda _: "ib0")
-    assert rendezvous_file._own_addresses() == ["192.168.1.5", "10.0.0.5"]
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": found["lo"]})
-    assert rendezvous_file._own_addresses() == ["127.0.0.1"]
+    assert network.own_address("eth0") == "10.0.0.5"
+    assert network.own_address(None) == "192.168.1.5"
+    monkeypatch.setattr(network, "fabric_interface", lambda _: None)
+    assert network.own_address(None) == "10.0.0.5"
+    up.clear()
+    assert network.own_address(None) == "127.0.0.1"
 
 
 def test_the_master_need_not_resolve_the_names_of_the_others() -> None:
