@@ -3,6 +3,7 @@
 Every value is checked, or quoted, or both: a template's `{{ value }}` is a quoted YAML string unless it is a number.
 """
 
+import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -135,17 +136,8 @@ class _Bare(str):
 
 def _yaml(value: Any) -> Any:
     """`value` as YAML on one line: strings quoted, whatever is in them."""
-    if isinstance(value, _Bare | int):
+    if isinstance(value, _Bare):
         return value
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(str(_yaml(item)) for item in value) + "]"  # pyright: ignore[reportUnknownVariableType]
-    return '"' + "".join(_escaped(character) for character in str(value)) + '"'
-
-
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return f"\\{character}"
-    if character.isprintable():
-        return character
-    code = ord(character)
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+    # JSON is YAML too, but for characters that are not printable, which it may have as they are.
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)
