@@ -201,17 +201,24 @@ def read_environment(environ: Mapping[str, str], timeout_s: int) -> World:
     rank, world_size = number("RANK"), number("WORLD_SIZE")
     if rank is None and world_size is None:
         return World(timeout_s=timeout_s)
+    local_rank = number("LOCAL_RANK") or 0
     has_address = bool(environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"))
-    if rank is None or world_size is None or rank >= world_size or (world_size > 1 and not has_address):
-        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if (
+        rank is None
+        or world_size is None
+        or rank >= world_size
+        or (world_size == 1 and local_rank > 0)  # the second process of a node would train alone
+        or (world_size > 1 and not has_address)
+    ):
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
         raise MusterError(
             "the variables that tell a rank its place are not whole, or contradict each other",
             seen=" ".join(f"{name}={environ.get(name, '(unset)')}" for name in names),
-            fix="start by 'train STRATEGY' or torchrun, or export all four with RANK < WORLD_SIZE; or unset them",
+            fix="start by 'train STRATEGY' or torchrun, or export all of them with RANK < WORLD_SIZE; or unset them",
         )
     return World(
         rank=rank,
-        local_rank=number("LOCAL_RANK") or 0,
+        local_rank=local_rank,
         world_size=world_size,
         local_world_size=number("LOCAL_WORLD_SIZE"),
         timeout_s=timeout_s,
