@@ -77,6 +77,8 @@ def check_data(data: str, model: str) -> None:
     name, _, folder = data.partition(":")
     if name not in SOURCES:
         near = difflib.get_close_matches(name, SOURCES, n=1) or list(SOURCES)
+        if os.path.exists(os.path.expanduser(data)):
+            near = [f"{'tokens' if is_transformer(model) else 'imagefolder'}:{data}"]
         raise MusterError(
             f"there is no data source called {name}",
             seen=f"--data={data}",
