@@ -73,6 +73,9 @@ def check_data(data: str, model: str) -> None:
     """Raises MusterError where `data` names no data source, not one for `model`, or lacks its folder."""
     name, _, folder = data.partition(":")
     if name not in SOURCES:
+        if os.path.exists(os.path.expanduser(data)):
+            kind = "tokens" if is_transformer(model) else "imagefolder"
+            raise MusterError("a path goes with its data source", seen=f"--data={data}", fix=f"--data={kind}:{data}")
         raise _unknown("data source", "--data", name, SOURCES, SOURCES)
     if SOURCES[name] != bool(folder):
         wrong = f"the data source {name} needs a folder" if SOURCES[name] else f"the data source {name} has no folder"

@@ -112,11 +112,13 @@ def test_a_misspelt_command_line_is_refused_before_anything_starts(
         ("--model=gpt-tin", "gpt-tiny"),
         ("--data=imagefolder:/none/images", "--data=imagefolder:"),
         ("--data=digit", "--data=digits"),
+        ("--data=imgs", "--data=imagefolder:imgs"),
         ("--name=a/b", "--name=NAME"),
     ],
 )
 def test_a_wrong_name_is_refused_before_torch_is_loaded(command: Run, tmp_path: Path, wrong: str, nearest: str) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was loaded')\n")
+    (tmp_path / "imgs").mkdir()
     answer = command("train", "ddp", "--nproc-per-node=1", wrong, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
     assert answer.returncode == 2
     _, seen, fix = three_lines(answer.stderr)

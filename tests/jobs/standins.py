@@ -61,6 +61,7 @@ class Cluster:
             "slurm": {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_CPUS_ON_NODE": "4"},
             "pbs": {
                 "PBS_JOBID": "7.head",
+                "PBS_ENVIRONMENT": "PBS_BATCH",
                 "PBS_NODEFILE": str(folder / "nodes"),
                 "PBS_O_WORKDIR": str(self.folder),
                 "PBS_QUEUE": "workq",

@@ -201,8 +201,8 @@ def test_open_mpi_is_told_which_variables_to_hand_on(cluster: Cluster) -> None:
     assert words[:6] == ["-n", "2", "--map-by", "ppr:1:node", "--bind-to", "none"]
     carried = {words[index + 1] for index, word in enumerate(words) if word == "-x"}
     assert {"PATH", "NCCL_DEBUG", "MUSTER_HOSTS", "MUSTER_MAX_REQUEUES", "MUSTER_JOB_LIMIT"} <= carried
-    # Without the job's id the ranks on other hosts would take another port than the first.
-    assert "PBS_JOBID" in carried
+    # Without these the ranks on other hosts would take another port than the first.
+    assert {"PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE"} <= carried
     assert "HOME" not in carried
 
 

@@ -65,7 +65,7 @@ def test_a_difference_is_seen(monkeypatch, tmp_path):
 
 
 def answer(monkeypatch, capsys, argv, result):
-    """What the program prints and answers where launches have `result`."""
+    """What the program answers and prints where launches have `result`."""
 
     def launched(case, steps, folder):
         return state(1.0) if case.strategy == "single" else result(case, steps)
@@ -74,7 +74,8 @@ def answer(monkeypatch, capsys, argv, result):
     monkeypatch.setattr(sys, "argv", ["selftest", *argv])
     with pytest.raises(SystemExit) as raised:
         selftest.main()
-    return raised.value.code, capsys.readouterr().out
+    said = capsys.readouterr()
+    return raised.value.code, said.out, said.err
 
 
 @pytest.mark.parametrize("which", STEPS)
@@ -82,7 +83,7 @@ def test_a_strategy_that_trains_something_else_fails(monkeypatch, capsys, which)
     def wrong(case, steps):
         return state(1.1 if (case.strategy, steps) == ("tp", which) else 1.0)
 
-    code, out = answer(monkeypatch, capsys, ["--ranks=2"], wrong)
+    code, out, _ = answer(monkeypatch, capsys, ["--ranks=2"], wrong)
     assert code == 1
     assert [line.split()[1] for line in out.splitlines() if "FAIL" in line] == ["tp"]
     assert f"{len(cases(2)) - 1} of {len(cases(2))} pass" in out
@@ -92,7 +93,7 @@ def test_a_launch_that_breaks_fails_with_its_reason(monkeypatch, capsys):
     def broken(case, steps):
         raise MusterError("it failed: no such thing", seen="x", fix="y")
 
-    code, out = answer(monkeypatch, capsys, ["--ranks=4", "--json"], broken)
+    code, out, _ = answer(monkeypatch, capsys, ["--ranks=4", "--json"], broken)
     assert code == 1
     rows = json.loads(out)
     assert len(rows) == len(cases(4)) > len(cases(2))
@@ -100,8 +101,10 @@ def test_a_launch_that_breaks_fails_with_its_reason(monkeypatch, capsys):
 
 
 def test_all_is_well(monkeypatch, capsys):
-    code, out = answer(monkeypatch, capsys, ["--ranks=2"], lambda case, steps: state(1.0))
+    code, out, err = answer(monkeypatch, capsys, ["--ranks=2"], lambda case, steps: state(1.0))
     assert (code, out.count("PASS")) == (0, len(cases(2)))
+    # All cases take minutes: each is a line of its own, as soon as it has ended.
+    assert len([line for line in [*out.splitlines(), *err.splitlines()] if line.startswith("PASS")]) >= len(cases(2))
 
 
 def on_gpus(monkeypatch, num_gpus):

@@ -202,7 +202,7 @@ class HalfGradients(HookedGradients):
             raise SharedFault(
                 f"gradients are too large for fp16, which ends at {torch.finfo(torch.float16).max:.0f}",
                 seen="--comm-hook=fp16",
-                fix="--comm-hook=bf16, which ends where fp32 does; the last checkpoint is from before: --resume",
+                fix="--comm-hook=bf16, which ends where fp32 does",
                 code=ExitCode.FAILED,
             )
 

@@ -144,6 +144,47 @@ def test_workers_end_with_an_agent_that_was_killed(tmp_path: Path) -> None:
         assert all(map(is_gone, workers))
 
 
+DEAF = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(1)  # by then the agent knows its ranks
+os.write(1, b"ready\\n")
+time.sleep(100)
+"""
+
+
+@pytest.mark.full
+def test_ranks_that_do_not_end_by_sigterm_are_told_and_end_by_a_second_one(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(DEAF)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv(), cwd=tmp_path, env=environment(tmp_path), text=True, **pipes) as started:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        try:
+            assert [started.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+            started.terminate()
+            assert any("passed SIGTERM on to its ranks" in line for line in started.stderr)
+            assert started.poll() is None
+            started.terminate()
+            assert started.wait(60) == 1
+        finally:
+            started.kill()
+
+
+def test_the_output_of_each_rank_has_its_prefix_and_its_file(tmp_path: Path) -> None:
+    # In one piece: the lines of both go through one pipe.
+    (tmp_path / "worker.py").write_text("import os\nos.write(1, f\"rank {os.environ['RANK']}\\n\".encode())\n")
+    *agent, worker = argv()
+    given = [*agent, "--tee=3", "--log-dir=logs", worker]
+    ended = subprocess.run(given, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    lines = sorted(ended.stdout.splitlines(), key=lambda line: line[-1])
+    assert [line.rpartition(":")[2] for line in lines] == ["rank 0", "rank 1"]
+    assert all(line.startswith("[") for line in lines)
+    logs = sorted(path.read_text() for path in (tmp_path / "logs").glob("**/stdout.log"))
+    assert logs == ["rank 0\n", "rank 1\n"]
+
+
 def is_gone(pid: int) -> bool:
     """Whether this process ends within seconds."""
     try:

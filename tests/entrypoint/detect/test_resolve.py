@@ -1,5 +1,7 @@
 """Schedulers: files that can't be seen, MUSTER_HOSTS, two schedulers at once, names of hosts."""
 
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,16 +78,19 @@ def test_listed_hosts_tell_a_task_of_qrsh_its_place() -> None:
 
 def test_listed_hosts_do_not_make_several_tasks_of_pbsdsh_on_a_node_one(tmp_path: Path) -> None:
     task = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_pbsdsh.pbsn2.task20000001.env")
-    with pytest.raises(MusterError, match="pbsdsh starts 2 tasks on a node"):
+    with pytest.raises(MusterError, match="pbsdsh starts 2 tasks on a node") as refusal:
         detect(changed(task, MUSTER_HOSTS="pbsn1,pbsn2"))
+    # A task's PATH is not the job script's: it needs the path of train.
+    assert "/PATH/TO/train ddp" in refusal.value.fix
     # On the first node PBS leaves PBS_NODEFILE out of a task's variables, and keeps the file.
     first = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_pbsdsh.pbsn1.task00000002.env")
     (tmp_path / "aux").mkdir()
     (tmp_path / "pbs.conf").write_text(f"PBS_EXEC=/opt/pbs\nPBS_HOME={tmp_path}\n")
     (tmp_path / "aux" / first["PBS_JOBID"]).write_text("pbsn1\npbsn1\n")
     packed = changed(first, MUSTER_HOSTS="pbsn1", PBS_CONF_FILE=str(tmp_path / "pbs.conf"))
-    with pytest.raises(MusterError, match="pbsdsh starts 2 tasks on a node"):
+    with pytest.raises(MusterError, match="pbsdsh starts 2 tasks on a node") as refusal:
         detect(replace(packed, is_live=True))
+    assert f"{shlex.quote(str(Path(sys.executable).with_name('train')))} ddp" in refusal.value.fix
 
 
 def test_a_task_on_the_first_node_finds_the_file_of_nodes_that_pbs_does_not_name_there(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.staging import DefaultStager
 from muster.errors import MusterError
 from muster.train import checkpoint
 from muster.train.checkpoint import CheckpointManager, TrainState, storage
-from muster.train.checkpoint.manager import misfit
+from muster.train.checkpoint import manager as manager_module
+from muster.train.checkpoint.manager import misfit, open_stager
 from muster.train.distributed.world import World
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart
 
@@ -66,6 +67,14 @@ def test_each_is_copied_into_the_memory_of_the_one_before(manager, monkeypatch, 
     assert first.data_ptr() == second.data_ptr() != weights.data_ptr()
     newer, older = (checkpoint.load(path)["model"]["w"] for path in checkpoint.saved(tmp_path))
     assert (newer.unique().item(), older.unique().item()) == (1, 0)
+
+
+def test_the_memory_of_copies_is_pinned_where_there_is_a_gpu(monkeypatch):
+    asked = []
+    monkeypatch.setattr(manager_module, "DefaultStager", asked.append)
+    for kind in ("cuda", "cpu"):
+        open_stager(World(device=torch.device(kind)))
+    assert [each.use_pinned_memory for each in asked] == [True, False]
 
 
 def test_a_training_that_waits_keeps_no_copy(monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 from PIL import Image
 from torchvision.transforms.v2.functional import resized_crop
 
@@ -15,7 +16,17 @@ from muster.errors import MusterError
 from muster.train import data
 from muster.train.data import images as image_files
 from muster.train.data import nvjpeg
-from muster.train.data.images import JPEG, SCALES, Crop, centre_crop, decode, decode_crop, random_crop, scale_of
+from muster.train.data.images import (
+    JPEG,
+    SCALES,
+    Crop,
+    centre_crop,
+    decode,
+    decode_crop,
+    random_crop,
+    resize,
+    scale_of,
+)
 from muster.train.data.loader import open_batches
 from muster.train.data.sampler import generator
 from muster.train.distributed.world import World
@@ -30,6 +41,21 @@ def photograph(height: int, width: int, kind: str = "jpeg", mode: str = "RGB") -
     file = io.BytesIO()
     Image.fromarray(shades.byte().permute(1, 2, 0).numpy()).convert(mode).save(file, kind, quality=92)
     return file.getvalue()
+
+
+def test_on_a_gpu_pixels_are_resized_as_floats(monkeypatch):
+    # torch has no kernel for antialiased resizing of bytes there. The meta device stands for the GPU.
+    given = []
+
+    def interpolate(pixels, size, **options):
+        given.append((pixels.dtype, options["antialias"]))
+        return pixels.new_empty((*pixels.shape[:2], *size))
+
+    monkeypatch.setattr(torchvision.transforms.v2.functional._geometry, "interpolate", interpolate)
+    pixels_CHW = torch.empty(3, 40, 60, dtype=torch.uint8, device="meta")
+    resized_CHW = resize(pixels_CHW, Crop(0, 0, 30, 30, True), 8)
+    assert given == [(torch.float32, True)]
+    assert (resized_CHW.dtype, resized_CHW.shape) == (torch.uint8, (3, 8, 8))
 
 
 def test_random_crops_are_within_the_image_and_of_the_wanted_shape():

@@ -3,6 +3,7 @@
 import os
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train import data
-from muster.train.data import loader
+from muster.train.data import cifar10, loader
 from muster.train.data.loader import Reader, ahead, choose_workers, count_cores, open_batches
 from muster.train.data.source import Samples
 from muster.train.distributed.world import World
@@ -115,6 +116,8 @@ def test_workers_are_as_many_as_the_cores_give(tmp_path, make_images):
         assert choose_workers(data.open_source(Options(data=name)), gpu, 8) == 0
     fake = data.open_source(Options(data="fake", num_samples=4))
     assert choose_workers(fake, gpu, 8) == 7
+    pictures = cifar10.Augmented(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.tensor([0]))
+    assert choose_workers(replace(source, train=pictures), gpu, 8) == 7
 
 
 def test_cores_are_shared_by_ranks_that_are_bound_to_the_same(monkeypatch):

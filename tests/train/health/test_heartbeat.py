@@ -194,6 +194,7 @@ def test_a_rank_that_is_killed_or_stopped_is_named(train, small, tmp_path, deed)
     assert "rank 1 on" in line
     assert "no sign of life" in line
     assert re.search(r"last heard of in step \d", ended[0].err)
+    assert "the scheduler's accounting" in ended[0].err
     assert "Traceback" not in ended[0].err + ended[2].err
     assert not ended[2].err or "rank 1 on" in ended[2].err
 

@@ -1,0 +1,19 @@
+"""Lines that tell why nothing is to be seen."""
+
+import time
+
+import pytest
+
+from muster.notices import said_if_slow
+
+
+def test_what_takes_long_is_said_once_by_the_one_that_speaks(capsys: pytest.CaptureFixture[str]) -> None:
+    with said_if_slow("loading a model"):
+        pass
+    said, deadline = "", time.monotonic() + 20
+    with said_if_slow("loading PyTorch"), said_if_slow("loading PyTorch", is_said=False):
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.2)
+            said = capsys.readouterr().err
+        time.sleep(0.2)  # for what the others might say
+    assert said + capsys.readouterr().err == "muster: loading PyTorch ...\n"
