@@ -103,25 +103,26 @@ def lanes_of(tier: str) -> list[Lane]:
         return [lane("long", "long", "tests"), make("torch 2.10", "test-cuda12")]
     marks = MARKS[tier]
     cluster_faults = [f"tests/clusters/test_{name}.py" for name in CLUSTER_FAULTS]
-    in_clusters = [
-        lane("cluster faults", marks, *cluster_faults),
-        lane("clusters", marks, "tests/clusters", *(f"--ignore={path}" for path in cluster_faults)),
-    ]
-    of_the_trainer = [
-        lane("trainer", marks, "tests/train", *(f"--ignore={path}" for path in FAULTS)),
-        lane("faults", marks, *FAULTS),
-    ]
+    trainer = lane("trainer", marks, "tests/train", *(f"--ignore={path}" for path in FAULTS))
+    faults = lane("faults", marks, *FAULTS)
     launcher = lane("launcher", marks, "tests/entrypoint", "tests/fabric")
     others = lane(
         "others", marks, "tests/sites", "tests/jobs", "tests/check", "tests/report", "tests/docs", *top_level()
     )
     static = make("static checks", "check")
     if tier == "quick":
-        return [*of_the_trainer, others, launcher, lane("slurm", marks, "tests/clusters"), static]
-    image, second_torch = lane("image", marks, "tests/image"), make("torch 2.10", "test-cuda12-smoke")
-    if tier == "rest":
-        return [image, *in_clusters, *of_the_trainer, second_torch, others, launcher]
-    return [image, *in_clusters, *of_the_trainer, others, launcher, second_torch, static]
+        return [trainer, faults, others, launcher, lane("slurm", marks, "tests/clusters"), static]
+    lanes = [
+        lane("image", marks, "tests/image"),
+        trainer,
+        lane("cluster faults", marks, *cluster_faults),
+        lane("clusters", marks, "tests/clusters", *(f"--ignore={path}" for path in cluster_faults)),
+        faults,
+        make("torch 2.10", "test-cuda12-smoke"),
+        others,
+        launcher,
+    ]
+    return [*lanes, static] if tier == "all" else lanes
 
 
 def lane(name: str, marks: str, *words: str) -> Lane:
@@ -301,8 +302,8 @@ def advice(lanes: Iterable[Lane]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lanes", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("tier", choices=[*MARKS, "long"])
-    # Tests wait for processes and deadlines about a third of their time.
-    parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 2) + 1, help="lanes at once")
+    # Tests wait for processes and deadlines: three lanes kept two cores busy for two thirds of the time.
+    parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 2) + 2, help="lanes at once")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave each lane's output, and its tests' seconds")
     options = parser.parse_args()
     console = Console(highlight=False, markup=False, soft_wrap=True)
