@@ -205,7 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="train selftest")
     help = "processes (default: one a GPU, 2 without GPUs); more than there are GPUs train on the CPU"
     parser.add_argument("--ranks", type=int, choices=(2, 4, 8), help=help)
-    parser.add_argument("--json", action="store_true", help="print a list for programs, not a table")
+    parser.add_argument("--json", action="store_true", help="print a list for programs, not lines")
     asked = parser.parse_args()
     # One thread: with another number of threads sums come in another order.
     os.environ["OMP_NUM_THREADS"] = "1"

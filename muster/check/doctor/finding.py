@@ -21,7 +21,7 @@ class Finding:
 
     Attributes:
         level: `failed`: a training would fail, hang or be wrong; `warning`: it may.
-        about: a short word for programs: image, lock, clock, port, name.
+        about: a short word for programs: image, torch, clock, port, name.
         host: where; two hosts as `a -> b`; empty where it is all of them.
         wrong: what is wrong.
         seen: the values, with the hosts that they are from.
