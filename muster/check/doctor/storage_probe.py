@@ -6,6 +6,7 @@ A process of its own: a file system that is gone answers no call, and what waits
 import json
 import os
 import sys
+import tempfile
 from typing import Any
 
 BYTES = 64 * 1024
@@ -23,26 +24,13 @@ def measure(folder: str) -> dict[str, Any]:
         # A file system that counts no blocks has no limit of them, or does not tell.
         if state.f_blocks:
             found |= {"size": state.f_blocks * state.f_frsize, "free": state.f_bavail * state.f_frsize}
-        write(path)
-    except OSError as error:
-        found["trouble"] = error.strerror or str(error)
-    return found
-
-
-def write(folder: str) -> None:
-    """Writes a file in `folder`, as far as its disk, and removes it.
-
-    Raises:
-        OSError: it can't be.
-    """
-    path = os.path.join(folder, f".muster-doctor-{os.uname().nodename}-{os.getpid()}")
-    with open(path, "xb") as file:
-        try:
+        with tempfile.TemporaryFile(dir=path) as file:
             file.write(bytes(BYTES))
             file.flush()
             os.fsync(file.fileno())
-        finally:
-            os.unlink(path)
+    except OSError as error:
+        found["trouble"] = error.strerror or str(error)
+    return found
 
 
 if __name__ == "__main__":
