@@ -135,7 +135,8 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
     report = Report()
     try:
         check(world, options, report)
-        code, said = ranks.gather(world, [report.code, verdict(report.findings)])[0]
+        verdict = f"{worst(report.findings)}: {says(report.findings)}"
+        code, said = ranks.gather(world, [report.code, verdict])[0]
     except ranks.Absent as absent:
         where = f" ({absent.host})" if absent.host else ""
         raise SharedFault(absent.wrong + where, seen=absent.seen, fix=absent.fix, code=ExitCode.FAILED) from None
@@ -205,7 +206,7 @@ def as_object(report: Report, world: World | None) -> dict[str, Any]:
     """What `--json` prints."""
     return {
         "verdict": worst(report.findings),
-        "says": _says(report.findings),
+        "says": says(report.findings),
         "code": report.code,
         "seconds": None if report.seconds is None else round(report.seconds, 3),
         "nodes": [] if world is None else world.nodes,
@@ -218,7 +219,10 @@ def as_object(report: Report, world: World | None) -> dict[str, Any]:
 
 def print_all(screen: Console, report: Report, world: World | None) -> None:
     """The header, a row for each part, the findings, the verdict."""
-    screen.print(Text("muster doctor", style="bold").append(_header(world), style="not bold"))
+    header = Text("muster doctor", style="bold")
+    if world is not None and world.hosts:
+        header.append(f"  {shape(world)}\n               {one_line(listed(world.nodes))}", style="not bold")
+    screen.print(header)
     if report.parts:
         screen.print(_table(report.parts))
     findings = report.findings
@@ -227,14 +231,8 @@ def print_all(screen: Console, report: Report, world: World | None) -> None:
         screen.print(Text.assemble((finding.level, STYLES[finding.level]), ":", rest))
     if len(findings) > MOST_SHOWN:
         screen.print(Text(f"and {len(findings) - MOST_SHOWN} more: --json has them all", style="dim"))
-    screen.print(Text(verdict(findings), style=f"bold {STYLES[worst(findings)]}"))
-
-
-def _header(world: World | None) -> str:
-    """How many nodes and ranks, and which nodes."""
-    if world is None or not world.hosts:
-        return ""
-    return f"  {shape(world)}\n               {one_line(listed(world.nodes))}"
+    word = worst(findings)
+    screen.print(Text(f"{word}: {says(findings)}", style=f"bold {STYLES[word]}"))
 
 
 def _table(parts: Sequence[Part]) -> Table:
@@ -244,25 +242,17 @@ def _table(parts: Sequence[Part]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(ratio=1, overflow="fold")
     for part in parts:
-        word = worst(part.findings) if part.is_seen else "-"
-        table.add_row(Text(part.name), Text(word, style=STYLES[word]), Text(one_line(_answer(part))))
+        word, answer = worst(part.findings) if part.is_seen else "-", part.says
+        if part.findings:
+            hosts = listed(finding.host for finding in part.findings)
+            more = f", and {len(part.findings) - 1} more" if len(part.findings) > 1 else ""
+            answer = (f"{hosts}: " if hosts else "") + part.findings[0].wrong + more
+        table.add_row(Text(part.name), Text(word, style=STYLES[word]), Text(one_line(answer)))
     return table
 
 
-def _answer(part: Part) -> str:
-    if not part.findings:
-        return part.says
-    hosts = listed(finding.host for finding in part.findings)
-    more = f", and {len(part.findings) - 1} more" if len(part.findings) > 1 else ""
-    return (f"{hosts}: " if hosts else "") + part.findings[0].wrong + more
-
-
-def verdict(findings: Sequence[Finding]) -> str:
-    """All in one line, after the word for it."""
-    return f"{worst(findings)}: {_says(findings)}"
-
-
-def _says(findings: Sequence[Finding]) -> str:
+def says(findings: Sequence[Finding]) -> str:
+    """The verdict in words, without the first."""
     if not findings:
         return "nothing was found that would stop, slow or falsify a training"
     num_failed = sum(finding.level == "failed" for finding in findings)
