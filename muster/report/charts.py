@@ -3,8 +3,6 @@
 import io
 import logging
 import math
-import os
-import tempfile
 import warnings
 from base64 import b64encode
 from collections.abc import Generator, Mapping, Sequence
@@ -93,10 +91,8 @@ class Line:
 @contextmanager
 def _style() -> Generator[None]:
     """A context in which charts have our look, whatever the user's matplotlibrc says."""
+    # It speaks of its cache where the home folder can't be written.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    if "MPLCONFIGDIR" not in os.environ and not os.access(os.path.expanduser("~"), os.W_OK):
-        # Else it speaks of its cache where the home folder can't be written.
-        os.environ["MPLCONFIGDIR"] = tempfile.mkdtemp(prefix="muster-matplotlib-")
     # Here and not above: it takes half a second.
     from matplotlib import style
 
@@ -182,8 +178,7 @@ def _over_steps(
         return None
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = _axes(title, "step", y_label)
-    _plot(axes, lines)
+    figure, axes = _figure(title, "step", y_label, lines)
     # A step is a whole number.
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(_tick)
@@ -194,13 +189,11 @@ def _over_steps(
         _log_scale(axes, min(values), max(values))
     elif of != "loss" and min(values) >= 0:
         axes.set_ylim(bottom=0)
-    return Chart(title, note, _svg(figure, axes))
+    return _chart(title, note, figure)
 
 
 def _over_ranks(title: str, y_label: str, group: Sequence[Scaling], name: str) -> Chart:
     """One attribute of the scalings' points over the number of ranks, and what would be ideal."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
     measured: list[Line] = []
     ideal: list[Line] = []
     for index, found in enumerate(group):
@@ -210,12 +203,11 @@ def _over_ranks(title: str, y_label: str, group: Sequence[Scaling], name: str) -
         best = {world: start if name == "efficiency" else start * world / first.world for world in points}
         measured.append(Line(found.title.partition(": ")[2] if len(group) > 1 else "measured", index, points))
         ideal.append(Line("ideal", index, best, ":", is_named=not ideal))
-    figure, axes = _axes(title, "ranks", y_label)
-    _plot(axes, [*measured, *ideal])
+    figure, axes = _figure(title, "ranks", y_label, [*measured, *ideal])
     worlds = sorted({world for line in measured for world in line.points})
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(_some(worlds, MOST_TICKS)))
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(_some(worlds, MOST_TICKS))
+    axes.minorticks_off()
     axes.xaxis.set_major_formatter(_tick)
     if name == "efficiency":
         axes.yaxis.set_major_formatter(_percent_tick)
@@ -223,22 +215,16 @@ def _over_ranks(title: str, y_label: str, group: Sequence[Scaling], name: str) -
     else:
         values = [value for line in (*measured, *ideal) for value in line.points.values()]
         _log_scale(axes, min(values), max(values))
-    return Chart(title, "", _svg(figure, axes))
+    return _chart(title, "", figure)
 
 
-def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
+def _figure(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> tuple[Any, Any]:
+    """A figure and its axes, with lines told apart by colour and marker; where several have names, a legend below."""
     from matplotlib.figure import Figure  # without a window system
 
     figure: Any = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES))
     axes = figure.subplots()
-    axes.set_title(title)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    return figure, axes
-
-
-def _plot(axes: Any, lines: Sequence[Line]) -> None:
-    """Draws the lines, told apart by colour and by marker."""
+    axes.set(title=title, xlabel=x_label, ylabel=y_label)
     for line in lines:
         is_ideal = line.style == ":"
         axes.plot(
@@ -250,16 +236,22 @@ def _plot(axes: Any, lines: Sequence[Line]) -> None:
             markevery=max(1, len(line.points) // 8) if line.style == "-" else 1,
             label=_label(line.label) if line.is_named else None,
         )
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        columns = max(1, min(4, 80 // (max(map(len, labels)) + 8)))
+        figure.set_figheight(HEIGHT_INCHES + 0.22 * math.ceil(len(labels) / columns))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    return figure, axes
 
 
 def _log_scale(axes: Any, low: float, high: float) -> None:
     """Makes the y axis logarithmic, with some five round numbers on it, however much it spans."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
     axes.set_yscale("log")
     many = LogLocator(subs=(1, 2, 5) if high / 1e3 < low else (1,))
     axes.yaxis.set_major_locator(many if high / 4 > low else MaxNLocator(6))
-    axes.yaxis.set_minor_locator(NullLocator())
+    axes.minorticks_off()
     axes.yaxis.set_major_formatter(_tick)
 
 
@@ -277,14 +269,8 @@ def _label(text: str) -> str:
     return f"\u200b{short}" if short.startswith("_") else short
 
 
-def _svg(figure: Any, axes: Any) -> str:
-    """The figure's file in base64, with a legend below where there is more than one name."""
-    handles, labels = axes.get_legend_handles_labels()
-    if len(labels) > 1:
-        columns = max(1, min(4, 80 // (max(map(len, labels)) + 8)))
-        figure.set_figheight(HEIGHT_INCHES + 0.22 * math.ceil(len(labels) / columns))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+def _chart(title: str, note: str, figure: Any) -> Chart:
     file = io.BytesIO()
     # Without date and version, which would differ where the picture doesn't.
     figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return b64encode(file.getvalue()).decode()
+    return Chart(title, note, b64encode(file.getvalue()).decode())

@@ -91,6 +91,13 @@ def render(
             return value
         return NONE if value is None else one_line(str(value))
 
+    # The few numbers that one looks for first.
+    cards = [
+        (f"{found.kind} scaling, efficiency on {found.points[-1].world} ranks", percent(found.points[-1].efficiency))
+        for found in scalings
+    ]
+    if len(runs) == 1:
+        cards += [(label, row[0]) for rows in facts.values() for label, row in rows.items() if label in FIRST]
     # All that is filled in is escaped, and shown without control characters.
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -103,7 +110,7 @@ def render(
     return environment.get_template("page.html").render(
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
         lead="; ".join(dict.fromkeys(run.work for run in runs if run.summary)),
-        cards=cards(runs, facts, scalings),
+        cards=cards,
         colors=COLORS,
         notes=notes,
         runs=runs,
@@ -112,30 +119,11 @@ def render(
         definition=scaling.DEFINITION,
         of_scalings=of_scalings,
         of_runs=of_runs,
-        details=[_details(run) for run in runs],
+        details=[(run, _software(run), record(run.value("options"))) for run in runs],
     )
 
 
-def cards(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Scaling]) -> list[tuple[str, str]]:
-    """The few numbers that one looks for first, with their names."""
-    found = [
-        (f"{scaling.kind} scaling, efficiency on {scaling.points[-1].world} ranks",
-         percent(scaling.points[-1].efficiency))
-        for scaling in scalings
-    ]  # fmt: skip
-    if len(runs) == 1:
-        found += [(label, row[0]) for rows in facts.values() for label, row in rows.items() if label in FIRST]
-    return found
-
-
-def _details(run: Run) -> dict[str, Any]:
-    """The command, the software and the options of a run."""
+def _software(run: Run) -> dict[str, Any]:
+    """What a run ran with: its folder, what it goes on from, and versions."""
     known = {"folder": str(run.folder), "resumed from": run.text("resumed_from"), "trace": run.text("profile")}
-    software = {name: value for name, value in record(run.summary.get("versions")).items() if value is not None}
-    return {
-        "label": run.label,
-        "command": run.text("command"),
-        "notes": run.notes,
-        "software": {**{name: value for name, value in known.items() if value}, **software},
-        "options": record(run.summary.get("options")),
-    }
+    return {name: value for name, value in {**known, **record(run.value("versions"))}.items() if value is not None}

@@ -66,13 +66,6 @@ class Run:
         return self.number(f"{self.unit}_per_second")
 
     @property
-    def rate_per_rank(self) -> float | None:
-        """Images or tokens a second, of one rank."""
-        if self.rate is not None and self.world_size:
-            return self.rate / self.world_size
-        return self.number(f"{self.unit}_per_second_per_rank")
-
-    @property
     def world_size(self) -> int | None:
         """The number of ranks."""
         world = self.number("world_size")
@@ -80,11 +73,11 @@ class Run:
 
     def number(self, *path: str) -> float | None:
         """The number at `path` in the summary; None where there is none."""
-        return number(self._value(path))
+        return number(self.value(*path))
 
     def text(self, *path: str) -> str | None:
         """The text at `path` in the summary, on one line; None where there is none."""
-        value = self._value(path)
+        value = self.value(*path)
         return one_line(value) if isinstance(value, str) and value else None
 
     def curve(self, name: str) -> dict[float, float]:
@@ -92,7 +85,8 @@ class Run:
         pairs = [(number(line.get("step")), number(line.get(name))) for line in self.lines]
         return dict(sorted({step: value for step, value in pairs if step is not None and value is not None}.items()))
 
-    def _value(self, path: Sequence[str]) -> Any:
+    def value(self, *path: str) -> Any:
+        """What is at `path` in the summary; None where nothing is."""
         value: Any = self.summary
         for name in path:
             value = record(value).get(name)
@@ -122,8 +116,12 @@ def read_all(given: Sequence[str]) -> tuple[list[Run], list[str]]:
     for text in given:
         for run in _read(Path(text), notes):
             runs.setdefault(run.folder.resolve(), run)
-    labels = _labels(list(runs))
-    return [replace(run, label=label) for run, label in zip(runs.values(), labels, strict=True)], notes
+    names = [run.label for run in runs.values()]
+    doubled = [folder for folder, run in runs.items() if names.count(run.label) > 1]
+    # Equal names with as much of the path before them as tells them apart.
+    common = os.path.commonpath([folder.parent for folder in doubled]) if doubled else ""
+    labels = [os.path.relpath(folder, common) if folder in doubled else run.label for folder, run in runs.items()]
+    return [replace(run, label=one_line(label)) for run, label in zip(runs.values(), labels, strict=True)], notes
 
 
 def _read(path: Path, notes: list[str]) -> list[Run]:
@@ -179,39 +177,18 @@ def _open(folder: Path) -> Run:
     Raises:
         MusterError: its summary is damaged, or it holds no result yet.
     """
-    summary = _summary(folder / SUMMARY)
-    lines, num_damaged = _lines(folder / METRICS)
-    if not summary and not lines:
-        raise MusterError(
-            "the run has left no results yet",
-            seen=f"{folder / METRICS}: no line that can be read",
-            fix="try again when it has trained some steps; or leave this run out",
-        )
-    notes = (f"{num_damaged} lines of {METRICS} could not be read",) if num_damaged else ()
-    return Run(folder, folder.name, summary, tuple(lines), notes)
-
-
-def _summary(path: Path) -> Record:
+    summary: Any = {}
+    text, path = "", folder / SUMMARY
     fix = "leave this run out; or remove the file: metrics.jsonl is then read alone"
     try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
+        if path.exists():
+            summary = json.loads(path.read_bytes())
+            if not isinstance(summary, dict) or not summary:
+                raise MusterError("a file of the run is damaged", seen=f"{path}: it holds no object", fix=fix)
+        path, fix = folder / METRICS, "leave this run out"
+        if path.exists():
+            text = path.read_bytes().decode("utf-8", errors="replace")
     except (OSError, ValueError, RecursionError) as error:
-        raise MusterError("a file of the run can't be read", seen=f"{path}: {error}", fix=fix) from None
-    if not isinstance(found, dict) or not found:
-        raise MusterError("a file of the run is damaged", seen=f"{path}: it holds no object", fix=fix)
-    return cast("Record", found)
-
-
-def _lines(path: Path) -> tuple[list[Record], int]:
-    """The records at `path`, and how many lines are none. The last may have been cut off by a kill: it counts not."""
-    try:
-        text = path.read_bytes().decode("utf-8", errors="replace")
-    except FileNotFoundError:
-        return [], 0
-    except OSError as error:
-        fix = "leave this run out"
         raise MusterError("a file of the run can't be read", seen=f"{path}: {error}", fix=fix) from None
     kept: list[Record] = []
     num_damaged = 0
@@ -223,18 +200,14 @@ def _lines(path: Path) -> tuple[list[Record], int]:
             found = None
         if isinstance(found, dict):
             kept += [cast("Record", found)] if found else []
-        elif index + 1 < len(lines):
+        elif index + 1 < len(lines):  # the last one may have been cut off by a kill: it counts not
             num_damaged += 1
-    return kept, num_damaged
-
-
-def _labels(folders: Sequence[Path]) -> list[str]:
-    """For each of `folders` (resolved) its name, with as much of the path before it as tells it from the others."""
-    labels = [folder.name or str(folder) for folder in folders]
-    doubled = [folder for folder, label in zip(folders, labels, strict=True) if labels.count(label) > 1]
-    common = os.path.commonpath([folder.parent for folder in doubled]) if doubled else ""
-    named = (
-        os.path.relpath(folder, common) if folder in doubled else label
-        for folder, label in zip(folders, labels, strict=True)
-    )
-    return [one_line(label) for label in named]
+    if not summary and not kept:
+        raise MusterError(
+            "the run has left no results yet",
+            seen=f"{path}: no line that can be read",
+            fix="try again when it has trained some steps; or leave this run out",
+        )
+    notes = (f"{num_damaged} lines of {METRICS} could not be read",) if num_damaged else ()
+    label = folder.resolve().name or str(folder.resolve())
+    return Run(folder, label, cast("Record", summary), tuple(kept), notes)

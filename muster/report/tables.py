@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.errors import one_line
-from muster.report.runs import Run, record
+from muster.report.runs import Run
 from muster.report.scaling import Scaling
 from muster.units import NONE, count, duration, memory, percent, perplexity, quantity
 
@@ -32,7 +32,7 @@ def facts(runs: Sequence[Run]) -> dict[str, Facts]:
         ],
         "Speed": [
             *((f"{unit} a second", _of_unit(unit, lambda run: quantity(run.rate))) for unit in seen),
-            *((f"{unit} a second, a rank", _of_unit(unit, lambda run: quantity(run.rate_per_rank))) for unit in seen),
+            *((f"{unit} a second, a rank", _of_unit(unit, rate_per_rank)) for unit in seen),
             ("step, median", lambda run: duration(run.number("step_time_s", "p50"))),
             ("step, p95", lambda run: duration(run.number("step_time_s", "p95"))),
             ("step, p99", lambda run: duration(run.number("step_time_s", "p99"))),
@@ -49,11 +49,12 @@ def facts(runs: Sequence[Run]) -> dict[str, Facts]:
             *((f"energy, {ONE[unit]}", _of_unit(unit, energy)) for unit in seen),
         ],
         "Learning": [
-            ("valid. accuracy", lambda run: percent(accuracy(run), digits=2)),
-            ("valid. accuracy, best", lambda run: percent(best_accuracy(run), digits=2)),
-            ("valid. perplexity", lambda run: quantity(valid_perplexity(run))),
-            ("training loss", lambda run: quantity(last(run, "train_loss"))),
-            ("validation loss", lambda run: quantity(last(run, "valid_loss"))),
+            # Of next tokens the share of right ones says little.
+            ("valid. accuracy", _of_unit("images", lambda run: percent(last(run, "accuracy", "valid_accuracy"), 2))),
+            ("valid. accuracy, best", _of_unit("images", best_accuracy)),
+            ("valid. perplexity", _of_unit("tokens", valid_perplexity)),
+            ("training loss", lambda run: quantity(last(run, "train_loss", "train_loss"))),
+            ("validation loss", lambda run: quantity(last(run, "valid_loss", "valid_loss"))),
             ("steps in all", lambda run: count(run.last_step)),
             ("time of this run", lambda run: duration(run.number("seconds"))),
             ("state", state),
@@ -103,8 +104,8 @@ def hardware(run: Run) -> str:
 
 def precision(run: Run) -> str:
     """bf16 or fp32, as far as the options tell."""
-    bf16 = record(run.summary.get("options")).get("bf16")
-    return {True: "bf16", False: "fp32"}.get(bf16, NONE) if isinstance(bf16, bool) else NONE
+    bf16 = run.value("options", "bf16")
+    return NONE if not isinstance(bf16, bool) else "bf16" if bf16 else "fp32"
 
 
 def slowest(run: Run) -> str:
@@ -123,32 +124,27 @@ def energy(run: Run) -> str:
     return NONE if value is None else f"{value:.3g} J"
 
 
-def last(run: Run, name: str) -> float | None:
-    """The value of `name` at the end: by the summary, else by the last line that has it."""
-    value = run.number(f"final_{name}") if run.is_finished else None
-    return next(reversed(run.curve(name).values()), None) if value is None else value
+def rate_per_rank(run: Run) -> str:
+    """Images or tokens a second, of one rank."""
+    return quantity(run.rate / run.world_size if run.rate is not None and run.world_size else None)
 
 
-def accuracy(run: Run) -> float | None:
-    """The last validation's accuracy, from 0 to 1; None for tokens."""
-    if run.unit == "tokens":
-        return None
-    value = run.number("final_accuracy") if run.is_finished else None
-    return last(run, "valid_accuracy") if value is None else value
+def last(run: Run, of_summary: str, of_lines: str) -> float | None:
+    """What a value was at the end: by the summary, else by the last line that has it."""
+    value = run.number(f"final_{of_summary}") if run.is_finished else None
+    return next(reversed(run.curve(of_lines).values()), None) if value is None else value
 
 
-def best_accuracy(run: Run) -> float | None:
-    """The best validation's accuracy, from 0 to 1; None for tokens."""
-    if run.unit == "tokens":
-        return None
+def best_accuracy(run: Run) -> str:
+    """The best validation's accuracy."""
     best = run.number("best_accuracy")
-    return max([*run.curve("valid_accuracy").values(), *([] if best is None else [best])], default=None)
+    return percent(max([*run.curve("valid_accuracy").values(), *([] if best is None else [best])], default=None), 2)
 
 
-def valid_perplexity(run: Run) -> float | None:
-    """The last validation's perplexity; None for images."""
-    loss = last(run, "valid_loss")
-    return None if loss is None or run.unit != "tokens" else perplexity(loss)
+def valid_perplexity(run: Run) -> str:
+    """The last validation's perplexity."""
+    loss = last(run, "valid_loss", "valid_loss")
+    return quantity(None if loss is None else perplexity(loss))
 
 
 def state(run: Run) -> str:
