@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore
 
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.backends import backend_for, places
-from muster.train.distributed.world import World, device_for, read_environment
+from muster.train.distributed.world import HashStore, World, device_for, read_environment
 from muster.train.health import faults
 from muster.train.health.faults import SharedFault, agree
 from muster.train.reporting import console
@@ -66,36 +66,30 @@ class Absent(MusterError):
 def join(timeout_s: int) -> World:
     """This rank, connected to the store of all ranks, with the hosts of all of them. A rank alone has a store too.
 
+    Unlike a training's the store is up as soon as rank 0 is: so it can tell who has not come.
+
     Raises:
         Absent: not all came within `timeout_s`.
-        MusterError: rank 0 can't be reached.
-    """
-    world = read_environment(os.environ, timeout_s)
-    alone: Any = dist.HashStore  # pyright: ignore[reportPrivateImportUsage]
-    store = PrefixStore("muster", _connect(world)) if world.world_size > 1 else alone()
-    world = replace(world, store=store)
-    return replace(world, hosts=tuple(gather(world, world.host)))
-
-
-def _connect(world: World) -> Store:
-    """The store of all ranks, up as soon as rank 0 is: so it can tell later who has not come.
-
-    Raises:
         MusterError: rank 0 can't be reached, or its port is taken.
     """
+    world = read_environment(os.environ, timeout_s)
+    if world.world_size == 1:
+        return replace(world, store=HashStore(), hosts=(world.host,))
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     # torchrun's agent has one already.
     is_host = world.main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     limit = timedelta(seconds=world.timeout_s)
     try:
         store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
-        return store(address, int(port), world.world_size, is_host, limit, wait_for_workers=False)
+        connection = store(address, int(port), world.world_size, is_host, limit, wait_for_workers=False)
     except (dist.DistError, ValueError) as error:
         raise MusterError(
             f"rank {world.rank} can't {'be met' if is_host else 'meet rank 0'} at {address}:{port}",
             seen=f"{str(error).splitlines()[0]}, rank {world.rank} of {world.world_size} on {world.host}",
             fix="see that rank 0 runs on that host, that the port is free there and no firewall is between",
         ) from error
+    world = replace(world, store=PrefixStore("muster", connection))
+    return replace(world, hosts=tuple(gather(world, world.host)))
 
 
 def with_device(world: World, wanted: str, backend: str = "auto") -> World:

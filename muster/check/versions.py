@@ -18,13 +18,22 @@ def versions() -> dict[str, Any]:
     # Here and not above: what asks for the file of a function need not wait for torch.
     import torch
 
+    try:
+        torchvision = metadata.version("torchvision")
+    except metadata.PackageNotFoundError:
+        torchvision = None
+    try:
+        cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
+    except RuntimeError:
+        # An older one is loaded than torch was built with: torch refuses to use it.
+        cudnn = None
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "torchvision": _installed("torchvision"),
+        "torchvision": torchvision,
         "cuda": torch.version.cuda,
         "nccl": nccl(),
-        "cudnn": _cudnn(),
+        "cudnn": None if cudnn is None else dotted(cudnn),
         "glibc": platform.libc_ver()[1] or None,
         "machine": platform.machine(),
     }
@@ -32,16 +41,6 @@ def versions() -> dict[str, Any]:
 
 def nccl() -> dict[str, str] | None:
     """The `version` and the `path` of the NCCL that torch's calls go to; None for a torch without it."""
-    function = _nccl_function()
-    if function is None:
-        return None
-    number = ctypes.c_int()
-    if function(ctypes.byref(number)) != 0:
-        return None
-    return {"version": dotted(number.value), "path": file_of(function)}
-
-
-def _nccl_function() -> Any:
     import torch
 
     # As the loader resolves torch's own calls: what is visible to all comes first, and so does what LD_PRELOAD names;
@@ -51,9 +50,13 @@ def _nccl_function() -> Any:
         return None
     for scope in (None, str(library)):
         try:
-            return ctypes.CDLL(scope).ncclGetVersion
+            function = ctypes.CDLL(scope).ncclGetVersion
         except (OSError, AttributeError):
             continue
+        number = ctypes.c_int()
+        if function(ctypes.byref(number)) != 0:
+            return None
+        return {"version": dotted(number.value), "path": file_of(function)}
     return None
 
 
@@ -82,24 +85,6 @@ def dotted(number: int) -> str:
     Source: https://github.com/NVIDIA/nccl/blob/master/src/nccl.h.in (NCCL_VERSION)
     """
     return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
-
-
-def _cudnn() -> str | None:
-    import torch
-
-    try:
-        number = torch.backends.cudnn.version() if torch.version.cuda else None
-    except RuntimeError:
-        # An older one is loaded than torch was built with: torch refuses to use it.
-        return None
-    return None if number is None else dotted(number)
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

@@ -130,13 +130,14 @@ def find_slow(rows: Sequence[Row], baseline: Baseline) -> list[Slow]:
     """The rows that are too slow, each once; those that the baseline does not have can't be."""
     found: dict[Key, Slow] = {}
     for figure in FIGURES:
-        times = {key: [_time(one, figure) for one in passes] for key, passes in baseline.passes.items()}
+        times = {key: [getattr(one, f"{figure}_s") for one in passes] for key, passes in baseline.passes.items()}
         factors = _factors(times)
         for row in rows:
             key = (row.collective, row.size)
             if key not in times or not row.passes:
                 continue
-            now_us, slowest_us = 1e6 * min(_time(one, figure) for one in row.passes), 1e6 * max(times[key])
+            now_us = 1e6 * min(getattr(one, f"{figure}_s") for one in row.passes)
+            slowest_us = 1e6 * max(times[key])
             if now_us > slowest_us * factors[key]:
                 found.setdefault(key, Slow(*key, figure, len(row.passes), now_us, slowest_us, factors[key]))
     return list(found.values())
@@ -244,7 +245,3 @@ def read(path: str, option: str, setting: Setting) -> Baseline:
             fix=f"{option} with another file: one for each site, shape, backend and kind of device",
         )
     return found
-
-
-def _time(timing: Timing, figure: str) -> float:
-    return timing.mean_s if figure == "mean" else timing.p50_s

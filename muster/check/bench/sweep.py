@@ -269,24 +269,20 @@ def measure(world: World, call: Call, options: BenchOptions) -> list[float]:
         call()
     dist.barrier()
     if world.device.type == "cuda":
-        return _by_events(world, call, options.iters)
+        # By the GPU's own clock: the host only launches the calls, and must not wait between them.
+        wait_for_device(world)
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(options.iters + 1)]
+        events[0].record()
+        for event in events[1:]:
+            call()
+            event.record()
+        wait_for_device(world)
+        return [before.elapsed_time(after) / 1000 for before, after in pairwise(events)]
     stamps = [time.perf_counter()]
     for _ in range(options.iters):
         call()
         stamps.append(time.perf_counter())
     return [after - before for before, after in pairwise(stamps)]
-
-
-def _by_events(world: World, call: Call, iters: int) -> list[float]:
-    """By a GPU's own clock: the host only launches the calls, and must not wait between them."""
-    wait_for_device(world)
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(iters + 1)]
-    events[0].record()
-    for event in events[1:]:
-        call()
-        event.record()
-    wait_for_device(world)
-    return [before.elapsed_time(after) / 1000 for before, after in pairwise(events)]
 
 
 def wait_for_device(world: World) -> None:
