@@ -60,23 +60,26 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     own = Facts(world.rank, world.backend or "")
     if world.world_size == 1:
         return own
-    _watch(world, own, max(5.0, min(MOST_S, options.timeout_s / 2)))
-    if not own.why:
-        close_group()
-    return own
-
-
-def _watch(world: World, own: Facts, limit_s: float) -> None:
-    """Calls all in a thread, as they may hang; returns when they are over, or have been at one of them for too long."""
+    limit_s = max(5.0, min(MOST_S, options.timeout_s / 2))
     raised: list[str] = []
 
-    def call() -> None:
+    def call_all() -> None:
+        # gloo gives up after the time of its group. NCCL would end the process: it has more than is waited for below.
+        group_s = int(limit_s) if world.backend == "gloo" else 10 * int(limit_s)
         try:
-            _call_all(world, own, limit_s)
+            open_group(replace(world, timeout_s=group_s))
+            for collective in ALL:
+                own.at = collective.name
+                wrong = collective.check(world, SIZE, 1)
+                if wrong is not None:
+                    own.wrong[collective.name] = wrong
+            own.at = BARRIER
+            dist.barrier()
         except Exception as error:
             raised.append(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
 
-    thread = Thread(target=call, daemon=True)
+    # They may hang.
+    thread = Thread(target=call_all, daemon=True)
     thread.start()
     # NCCL may wait for a rank that died; its own connection, as a collective may hold the other one.
     store: Any = world.store and world.store.clone()
@@ -89,20 +92,9 @@ def _watch(world: World, own: Facts, limit_s: float) -> None:
             break
     if thread.is_alive() or raised:
         own.why = raised[0] if raised else f"{NOT_OVER} after {time.monotonic() - since:.0f} s"
-
-
-def _call_all(world: World, own: Facts, limit_s: float) -> None:
-    """Opens the group and calls each collective once; stops at the first that does not come back."""
-    # gloo gives up after the time of its group. NCCL would end the process: that is left to `_watch`.
-    group_s = int(limit_s) if world.backend == "gloo" else 10 * int(limit_s)
-    open_group(replace(world, timeout_s=group_s))
-    for collective in ALL:
-        own.at = collective.name
-        wrong = collective.check(world, SIZE, 1)
-        if wrong is not None:
-            own.wrong[collective.name] = wrong
-    own.at = BARRIER
-    dist.barrier()
+    else:
+        close_group()
+    return own
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:

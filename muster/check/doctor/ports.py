@@ -76,8 +76,14 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
     own = next(place for place in places if place.host == world.host)
     is_asking = leads_host(world) and len(places) > 1
     with contextlib.ExitStack() as stack:
-        secret = secrets.token_hex(16)
-        port, wrong = _listen(own, secret, stack) if is_asking else (0, "")
+        port, secret, wrong = 0, secrets.token_hex(16), ""
+        if is_asking and not own.address:
+            wrong = "no interface leads to the other nodes"
+        elif is_asking:
+            try:
+                port = stack.enter_context(contextlib.closing(Listener(own.address, secret))).port
+            except OSError as error:
+                wrong = f"can't listen at {own.address}: {error}"
         told = gather_hosts(world, [port, secret])
         by_host = {place.host: each for place, each in zip(places, told, strict=True)}
 
@@ -94,16 +100,6 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
 def ephemeral_range() -> str:
     """The ports that the kernel gives to programs that ask for any."""
     return attempt(lambda: "-".join(PORT_RANGE.read_text().split())) or "32768-60999"
-
-
-def _listen(own: Place, secret: str, stack: contextlib.ExitStack) -> tuple[int, str]:
-    """The port at which this node listens until `stack` is closed, or 0 and why it can't."""
-    if not own.address:
-        return 0, "no interface leads to the other nodes"
-    try:
-        return stack.enter_context(contextlib.closing(Listener(own.address, secret))).port, ""
-    except OSError as error:
-        return 0, f"can't listen at {own.address}: {error}"
 
 
 class Listener(socketserver.ThreadingTCPServer):
