@@ -259,9 +259,20 @@ def errors(rows: Sequence[Row]) -> list[MusterError]:
     links = sorted((row for row in others if is_slow(row.best_gb_s, usual)), key=lambda row: row.best_gb_s)
     rest = [row.gb_s for row in others if not is_slow(row.best_gb_s, usual)]
     compared = f" where others have {bandwidth(median(rest))} GB/s" if rest else ""
-    found = [_slow_node(node, own, compared) for node, own in slow.items()]
+    found: list[MusterError] = []
+    for node, directions in slow.items():
+        does = [f"{'sends' if own[0].source == node else 'receives'} at {_speeds(own)}" for own in directions]
+        wrong = f"slow node: {node} {' and '.join(does)}{compared}{_which([row for own in directions for row in own])}"
+        seen = f"all of its {len(directions[0])} links; {RULE}"
+        fix = f"leave {node} out of the job, and tell whoever runs it: its network card, cable or port"
+        found.append(MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED))
     for pair in dict.fromkeys(frozenset(row.direction) for row in links):
-        found.append(_slow_link([row for row in links if pair == frozenset(row.direction)], compared))
+        own = [row for row in links if pair == frozenset(row.direction)]
+        first, second = sorted(pair) if len(own) == 2 else own[0].direction
+        link = f"{first} {'-' if len(own) == 2 else '->'} {second}"
+        wrong = f"slow link: {link}, {_speeds(own)}{compared}{_which(own)}"
+        fix = f"tell whoever runs the cluster: the cables and switches between {first} and {second}"
+        found.append(MusterError(wrong, seen=RULE, fix=fix, code=ExitCode.FAILED))
     return found
 
 
@@ -305,29 +316,6 @@ def differ(rows: Sequence[Row]) -> float:
 def better(first: Sequence[Row], again: Sequence[Row]) -> list[Row]:
     """The faster of both measurements of each direction, which are in the same order."""
     return [max(pair, key=lambda row: row.best_gb_s) for pair in zip(first, again, strict=True)]
-
-
-def _slow_node(node: str, own: Sequence[Sequence[Row]], compared: str) -> MusterError:
-    """Of a node of which all that it sends, or receives, or both, is slow."""
-    does = [f"{'sends' if each[0].source == node else 'receives'} at {_speeds(each)}" for each in own]
-    which = _which([row for each in own for row in each])
-    return MusterError(
-        f"slow node: {node} {' and '.join(does)}{compared}{which}",
-        seen=f"all of its {len(own[0])} links; {RULE}",
-        fix=f"leave {node} out of the job, and tell whoever runs it: its network card, cable or port",
-        code=ExitCode.FAILED,
-    )
-
-
-def _slow_link(pair: Sequence[Row], compared: str) -> MusterError:
-    first, second = sorted(pair[0].direction) if len(pair) == 2 else pair[0].direction
-    link = f"{first} {'-' if len(pair) == 2 else '->'} {second}"
-    return MusterError(
-        f"slow link: {link}, {_speeds(pair)}{compared}{_which(pair)}",
-        seen=RULE,
-        fix=f"tell whoever runs the cluster: the cables and switches between {first} and {second}",
-        code=ExitCode.FAILED,
-    )
 
 
 def _which(rows: Sequence[Row]) -> str:

@@ -177,7 +177,10 @@ class Report:
         }
         if self.options.json:
             print(json.dumps(value | dict(more)), flush=True)
-        self._say([self.headline(), *lines])
+        devices = ", ".join(self.setting.gpus) or self.setting.device
+        site = f", {self.setting.site}" if self.setting.site else ""
+        where = f"{shape(self.world)}, {self.setting.backend} on {devices}, torch {torch.__version__}{site}"
+        self._say([where, *lines])
 
     def _conclude(self, verdict: Verdict) -> None:
         self._say(["", *map(str, verdict.against)])
@@ -188,13 +191,6 @@ class Report:
         screen = Console(highlight=False, quiet=self.options.json)
         for line in lines:
             screen.print(Text(line, style=style), soft_wrap=True)
-
-    def headline(self) -> str:
-        """How many ranks are where, on which devices, by which backend."""
-        setting = self.setting
-        devices = ", ".join(setting.gpus) or setting.device
-        site = f", {setting.site}" if setting.site else ""
-        return f"{shape(self.world)}, {setting.backend} on {devices}, torch {torch.__version__}{site}"
 
     def about(self) -> dict[str, Any]:
         """Versions and date."""

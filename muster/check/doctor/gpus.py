@@ -148,7 +148,10 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     found = differences(given, "failed", "gpus", "number of GPUs", fix)
     fix = "in a container: apptainer exec --nv, docker run --gpus all; `muster version` tells of the driver"
     wrong = "GPUs were given, and torch sees none: a training would use the CPU"
-    blind = {host: _unseen(ranks) for host, ranks in by_host.items()}
+    blind: dict[str, str] = {}
+    for host, ranks in by_host.items():
+        unseen = [rank.visible for rank in ranks if rank.num_gpus == 0 and devices(rank.visible or "")]
+        blind[host] = f"CUDA_VISIBLE_DEVICES={unseen[0]}" if unseen else ""
     sees_any = any(rank.num_gpus for ranks in by_host.values() for rank in ranks)
     found += alike(blind, "failed" if sees_any else "warning", "gpus", wrong, fix)
     names = {host: _names(ranks) or None for host, ranks in by_host.items()}
@@ -197,12 +200,6 @@ def _given(ranks: Sequence[Facts]) -> list[Gpu]:
 
 def _names(ranks: Sequence[Facts]) -> str:
     return ", ".join(sorted({gpu.name for gpu in _given(ranks) if gpu.name}))
-
-
-def _unseen(ranks: Sequence[Facts]) -> str:
-    """The variable that names GPUs of which a rank sees none; empty where each rank sees what it was given."""
-    blind = next((rank for rank in ranks if rank.num_gpus == 0 and devices(rank.visible or "")), None)
-    return "" if blind is None else f"CUDA_VISIBLE_DEVICES={blind.visible}"
 
 
 def _of(host: str, gpu: Gpu, links: int) -> Iterator[Finding]:

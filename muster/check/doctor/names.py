@@ -133,11 +133,16 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     )
     wrong_other = "the name of another node does not lead where it should"
     fix_other = "mend /etc/hosts or the name service there: `getent hosts NAME` shows what it says"
-    return [
-        *alike(own, "warning" if is_told else "failed", "name", wrong_own, fix_own),
-        *alike(others, "warning", "name", wrong_other, fix_other),
-        *_slow(nodes),
-    ]
+    found = alike(own, "warning" if is_told else "failed", "name", wrong_own, fix_own)
+    found += alike(others, "warning", "name", wrong_other, fix_other)
+    slow = [(one.took_s, host, one.name) for host, node in nodes.items() for one in node.lookups if one.took_s > SLOW_S]
+    if slow:
+        took_s, host, name = max(slow)
+        wrong_slow = f"a name lookup takes more than {SLOW_S:.0f} s: each start of a training waits for such ones"
+        fix = f"see which servers /etc/resolv.conf names there, and whether they answer: `time getent hosts {name}`"
+        seen = f"{name} took {took_s:.1f} s on {host}"
+        found.append(Finding("warning", "name", listed(host for _, host, _ in slow), wrong_slow, seen, fix))
+    return found
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
@@ -146,14 +151,3 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     if number:
         return f"{number} lookups of {len(by_host)} nodes lead where they should"
     return "one machine: no name is needed"
-
-
-def _slow(nodes: Mapping[str, Facts]) -> list[Finding]:
-    slow = [(one.took_s, host, one.name) for host, node in nodes.items() for one in node.lookups if one.took_s > SLOW_S]
-    if not slow:
-        return []
-    took_s, host, name = max(slow)
-    wrong = f"a name lookup takes more than {SLOW_S:.0f} s: each start of a training waits for such ones"
-    fix = f"see which servers /etc/resolv.conf names there, and whether they answer: `time getent hosts {name}`"
-    hosts = listed(host for _, host, _ in slow)
-    return [Finding("warning", "name", hosts, wrong, f"{name} took {took_s:.1f} s on {host}", fix)]

@@ -168,7 +168,14 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     fix = "docker run --ulimit memlock=-1; in Slurm PropagateResourceLimitsExcept=MEMLOCK and slurmd's LimitMEMLOCK"
     memlock = {host: node.memlock for host, node in nodes.items()}
     found += alike(memlock, "warning", "memlock", "RDMA may lock little memory", fix)
-    found += _port_findings(nodes)
+    # Names of devices are each node's own: only rates count.
+    rates = {host: tuple(sorted(rate or 0 for rate in node.ports.values())) or None for host, node in nodes.items()}
+    shown = {
+        rates[host]: ", ".join(f"{name} {f'at {rate:g} Gb/s' if rate else 'down'}" for name, rate in node.ports.items())
+        for host, node in nodes.items()
+    }
+    fix = "tell the site: the cable or the port of a link that is down or slow (ibstat, mlxlink)"
+    found += differences(rates, "warning", "ports", "rate of InfiniBand ports", fix, lambda value: shown[value])
     fix = "tell the site: the card in its slot, or the slot (lspci -vv: LnkSta against LnkCap)"
     for name in sorted({name for node in nodes.values() for name in node.pcie}):
         wrong = f"the PCIe link of {name} is less than the card and its slot can"
@@ -184,18 +191,6 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     rates = listed(f"{rate:g}" for each in up for rate in sorted(each))
     links = f"{max(map(len, up))} ports up, at {rates} Gb/s" if rates else "no InfiniBand or RoCE port"
     return f"{listed(node.fabric for node in nodes) or 'tcp'} by {interface}; {links}"
-
-
-def _port_findings(nodes: Mapping[str, Facts]) -> list[Finding]:
-    """Of ports that are down, or slower than on other nodes."""
-    # Names of devices are each node's own: only rates count.
-    rates = {host: tuple(sorted(rate or 0 for rate in node.ports.values())) or None for host, node in nodes.items()}
-    shown = {
-        rates[host]: ", ".join(f"{name} {f'at {rate:g} Gb/s' if rate else 'down'}" for name, rate in node.ports.items())
-        for host, node in nodes.items()
-    }
-    fix = "tell the site: the cable or the port of a link that is down or slow (ibstat, mlxlink)"
-    return differences(rates, "warning", "ports", "rate of InfiniBand ports", fix, lambda value: shown[value])
 
 
 def ports(sys: Path) -> dict[str, float | None]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -115,7 +115,13 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     if not found:
         # Of what was found already they are an echo.
         installed = {host: node.packages for host, node in nodes.items()}
-        found += differences(installed, "failed", "packages", "packages", ONE_IMAGE, _apart(nodes))
+        of_nodes = [set(each) for each in installed.values() if each]
+        everywhere = set[str].intersection(*of_nodes) if of_nodes else set[str]()
+
+        def apart(packages: Sequence[str]) -> str:
+            return listed(each for each in packages if each not in everywhere) or "none of these"
+
+        found += differences(installed, "failed", "packages", "packages", ONE_IMAGE, apart)
         paths = {host: node.nccl_path for host, node in nodes.items()}
         found += differences(paths, "warning", "nccl", "path of NCCL", ONE_IMAGE)
     for name in sorted({name for node in nodes.values() for name in node.variables if name not in NOT_COMPARED}):
@@ -132,10 +138,3 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     nccl = f", NCCL {first.nccl}" if first.nccl else ""
     everywhere = ", the same everywhere" if len(by_host) > 1 else ""
     return f"{image}torch {first.torch}{nccl}, Python {first.python}{everywhere}"
-
-
-def _apart(nodes: Mapping[str, Facts]) -> Callable[[Sequence[str]], str]:
-    """What makes words of a node's packages: those that not all nodes have."""
-    of_nodes = [set(node.packages) for node in nodes.values() if node.packages]
-    everywhere = set[str].intersection(*of_nodes) if of_nodes else set[str]()
-    return lambda packages: listed(each for each in packages if each not in everywhere) or "none of these"
