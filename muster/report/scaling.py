@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from muster.report.runs import Run, record
+from muster.report.runs import Run
 
 DEFINITION = (
     "Efficiency = rate(W) / (W/W0 x rate(W0)): the rate on W ranks as a part of what W ranks would reach if each did "
@@ -76,8 +76,15 @@ def find(runs: Sequence[Run]) -> tuple[list[Scaling], list[str]]:
 
     Runs of other work (another model, strategy, precision ...) are never compared.
     """
-    left_out = {run.label: reason for run in runs if (reason := _unusable(run))}
-    usable = [run for run in runs if run.label not in left_out]
+    left_out: dict[str, str] = {}
+    usable: list[Run] = []
+    for run in runs:
+        if not run.is_finished:
+            left_out[run.label] = "it is not finished"
+        elif not run.world_size or not run.rate or not run.number("global_batch"):
+            left_out[run.label] = "its summary has no rate, world or batch"
+        else:
+            usable.append(run)
     if len({run.world_size for run in usable}) < 2:
         return [], []
     groups: dict[tuple[object, ...], list[Run]] = {}
@@ -93,20 +100,11 @@ def find(runs: Sequence[Run]) -> tuple[list[Scaling], list[str]]:
     return [_scaling(str(kind), group) for (kind, *_), group in groups.items()], notes
 
 
-def _unusable(run: Run) -> str:
-    """Why the run can be in no scaling; empty where it can."""
-    if not run.is_finished:
-        return "it is not finished"
-    if not run.world_size or not run.rate or not run.number("global_batch"):
-        return "its summary has no rate, world or batch"
-    return ""
-
-
 def _work(run: Run) -> tuple[str, ...]:
     """What has to be equal for two rates to be comparable."""
-    options = record(run.summary.get("options"))
-    own = [run.summary.get(name) for name in ("model", "data", "strategy", "device")]
-    return (*map(str, own), str(run.text("versions", "gpu")), *(str(options.get(name)) for name in OPTIONS))
+    own = [run.value(name) for name in ("model", "data", "strategy", "device")]
+    options = [run.value("options", name) for name in OPTIONS]
+    return tuple(map(str, (*own, run.text("versions", "gpu"), *options)))
 
 
 def _batch(run: Run, kind: str) -> float:

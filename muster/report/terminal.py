@@ -23,39 +23,32 @@ def show(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Sca
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     at_once = max(1, (console.width - LABEL) // (LEAST + 3))
     for start in range(0, len(runs), at_once):
-        console.print(_side_by_side(runs[start : start + at_once], facts, start))
+        shown = runs[start : start + at_once]
+        table = Table(box=box.ROUNDED, padding=(0, 1))
+        table.add_column("", style="dim", overflow="fold", width=LABEL - 4)
+        for run in shown:
+            table.add_column(Text(run.label), justify="right", overflow="fold", min_width=LEAST)
+        for rows in facts.values():
+            for label, row in rows.items():
+                cells = row[start : start + len(shown)]
+                if set(cells) != {NONE}:
+                    table.add_row(Text(label), *map(Text, cells))
+            table.add_section()
+        console.print(table)
     for found in scalings:
+        heads, rows = tables.of_scaling(found)
+        table = Table(box=box.ROUNDED, padding=(0, 1))
+        for head in heads:
+            table.add_column(head, justify="right", style="bold" if head == "efficiency" else "")
+        for point, row in zip(found.points, rows, strict=True):
+            color = "green" if point.efficiency >= 0.9 else "yellow" if point.efficiency >= 0.7 else "red"
+            table.add_row(*map(Text, row), style=color)
         console.print()
         console.print(Text(found.title, style="bold"))
-        console.print(_scaling(found))
+        console.print(table)
         for note in found.notes:
             console.print(Text(f"note: {note}", style="yellow"))
     if scalings:
         console.print(Text(scaling.DEFINITION, style="dim"))
     for note in [*notes, *(f"{run.label}: {note}" for run in runs for note in run.notes)]:
         console.print(Text(f"note: {note}", style="yellow"))
-
-
-def _side_by_side(runs: Sequence[Run], facts: Mapping[str, Facts], start: int) -> Table:
-    table = Table(box=box.ROUNDED, padding=(0, 1))
-    table.add_column("", style="dim", overflow="fold", width=LABEL - 4)
-    for run in runs:
-        table.add_column(Text(run.label), justify="right", overflow="fold", min_width=LEAST)
-    for rows in facts.values():
-        for label, row in rows.items():
-            cells = row[start : start + len(runs)]
-            if set(cells) != {NONE}:
-                table.add_row(Text(label), *map(Text, cells))
-        table.add_section()
-    return table
-
-
-def _scaling(found: Scaling) -> Table:
-    heads, rows = tables.of_scaling(found)
-    table = Table(box=box.ROUNDED, padding=(0, 1))
-    for head in heads:
-        table.add_column(head, justify="right", style="bold" if head == "efficiency" else "")
-    for point, row in zip(found.points, rows, strict=True):
-        color = "green" if point.efficiency >= 0.9 else "yellow" if point.efficiency >= 0.7 else "red"
-        table.add_row(*map(Text, row), style=color)
-    return table
