@@ -67,7 +67,6 @@ class Run:
 
     @property
     def world_size(self) -> int | None:
-        """The number of ranks."""
         world = self.number("world_size")
         return int(world) if world and world >= 1 else None
 

@@ -114,7 +114,6 @@ def _batch(run: Run, kind: str) -> float:
 
 
 def _scaling(kind: str, runs: Sequence[Run]) -> Scaling:
-    """The scaling of `runs`, which do the same work."""
     worlds: dict[int, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.world_size or 0):
         worlds.setdefault(run.world_size or 0, []).append(run)

@@ -68,7 +68,6 @@ def facts(runs: Sequence[Run]) -> dict[str, Facts]:
 
 
 def of_scaling(scaling: Scaling) -> tuple[list[str], list[list[str]]]:
-    """The heads and the rows of a scaling's table."""
     heads = ["ranks", f"{scaling.unit} a second", "efficiency", "speed-up", "a rank", "batch"]
     return heads, [
         [
@@ -136,13 +135,11 @@ def last(run: Run, of_summary: str, of_lines: str) -> float | None:
 
 
 def best_accuracy(run: Run) -> str:
-    """The best validation's accuracy."""
     best = run.number("best_accuracy")
     return percent(max([*run.curve("valid_accuracy").values(), *([] if best is None else [best])], default=None), 2)
 
 
 def valid_perplexity(run: Run) -> str:
-    """The last validation's perplexity."""
     loss = last(run, "valid_loss", "valid_loss")
     return quantity(None if loss is None else perplexity(loss))
 

@@ -101,7 +101,6 @@ def period(world: World) -> int:
 
 
 def fill(message: torch.Tensor, pattern: Pattern) -> None:
-    """Writes `pattern` into `message`."""
     for start in range(0, message.numel(), BLOCK):
         part = message[start : start + BLOCK]
         part.copy_(pattern(torch.arange(start, start + part.numel(), device=message.device)))
@@ -154,7 +153,6 @@ class Collective:
     root: int = -1
 
     def bus_factor(self, num_ranks: int) -> float:
-        """The bus bandwidth by the algorithm bandwidth."""
         return self.passes * (num_ranks - 1) / num_ranks if self.passes else 1.0
 
     def part(self, world: World, size: int) -> int:

@@ -85,7 +85,6 @@ class Row:
 
     @property
     def direction(self) -> tuple[str, str]:
-        """From whom to whom."""
         return self.source, self.target
 
     @property

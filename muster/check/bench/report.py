@@ -52,18 +52,15 @@ class Verdict:
 
     @property
     def word(self) -> Word:
-        """In one word."""
         return "failed" if self.against else "ok" if self.is_sure else "warning"
 
     @property
     def says(self) -> str:
-        """In one line."""
         more = f", and {len(self.against) - 1} more" if len(self.against) > 1 else ""
         return self.against[0].wrong + more if self.against else self.otherwise
 
     @property
     def code(self) -> int:
-        """The exit code of all ranks."""
         return ExitCode.FAILED if self.against else ExitCode.DONE
 
 
@@ -193,7 +190,6 @@ class Report:
             screen.print(Text(line, style=style), soft_wrap=True)
 
     def about(self) -> dict[str, Any]:
-        """Versions and date."""
         return {
             "muster": metadata.version("muster"),
             "torch": str(torch.__version__),

@@ -133,7 +133,7 @@ def of_gloo(ranks: Sequence[RankTransport]) -> Transport:
     """The transport of gloo, which has no network but TCP."""
     interfaces = listed(each.interface for each in ranks)
     network = f"gloo over {interfaces or 'TCP'}"
-    if _is_one_node(ranks):
+    if len({each.host for each in ranks}) == 1:
         return Transport(network, "gloo, in one node")
     rdma = next((each.expected for each in ranks if each.is_rdma), "")
     notes = (f"gloo knows TCP only: on GPUs NCCL would use {rdma.partition(' by ')[0]}",) if rdma else ()
@@ -149,7 +149,7 @@ def of_nccl(ranks: Sequence[RankTransport], *, allow_tcp: bool = False) -> Trans
     version = next((each.said.version for each in ranks if each.said.version), "")
     name = f"NCCL {version}".rstrip()
     notes = [f"NCCL warns on {each.host}: {words}" for each in ranks for words in each.said.warnings[:1]][:3]
-    if _is_one_node(ranks):
+    if len({each.host for each in ranks}) == 1:
         within = listed(way for each in ranks for way in each.said.within) or "not said"
         return Transport(within, f"{name}, in one node: {within}", notes=tuple(notes))
     network = listed(each.said.network for each in ranks) or "not said"
@@ -219,10 +219,6 @@ def expected(found: str, root: str = "/") -> tuple[str, bool]:
         verbs = []
     devices = [*verbs, *sorted(Path(root).glob("dev/cxi[0-9]*"))]
     return (f"RDMA by {devices[0]}", True) if devices else ("", False)
-
-
-def _is_one_node(ranks: Sequence[RankTransport]) -> bool:
-    return len({each.host for each in ranks}) == 1
 
 
 def request_log(environ: MutableMapping[str, str]) -> None:

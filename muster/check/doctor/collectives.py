@@ -98,7 +98,6 @@ def gather(world: World, options: DoctorOptions) -> Facts:
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
-    """What is wrong with the collectives."""
     host_of = {one.rank: host for host, facts in by_host.items() for one in facts}
     ranks = sorted((one for facts in by_host.values() for one in facts), key=lambda one: one.rank)
     found = [_stuck(ranks, host_of)] if any(one.why for one in ranks) else []

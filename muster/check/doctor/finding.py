@@ -42,7 +42,6 @@ class Finding:
 
 
 def worst(findings: Sequence[Finding]) -> Literal["ok", "warning", "failed"]:
-    """The verdict in one word."""
     levels = {finding.level for finding in findings}
     return "failed" if "failed" in levels else "warning" if levels else "ok"
 

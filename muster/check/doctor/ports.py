@@ -124,7 +124,6 @@ class Listener(socketserver.ThreadingTCPServer):
         Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
-        """Ends it."""
         self.shutdown()
         self.server_close()
 

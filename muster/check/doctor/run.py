@@ -85,7 +85,6 @@ class Report:
 
     @property
     def code(self) -> int:
-        """The exit code that stands for all."""
         return code_of(self.findings)
 
 
@@ -197,7 +196,6 @@ def examine(world: World, options: DoctorOptions, subjects: Sequence[Subject], r
 
 
 def absence(absent: ranks.Absent) -> Finding:
-    """What is said of ranks without an answer."""
     about = DIED if absent.has_died else "absent"
     return Finding("failed", about, absent.host, absent.wrong, absent.seen, absent.fix)
 
