@@ -9,7 +9,6 @@ own end: on GPUs by events on the stream, on CPUs by the clock. From this, over 
 Source: https://github.com/NVIDIA/nccl-tests (README: -n, -w, -a)
 """
 
-import math
 import re
 import sys
 import time
@@ -20,6 +19,7 @@ from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -249,14 +249,11 @@ def safe(function: Callable[[], Result]) -> Result:
 
 def of_ranks(calls_of_ranks: Sequence[Sequence[float]]) -> Timing:
     """The timing of the seconds of each call, by rank."""
-    slowest = sorted(max(calls) for calls in zip(*calls_of_ranks, strict=True))
+    slowest = [max(calls) for calls in zip(*calls_of_ranks, strict=True)]
     mean_s = max(sum(calls) / len(calls) for calls in calls_of_ranks)
-    return Timing(mean_s, percentile(slowest, 50), percentile(slowest, 99))
-
-
-def percentile(figures: Sequence[float], share: float) -> float:
-    """The least of the sorted `figures` that so many per cent of them don't exceed (nearest rank)."""
-    return figures[max(1, math.ceil(len(figures) * share / 100)) - 1]
+    # Each is one of the calls, and no mean of two.
+    p50_s, p99_s = np.percentile(slowest, (50, 99), method="inverted_cdf").tolist()
+    return Timing(mean_s, p50_s, p99_s)
 
 
 def measure(world: World, call: Call, options: BenchOptions) -> list[float]:

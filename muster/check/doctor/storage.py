@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster import processes
 from muster.check.bench.collectives import shown
 from muster.check.doctor.finding import Finding, alike
 from muster.check.options import DoctorOptions
@@ -55,16 +56,13 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
 def measure(folder: str, limit_s: float = LIMIT_S) -> Space:
     """The room in `folder`, of which a child process tells that may hang."""
     command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("storage_probe.py")), folder]
-    path = os.path.abspath(folder)
-    # Not by `with`, nor by run(): both wait for the child, which a dead file system holds even when it is killed.
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
-        return Space(**json.loads(child.communicate(timeout=limit_s)[0]))
+        return Space(**json.loads(processes.run(command, timeout_s=limit_s).stdout))
     except subprocess.TimeoutExpired:
-        child.kill()
-        return Space(path=path, trouble=f"the file system did not answer within {limit_s:g} s")
+        trouble = f"the file system did not answer within {limit_s:g} s"
     except (ValueError, TypeError):
-        return Space(path=path, trouble="the check ended without an answer")
+        trouble = "the check ended without an answer"
+    return Space(path=os.path.abspath(folder), trouble=trouble)
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:

@@ -61,12 +61,10 @@ def test_the_time_is_the_mean_of_the_slowest_rank_and_percentiles_are_of_the_slo
     assert found == Timing(mean_s=2.0, p50_s=2.0, p99_s=4.0)
 
 
-@pytest.mark.parametrize(
-    ("share", "figure"),
-    [(50, 10), (99, 20), (95, 19), (1, 1)],
-)
-def test_a_percentile_is_one_of_the_figures(share, figure):
-    assert sweep.percentile(list(range(1, 21)), share) == figure
+@pytest.mark.parametrize(("num_calls", "p50_s", "p99_s"), [(1, 1, 1), (2, 1, 2), (20, 10, 20), (200, 100, 198)])
+def test_percentiles_are_some_of_the_calls(num_calls, p50_s, p99_s):
+    found = sweep.of_ranks([[float(number) for number in range(num_calls, 0, -1)]])
+    assert (found.p50_s, found.p99_s) == (p50_s, p99_s)
 
 
 def test_the_middle_pass_stands_for_a_row():
