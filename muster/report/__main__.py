@@ -25,10 +25,7 @@ def report(given: list[str], output: Path | None) -> Path:
     facts = tables.facts(found)
     scalings, left_out = scaling.find(found)
     notes += left_out
-    # Here and not above: what can't be read must not wait for rich.
-    from muster.report import terminal
-
-    terminal.show(found, facts, scalings, notes)
+    tables.show(found, facts, scalings, notes)
     html = page.render(found, facts, scalings, charts.of_scalings(scalings), charts.of_runs(found), notes)
     return page.write(folder, html)
 

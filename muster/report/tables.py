@@ -1,12 +1,19 @@
-"""Facts of runs as text: rows of the tables, the same on the terminal and on the page."""
+"""Facts of runs as text: rows of the tables, the same on the page and on the terminal, which this prints."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from muster.errors import one_line
 from muster.report.runs import Run
-from muster.report.scaling import Scaling
+from muster.report.scaling import DEFINITION, Scaling
 from muster.units import NONE, count, duration, memory, percent, perplexity, quantity
+
+WIDTH = 80
+"""Characters of a line, where it does not go to a terminal."""
+
+LABEL, LEAST = 27, 13
+"""Characters of the column of labels; of a run's, at least."""
 
 ONE = {"images": "an image", "tokens": "a token"}
 
@@ -151,3 +158,45 @@ def state(run: Run) -> str:
     if not run.is_finished:
         return f"goes on: speeds are of the part up to step {count(run.number('step'))}"
     return "done, resumed once or more" if run.text("resumed_from") else "done"
+
+
+def show(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Scaling], notes: Sequence[str]) -> None:
+    """Prints runs side by side, as many as fit, how they scale, and what the reader should know."""
+    # Here and not above: what can't be read must not wait for rich.
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    at_once = max(1, (console.width - LABEL) // (LEAST + 3))
+    for start in range(0, len(runs), at_once):
+        shown = runs[start : start + at_once]
+        table = Table(box=box.ROUNDED, padding=(0, 1))
+        table.add_column("", style="dim", overflow="fold", width=LABEL - 4)
+        for run in shown:
+            table.add_column(Text(run.label), justify="right", overflow="fold", min_width=LEAST)
+        for rows in facts.values():
+            for label, row in rows.items():
+                cells = row[start : start + len(shown)]
+                if set(cells) != {NONE}:
+                    table.add_row(Text(label), *map(Text, cells))
+            table.add_section()
+        console.print(table)
+    for found in scalings:
+        heads, rows = of_scaling(found)
+        table = Table(box=box.ROUNDED, padding=(0, 1))
+        for head in heads:
+            table.add_column(head, justify="right", style="bold" if head == "efficiency" else "")
+        for point, row in zip(found.points, rows, strict=True):
+            color = "green" if point.efficiency >= 0.9 else "yellow" if point.efficiency >= 0.7 else "red"
+            table.add_row(*map(Text, row), style=color)
+        console.print()
+        console.print(Text(found.title, style="bold"))
+        console.print(table)
+        for note in found.notes:
+            console.print(Text(f"note: {note}", style="yellow"))
+    if scalings:
+        console.print(Text(DEFINITION, style="dim"))
+    for note in [*notes, *(f"{run.label}: {note}" for run in runs for note in run.notes)]:
+        console.print(Text(f"note: {note}", style="yellow"))
