@@ -5,7 +5,6 @@ the job: another program, or another host with that address, is not taken for th
 """
 
 import contextlib
-import hashlib
 import hmac
 import secrets
 import socket
@@ -146,7 +145,7 @@ class Answer(socketserver.StreamRequestHandler):
 
 def sign(secret: str, words: bytes) -> bytes:
     """The signature that only those make of `words` who know `secret`."""
-    return hmac.digest(secret.encode(), words, hashlib.sha256)
+    return hmac.digest(secret.encode(), words, "sha256")
 
 
 def probe(address: str, port: int, secret: str) -> str:
