@@ -120,15 +120,12 @@ class Batches:
     """Batches of one rank, on its device, ready for the model.
 
     Args:
-        sampler: chooses the samples.
-        train: replaces bad samples, where they are skipped, instead of leaving them out.
+        sampler: chooses the samples; where bad ones are skipped, those that train are replaced, others left out.
     """
 
-    def __init__(
-        self, source: Source, sampler: TrainSampler | ValidSampler, options: Options, world: World, *, train: bool
-    ) -> None:
+    def __init__(self, source: Source, sampler: TrainSampler | ValidSampler, options: Options, world: World) -> None:
         self.sampler = sampler
-        self.train = train
+        self.train = train = isinstance(sampler, TrainSampler)
         self.options = options
         self.device = world.device
         self.world = world
@@ -172,9 +169,6 @@ class Batches:
             generator=generator(self.options.seed, "workers", "train" if self.train else "valid", self.world.rank),
             worker_init_fn=begin_worker,
         )
-
-    def __len__(self) -> int:
-        return len(self.sampler)
 
     def __iter__(self) -> Iterator[Tensors]:
         """Images (NCHW, float) and labels (N), or tokens and targets (both NT), on the device.
@@ -314,8 +308,7 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
     valid_sampler = ValidSampler(
         len(source.valid), batch_size=options.batch_size, rank=world.dp_rank, world_size=world.dp_size
     )
-    train = Batches(source, sampler, options, world, train=True)
-    valid = Batches(source, valid_sampler, options, world, train=False)
+    train, valid = (Batches(source, chooser, options, world) for chooser in (sampler, valid_sampler))
     start_workers(train, valid, options, world, cores)
     return train, valid
 
@@ -333,11 +326,7 @@ MOST_WORKERS = 16
 
 
 def start_workers(train: Batches, valid: Batches, options: Options, world: World, cores: int) -> None:
-    """Gives both the workers that the user wants, or else as many as cores and /dev/shm allow.
-
-    Raises:
-        MusterError: /dev/shm does not hold the batches of those that the user wants.
-    """
+    """Gives both the workers that the user wants, or else as many as cores and /dev/shm allow."""
     ranks, free = max(1, world.hosts.count(world.host)), free_shm()
     for batches, given in ((train, options.train_num_workers), (valid, options.valid_num_workers)):
         wanted = choose_workers(batches.source, world.device, cores) if given is None else given
