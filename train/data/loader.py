@@ -57,38 +57,35 @@ class Reader(Dataset[Batch]):
         self.samples = samples
         self.seed = seed
         self.replace = replace
+        self.read_sample: Callable[[int], tuple[Any, Any]] = samples.read
+        self.collate: Callable[[list[Any]], Any] = default_collate
 
     def __getitems__(self, draws: list[Draw]) -> Batch:
         whole = None if self.samples.random else self.samples.read_batch([draw.sample for draw in draws])
         if whole is not None:
             return Batch(*whole, [])
         bad: list[tuple[str, str]] = []
-        pairs = [pair for draw in draws if (pair := self.read(draw, bad)) is not None]
+        with torch.random.fork_rng(devices=[], enabled=self.samples.random):
+            pairs = [pair for draw in draws if (pair := self.read(draw, bad)) is not None]
         if not pairs:
             return Batch(None, None, bad)
-        inputs, labels = default_collate(pairs)
+        inputs, labels = self.collate(pairs)
         return Batch(inputs, labels, bad)
 
-    def read(self, draw: Draw, bad: list[tuple[str, str]]) -> tuple[torch.Tensor, Any] | None:
+    def read(self, draw: Draw, bad: list[tuple[str, str]]) -> tuple[Any, Any] | None:
         """The sample, or the one in its place; what could not be read is added to `bad`.
 
         Its augmentation depends on its number and the epoch, and on no worker or rank.
         """
         for distance in range(len(self.samples) if self.replace else 1):
             sample = (draw.sample + distance) % len(self.samples)
+            if self.samples.random:
+                torch.default_generator.manual_seed(seed_of(self.seed, "augment", draw.epoch, sample))
             try:
-                if not self.samples.random:
-                    return self.samples.read(sample)
-                with torch.random.fork_rng(devices=[]):
-                    self.reseed(Draw(sample, draw.epoch))
-                    return self.samples.read(sample)
+                return self.read_sample(sample)
             except BadSample as error:
                 bad.append((error.name, error.reason))
         return None
-
-    def reseed(self, draw: Draw) -> None:
-        """Seeds what the augmentation of a sample is drawn from."""
-        torch.default_generator.manual_seed(seed_of(self.seed, "augment", draw.epoch, draw.sample))
 
 
 def ahead(
@@ -141,8 +138,8 @@ class Batches:
         if options.decoder == "nvjpeg":
             from muster.train.data import nvjpeg  # here and not above: most runs need no decoder of JPEGs
 
-            nvjpeg.check(options, source, world.device)
-            self.reader = nvjpeg.EncodedReader(samples, seed=options.seed, replace=False)
+            samples = nvjpeg.check(options, samples, world.device)
+            self.reader.read_sample, self.reader.collate = samples.read_encoded, nvjpeg.collate
             self.decode = nvjpeg.decode
         self.side: torch.cuda.Stream | None = None  # a second queue of work on the GPU
         if world.device.type == "cuda" and not source.on_device:
@@ -196,8 +193,8 @@ class Batches:
             yield self.nothing()
 
     def place(self, batch: Batch) -> Tensors | None:
-        """`batch` on the device; None where nothing of it could be read."""
-        if batch.inputs is None or batch.labels is None:
+        """`batch` on the device; None where nothing of it could be read, or it ends the run."""
+        if batch.inputs is None or batch.labels is None or (self.stop and batch.bad):
             return None
         return self.prepare(batch.inputs), batch.labels.to(self.device, non_blocking=True)
 
