@@ -16,28 +16,19 @@ def build(options: Options, model: nn.Module, *, fused: bool) -> Optimizer:
     """The optimizer `--optimizer` over the parameters of `model`; `options` are settled."""
     assert options.lr is not None
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = groups_of(options, parameters)
+    # To pull a norm towards 0 changes what a layer puts out and makes nothing simpler (arXiv 1812.01187, 3.1).
+    vectors_decay = options.weight_decay if options.decay_norms else 0.0
+    groups: list[dict[str, Any]] = [
+        {"params": [part for part in parameters if part.dim() > 1], "weight_decay": options.weight_decay},
+        {"params": [part for part in parameters if part.dim() <= 1], "weight_decay": vectors_decay},
+    ]
+    groups = [group for group in groups if group["params"]]
     # torch 2.15 has no fused SGD for tensors that are cut over ranks.
     fused = fused and (options.optimizer == "adamw" or not any(isinstance(part, DTensor) for part in parameters))
     switch = True if fused else None  # None leaves torch its own choice, False would forbid foreach kernels too
     if options.optimizer == "adamw":
         return AdamW(groups, lr=options.lr, fused=switch)
     return SGD(groups, lr=options.lr, momentum=options.momentum, fused=switch)
-
-
-def groups_of(options: Options, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
-    """The parameters that decay, and apart from them those of one dimension, norms and biases, which don't.
-
-    To pull a norm towards 0 changes what a layer puts out and makes nothing simpler (arXiv 1812.01187, 3.1).
-    """
-    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
-    others = [parameter for parameter in parameters if parameter.dim() <= 1]
-    decays = options.weight_decay
-    groups = [
-        {"params": matrices, "weight_decay": decays},
-        {"params": others, "weight_decay": decays if options.decay_norms else 0.0},
-    ]
-    return [group for group in groups if group["params"]]
 
 
 def highest_lr(lr: float, lr_scale: str, num_micro_batches: int) -> float:

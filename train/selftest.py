@@ -167,11 +167,7 @@ def become(rank: int, argv: list[str], num_ranks: int, port: int, output: str) -
 
 
 def launch(case: Case, steps: str, folder: Path) -> dict[str, Any]:
-    """The state that `case` has trained by `steps`, on ranks of this machine.
-
-    Raises:
-        MusterError: it failed.
-    """
+    """The state that `case` has trained by `steps`, on ranks of this machine."""
     run = Path(tempfile.mkdtemp(dir=folder))
     argv = [case.strategy, *COMMON, *STEPS[steps], *case.options, f"--name={run.name}", f"--runs-dir={folder}"]
     run_ranks(argv, case.num_ranks, run / "rank")

@@ -30,12 +30,15 @@ from muster.config import Options
 from muster.errors import ExitCode, MusterError
 from muster.train.checkpoint.storage import (
     INDEX,
+    NO_SUCH,
+    UNREADABLE,
     CheckpointReader,
     CheckpointWriter,
     Damaged,
     dtype_of,
     read_index,
     sync_folder,
+    unreadable,
     write_text,
 )
 from muster.train.distributed.world import World, open_side_group
@@ -44,9 +47,7 @@ from muster.train.health.faults import SharedFault
 NAME = re.compile(r"step-(\d+)")
 LATEST = "latest"
 REPLACED = ".old.partial"
-"""Of the name of a checkpoint in whose place another of the same step is put."""
-
-NO_SUCH, UNREADABLE = "there is no such checkpoint", "the checkpoint can't be read"
+"""The end of the name of a checkpoint in whose place another of the same step is put."""
 
 Read = TypeVar("Read")
 
@@ -173,11 +174,7 @@ class CheckpointManager:
             self.wait()
 
     def _write(self, tensors: State, plain: State, step: int, started: float) -> None:
-        """Writes a checkpoint that was begun at `started`, and tells of it before anybody who waits goes on.
-
-        Raises:
-            SharedFault: on all ranks, where it could not be written.
-        """
+        """Writes a checkpoint that was begun at `started`, and tells of it before anybody who waits goes on."""
         partial = partial_of(self.run, step)
         writer = CheckpointWriter(partial, plain, lambda: publish(self.run, partial, step, self.keep))
         try:
@@ -270,39 +267,13 @@ def saved(run: Path) -> list[Path]:
     return [latest, *(path for path in paths if step_of(path) < step_of(latest))]
 
 
-def unreadable(path: Path, reason: str) -> MusterError:
-    """The error for a user whose checkpoint is damaged."""
-    return MusterError(
-        f"{UNREADABLE}: {reason}",
-        seen=str(path),
-        fix="--resume auto takes the run's last checkpoint that is whole",
-    )
-
-
-def head(path: Path) -> State:
-    """The index of the checkpoint at `path`: `plain`, which is the state without tensors, and `tensors`.
-
-    Raises:
-        MusterError: it is missing, damaged, or no checkpoint of this program.
-    """
-    if not path.exists():
-        fix = "give --resume a run's folder or one of its checkpoints; it must be on a file system that all nodes share"
-        raise MusterError(NO_SUCH, seen=str(path), fix=fix)
-    try:
-        return read_index(path)
-    except Damaged as error:
-        raise unreadable(path, str(error)) from error
-    except OSError as error:
-        raise unreadable(path, "it is no checkpoint of this program: no index") from error
-
-
 def load(path: Path) -> State:
     """The whole state saved at `path`, on the CPU, read and checked by this process alone.
 
     Raises:
         MusterError: it is missing, damaged, or no checkpoint of this program.
     """
-    index = head(path)
+    index = read_index(path)
     tensors = {name: torch.empty(entry["shape"], dtype=dtype_of(entry)) for name, entry in index["tensors"].items()}
     load_into(path, index, tensors, None)
     state: State = index["plain"]
@@ -344,11 +315,7 @@ def load_newest(run: Path) -> tuple[Path, State, list[str]]:
 
 
 def newest_first(run: Path) -> list[Path]:
-    """The run's checkpoints to continue from, the newest first.
-
-    Raises:
-        MusterError: there is none.
-    """
+    """What `saved` finds; MusterError where that is nothing."""
     paths = saved(run)
     if not paths:
         raise MusterError("the run has no checkpoint", seen=str(run), fix="leave out --resume")

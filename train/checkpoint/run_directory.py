@@ -169,12 +169,9 @@ def choose_folder(options: Options, strategy: str) -> Run:
 
 
 def check_name(base: Path) -> None:
-    """Returns where no other run has a name so like that of `base` that this one may be misspelt.
+    """Raises MusterError where another run has a checkpoint, and so like a name that that of `base` may be misspelt.
 
     Names that differ by numbers alone are those of a series.
-
-    Raises:
-        MusterError: there is one, and it has a checkpoint.
     """
 
     def letters(name: str) -> str:
@@ -203,7 +200,7 @@ def continue_from(options: Options, base: Path) -> Run:
             fix="--resume auto, or a run's folder, or a step-... from its folder checkpoints/",
         )
     if checkpoint.step_of(source) >= 0 or not source.is_dir():
-        checkpoint.head(source)
+        checkpoint.read_index(source)
         run = Run(source, [source])
         home = source.resolve().parent.parent if source.resolve().parent.name == "checkpoints" else None
     else:
@@ -215,21 +212,13 @@ def continue_from(options: Options, base: Path) -> Run:
 
 
 def with_newest(folder: Path) -> Run:
-    """The run in `folder`, to continue from its newest checkpoint, or from one before it should that be damaged.
-
-    Raises:
-        MusterError: there is none.
-    """
+    """The run in `folder`, to continue from its newest checkpoint, or from one before it should that be damaged."""
     checkpoint.put_back(folder)
     return Run(folder, newest_first(folder))
 
 
 def new_folder(base: Path, *, explicit: bool) -> Path:
-    """A folder made just now: `base`, or with a number after it when it is taken and the name was not `explicit`.
-
-    Raises:
-        MusterError: the explicit name holds a run.
-    """
+    """A folder made just now: `base`, or with a number after it when it is taken and the name was not `explicit`."""
     base.parent.mkdir(parents=True, exist_ok=True)
     if explicit:
         # A run that ended without a checkpoint gives its name back.
@@ -263,8 +252,7 @@ class Writer(msgspec.Struct, frozen=True):
     """The process that alone writes into a run's folder: rank 0 of a training.
 
     Attributes:
-        host: its name, for a person.
-        pid: its id in the namespace of processes with the name `namespace`.
+        pid: its id in `namespace`.
         started: when it started, in seconds since 1970, which tells it from a later process with this id.
         launch: the word that names its launch, if it has one.
     """
@@ -290,7 +278,6 @@ def claim(folder: Path, launch: str) -> None:
 
     Raises:
         MusterError: another process trains in this folder.
-        OSError: the folder can't be written to.
     """
     own, path = Writer.here(launch), folder / WRITER
     while True:
@@ -359,11 +346,7 @@ def release() -> None:
 
 
 def share_run(world: World, options: Options, strategy: str) -> Run:
-    """The run's folder and checkpoint, chosen by rank 0 and known to all.
-
-    Raises:
-        MusterError: on all ranks, where rank 0 can't choose or another can't read the checkpoint.
-    """
+    """The run's folder and checkpoint, chosen by rank 0 and known to all; MusterError on all where it can't choose."""
     own = agree(
         world, lambda: choose_run(options, strategy, launch_of(os.environ, os.getppid())) if world.main else None
     )
@@ -383,13 +366,8 @@ def restore(
         MusterError: on all ranks, where none is whole, or they are of another model.
     """
 
-    def fitting(path: Path) -> dict[str, Any]:
-        index = checkpoint.head(path)
-        check_fit(index, trained.model, identity, path)
-        return index
-
     def fill(path: Path) -> dict[str, Any]:
-        index = agree(world, lambda: fitting(path))
+        index = agree(world, lambda: read_fitting(path, trained.model, identity))
         # Ranks that are as many as then have their own statistics back; others can't tell whose are whose.
         rank = world.rank if index["plain"]["world_size"] == world.world_size else -1
         trained.fill(path, index, rank, manager.group)
@@ -401,8 +379,13 @@ def restore(
     return plain
 
 
-def check_fit(index: dict[str, Any], model: nn.Module, identity: dict[str, Any], path: Path) -> None:
-    """Raises MusterError where a checkpoint is of another model, another number of classes, or another optimizer."""
+def read_fitting(path: Path, model: nn.Module, identity: dict[str, Any]) -> dict[str, Any]:
+    """The index of the checkpoint at `path`.
+
+    Raises:
+        MusterError: it can't be read, or is of another model, another number of classes, or another optimizer.
+    """
+    index = checkpoint.read_index(path)
     made_by = index["plain"].get("identity", {})
     for name, wanted in identity.items():
         if made_by.get(name) != wanted:
@@ -418,6 +401,7 @@ def check_fit(index: dict[str, Any], model: nn.Module, identity: dict[str, Any],
             seen=f"{path}, --model={identity['model']}",
             fix="give --image-size and the other options of the checkpoint's run, or leave out --resume",
         )
+    return index
 
 
 def differences(state: dict[str, Any], settings: dict[str, Any], world: World) -> list[str]:

@@ -26,6 +26,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from muster.errors import MusterError
+
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Puts what `write` writes at `path`, in one move after it has reached the disk.
@@ -64,10 +66,40 @@ def sync_folder(folder: Path) -> None:
 INDEX = "index"
 MAGIC = "muster checkpoint"
 FORMAT = 2
+NO_SUCH, UNREADABLE = "there is no such checkpoint", "the checkpoint can't be read"
 
 
 class Damaged(Exception):
-    """A file of a checkpoint is not what was written."""
+    """A file of a checkpoint is not what was written. It passes between ranks, which a MusterError can't."""
+
+
+def unreadable(path: Path, reason: str) -> MusterError:
+    """The error for a user whose checkpoint is damaged."""
+    fix = "--resume auto takes the run's last checkpoint that is whole"
+    return MusterError(f"{UNREADABLE}: {reason}", seen=str(path), fix=fix)
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """The index of the checkpoint at `path`: `plain`, which is the state without tensors, and `tensors`.
+
+    Raises:
+        MusterError: it is missing, damaged, of another program, or of another version of this one.
+    """
+    try:
+        head, _, text = (path / INDEX).read_bytes().partition(b"\n")
+    except OSError as error:
+        if path.exists():
+            raise unreadable(path, "it is no checkpoint of this program: no index") from error
+        fix = "give --resume a run's folder or one of its checkpoints; it must be on a file system that all nodes share"
+        raise MusterError(NO_SUCH, seen=str(path), fix=fix) from error
+    words = head.decode(errors="replace").split()
+    if words[:2] != MAGIC.split():
+        raise unreadable(path, f"{INDEX} does not begin as one: it is no checkpoint of this program")
+    if words[2:3] != [str(FORMAT)]:
+        raise unreadable(path, f"{INDEX} has format {' '.join(words[2:3])}, this program reads {FORMAT}")
+    if words[3:] != [f"{zlib.crc32(text):08x}"]:
+        raise unreadable(path, f"{INDEX} has a wrong checksum")
+    return json.loads(text)
 
 
 def done(value: Any) -> Future[Any]:
@@ -75,31 +107,6 @@ def done(value: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(value)
     return future
-
-
-def write_index(folder: Path, content: Mapping[str, Any]) -> None:
-    """Puts `content` at folder/index, with its checksum before it."""
-    text = json.dumps(content)
-    head = f"{MAGIC} {FORMAT} {zlib.crc32(text.encode()):08x}\n"
-    write_atomically(folder / INDEX, lambda file: file.write((head + text).encode()))
-
-
-def read_index(folder: Path) -> dict[str, Any]:
-    """What `write_index` has written.
-
-    Raises:
-        OSError: there is no index.
-        Damaged: it was changed, or is of another program, or of another version of this one.
-    """
-    head, _, text = (folder / INDEX).read_bytes().partition(b"\n")
-    words = head.decode(errors="replace").split()
-    if words[:2] != MAGIC.split():
-        raise Damaged(f"{INDEX} does not begin as one: it is no checkpoint of this program")
-    if words[2:3] != [str(FORMAT)]:
-        raise Damaged(f"{INDEX} has format {' '.join(words[2:3])}, this program reads {FORMAT}")
-    if words[3:] != [f"{zlib.crc32(text):08x}"]:
-        raise Damaged(f"{INDEX} has a wrong checksum")
-    return json.loads(text)
 
 
 class CheckpointWriter(StorageWriter):
@@ -167,8 +174,8 @@ class CheckpointWriter(StorageWriter):
                 "shape": list(tensor.size),
                 "chunks": chunks,
             }
-        write_index(self.folder, {"plain": self.plain, "tensors": tensors})
-        sync_folder(self.folder)
+        text = json.dumps({"plain": self.plain, "tensors": tensors})
+        write_text(self.folder / INDEX, f"{MAGIC} {FORMAT} {zlib.crc32(text.encode()):08x}\n{text}")
         self.publish()
 
     @classmethod

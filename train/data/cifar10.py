@@ -30,13 +30,13 @@ class Augmented(InMemory):
         return part_CHW.flip(-1) if torch.rand(1) < 0.5 else part_CHW, label
 
 
-def open_source(options: Options, folder: str) -> Source:
-    """The 50,000 training and 10,000 test images below `folder`, which holds `cifar-10-batches-py/`.
+def open_source(options: Options) -> Source:
+    """The 50,000 training and 10,000 test images in the folder of `--data`, which holds `cifar-10-batches-py/`.
 
     Raises:
         MusterError: they are not there, or their checksums are wrong.
     """
-    size = options.pixels
+    size, folder = options.pixels, options.data.partition(":")[2]
     try:
         parts = [CIFAR10(folder, train=train, download=False) for train in (True, False)]
     except (RuntimeError, OSError) as error:

@@ -18,7 +18,7 @@ Source: sklearn/datasets/_base.py, load_digits
 """
 
 
-def open_source(options: Options, folder: str) -> Source:
+def open_source(options: Options) -> Source:
     """The digits, scaled up to `--image-size` and given three equal channels."""
     size = options.pixels
     pixels, digits = read()

@@ -26,7 +26,7 @@ class Fake(Samples):
         return image, int(label)
 
 
-def open_source(options: Options, folder: str) -> Source:
+def open_source(options: Options) -> Source:
     """Random images: `--num-samples` train, a tenth more validate."""
     size = options.pixels
     # torchvision seeds sample i by i + offset: the validation samples start where the training samples end.

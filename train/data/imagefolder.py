@@ -34,36 +34,23 @@ class Found:
 
 
 class ImageFiles(EncodedImages):
-    """Image files with their classes.
-
-    Args:
-        paths_N: below `folder`.
-        labels_N: the class of each.
-    """
+    """Image files, whose `paths_N` are below `folder`."""
 
     def __init__(self, folder: Path, paths_N: np.ndarray, labels_N: np.ndarray, size: int, *, random: bool) -> None:
         super().__init__(labels_N, size, random=random)
         self.folder = os.fsencode(folder)
         self.paths = paths_N
 
-    def path(self, index: int) -> bytes:
-        """Where the file is."""
-        return os.path.join(self.folder, self.paths[index])
-
     def name(self, index: int) -> str:
-        return os.fsdecode(self.path(index))
+        return os.fsdecode(os.path.join(self.folder, self.paths[index]))
 
     def content(self, index: int) -> bytes:
-        with open(self.path(index), "rb", buffering=0) as file:
+        with open(os.path.join(self.folder, self.paths[index]), "rb", buffering=0) as file:
             return file.read()
 
 
 def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
-    """The folders with the training and the validation data; `root` alone, where it has no such folders.
-
-    Raises:
-        MusterError: it has one of the two.
-    """
+    """The folders with the training and the validation data; `root` alone, where it has no such folders."""
     halves = [root / "train", root / ("valid" if os.path.isdir(root / "valid") else "val")]
     present = [half for half in halves if os.path.isdir(half)]  # Path.is_dir raises where this user may not look
     if len(present) == 1:
@@ -72,15 +59,17 @@ def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
     return present or [root]
 
 
-def check_there(folder: Path, options: Options, layout: str) -> None:
-    """Raises MusterError where `folder` is no folder."""
-    if not os.path.isdir(folder):
-        source = options.data.partition(":")[0]
+def find_folder(options: Options, layout: str) -> Path:
+    """The folder that `--data` names, which is there."""
+    source, _, folder = options.data.partition(":")
+    root = Path(os.path.expanduser(folder))
+    if not os.path.isdir(root):
         raise MusterError(
             "the data folder does not exist, is a file, or can't be read",
-            seen=f"--data={options.data} ({folder})",
+            seen=f"--data={options.data} ({root})",
             fix=f"--data={source}:FOLDER with {layout}; in a container, see that FOLDER is bound into it",
         )
+    return root
 
 
 def images_below(folder: str, above: tuple[str, ...]) -> list[str]:
@@ -106,13 +95,8 @@ def images_below(folder: str, above: tuple[str, ...]) -> list[str]:
 
 
 def read_folder(folder: Path, options: Options) -> tuple[list[str], list[tuple[str, int]]]:
-    """The classes below `folder`, and the path and class of each image.
-
-    Raises:
-        MusterError: there is no folder, no class in it, a class without images, or a link that leads back.
-    """
+    """The classes below `folder`, and the path and class of each image."""
     try:
-        check_there(folder, options, LAYOUT)
         classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
         if not classes:
             state = "holds no subfolders, so no classes" if any(folder.iterdir()) else "is empty"
@@ -135,13 +119,13 @@ def read_folder(folder: Path, options: Options) -> tuple[list[str], list[tuple[s
     return classes, [(path, label) for label, paths in enumerate(images) for path in paths]
 
 
-def scan(options: Options, folder: str) -> Found:
-    """The images below `folder`.
+def scan(options: Options) -> Found:
+    """The images below the folder of `--data`.
 
     Raises:
-        MusterError: the folder is missing, empty, or its two halves disagree on the classes.
+        MusterError: it is missing or unreadable, a class has no images, halves have other classes, a link leads back.
     """
-    root = Path(os.path.expanduser(folder))
+    root = find_folder(options, LAYOUT)
     halves = halves_of(root, f"--data={options.data}", LAYOUT)
     found = [read_folder(half, options) for half in halves]
     classes, train = found[0]
@@ -171,14 +155,9 @@ def choose_halves(num_samples: int, num_train: int, seed: int) -> tuple[np.ndarr
     return np.array(train), np.array(valid)
 
 
-def open_source(options: Options, folder: str, found: Found) -> Source:
-    """The images below `folder`: its `train/` and `val/`, or a tenth of one folder, chosen by the seed, validates.
-
-    Args:
-        found: what `scan` has found, perhaps on another host.
-    """
-    root, size = Path(os.path.expanduser(folder)), options.pixels
-    check_there(root, options, LAYOUT)
+def open_source(options: Options, found: Found) -> Source:
+    """The images that `scan` has found, perhaps on another host; of one folder a tenth validates, by the seed."""
+    root, size = find_folder(options, LAYOUT), options.pixels
     train, valid = choose_halves(len(found.paths_N), found.num_train, options.seed)
     return Source(
         train=ImageFiles(root, found.paths_N[train], found.labels_N[train], size, random=True),

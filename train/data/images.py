@@ -72,8 +72,8 @@ class EncodedImages(Samples):
             raise self.bad_sample(index, error) from error
         return picture_CHW, int(self.labels[index])
 
-    def read_encoded(self, index: int) -> tuple[bytes, Crop]:
-        """The file's bytes, and the part of the image that is used.
+    def read_encoded(self, index: int) -> tuple[tuple[bytes, Crop], int]:
+        """The file's bytes and the part of the image that is used, and its class.
 
         Raises:
             BadSample: it can't be read, or is no image.
@@ -81,7 +81,7 @@ class EncodedImages(Samples):
         try:
             content = self.content(index)
             with Image.open(BytesIO(content)) as image:  # reads the header only
-                return content, self.choose_crop(image.height, image.width)
+                return (content, self.choose_crop(image.height, image.width)), int(self.labels[index])
         except Exception as error:
             raise self.bad_sample(index, error) from error
 

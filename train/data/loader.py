@@ -57,38 +57,35 @@ class Reader(Dataset[Batch]):
         self.samples = samples
         self.seed = seed
         self.replace = replace
+        self.read_sample: Callable[[int], tuple[Any, Any]] = samples.read
+        self.collate: Callable[[list[Any]], Any] = default_collate
 
     def __getitems__(self, draws: list[Draw]) -> Batch:
         whole = None if self.samples.random else self.samples.read_batch([draw.sample for draw in draws])
         if whole is not None:
             return Batch(*whole, [])
         bad: list[tuple[str, str]] = []
-        pairs = [pair for draw in draws if (pair := self.read(draw, bad)) is not None]
+        with torch.random.fork_rng(devices=[], enabled=self.samples.random):
+            pairs = [pair for draw in draws if (pair := self.read(draw, bad)) is not None]
         if not pairs:
             return Batch(None, None, bad)
-        inputs, labels = default_collate(pairs)
+        inputs, labels = self.collate(pairs)
         return Batch(inputs, labels, bad)
 
-    def read(self, draw: Draw, bad: list[tuple[str, str]]) -> tuple[torch.Tensor, Any] | None:
+    def read(self, draw: Draw, bad: list[tuple[str, str]]) -> tuple[Any, Any] | None:
         """The sample, or the one in its place; what could not be read is added to `bad`.
 
         Its augmentation depends on its number and the epoch, and on no worker or rank.
         """
         for distance in range(len(self.samples) if self.replace else 1):
             sample = (draw.sample + distance) % len(self.samples)
+            if self.samples.random:
+                torch.default_generator.manual_seed(seed_of(self.seed, "augment", draw.epoch, sample))
             try:
-                if not self.samples.random:
-                    return self.samples.read(sample)
-                with torch.random.fork_rng(devices=[]):
-                    self.reseed(Draw(sample, draw.epoch))
-                    return self.samples.read(sample)
+                return self.read_sample(sample)
             except BadSample as error:
                 bad.append((error.name, error.reason))
         return None
-
-    def reseed(self, draw: Draw) -> None:
-        """Seeds what the augmentation of a sample is drawn from."""
-        torch.default_generator.manual_seed(seed_of(self.seed, "augment", draw.epoch, draw.sample))
 
 
 def ahead(
@@ -120,15 +117,12 @@ class Batches:
     """Batches of one rank, on its device, ready for the model.
 
     Args:
-        sampler: chooses the samples.
-        train: replaces bad samples, where they are skipped, instead of leaving them out.
+        sampler: chooses the samples; where bad ones are skipped, those that train are replaced, others left out.
     """
 
-    def __init__(
-        self, source: Source, sampler: TrainSampler | ValidSampler, options: Options, world: World, *, train: bool
-    ) -> None:
+    def __init__(self, source: Source, sampler: TrainSampler | ValidSampler, options: Options, world: World) -> None:
         self.sampler = sampler
-        self.train = train
+        self.train = train = isinstance(sampler, TrainSampler)
         self.options = options
         self.device = world.device
         self.world = world
@@ -144,8 +138,8 @@ class Batches:
         if options.decoder == "nvjpeg":
             from muster.train.data import nvjpeg  # here and not above: most runs need no decoder of JPEGs
 
-            nvjpeg.check(options, source, world.device)
-            self.reader = nvjpeg.EncodedReader(samples, seed=options.seed, replace=False)
+            samples = nvjpeg.check(options, samples, world.device)
+            self.reader.read_sample, self.reader.collate = samples.read_encoded, nvjpeg.collate
             self.decode = nvjpeg.decode
         self.side: torch.cuda.Stream | None = None  # a second queue of work on the GPU
         if world.device.type == "cuda" and not source.on_device:
@@ -173,9 +167,6 @@ class Batches:
             worker_init_fn=begin_worker,
         )
 
-    def __len__(self) -> int:
-        return len(self.sampler)
-
     def __iter__(self) -> Iterator[Tensors]:
         """Images (NCHW, float) and labels (N), or tokens and targets (both NT), on the device.
 
@@ -202,8 +193,8 @@ class Batches:
             yield self.nothing()
 
     def place(self, batch: Batch) -> Tensors | None:
-        """`batch` on the device; None where nothing of it could be read."""
-        if batch.inputs is None or batch.labels is None:
+        """`batch` on the device; None where nothing of it could be read, or it ends the run."""
+        if batch.inputs is None or batch.labels is None or (self.stop and batch.bad):
             return None
         return self.prepare(batch.inputs), batch.labels.to(self.device, non_blocking=True)
 
@@ -314,8 +305,7 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
     valid_sampler = ValidSampler(
         len(source.valid), batch_size=options.batch_size, rank=world.dp_rank, world_size=world.dp_size
     )
-    train = Batches(source, sampler, options, world, train=True)
-    valid = Batches(source, valid_sampler, options, world, train=False)
+    train, valid = (Batches(source, chooser, options, world) for chooser in (sampler, valid_sampler))
     start_workers(train, valid, options, world, cores)
     return train, valid
 
@@ -333,11 +323,7 @@ MOST_WORKERS = 16
 
 
 def start_workers(train: Batches, valid: Batches, options: Options, world: World, cores: int) -> None:
-    """Gives both the workers that the user wants, or else as many as cores and /dev/shm allow.
-
-    Raises:
-        MusterError: /dev/shm does not hold the batches of those that the user wants.
-    """
+    """Gives both the workers that the user wants, or else as many as cores and /dev/shm allow."""
     ranks, free = max(1, world.hosts.count(world.host)), free_shm()
     for batches, given in ((train, options.train_num_workers), (valid, options.valid_num_workers)):
         wanted = choose_workers(batches.source, world.device, cores) if given is None else given

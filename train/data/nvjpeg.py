@@ -8,9 +8,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from muster.config import Options
 from muster.errors import ExitCode, MusterError
 from muster.train.data.images import Crop, EncodedImages, resize
-from muster.train.data.loader import Batch, Reader
-from muster.train.data.sampler import Draw
-from muster.train.data.source import BadSample, Source
+from muster.train.data.source import Samples
 
 
 class Encoded(NamedTuple):
@@ -27,10 +25,10 @@ class Encoded(NamedTuple):
     crops: list[Crop]
 
 
-def check(options: Options, source: Source, device: torch.device) -> None:
-    """Raises MusterError where nvJPEG can't decode these data on this device."""
+def check(options: Options, samples: Samples, device: torch.device) -> EncodedImages:
+    """`samples`; MusterError where nvJPEG can't decode them on this device."""
     seen, fix = f"--decoder={options.decoder}", "--decoder=cpu, or leave it out"
-    if not isinstance(source.train, EncodedImages):
+    if not isinstance(samples, EncodedImages):
         wrong = "there are no image files to decode"
         raise MusterError(wrong, seen=f"{seen} --data={options.data}", fix=f"{fix}; or imagefolder or shards")
     if options.on_bad_sample == "skip":
@@ -38,26 +36,14 @@ def check(options: Options, source: Source, device: torch.device) -> None:
         raise MusterError(wrong, seen=f"{seen} --on-bad-sample=skip", fix=f"{fix}; or without --on-bad-sample")
     if device.type != "cuda":
         raise MusterError("nvJPEG decodes on GPUs only", seen=f"{seen}, training on the CPU", fix=fix)
+    return samples
 
 
-class EncodedReader(Reader):
-    """Reads draws into a batch of files that are not decoded, with the crops that `Reader` would take."""
-
-    def __getitems__(self, draws: list[Draw]) -> Batch:
-        assert isinstance(self.samples, EncodedImages)
-        contents, crops = list[bytes](), list[Crop]()
-        with torch.random.fork_rng(devices=[]):
-            for draw in draws:
-                self.reseed(draw)
-                try:
-                    content, crop = self.samples.read_encoded(draw.sample)
-                except BadSample as error:
-                    return Batch(None, None, [(error.name, error.reason)])
-                contents.append(content)
-                crops.append(crop)
-        joined = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8)
-        labels_N = torch.tensor([int(self.samples.labels[draw.sample]) for draw in draws])
-        return Batch(Encoded(joined, list(map(len, contents)), crops), labels_N, [])
+def collate(files: list[tuple[tuple[bytes, Crop], int]]) -> tuple[Encoded, torch.Tensor]:
+    """One batch of `files` as `EncodedImages.read_encoded` gives them, and their classes (N)."""
+    contents, crops = [content for (content, _), _ in files], [crop for (_, crop), _ in files]
+    joined = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8)
+    return Encoded(joined, list(map(len, contents)), crops), torch.tensor([label for _, label in files])
 
 
 def decode(encoded: Encoded, size: int, device: torch.device) -> torch.Tensor:

@@ -22,7 +22,7 @@ import numpy as np
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train.data.imagefolder import check_there, choose_halves, halves_of
+from muster.train.data.imagefolder import choose_halves, find_folder, halves_of
 from muster.train.data.images import EncodedImages
 from muster.train.data.source import Source
 
@@ -70,12 +70,7 @@ def opened(path: str) -> BinaryIO:
 
 
 class Shards(EncodedImages):
-    """Images in tar files.
-
-    Args:
-        shards: paths of the tar files.
-        samples_N: of type SAMPLE.
-    """
+    """Images in the tar files `shards`, whose `samples_N` are of type SAMPLE."""
 
     def __init__(self, shards: list[str], samples_N: np.ndarray, size: int, *, random: bool) -> None:
         super().__init__(samples_N["label"], size, random=random)
@@ -99,14 +94,9 @@ class Shards(EncodedImages):
         return content
 
 
-def open_source(options: Options, folder: str, found: Found) -> Source:
-    """The images in the shards below `folder`: its `train/` and `val/`, or a tenth of one folder, chosen by the seed.
-
-    Args:
-        found: what `scan` has found, perhaps on another host.
-    """
-    root, size = Path(os.path.expanduser(folder)), options.pixels
-    check_there(root, options, LAYOUT)
+def open_source(options: Options, found: Found) -> Source:
+    """The images that `scan` has found, perhaps on another host; of one folder a tenth validates, by the seed."""
+    root, size = find_folder(options, LAYOUT), options.pixels
     shards = [os.path.join(root, shard) for shard in found.shards]
     train, valid = choose_halves(len(found.samples_N), found.num_train, options.seed)
     return Source(
@@ -118,14 +108,13 @@ def open_source(options: Options, folder: str, found: Found) -> Source:
     )
 
 
-def scan(options: Options, folder: str) -> Found:
-    """The samples in the shards below `folder`.
+def scan(options: Options) -> Found:
+    """The samples in the shards below the folder of `--data`.
 
     Raises:
         MusterError: there are no shards, one is not what it should be, or classes are missing.
     """
-    root, seen = Path(os.path.expanduser(folder)), f"--data={options.data}"
-    check_there(root, options, LAYOUT)
+    root, seen = find_folder(options, LAYOUT), f"--data={options.data}"
     shards, parts, notes = list[str](), list[np.ndarray](), list[str]()
     for half in halves_of(root, seen, LAYOUT):
         names, samples_N, note = open_index(half, seen)
@@ -138,11 +127,7 @@ def scan(options: Options, folder: str) -> Found:
 
 
 def check_classes(labels: list[np.ndarray], seen: str) -> None:
-    """Returns where the training samples, which come first, have all classes from 0 on.
-
-    Raises:
-        MusterError: there are none, or classes have no training sample.
-    """
+    """Raises MusterError where a half has no samples, or the training samples, which come first, lack a class."""
     if not all(map(len, labels)):
         raise MusterError("the shards hold no samples", seen=seen, fix=LAYOUT)
     present, num_classes = np.unique(labels[0]), int(max(part.max() for part in labels)) + 1
@@ -164,9 +149,6 @@ def open_index(folder: Path, seen: str) -> tuple[list[str], np.ndarray, str | No
 
     To read a million headers takes a minute, and more from a file system over the network: they are read once, and
     again when any shard has another name, size or time.
-
-    Raises:
-        MusterError: there are no shards, or one is not what it should be.
     """
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".tar") and not name.startswith("."))
@@ -207,11 +189,7 @@ def load_index(path: Path, identity: str) -> np.ndarray | None:
 
 
 def read_headers(shard: Path) -> np.ndarray:
-    """The samples in `shard`, of type SAMPLE, in its order; their shard's number is left at 0.
-
-    Raises:
-        MusterError: it can't be read, it is no whole tar file, or a sample of it has no image or no class.
-    """
+    """The samples in `shard`, of type SAMPLE, in its order; their shard's number is left at 0."""
     samples: list[tuple[int, int, int, int]] = []
     try:
         with open(shard, "rb", buffering=WINDOW) as file:
@@ -231,11 +209,7 @@ def read_headers(shard: Path) -> np.ndarray:
 
 
 def find_members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
-    """Of each file in the tar file: its sample's name, what it is of it ("jpg"), and its header.
-
-    Raises:
-        tarfile.TarError: it is no tar file, it is damaged, or its end is missing.
-    """
+    """Of each file in the tar file: its sample's name, what it is of it ("jpg"), and its header."""
     end = os.fstat(file.fileno()).st_size
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
@@ -256,11 +230,7 @@ def find_members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
 
 
 def read_sample(file: BinaryIO, shard: Path, name: str, parts: dict[str, tarfile.TarInfo]) -> tuple[int, int, int, int]:
-    """The sample that the files `parts`, by the ends of their names, are.
-
-    Raises:
-        MusterError: there is no image, no class, or none that is a number.
-    """
+    """The sample that the files `parts`, by the ends of their names, are."""
     image = next((parts[kind] for kind in parts if kind in IMAGES), None)
     class_ = parts.get("cls")
     if image is None or class_ is None:

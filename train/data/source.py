@@ -16,12 +16,7 @@ from muster.train.health.faults import agree
 
 
 class BadSample(Exception):
-    """A sample that can't be read.
-
-    Args:
-        name: the file, or the sample's number.
-        reason: what the reader said.
-    """
+    """A sample that can't be read: its file or its number, and what the reader said."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
@@ -131,21 +126,15 @@ def open_source(options: Options, world: World | None = None) -> Source:
             should be.
     """
     world = world or World()
-    module, folder = agree(world, lambda: import_source(options))
-    if not hasattr(module, "scan"):
-        return agree(world, lambda: module.open_source(options, folder))
-    found: list[Any] = [agree(world, lambda: module.scan(options, folder) if world.main else None)]
-    if world.backend is not None:
-        dist.broadcast_object_list(found, src=0, device=world.device)
-    return agree(world, lambda: module.open_source(options, folder, found[0]))
 
+    def import_source() -> ModuleType:
+        check_data(options.data, options.model)
+        return import_module("muster.train.data." + options.data.partition(":")[0])
 
-def import_source(options: Options) -> tuple[ModuleType, str]:
-    """The module that reads the data of `--data`, and their folder.
-
-    Raises:
-        MusterError: there is no such source, it is not for this model, or it needs a folder.
-    """
-    check_data(options.data, options.model)
-    name, _, folder = options.data.partition(":")
-    return import_module(f"muster.train.data.{name}"), folder
+    module = agree(world, import_source)
+    found: list[Any] = []
+    if hasattr(module, "scan"):
+        found.append(agree(world, lambda: module.scan(options) if world.main else None))
+        if world.backend is not None:
+            dist.broadcast_object_list(found, src=0, device=world.device)
+    return agree(world, lambda: module.open_source(options, *found))

@@ -41,7 +41,7 @@ class Synthetic(InMemory):
         return Synthetic(self.num_samples, self.images.to(device), self.labels.to(device))
 
 
-def open_source(options: Options, folder: str) -> Source:
+def open_source(options: Options) -> Source:
     """`--num-samples` images train, a tenth more validate; or sequences, for a model that predicts tokens."""
     drawn = generator(options.seed, "synthetic")
     if options.predicts_tokens:

@@ -55,7 +55,7 @@ class Tokens(Samples):
 
 
 def map_file(path: Path) -> np.ndarray:
-    """The numbers in the file at `path`, mapped: they are read when they are needed.
+    """The numbers in the file at `path`, mapped: read when they are needed.
 
     Raises:
         ValueError: the file does not hold what its name promises.
@@ -110,16 +110,6 @@ def read_folder(folder: Path) -> np.ndarray:
     return np.frombuffer(b"".join(path.read_bytes() + b"\0" for path in paths), np.uint8)
 
 
-def load(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens that train, and those that validate."""
-    pair = halves(path) if path.is_dir() else None
-    if pair is not None:
-        return map_file(pair[0]), map_file(pair[1])
-    tokens_N = read_folder(path) if path.is_dir() else map_file(path)
-    end = len(tokens_N) - round(len(tokens_N) * VALID_SHARE)
-    return tokens_N[:end], tokens_N[end:]
-
-
 def count_tokens(*parts: np.ndarray) -> int:
     """How many different tokens `parts` may hold: 256 of bytes, else the largest there is, and the zero."""
     if all(part.dtype == np.uint8 for part in parts):
@@ -128,24 +118,29 @@ def count_tokens(*parts: np.ndarray) -> int:
     return 1 + max(int(part[start : start + step].max()) for part in parts for start in range(0, len(part), step))
 
 
-def scan(options: Options, folder: str) -> int:
-    """How many different tokens there are at the path `folder`: of a file of numbers all are read."""
-    return options.vocab_size or count_tokens(*open_parts(options, folder))
+def scan(options: Options) -> int:
+    """How many different tokens there are: of a file of numbers all are read."""
+    return options.vocab_size or count_tokens(*open_parts(options))
 
 
-def open_parts(options: Options, folder: str) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens at the path `folder` that train, and those that validate.
+def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that train, and those that validate: `train` and `val` files, or the last tenth validates.
 
     Raises:
         MusterError: there is nothing, it can't be read, or it is too short.
     """
-    path, seen = Path(os.path.expanduser(folder)), f"--data={options.data}"
+    path, seen = Path(os.path.expanduser(options.data.partition(":")[2])), f"--data={options.data}"
     seq_len = options.seq_len or shape_of(options.model).context
     if options.on_bad_sample == "skip":
         fix = "leave out --on-bad-sample"
         raise MusterError("tokens have no bad samples to skip", seen="--on-bad-sample=skip", fix=fix)
     try:
-        train, valid = load(path)
+        if pair := halves(path):
+            train, valid = map_file(pair[0]), map_file(pair[1])
+        else:
+            tokens_N = read_folder(path) if path.is_dir() else map_file(path)
+            end = len(tokens_N) - round(len(tokens_N) * VALID_SHARE)
+            train, valid = tokens_N[:end], tokens_N[end:]
     except OSError as error:
         fix = "--data=tokens:PATH that this user may read, on every node; in a container, see that it is bound into it"
         raise MusterError(f"the tokens can't be read: {error.strerror}", seen=f"{seen} ({path})", fix=fix) from error
@@ -160,14 +155,10 @@ def open_parts(options: Options, folder: str) -> tuple[np.ndarray, np.ndarray]:
     return train, valid
 
 
-def open_source(options: Options, folder: str, num_tokens: int) -> Source:
-    """The tokens at the path `folder`; its `train` and `val` files, or its last tenth validates.
-
-    Args:
-        num_tokens: what `scan` says.
-    """
-    seq_len = options.seq_len or shape_of(options.model).context
-    train, valid = open_parts(options, folder)
+def open_source(options: Options, num_tokens: int) -> Source:
+    """The tokens of which there are `num_tokens` different ones, as `scan` says."""
+    seq_len, folder = options.seq_len or shape_of(options.model).context, options.data.partition(":")[2]
+    train, valid = open_parts(options)
     return Source(
         train=Tokens(folder, train, seq_len, num_tokens, keep_rest=False),
         valid=Tokens(folder, valid, seq_len, num_tokens, keep_rest=True),

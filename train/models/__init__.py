@@ -20,7 +20,9 @@ def build(options: Options, num_classes: int, size: int) -> nn.Module:
         MusterError: there is no such model, or it does not take data of that size.
     """
     if options.predicts_tokens:
-        return gpt.build(options, num_classes)
+        shape = gpt.shape_of(options.model)
+        with torch.device("meta"):
+            return gpt.GPT(shape, num_classes, options.activation_checkpoint, options.deterministic)
     # Here and not above: torchvision takes 0.3 s to load, and a transformer needs nothing of it.
     from muster.train.models import images
 

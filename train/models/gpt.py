@@ -8,21 +8,15 @@ between calls, and each weight is drawn by its own name, so that any part of the
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-    noop_context_fn,
-)
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
-from muster.config import TRANSFORMERS, Options, check_transformer
+from muster.config import TRANSFORMERS, check_transformer
 from muster.train.data.sampler import seed_of
 
 
@@ -74,7 +68,7 @@ assert tuple(SHAPES) == TRANSFORMERS
 
 aten = torch.ops.aten
 
-COSTLY = {
+COSTLY = [
     aten.mm.default,
     aten.addmm.default,
     aten.bmm.default,
@@ -82,24 +76,14 @@ COSTLY = {
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
-}
-"""Matrix products and attention: nearly all of the time, and a small part of the memory."""
+]
+"""Matrix products and attention, which `selective` keeps: nearly all of the time, a small part of the memory."""
 
 
 def shape_of(name: str) -> Shape:
-    """The shape called `name`.
-
-    Raises:
-        MusterError: there is none.
-    """
+    """The shape called `name`; MusterError where there is none."""
     check_transformer(name)
     return SHAPES[name]
-
-
-def build(options: Options, num_tokens: int) -> "GPT":
-    """The transformer `--model` for `num_tokens` different tokens, without memory for its weights yet."""
-    with torch.device("meta"):
-        return GPT(shape_of(options.model), num_tokens, options.activation_checkpoint, options.deterministic)
 
 
 @lru_cache(maxsize=8)
@@ -176,11 +160,6 @@ class FeedForward(nn.Module):
         return self.down(silu(self.gate(x_BTD)) * self.up(x_BTD))
 
 
-def choose_recompute(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Keeps the costly results and computes the rest again."""
-    return CheckpointPolicy.MUST_SAVE if operation in COSTLY else CheckpointPolicy.PREFER_RECOMPUTE
-
-
 class Layer(nn.Module):
     """Attention and feed-forward, each on a normalised input and added to it.
 
@@ -204,7 +183,7 @@ class Layer(nn.Module):
         if self.recompute == "none" or not torch.is_grad_enabled():
             return self.compute(x_BTD)
         is_selective = self.recompute == "selective"
-        contexts = partial(create_selective_checkpoint_contexts, choose_recompute) if is_selective else noop_context_fn
+        contexts = partial(create_selective_checkpoint_contexts, COSTLY) if is_selective else noop_context_fn
         return checkpoint(self.compute, x_BTD, use_reentrant=False, context_fn=contexts)
 
 

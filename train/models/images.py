@@ -57,11 +57,7 @@ def arguments_for(name: str, image_size: int) -> dict[str, object]:
 
 
 def probe(name: str, arguments: dict[str, object], num_classes: int, image_size: int, batch_size: int) -> None:
-    """Passes images without content through the model without content, to know now whether the shapes fit.
-
-    Raises:
-        MusterError: they don't.
-    """
+    """Passes images without content through the model without content; MusterError where the shapes don't fit."""
     try:
         with torch.device("meta"):
             model = construct(name, num_classes, arguments)
