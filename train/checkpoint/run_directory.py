@@ -212,13 +212,21 @@ def continue_from(options: Options, base: Path) -> Run:
 
 
 def with_newest(folder: Path) -> Run:
-    """The run in `folder`, to continue from its newest checkpoint, or from one before it should that be damaged."""
+    """The run in `folder`, to continue from its newest checkpoint, or from one before it should that be damaged.
+
+    Raises:
+        MusterError: it has none.
+    """
     checkpoint.put_back(folder)
     return Run(folder, newest_first(folder))
 
 
 def new_folder(base: Path, *, explicit: bool) -> Path:
-    """A folder made just now: `base`, or with a number after it when it is taken and the name was not `explicit`."""
+    """A folder made just now: `base`, or with a number after it when it is taken and the name was not `explicit`.
+
+    Raises:
+        MusterError: the explicit name holds a run.
+    """
     base.parent.mkdir(parents=True, exist_ok=True)
     if explicit:
         # A run that ended without a checkpoint gives its name back.

@@ -50,7 +50,11 @@ class ImageFiles(EncodedImages):
 
 
 def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
-    """The folders with the training and the validation data; `root` alone, where it has no such folders."""
+    """The folders with the training and the validation data; `root` alone, where it has no such folders.
+
+    Raises:
+        MusterError: it has one of the two.
+    """
     halves = [root / "train", root / ("valid" if os.path.isdir(root / "valid") else "val")]
     present = [half for half in halves if os.path.isdir(half)]  # Path.is_dir raises where this user may not look
     if len(present) == 1:
@@ -60,7 +64,11 @@ def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
 
 
 def find_folder(options: Options, layout: str) -> Path:
-    """The folder that `--data` names, which is there."""
+    """The folder that `--data` names.
+
+    Raises:
+        MusterError: it is not there.
+    """
     source, _, folder = options.data.partition(":")
     root = Path(os.path.expanduser(folder))
     if not os.path.isdir(root):
@@ -95,7 +103,11 @@ def images_below(folder: str, above: tuple[str, ...]) -> list[str]:
 
 
 def read_folder(folder: Path, options: Options) -> tuple[list[str], list[tuple[str, int]]]:
-    """The classes below `folder`, and the path and class of each image."""
+    """The classes below `folder`, and the path and class of each image.
+
+    Raises:
+        MusterError: there is no folder, no class in it, a class without images, or a link that leads back.
+    """
     try:
         classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
         if not classes:

@@ -323,7 +323,11 @@ MOST_WORKERS = 16
 
 
 def start_workers(train: Batches, valid: Batches, options: Options, world: World, cores: int) -> None:
-    """Gives both the workers that the user wants, or else as many as cores and /dev/shm allow."""
+    """Gives both the workers that the user wants, or else as many as cores and /dev/shm allow.
+
+    Raises:
+        MusterError: /dev/shm does not hold the batches of those that the user wants.
+    """
     ranks, free = max(1, world.hosts.count(world.host)), free_shm()
     for batches, given in ((train, options.train_num_workers), (valid, options.valid_num_workers)):
         wanted = choose_workers(batches.source, world.device, cores) if given is None else given

@@ -189,7 +189,11 @@ def load_index(path: Path, identity: str) -> np.ndarray | None:
 
 
 def read_headers(shard: Path) -> np.ndarray:
-    """The samples in `shard`, of type SAMPLE, in its order; their shard's number is left at 0."""
+    """The samples in `shard`, of type SAMPLE, in its order; their shard's number is left at 0.
+
+    Raises:
+        MusterError: it can't be read, it is no whole tar file, or a sample of it has no image or no class.
+    """
     samples: list[tuple[int, int, int, int]] = []
     try:
         with open(shard, "rb", buffering=WINDOW) as file:
@@ -209,7 +213,11 @@ def read_headers(shard: Path) -> np.ndarray:
 
 
 def find_members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
-    """Of each file in the tar file: its sample's name, what it is of it ("jpg"), and its header."""
+    """Of each file in the tar file: its sample's name, what it is of it ("jpg"), and its header.
+
+    Raises:
+        tarfile.TarError: it is no tar file, it is damaged, or its end is missing.
+    """
     end = os.fstat(file.fileno()).st_size
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
@@ -230,7 +238,11 @@ def find_members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
 
 
 def read_sample(file: BinaryIO, shard: Path, name: str, parts: dict[str, tarfile.TarInfo]) -> tuple[int, int, int, int]:
-    """The sample that the files `parts`, by the ends of their names, are."""
+    """The sample that the files `parts`, by the ends of their names, are.
+
+    Raises:
+        MusterError: there is no image, no class, or none that is a number.
+    """
     image = next((parts[kind] for kind in parts if kind in IMAGES), None)
     class_ = parts.get("cls")
     if image is None or class_ is None:
