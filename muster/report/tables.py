@@ -57,11 +57,11 @@ def facts(runs: Sequence[Run]) -> dict[str, Facts]:
         ],
         "Learning": [
             # Of next tokens the share of right ones says little.
-            ("valid. accuracy", _of_unit("images", lambda run: percent(last(run, "accuracy", "valid_accuracy"), 2))),
+            ("valid. accuracy", _of_unit("images", accuracy)),
             ("valid. accuracy, best", _of_unit("images", best_accuracy)),
             ("valid. perplexity", _of_unit("tokens", valid_perplexity)),
-            ("training loss", lambda run: quantity(last(run, "train_loss", "train_loss"))),
-            ("validation loss", lambda run: quantity(last(run, "valid_loss", "valid_loss"))),
+            ("training loss", lambda run: quantity(last(run, "train_loss"))),
+            ("validation loss", lambda run: quantity(last(run, "valid_loss"))),
             ("steps in all", lambda run: count(run.last_step)),
             ("time of this run", lambda run: duration(run.number("seconds"))),
             ("state", state),
@@ -135,10 +135,14 @@ def rate_per_rank(run: Run) -> str:
     return quantity(run.rate / run.world_size if run.rate is not None and run.world_size else None)
 
 
-def last(run: Run, of_summary: str, of_lines: str) -> float | None:
-    """What a value was at the end: by the summary, else by the last line that has it."""
-    value = run.number(f"final_{of_summary}") if run.is_finished else None
-    return next(reversed(run.curve(of_lines).values()), None) if value is None else value
+def last(run: Run, name: str, in_summary: str = "") -> float | None:
+    """The value of `name` at the end: by the summary, `in_summary` or final_NAME, else by the last line that has it."""
+    value = run.number(in_summary or f"final_{name}") if run.is_finished else None
+    return next(reversed(run.curve(name).values()), None) if value is None else value
+
+
+def accuracy(run: Run) -> str:
+    return percent(last(run, "valid_accuracy", "final_accuracy"), 2)
 
 
 def best_accuracy(run: Run) -> str:
@@ -147,7 +151,7 @@ def best_accuracy(run: Run) -> str:
 
 
 def valid_perplexity(run: Run) -> str:
-    loss = last(run, "valid_loss", "valid_loss")
+    loss = last(run, "valid_loss")
     return quantity(None if loss is None else perplexity(loss))
 
 

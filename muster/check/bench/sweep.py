@@ -251,7 +251,7 @@ def of_ranks(calls_of_ranks: Sequence[Sequence[float]]) -> Timing:
     """The timing of the seconds of each call, by rank."""
     slowest = [max(calls) for calls in zip(*calls_of_ranks, strict=True)]
     mean_s = max(sum(calls) / len(calls) for calls in calls_of_ranks)
-    # Each is one of the calls, and no mean of two.
+    # Each is one of the calls, and no mean of two. numpy 2.5 leaves types in its own signature open.
     p50_s, p99_s = np.percentile(slowest, (50, 99), method="inverted_cdf").tolist()  # pyright: ignore[reportUnknownMemberType]
     return Timing(mean_s, p50_s, p99_s)
 

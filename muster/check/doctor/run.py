@@ -250,7 +250,7 @@ def _table(parts: Sequence[Part]) -> Table:
 
 
 def says(findings: Sequence[Finding]) -> str:
-    """The verdict in words, without the first."""
+    """The verdict, after the word for it."""
     if not findings:
         return "nothing was found that would stop, slow or falsify a training"
     num_failed = sum(finding.level == "failed" for finding in findings)
