@@ -27,23 +27,23 @@ def build(asked: argparse.Namespace, world: World) -> Mapping[str, Turn]:
     options = Options(model=asked.model, image_size=asked.image_size, max_steps=asked.steps).settled()
     loop = trainer_of(options, world)
     run = Path(asked.folder)
-    keepers = {
+    managers = {
         name: CheckpointManager(run / name.replace(" ", "-"), world, keep=1, in_background=in_background)
         for name, in_background in ((BEHIND, True), (BLOCKING, False), (ALONE, True))
     }
 
     def turn(name: str) -> Turn:
         def train(number: int, num_steps: int) -> None:
-            keeper = keepers.get(name)
-            if keeper is not None and number > 0:
-                keeper.save({"progress": {"step": number}, **loop.trained.state()}, number)
+            manager = managers.get(name)
+            if manager is not None and number > 0:
+                manager.save({"progress": {"step": number}, **loop.trained.state()}, number)
             done = 0
             while done < num_steps and name != ALONE:  # an epoch of the digits is shorter than a window
                 loop.progress = Progress(epoch=number + done)
                 loop.train_epoch()
                 done += loop.sampler.num_steps
-            if keeper is not None:
-                keeper.wait()
+            if manager is not None:
+                manager.wait()
 
         return train
 
