@@ -4,10 +4,9 @@ import re
 from typing import NamedTuple
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from muster.config import Options
-from muster.train.models import gpt, images
+from muster.train.models import gpt
 from muster.train.parallel.strategy import loss_of
 
 BATCH = 2
@@ -20,11 +19,16 @@ def count_flops(options: Options, num_classes: int, size: int) -> float:
     They are those of the model: a multiplication and an addition are two, attention counts as if it were not causal,
     and what activation checkpointing computes again counts once (the model FLOPs of arXiv 2204.02311, appendix B).
     """
+    # Here and not above: it loads triton, and only rank 0 counts.
+    from torch.utils.flop_counter import FlopCounterMode
+
     with torch.device("meta"):
         if options.predicts_tokens:
             model = gpt.GPT(gpt.shape_of(options.model), num_classes)
             inputs = targets = torch.zeros(BATCH, size, dtype=torch.int64)
         else:
+            from muster.train.models import images  # here and not above: see train/models
+
             model = images.construct(options.model, num_classes, images.arguments_for(options.model, size))
             inputs, targets = torch.empty(BATCH, 3, size, size), torch.zeros(BATCH, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:

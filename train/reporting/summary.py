@@ -1,5 +1,6 @@
 """What a run leaves for people and programs: config.toml, summary.json and metrics.jsonl."""
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -69,12 +70,10 @@ def command() -> str:
 
 def versions() -> dict[str, str | None]:
     """The software that computed, and the card."""
-    import torchvision  # here and not above: see train/models
-
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "torchvision": str(torchvision.__version__),
+        "torchvision": importlib.metadata.version("torchvision"),  # it is not loaded for this: see train/models
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
