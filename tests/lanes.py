@@ -89,6 +89,8 @@ FAULTS = (
 )
 """Tests of the trainer about what ends it, and what goes on after it."""
 
+STRATEGIES = "tests/train/parallel"
+
 CLUSTER_FAULTS = (
     *("kills", "survive", "survive_grid_engine", "file_systems", "train_elastic"),
     *("doctor", "doctor_network"),
@@ -103,7 +105,8 @@ def lanes_of(tier: str) -> list[Lane]:
         return [lane("long", "long", "tests"), make("torch 2.10", "test-cuda12")]
     marks = MARKS[tier]
     cluster_faults = [f"tests/clusters/test_{name}.py" for name in CLUSTER_FAULTS]
-    trainer = lane("trainer", marks, "tests/train", *(f"--ignore={path}" for path in FAULTS))
+    trainer = lane("trainer", marks, "tests/train", *(f"--ignore={path}" for path in (*FAULTS, STRATEGIES)))
+    strategies = lane("strategies", marks, STRATEGIES)
     faults = lane("faults", marks, *FAULTS)
     launcher = lane("launcher", marks, "tests/entrypoint", "tests/fabric")
     others = lane(
@@ -111,10 +114,11 @@ def lanes_of(tier: str) -> list[Lane]:
     )
     static = make("static checks", "check")
     if tier == "quick":
-        return [trainer, faults, others, launcher, lane("slurm", marks, "tests/clusters"), static]
+        return [trainer, strategies, faults, others, launcher, lane("slurm", marks, "tests/clusters"), static]
     lanes = [
         lane("image", marks, "tests/image"),
         trainer,
+        strategies,
         lane("cluster faults", marks, *cluster_faults),
         lane("clusters", marks, "tests/clusters", *(f"--ignore={path}" for path in cluster_faults)),
         faults,
@@ -302,8 +306,8 @@ def advice(lanes: Iterable[Lane]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lanes", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("tier", choices=[*MARKS, "long"])
-    # Tests wait for processes and deadlines: three lanes kept two cores busy for two thirds of the time.
-    parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 2) + 2, help="lanes at once")
+    # Tests wait for processes and deadlines: four lanes kept two cores busy for 71 % of the time.
+    parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 2) + 3, help="lanes at once")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave each lane's output, and its tests' seconds")
     options = parser.parse_args()
     console = Console(highlight=False, markup=False, soft_wrap=True)
