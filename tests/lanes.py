@@ -306,8 +306,8 @@ def advice(lanes: Iterable[Lane]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lanes", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("tier", choices=[*MARKS, "long"])
-    # Tests wait for processes and deadlines: four lanes kept two cores busy for 71 % of the time.
-    parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 2) + 3, help="lanes at once")
+    # Tests wait for processes and deadlines: four lanes kept two cores busy for 71 % of the time, and so did five.
+    parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 2) + 2, help="lanes at once")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave each lane's output, and its tests' seconds")
     options = parser.parse_args()
     console = Console(highlight=False, markup=False, soft_wrap=True)

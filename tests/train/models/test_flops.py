@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from muster.config import Options
-from muster.train.models import gpt
+from muster.train.models import gpt, images
 from muster.train.reporting import flops
 from muster.train.reporting.metrics import Energy
 from muster.train.reporting.summary import joules
@@ -42,7 +42,7 @@ def test_a_model_of_two_heads_counts(monkeypatch):
 
 
 def test_a_linear_layer_counts_exactly(monkeypatch):
-    monkeypatch.setattr(flops.images, "construct", lambda *_: nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 7)))
+    monkeypatch.setattr(images, "construct", lambda *_: nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 7)))
     # Products forth, and back for the weights; the images need no gradient.
     assert flops.count_flops(Options(model="resnet18"), 7, 8) == 2 * 2 * 3 * 64 * 7
 
