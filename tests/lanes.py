@@ -90,6 +90,7 @@ FAULTS = (
 """Tests of the trainer about what ends it, and what goes on after it."""
 
 STRATEGIES = "tests/train/parallel"
+"""Tests of the trainer about what splits its work over ranks."""
 
 CLUSTER_FAULTS = (
     *("kills", "survive", "survive_grid_engine", "file_systems", "train_elastic"),
@@ -306,7 +307,7 @@ def advice(lanes: Iterable[Lane]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lanes", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("tier", choices=[*MARKS, "long"])
-    # Tests wait for processes and deadlines: four lanes kept two cores busy for 71 % of the time, and so did five.
+    # Tests wait for processes and deadlines: four lanes kept two cores busy for 71 % of the time. Five did so too.
     parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 2) + 2, help="lanes at once")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave each lane's output, and its tests' seconds")
     options = parser.parse_args()

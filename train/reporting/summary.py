@@ -70,10 +70,12 @@ def command() -> str:
 
 def versions() -> dict[str, str | None]:
     """The software that computed, and the card."""
+    # By its package: it is loaded for images only. One without metadata, as a site may have built it, ends no run.
+    torchvision = next((package.version for package in importlib.metadata.distributions(name="torchvision")), None)
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "torchvision": importlib.metadata.version("torchvision"),  # it is not loaded for this: see train/models
+        "torchvision": torchvision,
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
