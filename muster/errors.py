@@ -72,19 +72,19 @@ def whole_number(env: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def code_for_job(code: int, env: Mapping[str, str] = os.environ, *, speaks: bool = True) -> int:
+def code_for_job(code: int, env: Mapping[str, str] = os.environ, *, prints: bool = True) -> int:
     """The exit code of a launch: 1 in place of 75 where the job must not go back into the queue again. A line says so.
 
     Args:
         code: how the training ended.
         env: the launch's variables.
-        speaks: whether this process prints the line: one of the launch's does.
+        prints: whether this process prints the line: one of the launch's does.
     """
     if code != ExitCode.PREEMPTED or not env.get(MAX_REQUEUES):
         return code
     attempt, most = whole_number(env, ATTEMPT), whole_number(env, MAX_REQUEUES)
     is_last = attempt >= most
-    if speaks:
+    if prints:
         what = "was the last one" if is_last else "ends with 75, by which the job script asks for the next"
         line = f"muster: attempt {attempt + 1} of {most + 1} {what} ({MAX_REQUEUES}={most})"
         print(line, file=sys.stderr, flush=True)

@@ -64,7 +64,7 @@ def start(command: str, *, is_silent: bool = False) -> None:
 
 def start_rank(command: str) -> None:
     """`start`, for one rank of a job: its agent says the line, or where there is none rank 0 does."""
-    is_silent = LaunchVariable.LAST_WORDS in os.environ or os.environ.get("RANK", "0") != "0"
+    is_silent = LaunchVariable.RANK_REPORTS in os.environ or os.environ.get("RANK", "0") != "0"
     start(command, is_silent=is_silent)
 
 
@@ -192,9 +192,9 @@ def say() -> None:
 
 
 def say_for_ranks() -> None:
-    """Says what was interrupted for the ranks that this process has started, which have left word of a checkpoint."""
+    """Says what was interrupted, for the ranks that this process has started; some may have reported a checkpoint."""
     with suppress(KeyError, OSError):
-        folder = os.environ[LaunchVariable.LAST_WORDS]
+        folder = os.environ[LaunchVariable.RANK_REPORTS]
         for name in os.listdir(folder):
             with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
                 if CHECKPOINT in file.read().splitlines():

@@ -79,7 +79,7 @@ class Process:
             if fault.rank != self.world.rank and not DEBUG:
                 # That rank has said what is wrong; a line more from each of the others would only bury it.
                 console.keep(f"ends: {fault}\n{trace}")
-                console.leave_word(console.TOLD)
+                console.report_to_agent(console.USER_KNOWS)
                 return fault.code
         if isinstance(error, KeyboardInterrupt) and not DEBUG:
             console.keep("interrupted")
@@ -88,7 +88,7 @@ class Process:
         elif not isinstance(error, SharedFault) or self.world.main:
             console.tell(str(error))
         if isinstance(error, MusterError):
-            console.leave_word(console.TOLD)
+            console.report_to_agent(console.USER_KNOWS)
         return code
 
     def leave(self, *, failed: bool) -> bool:
@@ -144,8 +144,8 @@ def run_process(strategy: str, options: Options, guard: Guard) -> None:
             code = process.answer(KeyboardInterrupt() if interruption.current.is_heard else cause or error)
             faults.end_soon(code, 4 * faults.GRACE_S)
         has_left = process.leave(failed=code != 0)
-        if console.LAST_WORDS not in os.environ:  # without an agent, whose work this is
-            code = code_for_job(code, speaks=process.world.main)
+        if console.RANK_REPORTS not in os.environ:  # without an agent, whose work this is
+            code = code_for_job(code, prints=process.world.main)
         console.close(code)
     if code or not has_left:
         # The destructors of a group that broke can abort the process, and so put a signal in place of the code. So can

@@ -611,7 +611,7 @@ class Looks:
 def can_resume() -> None:
     """Notes what to say where Ctrl-C ends this run from now on, here and by its agent."""
     interruption.current.advice = interruption.GOES_ON
-    console.leave_word(interruption.CHECKPOINT)
+    console.report_to_agent(interruption.CHECKPOINT)
 
 
 def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple[int, int]:

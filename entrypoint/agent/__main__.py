@@ -36,12 +36,12 @@ if __name__ == "__main__":
 QUIET = "TORCH_CPP_LOG_LEVEL" not in os.environ
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-# One node's agent speaks for all.
-SPEAKS = not any(re.fullmatch(r"--node-rank=[1-9][0-9]*|--rdzv-conf=.*is_host=0.*", word) for word in sys.argv)
+# One agent of a launch prints what all would.
+IS_FIRST = not any(re.fullmatch(r"--node-rank=[1-9][0-9]*|--rdzv-conf=.*is_host=0.*", word) for word in sys.argv)
 
 gc.disable()  # to look for garbage among what imports make, all of which stays, is an eighth of their time
 
-with said_if_slow("loading PyTorch", is_said=SPEAKS):
+with said_if_slow("loading PyTorch", is_said=IS_FIRST):
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
     from torch.distributed.run import parse_args  # pyright: ignore[reportUnknownVariableType]
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
     status = Warned()
     try:
         status.take_over(arguments)
-        if rendezvous.is_guest(arguments):
+        if rendezvous.joins_other_store(arguments):
             wait_for(address, port, rendezvous.timeout_s(arguments))
         failures = run(arguments, status)
     except SignalException as error:
@@ -184,9 +184,9 @@ def wait_for(address: str, port: int, timeout_s: float) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as words:
-        os.environ[LaunchVariable.LAST_WORDS] = words
-        code = code_for_job(main(sys.argv[1:]), speaks=SPEAKS)
+    with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as reports:
+        os.environ[LaunchVariable.RANK_REPORTS] = reports
+        code = code_for_job(main(sys.argv[1:]), prints=IS_FIRST)
     sys.stdout.flush()
     sys.stderr.flush()
     # A thread may wait inside torch for a store that is gone, and would abort an interpreter that ends.

@@ -202,7 +202,7 @@ class Agent(LocalElasticAgent):
             if failure.pid in self._status.stopped and (failure.exitcode < 0 or not is_ours()):
                 del result.failures[rank]
         if result.failures:
-            self._judge(worker_group.spec, result.failures)
+            self._check_restart(worker_group.spec, result.failures)
         return result
 
     def _invoke_run(self, role: str = api.DEFAULT_ROLE) -> Any:
@@ -258,15 +258,15 @@ class Agent(LocalElasticAgent):
         self._start = time.monotonic()
         if not self._launch:
             # With the agent's process id: what a worker starts inherits the variable, and is no part of this launch.
-            word = rendezvous.word_of_launch(group.spec.rdzv_handler, group.store)
-            self._launch = f"{word}.{os.getpid()}"
+            launch = rendezvous.launch_id(group.spec.rdzv_handler, group.store)
+            self._launch = f"{launch}.{os.getpid()}"
         os.environ[LaunchVariable.LAUNCH] = self._launch
         before, self._num_nodes = self._num_nodes, group.group_world_size
         if group.group_rank == 0 and before not in (0, self._num_nodes):
             nodes = "1 node" if self._num_nodes == 1 else f"{self._num_nodes} nodes"
             tell(f"goes on with {nodes} instead of {before}")
 
-    def _judge(self, spec: Any, failures: Mapping[int, Any]) -> None:
+    def _check_restart(self, spec: Any, failures: Mapping[int, Any]) -> None:
         """Restarts are for accidents: torchrun counts them down whatever the reason."""
         most = spec.max_restarts
         codes = {failure.exitcode for failure in failures.values()}

@@ -68,8 +68,8 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
     for code in (ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED):
         if is_ours() and code in codes:
             return code
-    words = {rank: words_of(failure) for rank, failure in failures.items()}
-    told = {rank for rank in failures if "told" in words[rank]}
+    reports = {rank: report_of(failure) for rank, failure in failures.items()}
+    told = {rank for rank in failures if "told" in reports[rank]}
     # As torchrun ends them, once one has failed.
     stopped = {rank for rank, failure in failures.items() if failure.exitcode == -signal.SIGTERM}
     own = failures.keys() - told
@@ -87,8 +87,8 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
         fix = FIX_BY_SIGNAL.get(first.signal_name(), fix)
     wrong = f"rank {rank} on {socket.gethostname()} {how}, and this node's other ranks were stopped"
     say(MusterError(wrong, seen=message_of(first) or f"process {first.pid}", fix=fix))
-    if first.exitcode < 0 and words[rank]:
-        log = words[rank][0]
+    if first.exitcode < 0 and reports[rank]:
+        log = reports[rank][0]
         print(f"  log: {log}", *last_lines(Path(log)), sep="\n       ", file=sys.stderr)
     followed = ", ".join(map(str, sorted(failures.keys() - stopped - {rank})))
     if followed:
@@ -96,10 +96,10 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
     return ExitCode.FAILED
 
 
-def words_of(failure: ProcessFailure) -> list[str]:
-    """What a trainer has left for its agent (train/reporting/console.py): its log, and "told" if its end was told."""
+def report_of(failure: ProcessFailure) -> list[str]:
+    """A rank's report (train/reporting/console.py): the path of its log, and "told" if the user knows why it ended."""
     try:
-        return Path(os.environ[LaunchVariable.LAST_WORDS], str(failure.pid)).read_text(encoding="utf-8").splitlines()
+        return Path(os.environ[LaunchVariable.RANK_REPORTS], str(failure.pid)).read_text(encoding="utf-8").splitlines()
     except (KeyError, OSError, UnicodeDecodeError):
         return []  # another program, or no log yet
 

@@ -52,7 +52,7 @@ def place_of(arguments: argparse.Namespace) -> tuple[str, int]:
     return address.strip("[]"), int(port)
 
 
-def is_guest(arguments: argparse.Namespace) -> bool:
+def joins_other_store(arguments: argparse.Namespace) -> bool:
     """Whether another node's store has to listen before this one can join."""
     return arguments.node_rank > 0 or "is_host=0" in arguments.rdzv_conf.split(",")
 
@@ -170,8 +170,8 @@ class Backend(C10dRendezvousBackend):
             raise
 
 
-def word_of_launch(handler: RendezvousHandler, store: Any) -> str:
-    """A word that the agents of a launch agree on by the `store` of their first meeting.
+def launch_id(handler: RendezvousHandler, store: Any) -> str:
+    """An id that the agents of a launch agree on by the `store` of their first meeting.
 
     Empty where no node starts its ranks again.
     """

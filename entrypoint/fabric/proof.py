@@ -96,7 +96,7 @@ def trace(names: Sequence[str], library_path: str) -> Trace:
     env = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_LIBRARY_PATH": library_path, "LD_PRELOAD": " ".join(loadable)}
     done = run_python("", [], env, TIMEOUT_S)
     if isinstance(done, str) or done.returncode < 0:
-        said = done if isinstance(done, str) else last_words(done)
+        said = done if isinstance(done, str) else reason_of_end(done)
         raise MusterError(
             "the dynamic loader can't read the host's network libraries", seen=f"{said}: {' '.join(loadable)}", fix=FIX
         )
@@ -402,7 +402,7 @@ def problem(libraries: Sequence[str], env: Mapping[str, str], timeout_s: float =
     done = run_python(_OPEN, libraries, env, timeout_s)
     if isinstance(done, str):
         return f"{done}: {shlex.quote(libraries[0])}"
-    return last_words(done) if done.returncode else None
+    return reason_of_end(done) if done.returncode else None
 
 
 def run_python(
@@ -417,7 +417,7 @@ def run_python(
         return str(reason)
 
 
-def last_words(done: "subprocess.CompletedProcess[str]") -> str:
+def reason_of_end(done: "subprocess.CompletedProcess[str]") -> str:
     """Why a process that opened a library failed, as it said itself."""
     said = done.stderr.strip().splitlines()
     if done.returncode < 0:

@@ -283,7 +283,7 @@ def prove(library: str, needed: int, env: Mapping[str, str], timeout_s: float = 
     # The two numbers are after "answer" in the last line: a library may have said something before.
     words = (done.stdout.splitlines() or [""])[-1].split()
     if done.returncode or len(words) != 3 or words[0] != "answer":
-        return proof.last_words(done)
+        return proof.reason_of_end(done)
     code, cuda = int(words[1]), _version(int(words[2]))
     if code:
         return f"cuInit answers {_error(code)}"

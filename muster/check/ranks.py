@@ -224,7 +224,7 @@ def leave(world: World | None, code: int, *, failed: bool) -> None:
         failed: whether some of the others may never come to their end.
     """
     if code:
-        console.leave_word(console.TOLD)
+        console.report_to_agent(console.USER_KNOWS)
     # The agent stops the other ranks of a node as soon as one has ended with a code: they are about to, with the same.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faults.end_soon(code, 4 * faults.GRACE_S)

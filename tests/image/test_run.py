@@ -36,13 +36,10 @@ def test_every_command_has_help(podman: Podman, image: str) -> None:
     "options",
     [
         [],
-        ["--network=none"],
-        ["--read-only"],
         ["--read-only", "--user=65534:65534", "--network=none"],
-        ["--user=65534"],
         ["--user=1000710000:0", "--cap-drop=all", "--security-opt=no-new-privileges"],
     ],
-    ids=["root", "no network", "read-only", "read-only nobody", "nobody", "OpenShift"],
+    ids=["root", "read-only, nobody, no network", "OpenShift"],
 )
 def test_trains(podman: Podman, image: str, options: list[str]) -> None:
     assert_trained(podman.run(image, *TRAIN, options=options))

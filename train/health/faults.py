@@ -98,7 +98,7 @@ class Watch:
         is_said = self.world.local_rank == 0 and fault.code != ExitCode.INTERRUPTED
         say = console.tell if is_said else console.keep
         say(f"rank {self.world.rank} on {self.world.host} ends: {fault}")
-        console.leave_word(console.TOLD)
+        console.report_to_agent(console.USER_KNOWS)
         # By this connection: a blocked wait of the trainer's holds its own.
         leave(self.world, self.store, failed=True, main=False)
 

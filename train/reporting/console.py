@@ -25,9 +25,9 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 ERASE = "\x1b[K"
 """Erases a terminal's line from where the cursor is."""
 
-LAST_WORDS = LaunchVariable.LAST_WORDS
+RANK_REPORTS = LaunchVariable.RANK_REPORTS
 
-TOLD = "told"
+USER_KNOWS = "told"
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,8 @@ def open_log(run: Path, world: World, command: str, *, all_ranks: bool) -> None:
         show(log, prefix if all_ranks else None)
     if not world.main:
         hide(log, prefix)
-    if LAST_WORDS in os.environ:
-        leave_word(str(path.absolute()))
+    if RANK_REPORTS in os.environ:
+        report_to_agent(str(path.absolute()))
         # What Python says when it crashes: the agent then shows the end of the log.
         faulthandler.enable(log, all_threads=True)
 
@@ -221,16 +221,16 @@ def open_log(run: Path, world: World, command: str, *, all_ranks: bool) -> None:
 def tell_fatal(error: MusterError) -> None:
     """Says why this rank ends; its agent need not show the end of its log."""
     tell(str(error))
-    leave_word(TOLD)
+    report_to_agent(USER_KNOWS)
 
 
-def leave_word(text: str) -> None:
-    """Adds a line to what this rank leaves for its agent: the path of its log, TOLD when the user knows why
-    it ends, or interruption.CHECKPOINT."""
-    if LAST_WORDS not in os.environ:
+def report_to_agent(text: str) -> None:
+    """Adds a line to this rank's report for its agent: the path of its log, USER_KNOWS when the user was told why the
+    rank ends, or interruption.CHECKPOINT."""
+    if RANK_REPORTS not in os.environ:
         return
     try:
-        path = Path(os.environ[LAST_WORDS], str(os.getpid()))
+        path = Path(os.environ[RANK_REPORTS], str(os.getpid()))
         with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(f"{text}\n")
     except OSError as error:

@@ -18,7 +18,7 @@ from muster.variables import LaunchVariable
 WORKER = """
 import os, signal, sys, time
 rank = os.environ["RANK"]
-with open(os.path.join(os.environ["MUSTER_LAST_WORDS"], str(os.getpid())), "w") as file:
+with open(os.path.join(os.environ["MUSTER_RANK_REPORTS"], str(os.getpid())), "w") as file:
     print(os.path.abspath(f"rank-{rank}.log"), file=file)
     if rank == sys.argv[2]:
         print("told", file=file)
@@ -82,7 +82,7 @@ def test_the_first_is_the_one_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Others may fail for want of it, and record a time that is older: whole seconds."""
-    monkeypatch.setenv(LaunchVariable.LAST_WORDS, str(tmp_path))
+    monkeypatch.setenv(LaunchVariable.RANK_REPORTS, str(tmp_path))
     log = tmp_path / "rank-5.log"
     (tmp_path / "105").write_text(f"{log}\n")
     failures = {4: failure(104, 1, 99), 5: failure(105, -signal.SIGSEGV, 100), 6: failure(106, 1, 99)}
@@ -100,7 +100,7 @@ def test_the_first_is_the_one_that_was_killed(
         (tmp_path / str(pid)).write_text("/a/log\ntold\n")
     assert report({rank: failures[rank] for rank in (4, 6)}, status) == 1
     assert capsys.readouterr().err == ""
-    monkeypatch.delenv(LaunchVariable.LAST_WORDS)
+    monkeypatch.delenv(LaunchVariable.RANK_REPORTS)
     assert report(failures, status) == 1
     assert "log:" not in capsys.readouterr().err
     assert report({4: failure(104, 2, 1), 5: failure(105, -9, 0)}, status) == 2
@@ -200,7 +200,7 @@ def is_gone(pid: int) -> bool:
 def test_of_a_rank_that_nccl_has_aborted_the_reason_is_shown_and_not_its_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(LaunchVariable.LAST_WORDS, str(tmp_path))
+    monkeypatch.setenv(LaunchVariable.RANK_REPORTS, str(tmp_path))
     reason = "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
     frames = [f"frame #{number}: c10d::ProcessGroupNCCL::Watchdog::run() + 0x{number:x}" for number in range(20)]
     log = tmp_path / "rank-3.log"

@@ -158,16 +158,16 @@ def chosen(*words: str) -> argparse.Namespace:
 
 def test_the_agent_waits_for_whoever_listens() -> None:
     static = ("--nnodes=2", "--rdzv-backend=static", "--master-addr=a", "--master-port=7", "--rdzv-conf=timeout=5")
-    guest = chosen("--node-rank=1", *static)
-    assert rendezvous.is_guest(guest)
-    assert (rendezvous.place_of(guest), rendezvous.timeout_s(guest)) == (("a", 7), 5)
-    assert not rendezvous.is_guest(chosen("--node-rank=0", *static))
+    joining = chosen("--node-rank=1", *static)
+    assert rendezvous.joins_other_store(joining)
+    assert (rendezvous.place_of(joining), rendezvous.timeout_s(joining)) == (("a", 7), 5)
+    assert not rendezvous.joins_other_store(chosen("--node-rank=0", *static))
     elastic = ("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=[fd00::1]:7")
-    guest = chosen("--rdzv-conf=is_host=0,join_timeout=6", *elastic)
-    assert rendezvous.is_guest(guest)
-    assert (rendezvous.place_of(guest), rendezvous.timeout_s(guest)) == (("fd00::1", 7), 6)
-    assert not rendezvous.is_guest(chosen("--rdzv-conf=is_host=1", *elastic))
-    assert not rendezvous.is_guest(chosen("--standalone"))
+    joining = chosen("--rdzv-conf=is_host=0,join_timeout=6", *elastic)
+    assert rendezvous.joins_other_store(joining)
+    assert (rendezvous.place_of(joining), rendezvous.timeout_s(joining)) == (("fd00::1", 7), 6)
+    assert not rendezvous.joins_other_store(chosen("--rdzv-conf=is_host=1", *elastic))
+    assert not rendezvous.joins_other_store(chosen("--standalone"))
 
 
 @pytest.mark.parametrize(
