@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 CUDA12 := .venv-cuda12
 # An own Python: make PYTHON=/path/to/python3.12 train
 PYTHON ?=
-# Options for the trainer: make train ARGS="--epochs 3"
+# Options: make train ARGS="--epochs 3", make test-all ARGS="--keep FOLDER"
 ARGS ?=
 # Some tests, in place of all: make test TESTS=tests/entrypoint
 TESTS ?=
@@ -33,20 +33,20 @@ test: $(DEV) ## Every check and test that 2 cores do in about ten minutes; insta
 ifdef TESTS
 	@$(BIN)/pytest $(TESTS)
 else
-	@$(BIN)/python -m tests.lanes quick
+	@$(BIN)/python -m tests.lanes quick $(ARGS)
 endif
 
 .PHONY: test-all
 test-all: $(DEV) ## The tests of `make test` and all others: clusters, faults, the image
-	@$(BIN)/python -m tests.lanes all
+	@$(BIN)/python -m tests.lanes all $(ARGS)
 
 .PHONY: test-rest
 test-rest: $(DEV) ## After `make test`: all that `make test-all` does and it does not
-	@$(BIN)/python -m tests.lanes rest
+	@$(BIN)/python -m tests.lanes rest $(ARGS)
 
 .PHONY: test-long
 test-long: $(DEV) ## What takes long and rarely changes: a soak, the image built twice, torch for CUDA 12
-	@$(BIN)/python -m tests.lanes long
+	@$(BIN)/python -m tests.lanes long $(ARGS)
 
 .PHONY: test-setup
 test-setup: ## Install the system packages that the tests need, by apt-get; nothing else here installs any
