@@ -30,7 +30,7 @@ def rates(printed: str) -> dict[str, float]:
 OURS = {"train ddp, fp32", "train ddp, fp32, bare", "train ddp, defaults"}
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.once
 @pytest.mark.process
 def test_all_contenders_train_images():
@@ -44,7 +44,7 @@ def test_all_contenders_train_images():
     assert "wanted 1.3: " in printed
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.once
 @pytest.mark.process
 def test_all_contenders_train_on_tokens():

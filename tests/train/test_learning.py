@@ -74,7 +74,7 @@ def test_a_transformer_learns_the_sources_of_this_repository(learned, strategy, 
     [
         pytest.param("single", 1, marks=pytest.mark.long),
         ("dp", 1),
-        ("ddp", 2),
+        pytest.param("ddp", 2, marks=pytest.mark.long),  # learns all of them in test_train.py
         pytest.param("fsdp", 2, marks=pytest.mark.long),
     ],
 )
