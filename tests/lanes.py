@@ -110,22 +110,22 @@ def lanes_of(tier: str) -> list[Lane]:
     strategies = lane("strategies", marks, STRATEGIES)
     faults = lane("faults", marks, *FAULTS)
     launcher = lane("launcher", marks, "tests/entrypoint", "tests/fabric")
-    others = lane(
-        "others", marks, "tests/sites", "tests/jobs", "tests/check", "tests/report", "tests/docs", *top_level()
-    )
+    checks = lane("checks", marks, "tests/check", "tests/report")
+    others = lane("others", marks, "tests/sites", "tests/jobs", "tests/docs", *top_level())
     static = make("static checks", "check")
     if tier == "quick":
-        return [trainer, strategies, faults, others, launcher, lane("slurm", marks, "tests/clusters"), static]
+        return [trainer, faults, launcher, checks, strategies, others, lane("slurm", marks, "tests/clusters"), static]
     lanes = [
         lane("image", marks, "tests/image"),
         trainer,
-        strategies,
         lane("cluster faults", marks, *cluster_faults),
         lane("clusters", marks, "tests/clusters", *(f"--ignore={path}" for path in cluster_faults)),
         faults,
+        strategies,
         make("torch 2.10", "test-cuda12-smoke"),
-        others,
         launcher,
+        checks,
+        others,
     ]
     return [*lanes, static] if tier == "all" else lanes
 
