@@ -232,6 +232,13 @@ def test_a_file_that_may_not_grow_leaves_the_last_good_one(tmp_path, size):
     assert weight(checkpoint.load_newest(tmp_path)[0]) == 10
 
 
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "checkpoints").write_text("in the way")
+    with pytest.raises(MusterError, match="could not be written") as raised:
+        save(tmp_path, state(10), step=10, keep=2)
+    assert "the last good one is none" in raised.value.seen
+
+
 FULL_DISK = """
 import subprocess, sys
 from pathlib import Path

@@ -53,10 +53,8 @@ def test_an_epoch_goes_on_where_it_was_left():
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("num_samples", [1, 2, 7, 12, 23])
 def test_validation_takes_every_sample_once(world_size, num_samples):
-    taken = []
-    for rank in range(world_size):
-        order = ValidSampler(num_samples, batch_size=3, rank=rank, world_size=world_size)
-        batches = list(order)
-        assert len(batches) == len(order)
-        taken += [draw.sample for batch in batches for draw in batch]
-    assert sorted(taken) == list(range(num_samples))
+    ranks = [ValidSampler(num_samples, batch_size=3, rank=rank, world_size=world_size) for rank in range(world_size)]
+    batches = [list(order) for order in ranks]
+    assert [len(own) for own in batches] == [len(order) for order in ranks]
+    assert {order.num_rounds for order in ranks} == {max(map(len, ranks))}
+    assert sorted(draw.sample for own in batches for batch in own for draw in batch) == list(range(num_samples))

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tarfile
@@ -109,6 +110,8 @@ def test_the_command(packed, tmp_path, monkeypatch, capsys):
     pack.pack(folder, tmp_path / "same", shard_mb=1000, seed=0)
     shards = [[path.read_bytes() for path in sorted((tmp_path / name).rglob("*.tar"))] for name in ("a b", "same")]
     assert shards[0] == shards[1] != []
+    # Others may read it, as any folder that a user makes.
+    assert stat.S_IMODE((tmp_path / "a b").stat().st_mode) == 0o755
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["train pack", "--shard-mb=1", "--seed=0", str(folder), str(out)])
     with pytest.raises(SystemExit) as raised:
