@@ -59,15 +59,14 @@ PYTEST = "pytest"
 
 MEASURED = ".pytest-measured"
 
+LAUNCHER_TESTS = ["tests/entrypoint", "tests/sites", "tests/jobs"]
+
 AREAS = {
-    "detection": (["entrypoint/detect/*.py", "entrypoint/resources.py"], ["tests/entrypoint", "tests/sites"]),
-    "rendezvous": (
-        ["entrypoint/rendezvous/address.py", "entrypoint/rendezvous/file.py"],
-        ["tests/entrypoint", "tests/sites"],
-    ),
+    "detection": (["entrypoint/detect/*.py", "entrypoint/resources.py"], LAUNCHER_TESTS),
+    "rendezvous": (["entrypoint/rendezvous/address.py", "entrypoint/rendezvous/file.py"], LAUNCHER_TESTS),
     "launch": (
         ["entrypoint/launch/start.py", "entrypoint/launch/torchrun.py", "entrypoint/options.py"],
-        ["tests/entrypoint", "tests/sites"],
+        LAUNCHER_TESTS,
     ),
     "checkpoints": (["train/checkpoint/*.py"], ["tests/train/checkpoint", "tests/train/test_export.py"]),
     "data": (["train/data/*.py"], ["tests/train/data"]),

@@ -46,6 +46,12 @@ def test_options_and_a_command_become_a_script(tmp_path: Path) -> None:
     assert "sbatch juwels-booster.sbatch --epochs 3" in done.stdout
 
 
+def test_without_options_a_job_has_two_nodes_for_an_hour() -> None:
+    done = job("juwels-booster")
+    assert done.returncode == 0, done.stderr
+    assert any(line.startswith("#SBATCH --nodes=2 ") and "--time=01:00:00" in line for line in done.stdout.splitlines())
+
+
 def test_the_list_names_every_profile() -> None:
     lines = [line.rstrip() for line in job("list").stdout.splitlines()]
     names = [line.split()[0] for line in lines if line.strip()]

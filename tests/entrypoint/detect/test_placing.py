@@ -90,6 +90,14 @@ def test_a_launch_on_fewer_nodes_than_the_job_has_must_be_meant() -> None:
     assert (place(found), found.hosts) == ((0, 1, 1, 2), ("b",))
 
 
+def test_a_launch_of_pals_on_fewer_nodes_than_the_job_has_must_be_meant() -> None:
+    first = recording.load(FOLDERS / "documented" / "pals_file_v1.x3001c0s13b0n0.0.env")
+    env = changed(first, MUSTER_HOSTS="x3001c0s13b0n0,x3001c0s13b1n0,x3001c0s13b2n0")
+    with pytest.raises(MusterError, match="pals uses 2 of the job's 3 nodes"):
+        detect(env)
+    assert place(detect(env, LaunchOptions(nnodes="2"))) == (0, 0, 0, 4)
+
+
 def test_pmi_alone_belongs_to_the_launcher_that_set_it() -> None:
     found = detect(changed(SRUN, PMI_RANK="2", PMI_SIZE="4"))
     assert (found.launcher, found.rank) == ("srun", 2)

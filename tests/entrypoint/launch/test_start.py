@@ -67,6 +67,26 @@ def test_agent_on_the_second_of_two_nodes() -> None:
     }
 
 
+EXECS = """
+import os, signal, sys
+def show(*words):
+    print({signal.SIGUSR1, signal.SIGUSR2} <= signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    sys.stdout.flush()
+    os._exit(0)
+os.execvpe = show
+sys.argv = ["train", "ddp", "--nproc-per-node=2"]
+from muster.entrypoint.main import train
+train()
+"""
+
+
+def test_a_warning_that_comes_before_the_agent_is_there_waits_for_it(tmp_path: Path) -> None:
+    """The scheduler's early signals end a process that does not expect them."""
+    argv = [sys.executable, "-c", EXECS]
+    done = subprocess.run(argv, cwd=tmp_path, env={"PATH": os.defpath}, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True"], done.stderr
+
+
 def test_the_trainers_are_told_of_the_job() -> None:
     job = {"SLURM_RESTART_COUNT": "2", "SLURM_JOB_START_TIME": "1800000000", "SLURM_JOB_END_TIME": "1800003600"}
     told = {
