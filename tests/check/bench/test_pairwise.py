@@ -232,3 +232,9 @@ def test_a_thousand_nodes_are_judged_at_once() -> None:
     (error,) = pairwise.errors(rows)
     assert error.wrong.startswith("slow node: node18 sends")
     json.dumps([asdict(row) for row in rows])
+
+
+def test_ranks_side_by_side_are_told_where_there_are_some() -> None:
+    rows = healthy(2)
+    assert "side by side" not in pairwise.about(rows)
+    assert "4 ranks side by side" in pairwise.about([replace(row, num_ranks=4) for row in rows])

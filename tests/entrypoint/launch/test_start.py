@@ -376,10 +376,17 @@ def test_threads_of_a_rank(cores: int, cpus_on_node: int | None, ranks: int, tas
     assert resources.threads_per_rank(cores, cpus_on_node, ranks, tasks) == threads
 
 
-@pytest.mark.parametrize(("ranks", "is_told"), [(64, True), (4, False)])
-def test_far_more_ranks_than_cores_are_told(ranks: int, is_told: bool) -> None:
-    found = planned(recorded("b_srun_N2_1per.node02.1"), LaunchOptions(nproc_per_node=str(ranks)))
-    assert (f"{ranks} ranks on this node share 1 core: " in "\n".join(found.additions.notes)) == is_told
+@pytest.mark.parametrize(("ranks", "cores", "is_told"), [(64, 1, True), (4, 1, False), (8, 2, False), (9, 2, True)])
+def test_far_more_ranks_than_cores_are_told(ranks: int, cores: int, is_told: bool) -> None:
+    env = recorded("b_srun_N2_1per.node02.1", SLURM_CPUS_ON_NODE=str(cores), SLURM_JOB_CPUS_PER_NODE=f"{cores}(x2)")
+    found = planned(env, LaunchOptions(nproc_per_node=str(ranks)))
+    assert (f"{ranks} ranks on this node share {cores} core" in "\n".join(found.additions.notes)) == is_told
+
+
+@pytest.mark.parametrize("cores", [1, 6])
+def test_a_rank_for_each_core(cores: int) -> None:
+    env = recorded("b_srun_N2_1per.node02.1", SLURM_CPUS_ON_NODE=str(cores), SLURM_JOB_CPUS_PER_NODE=f"{cores}(x2)")
+    assert f"--nproc-per-node={cores}" in planned(env, LaunchOptions(nproc_per_node="cpu")).argv
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_a_run_whose_writer_ends_while_one_looks_is_free(tmp_path, monkeypatch):
 
 
 def test_a_run_whose_writer_on_another_host_is_silent_is_free(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_directory, "SILENT_S", 0.0)
+    monkeypatch.setattr(run_directory, "SILENT_S", 0.5)
     theirs = msgspec.structs.replace(run_directory.Writer.here("theirs"), host="elsewhere")
     (tmp_path / ".writer").write_bytes(msgspec.json.encode(theirs))
     run_directory.claim(tmp_path, "ours")
