@@ -101,6 +101,7 @@ def test_an_odd_result_is_no_result(tmp_path: Path, result: str) -> None:
         guest = pool.submit(meet, peers(tmp_path, 1, timeout_s=0.5))
         (answer,) = wait_for("the answer", lambda: list(peers(tmp_path, 1).path.glob("0*.1.*")), 10)
         wait_for("the whole answer", lambda: answer.read_text().endswith("\n"), 10)
+        assert stat.S_IMODE(answer.stat().st_mode) == 0o600
         with answer.open("a") as file:
             file.write(result)
         with pytest.raises(MusterError, match="it gave no result"):
