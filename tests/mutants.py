@@ -70,7 +70,7 @@ AREAS = {
     ),
     "checkpoints": (["train/checkpoint/*.py"], ["tests/train/checkpoint", "tests/train/test_export.py"]),
     "data": (["train/data/*.py"], ["tests/train/data"]),
-    "strategies": (["train/parallel/*.py"], ["tests/train/parallel", "tests/train/reporting/test_stopwatch.py"]),
+    "strategies": (["train/parallel/*.py"], ["tests/train/parallel", "tests/train/reporting"]),
     "verdicts": (["muster/check/doctor/*.py", "muster/check/bench/*.py"], ["tests/check"]),
 }
 """What is changed, and the tests that have to notice it."""

@@ -28,6 +28,8 @@ def found(*ranks: Facts) -> list[tuple[str, str]]:
 
 def test_nothing_is_wrong():
     assert found(facts(0), facts(1)) == []
+    assert "between 2 ranks by gloo" in collectives.summary({"a": [facts(0)], "b": [facts(1)]})
+    assert "one rank" in collectives.summary({"a": [facts(0)]})
 
 
 def test_a_share_that_is_wrong_at_all_is_its_givers():

@@ -17,6 +17,7 @@ from tests.entrypoint.recorded import FOLDERS, detect
 
 OMPI_IN_SLURM = recording.load(FOLDERS / "mpi" / "ompi_in_salloc.node02.3.env")
 FLUX = recording.load(FOLDERS / "flux" / "flux_in_pbs_run-N2n4g1.pbsn2.task3.env")
+PALS = recording.load(FOLDERS / "documented" / "pals_file_v1.x3001c0s13b0n0.0.env")
 SRUN = recording.load(FOLDERS / "slurm" / "c_srun_N2_2per.node02.2.env")
 
 INTERFACE = "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"
@@ -91,11 +92,14 @@ def test_a_launch_on_fewer_nodes_than_the_job_has_must_be_meant() -> None:
 
 
 def test_a_launch_of_pals_on_fewer_nodes_than_the_job_has_must_be_meant() -> None:
-    first = recording.load(FOLDERS / "documented" / "pals_file_v1.x3001c0s13b0n0.0.env")
-    env = changed(first, MUSTER_HOSTS="x3001c0s13b0n0,x3001c0s13b1n0,x3001c0s13b2n0")
+    env = changed(PALS, MUSTER_HOSTS="x3001c0s13b0n0,x3001c0s13b1n0,x3001c0s13b2n0")
     with pytest.raises(MusterError, match="pals uses 2 of the job's 3 nodes"):
         detect(env)
     assert place(detect(env, LaunchOptions(nnodes="2"))) == (0, 0, 0, 4)
+
+
+def test_pmi_beside_the_same_rank_of_pals_is_no_other_launcher() -> None:
+    assert detect(PALS).rejected == ()
 
 
 def test_pmi_alone_belongs_to_the_launcher_that_set_it() -> None:

@@ -249,6 +249,14 @@ def test_a_script_made_for_another_launch_is_told_so(
     assert words is None or words in notes[0]
 
 
+def test_a_script_that_is_the_only_rank_of_its_task_may_read_the_tasks_number(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(PROCID)
+    one = LaunchOptions(nproc_per_node="1")
+    found = planned(recorded("b_srun_N2_1per.node01.0"), one, Program("script", (str(script),)))
+    assert [note for note in found.additions.notes if note.startswith("own.py ")] == []
+
+
 @pytest.mark.parametrize(
     ("is_installed", "recording", "is_told"),
     [

@@ -91,6 +91,14 @@ def test_sums_are_those_of_all_samples():
     assert sums.values.tolist() == pytest.approx([float(value) for value in expected], rel=1e-6)
 
 
+@pytest.mark.parametrize(("losses", "first"), [("012", -1), ("nn2", 0), ("0n2", 1), ("0nn", 1)])
+def test_the_first_batch_whose_loss_is_no_number_is_known(losses, first):
+    sums = Sums(torch.device("cpu"))
+    for loss in losses:
+        sums.add(torch.tensor(float("nan") if loss == "n" else float(loss)), torch.zeros(2), torch.zeros(2))
+    assert sums.first_bad == first
+
+
 def test_the_log_drops_what_the_resumed_run_does_again(tmp_path):
     log = Log(tmp_path, 0)
     for step in (50, 100, 150):
