@@ -60,6 +60,7 @@ PYTEST = "pytest"
 MEASURED = ".pytest-measured"
 
 LAUNCHER_TESTS = ["tests/entrypoint", "tests/sites", "tests/jobs"]
+"""Of three areas, which are measured by one run of them."""
 
 AREAS = {
     "detection": (["entrypoint/detect/*.py", "entrypoint/resources.py"], LAUNCHER_TESTS),
