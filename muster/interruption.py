@@ -20,7 +20,7 @@ from muster.errors import RESUME, ExitCode
 from muster.variables import LaunchVariable
 
 CHECKPOINT = "checkpoint"
-"""The word that a rank leaves for its agent when its run has one."""
+"""The line in a rank's report for its agent once its run has one."""
 
 GOES_ON = f"the same command with {RESUME}"
 """How to go on after that."""
@@ -35,15 +35,15 @@ class Interruption:
     Attributes:
         command: what is interrupted.
         advice: how to go on.
-        is_silent: whether another process says the line, or it is said already.
-        is_heard: whether SIGINT has come.
+        is_silent: whether another process prints the line, or it is printed already.
+        has_come: whether SIGINT has come.
     """
 
     def __init__(self) -> None:
         self.command = ""
         self.advice = "the same command starts it again"
         self.is_silent = False
-        self.is_heard = False
+        self.has_come = False
 
 
 current = Interruption()
@@ -63,13 +63,13 @@ def start(command: str, *, is_silent: bool = False) -> None:
 
 
 def start_rank(command: str) -> None:
-    """`start`, for one rank of a job: its agent says the line, or where there is none rank 0 does."""
+    """`start`, for one rank of a job: its agent prints the line, or where there is none rank 0 does."""
     is_silent = LaunchVariable.RANK_REPORTS in os.environ or os.environ.get("RANK", "0") != "0"
     start(command, is_silent=is_silent)
 
 
 def launched_command() -> str:
-    """What the user typed, in two words, as the launcher has told the process that it became."""
+    """The first two words that the user typed, as the launcher hands them on to the process that it becomes."""
     return " ".join(os.environ.get(LaunchVariable.COMMAND, "muster run").split()[:2])
 
 
@@ -79,13 +79,13 @@ def finish() -> None:
 
 
 def hold() -> None:
-    """Holds SIGINT, for the program of ours that this process becomes: it hears it when it calls `start`."""
+    """Holds SIGINT, for the program of ours that this process becomes: it gets it when it calls `start`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 
 
 @contextmanager
 def held() -> Generator[None]:
-    """A context in which programs of ours are started, which hear SIGINT when they call `start`."""
+    """A context in which programs of ours are started, which get SIGINT when they call `start`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -109,22 +109,22 @@ def clearing_up() -> Generator[None]:
     def interrupt(*_: object) -> None:
         if os.getpid() != owner:
             os._exit(ExitCode.INTERRUPTED)  # a fork that has no answer of its own yet
-        if current.is_heard:
+        if current.has_come:
             end()  # the second one
-        current.is_heard = True
+        current.has_come = True
         raise KeyboardInterrupt
 
     watch = _Watch()
     before, unraisable = signal.signal(signal.SIGINT, interrupt), sys.unraisablehook
     # Python swallows what is raised in a destructor.
-    sys.unraisablehook = lambda what: end() if current.is_heard else unraisable(what)
+    sys.unraisablehook = lambda what: end() if current.has_come else unraisable(what)
     try:
         yield
     except BaseException:
-        if not current.is_heard:
+        if not current.has_come:
             raise
     finally:
-        if current.is_heard:
+        if current.has_come:
             end()
         signal.signal(signal.SIGINT, before)
         sys.unraisablehook = unraisable
@@ -168,11 +168,11 @@ def _end_at_once(number: int, frame: object) -> None:
 
 
 def end() -> None:
-    """Says what was interrupted, and ends this process with code 130, without its destructors."""
-    say()
+    """Prints what was interrupted, and ends this process with code 130, without its destructors."""
+    report()
     with suppress(Exception):
         sys.stdout.flush()
-    if current.is_heard:
+    if current.has_come:
         from muster.processes import kill_descendants  # here and not above, as threading
 
         with suppress(Exception):
@@ -180,8 +180,8 @@ def end() -> None:
     os._exit(ExitCode.INTERRUPTED)
 
 
-def say() -> None:
-    """Says what was interrupted, once, on a line of its own: a terminal may stand in that of a progress bar."""
+def report() -> None:
+    """Prints what was interrupted, once, on a line of its own: a terminal may stand in that of a progress bar."""
     if current.is_silent:
         return
     current.is_silent = True
@@ -191,12 +191,12 @@ def say() -> None:
         os.write(2, (f"\n\x1b[?25h{line}" if os.isatty(2) else line).encode(errors="replace"))
 
 
-def say_for_ranks() -> None:
-    """Says what was interrupted, for the ranks that this process has started; some may have reported a checkpoint."""
+def report_for_ranks() -> None:
+    """`report`, for the ranks that this process has started; some may have reported a checkpoint."""
     with suppress(KeyError, OSError):
         folder = os.environ[LaunchVariable.RANK_REPORTS]
         for name in os.listdir(folder):
             with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
                 if CHECKPOINT in file.read().splitlines():
                     current.advice = GOES_ON
-    say()
+    report()

@@ -1,4 +1,4 @@
-"""Lines that tell why nothing is to be seen."""
+"""Lines for the user while nothing else is to be seen."""
 
 import sys
 import threading
@@ -10,22 +10,22 @@ SILENCE_S = 1.0
 
 
 @contextmanager
-def said_if_slow(what: str, *, is_said: bool = True, after_s: float = SILENCE_S) -> Generator[None]:
-    """A context that says `what` is being done, should it take longer than `after_s` seconds.
+def notice_if_slow(what: str, *, is_shown: bool = True, after_s: float = SILENCE_S) -> Generator[None]:
+    """A context that prints `what` is being done, should it take longer than `after_s` seconds.
 
     Args:
         what: a few words, such as "loading PyTorch".
-        is_said: False on all ranks but the one that speaks.
-        after_s: how long nothing is said.
+        is_shown: False on all ranks but the one that prints.
+        after_s: how long nothing is printed.
     """
 
-    def say() -> None:
+    def show() -> None:
         with suppress(OSError, ValueError):
             print(f"muster: {what} ...", file=sys.stderr, flush=True)
 
-    timer = threading.Timer(after_s, say)
+    timer = threading.Timer(after_s, show)
     timer.daemon = True
-    if is_said:
+    if is_shown:
         timer.start()
     try:
         yield

@@ -4,14 +4,14 @@ import time
 
 import pytest
 
-from muster.notices import said_if_slow
+from muster.notices import notice_if_slow
 
 
 def test_what_takes_long_is_said_once_by_the_one_that_speaks(capsys: pytest.CaptureFixture[str]) -> None:
-    with said_if_slow("loading a model"):
+    with notice_if_slow("loading a model"):
         pass
     said, deadline = "", time.monotonic() + 20
-    with said_if_slow("loading PyTorch"), said_if_slow("loading PyTorch", is_said=False):
+    with notice_if_slow("loading PyTorch"), notice_if_slow("loading PyTorch", is_shown=False):
         while not said and time.monotonic() < deadline:
             time.sleep(0.2)
             said = capsys.readouterr().err

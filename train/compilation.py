@@ -63,8 +63,8 @@ def compile_model(model: nn.Module, options: Options) -> None:
     torch._dynamo.config.recompile_limit = max(NUM_SHAPES, torch._dynamo.config.recompile_limit)
     for name in SOURCES_OF_NOISE if not os.environ.get("MUSTER_DEBUG") else ():
         logging.getLogger(name).setLevel(logging.ERROR)
-    is_cut = any(isinstance(part, FSDPModule) for part in model.modules())
-    for part in units_of(model) if is_cut or isinstance(model, GPT) else [model]:
+    is_sharded = any(isinstance(part, FSDPModule) for part in model.modules())
+    for part in units_of(model) if is_sharded or isinstance(model, GPT) else [model]:
         part.forward = compiled(part.forward, options)  # and not part.compile(): that would take in the hooks
     if isinstance(model, GPT) and model.embed is not None:
         model.embed.register_forward_hook(arrived)

@@ -44,10 +44,10 @@ class Process:
         except MusterError as error:
             raise SystemExit(error.code) from error
         except Exception as error:
-            told = memory.explain(error, strategy, options, self.world)
-            if told is None:
+            explained = memory.explain(error, strategy, options, self.world)
+            if explained is None:
                 raise
-            raise SystemExit(told.code) from told
+            raise SystemExit(explained.code) from explained
 
     def join_and_train(self, strategy: str, options: Options, guard: Guard) -> None:
         alone = read_environment(os.environ, options.timeout_s)
@@ -64,7 +64,7 @@ class Process:
         """Says what happened, to the user and to the other ranks; returns the exit code."""
         trace = "".join(traceback.format_exception(error)).rstrip("\n")
         if not DEBUG and self.heartbeat is not None and faults.is_echo(error):
-            console.keep(trace)
+            console.log_line(trace)
             self.heartbeat.wait_for_cause()  # gives time for the rank that ended to be missed
             lost = self.heartbeat.lost
             error = report_lost_store(self.world, lost) if lost else faults.connection_lost(error, self.world)
@@ -74,19 +74,19 @@ class Process:
         if not isinstance(error, SharedFault):
             kind = "" if isinstance(error, MusterError) else f"{type(error).__name__}: "
             first_line = (error.wrong if isinstance(error, MusterError) else str(error)).partition("\n")[0]
-            own = Fault(self.world.rank, self.world.host, code, kind + first_line)
-            fault = faults.publish(self.world, own, self.world.store)
+            fault = Fault(self.world.rank, self.world.host, code, kind + first_line)
+            fault = faults.publish(self.world, fault, self.world.store)
             if fault.rank != self.world.rank and not DEBUG:
                 # That rank has said what is wrong; a line more from each of the others would only bury it.
-                console.keep(f"ends: {fault}\n{trace}")
+                console.log_line(f"ends: {fault}\n{trace}")
                 console.report_to_agent(console.USER_KNOWS)
                 return fault.code
         if isinstance(error, KeyboardInterrupt) and not DEBUG:
-            console.keep("interrupted")
+            console.log_line("interrupted")
         elif DEBUG or not isinstance(error, MusterError):
-            console.tell(trace)
+            console.notify(trace)
         elif not isinstance(error, SharedFault) or self.world.main:
-            console.tell(str(error))
+            console.notify(str(error))
         if isinstance(error, MusterError):
             console.report_to_agent(console.USER_KNOWS)
         return code
@@ -124,7 +124,7 @@ def meet(world: World, strategy: str, options: Options) -> World:
         backend = "cpu:gloo,cuda:nccl"  # norms of what stays in the host's memory are added up there
     has_group = world.world_size > 1 or options.single_rank_group
     world = replace(world, backend=backend if has_group else None, local_world_size=local_world_size)
-    world = replace(world, waits=Stopwatch(device, counts=False))
+    world = replace(world, waits=Stopwatch(device, is_counting=False))
     agree(world, lambda: open_group(world, has_powersgd=options.comm_hook == "powersgd"))
     return world
 
@@ -141,7 +141,7 @@ def run_process(strategy: str, options: Options, guard: Guard) -> None:
         except BaseException as error:
             cause = error.__cause__ if isinstance(error, SystemExit) else None
             # Ctrl-C also ends what this rank waits for, and other errors may come of that.
-            code = process.answer(KeyboardInterrupt() if interruption.current.is_heard else cause or error)
+            code = process.answer(KeyboardInterrupt() if interruption.current.has_come else cause or error)
             faults.end_soon(code, 4 * faults.GRACE_S)
         has_left = process.leave(failed=code != 0)
         if console.RANK_REPORTS not in os.environ:  # without an agent, whose work this is

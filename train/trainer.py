@@ -27,7 +27,7 @@ from muster.train.data.source import Source
 from muster.train.distributed.world import CHECKPOINT, COMPUTING, DATA, ENDING, VALIDATION, World, to_device
 from muster.train.health import memory, preemption
 from muster.train.health.faults import SharedFault, agree
-from muster.train.health.preemption import Deadline, Grace, Notice, Preempted
+from muster.train.health.preemption import GracePeriod, Preempted, PreemptionNotice, TimeLimit
 from muster.train.optim import choose_precision, highest_lr
 from muster.train.parallel.strategy import Sums
 from muster.train.reporting import console, trackers
@@ -37,11 +37,11 @@ from muster.train.reporting.profile import Profile
 from muster.train.reporting.summary import Log, Setup, collect, command, results, write_file
 from muster.train.reporting.trackers import Tracker
 
-LOOK_STEPS = 10
-"""Steps between two looks at all ranks, and between two lines of metrics.jsonl up to step LOG_ALL, at most."""
+SYNC_STEPS = 10
+"""Steps between two sums over all ranks, and between two lines of metrics.jsonl up to step LOG_ALL, at most."""
 
 WAIT_S = 2.0
-"""About how long a warning may wait for the next look; long steps are looked at one by one."""
+"""About how long a warning may wait for the next sum over all ranks; with long steps there is one after each."""
 
 LOG_ALL, LOG_STEPS = 1000, 50
 """The last of these steps, and how many lie between two lines after it."""
@@ -59,7 +59,7 @@ class Trainer:
         settings: the options with what `auto` and `default` came to, as a summary and a checkpoint have them.
         model: as its strategy has wrapped it; `trained` is what training changes of it.
         notice: whether this rank was warned that it will be stopped.
-        saves: checkpoints that are complete on the disk and yet to be told of: their steps and seconds.
+        saves: checkpoints that are complete on the disk and yet to be reported: their steps and seconds.
         warned: whether any rank was, as all ranks know: they stop after this step.
         is_due: whether a checkpoint within the epoch is due, as all ranks know.
         has_checkpoint: whether there is one of this run.
@@ -84,7 +84,7 @@ class Trainer:
         self.given, self.options = options, options.settled()
         self.world = world
         self.progress = Progress()
-        self.notice, self.grace = Notice(), Grace(math.inf, "not known")
+        self.notice, self.grace = PreemptionNotice(), GracePeriod(math.inf, "not known")
         self.saves: deque[tuple[int, float]] = deque()
         self.limit_notes: list[str] = []
         self.log: Log | None = None
@@ -106,17 +106,17 @@ class Trainer:
         options, world = self.options, self.world
         clock = os.environ if world.main else {}
 
-        def check_all() -> Deadline | None:
+        def check_all() -> TimeLimit | None:
             config.check(self.name, options)
             self.strategy = parallel.load(self.name, world, options)
             compilation.check(options, world.device)
-            deadline, self.limit_notes = preemption.find(options.save_before, clock)
-            self.grace = preemption.grace(os.environ, deadline)
-            return deadline
+            time_limit, self.limit_notes = preemption.find(options.save_before, clock)
+            self.grace = preemption.grace_period(os.environ, time_limit)
+            return time_limit
 
-        deadline = agree(world, check_all)
-        self.notice = Notice(deadline, preemption.deaf_until(os.environ))
-        self.world = self.strategy.world = self.strategy.share()
+        time_limit = agree(world, check_all)
+        self.notice = PreemptionNotice(time_limit, preemption.ignored_until(os.environ))
+        self.world = self.strategy.world = self.strategy.assign_data()
 
     def open_data(self) -> None:
         """Opens the data, and this rank's share of them."""
@@ -219,21 +219,21 @@ class Trainer:
             self.notice.listen()
             memory.collect_garbage()
             try:
-                with told_if_not_deterministic():
+                with explain_nondeterminism():
                     self.train_epochs()
                 world.status.enter(ENDING)
                 self.manager.wait()
-                self.tell_saves()
+                self.report_saves()
             except MusterError:
                 self.manager.close()
                 raise
             finally:
                 with suppress(MusterError):
-                    self.tell_saves()
+                    self.report_saves()
                 self.train.close()
                 self.valid.close()
             if self.warned and not is_complete(progress, options):
-                raise Preempted(progress.step, self.notice.heard)
+                raise Preempted(progress.step, self.notice.reason)
             summary = self.summarize()
         self.display.summary(summary)
 
@@ -244,7 +244,7 @@ class Trainer:
         return agree(self.world, lambda: trackers.open_tracker(kind, *place, self.display.note))
 
     def begin(self) -> None:
-        """Prepares the first step: how it is computed, how many there are, when the ranks look around."""
+        """Prepares the first step: how it is computed, how many there are, when the ranks add up their progress."""
         options, world, progress = self.options, self.world, self.progress
         assert isinstance(self.train.sampler, TrainSampler)
         assert options.lr is not None
@@ -263,8 +263,8 @@ class Trainer:
             num_steps = self.num_steps - progress.step
             self.times.profile = Profile(self.run.folder, num_steps, layers, world.device, main=world.main)
         # A short run has about ten lines in metrics.jsonl, too.
-        self.log_every = options.log_every or min(LOOK_STEPS, max(1, self.num_steps // 10))
-        self.looks = Looks(world, progress.step, self.log_every)
+        self.log_every = options.log_every or min(SYNC_STEPS, max(1, self.num_steps // 10))
+        self.sync = ProgressSync(world, progress.step, self.log_every)
         self.line: dict[str, Any] | None = None
         self.last_save = time.monotonic()
 
@@ -298,8 +298,8 @@ class Trainer:
             self.display.epoch(record)
             # In the middle of an epoch each rank goes on from its own, as if it had not stopped.
             self.save(progress, {} if progress.epoch > epoch else own)
-            heard = torch.tensor(float(bool(self.notice.heard)), dtype=torch.float64, device=self.world.device)
-            self.warned = bool(self.world.all_reduce(heard).item())
+            is_warned = torch.tensor(float(bool(self.notice.reason)), dtype=torch.float64, device=self.world.device)
+            self.warned = bool(self.world.all_reduce(is_warned).item())
             if self.warned:
                 return
 
@@ -312,25 +312,25 @@ class Trainer:
         sums = Sums(self.world.device)
         self.display.start_epoch(progress.epoch, sampler.num_steps)
         self.times.start()
-        self.looks.since = progress.step, time.perf_counter()  # what lay between epochs was no step's
+        self.sync.since = progress.step, time.perf_counter()  # what lay between epochs was no step's
         batches = iter(self.train)
         done = 0
         for done in range(1, sampler.num_steps + 1):
             self.train_step(batches, sums)
             self.times.step()
-            if progress.step < self.looks.next:
+            if progress.step < self.sync.next:
                 continue
-            # The look of so many steps before has come by now: on all ranks alike, and no device is waited for.
-            self.show(sums)
+            # The sum that was begun some steps ago is there by now: on all ranks alike, and no device is waited for.
+            self.finish_sync(sums)
             self.display.step(done, progress.step)
             if self.warned:
                 break
             # After the last step one is written anyway.
             if self.is_due and done < sampler.num_steps:
                 self.save_midway(sums, done)
-            self.look(sums)
+            self.start_sync(sums)
         self.times.stop()
-        self.show(sums)
+        self.finish_sync(sums)
         self.progress.sums, self.progress.sample = self.settle(sums, done)
 
     def train_step(self, batches: Iterator[Batch], sums: Sums) -> None:
@@ -372,16 +372,16 @@ class Trainer:
         """
         model, world = self.strategy.unwrap(self.model), self.world
         model.eval()
-        sums, looks = Sums(world.device), Looks(world)
+        sums, sync = Sums(world.device), ProgressSync(world)
         world.status.enter(VALIDATION)
         for done, (inputs, targets) in enumerate(self.valid, 1):
             world.status.enter(VALIDATION)
             with self.autocast:
                 self.gradients.evaluate(model, inputs, targets, sums)
-            if done >= looks.next:
-                if any(looks.read(done)):
+            if done >= sync.next:
+                if any(sync.finish(done)):
                     return None
-                looks.take(done, self.notice.heard)
+                sync.start(done, self.notice.reason)
         skipped = sums.values.new_tensor([float(self.valid.num_bad)])
         totals = self.total(torch.cat((sums.values, skipped))).tolist()
         expected = self.source.num_valid_targets
@@ -429,8 +429,8 @@ class Trainer:
         for name, tensor in self.trained.statistics().items():
             tensor.copy_(own.get(name, tensor))
         self.times.start()
-        step, before = self.looks.since
-        self.looks.since = step, before + time.perf_counter() - started  # of which none was a step's
+        step, before = self.sync.since
+        self.sync.since = step, before + time.perf_counter() - started  # of which none was a step's
 
     def settle(self, sums: Sums, steps: int) -> tuple[list[float], int]:
         """The epoch's sums and its used samples, where so many `steps` were done since the epoch was gone on with.
@@ -472,18 +472,18 @@ class Trainer:
             tensor.copy_(part.view_as(tensor))
         return own
 
-    def own(self, values: torch.Tensor) -> torch.Tensor:
-        """`values` of this rank as they go into sums over all; zeros where another rank reports them."""
+    def reported(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` of this rank for a sum over all; zeros where another rank reports the same ones."""
         return values * float(self.world.reports_loss)
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of `values` over the ranks that report them."""
-        return self.world.all_reduce(self.own(values))
+        return self.world.all_reduce(self.reported(values))
 
-    def look(self, sums: Sums) -> None:
-        """Begins a look at the losses, the warnings and the pace of all ranks."""
-        flags = self.notice.heard, self.is_save_due()
-        self.looks.take(self.progress.step, *flags, values=self.own(sums.values))
+    def start_sync(self, sums: Sums) -> None:
+        """Begins to add up the losses, the warnings and the pace of all ranks."""
+        flags = self.notice.reason, self.is_save_due()
+        self.sync.start(self.progress.step, *flags, values=self.reported(sums.values))
         self.line = self.line_now()
 
     def is_save_due(self) -> bool:
@@ -498,16 +498,16 @@ class Trainer:
             return None
         num_targets = self.sampler.global_batch * self.source.targets_of_sample
         lr = self.trained.optimizer.param_groups[0]["lr"]
-        return {"step": step, "lr": lr, **self.times.lately(num_targets, self.source.unit)}
+        return {"step": step, "lr": lr, **self.times.recent(num_targets, self.source.unit)}
 
-    def show(self, sums: Sums) -> None:
-        """Shows and logs the loss of all ranks in the epoch, up to the step of the look that is under way.
+    def finish_sync(self, sums: Sums) -> None:
+        """Shows and logs the loss of all ranks in the epoch, by the sum that was begun before.
 
         Raises:
             SharedFault: on all ranks, where it is no number.
         """
-        self.tell_saves()
-        if not (found := self.looks.read(self.progress.step)):
+        self.report_saves()
+        if not (found := self.sync.finish(self.progress.step)):
             return
         num_warned, num_due, *values = found
         if not math.isfinite(values[0]):
@@ -518,8 +518,8 @@ class Trainer:
         if self.line is not None:
             self.record({"kind": "steps", **self.line, **results("train", values, self.source.unit)})
 
-    def tell_saves(self) -> None:
-        """Tells of checkpoints that have become complete on the disk."""
+    def report_saves(self) -> None:
+        """Reports the checkpoints that have become complete on the disk."""
         while self.saves:
             step, seconds = self.saves.popleft()
             can_resume()
@@ -529,7 +529,7 @@ class Trainer:
             too_long = self.grace.note(seconds, self.times.seconds[-1] if self.times.seconds else 0.0)
             if too_long is not None:
                 self.display.note(too_long)
-                self.grace = Grace(math.inf, "said once")
+                self.grace = GracePeriod(math.inf, "said once")
 
     def record(self, values: dict[str, Any]) -> None:
         """Writes a line of metrics.jsonl, on rank 0."""
@@ -557,20 +557,20 @@ class Trainer:
         return summary
 
 
-class Looks:
-    """Looks at all ranks, after the same steps (or batches) on all of them. Nothing waits for the device.
+class ProgressSync:
+    """Adds up the progress of all ranks, after the same steps (or batches) on each. Nothing waits for the device.
 
-    A look is taken after one step and read after a later one, by when it has come.
+    A sum begins after one step and is read after a later one, by when it is there.
 
     Args:
         done: steps that are done already.
-        every: steps of which one looks after each multiple, besides.
+        every: there is a sum after each multiple of so many steps, besides.
 
     Attributes:
-        next: the step after which one looks again.
+        next: the step after which the next sum begins.
     """
 
-    def __init__(self, world: World, done: int = 0, every: int = LOOK_STEPS) -> None:
+    def __init__(self, world: World, done: int = 0, every: int = SYNC_STEPS) -> None:
         self.world = world
         self.every = every
         # Soon, to learn how long a step takes.
@@ -579,12 +579,12 @@ class Looks:
         self.sums: torch.Tensor | None = None
         self.copied: torch.cuda.Event | None = None
 
-    def take(self, done: int, *flags: bool | str, values: torch.Tensor | None = None) -> None:
-        """Begins a look after `done` steps: at the mean time of a step, `flags` and `values`."""
+    def start(self, done: int, *flags: bool | str, values: torch.Tensor | None = None) -> None:
+        """Begins a sum after `done` steps: of the mean time of a step, `flags` and `values`."""
         (before, then), now = self.since, time.perf_counter()
         self.since = done, now
-        told = [(now - then) / (done - before) / self.world.world_size, *map(float, map(bool, flags))]
-        own = to_device(told, self.world.device, torch.float64)
+        progress = [(now - then) / (done - before) / self.world.world_size, *map(float, map(bool, flags))]
+        own = to_device(progress, self.world.device, torch.float64)
         sums = self.sums = self.world.all_reduce(own if values is None else torch.cat((own, values)))
         if sums.is_cuda:
             self.sums = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
@@ -592,8 +592,8 @@ class Looks:
             self.copied = torch.cuda.Event()
             self.copied.record()
 
-    def read(self, done: int) -> list[float]:
-        """How many ranks had each flag, then the sums of the values, by the look that is under way; empty without."""
+    def finish(self, done: int) -> list[float]:
+        """How many ranks had each flag, then the sums of the values; empty where no sum was begun."""
         self.next = max(self.next, done + 1)
         if self.sums is None:
             return []
@@ -603,7 +603,7 @@ class Looks:
         self.sums = self.copied = None
         # Divisors of ten, so that the steps of which metrics.jsonl has a line are among them.
         wanted = WAIT_S / max(step_s, 1e-9)
-        steps = min(LOOK_STEPS, max((steps for steps in (10, 5, 2) if steps <= wanted), default=1))
+        steps = min(SYNC_STEPS, max((steps for steps in (10, 5, 2) if steps <= wanted), default=1))
         self.next = min((done // size + 1) * size for size in (steps, self.every))
         return rest
 
@@ -659,7 +659,7 @@ def choose_kernels(options: Options, world: World) -> None:
 
 
 @contextmanager
-def told_if_not_deterministic() -> Iterator[None]:
+def explain_nondeterminism() -> Iterator[None]:
     """A context in which torch's refusal to compute by a kernel that is not deterministic is a user's error."""
     try:
         yield

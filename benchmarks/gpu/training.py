@@ -86,7 +86,7 @@ def group_of_one(device: torch.device, backend: str | None = None) -> Iterator[W
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group(backend, rank=0, world_size=1)
     try:
-        yield World(device=device, backend=backend, local_world_size=1, waits=Stopwatch(device, counts=False))
+        yield World(device=device, backend=backend, local_world_size=1, waits=Stopwatch(device, is_counting=False))
     finally:
         dist.destroy_process_group()
 

@@ -1,9 +1,9 @@
 """One node's agent: torchrun in this process, with exit codes that mean something.
 
-The launcher execs this module; every option of torchrun means what it means there. It adds:
-a node waits for the master with a deadline and a message, a failure is told in three lines, and the exit code of the
-workers survives (torchrun answers 1 whatever they answered). And a scheduler's warning goes on to the workers, who
-write a checkpoint and end by themselves; torchrun would take it for the order to stop them.
+The launcher execs this module; every option of torchrun means what it means there. It adds that a node waits for the
+master with a deadline and a message, that a failure is reported in three lines, and that the exit code of the workers
+survives (torchrun's own is 1 in every case). A scheduler's warning goes on to the workers, which write a checkpoint and
+end by themselves; torchrun would take it for the order to stop them.
 """
 
 # ruff: noqa: E402
@@ -25,7 +25,7 @@ from types import FrameType
 import psutil
 
 from muster import interruption, processes
-from muster.notices import said_if_slow
+from muster.notices import notice_if_slow
 from muster.variables import LaunchVariable
 
 if __name__ == "__main__":
@@ -41,14 +41,14 @@ IS_FIRST = not any(re.fullmatch(r"--node-rank=[1-9][0-9]*|--rdzv-conf=.*is_host=
 
 gc.disable()  # to look for garbage among what imports make, all of which stays, is an eighth of their time
 
-with said_if_slow("loading PyTorch", is_said=IS_FIRST):
+with notice_if_slow("loading PyTorch", is_shown=IS_FIRST):
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
     from torch.distributed.run import parse_args  # pyright: ignore[reportUnknownVariableType]
 
 from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.agent.agent import Status, run
-from muster.entrypoint.agent.failures import is_ours, not_met, parted, report, say
+from muster.entrypoint.agent.failures import is_ours, lost_nodes, not_met, print_error, report
 from muster.errors import ExitCode, MusterError, code_for_job, one_line
 
 gc.enable()
@@ -57,18 +57,18 @@ if QUIET:
 
 
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What schedulers send some time before SIGKILL: the trainers hear the same ones (train/health/preemption.py)."""
+"""What schedulers send some time before SIGKILL: the trainers handle the same ones (train/health/preemption.py)."""
 
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.2
-SAY_AFTER_S = 20.0
+NOTICE_AFTER_S = 20.0
 
-# What torchrun logs about an end; the lines below say it better.
+# What torchrun logs about an end; the lines below report it better.
 _LOGGERS = (
     "torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api",
     "torch.multiprocessing.spawn",
 )  # fmt: skip
-_SAID_BELOW = (
+_REPORTED_BELOW = (
     "Sending process %s closing signal %s", "Closing process %s via signal %s", "Terminating process %s via signal",
     "failed (exitcode: %s)", "Received %s death signal",
 )  # fmt: skip
@@ -77,9 +77,9 @@ _SAID_BELOW = (
 def main(argv: list[str]) -> int:
     """The exit code of this node's workers, after running them by torchrun's arguments `argv`."""
     for name in _LOGGERS:
-        logging.getLogger(name).addFilter(lambda entry: not str(entry.msg).startswith(_SAID_BELOW))
+        logging.getLogger(name).addFilter(lambda entry: not str(entry.msg).startswith(_REPORTED_BELOW))
     arguments = parse_args(argv)
-    address, port = rendezvous.place_of(arguments)
+    address, port = rendezvous.endpoint_of(arguments)
     status = Warned()
     try:
         status.take_over(arguments)
@@ -90,27 +90,27 @@ def main(argv: list[str]) -> int:
         status.warning = status.warning or error.sigval.name
         return status.answer()
     except MusterError as error:
-        say(error)
+        print_error(error)
         return error.code
     except Exception as error:
         if status.warning == "SIGINT":
             return status.answer()
         if os.environ.get("MUSTER_DEBUG"):
             raise
-        place = f"{address}:{port}"
-        told = parted(place, error) if status.workers else not_met(address, port, arguments.nnodes, error)
-        say(told)
-        return told.code
+        endpoint = f"{address}:{port}"
+        failure = lost_nodes(endpoint, error) if status.workers else not_met(address, port, arguments.nnodes, error)
+        print_error(failure)
+        return failure.code
     if failures and status.explains(failures):
         return status.answer()
     return report(failures, status) if failures else ExitCode.DONE
 
 
 class Warned(Status):
-    """The status of a node that hears a scheduler's warnings, and Ctrl-C; `warning` is the signal's name."""
+    """The status of a node that handles a scheduler's warnings, and Ctrl-C; `warning` is the signal's name."""
 
     def take_over(self, arguments: argparse.Namespace) -> None:
-        """From now on this hears the signals, in torchrun's place."""
+        """From now on this handles the signals, in torchrun's place."""
         arguments.signals_to_handle = "SIGHUP,SIGQUIT"
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._interrupt)
@@ -128,7 +128,7 @@ class Warned(Status):
         raise SignalException("this process got SIGINT", sigval=signal.SIGINT)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Tells the workers. Where there are none yet, or for a second SIGTERM, torchrun ends everything."""
+        """Passes a signal on to the workers; without any, or for a second SIGTERM, has torchrun end everything."""
         warning = signal.Signals(number)
         # Of multiprocessing there is one more, which keeps its semaphores.
         workers = [child for child in psutil.Process().children() if child.pid in self.workers]
@@ -140,24 +140,24 @@ class Warned(Status):
                 worker.send_signal(warning)
         if warning.name == "SIGTERM" and not is_ours():
             # Not by print: this may have come while another line was written.
-            waits = "passed SIGTERM on to its ranks and waits for their end; a second SIGTERM ends them"
-            os.write(2, f"muster: {socket.gethostname()} {waits}\n".encode())
+            line = "passed SIGTERM on to its ranks and waits for their end; a second SIGTERM ends them"
+            os.write(2, f"muster: {socket.gethostname()} {line}\n".encode())
 
     def explains(self, failures: Mapping[int, ProcessFailure]) -> bool:
-        """Whether the workers were ended by this very signal, before they could hear it."""
-        heard = self.warning
-        return heard == "SIGINT" or (heard != "" and all(each.signal_name() == heard for each in failures.values()))
+        """Whether the workers were ended by this very signal, before they could handle it."""
+        name = self.warning
+        return name == "SIGINT" or (name != "" and all(each.signal_name() == name for each in failures.values()))
 
     def answer(self) -> int:
         """The exit code of a node that was stopped before its workers could write anything."""
-        heard = self.warning
-        if heard == "SIGINT":
-            interruption.say_for_ranks()
+        name = self.warning
+        if name == "SIGINT":
+            interruption.report_for_ranks()
             return ExitCode.INTERRUPTED
         # Our trainers had not begun, and can be started again as they were; of other programs nobody knows that.
-        can_start_again = is_ours() and heard in {number.name for number in WARNINGS}
+        can_start_again = is_ours() and name in {number.name for number in WARNINGS}
         when = " before the training began" if can_start_again else ""
-        print(f"muster: ended by {heard} on {socket.gethostname()}{when}", file=sys.stderr)
+        print(f"muster: ended by {name} on {socket.gethostname()}{when}", file=sys.stderr)
         return ExitCode.PREEMPTED if can_start_again else ExitCode.FAILED
 
 
@@ -167,11 +167,11 @@ def wait_for(address: str, port: int, timeout_s: float) -> None:
     torch waits too, but in silence, then names neither.
 
     Raises:
-        TimeoutError: nothing did within `timeout_s`; the message says what was waited for and what came last.
+        TimeoutError: nothing did within `timeout_s`; the message has what was waited for and what came last.
     """
     end = time.monotonic() + timeout_s
-    waits = f"{socket.gethostname()} waits for {address}:{port}, {timeout_s:.0f} s at most"
-    with said_if_slow(one_line(waits), after_s=SAY_AFTER_S):
+    line = f"{socket.gethostname()} waits for {address}:{port}, {timeout_s:.0f} s at most"
+    with notice_if_slow(one_line(line), after_s=NOTICE_AFTER_S):
         while True:
             try:
                 socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S).close()

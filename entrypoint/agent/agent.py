@@ -1,4 +1,4 @@
-"""torchrun's agent with what it lacks: only accidents are started again, and the nodes of a launch part in order.
+"""torchrun's agent with what it lacks: only accidents are started again, and the nodes of a launch end in order.
 
 It is a subclass of torch's by torch's own hooks; nothing of torch is replaced.
 """
@@ -33,8 +33,8 @@ from muster.entrypoint.rendezvous.network import within
 from muster.errors import ExitCode
 from muster.variables import LaunchVariable
 
-TELL_S = 5.0
-LEAVE_LOOK_S = 0.02
+BRIEFLY_S = 5.0
+LEAVE_POLL_S = 0.02
 GROUP_S = 3.0
 """Seconds from SIGTERM to SIGKILL for what a worker leaves running."""
 
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
         the failures by rank; none after an end without one.
 
     Raises:
-        SignalException: this process was told to end.
+        SignalException: this process got a signal to end.
         Exception: the nodes did not meet, or have lost each other.
 
     Source: torch.distributed.launcher.api.launch_agent, which has no place for another agent
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
         result = agent.run()
     except Exception as error:
         events.record(agent.get_event_failed(), config.event_log_handler)
-        # An elastic launch goes on without a node that was told to end.
+        # An elastic launch goes on without a node that got a signal to end.
         if not isinstance(error, SignalException):
             spec.rdzv_handler.shutdown()
         raise
@@ -145,13 +145,13 @@ def run_in_place(is_module: bool, program: str, *words: str) -> None:
             sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
             runpy.run_path(program, run_name="__main__")
     except Exception:
-        # torch would hand it to the agent, which says how a rank has ended and not why.
+        # torch would hand it to the agent, which reports how a rank has ended and not why.
         traceback.print_exc()
         sys.exit(ExitCode.FAILED)
 
 
 class Agent(LocalElasticAgent):
-    """torchrun's agent of one node, which speaks with those of the other nodes."""
+    """torchrun's agent of one node, which exchanges failures with those of the other nodes."""
 
     def __init__(self, status: Status, **options: Any) -> None:
         super().__init__(**options)
@@ -177,7 +177,7 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()  # by which this one is not typed
         self._before_start(worker_group)
-        # Trainers of ours hear Ctrl-C when they have their answer to it.
+        # Trainers of ours get Ctrl-C once they have a handler for it.
         with interruption.held() if is_ours() else nullcontext():
             started = torchs._start_workers(worker_group)
         self._status.workers = {pid for pid, _ in self.processes().values()}
@@ -198,7 +198,7 @@ class Agent(LocalElasticAgent):
             context._return_values.update(returned)
         result = torchs._monitor_workers(worker_group)
         for rank, failure in list(result.failures.items()):
-            # A trainer that was stopped may still end with a code that says more than the one that failed.
+            # A trainer that was stopped may still end with a code that means more than that of the one that failed.
             if failure.pid in self._status.stopped and (failure.exitcode < 0 or not is_ours()):
                 del result.failures[rank]
         if result.failures:
@@ -218,7 +218,7 @@ class Agent(LocalElasticAgent):
     def _exit_barrier(self) -> None:
         super()._exit_barrier()
         if time.monotonic() - self._start > BRIEF_S and not is_ours():
-            try_briefly(lambda: tell_if_apart(self._worker_group))
+            try_briefly(lambda: warn_if_no_group(self._worker_group))
         leave(self)
 
     def _shutdown(self, *arguments: Any, **options: Any) -> None:
@@ -231,7 +231,7 @@ class Agent(LocalElasticAgent):
         """Whether a worker has ended since this was asked last.
 
         torchrun stops the others as soon as it sees that one has failed. So who is alive is noted before it is asked:
-        they can't be the cause. Other nodes are told of the failure at once: theirs that follow come later.
+        they can't be the cause. The failure is published to other nodes at once: theirs that follow come later.
         """
         context: Any = self._pcontext
         found = self.processes()
@@ -249,7 +249,7 @@ class Agent(LocalElasticAgent):
         }
         if failures:
             self._status.stopped |= {pid for pid, code in found.values() if code is None}
-        # Trainers of ours tell each other; and a scheduler's warning reaches all nodes.
+        # Trainers of ours publish their failures; and a scheduler's warning reaches all nodes.
         if failures and self._nodes and not is_ours() and not self._status.warning:
             self._status.elsewhere = self._nodes.publish_failures(failures)
         return True
@@ -264,14 +264,14 @@ class Agent(LocalElasticAgent):
         before, self._num_nodes = self._num_nodes, group.group_world_size
         if group.group_rank == 0 and before not in (0, self._num_nodes):
             nodes = "1 node" if self._num_nodes == 1 else f"{self._num_nodes} nodes"
-            tell(f"goes on with {nodes} instead of {before}")
+            notify(f"goes on with {nodes} instead of {before}")
 
     def _check_restart(self, spec: Any, failures: Mapping[int, Any]) -> None:
         """Restarts are for accidents: torchrun counts them down whatever the reason."""
         most = spec.max_restarts
         codes = {failure.exitcode for failure in failures.values()}
         if codes == {ExitCode.PREEMPTED} and not self._status.warning and spec.rdzv_handler.num_nodes_waiting() > 0:
-            # A node comes. Another agent was the first to see it, and to stop its workers, and all heard of that.
+            # A node comes. Another agent was the first to see it, and to stop its workers, which stopped those of all.
             self._remaining_restarts += 1  # for this one, which doesn't count
             return
         if is_ours() and codes & {ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED}:
@@ -283,9 +283,9 @@ class Agent(LocalElasticAgent):
         ended = f"rank {rank} on {socket.gethostname()} {how_ended(failures[rank].exitcode)}"
         if self._remaining_restarts:
             number = most - self._remaining_restarts + 1
-            tell(f"{ended}: the ranks start again, restart {number} of {most}")
+            notify(f"{ended}: the ranks start again, restart {number} of {most}")
         else:
-            tell(f"{ended}, and --max-restarts={most} allows no more restarts")
+            notify(f"{ended}, and --max-restarts={most} allows no more restarts")
 
 
 def end_groups(leaders: Iterable[int]) -> None:
@@ -293,7 +293,7 @@ def end_groups(leaders: Iterable[int]) -> None:
     left = [leader for leader in leaders if reaches(leader, signal.SIGTERM)]
     end = time.monotonic() + GROUP_S
     while left and time.monotonic() < end:
-        time.sleep(LEAVE_LOOK_S)
+        time.sleep(LEAVE_POLL_S)
         left = [leader for leader in left if reaches(leader, 0)]
     for leader in left:
         reaches(leader, signal.SIGKILL)
@@ -311,29 +311,29 @@ def reaches(group: int, number: int) -> bool:
 def leave(agent: Any, *, has_failed: bool = False) -> None:
     """Has the node with the store leave last: torch's barrier lets it go while others still ask whether they may.
 
-    They would tell of a lost connection, with a traceback, after a run that went well. A node that has failed goes past
+    They would report a lost connection, with a traceback, after a run that went well. A node that has failed goes past
     the barrier: those whose workers have ended well would wait there for 5 minutes.
     """
     group = agent._worker_group
-    size, waits = group.group_world_size, group.group_rank == 0 and not has_failed
+    size, is_last = group.group_world_size, group.group_rank == 0 and not has_failed
 
-    def part() -> None:
+    def sign_off() -> None:
         if has_failed:
             barrier: Any = store_util
             terms: Any = api
             barrier._barrier_nonblocking(agent._store, size, terms._TERMINAL_STATE_SYNC_ID)
-        end = time.monotonic() + TELL_S
+        end = time.monotonic() + BRIEFLY_S
         left = agent._store.add(LEFT, 1)
-        while waits and left < size and time.monotonic() < end:
-            time.sleep(LEAVE_LOOK_S)
+        while is_last and left < size and time.monotonic() < end:
+            time.sleep(LEAVE_POLL_S)
             left = agent._store.add(LEFT, 0)
 
     if size > 1:
-        try_briefly(part)
+        try_briefly(sign_off)
 
 
-def tell_if_apart(group: Any) -> None:
-    """Says, where this agent has the store of the ranks, that none of the `group`'s world has used it.
+def warn_if_no_group(group: Any) -> None:
+    """Prints, where this agent has the store of the ranks, that none of the `group`'s world has used it.
 
     With a store of their own (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, torchrun.py) nobody knows.
     """
@@ -342,7 +342,7 @@ def tell_if_apart(group: Any) -> None:
         return
     keys = group.store.underlying_store.list_keys()
     if all(key.startswith((f"{handler.get_run_id()}/", "muster/")) for key in keys):  # the agents' own
-        tell(
+        notify(
             f"none of the {world_size} ranks opened a process group: each has run the whole script by itself, and a "
             "file that it writes was written by all. To train together: torch.distributed.init_process_group() and "
             "DistributedDataParallel; to run once: --nproc-per-node 1"
@@ -352,9 +352,9 @@ def tell_if_apart(group: Any) -> None:
 def try_briefly(ask: Callable[[], None]) -> None:
     """Asks a store that may be gone, and then answers nobody: for TELL_S at most, and whatever it has met."""
     with suppress(Exception):
-        within(TELL_S, ask)
+        within(BRIEFLY_S, ask)
 
 
-def tell(line: str) -> None:
+def notify(line: str) -> None:
     """Prints a line for the user."""
     print(f"muster: {line}", file=sys.stderr, flush=True)

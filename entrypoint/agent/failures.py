@@ -1,4 +1,4 @@
-"""What failed on a node: which rank was the first, how it ended, and what the user is told of it."""
+"""What failed on a node: which rank was the first, how it ended, and the error for the user."""
 
 import os
 import signal
@@ -37,17 +37,17 @@ def is_ours() -> bool:
 def first_of(failures: Mapping[int, Any]) -> int:
     """The rank that failed first, of failures by rank."""
     # Once one has failed, torchrun ends the others by SIGTERM.
-    own = [rank for rank, failure in failures.items() if failure.exitcode != -signal.SIGTERM] or failures
+    not_stopped = [rank for rank, failure in failures.items() if failure.exitcode != -signal.SIGTERM] or failures
     # A worker that was killed has no record of the time; the others' records know it to the second only.
-    return min(own, key=lambda rank: (failures[rank].exitcode >= 0, failures[rank].timestamp))
+    return min(not_stopped, key=lambda rank: (failures[rank].exitcode >= 0, failures[rank].timestamp))
 
 
 def cause_of(failures: Mapping[int, Any]) -> int | None:
     """The rank that made the others fail; None where a warning has ended all, which is no failure of this node's."""
     if is_ours() and any(failure.exitcode == ExitCode.PREEMPTED for failure in failures.values()):
         return None
-    own = {rank: failure for rank, failure in failures.items() if failure.exitcode not in WARNED}
-    return first_of(own) if own else None
+    failed = {rank: failure for rank, failure in failures.items() if failure.exitcode not in WARNED}
+    return first_of(failed) if failed else None
 
 
 def how_ended(exitcode: int) -> str:
@@ -61,21 +61,21 @@ def how_ended(exitcode: int) -> str:
 
 
 def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
-    """The exit code for workers that failed, after telling of the one that failed first, if it did not itself."""
+    """The exit code for workers that failed; the first failure is printed, unless its rank did so itself."""
     codes = {failure.exitcode for failure in failures.values()}
-    # A trainer with one of these has told the user what to do; those that died of its absence count for nothing. In
+    # A trainer with one of these has printed what to do; those that died of its absence count for nothing. In
     # another program 2 may be an option that it does not know, and 75 anything.
     for code in (ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED):
         if is_ours() and code in codes:
             return code
     reports = {rank: report_of(failure) for rank, failure in failures.items()}
-    told = {rank for rank in failures if "told" in reports[rank]}
+    reported = {rank for rank in failures if "told" in reports[rank]}
     # As torchrun ends them, once one has failed.
     stopped = {rank for rank, failure in failures.items() if failure.exitcode == -signal.SIGTERM}
-    own = failures.keys() - told
-    if not own or (told and own <= stopped):
+    unreported = failures.keys() - reported
+    if not unreported or (reported and unreported <= stopped):
         return ExitCode.FAILED
-    rank = first_of({rank: failures[rank] for rank in own})
+    rank = first_of({rank: failures[rank] for rank in unreported})
     first = failures[rank]
     how = how_ended(first.exitcode)
     fix = "read what it said above; `muster run --debug` shows this program's traceback too"
@@ -86,7 +86,7 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
     elif first.exitcode < 0:
         fix = FIX_BY_SIGNAL.get(first.signal_name(), fix)
     wrong = f"rank {rank} on {socket.gethostname()} {how}, and this node's other ranks were stopped"
-    say(MusterError(wrong, seen=message_of(first) or f"process {first.pid}", fix=fix))
+    print_error(MusterError(wrong, seen=message_of(first) or f"process {first.pid}", fix=fix))
     if first.exitcode < 0 and reports[rank]:
         log = reports[rank][0]
         print(f"  log: {log}", *last_lines(Path(log)), sep="\n       ", file=sys.stderr)
@@ -112,9 +112,9 @@ def last_lines(log: Path, number: int = 10, most: int = 32768) -> list[str]:
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError as error:
         return [f"can't be read: {error}"]
-    # What torch's C++ has to say stands before its stack: "frame #4: c10d::ProcessGroupNCCL::Watchdog::run() + ..."
-    told = [line for line in lines if line.strip() and not line.startswith("frame #")]
-    return ["".join(letter if letter.isprintable() else " " for letter in line) for line in told[-number:]]
+    # The message of torch's C++ stands before its stack: "frame #4: c10d::ProcessGroupNCCL::Watchdog::run() + ..."
+    shown = [line for line in lines if line.strip() and not line.startswith("frame #")]
+    return ["".join(letter if letter.isprintable() else " " for letter in line) for line in shown[-number:]]
 
 
 def message_of(failure: ProcessFailure) -> str:
@@ -142,7 +142,7 @@ def not_met(address: str, port: int, num_nodes: str, error: Exception) -> Muster
     return MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
 
 
-def parted(place: str, error: Exception) -> MusterError:
+def lost_nodes(endpoint: str, error: Exception) -> MusterError:
     """The error for nodes that had met, and then lost each other."""
     host, fix = socket.gethostname(), "look what the other nodes said; --resume goes on"
     if isinstance(error, RendezvousClosedError):
@@ -150,7 +150,7 @@ def parted(place: str, error: Exception) -> MusterError:
     elif isinstance(error, RendezvousTimeoutError):
         wrong, fix = f"{host} waited in vain for enough nodes to start again", f"--nnodes=MIN:MAX, or {fix}"
     else:
-        wrong = f"{host} has lost the node at {place}, by which all nodes meet: without it none can start again"
+        wrong = f"{host} has lost the node at {endpoint}, by which all nodes meet: without it none can start again"
         fix = "start the job again, without that node: --resume goes on"
     return MusterError(wrong, seen=_in_one_line(error), fix=fix, code=ExitCode.FAILED)
 
@@ -159,6 +159,6 @@ def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
-def say(error: MusterError) -> None:
-    """Prints the three lines of an error, ahead of what this process says next."""
+def print_error(error: MusterError) -> None:
+    """Prints the three lines of an error, ahead of what this process prints next."""
     print(error, file=sys.stderr, flush=True)

@@ -34,7 +34,7 @@ GRACE_S = 10.0
 """Seconds in which ranks that know of a fault have ended by themselves."""
 
 LEAVE_S = 6.0
-"""Seconds for which the node of the store waits for others to hear why it ends."""
+"""Seconds for which the node of the store waits for others to read why it ends."""
 
 
 class Nodes:
@@ -58,26 +58,26 @@ class Nodes:
 
     def _watch(self) -> None:
         """The thread: beats until something has failed, then ends the ranks that are still there."""
-        heard = time.monotonic()
-        while not self._reason and time.monotonic() - heard < DEAD_BEATS * BEAT_S:
+        answered = time.monotonic()
+        while not self._reason and time.monotonic() - answered < DEAD_BEATS * BEAT_S:
             try:
                 within(BEAT_S, self._beat)
-                heard = time.monotonic()
+                answered = time.monotonic()
             except dist.DistNetworkError:  # the store has closed, and does not come back
                 break
-            except (TimeoutError, RuntimeError):  # it is slow, or its host is gone, which time tells
+            except (TimeoutError, RuntimeError):  # it is slow, or its host is gone, which the time limit decides
                 continue
             finally:
                 time.sleep(BEAT_S)
         if not self._reason:
             self._reason = f"the node at {self._group.master_addr}:{self._group.master_port} does not answer any more"
-        if not is_ours():  # such ranks hear nothing of a fault
+        if not is_ours():  # such ranks read nothing of a fault
             self._end_workers(signal.SIGTERM)
         time.sleep(GRACE_S)
         self._end_workers(signal.SIGKILL)
 
     def _beat(self) -> None:
-        """Tells the others that this node lives, and hears whether something has failed."""
+        """Sends this node's beat, and reads whether something has failed."""
         store, group = self._beats, self._group
         rank = group.workers[0].global_rank
         store.set(f"node/{group.group_rank}", f"{time.monotonic()} {rank} {socket.gethostname()}")
@@ -97,12 +97,12 @@ class Nodes:
                     os.kill(pid, number)
 
     def _acknowledge(self, store: Any) -> None:
-        """Tells the node of the store that this one knows of the fault: it waits for that before it ends."""
-        own = [f"left/{worker.global_rank}" for worker in self._group.workers]
-        store.multi_set(own, [""] * len(own))
+        """Acknowledges the fault to the node of the store, which waits for that before it ends."""
+        keys = [f"left/{worker.global_rank}" for worker in self._group.workers]
+        store.multi_set(keys, [""] * len(keys))
 
     def _receive(self) -> None:
-        """Publishes the death of a node that was heard and is silent."""
+        """Publishes the death of a node whose beats have stopped."""
         for node in range(1, self._group.group_world_size):
             text = self._beats.get(f"node/{node}") if self._beats.check([f"node/{node}"]) else b""
             before, silent = self._seen.get(node, (b"", 0))
@@ -113,10 +113,10 @@ class Nodes:
                 self._publish(self._beats, int(rank), host, ExitCode.FAILED, wrong)
 
     def publish_failures(self, failures: Mapping[int, Any]) -> str:
-        """Tells the other nodes of a failure that this node's ranks perhaps could not tell.
+        """Publishes to the other nodes a failure that this node's ranks perhaps could not publish.
 
         Returns:
-            the failure on another node that was told before, in words; nothing if this is the first.
+            the failure on another node that was published before, in words; nothing if this is the first.
         """
         rank = cause_of(failures)
         if rank is None:
@@ -124,24 +124,24 @@ class Nodes:
         codes = {failure.exitcode for failure in failures.values()}
         code = ExitCode.USER_MUST_CHANGE if ExitCode.USER_MUST_CHANGE in codes else ExitCode.FAILED
 
-        def tell_all() -> bytes:
+        def publish() -> bytes:
             store = self._store
             store.set_timeout(timedelta(seconds=STORE_S))
-            told = self._publish(store, rank, socket.gethostname(), code, f"it {how_ended(failures[rank].exitcode)}")
+            first = self._publish(store, rank, socket.gethostname(), code, f"it {how_ended(failures[rank].exitcode)}")
             if not is_ours():
                 self._acknowledge(store)
-            return told
+            return first
 
         self._must_wait = True
         # RuntimeError: the store is gone. A store whose node is gone answers nobody.
         with suppress(TimeoutError, RuntimeError):
-            first = within(STORE_S, tell_all)
+            first = within(STORE_S, publish)
             if json.loads(first)["rank"] not in {worker.global_rank for worker in self._group.workers}:
                 return why(first)
         return ""
 
     def wait_for_others(self) -> None:
-        """Returns, on the node of the store, when all others have heard of a failure; on others at once."""
+        """Returns, on the node of the store, when all others know of a failure; on others at once."""
         if self._group.group_rank or not self._must_wait:
             return
         own = {worker.global_rank for worker in self._group.workers}
@@ -151,7 +151,7 @@ class Nodes:
             within(LEAVE_S + STORE_S, lambda: self._store.wait(others, timedelta(seconds=LEAVE_S)))
 
     def _publish(self, store: Any, rank: int, host: str, code: int, wrong: str) -> bytes:
-        """Tells all ranks of this fault, or of the one that was told before; returns which it was."""
+        """Publishes this fault to all ranks, or the one that was published before; returns which it was."""
         fault = json.dumps({"rank": rank, "host": host, "code": code, "wrong": wrong})
         first = store.compare_set("fault", "", fault)
         keys = [f"end/{rank}" for rank in range(self._group.workers[0].world_size)]

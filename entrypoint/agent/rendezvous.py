@@ -1,6 +1,6 @@
 """How the agents of a launch meet, by one of torch's handlers of rendezvous with what it lacks.
 
-StaticNodes  a fixed number of nodes, that meet at a known place: who does not come is named
+StaticNodes  a fixed number of nodes, that meet at a known endpoint: those that do not come are named
 Backend      nodes come and go: a store that does not answer counts as lost
 """
 
@@ -42,8 +42,8 @@ def is_one_node(arguments: argparse.Namespace) -> bool:
     return arguments.standalone or (arguments.nnodes in ("1", "1:1") and arguments.rdzv_backend == "static")
 
 
-def place_of(arguments: argparse.Namespace) -> tuple[str, int]:
-    """Where the nodes meet."""
+def endpoint_of(arguments: argparse.Namespace) -> tuple[str, int]:
+    """The address and port at which the nodes meet."""
     if is_one_node(arguments):
         return LOOPBACK_ADDRESS, 0 if arguments.standalone else arguments.master_port
     if arguments.rdzv_backend == "static":
@@ -66,8 +66,8 @@ def timeout_s(arguments: argparse.Namespace) -> int:
 def handler_of(arguments: argparse.Namespace, config: Any) -> RendezvousHandler:
     """How this node meets the others, by torchrun's `arguments` and the configuration that torch makes of them."""
     if is_one_node(arguments) or arguments.rdzv_backend == "static":
-        place = (*place_of(arguments), arguments.node_rank, config.max_nodes)
-        return StaticNodes(*place, config.run_id, timeout_s(arguments))
+        node = (*endpoint_of(arguments), arguments.node_rank, config.max_nodes)
+        return StaticNodes(*node, config.run_id, timeout_s(arguments))
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -84,8 +84,8 @@ def handler_of(arguments: argparse.Namespace, config: Any) -> RendezvousHandler:
 class StaticNodes(StaticTCPRendezvous):
     """The rendezvous of a fixed number of nodes.
 
-    Of several it names who does not come: torch's own tells only how many did. Of one it makes a new store each time,
-    which listens on 127.0.0.1 alone (port 0 takes a free one): torch's own listen on all interfaces, and whoever
+    Of several it names those that do not come: torch's own has only their number. Of one it makes a new store each
+    time, which listens on 127.0.0.1 alone (port 0 takes a free one): torch's own listen on all interfaces, and whoever
     reaches a store can have its processes run code.
 
     Source: https://github.com/pytorch/pytorch/security/policy (using distributed features)
@@ -108,8 +108,8 @@ class StaticNodes(StaticTCPRendezvous):
             self._store = torchs(*where, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
         elif self._store is None:
             # As torch makes it, but on node rank 0 up at once, and not when all have come: they are counted below.
-            place = (self.master_addr, self.master_port, self.world_size, self.rank == 0, self.timeout)
-            self._store = torchs(*place, multi_tenant=True, wait_for_workers=self.rank > 0)
+            server = (self.master_addr, self.master_port, self.world_size, self.rank == 0, self.timeout)
+            self._store = torchs(*server, multi_tenant=True, wait_for_workers=self.rank > 0)
             call(self._store, self.rank, self.world_size, self.timeout)
         return super().next_rendezvous()
 

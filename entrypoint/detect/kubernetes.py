@@ -144,8 +144,8 @@ def _of_volcano(read: Reader) -> Task:
     if own is None and len(names) == 1 and index < len(hosts):
         own = index
     is_here = own is not None and any(task[index : index + 1] == (hosts[own],) for task in by_task)
-    told = {"RANK": str(own), "WORLD_SIZE": str(len(hosts)), "VK_TASK_INDEX": str(index)}
-    is_same = all(env.get(name, value) == value for name, value in told.items())
+    expected = {"RANK": str(own), "WORLD_SIZE": str(len(hosts)), "VK_TASK_INDEX": str(index)}
+    is_same = all(env.get(name, value) == value for name, value in expected.items())
     if own is None or not is_here or not is_same or len(set(hosts)) != len(hosts):
         raise read.error("the variables disagree on which pod of the job this is", *shown)
     return _task(own, len(hosts), hosts, f"{index_name}={index}", f"{len(hosts)} hosts in {listed}", listed)

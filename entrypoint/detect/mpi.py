@@ -197,7 +197,7 @@ def by_rank(
     *,
     job_id: str | None = None,
     counted: Ranks | None = None,
-    told: int | None = None,
+    known_node_rank: int | None = None,
 ) -> Task:
     """The task that a launcher's four variables describe.
 
@@ -208,7 +208,7 @@ def by_rank(
         job: the scheduler's answer, whose list of hosts tells the node rank.
         job_id: the launch's own id, if it has one.
         counted: what the variables say, of a launcher whose last one counts nodes: all nodes have as many processes.
-        told: the node rank, of a launcher that tells it.
+        known_node_rank: of a launcher that sets it.
 
     Raises:
         MusterError: they contradict each other, or the scheduler's hosts, or leave the node rank open.
@@ -260,19 +260,23 @@ def by_rank(
         if hosts and own is None:
             why = f"this host, {read.env.host}, is not among the job's by that name"
         elif hosts:
-            why = f"the launch uses {num_nodes} of the job's {len(hosts)} nodes, and which is not told"
+            why = f"the launch uses {num_nodes} of the job's {len(hosts)} nodes, and which is not known_node_rank"
         hosts, node_rank = (), ranks.rank // local_size
         sources |= {"hosts": why, "node_rank": f"rank {ranks.rank} in blocks of {local_size}"}
-        if told is None:
+        if known_node_rank is None:
             notes.append(f"node rank {node_rank}: {why}; ranks are taken to lie in blocks of {local_size} a node")
         else:
-            node_rank, sources["node_rank"] = told, "the launcher's own"
+            node_rank, sources["node_rank"] = known_node_rank, "the launcher's own"
     if len(set(tasks_per_node)) == 1:
-        _check_order(launcher, ranks, node_rank, read.seen(*names), is_known=bool(hosts) or told is not None)
+        _check_order(launcher, ranks, node_rank, read.seen(*names), is_known=bool(hosts) or known_node_rank is not None)
         if num_nodes > 1 and local_size > 1 and counted is None:
             notes.append(f"each node is taken to run {processes(local_size)}, as this one does")
-    fits = told is None or told == node_rank < len(tasks_per_node)
-    read.agree(fits, f"{launcher} says node rank {told}, which does not fit its hosts, or its ranks and sizes", *names)
+    fits = known_node_rank is None or known_node_rank == node_rank < len(tasks_per_node)
+    read.agree(
+        fits,
+        f"{launcher} says node rank {known_node_rank}, which does not fit its hosts, or its ranks and sizes",
+        *names,
+    )
     return Task(
         launcher=launcher,
         node_rank=node_rank,
@@ -311,9 +315,9 @@ def _check_order(launcher: str, ranks: Ranks, node_rank: int, seen: str, *, is_k
     if ranks.local_size == 1 or ranks.rank == block or (is_known and ranks.rank == in_turns):
         return
     raise MusterError(
-        "the ranks lie neither in blocks nor in turns on the nodes, so where they meet can't be told"
+        "the ranks lie neither in blocks nor in turns on the nodes, so where they meet can't be known_node_rank"
         if is_known
-        else "the ranks don't lie in blocks, a node after the other, so which node this is can't be told",
+        else "the ranks don't lie in blocks, a node after the other, so which node this is can't be known_node_rank",
         seen=seen,
         fix=_PACKED.get(launcher)
         or "mpirun --map-by slot (Open MPI) or mpiexec -ppn N (MPICH, Intel MPI): the ranks of a node in one block",

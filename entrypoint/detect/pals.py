@@ -118,7 +118,7 @@ def _by_rank(env: Environment, job: Job, node_rank: int, why: MusterError) -> Ta
     read = Reader(env, f"make the file of its nodes visible: {why.fix}")
     local_size = "PALS_LOCAL_SIZE" if "PALS_LOCAL_SIZE" in env else "PMI_LOCAL_SIZE"
     names = mpi.Names("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", local_size)
-    task = mpi.by_rank("pals", names, read, job, job_id=env["PALS_APID"], told=node_rank)
+    task = mpi.by_rank("pals", names, read, job, job_id=env["PALS_APID"], known_node_rank=node_rank)
     is_known = len(task.tasks_per_node) == 1 or task.hosts
     return task if is_known else replace(task, notes=(f"{why.wrong}; {why.fix}", *task.notes))
 

@@ -420,8 +420,8 @@ class HostLibraries:
         if "/" in name:
             return read_library(self.root, name)
         rpath = by.rpath if by else ()
-        told = by.runpath if by and by.runpath else rpath
-        first = [f"{folder}/{name}" for folder in (*told, *self.search)]
+        listed = by.runpath if by and by.runpath else rpath
+        first = [f"{folder}/{name}" for folder in (*listed, *self.search)]
         last = [f"{folder}/{name}" for folder in self.folders]
         other = None
         for path in (*first, *self.cached.get(name, []), *last):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from muster.entrypoint.sites.schema import Fabric, Site
 
 FOUND = LaunchVariable.FABRIC_FOUND
-"""Tells the program which fabric it got; a run's summary.json has it."""
+"""Hands the fabric's name on to the program; a run's summary.json has it."""
 
 MOUNT = "apptainer exec --bind /:/host:ro, docker run -v /:/host:ro"
 ANYWAY = "over TCP, at a fraction of the speed: --fabric tcp"
@@ -112,7 +112,7 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Plac
     from muster.entrypoint.fabric import proof, stage
     from muster.entrypoint.sites import profiles
 
-    finding = _look(need, places)
+    finding = _find(need, places)
     if finding.fabric == TCP and need.wanted == AUTO and not bound:
         # NCCL is left to itself, as it may know a network that no profile does.
         return Additions({}, (one_line(f"fabric: none: {finding.why}"),) if need.is_several else ())
@@ -127,7 +127,7 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Plac
         seen = "; ".join(each.seen for each in plan.refusals[:4])
         raise MusterError(first.wrong + more, seen=seen, fix=f"{first.fix}; or {ANYWAY}")
     if not plan.injected:
-        return _told(plan, stage.settings(plan, env, need), _image_alone(need, plan, profile, env, places))
+        return _additions(plan, stage.settings(plan, env, need), _image_alone(need, plan, profile, env, places))
     folder = places.bound
     if has_host:
         if need.is_several and need.is_proved:
@@ -142,10 +142,10 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Plac
     if need.is_proved and not need.is_dry:
         proof.prove(folder, names, proof.Image.here({**env, **settings.variables}))
     shown = ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
-    return _told(plan, settings, f"{shown} from {'the host' if has_host else places.bound}")
+    return _additions(plan, settings, f"{shown} from {'the host' if has_host else places.bound}")
 
 
-def _look(need: Need, places: Places) -> "Finding":
+def _find(need: Need, places: Places) -> "Finding":
     """What the host has. Its interfaces are this container's, and so are devices that its mount does not show."""
     from muster.entrypoint.fabric.find import find
 
@@ -159,7 +159,7 @@ def _look(need: Need, places: Places) -> "Finding":
 
 
 def _image_alone(need: Need, plan: "FabricPlan", profile: "Fabric", env: Mapping[str, str], places: Places) -> str:
-    """What a launch says that takes no library of the host's.
+    """The words for a launch that takes no library of the host's.
 
     Raises:
         MusterError: NCCL would fall back to TCP with the image's own libraries.
@@ -188,14 +188,14 @@ def _image_alone(need: Need, plan: "FabricPlan", profile: "Fabric", env: Mapping
     return "the image's own libraries"
 
 
-def _told(plan: "FabricPlan", settings: Additions, what: str) -> Additions:
-    """The settings, with a line that tells the fabric, its devices and where the libraries are from."""
-    place = plan.finding.fabric
+def _additions(plan: "FabricPlan", settings: Additions, what: str) -> Additions:
+    """The settings, with a line on the fabric, its devices and where the libraries are from."""
+    fabric = plan.finding.fabric
     names = [device.name for device in plan.finding.nccl_devices]
-    if names and place != TCP:
+    if names and fabric != TCP:
         shown = [*names[:4], f"{len(names) - 4} more"] if len(names) > 4 else names
-        place += f" ({', '.join(shown)})"
-    line = f"fabric: {place}: {what}"
+        fabric += f" ({', '.join(shown)})"
+    line = f"fabric: {fabric}: {what}"
     if "NCCL_NET" in settings.variables:
         line += f"; NCCL_NET={settings.variables['NCCL_NET']}"
     notes = tuple(map(one_line, (line, *settings.notes, *plan.notes)))

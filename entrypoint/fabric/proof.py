@@ -96,9 +96,11 @@ def trace(names: Sequence[str], library_path: str) -> Trace:
     env = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_LIBRARY_PATH": library_path, "LD_PRELOAD": " ".join(loadable)}
     done = run_python("", [], env, TIMEOUT_S)
     if isinstance(done, str) or done.returncode < 0:
-        said = done if isinstance(done, str) else reason_of_end(done)
+        reason = done if isinstance(done, str) else reason_of_end(done)
         raise MusterError(
-            "the dynamic loader can't read the host's network libraries", seen=f"{said}: {' '.join(loadable)}", fix=FIX
+            "the dynamic loader can't read the host's network libraries",
+            seen=f"{reason}: {' '.join(loadable)}",
+            fix=FIX,
         )
     found = {name or Path(file).name: Path(file) for name, file in _FOUND.findall(done.stdout)}
     absent = [*_NOT_FOUND.findall(done.stdout), *_NOT_PRELOADED.findall(done.stderr)]
@@ -280,7 +282,7 @@ class Closure:
         return self.links.get(file.name) if file.parent == self._folder else None
 
     def _who_needs(self, name: str) -> tuple[str, Library | None]:
-        """Who asks for a name: to be told, and the library of the host's that it is, if it is one."""
+        """Who asks for a name, in words, and the library of the host's that it is, if it is one."""
         if name in self.roots:
             return "the profile", None
         for library in self.links.values():
@@ -292,8 +294,8 @@ class Closure:
         """Links what the host has of what the loader misses: libraries, and newer copies; whether anything was."""
         is_more = False
         for name in traced.absent:
-            told, by = self._who_needs(name)
-            is_more |= self._link(name, self.host.find(name, by), told)
+            who, by = self._who_needs(name)
+            is_more |= self._link(name, self.host.find(name, by), who)
         for file, user in traced.lacking:
             name, by = traced.name_of(file), self._link_of(user)
             # Of two CUDA runtimes, torch's and another, both can be loaded.
@@ -419,7 +421,7 @@ def run_python(
 
 def reason_of_end(done: "subprocess.CompletedProcess[str]") -> str:
     """Why a process that opened a library failed, as it said itself."""
-    said = done.stderr.strip().splitlines()
+    lines = done.stderr.strip().splitlines()
     if done.returncode < 0:
         return f"a process that opened it was ended by {signal.Signals(-done.returncode).name}"
-    return said[-1] if said else f"a process that opened it ended with code {done.returncode}"
+    return lines[-1] if lines else f"a process that opened it ended with code {done.returncode}"

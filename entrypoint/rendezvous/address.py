@@ -31,7 +31,7 @@ class Rendezvous:
             ranks then find each other by files (`rendezvous_file`), and `by_file` completes this.
         master_port: None where it is picked at the start (one node, nothing asked for).
         rdzv_id: the job's id and attempt, so that no start meets the leftovers of an earlier one.
-        interface: this host's network interface towards the others; None where only the host itself can tell.
+        interface: this host's network interface towards the others; None where only the host itself knows it.
         local_addr: this host's address on it; None on one node.
         sources: what gave each value.
     """
@@ -66,7 +66,7 @@ def meet(allocation: Allocation, env: Environment, options: LaunchOptions) -> Re
     """
     address, address_source = _address(allocation, env, options)
     port, port_source = _port(allocation, env, options)
-    meeting = Rendezvous(
+    rendezvous = Rendezvous(
         master_addr=address,
         master_port=port,
         rdzv_id=f"{allocation.job_id or 'local'}.{allocation.attempt}",
@@ -78,11 +78,11 @@ def meet(allocation: Allocation, env: Environment, options: LaunchOptions) -> Re
             "interface": "only the host itself can tell",
         },
     )
-    return _on_this_host(meeting, allocation, options) if env.is_live and address else meeting
+    return _on_this_host(rendezvous, allocation, options) if env.is_live and address else rendezvous
 
 
-def by_file(meeting: Rendezvous, allocation: Allocation, env: Environment, options: LaunchOptions) -> Rendezvous:
-    """`meeting` with the address and port that the ranks agree on by a file in a folder they share.
+def by_file(rendezvous: Rendezvous, allocation: Allocation, env: Environment, options: LaunchOptions) -> Rendezvous:
+    """`rendezvous` with the address and port that the ranks agree on by a file in a folder they share.
 
     Raises:
         MusterError: they can't, not all came in time, or they are not what each takes the others to be.
@@ -101,12 +101,12 @@ def by_file(meeting: Rendezvous, allocation: Allocation, env: Environment, optio
         tasks_on_node=allocation.tasks_on_node,
         world=f"{allocation.num_nodes} nodes{count}",
     )
-    # What tells this launch from every other one: a job may start several at once.
+    # This launch's identity: a job may start several at once.
     launch = {"hydra": _hydra_launch(), "openmpi": env.get("PMIX_NAMESPACE", "")}.get(allocation.launcher, "")
     peers = rendezvous_file.Peers(
         folder=Path(options.rendezvous_dir),
-        job=launch or f"{meeting.rdzv_id}.{allocation.step}",
-        is_told_apart=bool(launch),
+        job=launch or f"{rendezvous.rdzv_id}.{allocation.step}",
+        is_unique=bool(launch),
         number=allocation.rank if is_worker else allocation.node_rank,
         size=allocation.world_size if is_worker else allocation.num_nodes,
         timeout_s=options.rdzv_timeout,
@@ -121,16 +121,16 @@ def by_file(meeting: Rendezvous, allocation: Allocation, env: Environment, optio
     rendezvous_file.exit_on_terminate()
     address, port = rendezvous_file.meet(peers)
     found = replace(
-        meeting,
-        master_addr=meeting.master_addr or address,
-        master_port=meeting.master_port or port,
-        sources={**meeting.sources, "master_addr": str(peers.path), "master_port": str(peers.path)},
+        rendezvous,
+        master_addr=rendezvous.master_addr or address,
+        master_port=rendezvous.master_port or port,
+        sources={**rendezvous.sources, "master_addr": str(peers.path), "master_port": str(peers.path)},
     )
     return _on_this_host(found, allocation, options)
 
 
 def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -> None:
-    """Tells the others of this launch why this process can't take part, where its launcher lets them wait for it.
+    """Publishes to the others of this launch why this process can't take part, where they would wait for it.
 
     mpirun ends all when one ends with an error. Hydra does so only once they have called MPI, and Flux not at all.
     """
@@ -148,15 +148,15 @@ def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -
     timeout_s = min(rendezvous_file.REFUSED_TIMEOUT_S, options.rdzv_timeout)
     peers = rendezvous_file.Peers(Path(options.rendezvous_dir), launch, rank, size, timeout_s, refusal)
     rendezvous_file.exit_on_terminate()
-    # Whatever comes of it: the refusal itself is what this process has to say.
+    # Whatever comes of it: this process ends with the refusal itself.
     with contextlib.suppress(MusterError):
         rendezvous_file.meet(peers)
 
 
 def _hydra_launch() -> str:
-    """What tells this launch of MPICH's mpiexec from another at the same time; empty where it can't be seen.
+    """The identity of this launch of MPICH's mpiexec among others at the same time; empty where it can't be seen.
 
-    Hydra sets no variable for it, but the proxy that starts a host's ranks is told where mpiexec listens:
+    Hydra sets no variable for it, but the proxy that starts a host's ranks gets where mpiexec listens:
 
         hydra_pmi_proxy --control-port node01:41525 --rmk user --launcher ssh ... --proxy-id 1
     """
@@ -170,14 +170,14 @@ def _hydra_launch() -> str:
     return ""
 
 
-def is_open(meeting: Rendezvous, allocation: Allocation) -> bool:
+def is_open(rendezvous: Rendezvous, allocation: Allocation) -> bool:
     """Whether several processes are to meet, and where is left to `by_file`."""
     several = allocation.num_nodes > 1 or allocation.tasks_on_node > 1
-    return several and (meeting.master_addr is None or meeting.master_port is None)
+    return several and (rendezvous.master_addr is None or rendezvous.master_port is None)
 
 
-def _on_this_host(meeting: Rendezvous, allocation: Allocation, options: LaunchOptions) -> Rendezvous:
-    """`meeting` as this host reaches it: with its interface, and with an own name that resolves."""
+def _on_this_host(rendezvous: Rendezvous, allocation: Allocation, options: LaunchOptions) -> Rendezvous:
+    """`rendezvous` as this host reaches it: with its interface, and with an own name that resolves."""
     if options.interface:
         interface, source = options.interface, "--interface"
     elif allocation.num_nodes == 1:
@@ -185,14 +185,14 @@ def _on_this_host(meeting: Rendezvous, allocation: Allocation, options: LaunchOp
     else:
         # The others are reached by the names by which the master is: a suffix may lead to another network.
         hosts = tuple(with_suffix(host, options.address_suffix) for host in allocation.hosts)
-        meeting, interface = _route(meeting, allocation, hosts)
+        rendezvous, interface = _route(rendezvous, allocation, hosts)
         source = "the route to the master" if allocation.node_rank else "the way that the others come in by"
     own = network.address_of(interface) if allocation.num_nodes > 1 else None
-    return replace(meeting, interface=interface, local_addr=own, sources={**meeting.sources, "interface": source})
+    return replace(rendezvous, interface=interface, local_addr=own, sources={**rendezvous.sources, "interface": source})
 
 
-def _route(meeting: Rendezvous, allocation: Allocation, hosts: tuple[str, ...]) -> tuple[Rendezvous, str | None]:
-    name, source = meeting.master_addr or "", meeting.sources["master_addr"]
+def _route(rendezvous: Rendezvous, allocation: Allocation, hosts: tuple[str, ...]) -> tuple[Rendezvous, str | None]:
+    name, source = rendezvous.master_addr or "", rendezvous.sources["master_addr"]
     if allocation.node_rank:
         master = network.resolve(name, source)
         # "localhost" itself is no mistake: several nodes by hand on one machine is how one tries a launch out.
@@ -202,7 +202,7 @@ def _route(meeting: Rendezvous, allocation: Allocation, hosts: tuple[str, ...]) 
                 seen=source,
                 fix=network.FIX_NAME,
             )
-        return meeting, network.fabric_interface((master,))
+        return rendezvous, network.fabric_interface((master,))
     others: tuple[str, ...] = ()
     # The next host's name only tells the way by which the others come in: else the default route tells it.
     with contextlib.suppress(MusterError):
@@ -210,15 +210,15 @@ def _route(meeting: Rendezvous, allocation: Allocation, hosts: tuple[str, ...]) 
     try:
         # Its own name leads to the interface that the others come in by, unless it is a loopback address here: then
         # only the way to the next host tells.
-        return meeting, network.fabric_interface((network.resolve(name, source), *others))
+        return rendezvous, network.fabric_interface((network.resolve(name, source), *others))
     except MusterError:
         # Its own name need not resolve on the master; its own address does.
         interface = network.fabric_interface(others)
         own = network.address_of(interface)
         if own is None:
             raise
-        sources = {**meeting.sources, "master_addr": f"{source}; {name} does not resolve on itself"}
-        return replace(meeting, master_addr=own, sources=sources), interface
+        sources = {**rendezvous.sources, "master_addr": f"{source}; {name} does not resolve on itself"}
+        return replace(rendezvous, master_addr=own, sources=sources), interface
 
 
 def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -> tuple[str | None, str]:
@@ -226,7 +226,7 @@ def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -
         return options.master_addr, "--master-addr"
     if allocation.num_nodes == 1:
         return "127.0.0.1", "one node"
-    # Kubeflow's TrainJob says it in torchrun's own words only.
+    # Kubeflow's TrainJob sets torchrun's own variables only.
     for name in ("MASTER_ADDR", "PET_MASTER_ADDR"):
         if env.get(name):
             # An address may have a zone: fe80::1%eth0

@@ -31,14 +31,14 @@ import msgspec
 
 from muster.entrypoint.rendezvous import network
 from muster.errors import ExitCode, MusterError, one_line
-from muster.notices import said_if_slow
+from muster.notices import notice_if_slow
 from muster.units import processes
 
 POLL_S = 0.1
 # The others look less and less often: a thousand of them share a file system.
 LONGEST_POLL_S = 1.0
-SAY_AFTER_S = 20.0
-# Where launches can't be told apart: how long after the last answer another one may still come.
+NOTICE_AFTER_S = 20.0
+# Where launches have no identity: how long after the last answer another one may still come.
 CONFLICT_S = 1.0
 # After the first refusal: how long the others have to come and read it.
 REFUSED_TIMEOUT_S = 30.0
@@ -54,14 +54,14 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Participant(msgspec.Struct, frozen=True):
-    """What a process of a launch says of itself.
+    """One process of a launch, as it describes itself to the others.
 
     It knows its own host and its launcher's counts, and takes the rest for granted: ranks in blocks, as many on each
     host. Alone it can't see that this is wrong.
 
     Attributes:
         host: its host's name, for a person.
-        machine: what tells that host from all others, also from those of the same name.
+        machine: the host's identity, which others of the same name don't share.
         node_rank: the number it takes its host to have.
         local_rank: its number on that host.
         tasks_on_node: how many it takes to be there.
@@ -82,11 +82,11 @@ class Peers:
 
     Attributes:
         folder: one that all of them see.
-        job: what tells this launch from others in the same folder, as far as that is known.
+        job: the launch's identity among others in the same folder, as far as that is known.
         number: this participant's, from 0, of `size`.
         interface: of number 0, the network interface at whose address all shall meet; None leaves it to the routes.
-        participant: what this one says of itself; or why it can't take part, which all shall hear.
-        is_told_apart: whether no other launch can have the same `job`.
+        participant: this one; or why it can't take part, which all shall know.
+        is_unique: whether no other launch can have the same `job`.
         hint: what else may keep the others away, for who waits long; empty without any.
     """
 
@@ -97,7 +97,7 @@ class Peers:
     timeout_s: float
     participant: Participant | MusterError
     interface: str | None = None
-    is_told_apart: bool = True
+    is_unique: bool = True
     hint: str = ""
 
     @property
@@ -137,8 +137,8 @@ def meet(peers: Peers) -> tuple[str, int]:
     """An address of participant 0 and a free port there, once all are there.
 
     Raises:
-        MusterError: the folder can't be used or is not this user's alone, some did not come in time, or what they say
-            contradicts each other.
+        MusterError: the folder can't be used or is not this user's alone, some did not come in time, or they
+            contradict each other.
     """
     try:
         return _gather(peers) if peers.number == 0 else _join(peers)
@@ -151,7 +151,7 @@ def meet(peers: Peers) -> tuple[str, int]:
 
 
 def machine() -> str:
-    """What tells this host from all others: fresh containers share names, and hosts of one kernel share its id."""
+    """This host's identity: fresh containers share names, and hosts of one kernel share its id."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -192,7 +192,7 @@ def check(participants: Mapping[int, Participant]) -> None:
 
 
 def _gather(peers: Peers) -> tuple[str, int]:
-    """Participant 0: waits for the others' answers, and tells them the result."""
+    """Participant 0: waits for the others' answers, and publishes the result."""
     with contextlib.suppress(FileExistsError):
         peers.path.mkdir(0o700)
     with _opened(peers.path) as folder:
@@ -201,11 +201,11 @@ def _gather(peers: Peers) -> tuple[str, int]:
         _write(folder, "host", host)
         try:
             check(_participants(folder, peers, host))
-            _tell(folder, host, _Line())
+            _publish(folder, host, _Line())
         except MusterError as refusal:
-            # Where another launch has written over the file, the others go there, and are told there.
+            # Where another launch has written over the file, the others go there, and read the refusal there.
             if _read(folder, "host", _Host) == host:
-                _tell(folder, host, _refused(refusal))
+                _publish(folder, host, _refused(refusal))
             raise
         finally:
             is_mine = _read(folder, "host", _Host) == host
@@ -223,35 +223,35 @@ def _participants(folder: int, peers: Peers, host: _Host) -> dict[int, Participa
 
     Raises:
         MusterError: some did not come in time, one can't take part, or two launches meet here. Before it is raised the
-            others had time to come, so that they can be told too.
+            others had time to come, so that they can read it too.
     """
-    said: dict[str, tuple[int, Participant | MusterError]] = {"": (0, peers.participant)}
+    answers: dict[str, tuple[int, Participant | MusterError]] = {"": (0, peers.participant)}
     last_came = time.monotonic()
     deadline = last_came + peers.timeout_s
     while True:
         now = time.monotonic()
         for name, number in _answers(folder, host).items():
-            line = None if name in said else _read(folder, name, _Line)
+            line = None if name in answers else _read(folder, name, _Line)
             if line and (one := line.participant or line.error):
-                said[name], last_came = (number, one), now
-        participants = {number: one for number, one in said.values() if isinstance(one, Participant)}
-        refusals = [one for _, one in said.values() if isinstance(one, MusterError)]
-        numbers = {number for number, _ in said.values()}
+                answers[name], last_came = (number, one), now
+        participants = {number: one for number, one in answers.values() if isinstance(one, Participant)}
+        refusals = [one for _, one in answers.values() if isinstance(one, MusterError)]
+        numbers = {number for number, _ in answers.values()}
         size = peers.size
-        if len(numbers) < len(said):
-            # Which of two launches each of them belongs to can't be told, so neither starts.
+        if len(numbers) < len(answers):
+            # Nobody knows which of two launches each of them belongs to, so neither starts.
             size, refusals = 2 * peers.size, [_conflict(peers, "meets by the same file")]
         if refusals:
             deadline = min(deadline, now + REFUSED_TIMEOUT_S)
-        if refusals and (len(said) >= size or now >= deadline):
+        if refusals and (len(answers) >= size or now >= deadline):
             raise refusals[0]
         # Those who came may be another launch's: then this one's are on their way.
-        if len(said) >= size and (peers.is_told_apart or now - last_came >= CONFLICT_S):
+        if len(answers) >= size and (peers.is_unique or now - last_came >= CONFLICT_S):
             return participants
-        if len(said) < size and now >= deadline:
+        if len(answers) < size and now >= deadline:
             missing = ", ".join([str(number) for number in range(peers.size) if number not in numbers][:10])
             raise _too_late(
-                peers, f"{len(said)} of {peers.size} came within {peers.timeout_s:.0f} s; number {missing} did not"
+                peers, f"{len(answers)} of {peers.size} came within {peers.timeout_s:.0f} s; number {missing} did not"
             )
         other = _read(folder, "host", _Host)
         if other not in (host, None):
@@ -261,14 +261,14 @@ def _participants(folder: int, peers: Peers, host: _Host) -> dict[int, Participa
         time.sleep(POLL_S)
 
 
-def _tell(folder: int, host: _Host, result: _Line) -> None:
+def _publish(folder: int, host: _Host, result: _Line) -> None:
     """Adds the result to all answers, and gives the others time to read it: they remove theirs then."""
-    told = {name for name, number in _answers(folder, host).items() if number > 0}
-    for name in told:
+    names = {name for name, number in _answers(folder, host).items() if number > 0}
+    for name in names:
         with contextlib.suppress(OSError):
             _write(folder, name, result, os.O_APPEND)
     end = time.monotonic() + READ_TIMEOUT_S
-    while time.monotonic() < end and not told.isdisjoint(os.listdir(folder)):
+    while time.monotonic() < end and not names.isdisjoint(os.listdir(folder)):
         time.sleep(POLL_S / 2)
 
 
@@ -278,8 +278,8 @@ def _join(peers: Peers) -> tuple[str, int]:
     last = "the file did not appear"
     # A --rendezvous-dir that is not there is a mistake, and not waited for.
     peers.folder.stat()
-    waits = f"{socket.gethostname()} waits for the others by {peers.path}, {peers.timeout_s} s at most; {peers.hint}"
-    with said_if_slow(one_line(waits.rstrip("; ")), after_s=SAY_AFTER_S):
+    line = f"{socket.gethostname()} waits for the others by {peers.path}, {peers.timeout_s} s at most; {peers.hint}"
+    with notice_if_slow(one_line(line.rstrip("; ")), after_s=NOTICE_AFTER_S):
         for _ in _polls(deadline):
             with contextlib.suppress(FileNotFoundError), _opened(peers.path) as folder:
                 host = _read(folder, "host", _Host)
@@ -292,7 +292,7 @@ def _join(peers: Peers) -> tuple[str, int]:
 
 
 def _is_agreed(folder: int, peers: Peers, host: _Host, deadline: float) -> bool:
-    """Answers; whether all are there then. Not so where participant 0 says nothing, or another one takes its place.
+    """Answers; whether all are there then. Not so where participant 0 does not answer, or another one takes its place.
 
     Raises:
         MusterError: they can't become a world.

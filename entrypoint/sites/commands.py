@@ -42,7 +42,7 @@ def _site(
         print_list()
     elif what is not None:
         site = profiles.load_site(what)
-        _show(what, site, ", ".join(recognise.told_by(profiles.path_of(what), env)) or None, as_json)
+        _show(what, site, ", ".join(recognise.evidence_for(profiles.path_of(what), env)) or None, as_json)
     else:
         # Where launches are to take none, the question is still which it would be.
         wanted = env.get("MUSTER_SITE") or "auto"
@@ -52,8 +52,8 @@ def _site(
         elif as_json:
             print("null")
         else:
-            told = [f"host {env.host}", *(f"{name}={env[name]}" for name in recognise.CLUSTER if env.get(name))]
-            print(f"no profile is of this site ({one_line(', '.join(told))}): all is found at the start.")
+            known = [f"host {env.host}", *(f"{name}={env[name]}" for name in recognise.CLUSTER if env.get(name))]
+            print(f"no profile is of this site ({one_line(', '.join(known))}): all is found at the start.")
             print("muster site list shows those there are; docs/sites.md tells how to write one.")
 
 

@@ -96,11 +96,11 @@ def matches(env: Environment, folder: Path = SITES) -> dict[str, tuple[str, ...]
     Raises:
         MusterError: a profile can't be read.
     """
-    found = {path.stem: told_by(path, env) for path in sorted(folder.glob("*.toml"))}
+    found = {path.stem: evidence_for(path, env) for path in sorted(folder.glob("*.toml"))}
     return {name: whys for name, whys in found.items() if whys}
 
 
-def told_by(path: Path, env: Environment) -> tuple[str, ...]:
+def evidence_for(path: Path, env: Environment) -> tuple[str, ...]:
     """What tells that `env` is of the site with the profile at `path`; empty where it is not.
 
     Raises:

@@ -14,7 +14,7 @@ if __name__ == "__main__":
 from muster.arguments import from_argv
 from muster.check.options import BenchOptions, DoctorOptions
 from muster.errors import MusterError
-from muster.notices import said_if_slow
+from muster.notices import notice_if_slow
 
 Group = TypeVar("Group")
 
@@ -30,7 +30,7 @@ def main() -> None:
         print(error, file=sys.stderr)
         raise SystemExit(error.code) from None
     # Here and not above: a misspelt option must not wait for torch.
-    with said_if_slow("loading PyTorch", is_said=not interruption.current.is_silent):
+    with notice_if_slow("loading PyTorch", is_shown=not interruption.current.is_silent):
         program = import_module(f"muster.check.{name}.run")
 
     with interruption.clearing_up():

@@ -29,7 +29,7 @@ ALL_PAIRS_UP_TO = 32
 
 
 LOOK_S = 1.0
-"""How often rank 0, while it waits for others, looks whether an agent has told of a rank that died."""
+"""How often rank 0, while it waits for others, looks whether an agent has fault of a rank that died."""
 
 
 class Absent(MusterError):
@@ -38,7 +38,7 @@ class Absent(MusterError):
     Args:
         world: of the rank that tells it; with its hosts where these ranks had met the others.
         ranks: those without an answer.
-        fault: what a node's agent has told of a rank that died.
+        fault: what a node's agent has fault of a rank that died.
 
     Attributes:
         host: where these ranks are, or should be; empty where that is not known.
@@ -129,20 +129,20 @@ def gather(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
     world.store.set(f"{turn}/{world.rank}", json.dumps(value))
     if world.main:
         keys = [f"{turn}/{rank}" for rank in range(world.world_size)]
-        absent, told = _wait_for(keys, world)
+        absent, fault = _wait_for(keys, world)
         values = [] if absent else [json.loads(text) for text in world.store.multi_get(keys)]
-        world.store.set(f"{turn}/all", json.dumps([absent, told and asdict(told), values if to_all else []]))
+        world.store.set(f"{turn}/all", json.dumps([absent, fault and asdict(fault), values if to_all else []]))
     else:
         world.wait([f"{turn}/all"])
-        absent, told, values = json.loads(world.store.get(f"{turn}/all"))
-        told = told and faults.Fault(**told)
+        absent, fault, values = json.loads(world.store.get(f"{turn}/all"))
+        fault = fault and faults.Fault(**fault)
     if absent:
-        raise Absent(world, absent, told)
+        raise Absent(world, absent, fault)
     return values
 
 
 def _wait_for(keys: Sequence[str], world: World) -> tuple[list[int], faults.Fault | None]:
-    """The ranks that have not set their key in time, and why, where an agent has told of a rank that died."""
+    """The ranks that have not set their key in time, and why, where an agent has fault of a rank that died."""
     store: Any = world.store
     ends = time.monotonic() + world.timeout_s
     while True:
@@ -157,7 +157,7 @@ def _wait_for(keys: Sequence[str], world: World) -> tuple[list[int], faults.Faul
 
 
 def fault_in(store: Any) -> faults.Fault | None:
-    """What the agent of a node has told of a rank that died (entrypoint/agent/nodes.py)."""
+    """What the agent of a node has fault of a rank that died (entrypoint/agent/nodes.py)."""
     return faults.Fault(**json.loads(store.get("fault"))) if store.check(["fault"]) else None
 
 

@@ -106,7 +106,7 @@ def test_the_page_on_sites_ends_with_a_valid_profile(tmp_path: Path) -> None:
     site = profiles.load_site(path)
     assert f"\n{site.title}, {site.centre} (mysite.toml)\n" in page
     env = Environment({"SLURM_CLUSTER_NAME": "mycluster"}, "gpu01")
-    assert f"this site: {', '.join(recognise.told_by(path, env))}\n" in page
+    assert f"this site: {', '.join(recognise.evidence_for(path, env))}\n" in page
     tables = {name for name in Site.__struct_fields__ if f"| `{name}` |" in page}
     described = {
         "title",

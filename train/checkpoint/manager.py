@@ -174,7 +174,7 @@ class CheckpointManager:
             self.wait()
 
     def _write(self, tensors: State, plain: State, step: int, started: float) -> None:
-        """Writes a checkpoint that was begun at `started`, and tells of it before anybody who waits goes on."""
+        """Writes a checkpoint that was begun at `started`, and reports it before anybody who waits goes on."""
         partial = partial_of(self.run, step)
         writer = CheckpointWriter(partial, plain, lambda: publish(self.run, partial, step, self.keep))
         try:
@@ -195,7 +195,7 @@ class CheckpointManager:
 
     def close(self) -> None:
         """Gives what was begun a while to complete, where the run ends for another reason."""
-        with suppress(MusterError, RuntimeError, TimeoutError):  # that reason is what is told
+        with suppress(MusterError, RuntimeError, TimeoutError):  # that reason is what is reported
             self.wait(WAIT_S)
 
 
@@ -333,7 +333,7 @@ def first_whole(paths: list[Path], read: Callable[[Path], Read]) -> tuple[Path, 
         try:
             return path, read(path), notes
         except MusterError as error:
-            # Perhaps told by another rank.
+            # Perhaps by another rank.
             if not any(words in error.wrong for words in (NO_SUCH, UNREADABLE)):
                 raise
             notes.append(f"checkpoint {path.name} is passed over: {error.wrong}")

@@ -101,8 +101,8 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
         run = begun or choose_folder(options, strategy)
         claim(run.folder, launch)
         if launch and begun is None:  # should it start its ranks again
-            told = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": latest(run.folder)}
-            write_text(run.folder / LAUNCH, json.dumps(told))
+            begun = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": latest(run.folder)}
+            write_text(run.folder / LAUNCH, json.dumps(begun))
         return run
     except OSError as error:
         raise MusterError(
@@ -116,18 +116,18 @@ def begun_by(launch: str, options: Options, strategy: str) -> Run | None:
     """The run that this `launch` has begun before it started its ranks again, to continue from its last checkpoint."""
     base = base_of(options, strategy)
     given = Path(options.resume or "")
-    homes = {given, given.parent.parent, given.parent, base.parent / given} if options.resume else set[Path]()
-    for folder in [*([base] if options.name else numbered(base)), *homes]:
+    folders = {given, given.parent.parent, given.parent, base.parent / given} if options.resume else set[Path]()
+    for folder in [*([base] if options.name else numbered(base)), *folders]:
         try:
-            told = json.loads((folder / LAUNCH).read_text())
+            begun = json.loads((folder / LAUNCH).read_text())
         except (OSError, ValueError):
             continue
-        if told["launch"] != launch:
+        if begun["launch"] != launch:
             continue
-        if latest(folder) != told["latest"]:
+        if latest(folder) != begun["latest"]:
             run = with_newest(folder)
         else:
-            run = Run(folder, [Path(told["resumed_from"]), *checkpoint.saved(folder)] if told["resumed_from"] else [])
+            run = Run(folder, [Path(begun["resumed_from"]), *checkpoint.saved(folder)] if begun["resumed_from"] else [])
         begins = "from the beginning" if run.resumed_from is None else f"from {run.resumed_from.name}"
         run.notes.append(f"the ranks were started again: {begins}")
         return run
@@ -135,7 +135,7 @@ def begun_by(launch: str, options: Options, strategy: str) -> Run | None:
 
 
 def latest(folder: Path) -> str:
-    """What tells the newest checkpoint of the run in `folder` from one that is saved later, of the same step too."""
+    """Identifies the newest checkpoint of the run in `folder`; one saved later differs, of the same step too."""
     paths = checkpoint.saved(folder)
     return f"{paths[0].name} {paths[0].stat().st_mtime_ns}" if paths else ""
 
@@ -261,8 +261,8 @@ class Writer(msgspec.Struct, frozen=True):
 
     Attributes:
         pid: its id in `namespace`.
-        started: when it started, in seconds since 1970, which tells it from a later process with this id.
-        launch: the word that names its launch, if it has one.
+        started: when it started, in seconds since 1970, as a later process may have this id.
+        launch: the id of its launch, if it has one.
     """
 
     host: str
@@ -326,7 +326,7 @@ def is_alive(path: Path, own: Writer) -> bool:
         with suppress(psutil.NoSuchProcess):
             return other.pid != own.pid and abs(psutil.Process(other.pid).create_time() - other.started) < 1
         return False
-    console.tell(f"muster: looks for {SILENT_S:.0f} s whether another training writes into {path.parent}")
+    console.notify(f"muster: looks for {SILENT_S:.0f} s whether another training writes into {path.parent}")
     first, end = touched(path), time.monotonic() + SILENT_S
     while time.monotonic() < end:
         time.sleep(1)
@@ -358,8 +358,8 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
     own = agree(
         world, lambda: choose_run(options, strategy, launch_of(os.environ, os.getppid())) if world.main else None
     )
-    told = None if own is None else [str(own.folder), *map(str, own.candidates)]
-    folder, *candidates = map(Path, world.gather(told)[0])
+    paths = None if own is None else [str(own.folder), *map(str, own.candidates)]
+    folder, *candidates = map(Path, world.gather(paths)[0])
     return own or Run(folder, candidates)
 
 
@@ -376,7 +376,7 @@ def restore(
 
     def fill(path: Path) -> dict[str, Any]:
         index = agree(world, lambda: read_fitting(path, trained.model, identity))
-        # Ranks that are as many as then have their own statistics back; others can't tell whose are whose.
+        # Ranks that are as many as then have their own statistics back; among others nobody knows whose are whose.
         rank = world.rank if index["plain"]["world_size"] == world.world_size else -1
         trained.fill(path, index, rank, manager.group)
         return index["plain"]

@@ -18,7 +18,7 @@ from muster.errors import ExitCode, MusterError
 from muster.train.data.sampler import Draw, TrainSampler, ValidSampler, generator, seed_of
 from muster.train.data.source import BadSample, Samples, Source
 from muster.train.distributed.world import World
-from muster.train.health.preemption import deafen
+from muster.train.health.preemption import leave_signals_to_trainer
 from muster.train.models import IGNORED
 from muster.units import processes
 
@@ -267,7 +267,7 @@ def identity(batch: Any) -> Any:
 
 def begin_worker(worker: int) -> None:
     """Begins a worker: signals are the rank's affair, and a rank that ended while they spoke is no error to show."""
-    deafen()
+    leave_signals_to_trainer()
     show = sys.excepthook
 
     def show_unless_lost(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

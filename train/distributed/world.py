@@ -86,9 +86,9 @@ class World:
     Attributes:
         store: the key-value store shared by all ranks; None where this process has not met them.
         hosts: the host of each rank, by rank.
-        share: (which, of how many) share of the data this rank trains on; None where each rank has one of its own.
-        reports_loss: whether this rank says what came of its share, which others may train on too.
-        waits: counts the time in which a step can't go on because of other ranks, where the strategy can tell.
+        dp: (dp_rank, dp_size), where several ranks train on the same data; None where each rank has data of its own.
+        reports_loss: whether this rank reports the loss of its data, which others may train on too.
+        waits: counts the time in which a step can't go on because of other ranks, where the strategy can measure it.
         status: how far this rank is.
     """
 
@@ -102,10 +102,10 @@ class World:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     backend: str | None = None
     store: Any = None
-    share: tuple[int, int] | None = None
+    dp: tuple[int, int] | None = None
     reports_loss: bool = True
     turns: Any = field(default_factory=count)
-    waits: Stopwatch = field(default_factory=lambda: Stopwatch(torch.device("cpu"), counts=False))
+    waits: Stopwatch = field(default_factory=lambda: Stopwatch(torch.device("cpu"), is_counting=False))
     status: RankStatus = field(default_factory=RankStatus)
 
     @property
@@ -115,13 +115,13 @@ class World:
 
     @property
     def dp_rank(self) -> int:
-        """The number of this rank's share of the data."""
-        return self.rank if self.share is None else self.share[0]
+        """Which part of the data this rank trains on, from 0."""
+        return self.rank if self.dp is None else self.dp[0]
 
     @property
     def dp_size(self) -> int:
         """How many different micro-batches are trained on at a time."""
-        return self.world_size if self.share is None else self.share[1]
+        return self.world_size if self.dp is None else self.dp[1]
 
     @property
     def nodes(self) -> list[str]:
@@ -152,7 +152,7 @@ class World:
 
     def wait(self, keys: list[str]) -> None:
         """Returns when the store has all `keys`, which end in a rank or in "all"."""
-        # A little longer than rank 0, so that rank 0, which can tell who is missing, is the one to say so.
+        # A little longer than rank 0, so that rank 0, which knows who is missing, is the one to report it.
         limit_s = self.timeout_s if self.main else self.timeout_s + 5
         started = time.monotonic()
         try:

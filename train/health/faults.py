@@ -1,6 +1,6 @@
 """One rank's error ends all ranks, with one message and one exit code.
 
-At set-up points the ranks meet and tell (`agree`). Between them a rank that fails leaves its fault in the
+At set-up points the ranks exchange their errors (`agree`). Between them a rank that fails leaves its fault in the
 store, and writes it to each other rank's own key, on which that rank's watch waits: whoever is stuck in a
 collective with the dead is ended by its watch.
 """
@@ -24,10 +24,10 @@ from muster.train.reporting import console
 Result = TypeVar("Result")
 
 GRACE_S = 3
-"""Seconds in which a rank told of a fault may end by itself; for longer, a failing rank 0 keeps the store up."""
+"""Seconds in which a rank that knows of a fault may end by itself; for longer, a failing rank 0 keeps the store up."""
 
 ECHO = r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|remote process exited|communicator was aborted"
-"""What gloo, NCCL and the store say of a rank that is gone."""
+"""The words of gloo, NCCL and the store for a rank that is gone."""
 
 
 class SharedFault(MusterError):
@@ -36,7 +36,7 @@ class SharedFault(MusterError):
 
 @dataclass(frozen=True)
 class Fault:
-    """What a rank that fails tells the others."""
+    """A rank's failure, as it is published to the others."""
 
     rank: int
     host: str
@@ -53,12 +53,12 @@ def agree(world: World, function: Callable[[], Result]) -> Result:
     Raises:
         SharedFault: on all ranks alike, where it raised a MusterError on any.
     """
-    result, told = None, None
+    result, failure = None, None
     try:
         result = function()
     except MusterError as error:
-        told = {"wrong": error.wrong, "seen": error.seen, "fix": error.fix, "code": error.code}
-    answers = [told] if world.store is None else world.gather(told)
+        failure = {"wrong": error.wrong, "seen": error.seen, "fix": error.fix, "code": error.code}
+    answers = [failure] if world.store is None else world.gather(failure)
     for rank, answer in enumerate(answers):
         if answer is None:
             continue
@@ -91,13 +91,13 @@ class Watch:
             return  # the store is gone, and with it the means to know
         if text:
             fault = Fault(**json.loads(text))
-            end_soon(fault.code, GRACE_S, lambda: self._say(fault))
+            end_soon(fault.code, GRACE_S, lambda: self._report(fault))
 
-    def _say(self, fault: Fault) -> None:
+    def _report(self, fault: Fault) -> None:
         # Of a host with many ranks one line is enough; of Ctrl-C at most the one that every process has.
-        is_said = self.world.local_rank == 0 and fault.code != ExitCode.INTERRUPTED
-        say = console.tell if is_said else console.keep
-        say(f"rank {self.world.rank} on {self.world.host} ends: {fault}")
+        is_shown = self.world.local_rank == 0 and fault.code != ExitCode.INTERRUPTED
+        report = console.notify if is_shown else console.log_line
+        report(f"rank {self.world.rank} on {self.world.host} ends: {fault}")
         console.report_to_agent(console.USER_KNOWS)
         # By this connection: a blocked wait of the trainer's holds its own.
         leave(self.world, self.store, failed=True, main=False)
@@ -111,19 +111,19 @@ class Watch:
 
 
 def publish(world: World, fault: Fault, store: Any) -> Fault:
-    """Tells all ranks of `fault`; returns the fault that counts, which is the first that was told.
+    """Publishes `fault` to all ranks; returns the fault that counts, which is the first that was published.
 
-    A rank that fails of its own tells so before its connections close. So an error that other ranks get from those
-    connections always comes second, and is known for an echo.
+    A rank that fails of its own publishes that before its connections close. So an error that other ranks get from
+    those connections always comes second, and is known for an echo.
 
     Args:
-        fault: this rank's, or that of one which perhaps can't tell it itself.
-        store: the connection of the thread that tells it.
+        fault: this rank's, or that of one which perhaps can't publish it itself.
+        store: the connection of the thread that publishes it.
     """
     text = json.dumps(asdict(fault))
     try:
         first = store.compare_set("fault", "", text).decode()
-        # Again for what was told first by a rank that is dead now: it may not have come to tell all.
+        # Again for what a rank published first that is dead now: it may not have reached all.
         if first == text or fault.rank != world.rank:
             others = [f"end/{rank}" for rank in range(world.world_size) if rank != world.rank]
             store.multi_set(others, [first] * len(others))
@@ -151,7 +151,7 @@ def is_echo(error: BaseException) -> bool:
 
 
 def connection_lost(error: BaseException, world: World) -> MusterError:
-    """What to say in place of such an `error`."""
+    """The error for the user in place of such an `error`."""
     # Without the place in gloo's source, and without its guesses.
     seen = re.sub(r".*\.cc:\d+\] ", "", str(error).strip().partition("\n")[0]).partition(". This is typically")[0]
     return MusterError(

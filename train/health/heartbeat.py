@@ -1,7 +1,7 @@
-"""A rank's heartbeat: every few seconds it says that it lives and how far it is, and hears whether others do.
+"""A rank's heartbeat: every few seconds it sends how far it is, and reads how far others are.
 
-Rank 0 listens to all, all listen to rank 0. So a rank that is dead or stands still is named, and the run ends, also
-where the others wait for it in a collective that does not notice.
+Rank 0 reads the beats of all ranks, and the others read that of rank 0. So a rank that is dead or stands still is
+named, and the run ends, also where the others wait for it in a collective that does not notice.
 """
 
 import faulthandler
@@ -37,7 +37,7 @@ GONE_S = 45
 after that."""
 
 SILENT_S = 300
-"""Seconds without one that a rank may take whose end others would tell: a page of a memory-mapped file that storage
+"""Seconds without one that a rank may take whose end others would report: a page of a memory-mapped file that storage
 does not deliver stops a process inside of Python's lock, and a file server's standby takes minutes to come up."""
 
 BEATS_AFTER_LOSS = 3
@@ -62,11 +62,11 @@ OURS = f"{os.sep}train{os.sep}"
 
 
 class Beat(NamedTuple):
-    """What a rank says of itself at a time.
+    """One heartbeat of a rank.
 
     Attributes:
         number: counts the beats.
-        asks: of rank 0: that all write their stacks.
+        requests_dump: of rank 0: whether all shall write their stacks.
     """
 
     number: int
@@ -75,7 +75,7 @@ class Beat(NamedTuple):
     phase: str
     is_patient: bool
     lost_peer: bool
-    asks: bool
+    requests_dump: bool
     host: str
 
     @classmethod
@@ -110,11 +110,11 @@ class Monitor:
 
     @property
     def present(self) -> list[int]:
-        """The ranks that were heard, and have not left."""
+        """The ranks of which there is a beat, and that have not left."""
         return [rank for rank, beat in self.last.items() if beat.phase != LEFT]
 
     def dead(self, turns: int) -> list[int]:
-        """The ranks that have said nothing for so many turns, once one has; a turn less counts for its neighbours."""
+        """The ranks without a new beat for so many turns; where there is one, also those a single turn short of it."""
         if not any(self.silent[rank] >= turns for rank in self.present):
             return []
         return sorted(rank for rank in self.present if self.silent[rank] >= max(1, turns - 1))
@@ -126,7 +126,7 @@ class Monitor:
 
     @property
     def hosts(self) -> dict[int, str]:
-        """Where each rank is that was heard."""
+        """The host of each rank of which there is a beat."""
         return {rank: beat.host for rank, beat in self.last.items()}
 
     def lagging(self, collectives: Mapping[int, Sequence[int]]) -> list[int]:
@@ -147,7 +147,7 @@ class Monitor:
 def silence_s(chosen: int | None, environ: Mapping[str, str] = os.environ) -> int:
     """Seconds without a beat after which a rank counts as dead: those that the user has `chosen`, or the default.
 
-    That a process, an agent or a host is gone, agents tell each other after GONE_S (entrypoint/agent/nodes.py). They do
+    That a process, an agent or a host is gone, agents publish after GONE_S (entrypoint/agent/nodes.py). They do
     not where ranks are started again, on several nodes: there only the ranks notice a host that is gone.
     """
     several_nodes = environ.get("GROUP_WORLD_SIZE", "1") != "1"
@@ -164,27 +164,27 @@ def describe_ranks(ranks: list[int], hosts: Mapping[int, str]) -> str:
 
 
 def report_dead(monitor: Monitor, ranks: list[int], world: World) -> tuple[MusterError, Fault]:
-    """What is told of `ranks`, from which the rank of `world` hears nothing any more, and the fault of all."""
+    """The error and the fault for `ranks`, from which no beat reaches the rank of `world` any more."""
     first = max(ranks, key=lambda rank: monitor.silent[rank])
     last = monitor.last[first]
     silent_s = monitor.silent[first] * BEAT_S
     wrong = f"gave no sign of life for {silent_s:.0f} s: the process was stopped or killed, or its host is gone"
-    told = MusterError(
+    error = MusterError(
         f"{describe_ranks(ranks, monitor.hosts)} {wrong}",
         seen=f"last heard of in step {last.step + 1}, {last.phase}; rank {world.rank} on {world.host} listened",
         fix="look for what ended it (memory, its host? dmesg, the scheduler's accounting); where storage may stand "
         f"still as long: --silence-timeout SECONDS; {RESUME}",
         code=ExitCode.FAILED,
     )
-    return told, Fault(first, last.host, ExitCode.FAILED, wrong)
+    return error, Fault(first, last.host, ExitCode.FAILED, wrong)
 
 
 def report_hung(
     monitor: Monitor, answers: Mapping[int, Mapping[str, Any]], folder: Path | None
 ) -> tuple[MusterError, Fault]:
-    """What is told of the rank for which the others wait, by what all answered about their stacks; the fault of all."""
+    """The error and the fault for the rank that the others wait for, by what all answered about their stacks."""
     mute = [rank for rank, answer in answers.items() if not answer and monitor.last[rank].phase != LEFT]
-    counts = {rank: told.get("collectives") for rank, told in answers.items()}
+    counts = {rank: answer.get("collectives") for rank, answer in answers.items()}
     behind = mute or monitor.lagging({rank: count for rank, count in counts.items() if count is not None})
     first = behind[0]
     last = monitor.last[first]
@@ -196,17 +196,17 @@ def report_hung(
         else describe_ranks(behind, monitor.hosts)
     )
     at = answers[first].get("where", "it did not answer when it was asked for its stacks")
-    told = MusterError(
+    error = MusterError(
         f"{who} {wrong}",
         seen=f"rank {first}: {at}; stacks of all ranks: {'standard error' if folder is None else folder.parent}",
         fix=f"read its file there; where a step may take as long: --hang-timeout SECONDS; {RESUME}",
         code=ExitCode.FAILED,
     )
-    return told, Fault(first, last.host, ExitCode.FAILED, wrong)
+    return error, Fault(first, last.host, ExitCode.FAILED, wrong)
 
 
 def report_lost_store(world: World, seen: str) -> MusterError:
-    """What is told where the rank of `world` hears nothing from the others any more."""
+    """The error for the rank of `world` where the store, its only way to the others, is gone."""
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     return MusterError(
         f"rank {world.rank} on {world.host} lost the others: the store at {place} is gone",
@@ -217,7 +217,7 @@ def report_lost_store(world: World, seen: str) -> MusterError:
 
 
 class Heartbeat:
-    """This rank's beat, in two threads: one speaks through the store, one looks that this comes to an end.
+    """This rank's heartbeat, in two threads: one exchanges beats by the store, one notices where the store holds it up.
 
     Args:
         hang_s: seconds in which a rank that stands still counts as hung; 0: none does.
@@ -231,7 +231,7 @@ class Heartbeat:
         self.monitor = Monitor()
         self.number = 0
         self.rounds = 0
-        self.asks = self.has_dumped = self.is_over = False
+        self.requests_dump = self.has_dumped = self.is_over = False
         self.lost = ""
         self.stopped = threading.Event()
         self.store: Any = world.store.clone()
@@ -261,14 +261,14 @@ class Heartbeat:
             time.sleep(BEAT_S / 10)
 
     def end_orphaned(self, error: MusterError) -> None:
-        """Ends this rank, whose launcher is gone, as `error` says, and tells the others."""
-        console.tell_fatal(error)
+        """Ends this rank, whose launcher is gone, with `error`, and publishes that."""
+        console.report_fatal(error)
         # The store may be gone too, and not answer.
         faults.end_soon(ExitCode.FAILED, 2 * faults.GRACE_S)
         faults.publish(self.world, Fault(self.world.rank, self.world.host, ExitCode.FAILED, GONE), self.store)
 
     def _send(self) -> None:
-        """Tells the others this rank's beat."""
+        """Sends this rank's beat."""
         status = self.status
         self.number += 1
         own = Beat(
@@ -278,7 +278,7 @@ class Heartbeat:
             phase=LEFT if self.stopped.is_set() else status.phase,
             is_patient=status.is_patient,
             lost_peer=status.lost_peer,
-            asks=self.asks,
+            requests_dump=self.requests_dump,
             host=self.world.host,
         )
         self.store.set(f"heartbeat/{self.world.rank}", json.dumps(own))
@@ -303,14 +303,14 @@ class Heartbeat:
             self.lost = str(error).partition("\n")[0] or type(error).__name__
 
     def _receive(self) -> None:
-        """Hears the others' beats, and acts on them."""
+        """Reads the others' beats, and acts on them."""
         if self.world.main:
             texts = self.store.multi_get([f"heartbeat/{rank}" for rank in range(self.world.world_size)])
             self.monitor.update({rank: Beat.read(text) for rank, text in enumerate(texts)})
         elif self.store.check(["heartbeat/0"]):
             self.monitor.update({0: Beat.read(self.store.get("heartbeat/0"))})
             first = self.monitor.last.get(0)
-            if first is not None and first.asks and not self.has_dumped:
+            if first is not None and first.requests_dump and not self.has_dumped:
                 self._dump()
         lost_peer = self.status.lost_peer or any(beat.lost_peer for beat in self.monitor.last.values())
         dead = self.monitor.dead(BEATS_AFTER_LOSS if lost_peer else self.dead_beats)
@@ -320,8 +320,8 @@ class Heartbeat:
             self._end(*report_hung(self.monitor, self._answers(), self.status.folder))
 
     def _answers(self) -> dict[int, dict[str, Any]]:
-        """Has all ranks write what they do; what each said of it in time, and nothing for those that did not."""
-        self.asks = True
+        """Has all ranks dump their stacks; returns what each reported in time, and nothing for those that did not."""
+        self.requests_dump = True
         self._send()
         own = self._dump()
         keys = [f"hang-dump/{rank}" for rank in range(self.world.world_size)]
@@ -335,40 +335,40 @@ class Heartbeat:
             self.rounds += 1
 
     def _dump(self) -> dict[str, Any]:
-        """Writes what this process does; returns it in short, and tells it the others."""
+        """Dumps this process's stacks; returns a summary of them, which the others get too."""
         self.has_dumped = True
         # Should the device's own code never come back, and keep Python's lock: this ends the process all the same.
         faulthandler.dump_traceback_later(4 * DUMP_S, exit=True)
-        key, told = f"hang-dump/{self.world.rank}", {"where": where()}
-        self.store.set(key, json.dumps(told))
+        key, place = f"hang-dump/{self.world.rank}", {"where": where()}
+        self.store.set(key, json.dumps(place))
         dumped: dict[str, Any] = {}
         # A file system that hangs is a frequent reason to be here.
         write = threading.Thread(target=dump, args=(self.status.folder, self.world.rank, dumped), daemon=True)
         write.start()
         write.join(DUMP_S)
-        answer = {**told, **dumped, "written": True}
+        answer = {**place, **dumped, "written": True}
         self.store.set(key, json.dumps(answer))
         return answer
 
     def _watch(self) -> None:
-        """The thread that waits for nobody."""
-        heard, quiet = -1, 0
+        """The thread that the store can't block."""
+        before, quiet = -1, 0
         while not self.stopped.wait(BEAT_S) and not self.is_over:
-            heard, quiet = self.rounds, (quiet + 1 if self.rounds == heard else 0)
-            # A store that has closed may be that of a rank which has told why: who heard of it ends before this does.
+            before, quiet = self.rounds, (quiet + 1 if self.rounds == before else 0)
+            # A store that has closed may be that of a rank which has published why: who read it ends before this does.
             if quiet >= (2 * faults.GRACE_S / BEAT_S + 1 if self.lost else (GONE_S + DUMP_S) / BEAT_S):
                 self.is_over = True
                 seen = self.lost or f"no answer for {quiet * BEAT_S:.0f} s"
-                console.tell_fatal(report_lost_store(self.world, seen))
+                console.report_fatal(report_lost_store(self.world, seen))
                 faults.end_soon(ExitCode.FAILED, 0)
                 return
 
-    def _end(self, told: MusterError, fault: faults.Fault) -> None:
-        """Tells all ranks of the `fault` of one, and ends this one; says what is `told` where it is the first."""
+    def _end(self, error: MusterError, fault: faults.Fault) -> None:
+        """Publishes the `fault` of a rank, and ends this one; reports `error` where no other fault came first."""
         first = faults.publish(self.world, fault, self.store)
         self.is_over = True
         if first == fault:
-            console.tell_fatal(told)
+            console.report_fatal(error)
         world, store = self.world, self.store
         faults.end_soon(first.code, faults.GRACE_S, lambda: faults.leave(world, store, failed=True, main=world.main))
 
@@ -404,8 +404,8 @@ def num_collectives(recorded: bytes) -> list[int] | None:
     return [sum(max(0, int(group.get(name, -1))) for group in status.values()) for name in names]
 
 
-def dump(folder: Path | None, rank: int, told: dict[str, Any]) -> None:
-    """Writes all there is into `folder`, or the stacks to stderr where there is none; `told` has it in short."""
+def dump(folder: Path | None, rank: int, summary: dict[str, Any]) -> None:
+    """Writes stacks and flight recorder into `folder`, or stacks to stderr without one; adds to `summary`."""
     if folder is None:
         faulthandler.dump_traceback(sys.stderr, all_threads=True)
     else:
@@ -419,7 +419,7 @@ def dump(folder: Path | None, rank: int, told: dict[str, Any]) -> None:
             name = "_dump_nccl_trace" if "nccl" in str(dist.get_backend()) else "_dump_fr_trace"
             recorded = getattr(c10d, name, bytes)()  # of torch's flight recorder, as torchfrtrace reads it
     with suppress(Exception):  # of a version of torch that pickles something else
-        told["collectives"] = num_collectives(recorded)
+        summary["collectives"] = num_collectives(recorded)
     if folder is not None and recorded:
         with suppress(OSError):
             # Beside the folders of all hosts at the same start of the run.

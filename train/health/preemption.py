@@ -29,7 +29,7 @@ GRACE = "MUSTER_GRACE_S"
 
 
 @dataclass(frozen=True)
-class Deadline:
+class TimeLimit:
     """A job's time limit, and when to stop ahead of it.
 
     Attributes:
@@ -53,53 +53,53 @@ class Deadline:
         return f"{max(0.0, self.left_s) / 60:.1f} minutes to the job's time limit, --save-before={self.before_s / 60:g}"
 
 
-class Notice:
+class PreemptionNotice:
     """Whether this rank was warned: by a signal, or because the job's time limit is near.
 
     Args:
-        deadline: on the one rank whose clock counts: those of hosts differ.
-        deaf_until: until then, in unix seconds, USR1 and USR2 are no warning (`deaf_until` below).
+        time_limit: on the one rank whose clock counts: those of hosts differ.
+        ignored_until: until then, in unix seconds, USR1 and USR2 are no warning (`ignored_until` below).
     """
 
-    def __init__(self, deadline: Deadline | None = None, deaf_until: float = 0.0) -> None:
-        self.deadline = deadline
-        self.deaf_until = deaf_until
-        self.first = ""
+    def __init__(self, time_limit: TimeLimit | None = None, ignored_until: float = 0.0) -> None:
+        self.time_limit = time_limit
+        self.ignored_until = ignored_until
+        self._reason = ""
 
     @property
-    def heard(self) -> str:
+    def reason(self) -> str:
         """The signal's name, or how near the limit is; empty until there is either."""
-        if not self.first and self.deadline is not None and self.deadline.is_near():
-            self.first = str(self.deadline)
-        return self.first
+        if not self._reason and self.time_limit is not None and self.time_limit.is_near():
+            self._reason = str(self.time_limit)
+        return self._reason
 
     def listen(self) -> None:
-        """From now on the signals are heard, and end nothing. Other threads can't do this: there nothing changes."""
+        """From now on the signals are noted, and end nothing. Other threads can't do this: there nothing changes."""
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                signal.signal(number, self._hear)
+                signal.signal(number, self._note_signal)
             # A launcher may have held those that came earlier.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGTERM and time.time() < self.deaf_until:
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGTERM and time.time() < self.ignored_until:
             return
-        self.first = self.first or signal.Signals(number).name
+        self._reason = self._reason or signal.Signals(number).name
 
 
 class Preempted(SharedFault):
     """The run was warned; its state is in a checkpoint."""
 
-    def __init__(self, step: int, heard: str) -> None:
+    def __init__(self, step: int, reason: str) -> None:
         super().__init__(
             f"stopped by a warning after step {step}; a checkpoint is written",
-            seen=heard or "a warning to another rank",
+            seen=reason or "a warning to another rank",
             fix="the same command with --resume goes on from there",
             code=ExitCode.PREEMPTED,
         )
 
 
-def deafen() -> None:
+def leave_signals_to_trainer() -> None:
     """A data worker's part: warnings are the trainer's, which needs its workers until it has stopped.
 
     Some schedulers signal all processes of a job, and so does a terminal's Ctrl-C. The second SIGTERM is the trainer's
@@ -114,11 +114,11 @@ def deafen() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def find(save_before: float | None, environ: Mapping[str, str]) -> tuple[Deadline | None, list[str]]:
-    """The deadline of this job, where one is known and wanted; and what the user should read about it.
+def find(save_before: float | None, environ: Mapping[str, str]) -> tuple[TimeLimit | None, list[str]]:
+    """The time limit of this job, where one is known and wanted; and what the user should read about it.
 
     Args:
-        save_before: minutes; None takes a tenth of the limit, 5 minutes at most, where a job script of ours tells it.
+        save_before: minutes; None takes a tenth of the limit, 5 minutes at most, where a job script of ours knows it.
 
     Raises:
         MusterError: a variable is no time, or the whole job is no longer than `save_before`.
@@ -142,19 +142,19 @@ def find(save_before: float | None, environ: Mapping[str, str]) -> tuple[Deadlin
             seen=f"--save-before={save_before:g}, and the job's whole limit is {(end - start) / 60:g} minutes",
             fix="a longer time limit, or fewer minutes",
         )
-    deadline = Deadline(end, save_before * 60)
-    if deaf_until(environ) > time.time():
+    time_limit = TimeLimit(end, save_before * 60)
+    if ignored_until(environ) > time.time():
         why = "this job is hardly longer than its warning, which is ignored in the first minute"
-        return deadline, [f"{why}: {deadline}"]
-    if deadline.left_s <= 0:
+        return time_limit, [f"{why}: {time_limit}"]
+    if time_limit.left_s <= 0:
         name = END if is_ours else LaunchVariable.SCHEDULER_END_TIME
         return None, [f"{name}={end:.0f} is over, and this job is not: it counts for nothing"]
-    if deadline.is_near():
-        return deadline, [f"{deadline}: this run will stop after its first steps"]
-    return deadline, []
+    if time_limit.is_near():
+        return time_limit, [f"{time_limit}: this run will stop after its first steps"]
+    return time_limit, []
 
 
-def deaf_until(environ: Mapping[str, str]) -> float:
+def ignored_until(environ: Mapping[str, str]) -> float:
     """The unix seconds until which USR1 is no warning; 0 where each one is.
 
     A job that is shorter than the warning ahead of its limit is warned when it starts, and would stop at once, again
@@ -179,7 +179,7 @@ def _seconds(environ: Mapping[str, str], name: str) -> float:
     return 0.0
 
 
-GRACES_S = {
+DEFAULT_GRACE_S = {
     # https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man5/flux-config-exec.html (kill-timeout)
     "flux": 5,
     # https://slurm.schedmd.com/slurm.conf.html#OPT_KillWait
@@ -196,7 +196,7 @@ GRACES_S = {
 """Seconds from the first warning to SIGKILL by default, by the scheduler; sites have others."""
 
 
-class Grace(NamedTuple):
+class GracePeriod(NamedTuple):
     """The time between the first warning and SIGKILL: whether a checkpoint fits into it.
 
     Attributes:
@@ -208,7 +208,7 @@ class Grace(NamedTuple):
     setting: str
 
     def note(self, save_s: float, step_s: float) -> str | None:
-        """What to tell of a checkpoint that takes `save_s`, where it does not fit; None where it does."""
+        """The line for the user on a checkpoint that takes `save_s`, where it does not fit; None where it does."""
         if save_s + step_s <= self.seconds:
             return None
         minutes = math.ceil(2 * (save_s + step_s) / 60)
@@ -218,17 +218,17 @@ class Grace(NamedTuple):
         )
 
 
-def grace(environ: Mapping[str, str], deadline: Deadline | None) -> Grace:
+def grace_period(environ: Mapping[str, str], time_limit: TimeLimit | None) -> GracePeriod:
     """The time there is for a checkpoint, by the job script or the scheduler's default.
 
     Raises:
         MusterError: MUSTER_GRACE_S is no number of seconds.
     """
     if environ.get(GRACE):
-        found = Grace(_seconds(environ, GRACE), GRACE)
+        found = GracePeriod(_seconds(environ, GRACE), GRACE)
     else:
         scheduler = environ.get(LaunchVariable.SCHEDULER, "")
-        found = Grace(GRACES_S.get(scheduler, math.inf), f"{scheduler}'s default")
-    if deadline is not None and (deaf_until(environ) or deadline.before_s > found.seconds):
-        return Grace(deadline.before_s, "--save-before, ahead of the time limit")
+        found = GracePeriod(DEFAULT_GRACE_S.get(scheduler, math.inf), f"{scheduler}'s default")
+    if time_limit is not None and (ignored_until(environ) or time_limit.before_s > found.seconds):
+        return GracePeriod(time_limit.before_s, "--save-before, ahead of the time limit")
     return found

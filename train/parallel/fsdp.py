@@ -32,15 +32,15 @@ class FSDP(Strategy):
             )
 
     def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
-        """`model`, cut over the ranks layer by layer."""
+        """`model`, sharded over the ranks layer by layer."""
         world, options = self.world, self.options
         mesh = open_mesh(world, replicate=options.replicate, shard=world.world_size // options.replicate)
         if not next(model.parameters()).is_meta:
-            # In memory already: it is cut in the order of its dimensions, and so must lie in that order.
-            model = place(model, home_of(world, options), torch.contiguous_format, options.seed)
-        cut(model, mesh if options.replicate > 1 else mesh["shard"], world, options, precision)
+            # In memory already: it is sharded in the order of its dimensions, and so must lie in that order.
+            model = place(model, storage_device(world, options), torch.contiguous_format, options.seed)
+        shard(model, mesh if options.replicate > 1 else mesh["shard"], world, options, precision)
         # Now that each rank has its part alone to hold, shapes without memory get memory and weights.
-        model = place(model, home_of(world, options), torch.preserve_format, options.seed)
+        model = place(model, storage_device(world, options), torch.preserve_format, options.seed)
         # Only weights and moments wait in the host's memory: nothing would bring buffers (the statistics of batch
         # normalisation) to the device when a layer computes.
         for module in model.modules():
@@ -49,7 +49,7 @@ class FSDP(Strategy):
         return model
 
     def gradients(self, model: nn.Module) -> Gradients:
-        """Averaged by what cuts, while they are computed; exact sums are divided once, at the end."""
+        """Averaged by fully_shard, while they are computed; exact sums are divided once, at the end."""
         world, options = self.world, self.options
         # In a group of one, torch 2.15 divides by the factor twice where gradients are summed in double precision.
         if not are_exact(world, options) or world.world_size == 1:
@@ -68,13 +68,13 @@ class FSDP(Strategy):
             model.set_requires_gradient_sync(True)
 
 
-def home_of(world: World, options: Options) -> torch.device:
+def storage_device(world: World, options: Options) -> torch.device:
     """Where a rank's part of the weights stays."""
     return torch.device("cpu") if options.cpu_offload else world.device
 
 
-def cut(model: nn.Module, mesh: DeviceMesh, world: World, options: Options, precision: Precision) -> None:
-    """Cuts `model` over the ranks of `mesh`; of two dimensions, the first replicates."""
+def shard(model: nn.Module, mesh: DeviceMesh, world: World, options: Options, precision: Precision) -> None:
+    """Shards `model` over the ranks of `mesh`; of two dimensions, the first replicates."""
     # Batch normalisation has no kernel for its running statistics beside bf16 weights.
     computes_bf16 = precision.bf16 and not any(buffer.is_floating_point() for buffer in model.buffers())
     dtypes = MixedPrecisionPolicy(

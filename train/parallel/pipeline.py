@@ -107,11 +107,11 @@ class Pipeline(Strategy):
                 fix=f"--batch-size={2 * size} or a multiple of it, without --microbatches",
             )
 
-    def share(self) -> World:
+    def assign_data(self) -> World:
         """The same data for the ranks of a pipeline, of which the last knows the loss."""
         world, size = self.world, self.plan.size
-        group, place = divmod(world.rank, size)
-        return replace(world, share=(group, world.world_size // size), reports_loss=place == size - 1)
+        group, position = divmod(world.rank, size)
+        return replace(world, dp=(group, world.world_size // size), reports_loss=position == size - 1)
 
     def notes(self) -> list[str]:
         """How much of a step the ranks wait for each other."""
@@ -131,10 +131,10 @@ class Pipeline(Strategy):
 
 
 class TimedStage(PipelineStage):
-    """A stage that tells how long it computes, and when it has gradients of a micro-batch."""
+    """A stage that measures how long it computes, and calls `computed` when it has gradients of a micro-batch."""
 
-    def __init__(self, *place: Any, busy: Stopwatch, computed: Callable[[nn.Module], None], **group: Any) -> None:
-        super().__init__(*place, **group)
+    def __init__(self, *args: Any, busy: Stopwatch, computed: Callable[[nn.Module], None], **group: Any) -> None:
+        super().__init__(*args, **group)
         self.busy = busy
         self.computed = computed
 
@@ -168,15 +168,15 @@ class StagedGradients(Gradients):
         self.world = world
         self.is_exact = are_exact(world, options)
         self.plan = plan
-        self.place = world.rank % plan.size
+        self.position = world.rank % plan.size
         mesh = open_mesh(world, data=world.dp_size, stage=plan.size)
         self.line, self.peers = mesh.get_group("stage"), mesh.get_group("data")
         numbers, count = plan.stages_of(world.rank), plan.num_stages
         self.parts = {number: gpt.part(model, number, count) for number in numbers}
         self.held: dict[nn.Parameter, Tensor] = {}
         self.busy, self.turns = Stopwatch(world.device), Stopwatch(world.device)
-        own = {"group": self.line, "busy": self.busy, "computed": self.hold_part}
-        stages = [TimedStage(self.parts[n], n, count, world.device, **own) for n in numbers]
+        options_of_all = {"group": self.line, "busy": self.busy, "computed": self.hold_part}
+        stages = [TimedStage(self.parts[n], n, count, world.device, **options_of_all) for n in numbers]
         # Divided once, at the end, and not after each turn.
         how = {"loss_fn": self.loss, "scale_grads": False}
         # One micro-batch has one way to go, but torch's 1F1B wants as many as there are ranks.
@@ -195,13 +195,13 @@ class StagedGradients(Gradients):
 
     def begin(self, step: int) -> None:
         # Not the first: before it torch tries out what shapes pass from stage to stage.
-        self.busy.counts = self.turns.counts = self.world.waits.counts
+        self.busy.is_counting = self.turns.is_counting = self.world.waits.is_counting
 
     def compute(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, autocast: AbstractContextManager[object], sums: Sums
     ) -> None:
         losses: list[Tensor] = []
-        first = (inputs,) if self.place == 0 else ()
+        first = (inputs,) if self.position == 0 else ()
         with autocast, self.turns.running():
             if self.world.reports_loss:
                 outputs = self.schedule.step(*first, target=targets, losses=losses)
@@ -251,13 +251,13 @@ class StagedGradients(Gradients):
         x = inputs
         for number in range(self.plan.num_stages):
             here, there = number % self.plan.size, (number + 1) % self.plan.size
-            if self.place == here:
+            if self.position == here:
                 x = self.parts[number](x)
                 if number + 1 == self.plan.num_stages:
                     sums.add(loss_of(x, targets), predictions_of(x), targets)
                 else:
                     dist.send(x.float(), dist.get_global_rank(self.line, there), group=self.line)
-            elif self.place == there and number + 1 < self.plan.num_stages:
+            elif self.position == there and number + 1 < self.plan.num_stages:
                 shape = (*inputs.shape, self.model.shape.dim)
                 x = torch.empty(shape, device=self.world.device)
                 dist.recv(x, dist.get_global_rank(self.line, here), group=self.line)

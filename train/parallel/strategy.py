@@ -144,7 +144,7 @@ class Gradients:
         """Raises MusterError, on all ranks, where gradients were damaged; called before weights are looked at."""
 
     def report(self) -> dict[str, Any]:
-        """What the summary should tell of how they were computed; called on all ranks, after the last step."""
+        """What the summary has of how they were computed; called on all ranks, after the last step."""
         return {}
 
     def clip(self, model: nn.Module, largest: float) -> None:
@@ -234,12 +234,13 @@ class Strategy:
     - gradients are those of the whole global batch, the mean over all micro-batches (`gradients`), after the last
       micro-batch of a step; those of the others may only add up (`without_sync`);
     - `Gradients.clip` takes the norm over all ranks that hold parts of the model;
-    - the loss is known to at least one rank of each share of the data: the others have `reports_loss` False (`share`);
+    - the loss is known to one rank of those that train on the same data: the others have `reports_loss` False
+      (`assign_data`);
     - `unwrap(model).state_dict()` has the names of the model as it was built, and tensors or DTensors: a checkpoint of
       one strategy is then read by any other.
 
     Attributes:
-        world: of this rank; from `share` on with the share of the data that it trains on.
+        world: of this rank; from `assign_data` on with the part of the data that it trains on.
         options: of the training.
     """
 
@@ -250,8 +251,8 @@ class Strategy:
     def check(self) -> None:
         """Raises MusterError where the world is not one that this strategy can train in. By default any will do."""
 
-    def share(self) -> World:
-        """The world, with the share of the data that this rank trains on: by default one of its own."""
+    def assign_data(self) -> World:
+        """The world, with the part of the data that this rank trains on: by default one of its own."""
         return self.world
 
     def notes(self) -> list[str]:

@@ -1,7 +1,8 @@
-"""Tensor parallel: each layer's matrices are cut over neighbouring ranks, which work on the same sequences.
+"""Tensor parallel: each layer's matrices are sharded over neighbouring ranks, which work on the same sequences.
 
-Between the matrices a sequence is cut too (sequence parallel), so that no rank keeps all of its activations. With more
-ranks than `--tensor-parallel` the groups train on different data, and what a rank has is sharded over them as by fsdp.
+Between the matrices a sequence is sharded too (sequence parallel), so that no rank keeps all of its activations. With
+more ranks than `--tensor-parallel` the groups train on different data, and what a rank has is sharded over them as by
+fsdp.
 """
 
 import math
@@ -35,7 +36,7 @@ SEQUENCE = Shard(1)
 class TensorParallel(fsdp.FSDP):
     """Neighbouring ranks share each layer's matrices, and work on the same sequences."""
 
-    logits: "CutLogits | None" = None
+    logits: "ShardedLogits | None" = None
 
     def check(self) -> None:
         """Raises MusterError where the groups don't divide the world, or their ranks a layer or a sequence."""
@@ -55,21 +56,21 @@ class TensorParallel(fsdp.FSDP):
                     fix=f"--tensor-parallel={math.gcd(*numbers.values())}, or a divisor of that",
                 )
 
-    def share(self) -> World:
+    def assign_data(self) -> World:
         """The same data for the ranks of a group, of which the first counts."""
         world, options = self.world, self.options
-        group, place = divmod(world.rank, size := options.tensor_parallel or world.world_size)
-        return replace(world, share=(group, world.world_size // size), reports_loss=place == 0)
+        group, position = divmod(world.rank, size := options.tensor_parallel or world.world_size)
+        return replace(world, dp=(group, world.world_size // size), reports_loss=position == 0)
 
     def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
-        """`model` with its layers cut over the ranks of a group, and sharded over the groups."""
+        """`model` with its layers sharded over the ranks of a group, and these shards over the groups."""
         world, options = self.world, self.options
         mesh = open_mesh(world, data=world.dp_size, tensor=world.world_size // world.dp_size)
         assert isinstance(model, gpt.GPT)
-        self.logits = cut(model, mesh["tensor"])
+        self.logits = shard(model, mesh["tensor"])
         if world.dp_size > 1:
-            fsdp.cut(model, mesh["data"], world, options, precision)
-        return place(model, fsdp.home_of(world, options), torch.preserve_format, options.seed)
+            fsdp.shard(model, mesh["data"], world, options, precision)
+        return place(model, fsdp.storage_device(world, options), torch.preserve_format, options.seed)
 
     def gradients(self, model: nn.Module) -> Gradients:
         """Averaged over the groups as by fsdp; of one group, added up there."""
@@ -81,31 +82,31 @@ class TensorParallel(fsdp.FSDP):
         else:
             gradients = GroupGradients(model, options.accumulate)
         if self.logits is not None:
-            # --compile would break its graph at each word to the other ranks.
+            # --compile would break its graph at each collective.
             disabled: Any = torch.compiler.disable(self.logits.loss)
             gradients.criterion = disabled
             gradients.predictions = self.logits.predictions
         return gradients
 
 
-def cut(model: gpt.GPT, group: DeviceMesh) -> "CutLogits | None":
-    """Cuts the matrices of `model` over the ranks of `group`; returns what knows of the parts of the logits.
+def shard(model: gpt.GPT, group: DeviceMesh) -> "ShardedLogits | None":
+    """Shards the matrices of `model` over the ranks of `group`; returns what computes with sharded logits.
 
     None where there are fewer tokens than would give each rank one: then each rank has all logits.
     """
     assert model.output is not None
-    logits = CutLogits(group, model.output.out_features)
-    are_cut = logits.most * (group.size() - 1) < model.output.out_features
-    whole = PrepareModuleInput(input_layouts=(SEQUENCE,), desired_input_layouts=(Replicate(),))
+    logits = ShardedLogits(group, model.output.out_features)
+    are_sharded = logits.shard_size * (group.size() - 1) < model.output.out_features
+    gathered = PrepareModuleInput(input_layouts=(SEQUENCE,), desired_input_layouts=(Replicate(),))
     layer = {
         "attention_norm": SequenceParallel(),
-        "attention": whole,
+        "attention": gathered,
         "attention.query": ColwiseParallel(),
         "attention.key": ColwiseParallel(),
         "attention.value": ColwiseParallel(),
         "attention.out": RowwiseParallel(output_layouts=SEQUENCE),
         "feed_forward_norm": SequenceParallel(),
-        "feed_forward": whole,
+        "feed_forward": gathered,
         "feed_forward.gate": ColwiseParallel(),
         "feed_forward.up": ColwiseParallel(),
         "feed_forward.down": RowwiseParallel(output_layouts=SEQUENCE),
@@ -113,18 +114,18 @@ def cut(model: gpt.GPT, group: DeviceMesh) -> "CutLogits | None":
     ends = {
         "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=SEQUENCE),
         "norm": SequenceParallel(),
-        "output": ColwiseParallel(input_layouts=SEQUENCE, output_layouts=Shard(-1) if are_cut else Replicate()),
+        "output": ColwiseParallel(input_layouts=SEQUENCE, output_layouts=Shard(-1) if are_sharded else Replicate()),
     }
     for part in model.layers.values():
         parallelize_module(part, group, layer)  # type: ignore[arg-type]
     parallelize_module(model, group, ends)  # type: ignore[arg-type]
-    return logits if are_cut else None
+    return logits if are_sharded else None
 
 
-class CutLogits:
-    """Scores of the next token (BTV) whose last dimension is cut over the ranks of a group: no rank has all of them.
+class ShardedLogits:
+    """Logits (BTV) whose last dimension is sharded over the ranks of a group: no rank has those of all tokens.
 
-    Of each target the ranks send each other three numbers, in place of the scores of all tokens.
+    For each target the ranks exchange three numbers, in place of the logits of all tokens.
 
     Source: Megatron-LM, arXiv 1909.08053, section 3
 
@@ -132,58 +133,59 @@ class CutLogits:
         num_tokens: of the vocabulary.
 
     Attributes:
-        most: scores of one target that a rank has; the last one may have fewer.
+        shard_size: how many tokens' logits a rank has; the last one may have fewer.
+        shard_start: the first of them on this rank.
     """
 
     def __init__(self, group: DeviceMesh, num_tokens: int) -> None:
         self.group = group.get_group()
         self.num_tokens = num_tokens
-        self.most = math.ceil(num_tokens / group.size())
-        self.first = self.most * group.get_local_rank()
+        self.shard_size = math.ceil(num_tokens / group.size())
+        self.shard_start = self.shard_size * group.get_local_rank()
 
     def loss(self, logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """The mean cross-entropy over all `targets` (BT), as `loss_of` has it, from this rank's part of `logits`."""
-        counts = targets.flatten() != IGNORED
-        each = CutCrossEntropy.apply(logits.flatten(0, -2), targets.flatten(), smoothing, self)
-        return torch.where(counts, each, 0.0).sum() / counts.sum()
+        is_counted = targets.flatten() != IGNORED
+        each = ShardedCrossEntropy.apply(logits.flatten(0, -2), targets.flatten(), smoothing, self)
+        return torch.where(is_counted, each, 0.0).sum() / is_counted.sum()
 
     @torch.no_grad()
     def predictions(self, logits: Tensor) -> Tensor:
         """The token with the highest score for each target, of several the first one."""
-        own, index = logits.max(-1)
-        highest = own.clone()
+        local, index = logits.max(-1)
+        highest = local.clone()
         dist.all_reduce(highest, dist.ReduceOp.MAX, self.group)
-        found = torch.where(own == highest, index + self.first, self.num_tokens)
+        found = torch.where(local == highest, index + self.shard_start, self.num_tokens)
         dist.all_reduce(found, dist.ReduceOp.MIN, self.group)
         return found
 
 
-class CutCrossEntropy(torch.autograd.Function):
+class ShardedCrossEntropy(torch.autograd.Function):
     """The cross-entropy of each target (N), in fp32 or as the logits have it, where that is more."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, smoothing: float, cut: CutLogits) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, smoothing: float, sharding: ShardedLogits) -> Tensor:
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         highest = scores.amax(-1)
-        dist.all_reduce(highest, dist.ReduceOp.MAX, cut.group)
+        dist.all_reduce(highest, dist.ReduceOp.MAX, sharding.group)
         scores = scores - highest[:, None]
-        is_here = (targets >= cut.first) & (targets < cut.first + scores.shape[-1])
-        place = torch.where(is_here, targets - cut.first, 0)[:, None]
-        own = torch.where(is_here, scores.gather(-1, place)[:, 0], 0.0)
+        is_here = (targets >= sharding.shard_start) & (targets < sharding.shard_start + scores.shape[-1])
+        index = torch.where(is_here, targets - sharding.shard_start, 0)[:, None]
+        at_target = torch.where(is_here, scores.gather(-1, index)[:, 0], 0.0)
         total = scores.sum(-1)
-        shares = scores.exp_()
-        sums = torch.stack((shares.sum(-1), own, total))
-        dist.all_reduce(sums, dist.ReduceOp.SUM, cut.group)
-        whole, own, total = sums
-        ctx.save_for_backward(shares.div_(whole[:, None]), place, is_here)
-        ctx.smoothing, ctx.of_each = smoothing, smoothing / cut.num_tokens
-        return whole.log() - (1 - smoothing) * own - ctx.of_each * total
+        probabilities = scores.exp_()  # once they are divided by their sum
+        sums = torch.stack((probabilities.sum(-1), at_target, total))
+        dist.all_reduce(sums, dist.ReduceOp.SUM, sharding.group)
+        normalizer, at_target, total = sums
+        ctx.save_for_backward(probabilities.div_(normalizer[:, None]), index, is_here)
+        ctx.smoothing, ctx.smoothing_per_token = smoothing, smoothing / sharding.num_tokens
+        return normalizer.log() - (1 - smoothing) * at_target - ctx.smoothing_per_token * total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        shares, place, is_here = ctx.saved_tensors
-        at_target = torch.where(is_here, 1 - ctx.smoothing, 0.0).to(shares.dtype)
-        gradient = (shares - ctx.of_each).scatter_add(-1, place, -at_target[:, None])
+        probabilities, index, is_here = ctx.saved_tensors
+        at_target = torch.where(is_here, 1 - ctx.smoothing, 0.0).to(probabilities.dtype)
+        gradient = (probabilities - ctx.smoothing_per_token).scatter_add(-1, index, -at_target[:, None])
         return gradient * grads[0][:, None], None, None, None
 
 
@@ -198,7 +200,7 @@ class GroupGradients(Gradients):
         """Adds up what each rank's part of the sequences has given a weight that all have."""
         for parameter in self.parameters:
             if parameter.grad is not None:
-                parameter.grad = whole(parameter.grad, parameter)
+                parameter.grad = reduce_like(parameter.grad, parameter)
 
 
 class ExactGroupGradients(ExactGradients):
@@ -208,12 +210,12 @@ class ExactGroupGradients(ExactGradients):
     def finish(self) -> None:
         for parameter in self.parameters:  # in the same order on all ranks
             if parameter in self.held:
-                self.held[parameter] = whole(self.held[parameter], parameter)
+                self.held[parameter] = reduce_like(self.held[parameter], parameter)
         super().finish()
 
 
-def whole(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """`gradient`, cut over the ranks as `parameter` is, where it was a sum of which each has a part."""
+def reduce_like(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """`gradient` placed as `parameter` is, where it was a partial sum on each rank."""
     if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
         return gradient.redistribute(placements=parameter.placements)
     return gradient

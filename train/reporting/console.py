@@ -1,4 +1,4 @@
-"""What a rank says: to its log file all of it, to the console what a person wants to see of it.
+"""What a rank prints: all of it goes to its log file, and to the console what a person wants to see of it.
 
 The logs of a run are one file a rank, below the attempt and the host: `runs/NAME/logs/0/node01/rank-3.log`.
 """
@@ -94,19 +94,19 @@ class Tee(io.TextIOBase):
 
 
 @dataclass
-class Said:
-    """Where this process's words go besides sys.stderr."""
+class Outputs:
+    """Where this process's lines go besides sys.stderr."""
 
     log: TextIO | None = None
-    aside: Lines | None = None
+    console: Lines | None = None
 
 
-_said = Said()
+_outputs = Outputs()
 
 
 def show(log: TextIO, prefix: str | None) -> None:
     """From now on what this rank prints goes to `log` too; with a `prefix`, by whole lines that begin so."""
-    _said.log = log
+    _outputs.log = log
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         stream.flush()
@@ -117,13 +117,13 @@ def show(log: TextIO, prefix: str | None) -> None:
 def hide(log: TextIO, prefix: str) -> None:
     """From now on what this process and its children print, libraries in C too, goes to `log`.
 
-    What `tell` says is shown still; what Python prints after `show` also.
+    Lines of `notify` are shown still; what Python prints after `show` also.
     """
-    _said.log = log
+    _outputs.log = log
     sys.stdout.flush()
     sys.stderr.flush()
     if not isinstance(sys.stderr, Tee):
-        _said.aside = Lines(os.dup(2), prefix, sys.stderr.encoding)
+        _outputs.console = Lines(os.dup(2), prefix, sys.stderr.encoding)
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         os.dup2(log.fileno(), number)
         if isinstance(stream, io.TextIOWrapper):
@@ -139,18 +139,18 @@ def replace_stream(name: str, stream: Tee) -> None:
                 handler.setStream(stream)
 
 
-def tell(text: str) -> None:
-    """Says on the console, whoever is shown there, and in the log, what the user has to know."""
+def notify(text: str) -> None:
+    """Prints `text`, which the user has to know, on the console, whichever ranks are shown there, and in the log."""
     with suppress(OSError):
         print(ERASE + text if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
-    if _said.aside is not None:
-        _said.aside.write(text)
+    if _outputs.console is not None:
+        _outputs.console.write(text)
 
 
-def keep(text: str) -> None:
-    """Says it in the log alone; nowhere where there is none yet."""
-    if _said.log is not None:
-        write_log(_said.log, text)
+def log_line(text: str) -> None:
+    """Writes a line to the log alone; nowhere where there is none yet."""
+    if _outputs.log is not None:
+        write_log(_outputs.log, text)
 
 
 def flush() -> None:
@@ -163,7 +163,7 @@ def flush() -> None:
 
 
 def write_log(log: TextIO, text: str) -> None:
-    """Adds `text` and a line's end; a full disk must not end a training that only says something."""
+    """Adds `text` and a line's end; a full disk must not end a training."""
     with suppress(OSError):
         log.write(f"{text}\n")
 
@@ -190,7 +190,7 @@ def log_folder(run: Path, host: str, environ: Mapping[str, str]) -> Path:
 
 
 def open_log(run: Path, world: World, command: str, *, all_ranks: bool) -> None:
-    """From now on this rank's words go to its log file; rank 0's, or those of `all_ranks`, to the console too.
+    """From now on this rank's lines go to its log file; rank 0's, or those of `all_ranks`, to the console too.
 
     Without a file, on a full disk for example, everything stays on the console: a log is no reason not to train.
     """
@@ -199,13 +199,13 @@ def open_log(run: Path, world: World, command: str, *, all_ranks: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A character that has no place in a file name or in UTF-8 must not end the run either.
         log = path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
-        # Its words are this program's own: variables, which may hold secrets, are not among them.
+        # Only this program's own words: variables may hold secrets.
         place = (
             f"rank {world.rank} of {world.world_size} on {one_line(world.host)}, {world.device}, process {os.getpid()}"
         )
         log.write(f"=== {now()} {place}: {one_line(command)}\n")
     except OSError as error:
-        tell(f"note: rank {world.rank} on {world.host} has no log file: {error}")
+        notify(f"note: rank {world.rank} on {world.host} has no log file: {error}")
         return
     prefix = f"[{one_line(world.host)} {world.rank}] "
     if all_ranks or world.main:
@@ -214,18 +214,18 @@ def open_log(run: Path, world: World, command: str, *, all_ranks: bool) -> None:
         hide(log, prefix)
     if RANK_REPORTS in os.environ:
         report_to_agent(str(path.absolute()))
-        # What Python says when it crashes: the agent then shows the end of the log.
+        # Python's stacks when it crashes: the agent then shows the end of the log.
         faulthandler.enable(log, all_threads=True)
 
 
-def tell_fatal(error: MusterError) -> None:
-    """Says why this rank ends; its agent need not show the end of its log."""
-    tell(str(error))
+def report_fatal(error: MusterError) -> None:
+    """Prints why this rank ends; its agent need not show the end of its log."""
+    notify(str(error))
     report_to_agent(USER_KNOWS)
 
 
 def report_to_agent(text: str) -> None:
-    """Adds a line to this rank's report for its agent: the path of its log, USER_KNOWS when the user was told why the
+    """Adds a line to this rank's report for its agent: the path of its log, USER_KNOWS when the user has read why the
     rank ends, or interruption.CHECKPOINT."""
     if RANK_REPORTS not in os.environ:
         return
@@ -234,12 +234,12 @@ def report_to_agent(text: str) -> None:
         with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(f"{text}\n")
     except OSError as error:
-        keep(f"the agent can't be told of the end: {error}")
+        log_line(f"no report to the agent could be written: {error}")
 
 
 def close(code: int) -> None:
     """Writes how this rank ends, and what is not written yet."""
-    keep(f"=== {now()} ends with exit code {code}")
+    log_line(f"=== {now()} ends with exit code {code}")
     flush()
 
 

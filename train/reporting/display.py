@@ -93,7 +93,7 @@ class Display:
         line = f"  epoch {self.epoch_number}/{self.epochs}  step {done}/{self.num_steps}  {state}"
         if is_line_due:
             self.line_due = now + LINE_EVERY_S
-            (self.console.print if self.screen is None else console.keep)(line)
+            (self.console.print if self.screen is None else console.log_line)(line)
         if self.screen is not None:
             self.screen_due = now + REFRESH_EVERY_S
             bar = "#" * (BAR_WIDTH * done // self.num_steps)
@@ -112,7 +112,7 @@ class Display:
     def epoch(self, record: dict[str, Any]) -> None:
         """Shows the results of an epoch."""
         if not self.enabled:
-            console.keep(f"epoch {record['epoch']}/{self.epochs}  step {record['step']}  {record['seconds']:.1f} s")
+            console.log_line(f"epoch {record['epoch']}/{self.epochs}  step {record['step']}  {record['seconds']:.1f} s")
             return
         self.clear()
         score, width, digits = ("perplexity", 10, ",.4g") if self.unit == "tokens" else ("accuracy", 9, ".2%")
@@ -156,7 +156,7 @@ def header(setup: Setup) -> dict[str, str]:
         "model": f"{options.model}, {setup.num_parameters / 1e6:.1f} M parameters",
         "data": f"{options.data}: {len(source.train):,} train, {len(source.valid):,} validate, " + kind,
         "batch": f"{setup.global_batch} "
-        f"({options.batch_size} x {processes(world.dp_size) if world.share is None else groups}"
+        f"({options.batch_size} x {processes(world.dp_size) if world.dp is None else groups}"
         + (f" x {options.accumulate} accumulated)" if options.accumulate > 1 else ")"),
         "optimizer": f"{options.optimizer}, {momentum}weight decay {options.weight_decay:g}; seed {options.seed}",
         "lr": learning_rate(options, options.accumulate * world.dp_size),

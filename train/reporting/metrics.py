@@ -23,17 +23,17 @@ class Stopwatch:
         note: takes the seconds of each stretch, in their order, in place of `add`.
 
     Attributes:
-        counts: False where the stretches that begin now are none of what is measured.
+        is_counting: False where the stretches that begin now are none of what is measured.
     """
 
     def __init__(
-        self, device: torch.device, note: Callable[[float], None] | None = None, *, counts: bool = True
+        self, device: torch.device, note: Callable[[float], None] | None = None, *, is_counting: bool = True
     ) -> None:
         self.device = device
         self.note = note or self.add
         self.pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self.seconds = 0.0
-        self.counts = counts
+        self.is_counting = is_counting
 
     def add(self, seconds: float) -> None:
         """Counts a stretch."""
@@ -49,7 +49,7 @@ class Stopwatch:
 
     def begin(self) -> Mark | None:
         """The begin of a stretch that `end` ends; None where it does not count."""
-        return self.now() if self.counts else None
+        return self.now() if self.is_counting else None
 
     def end(self, before: Mark | None) -> Mark | None:
         """Ends the stretch since `before`, where that counts; returns now, where the next may begin."""
@@ -104,12 +104,12 @@ class StepTimes:
 
     def __init__(self, device: torch.device, profile: Profile | None = None, started: float | None = None) -> None:
         self.stretches = Stopwatch(device, self.note)
-        self.data = Stopwatch(device, counts=False)
-        self.waits = Stopwatch(device, counts=False)
+        self.data = Stopwatch(device, is_counting=False)
+        self.waits = Stopwatch(device, is_counting=False)
         self.energy = Energy(device)
         self.profile = profile
         self.started = time.perf_counter() if started is None else started
-        self.num_told = 0
+        self.num_reported = 0
         self.seconds: list[float] = []
         self.first_s: float | None = None
         self.num_steps = 0
@@ -132,11 +132,11 @@ class StepTimes:
         if self.profile is not None:
             self.profile.leave(self.num_steps)
 
-    def count(self, counts: bool) -> None:
+    def count(self, is_counting: bool) -> None:
         """From now on waits and energy are those of steps that count, or are not."""
-        if counts != self.data.counts:
-            self.energy.count(counts)
-        self.data.counts = self.waits.counts = counts
+        if is_counting != self.data.is_counting:
+            self.energy.count(is_counting)
+        self.data.is_counting = self.waits.is_counting = is_counting
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -155,7 +155,7 @@ class StepTimes:
         assert self.last is not None
         is_first = self.num_steps == 0
         self.num_steps += 1
-        if is_first or self.data.counts:
+        if is_first or self.data.is_counting:
             self.last = self.stretches.end(self.last)
         if self.profile is not None:
             self.profile.end(self.num_steps)
@@ -168,13 +168,13 @@ class StepTimes:
         else:
             self.seconds.append(seconds)
 
-    def lately(self, num_targets: int, unit: str) -> dict[str, float | None]:
-        """Rate and time of the steps since this was called before, as far as they are known: nothing is waited for.
+    def recent(self, num_targets: int, unit: str) -> dict[str, float | None]:
+        """Rate and time of the steps since the last call, as far as they are known: nothing is waited for.
 
         Args:
             num_targets: images or tokens of a step.
         """
-        steps, self.num_told = self.seconds[self.num_told :], len(self.seconds)
+        steps, self.num_reported = self.seconds[self.num_reported :], len(self.seconds)
         mean_s = sum(steps) / len(steps) if steps else None
         return {
             "seconds": round(time.perf_counter() - self.started, 3),
@@ -183,7 +183,7 @@ class StepTimes:
             "memory_gib": round(memory_gib(self.stretches.device), 3),
         }
 
-    def own(self, waits_s: float | None) -> dict[str, float | None]:
+    def of_this_rank(self, waits_s: float | None) -> dict[str, float | None]:
         """Mean seconds of this rank's steps, and of the parts of them.
 
         Args:
@@ -227,7 +227,7 @@ class Energy:
     """What this rank's GPU takes while it is counted; nothing where nobody knows.
 
     It is read from the counter that NVML keeps of each whole card. Where a card is divided (MIG), or has none, nothing
-    is told.
+    is known.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -250,12 +250,12 @@ class Energy:
         """Joules that the card has taken until now."""
         return self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000
 
-    def count(self, counts: bool) -> None:
-        """Begins to count, or ends it; a card that tells no more ends no training."""
+    def count(self, is_counting: bool) -> None:
+        """Begins to count, or ends it; a card that no longer answers ends no training."""
         if self.joules is None:
             return
         try:
-            if counts:
+            if is_counting:
                 self.before = self.read()
             elif self.before is not None:
                 self.joules, self.before = self.joules + self.read() - self.before, None

@@ -32,7 +32,7 @@ from muster.variables import LaunchVariable
 
 @dataclass(frozen=True)
 class Setup:
-    """What trains, and on what, as the header and the summary of a run tell it.
+    """What trains, and on what, as the header and the summary of a run show it.
 
     Attributes:
         strategy: its name.
@@ -97,19 +97,19 @@ def collect(
         waits_s: seconds in which this rank waited for others; None where that is not known.
         bad: this rank's samples that can't be read, with the reason of each.
         seconds: that the run took.
-        note: tells the user a line.
+        note: shows the user a line.
     """
     options, world, source, run = setup.options, setup.world, setup.source, setup.run
     # dp drives all GPUs of the machine from one process, and one counter is that of one GPU.
     num_devices = torch.cuda.device_count() if setup.strategy == "dp" and world.device.type == "cuda" else 1
-    own = {
-        **times.own(waits_s),
+    measured = {
+        **times.of_this_rank(waits_s),
         "peak_memory_gib": peak_memory_gib(world.device),
         "energy_j": times.energy.joules if times.seconds and num_devices == 1 else None,
         "bad_samples": bad,
     }
-    owns = world.gather(own)
-    all_bad = {name: reason for rank in owns for name, reason in rank["bad_samples"].items()}
+    by_rank = world.gather(measured)
+    all_bad = {name: reason for rank in by_rank for name, reason in rank["bad_samples"].items()}
     last = progress.history[-1]
     rates = times.summary(setup.targets_of_step, world.world_size, source.unit)
     rate = float(rates[f"{source.unit}_per_second_per_rank"])  # type: ignore[arg-type]
@@ -126,10 +126,10 @@ def collect(
         "global_batch": setup.global_batch,
         "num_parameters": setup.num_parameters,
         **rates,
-        **compare_ranks(world, owns),
-        "peak_memory_gib": round(max(rank["peak_memory_gib"] for rank in owns), 3),
+        **compare_ranks(world, by_rank),
+        "peak_memory_gib": round(max(rank["peak_memory_gib"] for rank in by_rank), 3),
         **(work(setup, rate, num_devices, note) if world.main else {}),
-        **joules([rank["energy_j"] for rank in owns], len(times.seconds) * setup.targets_of_step, source.unit),
+        **joules([rank["energy_j"] for rank in by_rank], len(times.seconds) * setup.targets_of_step, source.unit),
         "step": progress.step,
         "seconds": round(seconds, 3),
         "epochs": progress.history,
@@ -163,14 +163,14 @@ def perplexities(history: list[dict[str, Any]], unit: str) -> dict[str, float]:
     return {"best_perplexity": perplexity(min(losses)), "final_perplexity": perplexity(losses[-1])}
 
 
-def compare_ranks(world: World, owns: list[dict[str, Any]]) -> dict[str, Any]:
+def compare_ranks(world: World, by_rank: list[dict[str, Any]]) -> dict[str, Any]:
     """`ranks`, `slowest_rank` and `shares` of a summary.
 
-    When ranks train in step each of their steps lasts as long. What tells them apart is how much of it they were busy:
+    When ranks train in step each of their steps lasts as long. They differ in how much of it they were busy:
     the slowest waits for nobody.
 
     Args:
-        owns: of each rank, what `StepTimes.own` says, and its peak memory.
+        by_rank: of each rank, what `StepTimes.of_this_rank` has, and its peak memory.
     """
     ranks = [
         {
@@ -181,13 +181,17 @@ def compare_ranks(world: World, owns: list[dict[str, Any]]) -> dict[str, Any]:
             "data_wait_s": rounded(own["data_wait_s"]),
             "peak_memory_gib": round(own["peak_memory_gib"], 3),
         }
-        for rank, (host, own) in enumerate(zip(world.hosts or (world.host,), owns, strict=True))
+        for rank, (host, own) in enumerate(zip(world.hosts or (world.host,), by_rank, strict=True))
     ]
-    return {"ranks": ranks, "slowest_rank": slowest_of(ranks), "shares": shares_of(owns, alone=world.backend is None)}
+    return {
+        "ranks": ranks,
+        "slowest_rank": slowest_of(ranks),
+        "shares": shares_of(by_rank, alone=world.backend is None),
+    }
 
 
 def slowest_of(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The rank that was busy longest; None of one, and where a rank can't tell how long it was."""
+    """The rank that was busy longest; None of one, and where a rank does not know how long it was."""
     if len(ranks) == 1 or any(not rank["busy_s"] for rank in ranks):
         return None
     worst = max(ranks, key=lambda rank: rank["busy_s"])
@@ -201,17 +205,17 @@ def slowest_of(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-def shares_of(owns: list[dict[str, Any]], *, alone: bool) -> dict[str, float | None] | None:
+def shares_of(by_rank: list[dict[str, Any]], *, alone: bool) -> dict[str, float | None] | None:
     """The parts of the mean step of all ranks; None where no step was timed.
 
     What is neither a wait for data nor one for other ranks is `compute`. Where waits for others are not known, they are
     in it, and `communication` is None.
     """
-    total_s = sum(own["step_s"] for own in owns)
-    if not total_s or any(own["data_wait_s"] is None for own in owns):
+    total_s = sum(own["step_s"] for own in by_rank)
+    if not total_s or any(own["data_wait_s"] is None for own in by_rank):
         return None
-    data = sum(own["data_wait_s"] for own in owns) / total_s
-    waits = [0.0 if alone else own["waits_s"] for own in owns]
+    data = sum(own["data_wait_s"] for own in by_rank) / total_s
+    waits = [0.0 if alone else own["waits_s"] for own in by_rank]
     communication = None if None in waits else sum(waits) / total_s
     compute = max(0.0, 1 - data - (communication or 0.0))
     return {"data": rounded(data, 4), "compute": rounded(compute, 4), "communication": rounded(communication, 4)}
@@ -254,10 +258,10 @@ def work(setup: Setup, rate: float, num_devices: int, note: Callable[[str], None
     }
 
 
-def joules(owns: list[float | None], num_targets: int, unit: str) -> dict[str, float | None]:
+def joules(by_rank: list[float | None], num_targets: int, unit: str) -> dict[str, float | None]:
     """The energy of all ranks' GPUs, and of one image or token; null where a rank does not know its own."""
-    known = [own for own in owns if own is not None]
-    total = sum(known) if known and len(known) == len(owns) else None
+    known = [own for own in by_rank if own is not None]
+    total = sum(known) if known and len(known) == len(by_rank) else None
     each = None if total is None or not num_targets else total / num_targets
     return {"energy_j": None if total is None else round(total, 3), f"energy_j_per_{unit.removesuffix('s')}": each}
 
@@ -268,12 +272,12 @@ def write_file(path: Path, text: str) -> None:
     Raises:
         MusterError: the disk is full, or the folder is gone.
     """
-    with told_if_not_written(path):
+    with explain_write_error(path):
         write_text(path, text)
 
 
 @contextmanager
-def told_if_not_written(path: Path) -> Iterator[None]:
+def explain_write_error(path: Path) -> Iterator[None]:
     """A context in which a file system that refuses `path` is a user's error."""
     try:
         yield
@@ -316,5 +320,5 @@ class Log:
 
     def write(self, record: dict[str, Any]) -> None:
         """Adds a line."""
-        with told_if_not_written(self.path), self.path.open("a") as file:
+        with explain_write_error(self.path), self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")

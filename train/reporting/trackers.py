@@ -80,7 +80,7 @@ class MLflow:
     """
 
     def __init__(self, folder: Path, step: int, settings: Mapping[str, Any]) -> None:
-        # MLflow 3 wants to be told that files are meant; a database is no good on the file systems of clusters.
+        # MLflow 3 has to know that files are meant; a database is no good on the file systems of clusters.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
         from mlflow.entities import Param
@@ -126,7 +126,7 @@ def open_tracker(
     Args:
         kind: as `--track` has it; none on the other ranks.
         settings: what the run is made with, as its summary says it.
-        note: tells the user a line.
+        note: shows the user a line.
 
     Raises:
         MusterError: its package is not installed, or it can't be opened.

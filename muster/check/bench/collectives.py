@@ -185,8 +185,8 @@ class Collective:
         own = world.rank * part if self.is_split and self.sends_all else 0
         if giver is not None:
             return lambda index: sent_by(giver(world, index // part), own + index % part, salt)
-        is_deaf = self.root >= 0 and world.rank != self.root
-        return None if is_deaf else lambda index: total(world, own + index, salt)
+        gets_nothing = self.root >= 0 and world.rank != self.root
+        return None if gets_nothing else lambda index: total(world, own + index, salt)
 
     def check(self, world: World, size: int, salt: int) -> WrongValues | None:
         """What is wrong in what this rank receives by one call, in buffers of its own."""

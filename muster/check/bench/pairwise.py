@@ -156,10 +156,10 @@ def _measure(link: "Link", nodes: Sequence[Sequence[int]], hosts: Sequence[str])
                 else:
                     link.receive(nodes[other][place])
         except (RuntimeError, Broken) as error:
-            said = str(error).strip().partition("\n")[0]
+            reason = str(error).strip().partition("\n")[0]
             raise MusterError(
                 f"{hosts[node]} and {hosts[other]} don't get a message through to each other",
-                seen="; NCCL says: ".join(filter(None, [said, transport.complaints()])),
+                seen="; NCCL says: ".join(filter(None, [reason, transport.complaints()])),
                 fix="muster doctor looks at the nodes and the network between them",
                 code=ExitCode.FAILED,
             ) from error

@@ -144,7 +144,7 @@ class Report:
                     fix="give the same --collectives, --min-size, --max-size and --factor as for --save-baseline",
                 )
         except MusterError as error:
-            console.tell(str(error))
+            console.notify(str(error))
             code = code or error.code
         self._conclude(verdict)
         return code

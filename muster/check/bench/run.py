@@ -54,7 +54,7 @@ def run(options: BenchOptions) -> None:
     except Exception as error:
         if os.environ.get("MUSTER_DEBUG"):
             traceback.print_exc()
-        code = tell(world, error, sweep.doing if sweep else "the start")
+        code = report(world, error, sweep.doing if sweep else "the start")
     ranks.leave(world, code, failed=code != 0)
 
 
@@ -73,7 +73,7 @@ def measure(sweep: Sweep, known: Baseline | None) -> tuple[list[Row], Transport]
     return rows, used
 
 
-def tell(world: World | None, error: Exception, doing: str) -> int:
+def report(world: World | None, error: Exception, doing: str) -> int:
     """Says what happened, once for all ranks; returns the exit code.
 
     Args:
@@ -85,17 +85,17 @@ def tell(world: World | None, error: Exception, doing: str) -> int:
         # All ranks know of it.
         met = error.world if isinstance(error, ranks.Absent) else world
         if met is None or met.main:
-            console.tell(str(error))
+            console.notify(str(error))
         return error.code
     if world is None:
-        console.tell(str(error) if isinstance(error, MusterError) else "".join(traceback.format_exception(error)))
+        console.notify(str(error) if isinstance(error, MusterError) else "".join(traceback.format_exception(error)))
         return error.code if isinstance(error, MusterError) else ExitCode.FAILED
     found = explain(world, error, doing)
     if found is None:
         return ExitCode.FAILED
     fault = faults.Fault(world.rank, world.host, found.code, found.wrong)
     if faults.publish(world, fault, world.store).rank == world.rank:
-        console.tell(str(found))
+        console.notify(str(found))
     return found.code
 
 
@@ -105,8 +105,8 @@ def explain(world: World, error: Exception, doing: str) -> MusterError | None:
     has_lost_others = isinstance(error, Broken) or (isinstance(error, MusterError) and "did not come" in error.wrong)
     if isinstance(error, MusterError) and not has_lost_others:
         return error
-    said = error.seen if isinstance(error, MusterError) else str(error).strip().partition("\n")[0]
-    said = "; NCCL says: ".join(filter(None, [said, transport.complaints()]))
+    reason = error.seen if isinstance(error, MusterError) else str(error).strip().partition("\n")[0]
+    reason = "; NCCL says: ".join(filter(None, [reason, transport.complaints()]))
     fix = "muster doctor looks at the nodes and the network between them; more time: --timeout-s"
     if not has_lost_others:
         wrong = f"{this} failed at {doing}: {type(error).__name__}"
@@ -122,7 +122,7 @@ def explain(world: World, error: Exception, doing: str) -> MusterError | None:
         hosts = ranks.listed(world.hosts[rank] for rank in missing)
         numbers = ranks.listed(missing, 8)
         wrong = f"{'rank' if len(missing) == 1 else 'ranks'} {numbers} on {hosts} did not come back from {doing}"
-    return MusterError(wrong, seen=f"{this}: {said}", fix=fix, code=ExitCode.FAILED)
+    return MusterError(wrong, seen=f"{this}: {reason}", fix=fix, code=ExitCode.FAILED)
 
 
 def ranks_alive(world: World) -> list[int] | None:

@@ -80,14 +80,14 @@ class RankTransport:
     Attributes:
         expected: the network to be expected here, and what tells so; empty where nothing does.
         is_rdma: whether that is more than TCP.
-        said: what NCCL said.
+        log: what NCCL printed.
         interface: which gloo is told; empty where it goes by the host's name.
     """
 
     host: str
     expected: str = ""
     is_rdma: bool = False
-    said: NcclLog = field(default_factory=NcclLog)
+    log: NcclLog = field(default_factory=NcclLog)
     interface: str = ""
 
 
@@ -146,15 +146,15 @@ def of_nccl(ranks: Sequence[RankTransport], *, allow_tcp: bool = False) -> Trans
     Between nodes, TCP or silence is a failure where any node has reason to expect RDMA: nothing else proves that it
     was used. With `allow_tcp` it is a note.
     """
-    version = next((each.said.version for each in ranks if each.said.version), "")
+    version = next((each.log.version for each in ranks if each.log.version), "")
     name = f"NCCL {version}".rstrip()
-    notes = [f"NCCL warns on {each.host}: {words}" for each in ranks for words in each.said.warnings[:1]][:3]
+    notes = [f"NCCL warns on {each.host}: {words}" for each in ranks for words in each.log.warnings[:1]][:3]
     if len({each.host for each in ranks}) == 1:
-        within = listed(way for each in ranks for way in each.said.within) or "not said"
+        within = listed(way for each in ranks for way in each.log.within) or "not said"
         return Transport(within, f"{name}, in one node: {within}", notes=tuple(notes))
-    network = listed(each.said.network for each in ranks) or "not said"
-    by_rdma = [each for each in ranks if each.said.gpudirect is not None and not each.said.is_tcp]
-    indirect = [each for each in by_rdma if not each.said.gpudirect]
+    network = listed(each.log.network for each in ranks) or "not said"
+    by_rdma = [each for each in ranks if each.log.gpudirect is not None and not each.log.is_tcp]
+    indirect = [each for each in by_rdma if not each.log.gpudirect]
     says = f"{name}: {network}"
     if by_rdma:
         says += f", {'without' if indirect else 'with'} GPUDirect RDMA"
@@ -174,8 +174,8 @@ def of_nccl(ranks: Sequence[RankTransport], *, allow_tcp: bool = False) -> Trans
 def _unexpected(ranks: Sequence[RankTransport]) -> MusterError | None:
     """Why the network is not the one to be expected; None where it is."""
     rdma = next((f"{each.expected} on {each.host}" for each in ranks if each.is_rdma), "")
-    silent, tcp = [each for each in ranks if not each.said.network], [each for each in ranks if each.said.is_tcp]
-    known = [each for each in ranks if each.said.network]
+    silent, tcp = [each for each in ranks if not each.log.network], [each for each in ranks if each.log.is_tcp]
+    known = [each for each in ranks if each.log.network]
     fix = "muster fabric check on that node, then muster fabric plan; or, if TCP will do: --allow-tcp"
     if rdma and tcp:
         wrong = f"NCCL sends by TCP, and RDMA was to be expected: {_hosts(tcp)}"
@@ -187,7 +187,7 @@ def _unexpected(ranks: Sequence[RankTransport]) -> MusterError | None:
         where = os.environ.get("NCCL_DEBUG_FILE", "(unset)")
         seen = f"no such line in NCCL's log (NCCL_DEBUG_FILE={where}); expected {rdma}"
         fix = f"unset NCCL_DEBUG_FILE, if it is yours; {fix}"
-    elif len({each.said.network for each in known}) > 1:
+    elif len({each.log.network for each in known}) > 1:
         wrong, seen = "not all ranks use the same network", _networks(known)
     else:
         return None
@@ -196,8 +196,8 @@ def _unexpected(ranks: Sequence[RankTransport]) -> MusterError | None:
 
 def _networks(ranks: Sequence[RankTransport]) -> str:
     """Socket on node02, node03; IB on node01."""
-    networks = dict.fromkeys(each.said.network for each in ranks)
-    return "; ".join(f"{name} on {_hosts([each for each in ranks if each.said.network == name])}" for name in networks)
+    networks = dict.fromkeys(each.log.network for each in ranks)
+    return "; ".join(f"{name} on {_hosts([each for each in ranks if each.log.network == name])}" for name in networks)
 
 
 def _hosts(ranks: Sequence[RankTransport]) -> str:

@@ -82,9 +82,9 @@ def differences(
     # The rarest first; of equally many hosts in the order in which they came.
     ordered = sorted(by_value.items(), key=lambda item: len(item[1]))
     has_majority = len(ordered[-1][1]) > sum(len(hosts) for _, hosts in ordered[:-1])
-    odd = [host for _, hosts in (ordered[:-1] if has_majority else ordered) for host in hosts]
+    outliers = [host for _, hosts in (ordered[:-1] if has_majority else ordered) for host in hosts]
     seen = listed((f"{shown(value)} on {listed(hosts)}" for value, hosts in ordered), most=8)
-    return [Finding(level, about, listed(odd), f"not all nodes have the same {what}", seen, fix)]
+    return [Finding(level, about, listed(outliers), f"not all nodes have the same {what}", seen, fix)]
 
 
 def alike(values: Mapping[str, str], level: Level, about: str, wrong: str, fix: str) -> list[Finding]:

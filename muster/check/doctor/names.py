@@ -50,12 +50,12 @@ class Facts:
     Attributes:
         place: where it is found.
         lookups: of its own name and of others.
-        is_told: whether gloo is told the interface, and does not go by a host's own name.
+        is_interface_set: whether gloo gets the interface by GLOO_SOCKET_IFNAME, and does not go by a host's own name.
     """
 
     place: Place
     lookups: tuple[Lookup, ...] = ()
-    is_told: bool = False
+    is_interface_set: bool = False
 
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
@@ -124,8 +124,8 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
             elif one.name in known and not set(one.addresses) & set(place.addresses):
                 wrong.append(f"{one.name} {one.leads()}, not to {place.address}")
         others[host] = listed(wrong, between="; ")
-    is_told = next(iter(nodes.values())).is_told
-    so = "gloo is told the interface, what is not told would listen there" if is_told else "gloo listens there"
+    is_interface_set = next(iter(nodes.values())).is_interface_set
+    so = "gloo is told the interface, what is not told would listen there" if is_interface_set else "gloo listens there"
     wrong_own = f"the own name does not lead to an address that others reach: {so}, and other nodes can't come"
     fix_own = (
         "give the name, in /etc/hosts there, the address on the network of the job; or export GLOO_SOCKET_IFNAME and "
@@ -133,7 +133,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     )
     wrong_other = "the name of another node does not lead where it should"
     fix_other = "mend /etc/hosts or the name service there: `getent hosts NAME` shows what it says"
-    found = alike(own, "warning" if is_told else "failed", "name", wrong_own, fix_own)
+    found = alike(own, "warning" if is_interface_set else "failed", "name", wrong_own, fix_own)
     found += alike(others, "warning", "name", wrong_other, fix_other)
     slow = [(one.took_s, host, one.name) for host, node in nodes.items() for one in node.lookups if one.took_s > SLOW_S]
     if slow:

@@ -83,8 +83,8 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
                 port = stack.enter_context(contextlib.closing(Listener(own.address, secret))).port
             except OSError as error:
                 wrong = f"can't listen at {own.address}: {error}"
-        told = gather_hosts(world, [port, secret])
-        by_host = {place.host: each for place, each in zip(places, told, strict=True)}
+        answers = gather_hosts(world, [port, secret])
+        by_host = {place.host: each for place, each in zip(places, answers, strict=True)}
 
         def ask(other: Place) -> Probe:
             return Probe(own.host, other.host, by_host[other.host][0], probe(other.address, *by_host[other.host]))
@@ -180,8 +180,8 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
         "--interface NAME, with an interface that all nodes have (`ip -brief address`), or unset "
         "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
     )
-    deaf = {host: facts[0].wrong for host, facts in by_host.items()}
-    found = alike(deaf, "failed", "port", "there is no port at which the others could reach it", fix)
+    unreachable = {host: facts[0].wrong for host, facts in by_host.items()}
+    found = alike(unreachable, "failed", "port", "there is no port at which the others could reach it", fix)
     for is_stalled in (False, True):
         bad = [probe for probe in probes if probe.wrong and (probe.wrong == STALLED) == is_stalled]
         found += [_finding(places, host, wrong, of_cause) for host, wrong, of_cause in _causes(probes, bad)]

@@ -92,7 +92,7 @@ def run(options: DoctorOptions) -> None:
     """Checks, prints, and ends this process: all ranks with the same code."""
     report, world, is_cut_off = Report(), None, False
     try:
-        tell("waiting for all ranks")
+        notify("waiting for all ranks")
         world = ranks.join(options.timeout_s)
         started = time.monotonic()
         check(world, options, report, tells=True)
@@ -135,22 +135,22 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
     try:
         check(world, options, report)
         verdict = f"{worst(report.findings)}: {says(report.findings)}"
-        code, said = ranks.gather(world, [report.code, verdict])[0]
+        code, verdict = ranks.gather(world, [report.code, verdict])[0]
     except ranks.Absent as absent:
         where = f" ({absent.host})" if absent.host else ""
         raise SharedFault(absent.wrong + where, seen=absent.seen, fix=absent.fix, code=ExitCode.FAILED) from None
     if world.main:
         for finding in report.findings:
-            console.tell(str(finding))
+            console.notify(str(finding))
     if code != ExitCode.DONE:
         fix = (
             "mend what is named above; `muster doctor` in place of `train` checks more; without --preflight the "
             "training starts nonetheless"
         )
-        raise SharedFault("the nodes are not fit to train on", seen=said, fix=fix, code=ExitCode.USER_MUST_CHANGE)
+        raise SharedFault("the nodes are not fit to train on", seen=verdict, fix=fix, code=ExitCode.USER_MUST_CHANGE)
 
 
-def tell(step: str) -> None:
+def notify(step: str) -> None:
     """Says on stderr what is done next, once for all ranks: a check of many nodes takes minutes."""
     if os.environ.get("RANK", "0") == "0":
         print(f"muster doctor: {step} ...", file=sys.stderr, flush=True)
@@ -165,7 +165,7 @@ def check(world: World, options: DoctorOptions, report: Report, *, tells: bool =
     *quick, (last, subjects) = STEPS
     for step, of_step in quick:
         if tells:
-            tell(step)
+            notify(step)
         examine(world, options, of_step, report)
     if options.quick:
         return
@@ -174,21 +174,21 @@ def check(world: World, options: DoctorOptions, report: Report, *, tells: bool =
         report.parts += [Part(one.NAME, "not tried: mend what failed first", is_seen=False) for one in subjects]
         return
     if tells:
-        tell(last)
+        notify(last)
     examine(world, options, subjects, report)
 
 
 def examine(world: World, options: DoctorOptions, subjects: Sequence[Subject], report: Report) -> None:
     """Gathers the facts of these subjects on all ranks, and adds what is found in them to rank 0's `report`."""
     own = {subject.NAME: subject.gather(world, options) for subject in subjects}
-    told = ranks.gather(world, msgspec.to_builtins(own), to_all=False)
+    answers = ranks.gather(world, msgspec.to_builtins(own), to_all=False)
     if not world.main:
         return
     if not report.facts:
         report.facts = [{"rank": rank, "host": host} for rank, host in enumerate(world.hosts)]
     for subject in subjects:
         by_host: dict[str, list[Any]] = {}
-        for of_rank, facts in zip(told, report.facts, strict=True):
+        for of_rank, facts in zip(answers, report.facts, strict=True):
             facts[subject.NAME] = of_rank[subject.NAME]
             if of_rank[subject.NAME] is not None:
                 by_host.setdefault(facts["host"], []).append(msgspec.convert(of_rank[subject.NAME], subject.Facts))

@@ -87,8 +87,8 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
 
 def image() -> str:
     """The version and the revision of the container image that this runs in."""
-    told = json.loads((ROOT / "image.json").read_text())
-    return f"{told['version']} ({told['revision'][:12]})" if told.get("revision") else told["version"]
+    image = json.loads((ROOT / "image.json").read_text())
+    return f"{image['version']} ({image['revision'][:12]})" if image.get("revision") else image["version"]
 
 
 def packages() -> tuple[str, ...]:

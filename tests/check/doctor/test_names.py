@@ -31,11 +31,11 @@ def own(rank, *addresses):
     return led(rank, rank, *addresses)
 
 
-def findings(size: int, lookups: list[tuple[int, Lookup]], is_told: bool = True) -> list[Finding]:
+def findings(size: int, lookups: list[tuple[int, Lookup]], is_interface_set: bool = True) -> list[Finding]:
     """What is found where the nodes looked up names as in `lookups`."""
     return names.findings(
         {
-            place.host: [Facts(place, tuple(one for rank, one in lookups if rank == place.rank), is_told)]
+            place.host: [Facts(place, tuple(one for rank, one in lookups if rank == place.rank), is_interface_set)]
             for place in nodes(size)
         }
     )
@@ -58,7 +58,7 @@ def test_an_own_name_that_others_could_not_use(address):
 
 
 def test_it_is_a_fault_where_gloo_goes_by_it():
-    assert found(2, [own(0, "10.0.0.0"), own(1, "127.0.1.1")], is_told=False) == [("failed", "name", "n1")]
+    assert found(2, [own(0, "10.0.0.0"), own(1, "127.0.1.1")], is_interface_set=False) == [("failed", "name", "n1")]
     assert found(2, [own(0, "10.0.0.0"), own(1)]) == [("warning", "name", "n1")]
 
 

@@ -75,10 +75,10 @@ def test_launches_of_one_job_are_told_apart_where_their_launcher_has_a_name_for_
     peers_of: Callable[..., Peers],
 ) -> None:
     plain = peers_of(hydra(1, 2, 0, 1), LaunchOptions(nproc_per_node="1"))
-    assert not plain.is_told_apart
+    assert not plain.is_unique
     recorded = recording.load(FOLDERS / "mpi_own" / "ompi_one_a_node.node02.1.env")
     named = peers_of(recorded, LaunchOptions(nproc_per_node="1"))
-    assert (named.job, named.is_told_apart) == (recorded["PMIX_NAMESPACE"], True)
+    assert (named.job, named.is_unique) == (recorded["PMIX_NAMESPACE"], True)
 
 
 def test_the_address_at_which_all_meet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def test_all_learn_the_address_of_number_0_and_its_port_is_free_then(tmp_path: P
 def test_a_long_wait_says_what_it_waits_for_and_what_may_be_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rendezvous_file, "SAY_AFTER_S", 0.1)
+    monkeypatch.setattr(rendezvous_file, "NOTICE_AFTER_S", 0.1)
     alone = replace(peers(tmp_path, 1, timeout_s=1), hint="mpirun -x PBS_JOBID")
     with pytest.raises(MusterError) as refusal:
         meet(alone)
@@ -268,7 +268,7 @@ def test_1200_participants_need_few_files_at_once(tmp_path: Path) -> None:
 def test_two_launches_in_one_folder_are_noticed(tmp_path: Path) -> None:
     with ThreadPoolExecutor(6) as pool:
         numbers = (0, 1, 1, 2, 2, 0)
-        came = [pool.submit(meet, replace(peers(tmp_path, number), is_told_apart=False)) for number in numbers]
+        came = [pool.submit(meet, replace(peers(tmp_path, number), is_unique=False)) for number in numbers]
         assert ["another launch of 3" in str(one.exception()) for one in came] == [True] * 6
     assert list(tmp_path.iterdir()) == []
 
@@ -279,7 +279,7 @@ def test_one_that_comes_late_is_noticed_where_launches_cannot_be_told_apart(
     """All of this launch's places are taken by another one's guests; then its own come."""
     monkeypatch.setattr(rendezvous_file, "REFUSED_TIMEOUT_S", 0.5)
     with ThreadPoolExecutor(3) as pool:
-        came = [pool.submit(meet, replace(peers(tmp_path, number, 2), is_told_apart=False)) for number in (0, 1)]
+        came = [pool.submit(meet, replace(peers(tmp_path, number, 2), is_unique=False)) for number in (0, 1)]
         time.sleep(0.4)
         came.append(pool.submit(meet, peers(tmp_path, 1, 2)))
         assert ["another launch of 2" in str(one.exception(10)) for one in came] == [True] * 3

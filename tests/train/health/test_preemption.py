@@ -12,16 +12,16 @@ import pytest
 
 from muster.train import checkpoint
 from muster.train.distributed.world import World
-from muster.train.trainer import Looks
+from muster.train.trainer import ProgressSync
 from tests.train.checkpoint.test_resume import assert_same_bits, common, images  # noqa: F401
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
 from tests.train.conftest import environment
 
-# Looks come as often as is said here, however long the steps take.
+# Sums over all ranks come as often as is said here, however long the steps take.
 WARN = """
 import os, signal
 from muster.train import trainer
-trainer.LOOK_STEPS, trainer.WAIT_S = {every}, 1e9
+trainer.SYNC_STEPS, trainer.WAIT_S = {every}, 1e9
 step = trainer.Trainer.train_step
 def warned(self, batches, sums):
     step(self, batches, sums)
@@ -194,11 +194,11 @@ def test_a_warning_of_the_first_moment_is_kept(tmp_path, argv_of_three, mode):
 
 @pytest.mark.parametrize(("step_s", "next_step"), [(0.01, 10), (0.3, 5), (0.9, 4), (30, 3)])
 def test_long_steps_are_looked_at_one_by_one(step_s, next_step):
-    looks = Looks(World(), every=50)
-    looks.since = 0, time.perf_counter() - step_s
-    looks.take(1, "a signal", False)
-    assert looks.read(2) == [1.0, 0.0]
-    assert looks.next == next_step
+    sync = ProgressSync(World(), every=50)
+    sync.since = 0, time.perf_counter() - step_s
+    sync.start(1, "a signal", False)
+    assert sync.finish(2) == [1.0, 0.0]
+    assert sync.next == next_step
 
 
 @pytest.mark.process

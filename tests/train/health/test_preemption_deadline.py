@@ -12,7 +12,7 @@ from muster.errors import MusterError
 from muster.train import checkpoint
 from muster.train.checkpoint import Progress, is_complete
 from muster.train.health import preemption
-from muster.train.health.preemption import SIGNALS, Deadline, Notice, deaf_until, find, grace
+from muster.train.health.preemption import SIGNALS, PreemptionNotice, TimeLimit, find, grace_period, ignored_until
 from tests.train.checkpoint.test_resume import assert_same_bits, common, images  # noqa: F401
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
 from tests.train.health.test_preemption import steps_of
@@ -36,12 +36,12 @@ def times(start, end, name="MUSTER"):
 @pytest.mark.parametrize("name", ["MUSTER", "MUSTER_SCHEDULER"])
 def test_the_limit_is_known_by_the_schedulers_word_or_ours(name, at_now):
     deadline, notes = find(10, times(1, 59, name))
-    assert deadline == Deadline(NOW + 59 * 60, 600)
+    assert deadline == TimeLimit(NOW + 59 * 60, 600)
     assert not notes
 
 
 def test_what_the_user_sets_wins(at_now):
-    assert find(10, times(1, 59, "MUSTER_SCHEDULER") | times(1, 30))[0] == Deadline(NOW + 30 * 60, 600)
+    assert find(10, times(1, 59, "MUSTER_SCHEDULER") | times(1, 30))[0] == TimeLimit(NOW + 30 * 60, 600)
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_a_time_that_is_none(name, text):
 def test_a_notice_reads_the_clock_when_it_is_asked(monkeypatch):
     now = [NOW]
     monkeypatch.setattr(preemption, "time", SimpleNamespace(time=lambda: now[0]))
-    notice = Notice(Deadline(NOW + 600, 60))
-    assert not notice.heard
+    notice = PreemptionNotice(TimeLimit(NOW + 600, 60))
+    assert not notice.reason
     now[0] += 541
-    assert "--save-before=1" in notice.heard
-    said = notice.heard
+    assert "--save-before=1" in notice.reason
+    said = notice.reason
     now[0] -= 100  # a clock that is set back takes nothing back
-    assert notice.heard == said
+    assert notice.reason == said
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_notice_reads_the_clock_when_it_is_asked(monkeypatch):
     ],
 )
 def test_the_grace_is_the_scripts_or_the_schedulers(environ, seconds):
-    found = grace(environ, None)
+    found = grace_period(environ, None)
     assert found.seconds == seconds
     assert found.note(seconds - 1, 1) is None
     note = found.note(seconds, 1)
@@ -131,11 +131,11 @@ def test_the_grace_is_the_scripts_or_the_schedulers(environ, seconds):
 
 
 def test_the_grace_that_is_asked_for_counts():
-    found = grace({"MUSTER_SCHEDULER": "pbs"}, Deadline(NOW, 600))
+    found = grace_period({"MUSTER_SCHEDULER": "pbs"}, TimeLimit(NOW, 600))
     assert found.note(500, 1) is None
-    assert grace({}, None).note(1e6, 1) is None
+    assert grace_period({}, None).note(1e6, 1) is None
     with pytest.raises(MusterError, match="MUSTER_GRACE_S"):
-        grace({"MUSTER_GRACE_S": "soon"}, None)
+        grace_period({"MUSTER_GRACE_S": "soon"}, None)
 
 
 SHORT = times(0, 5) | {"MUSTER_GRACE_S": "300"}
@@ -143,9 +143,9 @@ SHORT = times(0, 5) | {"MUSTER_GRACE_S": "300"}
 
 def test_a_job_that_is_warned_at_its_start_stops_by_the_clock(at_now):
     deadline, notes = find(None, SHORT)
-    assert deadline == Deadline(NOW + 300, 30)
+    assert deadline == TimeLimit(NOW + 300, 30)
     assert "--save-before=0.5" in notes[0]
-    assert grace(SHORT, deadline).seconds == 30
+    assert grace_period(SHORT, deadline).seconds == 30
 
 
 @pytest.mark.parametrize(
@@ -160,26 +160,26 @@ def test_a_job_that_is_warned_at_its_start_stops_by_the_clock(at_now):
     ],
 )
 def test_only_a_warning_longer_than_the_job_is_ignored_and_only_in_its_first_minute(environ, seconds):
-    assert deaf_until(environ) == (NOW + seconds if seconds else 0)
+    assert ignored_until(environ) == (NOW + seconds if seconds else 0)
 
 
 @pytest.mark.parametrize(("until_s", "is_heard"), [(60, False), (-1, True)])
 def test_term_is_always_heard(until_s, is_heard):
-    notice = Notice(deaf_until=time.time() + until_s)
+    notice = PreemptionNotice(ignored_until=time.time() + until_s)
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         notice.listen()
         signal.raise_signal(signal.SIGUSR1)
-        assert (notice.heard == "SIGUSR1") == is_heard
+        assert (notice.reason == "SIGUSR1") == is_heard
         signal.raise_signal(signal.SIGTERM)
-        assert notice.heard == ("SIGUSR1" if is_heard else "SIGTERM")
+        assert notice.reason == ("SIGUSR1" if is_heard else "SIGTERM")
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def test_the_note_says_what_to_type():
-    found = grace({"MUSTER_SCHEDULER": "slurm"}, None)
+    found = grace_period({"MUSTER_SCHEDULER": "slurm"}, None)
     assert found.note(1, 1) is None
     note = found.note(80, 2)
     assert "--save-before=3" in note
@@ -212,7 +212,7 @@ import os
 from types import SimpleNamespace
 from muster.train import trainer
 from muster.train.health import preemption
-trainer.LOOK_STEPS = 1
+trainer.SYNC_STEPS = 1
 step, steps = trainer.Trainer.train_step, [0]
 def counted(self, batches, sums):
     step(self, batches, sums)
@@ -277,7 +277,7 @@ WARN = """
 import os, signal
 from muster.train import trainer
 
-trainer.LOOK_STEPS = 1
+trainer.SYNC_STEPS = 1
 out = os.fdopen(os.dup(1), "w", buffering=1)
 validate = trainer.Trainer.evaluate
 def warned(self):

@@ -15,7 +15,7 @@ from tests.train.comparing import SPLITS, STEPS, TEXT, trained
 # Looks come after each step, and the time is over at each of them.
 AT_EACH_LOOK = """
 from muster.train import trainer
-trainer.LOOK_STEPS = 1
+trainer.SYNC_STEPS = 1
 trainer.Trainer.is_save_due = lambda self: self.world.main and self.options.save_every > 0
 """
 

@@ -163,6 +163,6 @@ def test_energy_of_a_run_is_known_where_every_rank_knows_its_own():
 def test_a_card_that_tells_no_more_ends_no_training(monkeypatch):
     energy = Energy(torch.device("cpu"))
     energy.joules = 3.0
-    energy.count(counts=True)  # there is no NVML to ask
+    energy.count(is_counting=True)  # there is no NVML to ask
     assert energy.joules is None
-    energy.count(counts=False)
+    energy.count(is_counting=False)

@@ -89,7 +89,7 @@ def test_switches_change_nothing_that_is_learnt(train, single, tmp_path, switch)
 @pytest.mark.process
 def test_gradients_too_large_for_fp16_are_told(train, tmp_path):
     steep = "from muster.train import trainer\nfrom muster.train.parallel import strategy\n"
-    steep += "loss_of = strategy.loss_of\ntrainer.LOOK_STEPS = 1\n"
+    steep += "loss_of = strategy.loss_of\ntrainer.SYNC_STEPS = 1\n"
     steep += "strategy.Gradients.criterion = staticmethod(lambda *given: 1e7 * loss_of(*given))"
     argv = ["ddp", *TEXT, *STEPS, "--optimizer=sgd", "--lr=1e-9", "--max-steps=4", f"--runs-dir={tmp_path}"]
     ended = train([*argv, "--comm-hook=fp16", "--name=fp16"], 2, before=steep)

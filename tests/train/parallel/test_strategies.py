@@ -53,7 +53,7 @@ def test_a_new_one_is_a_file_and_a_line_and_is_compared_with_the_single_process(
 def test_a_rank_alone_trains_as_single(name):
     alone = parallel.load(name, World(), Options(model="gpt-tiny"))
     model = torch.nn.Linear(2, 2)
-    assert alone.share() is alone.world
+    assert alone.assign_data() is alone.world
     assert alone.unwrap(alone.wrap(model, Precision(bf16=False, channels_last=False, fused=False))) is model
     assert alone.notes() == []
 

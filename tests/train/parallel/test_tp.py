@@ -1,4 +1,4 @@
-"""Layers cut over the ranks of a group: what test_matrix.py has no room for."""
+"""Layers sharded over the ranks of a group: what test_matrix.py has no room for."""
 
 import subprocess
 import sys
@@ -58,14 +58,14 @@ from muster.config import Options
 from muster.train import models
 from muster.train.models import IGNORED
 from muster.train.parallel.strategy import loss_of, predictions_of
-from muster.train.parallel.tp import CutLogits, cut
+from muster.train.parallel.tp import ShardedLogits, shard
 
 SIZE, NUM_TOKENS = 2, 7
 
 def rank(number, path):
     dist.init_process_group("gloo", store=dist.FileStore(path, SIZE), rank=number, world_size=SIZE)
     mesh = init_device_mesh("cpu", (SIZE,))
-    parts = CutLogits(mesh, NUM_TOKENS)
+    parts = ShardedLogits(mesh, NUM_TOKENS)
     torch.manual_seed(1)
     logits = 20 * torch.randn(3, 5, NUM_TOKENS) - 50
     logits[0, 0] = 3.0  # all alike: the first one counts
@@ -84,10 +84,10 @@ def rank(number, path):
         assert parts.loss(own, torch.full_like(targets, IGNORED)).isnan()
 
     model = models.build(Options(model="gpt-tiny"), 5, 32)
-    assert cut(model, mesh) is not None
+    assert shard(model, mesh) is not None
     assert model(torch.zeros(2, 32, dtype=torch.long)).shape == (2, 32, 3 - number)
     tiny = models.build(Options(model="gpt-tiny"), 1, 32)
-    assert cut(tiny, mesh) is None
+    assert shard(tiny, mesh) is None
     assert tiny(torch.zeros(2, 32, dtype=torch.long)).shape == (2, 32, 1)
 
 if __name__ == "__main__":

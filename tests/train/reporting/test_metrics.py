@@ -55,13 +55,13 @@ def test_only_steps_that_count_wait():
     for step in range(3):
         with times.waiting():
             pass
-        seen.append((step, times.data.seconds > 0, waits.counts))
+        seen.append((step, times.data.seconds > 0, waits.is_counting))
         with waits.running():
             pass
         times.step()
     times.stop()
     assert seen == [(0, False, False), (1, True, True), (2, True, True)]
-    assert (len(times.seconds), times.first_s is not None, waits.counts) == (2, True, False)
+    assert (len(times.seconds), times.first_s is not None, waits.is_counting) == (2, True, False)
     counted = waits.seconds
     with waits.running():
         pass

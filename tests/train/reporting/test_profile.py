@@ -77,7 +77,7 @@ def traced(profile, epochs):
         for _ in range(num_steps):
             with times.waiting():
                 number += 1
-            if times.data.counts:
+            if times.data.is_counting:
                 timed.append(number)
             with times.part("optimizer"):
                 torch.ones(1).add(1)

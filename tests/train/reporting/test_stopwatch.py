@@ -62,7 +62,7 @@ def test_what_comes_after_the_own_part_of_a_backward_pass_is_counted():
     assert pause.wait() == 0  # was called in between
     assert waits.seconds > 0
     assert torch.equal(model.weight.grad, expected)
-    paused = Stopwatch(torch.device("cpu"), counts=False)
+    paused = Stopwatch(torch.device("cpu"), is_counting=False)
     go_back(nn.Linear(4, 4)(torch.randn(2, 4)).sum(), paused)
     assert paused.seconds == 0
 
