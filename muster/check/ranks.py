@@ -28,17 +28,17 @@ ALL_PAIRS_UP_TO = 32
 """Up to so many nodes each one is paired with each other one."""
 
 
-LOOK_S = 1.0
-"""How often rank 0, while it waits for others, looks whether an agent has fault of a rank that died."""
+FAULT_POLL_S = 1.0
+"""How often rank 0, while it waits for others, reads whether an agent has published that a rank died."""
 
 
 class Absent(MusterError):
     """Some ranks did not come, or had come and gave no more answer; all the others know of it.
 
     Args:
-        world: of the rank that tells it; with its hosts where these ranks had met the others.
+        world: of the rank that raises this; with its hosts where these ranks had met the others.
         ranks: those without an answer.
-        fault: what a node's agent has fault of a rank that died.
+        fault: what a node's agent has published of a rank that died.
 
     Attributes:
         host: where these ranks are, or should be; empty where that is not known.
@@ -66,7 +66,7 @@ class Absent(MusterError):
 def join(timeout_s: int) -> World:
     """This rank, connected to the store of all ranks, with the hosts of all of them. A rank alone has a store too.
 
-    Unlike a training's the store is up as soon as rank 0 is: so it can tell who has not come.
+    Unlike a training's the store is up as soon as rank 0 is: so it knows who has not come.
 
     Raises:
         Absent: not all came within `timeout_s`.
@@ -142,12 +142,12 @@ def gather(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
 
 
 def _wait_for(keys: Sequence[str], world: World) -> tuple[list[int], faults.Fault | None]:
-    """The ranks that have not set their key in time, and why, where an agent has fault of a rank that died."""
+    """The ranks that have not set their key in time, and the fault, where an agent has published that a rank died."""
     store: Any = world.store
     ends = time.monotonic() + world.timeout_s
     while True:
         try:
-            store.wait(list(keys), timedelta(seconds=max(0.1, min(LOOK_S, ends - time.monotonic()))))
+            store.wait(list(keys), timedelta(seconds=max(0.1, min(FAULT_POLL_S, ends - time.monotonic()))))
         except dist.DistError:
             fault = fault_in(store)
             if fault is not None or time.monotonic() >= ends:
@@ -157,12 +157,12 @@ def _wait_for(keys: Sequence[str], world: World) -> tuple[list[int], faults.Faul
 
 
 def fault_in(store: Any) -> faults.Fault | None:
-    """What the agent of a node has fault of a rank that died (entrypoint/agent/nodes.py)."""
+    """The fault that the agent of a node has published of a rank that died (entrypoint/agent/nodes.py)."""
     return faults.Fault(**json.loads(store.get("fault"))) if store.check(["fault"]) else None
 
 
 def leads_host(world: World) -> bool:
-    """Whether this is the first rank of its host: it tells of the host."""
+    """Whether this is the first rank of its host, which answers for the host."""
     return world.hosts.index(world.host) == world.rank
 
 
@@ -205,7 +205,7 @@ def shape(world: World) -> str:
 
 
 def host_of(rank: int, world: World) -> str:
-    """The node that `rank` is on, or should be; empty where the launch did not tell the nodes."""
+    """The node that `rank` is on, or should be; empty where the launch handed no list of nodes on."""
     if world.hosts:
         return world.hosts[rank]
     nodes = [name for name in os.environ.get(LaunchVariable.NODES, "").split(",") if name]  # by node_rank

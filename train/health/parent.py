@@ -15,7 +15,7 @@ import psutil
 from muster.errors import RESUME, ExitCode, MusterError
 from muster.variables import LaunchVariable
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Between two looks."""
 
 GONE = "the process that started it, torchrun or the scheduler's, is gone"
@@ -37,7 +37,7 @@ class Guard:
 
     def _watch(self, parent: int, rank: str) -> None:
         while os.getppid() == parent:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         error = MusterError(
             f"rank {rank} on {socket.gethostname()} ends: {GONE}",
             seen=f"its parent was process {parent}, and is {os.getppid()}",

@@ -1,4 +1,4 @@
-"""What rank 0 says and writes: the table or the object, the baseline; and the verdict, last."""
+"""What rank 0 prints and writes: the table or the object, the baseline; and the verdict, last."""
 
 import json
 import os
@@ -42,8 +42,8 @@ class Verdict:
 
     Attributes:
         against: each thing that makes it fail.
-        otherwise: what to say where there is none: what was held against what.
-        is_sure: False where that tells little.
+        otherwise: the answer where there is none: what was held against what.
+        is_sure: False where that means little.
     """
 
     against: Sequence[MusterError]
@@ -80,7 +80,7 @@ def verdict_of_pairs(rows: Sequence[pairwise.Row], hosts: Sequence[str], used: T
 
 
 def wrong_values(faults: Sequence[WrongValues]) -> list[MusterError]:
-    """What to say of wrong values: one for each collective and rank, with the smallest message."""
+    """The errors for wrong values: one for each collective and rank, with the smallest message."""
     by_rank: dict[tuple[str, int], list[WrongValues]] = {}
     for fault in sorted(faults, key=lambda each: each.size):
         by_rank.setdefault((fault.collective, fault.rank), []).append(fault)
@@ -111,7 +111,7 @@ class Report:
     setting: Setting
 
     def of_sweep(self, rows: Sequence[Row], sweep: Sweep, used: Transport, known: Baseline | None) -> int:
-        """Says and writes what was measured; returns the exit code."""
+        """Prints and writes what was measured; returns the exit code."""
         options = self.options
         slow = baseline.find_slow(rows, known) if known else []
         against = wrong_values(sweep.faults)
@@ -177,13 +177,13 @@ class Report:
         devices = ", ".join(self.setting.gpus) or self.setting.device
         site = f", {self.setting.site}" if self.setting.site else ""
         where = f"{shape(self.world)}, {self.setting.backend} on {devices}, torch {torch.__version__}{site}"
-        self._say([where, *lines])
+        self._print([where, *lines])
 
     def _conclude(self, verdict: Verdict) -> None:
-        self._say(["", *map(str, verdict.against)])
-        self._say([f"{verdict.word}: {verdict.says}"], f"bold {COLOURS[verdict.word]}")
+        self._print(["", *map(str, verdict.against)])
+        self._print([f"{verdict.word}: {verdict.says}"], f"bold {COLOURS[verdict.word]}")
 
-    def _say(self, lines: Sequence[str], style: str = "") -> None:
+    def _print(self, lines: Sequence[str], style: str = "") -> None:
         """Prints the lines, but where an object for programs has it all."""
         screen = Console(highlight=False, quiet=self.options.json)
         for line in lines:
@@ -199,13 +199,13 @@ class Report:
         }
 
     def _save(self, path: Path, rows: Sequence[Row], verdict: Verdict, used: Transport) -> None:
-        """Writes the baseline of a run that does not fail, and says so."""
-        said = f"{path} was not written: a run that fails is no baseline"
+        """Writes the baseline of a run that does not fail, and prints where."""
+        line = f"{path} was not written: a run that fails is no baseline"
         if not verdict.against:
             about = self.about() | {"network": used.network, "gpudirect": used.gpudirect, "nodes": self.world.nodes}
             baseline.write(path, self.setting, rows, about)
-            said = f"baseline: {path}"
-        self._say(["", said])
+            line = f"baseline: {path}"
+        self._print(["", line])
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -215,15 +215,15 @@ def table(rows: Sequence[Row]) -> str:
     """
     blocks: list[str] = []
     for name, group in groupby(rows, key=lambda row: row.collective):
-        own = list(group)
-        if not own[0].passes:
-            blocks.append(f"# {name}: {own[0].note}")
+        of_collective = list(group)
+        if not of_collective[0].passes:
+            blocks.append(f"# {name}: {of_collective[0].note}")
             continue
-        lines = [f"# {name}", *HEADER, *map(line, own)]
-        num_wrong = sum(row.num_wrong or 0 for row in own)
-        if own[0].size:
+        lines = [f"# {name}", *HEADER, *map(line, of_collective)]
+        num_wrong = sum(row.num_wrong or 0 for row in of_collective)
+        if of_collective[0].size:
             lines.append(f"# Out of bounds values : {num_wrong} {'FAILED' if num_wrong else 'OK'}")
-            known = [row.busbw for row in own if row.busbw is not None]
+            known = [row.busbw for row in of_collective if row.busbw is not None]
             lines.append(f"# Avg bus bandwidth    : {bandwidth(sum(known) / len(known) if known else None)}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)

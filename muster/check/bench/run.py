@@ -54,7 +54,7 @@ def run(options: BenchOptions) -> None:
     except Exception as error:
         if os.environ.get("MUSTER_DEBUG"):
             traceback.print_exc()
-        code = report(world, error, sweep.doing if sweep else "the start")
+        code = report_failure(world, error, sweep.doing if sweep else "the start")
     ranks.leave(world, code, failed=code != 0)
 
 
@@ -73,13 +73,13 @@ def measure(sweep: Sweep, known: Baseline | None) -> tuple[list[Row], Transport]
     return rows, used
 
 
-def report(world: World | None, error: Exception, doing: str) -> int:
-    """Says what happened, once for all ranks; returns the exit code.
+def report_failure(world: World | None, error: Exception, doing: str) -> int:
+    """Reports what happened, once for all ranks; returns the exit code.
 
     Args:
         world: None where the ranks have not met.
         error: what ended this rank's part.
-        doing: what the ranks were at.
+        doing: what the ranks did.
     """
     if isinstance(error, ranks.Absent | faults.SharedFault):
         # All ranks know of it.
@@ -100,7 +100,7 @@ def report(world: World | None, error: Exception, doing: str) -> int:
 
 
 def explain(world: World, error: Exception, doing: str) -> MusterError | None:
-    """What this rank has to say of its `error`; None where another rank says it."""
+    """The error to report for this rank's `error`; None where another rank reports it."""
     this = f"rank {world.rank} on {world.host}"
     has_lost_others = isinstance(error, Broken) or (isinstance(error, MusterError) and "did not come" in error.wrong)
     if isinstance(error, MusterError) and not has_lost_others:

@@ -27,7 +27,7 @@ from muster.train.distributed.world import World
 from muster.variables import LaunchVariable
 
 FOUND = LaunchVariable.FABRIC_FOUND
-"""What the launch tells: the fabric by its profile's name, tcp, or off."""
+"""Set by the launch: the fabric by its profile's name, tcp, or off."""
 
 NO_RDMA = ("tcp",)
 """The fabrics in jobs/fabrics that are none."""
@@ -53,15 +53,15 @@ _PROVIDER = re.compile(r"NET/OFI Selected provider is ([^\s,]+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What the log of one process's NCCL says.
+    """What the log of one process's NCCL shows.
 
     Attributes:
         version: its own, as `2.27.5+cuda12.9`.
         network: the one in use, with libfabric's provider; where no connection of this process crosses, the one that it
-            would use; empty where it does not say.
+            would use; empty where the log does not have it.
         is_tcp: whether it is TCP, or any of several is.
         gpudirect: whether all its connections over a network read the GPU's memory directly; None where it has none.
-        within: by what it speaks inside a node, or over NVLink: P2P/CUMEM, SHM, NVLS, COLLNET/SHARP.
+        within: its transports inside a node, or over NVLink: P2P/CUMEM, SHM, NVLS, COLLNET/SHARP.
         warnings: what NCCL itself calls so.
     """
 
@@ -78,10 +78,10 @@ class RankTransport:
     """The transport of one rank.
 
     Attributes:
-        expected: the network to be expected here, and what tells so; empty where nothing does.
+        expected: the network to be expected here, and by what; empty where nothing shows one.
         is_rdma: whether that is more than TCP.
         log: what NCCL printed.
-        interface: which gloo is told; empty where it goes by the host's name.
+        interface: gloo's, as it was set; empty where it goes by the host's name.
     """
 
     host: str
@@ -141,7 +141,7 @@ def of_gloo(ranks: Sequence[RankTransport]) -> Transport:
 
 
 def of_nccl(ranks: Sequence[RankTransport], *, allow_tcp: bool = False) -> Transport:
-    """The transport of NCCL, by what the ranks say.
+    """The transport of NCCL, by the logs of all ranks.
 
     Between nodes, TCP or silence is a failure where any node has reason to expect RDMA: nothing else proves that it
     was used. With `allow_tcp` it is a note.
@@ -205,7 +205,7 @@ def _hosts(ranks: Sequence[RankTransport]) -> str:
 
 
 def expected(found: str, root: str = "/") -> tuple[str, bool]:
-    """The network to be expected here, with what tells so, and whether it is RDMA.
+    """The network to be expected here, with what shows it, and whether it is RDMA.
 
     Args:
         found: what the launch found; empty, or `off`, where it has not looked: then it is by RDMA's device files, none
@@ -251,7 +251,7 @@ def log_text() -> str:
 
 
 def parse_log(text: str) -> NcclLog:
-    """What the log `text` of one process says."""
+    """What the log `text` of one process shows."""
     chosen: list[str] = []
     connected: list[str] = []
     directs: list[bool] = []

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from muster.check.bench.collectives import ALL, BARRIER, WrongValues
 from muster.check.doctor.finding import Finding
 from muster.check.options import DoctorOptions
-from muster.check.ranks import LOOK_S, fault_in, listed, with_device
+from muster.check.ranks import FAULT_POLL_S, fault_in, listed, with_device
 from muster.train.distributed.backends import open_group
 from muster.train.distributed.world import World, close_group
 
@@ -85,7 +85,7 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     store: Any = world.store and world.store.clone()
     at, since = own.at, time.monotonic()
     while thread.is_alive() and time.monotonic() < since + limit_s + SLACK_S:
-        thread.join(LOOK_S)
+        thread.join(FAULT_POLL_S)
         if own.at != at:
             at, since = own.at, time.monotonic()
         if store and fault_in(store):

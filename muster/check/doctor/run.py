@@ -1,4 +1,4 @@
-"""The whole check: gathers what each rank tells of each subject, lets each subject say what is wrong, and prints it.
+"""The whole check: gathers the facts of each subject from all ranks, has the subject find what is wrong, and prints it.
 
 `train --preflight` takes the quick part of it, before the ranks of a training open their process group.
 """
@@ -29,7 +29,7 @@ from muster.train.health.faults import SharedFault
 from muster.train.reporting import console
 
 Subject = Any
-"""A module with the face that the `__init__` of this package tells of."""
+"""A module with the functions that the `__init__` of this package describes."""
 
 STEPS: tuple[tuple[str, tuple[Subject, ...]], ...] = (
     ("asking each node for its software, devices and limits", (software, gpus, memory, storage, network)),
@@ -42,7 +42,7 @@ HARMLESS = {"shm", "checkpoints"}
 """What may be wrong while ranks can still speak to each other: the collectives need not wait for it to be mended."""
 
 MOST_SHOWN = 20
-"""So many findings are printed in full: of what is wrong on all of hundreds of nodes the first ones tell enough."""
+"""So many findings are printed in full: of what is wrong on all of hundreds of nodes the first ones are enough."""
 
 STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "-": "dim"}
 """Of the word of each row."""
@@ -54,7 +54,7 @@ class Part:
 
     Attributes:
         says: the answer in one line, where nothing was found.
-        is_seen: False for what was not checked; `says` tells why.
+        is_seen: False for what was not checked; `says` has the reason.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Report:
     """What is known so far, on rank 0; other ranks have an empty one.
 
     Attributes:
-        facts: by rank, what it told of each subject.
+        facts: by rank, those of each subject.
         why: why the check ended early.
         seconds: how long it took, from when all ranks had met.
     """
@@ -92,10 +92,10 @@ def run(options: DoctorOptions) -> None:
     """Checks, prints, and ends this process: all ranks with the same code."""
     report, world, is_cut_off = Report(), None, False
     try:
-        notify("waiting for all ranks")
+        print_step("waiting for all ranks")
         world = ranks.join(options.timeout_s)
         started = time.monotonic()
-        check(world, options, report, tells=True)
+        check(world, options, report, prints_steps=True)
         code = ranks.gather(world, report.code)[0]
         report.seconds = time.monotonic() - started
     except ranks.Absent as absent:
@@ -122,7 +122,7 @@ def run(options: DoctorOptions) -> None:
 
 
 def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_dir: str) -> None:
-    """Returns where a training may start; rank 0 says what it found.
+    """Returns where a training may start; rank 0 prints what it found.
 
     Args:
         world: with its hosts.
@@ -134,7 +134,7 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
     report = Report()
     try:
         check(world, options, report)
-        verdict = f"{worst(report.findings)}: {says(report.findings)}"
+        verdict = f"{worst(report.findings)}: {conclusion(report.findings)}"
         code, verdict = ranks.gather(world, [report.code, verdict])[0]
     except ranks.Absent as absent:
         where = f" ({absent.host})" if absent.host else ""
@@ -150,22 +150,22 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
         raise SharedFault("the nodes are not fit to train on", seen=verdict, fix=fix, code=ExitCode.USER_MUST_CHANGE)
 
 
-def notify(step: str) -> None:
-    """Says on stderr what is done next, once for all ranks: a check of many nodes takes minutes."""
+def print_step(step: str) -> None:
+    """Prints on stderr what is done next, once for all ranks: a check of many nodes takes minutes."""
     if os.environ.get("RANK", "0") == "0":
         print(f"muster doctor: {step} ...", file=sys.stderr, flush=True)
 
 
-def check(world: World, options: DoctorOptions, report: Report, *, tells: bool = False) -> None:
+def check(world: World, options: DoctorOptions, report: Report, *, prints_steps: bool = False) -> None:
     """Adds to `report` all that is found; to be called on all ranks.
 
     Args:
-        tells: whether to say on stderr what is done next.
+        prints_steps: whether to print on stderr what is done next.
     """
     *quick, (last, subjects) = STEPS
     for step, of_step in quick:
-        if tells:
-            notify(step)
+        if prints_steps:
+            print_step(step)
         examine(world, options, of_step, report)
     if options.quick:
         return
@@ -173,8 +173,8 @@ def check(world: World, options: DoctorOptions, report: Report, *, tells: bool =
     if ranks.gather(world, is_stopped)[0]:
         report.parts += [Part(one.NAME, "not tried: mend what failed first", is_seen=False) for one in subjects]
         return
-    if tells:
-        notify(last)
+    if prints_steps:
+        print_step(last)
     examine(world, options, subjects, report)
 
 
@@ -204,7 +204,7 @@ def as_object(report: Report, world: World | None) -> dict[str, Any]:
     """What `--json` prints."""
     return {
         "verdict": worst(report.findings),
-        "says": says(report.findings),
+        "says": conclusion(report.findings),
         "code": report.code,
         "seconds": None if report.seconds is None else round(report.seconds, 3),
         "nodes": [] if world is None else world.nodes,
@@ -230,7 +230,7 @@ def print_all(screen: Console, report: Report, world: World | None) -> None:
     if len(findings) > MOST_SHOWN:
         screen.print(Text(f"and {len(findings) - MOST_SHOWN} more: --json has them all", style="dim"))
     word = worst(findings)
-    screen.print(Text(f"{word}: {says(findings)}", style=f"bold {STYLES[word]}"))
+    screen.print(Text(f"{word}: {conclusion(findings)}", style=f"bold {STYLES[word]}"))
 
 
 def _table(parts: Sequence[Part]) -> Table:
@@ -249,7 +249,7 @@ def _table(parts: Sequence[Part]) -> Table:
     return table
 
 
-def says(findings: Sequence[Finding]) -> str:
+def conclusion(findings: Sequence[Finding]) -> str:
     """The verdict, after the word for it."""
     if not findings:
         return "nothing was found that would stop, slow or falsify a training"
