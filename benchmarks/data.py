@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -167,7 +168,7 @@ def report_sources(asked: argparse.Namespace) -> list[str]:
     return [*table(header, rows), ""]
 
 
-def decoders(size: int) -> dict[str, Callable[[bytes], torch.Tensor]]:
+def decoders(size: int) -> dict[str, Callable[[bytes], Any]]:
     """Ways from a file to a training image, by name."""
     share = {"scale": (0.35, 1.0), "antialias": True}
     plain = transforms.Compose(

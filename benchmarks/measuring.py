@@ -11,8 +11,8 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -44,8 +44,9 @@ class NoTimes(StepTimes):
     def step(self) -> None:
         pass
 
-    def waiting(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        yield
 
 
 class Unmeasured(Trainer):
@@ -66,7 +67,7 @@ class NoSums(Sums):
         super().__init__(device)
         self.values += 1
 
-    def add(self, *_: torch.Tensor) -> None:
+    def add(self, loss: torch.Tensor, predictions: torch.Tensor, targets: torch.Tensor) -> None:
         pass
 
 
@@ -106,7 +107,7 @@ def empty_steps(times: StepTimes, *, waits: bool) -> float:
             loss.backward()
         times.step()
         if waits and step % 10 == 0:
-            times.lately(64, "images")
+            times.recent(64, "images")
     return (time.perf_counter() - started) / EMPTY_STEPS
 
 

@@ -51,7 +51,7 @@ def compete(rank: int, build: Callable[[Namespace, World], Mapping[str, Turn]], 
     contenders = build(asked, World(rank=rank, local_rank=rank, world_size=asked.ranks, backend="gloo"))
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(-1, asked.rounds):  # the first round warms up and does not count
-        for name in contenders if number % 2 else list(reversed(contenders)):
+        for name in list(contenders)[:: 1 if number % 2 else -1]:
             dist.barrier()
             started = time.perf_counter()
             contenders[name](number + 1, asked.steps)
@@ -69,5 +69,7 @@ def compete(rank: int, build: Callable[[Namespace, World], Mapping[str, Turn]], 
 def run(build: Callable[[Namespace, World], Mapping[str, Turn]], asked: Namespace) -> dict[str, list[float]]:
     """The seconds of each round of each of the contenders that `build` makes on every rank."""
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(compete, args=(build, asked, folder), nprocs=asked.ranks, join=True)
+        torch.multiprocessing.spawn(  # pyright: ignore[reportPrivateImportUsage]
+            compete, args=(build, asked, folder), nprocs=asked.ranks, join=True
+        )
         return torch.load(f"{folder}/result.pt", weights_only=True)

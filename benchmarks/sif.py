@@ -80,7 +80,7 @@ def start_up(apptainer: str, file: Path, rounds: int, slingshot: Path) -> list[s
 
 def main() -> None:
     """Measures, prints, and with --record writes down."""
-    options = parser(__doc__.splitlines()[0])
+    options = parser(__doc__ or "")
     options.add_argument("--sif", default=str(ROOT / "muster.sif"), help="the SIF (default: muster.sif)")
     options.add_argument("--image", default="muster:latest", help="the image (default: %(default)s)")
     options.add_argument("--engine", default="podman", help="docker or podman (default: %(default)s)")

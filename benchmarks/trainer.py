@@ -220,7 +220,9 @@ def main() -> None:
             drawn = np.random.default_rng(0).integers(0, vocab, NUM_TOKENS, dtype=np.uint16)
             drawn.tofile(os.path.join(folder, "tokens.bin"))
         turns = torch.multiprocessing.get_context("spawn").Barrier(2 * asked.ranks)
-        torch.multiprocessing.spawn(compete, args=(asked, folder, turns), nprocs=2 * asked.ranks, join=True)
+        torch.multiprocessing.spawn(  # pyright: ignore[reportPrivateImportUsage]
+            compete, args=(asked, folder, turns), nprocs=2 * asked.ranks, join=True
+        )
         results = [torch.load(os.path.join(folder, f"result{team}.pt"), weights_only=True) for team in (0, 1)]
     seconds, cpu_seconds = ({name: [pair[kind] for pair in own] for name, own in (results[0] | results[1]).items()}
                             for kind in (0, 1))  # fmt: skip

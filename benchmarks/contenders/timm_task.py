@@ -15,9 +15,9 @@ import time
 import timm
 import torch
 import torch.distributed as dist
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
 from timm.task import ClassificationTask
-from timm.utils import AverageMeter, reduce_tensor
+from timm.utils import AverageMeter, reduce_tensor  # pyright: ignore[reportPrivateImportUsage]
 
 from contenders import Train, Work
 
