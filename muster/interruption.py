@@ -17,13 +17,10 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 from muster.errors import RESUME, ExitCode
-from muster.variables import LaunchVariable
-
-CHECKPOINT = "checkpoint"
-"""The line in a rank's report for its agent once its run has one."""
+from muster.variables import LaunchVariable, RankReport
 
 GOES_ON = f"the same command with {RESUME}"
-"""How to go on after that."""
+"""How to go on where the run has a checkpoint."""
 
 CLEAR_UP_S = 5.0
 """From SIGINT until a process ends whether it has cleared up or not."""
@@ -197,6 +194,6 @@ def report_for_ranks() -> None:
         folder = os.environ[LaunchVariable.RANK_REPORTS]
         for name in os.listdir(folder):
             with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
-                if CHECKPOINT in file.read().splitlines():
+                if RankReport.HAS_CHECKPOINT in file.read().splitlines():
                     current.advice = GOES_ON
     report()

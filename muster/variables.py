@@ -1,4 +1,4 @@
-"""The variables by which a launch speaks to what it starts."""
+"""How a launch and the ranks that it starts inform each other: its variables, and their reports."""
 
 from enum import StrEnum
 
@@ -21,3 +21,12 @@ class LaunchVariable(StrEnum):
     """An id of the launch, a dot, and the process id of the agent."""
     RANK_REPORTS = "MUSTER_RANK_REPORTS"
     """The folder in which ranks report to their agent, each in a file named by its process id."""
+
+
+class RankReport(StrEnum):
+    """The lines that a rank's report may have after the first one, which is the path of its log."""
+
+    ERROR_SHOWN = "error shown"
+    """The user has read why the rank ends."""
+    HAS_CHECKPOINT = "has checkpoint"
+    """The run can go on from a checkpoint."""

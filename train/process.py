@@ -21,6 +21,7 @@ from muster.train.health.parent import Guard
 from muster.train.reporting import console
 from muster.train.reporting.metrics import Stopwatch
 from muster.train.trainer import Trainer
+from muster.variables import RankReport
 
 DEBUG = bool(os.environ.get("MUSTER_DEBUG"))
 
@@ -79,7 +80,7 @@ class Process:
             if fault.rank != self.world.rank and not DEBUG:
                 # That rank has said what is wrong; a line more from each of the others would only bury it.
                 console.log_line(f"ends: {fault}\n{trace}")
-                console.report_to_agent(console.USER_KNOWS)
+                console.report_to_agent(RankReport.ERROR_SHOWN)
                 return fault.code
         if isinstance(error, KeyboardInterrupt) and not DEBUG:
             console.log_line("interrupted")
@@ -88,7 +89,7 @@ class Process:
         elif not isinstance(error, SharedFault) or self.world.main:
             console.notify(str(error))
         if isinstance(error, MusterError):
-            console.report_to_agent(console.USER_KNOWS)
+            console.report_to_agent(RankReport.ERROR_SHOWN)
         return code
 
     def leave(self, *, failed: bool) -> bool:

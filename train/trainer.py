@@ -36,6 +36,7 @@ from muster.train.reporting.metrics import StepTimes
 from muster.train.reporting.profile import Profile
 from muster.train.reporting.summary import Log, Setup, collect, command, results, write_file
 from muster.train.reporting.trackers import Tracker
+from muster.variables import RankReport
 
 SYNC_STEPS = 10
 """Steps between two sums over all ranks, and between two lines of metrics.jsonl up to step LOG_ALL, at most."""
@@ -611,7 +612,7 @@ class ProgressSync:
 def can_resume() -> None:
     """Notes what to say where Ctrl-C ends this run from now on, here and by its agent."""
     interruption.current.advice = interruption.GOES_ON
-    console.report_to_agent(interruption.CHECKPOINT)
+    console.report_to_agent(RankReport.HAS_CHECKPOINT)
 
 
 def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from muster.errors import ExitCode, MusterError
-from muster.variables import LaunchVariable
+from muster.variables import LaunchVariable, RankReport
 
 if TYPE_CHECKING:
     from muster.entrypoint.agent.agent import Status
@@ -69,7 +69,7 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
         if is_ours() and code in codes:
             return code
     reports = {rank: report_of(failure) for rank, failure in failures.items()}
-    reported = {rank for rank in failures if "told" in reports[rank]}
+    reported = {rank for rank in failures if RankReport.ERROR_SHOWN in reports[rank]}
     # As torchrun ends them, once one has failed.
     stopped = {rank for rank, failure in failures.items() if failure.exitcode == -signal.SIGTERM}
     unreported = failures.keys() - reported
@@ -97,7 +97,7 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
 
 
 def report_of(failure: ProcessFailure) -> list[str]:
-    """A rank's report (train/reporting/console.py): the path of its log, and "told" if the user knows why it ended."""
+    """The lines of a rank's report: the path of its log, then those of RankReport."""
     try:
         return Path(os.environ[LaunchVariable.RANK_REPORTS], str(failure.pid)).read_text(encoding="utf-8").splitlines()
     except (KeyError, OSError, UnicodeDecodeError):

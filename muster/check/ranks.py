@@ -19,7 +19,7 @@ from muster.train.distributed.world import HashStore, World, device_for, read_en
 from muster.train.health import faults
 from muster.train.health.faults import SharedFault, agree
 from muster.train.reporting import console
-from muster.variables import LaunchVariable
+from muster.variables import LaunchVariable, RankReport
 
 MOST_LISTED = 4
 """So many names are listed before the rest is counted."""
@@ -224,7 +224,7 @@ def leave(world: World | None, code: int, *, failed: bool) -> None:
         failed: whether some of the others may never come to their end.
     """
     if code:
-        console.report_to_agent(console.USER_KNOWS)
+        console.report_to_agent(RankReport.ERROR_SHOWN)
     # The agent stops the other ranks of a node as soon as one has ended with a code: they are about to, with the same.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faults.end_soon(code, 4 * faults.GRACE_S)

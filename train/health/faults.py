@@ -20,6 +20,7 @@ import torch.distributed as dist
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import World
 from muster.train.reporting import console
+from muster.variables import RankReport
 
 Result = TypeVar("Result")
 
@@ -98,7 +99,7 @@ class Watch:
         is_shown = self.world.local_rank == 0 and fault.code != ExitCode.INTERRUPTED
         report = console.notify if is_shown else console.log_line
         report(f"rank {self.world.rank} on {self.world.host} ends: {fault}")
-        console.report_to_agent(console.USER_KNOWS)
+        console.report_to_agent(RankReport.ERROR_SHOWN)
         # By this connection: a blocked wait of the trainer's holds its own.
         leave(self.world, self.store, failed=True, main=False)
 

@@ -18,7 +18,7 @@ from typing import TextIO
 
 from muster.errors import MusterError, one_line
 from muster.train.distributed.world import World
-from muster.variables import LaunchVariable
+from muster.variables import LaunchVariable, RankReport
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -26,8 +26,6 @@ ERASE = "\x1b[K"
 """Erases a terminal's line from where the cursor is."""
 
 RANK_REPORTS = LaunchVariable.RANK_REPORTS
-
-USER_KNOWS = "told"
 
 
 @dataclass(frozen=True)
@@ -221,12 +219,11 @@ def open_log(run: Path, world: World, command: str, *, all_ranks: bool) -> None:
 def report_fatal(error: MusterError) -> None:
     """Prints why this rank ends; its agent need not show the end of its log."""
     notify(str(error))
-    report_to_agent(USER_KNOWS)
+    report_to_agent(RankReport.ERROR_SHOWN)
 
 
 def report_to_agent(text: str) -> None:
-    """Adds a line to this rank's report for its agent: the path of its log, USER_KNOWS when the user has read why the
-    rank ends, or interruption.CHECKPOINT."""
+    """Adds a line to this rank's report for its agent: the path of its log, or a line of RankReport."""
     if RANK_REPORTS not in os.environ:
         return
     try:

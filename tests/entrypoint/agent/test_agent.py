@@ -17,11 +17,12 @@ from muster.variables import LaunchVariable
 
 WORKER = """
 import os, signal, sys, time
+from muster.variables import RankReport
 rank = os.environ["RANK"]
 with open(os.path.join(os.environ["MUSTER_RANK_REPORTS"], str(os.getpid())), "w") as file:
     print(os.path.abspath(f"rank-{rank}.log"), file=file)
     if rank == sys.argv[2]:
-        print("told", file=file)
+        print(RankReport.ERROR_SHOWN, file=file)
 with open(f"rank-{rank}.log", "w") as log:
     print(*(f"line {number}" for number in range(30)), "\\x1b[1mthe last", sep="\\n", file=log)
 if rank == "1":
