@@ -26,6 +26,13 @@ BUILT_IN = ("ib", "socket")
 
 DEVICES = ("/dev/infiniband/uverbs*", "/dev/cxi*")
 
+ENOUGH = 4 * 2**30
+"""Bytes that are enough to lock: UCX asks for half a GiB, and NCCL registers 4 MiB for each channel and peer.
+
+Source: https://github.com/openucx/ucx/blob/master/src/ucs/config/global_opts.c (UCX_MEMLOCK_LIMIT)
+Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-buffsize
+"""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -132,6 +139,8 @@ def memory() -> Row:
     if limit == resource.RLIM_INFINITY:
         return Row("memory", True, "any amount may be locked")
     needed = any(glob.glob(pattern) for pattern in DEVICES)
+    if limit >= ENOUGH:
+        return Row("memory", True, f"{limit / 2**30:.0f} GiB may be locked")
     says = f"{limit // 1024} KiB may be locked: in docker and podman, --ulimit memlock=-1"
     return Row("memory", False if needed else None, says)
 
