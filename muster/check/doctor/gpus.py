@@ -144,7 +144,9 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     if not any(given.values()) and not any(ranks[0].gpus for ranks in by_host.values()):
         return []
     fix = "ask for the same GPUs on all nodes, and look by nvidia-smi whether one has fallen off its bus"
-    found = differences(given, "failed", "gpus", "number of GPUs", fix)
+    # Uneven nodes train where each rank has a GPU; but nodes that should be even may have lost one.
+    has_each = all(number == len(by_host[host]) for host, number in given.items())
+    found = differences(given, "warning" if has_each else "failed", "gpus", "number of GPUs", fix)
     fix = "in a container: apptainer exec --nv, docker run --gpus all; `muster version` tells of the driver"
     wrong = "GPUs were given, and torch sees none: a training would use the CPU"
     blind: dict[str, str] = {}

@@ -152,6 +152,15 @@ def test_one_gpu_fewer_than_elsewhere() -> None:
     assert (differs.host, differs.level, differs.seen) == ("node02", "failed", "1 on node02, 2 on node01, node03")
 
 
+def test_uneven_nodes_on_which_each_rank_has_a_gpu() -> None:
+    told = healthy(2, 4)
+    for by_host in told.values():
+        by_host["node02"] = by_host["node02"][:2]
+    told = with_ranks(told, "node02", lambda rank: {"visible": "0,1", "num_gpus": 2})
+    (differs,) = [finding for finding in found(told) if finding.about == "gpus"]
+    assert (differs.level, differs.seen) == ("warning", "4 on node01, 2 on node02")
+
+
 def test_ranks_that_see_one_gpu_each() -> None:
     own = with_ranks(healthy(2), "", lambda rank: {"visible": str(getattr(rank, "rank", 0) % 2), "num_gpus": 1})
     assert found(own) == []
