@@ -231,6 +231,8 @@ def _of(host: str, gpu: Gpu, name: str, links: int) -> Iterator[Finding]:
     if gpu.mig:
         wrong = f"{name} is cut into parts (MIG): NCCL does not join them"
         yield Finding("warning", "mig", host, wrong, "MIG mode: enabled", "ask for whole GPUs")
-    if gpu.links is not None and gpu.links < links:
+    # A card of PCIe has NVLinks only where a bridge joins it to its neighbour.
+    has_no_bridge = gpu.links == 0 and "pcie" in (gpu.name or "").lower()
+    if gpu.links is not None and gpu.links < links and not has_no_bridge:
         seen = f"{gpu.links} up, {links} on other GPUs"
         yield Finding("warning", "nvlink", host, f"NVLinks of {name} are down", seen, TELL_SITE)

@@ -152,6 +152,14 @@ def test_one_gpu_fewer_than_elsewhere() -> None:
     assert (differs.host, differs.level, differs.seen) == ("node02", "failed", "1 on node02, 2 on node01, node03")
 
 
+@pytest.mark.parametrize(("links", "num_found"), [(0, 0), (8, 1), (12, 0)])
+def test_a_card_without_a_bridge_has_no_nvlinks_that_are_down(links: int, num_found: int) -> None:
+    told = healthy(1, 2)
+    for index, up in enumerate((12, links)):
+        told = with_gpu(told, "node01", index, name="NVIDIA A100 80GB PCIe", links=up)
+    assert [finding.about for finding in found(told)] == ["nvlink"] * num_found
+
+
 def test_uneven_nodes_on_which_each_rank_has_a_gpu() -> None:
     told = healthy(2, 4)
     for by_host in told.values():
