@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 
 from muster.check import versions
 from muster.check.versions import file_of
+from muster.variables import LaunchVariable
 
 # The versions of the plugin's table that NCCL may look for, the newest first.
 # Source: https://github.com/NVIDIA/nccl/tree/master/plugins/net
@@ -25,6 +26,16 @@ DEFAULT_PLUGIN = "libnccl-net.so"
 BUILT_IN = ("ib", "socket")
 
 DEVICES = ("/dev/infiniband/uverbs*", "/dev/cxi*")
+
+PROVIDERS = {"slingshot": "cxi", "efa": "efa"}
+"""What libfabric has to send by, by the fabric that the launch found."""
+
+ENOUGH = 4 * 2**30
+"""Bytes that are enough to lock: UCX asks for half a GiB, and NCCL registers 4 MiB for each channel and peer.
+
+Source: https://github.com/openucx/ucx/blob/master/src/ucs/config/global_opts.c (UCX_MEMLOCK_LIMIT)
+Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-buffsize
+"""
 
 
 @dataclass(frozen=True)
@@ -81,8 +92,10 @@ def providers() -> Row:
     each = ctypes.c_void_p()
     code = ask(version, None, None, 0, None, ctypes.byref(each))
     about = f"{file_of(library.fi_version)}, version {version >> 16}.{version & 0xFFFF}"
+    wanted = PROVIDERS.get(os.environ.get(LaunchVariable.FABRIC_FOUND, ""))
     if code:
-        return Row("libfabric", None, f"{about}: no providers ({os.strerror(abs(code)) if abs(code) < 200 else code})")
+        why = os.strerror(abs(code)) if abs(code) < 200 else code
+        return Row("libfabric", False if wanted else None, f"{about}: no providers ({why})")
     names: dict[str, None] = {}
     while each.value:
         # A line of FI_TYPE_INFO:         prov_name: cxi
@@ -91,7 +104,10 @@ def providers() -> Row:
             names[found[1]] = None
         # fi_info begins with a pointer to the next one.
         each = ctypes.c_void_p.from_address(each.value)
-    return Row("libfabric", True, f"{about}: {', '.join(names)}", tuple(names))
+    says = f"{about}: {', '.join(names)}"
+    if wanted and wanted not in names:
+        return Row("libfabric", False, f"{says}; without {wanted} NCCL's plugin has no network", tuple(names))
+    return Row("libfabric", True, says, tuple(names))
 
 
 def verbs() -> Row:
@@ -132,6 +148,8 @@ def memory() -> Row:
     if limit == resource.RLIM_INFINITY:
         return Row("memory", True, "any amount may be locked")
     needed = any(glob.glob(pattern) for pattern in DEVICES)
+    if limit >= ENOUGH:
+        return Row("memory", True, f"{limit / 2**30:.0f} GiB may be locked")
     says = f"{limit // 1024} KiB may be locked: in docker and podman, --ulimit memlock=-1"
     return Row("memory", False if needed else None, says)
 

@@ -8,6 +8,7 @@ if __name__ == "__main__":
     interruption.start("muster report")
 
 import argparse
+import os
 from pathlib import Path
 
 from muster.errors import MusterError, one_line
@@ -38,11 +39,15 @@ def main() -> None:
     try:
         with interruption.clearing_up():
             made = report(asked.runs, asked.output)
+        print(f"page     {one_line(str(made))}", flush=True)
+    except BrokenPipeError:
+        # Who reads has seen enough (head, less). Python would try again as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
     except MusterError as error:
         sys.stdout.flush()
         print(error, file=sys.stderr)
         sys.exit(error.code)
-    print(f"page     {one_line(str(made))}")
     interruption.finish()
 
 

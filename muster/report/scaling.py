@@ -20,7 +20,8 @@ ON_CPUS = (
 OPTIONS = (
     *("image_size", "seq_len", "vocab_size", "num_classes", "activation_checkpoint", "optimizer", "accumulate"),
     *("bf16", "channels_last", "fused", "compile", "deterministic", "zero1", "comm_hook", "sync_bn", "clip_norm"),
-    *("cpu_offload", "replicate", "schedule", "microbatches"),
+    *("cpu_offload", "replicate", "schedule", "microbatches", "backend", "bucket_mb", "powersgd_rank", "decoder"),
+    "share_gpus",
 )
 """Options that change what a step computes or sends: runs in which they differ are not compared."""
 

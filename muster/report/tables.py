@@ -1,11 +1,12 @@
 """Facts of runs as text: rows of the tables, the same on the page and on the terminal, which this prints."""
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from muster.errors import one_line
-from muster.report.runs import Run
+from muster.report.runs import Run, number
 from muster.report.scaling import DEFINITION, Scaling
 from muster.units import NONE, count, duration, memory, percent, perplexity, quantity
 
@@ -136,9 +137,14 @@ def rate_per_rank(run: Run) -> str:
 
 
 def last(run: Run, name: str, in_summary: str = "") -> float | None:
-    """The value of `name` at the end: by the summary, `in_summary` or final_NAME, else by the last line that has it."""
-    value = run.number(in_summary or f"final_{name}") if run.is_finished else None
-    return next(reversed(run.curve(name).values()), None) if value is None else value
+    """The value of `name` at the end: by the summary, `in_summary` or final_NAME, else by the last line that has it.
+
+    A loss that has become no number is nan, and not what it was before.
+    """
+    in_lines = (line.get(name) for line in reversed(run.lines))
+    told = (run.value(in_summary or f"final_{name}") if run.is_finished else None, *in_lines)
+    found = next((value for value in told if isinstance(value, int | float)), None)
+    return math.nan if found is not None and number(found) is None else number(found)
 
 
 def accuracy(run: Run) -> str:

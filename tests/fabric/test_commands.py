@@ -135,6 +135,26 @@ def test_check_opens_the_plugin(run: Run, slingshot: Path) -> None:
     assert f"{slingshot}{nodes.FOLDER}/libnccl-net.so is Libfabric (ncclNetPlugin_v8)" in text.stdout
 
 
+OF_TCP = """
+struct info { struct info *next; } only;
+unsigned fi_version(void) { return 65561; }
+int fi_getinfo(unsigned v, void *a, void *b, unsigned long f, void *h, struct info **all) { *all = &only; return 0; }
+char *fi_tostr(void *each, int kind) { return "    prov_name: tcp\\n"; }
+"""
+
+
+def test_a_libfabric_without_the_fabrics_provider_has_failed(tmp_path: Path) -> None:
+    nodes.library(tmp_path / "libfabric.so.1", OF_TCP)
+    code = "from muster.check import fabric; print(fabric.providers().is_good)"
+
+    def is_good(found: str) -> str:
+        env = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(tmp_path), "MUSTER_FABRIC_FOUND": found}
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=env, text=True, check=True, stdout=subprocess.PIPE).stdout.strip()
+
+    assert [is_good(found) for found in ("slingshot", "efa", "infiniband", "")] == ["False", "False", "True", "True"]
+
+
 def test_check_shows_the_loaders_own_words(run: Run, slingshot: Path) -> None:
     bad = {"NCCL_NET_PLUGIN": "/nonexistent/libnccl-net.so"}
     done = fabric(run, slingshot, "check", "--fabric=off", env=bad)

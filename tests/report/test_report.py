@@ -91,6 +91,17 @@ def test_wrong_input_is_three_lines_and_code_2(make: Make, tmp_path: Path) -> No
         assert fix.startswith("  fix: ")
 
 
+def test_who_stops_reading_gets_no_traceback(make: Make) -> None:
+    """As `muster report RUN | head` does after the tables."""
+    close = "reads, writes = os.pipe(); os.close(reads); os.dup2(writes, 1)"
+    code = (
+        f"import os, sys; from muster.report import __main__ as command; {close}; "
+        f"command.tables.show = lambda *all: None; sys.argv[1:] = [{str(make('run'))!r}]; command.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_names_are_no_markup_on_the_terminal(make: Make, tmp_path: Path) -> None:
     answer = muster(str(make("[red]x[", {"model": "[bold]m[/bold]"})), cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr

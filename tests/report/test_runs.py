@@ -89,6 +89,14 @@ def test_a_run_that_goes_on_after_its_summary_says_what_its_speed_is_of(make: Ma
     assert shown["steps in all"] == ("400",)
 
 
+def test_a_loss_that_became_no_number_is_told_and_not_the_one_before(make: Make) -> None:
+    losses = (0.3, float("nan"))
+    lines = [json.dumps({"kind": "epoch", "epoch": n, "step": n, "valid_loss": loss}) for n, loss in enumerate(losses)]
+    folders = [make("whole", {"final_valid_loss": losses[1]}, lines), make("cut", lines=lines, with_summary=False)]
+    found, _ = runs.read_all([str(folder) for folder in folders])
+    assert cells(found)["validation loss"] == ("nan", "nan")
+
+
 def test_a_damaged_line_in_the_middle_is_counted(make: Make) -> None:
     good = json.dumps({"kind": "steps", "step": 10, "train_loss": 1.0})
     (run,), _ = runs.read_all([str(make("run", lines=[good, "{", "[1]", good, ""]))])

@@ -132,7 +132,7 @@ class Report:
             "checks": sweep.num_checks,
             "slow": [asdict(one) for one in slow],
         }
-        self._show(verdict, more, [f"network: {used.says}", *used.notes, "", table(rows)])
+        self._show(verdict, more, [f"network: {used.says}", *used.notes, "", table(rows, sweep.faults)])
         code = verdict.code
         try:
             if options.save_baseline is not None:
@@ -208,8 +208,11 @@ class Report:
         self._print(["", line])
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row], faults: Sequence[WrongValues]) -> str:
     """A table of each collective as nccl-tests prints it, with the latencies behind its columns.
+
+    Args:
+        faults: all wrong values; those at sizes that have no row are counted below the rows.
 
     Source: https://github.com/NVIDIA/nccl-tests/blob/master/src/common.cu
     """
@@ -220,7 +223,7 @@ def table(rows: Sequence[Row]) -> str:
             blocks.append(f"# {name}: {of_collective[0].note}")
             continue
         lines = [f"# {name}", *HEADER, *map(line, of_collective)]
-        num_wrong = sum(row.num_wrong or 0 for row in of_collective)
+        num_wrong = sum(fault.count for fault in faults if fault.collective == name)
         if of_collective[0].size:
             lines.append(f"# Out of bounds values : {num_wrong} {'FAILED' if num_wrong else 'OK'}")
             known = [row.busbw for row in of_collective if row.busbw is not None]

@@ -27,6 +27,7 @@ from muster.check.bench.collectives import BARRIER, BY_NAME, ELEMENT, UNITS, Col
 from muster.check.options import BenchOptions
 from muster.errors import MusterError
 from muster.train.distributed.world import World
+from muster.train.health import memory
 
 LARGEST = {"gloo": "64M", "nccl": "1G"}
 """Where `--max-size` is not given: on CPUs larger messages take long and tell nothing new."""
@@ -241,9 +242,9 @@ def safe(function: Callable[[], Result]) -> Result:
     """
     try:
         return function()
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if memory.find(error):
+            raise
         raise Broken(str(error)) from error
 
 

@@ -6,7 +6,7 @@ Source: https://docs.nvidia.com/deploy/nvml-api/
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -63,7 +63,8 @@ class Facts:
     Attributes:
         visible: CUDA_VISIBLE_DEVICES.
         num_gpus: how many torch sees.
-        gpus: all that the driver shows; None without one, and of a host's later ranks.
+        gpus: all that the driver shows; None without one, and of a host's later ranks, unless they have GPUs of their
+            own.
         driver: its version.
     """
 
@@ -78,14 +79,12 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     """The GPUs that this rank was given; on the first rank of a host, all that the driver shows."""
     if options.device == "cpu":
         return Facts(rank=world.rank)
-    gpus, driver = (attempt(ask_driver) if leads_host(world) else None) or (None, None)
-    return Facts(
-        rank=world.rank,
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        num_gpus=num_gpus(options),
-        gpus=gpus,
-        driver=driver,
-    )
+    number, visible = num_gpus(options), os.environ.get("CUDA_VISIBLE_DEVICES")
+    # Fewer than ranks: each may see its own one only, as number 0, as with Slurm's --gpus-per-task=1.
+    has_own = 0 < number < world.hosts.count(world.host)
+    gpus, driver = (attempt(ask_driver) if leads_host(world) or has_own else None) or (None, None)
+    own = Facts(rank=world.rank, visible=visible, num_gpus=number, gpus=gpus, driver=driver)
+    return own if leads_host(world) or gpus is None else replace(own, gpus=tuple(_given([own])))
 
 
 def num_gpus(options: DoctorOptions) -> int:
@@ -145,7 +144,9 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     if not any(given.values()) and not any(ranks[0].gpus for ranks in by_host.values()):
         return []
     fix = "ask for the same GPUs on all nodes, and look by nvidia-smi whether one has fallen off its bus"
-    found = differences(given, "failed", "gpus", "number of GPUs", fix)
+    # Uneven nodes train where each rank has a GPU; but nodes that should be even may have lost one.
+    has_each = all(number == len(by_host[host]) for host, number in given.items())
+    found = differences(given, "warning" if has_each else "failed", "gpus", "number of GPUs", fix)
     fix = "in a container: apptainer exec --nv, docker run --gpus all; `muster version` tells of the driver"
     wrong = "GPUs were given, and torch sees none: a training would use the CPU"
     blind: dict[str, str] = {}
@@ -160,8 +161,12 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     found += differences(drivers, "warning", "driver", "driver", "tell the site: nodes of one job have different ones")
     most = max((gpu.links for ranks in by_host.values() for gpu in _given(ranks) if gpu.links is not None), default=0)
     for host, ranks in by_host.items():
-        for gpu in _given(ranks):
-            found += _of(host, gpu, most)
+        of_host = _given(ranks)
+        numbers = [gpu.index for gpu in of_host]
+        for gpu in of_host:
+            # Of ranks that see only their own GPU each calls it 0.
+            name = f"GPU {gpu.index}" if numbers.count(gpu.index) == 1 else str(gpu.uuid)
+            found += _of(host, gpu, name, most)
     return found
 
 
@@ -184,27 +189,30 @@ def devices(visible: str) -> list[str]:
 
 def number_given(ranks: Sequence[Facts]) -> int:
     """How many GPUs the ranks of a node were given: those that they see, or that the scheduler names."""
-    return len(_given_names(ranks)) or max((rank.num_gpus for rank in ranks), default=0)
-
-
-def _given_names(ranks: Sequence[Facts]) -> set[str]:
-    return {device for rank in ranks if rank.visible is not None for device in devices(rank.visible)}
+    if sum(rank.gpus is not None for rank in ranks) > 1:
+        return len(_given(ranks))
+    names = {device for rank in ranks for device in devices(rank.visible or "")}
+    return len(names) or max((rank.num_gpus for rank in ranks), default=0)
 
 
 def _given(ranks: Sequence[Facts]) -> list[Gpu]:
     """The GPUs of a node that this job was given, as far as its ranks can tell; else all."""
-    names, gpus = _given_names(ranks), list(ranks[0].gpus or ())
-    chosen = [gpu for gpu in gpus if str(gpu.index) in names or (gpu.uuid and gpu.uuid in names)]
-    return chosen or gpus
+    found: dict[str, Gpu] = {}
+    for rank in ranks:
+        names, gpus = devices(rank.visible or ""), rank.gpus or ranks[0].gpus or ()
+        chosen = [gpu for gpu in gpus if str(gpu.index) in names or (gpu.uuid and gpu.uuid in names)]
+        # A name that no GPU has is a part of one (MIG). Where none is named, all are hidden.
+        for gpu in chosen or (gpus if names or rank.visible is None else ()):
+            found.setdefault(gpu.uuid or str(gpu.index), gpu)
+    return list(found.values())
 
 
 def _names(ranks: Sequence[Facts]) -> str:
     return ", ".join(sorted({gpu.name for gpu in _given(ranks) if gpu.name}))
 
 
-def _of(host: str, gpu: Gpu, links: int) -> Iterator[Finding]:
+def _of(host: str, gpu: Gpu, name: str, links: int) -> Iterator[Finding]:
     """What is wrong with one GPU, where another one of the job has so many NVLinks that are up."""
-    name = f"GPU {gpu.index}"
     if gpu.uncorrected:
         wrong = f"{name} has had memory errors that ECC could not correct"
         yield Finding("failed", "ecc", host, wrong, f"{gpu.uncorrected} since the driver was loaded", TELL_SITE)
@@ -223,6 +231,8 @@ def _of(host: str, gpu: Gpu, links: int) -> Iterator[Finding]:
     if gpu.mig:
         wrong = f"{name} is cut into parts (MIG): NCCL does not join them"
         yield Finding("warning", "mig", host, wrong, "MIG mode: enabled", "ask for whole GPUs")
-    if gpu.links is not None and gpu.links < links:
+    # A card of PCIe has NVLinks only where a bridge joins it to its neighbour.
+    has_no_bridge = gpu.links == 0 and "pcie" in (gpu.name or "").lower()
+    if gpu.links is not None and gpu.links < links and not has_no_bridge:
         seen = f"{gpu.links} up, {links} on other GPUs"
         yield Finding("warning", "nvlink", host, f"NVLinks of {name} are down", seen, TELL_SITE)

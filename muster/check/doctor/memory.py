@@ -4,11 +4,12 @@ import os
 import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 from muster.check.bench.collectives import shown
-from muster.check.doctor.finding import Finding, alike, differences
+from muster.check.doctor.finding import Finding, alike, attempt, differences
 from muster.check.doctor.gpus import num_gpus
 from muster.check.doctor.storage import Space, measure
 from muster.check.options import DoctorOptions
@@ -23,6 +24,8 @@ BATCH = 32 * 3 * 224 * 224 * 4
 WORKER = 4 * BATCH
 """What one data worker of a rank fills at most: 2 batches ahead, and 2 in use (train/data/loader.py)."""
 
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+
 OPEN_FILES, OPEN_A_RANK = 512, 4
 """Files that a rank may need: those of its data, and what its workers hand over; and its connections to each other
 rank, in a group of all, one beside it, and a mesh of two dimensions."""
@@ -36,6 +39,7 @@ class Facts:
         uses_gpu: whether a training would run on a GPU.
         cores: that it may run on, in order.
         open_files: how many may be open at a time; None without a limit.
+        quota: as many cores' time its control group may use; None without a limit.
         memory_free, shm: bytes of memory, and the file system of /dev/shm: of a host's first rank only.
     """
 
@@ -43,6 +47,7 @@ class Facts:
     uses_gpu: bool = False
     cores: tuple[int, ...] = ()
     open_files: int | None = None
+    quota: float | None = None
     memory_free: int | None = None
     shm: Space | None = None
 
@@ -51,14 +56,48 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     """What this rank may use."""
     is_first = leads_host(world)
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    memory, quota = attempt(lambda: limits(Path("/proc/self/cgroup").read_text(), CONTROL_GROUPS)) or (None, None)
+    available = psutil.virtual_memory().available
     return Facts(
         rank=world.rank,
         uses_gpu=options.device == "cuda" or num_gpus(options) > 0,
         cores=tuple(sorted(os.sched_getaffinity(0))),
         open_files=None if open_files == resource.RLIM_INFINITY else open_files,
-        memory_free=psutil.virtual_memory().available if is_first else None,
+        quota=quota,
+        memory_free=(available if memory is None else min(available, memory)) if is_first else None,
         shm=measure("/dev/shm") if is_first else None,
     )
+
+
+def limits(groups: str, root: Path) -> tuple[int | None, float | None]:
+    """The bytes of memory, and as many cores' time, that control groups leave a process; None without a limit.
+
+    Args:
+        groups: /proc/PID/cgroup of the process.
+        root: where they are mounted.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.max, cpu.max)
+    """
+    memory: list[int] = []
+    cores: list[float] = []
+    for line in groups.splitlines():
+        # 0::/system.slice/slurmstepd.scope/job_9 in version 2; 4:cpu,cpuacct:/docker/1a2b in version 1
+        _, controllers, path = line.split(":", 2)
+        top = root / controllers
+        group = top / path.lstrip("/")
+        # Any group above may have the limit. Where a container has the host's path, its own group is at the top.
+        for folder in (each for each in (group, *group.parents) if each == top or top in each.parents):
+            memory += _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes")
+            # "200000 100000": of each 100 ms of the clock 200 ms of processors; "max 100000" without a limit
+            share = _numbers(folder / "cpu.max")
+            share = share or _numbers(folder / "cpu.cfs_quota_us") + _numbers(folder / "cpu.cfs_period_us")
+            cores += [share[0] / share[1]] if len(share) == 2 else []
+    return min(memory, default=None), min(cores, default=None)
+
+
+def _numbers(path: Path) -> list[int]:
+    """The numbers in a file; words, and -1, stand for no limit."""
+    return [int(word) for word in (attempt(path.read_text) or "").split() if word.isdecimal()]
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
@@ -82,7 +121,11 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
 
 def _num_cores(by_host: Mapping[str, Sequence[Facts]]) -> dict[str, int]:
     """How many cores the ranks of each host have between them."""
-    return {host: len({core for rank in ranks for core in rank.cores}) for host, ranks in by_host.items()}
+    found: dict[str, int] = {}
+    for host, ranks in by_host.items():
+        known, quota = len({core for rank in ranks for core in rank.cores}), ranks[0].quota
+        found[host] = known if quota is None else min(known, max(1, int(quota)))
+    return found
 
 
 def _uses_gpus(by_host: Mapping[str, Sequence[Facts]]) -> bool:
@@ -91,22 +134,24 @@ def _uses_gpus(by_host: Mapping[str, Sequence[Facts]]) -> bool:
 
 def _cores(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     found: list[Finding] = []
-    least = 2 if _uses_gpus(by_host) else 1
+    least, numbers = 2 if _uses_gpus(by_host) else 1, _num_cores(by_host)
     for host, ranks in by_host.items():
         sets = [frozenset(rank.cores) for rank in ranks]
         known = frozenset[int]().union(*sets)
-        if len(known) < least * len(ranks):
+        if numbers[host] < least * len(ranks):
             # Of a GPU's rank one core is full with what it launches: nothing is left for loading data.
-            wrong = f"{plural(len(known), 'core')} for {len(ranks)} ranks"
-            fix = "ask for more cores a rank: --cpus-per-task in Slurm, ncpus in PBS; or fewer ranks"
-            found.append(Finding("warning", "cores", host, wrong, f"cores {listed(sorted(known), 8)}", fix))
+            wrong = f"{plural(numbers[host], 'core')} for {len(ranks)} ranks"
+            seen = f"cores {listed(sorted(known), 8)}"
+            seen += f", {ranks[0].quota:g} of them by the control group's limit" if ranks[0].quota is not None else ""
+            fix = "ask for more cores a rank: --cpus-per-task in Slurm, ncpus in PBS, docker's --cpus; or fewer ranks"
+            found.append(Finding("warning", "cores", host, wrong, seen, fix))
         elif len(set(sets)) > 1 and sum(map(len, sets)) > len(known):
             seen = listed((f"rank {rank.rank}: cores {listed(rank.cores, 8)}" for rank in ranks), between="; ")
             wrong = "ranks are bound to the same cores, and others lie idle"
             fix = "leave binding to the launcher: srun --cpu-bind=cores with --cpus-per-task, or no binding at all"
             found.append(Finding("warning", "binding", host, wrong, seen, fix))
     fix = "ask for the same cores on all nodes: the slowest node holds up all"
-    return found + differences(_num_cores(by_host), "warning", "cores", "number of cores", fix)
+    return found + differences(numbers, "warning", "cores", "number of cores", fix)
 
 
 def _shared_memory(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:

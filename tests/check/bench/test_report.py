@@ -52,8 +52,11 @@ def test_a_table_is_shown_although_no_file_can_be_written(tmp_path, capsys, as_j
 
 def test_a_run_that_fails_is_not_kept(tmp_path, capsys):
     of = report(tmp_path / "file")
-    assert of.of_sweep(ROWS, sweep(of, WrongValues("all_reduce", 1024, 1, "b", 7, 3.0, "nan", 2)), USED, None) == 1
+    fault = WrongValues("all_reduce", 1024, 1, "b", 7, 3.0, "nan", 2)
+    assert of.of_sweep(ROWS, sweep(of, fault), USED, None) == 1
     said = capsys.readouterr().out
+    # Of whatever size, in a row or not.
+    assert "# Out of bounds values : 2 FAILED" in said
     assert "was not written: a run that fails is no baseline" in said
     assert said.splitlines()[-1] == "failed: all_reduce gave wrong values to rank 1 on b, at 1K"
 

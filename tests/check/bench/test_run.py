@@ -174,6 +174,14 @@ spoil("all_gather_into_tensor", lambda got, rank: got[100].add_(1) if rank == 1 
     assert not (tmp_path / "base.json").exists()
 
 
+def test_memory_that_is_used_up_is_no_fault_of_the_network(bench):
+    argv = ["--device=cpu", "--collectives=all_reduce", "--min-size=900000000G", "--max-size=900000000G"]
+    (ended,) = bench(argv, 1)
+    assert ended.code == 1
+    assert "allocate memory" in ended.err
+    assert "a smaller --max-size" in ended.err
+
+
 def test_around_1_mib_values_are_checked_at_other_sizes_than_those_measured(bench):
     plant = """
 spoil("all_reduce", lambda got, rank: got[-1].add_(1) if got.numel() > 1 << 18 else None)

@@ -3,7 +3,7 @@
 import pytest
 
 from muster.check.bench import sweep
-from muster.check.bench.collectives import ALL, BARRIER
+from muster.check.bench.collectives import ALL, BARRIER, WrongValues
 from muster.check.bench.report import HEADER, line, table
 from muster.check.bench.sweep import Row, Timing
 
@@ -75,7 +75,7 @@ def test_the_middle_pass_stands_for_a_row():
 
 def test_the_table_reads_like_that_of_nccl_tests():
     rows = [Row("all_gather", size, 4, (SECOND,), 0) for size in (10**9, 2 * 10**9)]
-    lines = table(rows).splitlines()
+    lines = table(rows, []).splitlines()
     assert lines[0] == "# all_gather"
     assert lines[1].split() == ["#", *COLUMNS]
     # The count is that of a rank's part; columns stand where those of nccl-tests do.
@@ -85,8 +85,9 @@ def test_the_table_reads_like_that_of_nccl_tests():
 
 
 def test_what_was_not_measured_says_why_and_what_is_wrong_says_so():
-    assert table([Row("send_recv", 0, 1, note="needs two ranks")]) == "# send_recv: needs two ranks"
+    assert table([Row("send_recv", 0, 1, note="needs two ranks")], []) == "# send_recv: needs two ranks"
     wrong = Row("reduce", 8, 2, (SECOND,), 2)
     assert figures(wrong)["#wrong"] == "2"
     assert figures(wrong)["root"] == "0"
-    assert "# Out of bounds values : 2 FAILED" in table([wrong])
+    fault = WrongValues("reduce", 8, 0, "a", 0, 1.0, "nan", 2)
+    assert "# Out of bounds values : 2 FAILED" in table([wrong], [fault])

@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from muster.check.bench.collectives import WrongValues
 from muster.check.doctor import collectives
 from muster.check.doctor.collectives import NOT_OVER, START, Facts
+from muster.check.options import DoctorOptions
+from muster.train.distributed.world import World
 from tests.train.conftest import environment, free_port
 
 HOSTS = ["a", "b", "c", "d"]
@@ -62,6 +65,20 @@ def test_who_did_not_come_back_is_named():
 def test_a_group_that_does_not_start():
     ((host, wrong),) = found(*(facts(rank, why="no route", at=START) for rank in range(3)))
     assert (host, wrong) == ("", f"{START} did not end, though all ranks came to it")
+
+
+def test_who_gives_more_time_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL may need minutes for its start on thousands of GPUs."""
+    seconds: list[int] = []
+
+    def open_group(world: World) -> None:
+        seconds.append(world.timeout_s)
+        raise RuntimeError
+
+    monkeypatch.setattr(collectives, "open_group", open_group)
+    monkeypatch.setattr(collectives, "with_device", lambda world, wanted: replace(world, backend="gloo"))
+    collectives.gather(World(world_size=2, hosts=("a", "b")), DoctorOptions(timeout_s=600))
+    assert seconds == [300]
 
 
 # Three ranks for each of the scenarios, all forked by one process: torch takes its time to load. They go through this

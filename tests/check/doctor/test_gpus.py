@@ -1,13 +1,16 @@
 """GPUs: what a driver tells of them, by a stand-in for it, and what is wrong with those of a job."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from muster.check.doctor import gpus
-from tests.check.doctor.healthy import found, healthy, only, with_gpu, with_ranks
+from muster.check.options import DoctorOptions
+from muster.train.distributed.world import World
+from tests.check.doctor.healthy import found, gpu, healthy, only, with_gpu, with_ranks
 
 
 class NvmlError(Exception):
@@ -106,6 +109,38 @@ def test_a_gpu_that_the_job_was_not_given_does_not_matter() -> None:
     assert not [finding for finding in found(told) if finding.about == "ecc"]
 
 
+def test_gpus_that_are_hidden_from_the_job_do_not_matter() -> None:
+    """As by CUDA_VISIBLE_DEVICES= for a training on CPUs."""
+    told = with_gpu(healthy(1, 2), "node01", 1, uncorrected=3, used=40 * 2**30)
+    assert found(with_ranks(told, "", lambda rank: {"visible": "", "num_gpus": 0, "uses_gpu": False})) == []
+
+
+def test_ranks_to_which_only_their_own_gpu_is_shown() -> None:
+    """As by Slurm's --gpus-per-task=1: each calls its own 0."""
+
+    def shown(rank: Any) -> dict[str, Any]:
+        return {"visible": "0", "num_gpus": 1, "gpus": (replace(gpu(0), uuid=f"GPU-{rank.rank}{'abcd'[rank.rank]}"),)}
+
+    told = with_ranks(healthy(1, 4), "", lambda rank: shown(rank) if isinstance(rank, gpus.Facts) else {})
+    assert found(told) == []
+    assert gpus.summary(told["GPUs"]) == "4 x NVIDIA H100 80GB HBM3 a node"
+    third = told["GPUs"]["node01"][2]
+    told["GPUs"]["node01"][2] = replace(third, gpus=(replace(third.gpus[0], uncorrected=3),))
+    assert (only(told).about, "GPU-2c" in only(told).wrong) == ("ecc", True)
+
+
+def test_a_rank_with_a_gpu_of_its_own_asks_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(gpus.torch.cuda, "device_count", lambda: 1)
+    second, alone = (World(rank=1, world_size=2, host="a", hosts=hosts) for hosts in (("a", "a"), ("b", "a")))
+    own, of_node = (gpus.gather(world, DoctorOptions()) for world in (second, alone))
+    assert [card.uuid for card in own.gpus or ()] == ["GPU-12ab"]
+    assert len(of_node.gpus or ()) == 2
+    monkeypatch.setattr(gpus.torch.cuda, "device_count", lambda: 2)
+    assert gpus.gather(second, DoctorOptions()).gpus is None
+
+
 def test_gpus_of_another_kind() -> None:
     told = with_gpu(with_gpu(healthy(), "node02", 0, name="NVIDIA A100"), "node02", 1, name="NVIDIA A100")
     assert only(told).seen == "NVIDIA A100 on node02, NVIDIA H100 80GB HBM3 on node01, node03"
@@ -115,6 +150,23 @@ def test_one_gpu_fewer_than_elsewhere() -> None:
     told = with_ranks(healthy(), "node02", lambda rank: {"visible": "0", "num_gpus": 1})
     differs = only(told)
     assert (differs.host, differs.level, differs.seen) == ("node02", "failed", "1 on node02, 2 on node01, node03")
+
+
+@pytest.mark.parametrize(("links", "num_found"), [(0, 0), (8, 1), (12, 0)])
+def test_a_card_without_a_bridge_has_no_nvlinks_that_are_down(links: int, num_found: int) -> None:
+    told = healthy(1, 2)
+    for index, up in enumerate((12, links)):
+        told = with_gpu(told, "node01", index, name="NVIDIA A100 80GB PCIe", links=up)
+    assert [finding.about for finding in found(told)] == ["nvlink"] * num_found
+
+
+def test_uneven_nodes_on_which_each_rank_has_a_gpu() -> None:
+    told = healthy(2, 4)
+    for by_host in told.values():
+        by_host["node02"] = by_host["node02"][:2]
+    told = with_ranks(told, "node02", lambda rank: {"visible": "0,1", "num_gpus": 2})
+    (differs,) = [finding for finding in found(told) if finding.about == "gpus"]
+    assert (differs.level, differs.seen) == ("warning", "4 on node01, 2 on node02")
 
 
 def test_ranks_that_see_one_gpu_each() -> None:

@@ -102,6 +102,13 @@ def test_the_fabrics_devices_are_asked_as_fabric_check_asks(monkeypatch: pytest.
     assert (told.devices, told.memlock[:20]) == ("this user may not open /dev/null", "64 KiB may be locked")
 
 
+def test_a_limit_that_is_large_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an eighth of the memory, which is the default of some systems."""
+    monkeypatch.setattr(fabric, "DEVICES", ("/dev/null",))
+    monkeypatch.setattr(fabric.resource, "getrlimit", lambda which: (64 << 30, 64 << 30))
+    assert network.gather(World(host="a", hosts=("a",)), DoctorOptions(device="cpu")).memlock == ""
+
+
 def test_two_nodes_of_one_name() -> None:
     told = healthy(2)
     told["network"]["node02"][1] = replace(told["network"]["node02"][1], address="10.0.0.9")
