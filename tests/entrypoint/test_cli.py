@@ -214,6 +214,12 @@ def test_all_options_are_shown_on_request_and_fit_80_columns(command: Run, words
         assert {"--lr-end", "--hang-timeout", "--cpu-offload", "--replicate"} <= shown
 
 
+def test_help_on_a_narrow_terminal_is_all_there(command: Run) -> None:
+    answer = command("train", "ddp", "--help", env={"COLUMNS": "20"})
+    assert answer.returncode == 0, answer.stderr
+    assert {"--model", "--data", "--lr", "--name", "--nproc-per-node"} <= options_in(answer.stdout)
+
+
 def options_in(text: str) -> set[str]:
     """The options that a help text has a row for."""
     return set(re.findall(r"(--[a-z0-9-]+)", "\n".join(line for line in text.splitlines() if re.match("  -", line))))
