@@ -83,9 +83,10 @@ def test_every_kind_of_image_is_decoded_as_by_pil(mode, suffix, limit):
     assert np.abs(found.numpy().astype(int) - expected).max() <= limit
 
 
+@pytest.mark.parametrize("seed", [0, 20261125173536, 10**30])
 @pytest.mark.parametrize("name", ["synthetic", "fake"])
-def test_made_up_data(name, loaded):
-    options = Options(data=name, image_size=16, num_classes=5, num_samples=40, batch_size=4)
+def test_made_up_data(name, seed, loaded):
+    options = Options(data=name, image_size=16, num_classes=5, num_samples=40, batch_size=4, seed=seed)
     train, valid = loaded(options)
     images, labels = seen(train)
     assert images.shape == (40, 3, 16, 16)
