@@ -82,6 +82,7 @@ def test_a_refusal_is_three_lines_and_code_2(command: Run, recordings: Path) -> 
         (["ddp", "--batchsize=3"], "--batchsize", "--batch-size"),
         (["ddp", "--epochs", "many"], "--epochs", "from 1 on"),
         (["ddp", "--epochs", "0"], "--epochs", "from 1 on"),
+        (["ddp", "--clip-norm", "inf"], "no finite number", "--help"),
         (["ddp", "--lr-scale", "cubic"], "--lr-scale", "none or linear or sqrt"),
         (["dpp"], "dpp", "train dp or train ddp"),
         (["xyzzy"], "xyzzy", "--help"),
