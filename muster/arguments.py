@@ -51,6 +51,10 @@ def command(function: Callable[..., None], *groups: type, **extra: Any) -> Calla
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default))
 
     def call(**values: Any) -> None:
+        for name, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):  # no file of options takes it either
+                flag = f"'--{name.replace('_', '-')}'"
+                raise typer.BadParameter(f"{value} is no finite number", param_hint=flag)
         instances = [group(**{field.name: values.pop(field.name) for field in fields(group)}) for group in groups]
         function(*instances, **values)
 

@@ -121,7 +121,7 @@ def load(path: str) -> dict[str, Any]:
 
 def _check_strategy(path: str, strategy: Any) -> None:
     """Refuses what is no strategy's name. The command line has one too, which may be another, and is taken."""
-    if strategy not in STRATEGIES:
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
         near = difflib.get_close_matches(str(strategy), STRATEGIES, n=1)
         raise MusterError(
             "there is no such strategy",

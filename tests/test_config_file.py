@@ -64,6 +64,8 @@ def test_every_option_has_a_place_in_a_file(file: Path) -> None:
         ('model = "resnet18"', 'model = "resnet18"', "[model]"),
         ('strategy = "ddpp"', '"ddpp"', '"ddp"'),
         ("strategy = 3", "strategy = 3", '"ddp"'),
+        ("strategy = ['ddp']", "strategy = [...]", '"ddp"'),
+        ("[strategy]\nname = 'ddp'", "strategy = {...}", '"ddp"'),
         ('[training]\nepochs = "3"', 'epochs = "3"', "a whole number from 1 on"),
         ("[training]\nepochs = true", "epochs = true", "a whole number from 1 on"),
         ("[training]\nepochs = 3.0", "epochs = 3.0", "a whole number from 1 on"),

@@ -29,7 +29,7 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
     """
     if not source.exists():
         raise MusterError("there is no such run", seen=str(source), fix="train export runs/NAME")
-    if checkpoint.step_of(source) >= 0:
+    if checkpoint.is_named_as_one(source):
         path, state = source, checkpoint.load(source)
     else:
         path, state, notes = checkpoint.load_newest(source)

@@ -82,6 +82,7 @@ def test_a_refusal_is_three_lines_and_code_2(command: Run, recordings: Path) -> 
         (["ddp", "--batchsize=3"], "--batchsize", "--batch-size"),
         (["ddp", "--epochs", "many"], "--epochs", "from 1 on"),
         (["ddp", "--epochs", "0"], "--epochs", "from 1 on"),
+        (["ddp", "--clip-norm", "inf"], "no finite number", "--help"),
         (["ddp", "--lr-scale", "cubic"], "--lr-scale", "none or linear or sqrt"),
         (["dpp"], "dpp", "train dp or train ddp"),
         (["xyzzy"], "xyzzy", "--help"),
@@ -212,6 +213,12 @@ def test_all_options_are_shown_on_request_and_fit_80_columns(command: Run, words
         others = {"--tensor-parallel", "--zero1", "--microbatches"}
         assert not others & shown
         assert {"--lr-end", "--hang-timeout", "--cpu-offload", "--replicate"} <= shown
+
+
+def test_help_on_a_narrow_terminal_is_all_there(command: Run) -> None:
+    answer = command("train", "ddp", "--help", env={"COLUMNS": "20"})
+    assert answer.returncode == 0, answer.stderr
+    assert {"--model", "--data", "--lr", "--name", "--nproc-per-node"} <= options_in(answer.stdout)
 
 
 def options_in(text: str) -> set[str]:

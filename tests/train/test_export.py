@@ -36,9 +36,15 @@ def test_torchvision_reads_what_fsdp_has_trained(train, tmp_path):
 
 
 def test_what_can_not_be_exported(tmp_path):
-    (tmp_path / "run").mkdir()
+    for name in ("run", "step-7"):
+        (tmp_path / name).mkdir()
     path = save(tmp_path / "run", {"model": {"w": torch.ones(3)}}, step=1, keep=1)
     assert export(path, tmp_path / "a.pt") == (path, tmp_path / "a.pt")
+    named = save(tmp_path / "step-7", {"model": {"w": torch.ones(3)}}, step=1, keep=1)
+    assert export(named.parent.parent, None) == (named, tmp_path / "step-7" / "weights.pt")
+    with pytest.raises(MusterError, match="no checkpoint") as raised:
+        export(tmp_path, None)
+    assert "a run's folder" in raised.value.fix
     assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True)["w"], torch.ones(3))
     with pytest.raises(MusterError, match="already"):
         export(tmp_path / "run", tmp_path / "a.pt")

@@ -91,6 +91,18 @@ def test_fewer_training_samples_than_ranks_have_use_for(train, tmp_path, options
     assert not list(tmp_path.iterdir())
 
 
+def test_validation_samples_of_which_none_can_be_read_are_told(train, make_images, tmp_path):
+    for half, per_class in (("train", 4), ("val", 1)):
+        make_images(tmp_path / half, per_class=per_class)
+    for path in (tmp_path / "val").rglob("*.jpg"):
+        path.write_bytes(b"")
+    argv = [f"--data=imagefolder:{tmp_path}", *IMAGES[:1], *IMAGES[3:], "--batch-size=2", "--epochs=1", "--no-bf16"]
+    ended = train(["ddp", *argv, "--on-bad-sample=skip", f"--runs-dir={tmp_path / 'runs'}"], 2)
+    assert [rank.code for rank in ended] == [1, 1]
+    assert "not one validation sample can be read" in ended[0].err
+    assert f"2 skipped of 2, --data=imagefolder:{tmp_path}" in ended[0].err
+
+
 def test_skipped_samples_are_counted_and_listed(train, make_images, summary_of, tmp_path):
     for half, per_class in (("train", 12), ("val", 5)):
         make_images(tmp_path / half, per_class=per_class)

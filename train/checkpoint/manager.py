@@ -244,6 +244,11 @@ def step_of(path: Path) -> int:
     return int(match[1]) if match else -1
 
 
+def is_named_as_one(path: Path) -> bool:
+    """True for a path that has a checkpoint's name, and is no folder of a run of that name."""
+    return step_of(path) >= 0 and not folder_of(path).is_dir()
+
+
 def is_checkpoint(path: Path) -> bool:
     """True for the folder of one complete checkpoint."""
     return (path / INDEX).is_file()
@@ -318,7 +323,8 @@ def newest_first(run: Path) -> list[Path]:
     """What `saved` finds; MusterError where that is nothing."""
     paths = saved(run)
     if not paths:
-        raise MusterError("the run has no checkpoint", seen=str(run), fix="leave out --resume")
+        fix = "a run's folder, which has checkpoints/ in it; or leave out --resume, to begin a run"
+        raise MusterError("the run has no checkpoint", seen=str(run), fix=fix)
     return paths
 
 

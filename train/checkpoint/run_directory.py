@@ -199,7 +199,7 @@ def continue_from(options: Options, base: Path) -> Run:
             seen=f"--resume={options.resume}",
             fix="--resume auto, or a run's folder, or a step-... from its folder checkpoints/",
         )
-    if checkpoint.step_of(source) >= 0 or not source.is_dir():
+    if checkpoint.is_named_as_one(source) or not source.is_dir():
         checkpoint.read_index(source)
         run = Run(source, [source])
         home = source.resolve().parent.parent if source.resolve().parent.name == "checkpoints" else None

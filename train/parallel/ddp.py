@@ -220,7 +220,7 @@ class PowerGradients(HookedGradients):
             start_powerSGD_iter=sys.maxsize,  # `begin` knows when
             # Without it a weight that has no gradient would become no number. torch's own type for it is too narrow.
             orthogonalization_epsilon=1e-8,  # pyright: ignore[reportArgumentType]
-            random_seed=options.seed,
+            random_seed=options.seed % 2**32,  # NumPy's seeds have no more bits
         )
         super().__init__(options.accumulate, powerSGD_hook, state)
         self.start = options.warmup_steps if options.powersgd_start is None else options.powersgd_start

@@ -77,8 +77,6 @@ class Pipeline(Strategy):
         """Raises MusterError where the lines don't divide the world, the layers or the batch."""
         world, options, plan = self.world, self.options, self.plan
         world_size, num_layers = world.world_size, gpt.shape_of(options.model).num_layers
-        if world_size == 1:
-            return
         size, parts = plan.size, plan.num_parts
         seen = (
             f"{processes(world_size)}, --model={options.model} --pipeline-parallel={size} --schedule={options.schedule}"
@@ -89,6 +87,8 @@ class Pipeline(Strategy):
                 seen=seen,
                 fix="--pipeline-parallel=N, where N divides the processes",
             )
+        if world_size == 1 and world.backend is None:
+            return  # it trains as single
         if plan.num_stages > num_layers:
             raise MusterError(
                 f"{num_layers} layers are too few for {plan.num_stages} stages",
@@ -255,7 +255,7 @@ class StagedGradients(Gradients):
                 x = self.parts[number](x)
                 if number + 1 == self.plan.num_stages:
                     sums.add(loss_of(x, targets), predictions_of(x), targets)
-                else:
+                elif there != here:
                     dist.send(x.float(), dist.get_global_rank(self.line, there), group=self.line)
             elif self.position == there and number + 1 < self.plan.num_stages:
                 shape = (*inputs.shape, self.model.shape.dim)

@@ -46,6 +46,7 @@ class TensorParallel(fsdp.FSDP):
         numbers = {
             "processes": world.world_size,
             "heads of keys": shape.num_kv_heads,
+            "columns of a feed-forward layer": shape.hidden,
             "tokens of a sequence": options.seq_len or shape.context,
         }
         for name, number in numbers.items():

@@ -90,6 +90,14 @@ def test_resume_a_folder_a_file_a_name(tmp_path):
         choose_run(options(tmp_path, resume="older"), "ddp")
 
 
+def test_a_run_may_be_called_as_a_checkpoint_is(tmp_path):
+    folder = with_checkpoint(tmp_path / "runs" / "step-100", step=4)
+    for given in (str(folder), "step-100"):
+        chosen = choose_run(options(tmp_path, resume=given), "ddp")
+        assert (chosen.folder, chosen.resumed_from.name) == (folder, "step-00000004")
+        release()
+
+
 def test_a_folder_that_can_not_be_made(tmp_path):
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(MusterError, match="can't be made"):

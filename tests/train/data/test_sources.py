@@ -83,9 +83,18 @@ def test_every_kind_of_image_is_decoded_as_by_pil(mode, suffix, limit):
     assert np.abs(found.numpy().astype(int) - expected).max() <= limit
 
 
+@pytest.mark.parametrize("suffix", ["png", "tiff", "ppm"])
+def test_greys_of_16_bits_keep_their_shades(suffix):
+    shades = np.linspace(0, 65535, 48 * 64).astype(np.uint16).reshape(48, 64)
+    file = io.BytesIO()
+    Image.fromarray(shades).save(file, suffix)
+    assert torch.equal(decode(file.getvalue()), torch.from_numpy((shades // 256).astype(np.uint8)).expand(3, -1, -1))
+
+
+@pytest.mark.parametrize("seed", [0, 20261125173536, 10**30])
 @pytest.mark.parametrize("name", ["synthetic", "fake"])
-def test_made_up_data(name, loaded):
-    options = Options(data=name, image_size=16, num_classes=5, num_samples=40, batch_size=4)
+def test_made_up_data(name, seed, loaded):
+    options = Options(data=name, image_size=16, num_classes=5, num_samples=40, batch_size=4, seed=seed)
     train, valid = loaded(options)
     images, labels = seen(train)
     assert images.shape == (40, 3, 16, 16)

@@ -13,7 +13,7 @@ from muster.train.distributed.world import World
 from muster.train.models import gpt
 from muster.train.parallel import pipeline
 from muster.train.reporting.metrics import Stopwatch
-from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained
+from tests.train.comparing import LIMIT, STEPS, TEXT, apart, losses, trained
 
 SGD = ["--optimizer=sgd", "--lr=0.01", "--max-steps=3"]
 
@@ -26,6 +26,17 @@ def test_three_ranks(train, tmp_path):
         trained(train, tmp_path, "pipeline", 3, [*common, "--batch-size=6", "--microbatches=6"], "pipeline"),
     ]
     assert max(apart(*states)) < LIMIT
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("schedule", ["interleaved", pytest.param("zero-bubble", marks=pytest.mark.full)])
+def test_a_group_of_one_may_have_several_stages(train, tmp_path, schedule):
+    common = [*TEXT, *STEPS, *SGD, "--max-steps=2"]
+    states = [
+        trained(train, tmp_path, "single", 1, common, "single"),
+        trained(train, tmp_path, "pipeline", 1, [*common, "--single-rank-group", f"--schedule={schedule}"], "pipeline"),
+    ]
+    assert max(*apart(*states), *losses(*states)) < LIMIT
 
 
 @pytest.mark.process
@@ -115,11 +126,13 @@ def test_stages_are_the_model_cut_up(num_stages):
         (2, {"batch_size": 6}, "a batch of 6 can't pass in 4 parts", "--batch-size=4"),
         (4, {"microbatches": 2}, "by the schedule 1f1b", "without --microbatches"),
         (3, {"batch_size": 2}, "a batch of 2 can't pass", "--batch-size=6"),
+        (1, {"pipeline_parallel": 2}, "1 process can't stand in lines of 2", "divides the processes"),
+        (1, {"batch_size": 3}, "a batch of 3 can't pass in 2 parts", "--batch-size=2"),
     ],
 )
 def test_what_does_not_come_out_even_is_refused(world_size, options, wrong, fix):
     with pytest.raises(MusterError) as raised:
-        pipeline.Pipeline(World(world_size=world_size), Options(model="gpt-tiny", **options)).check()
+        pipeline.Pipeline(World(world_size=world_size, backend="gloo"), Options(model="gpt-tiny", **options)).check()
     assert wrong in raised.value.wrong
     assert fix in raised.value.fix
 
