@@ -70,7 +70,8 @@ def _pod(env: Environment) -> Task | None:
     """Which of the job's pods this is; None where it is alone, or where nothing tells how many there are."""
     if any(_HOSTS_OF_VOLCANO.fullmatch(name) for name in env):
         return _of_volcano(Reader(env, FIX))
-    if any(name.startswith("PET_") for name in env):
+    # Not any name that begins so: a Service called pet-shop gives all pods PET_SHOP_PORT.
+    if {"PET_MASTER_ADDR", "PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ENDPOINT"} & env.keys():
         return _counted(Reader(env, FIX), "PET_NNODES")
     if "RANK" in env or "WORLD_SIZE" in env:
         return _counted(Reader(env, FIX), "WORLD_SIZE")

@@ -264,6 +264,15 @@ def test_a_pod_whose_name_volcano_does_not_list_is_told_by_its_index_where_there
         detect(replace(of_two_lists, host="other"))
 
 
+def test_a_service_that_happens_to_be_called_pet_makes_no_job() -> None:
+    """Kubernetes tells all pods the addresses of the services there, in variables by their names."""
+    service = {"PET_CLINIC_SERVICE_HOST": "10.96.7.7", "PET_CLINIC_PORT": "tcp://10.96.7.7:80"}
+    alone = recording.load(FOLDERS / "documented" / "pod_alone.notebook-0.x.env")
+    assert detect(changed(alone, **service)).scheduler == "local"
+    old = recording.load(FOLDERS / "documented" / "kubeflow_pytorchjob_old.mnist-worker-0.1.env")
+    assert (detect(changed(old, **service)).node_rank, detect(changed(old, **service)).num_nodes) == (1, 3)
+
+
 TWO_NODES = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_script.env")
 
 
