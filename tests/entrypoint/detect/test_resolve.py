@@ -273,6 +273,28 @@ def test_a_service_that_happens_to_be_called_pet_makes_no_job() -> None:
     assert (detect(changed(old, **service)).node_rank, detect(changed(old, **service)).num_nodes) == (1, 3)
 
 
+def test_an_elastic_job_without_a_range_gives_its_pods_no_ranks_either() -> None:
+    elastic = recording.load(FOLDERS / "documented" / "kubeflow_elastic.mnist-worker-0.0.env")
+    with pytest.raises(MusterError, match="an elastic job gives its pods no ranks"):
+        detect(changed(elastic, PET_NNODES="3"))
+
+
+@pytest.mark.parametrize("pod", ["pod_alone.notebook-0.x", "kubeflow_pytorchjob_old.mnist-worker-0.1"])
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+@pytest.mark.parametrize("size", ["LOCAL_SIZE", "LOCAL_WORLD_SIZE"])
+def test_ranks_of_a_launcher_inside_a_pod_are_no_pods(pod: str, local_rank: str, size: str) -> None:
+    """DeepSpeed's launcher sets LOCAL_SIZE, Ray Train LOCAL_WORLD_SIZE."""
+    env = recording.load(FOLDERS / "documented" / f"{pod}.env")
+    told = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": local_rank, size: "3"}
+    with pytest.raises(MusterError, match="a launcher inside this pod"):
+        detect(changed(env, **told))
+
+
+def test_one_process_a_pod_may_have_a_local_rank() -> None:
+    old = recording.load(FOLDERS / "documented" / "kubeflow_pytorchjob_old.mnist-worker-0.1.env")
+    assert detect(changed(old, LOCAL_RANK="0")).num_nodes == 3
+
+
 TWO_NODES = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_script.env")
 
 
