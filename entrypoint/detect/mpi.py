@@ -54,12 +54,12 @@ OPENMPI = Names(
 HYDRA = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 MVAPICH = Names("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
 VARIABLES = (
-    *OPENMPI, *HYDRA, *MVAPICH, "MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "OMPI_COMM_WORLD_NODE_RANK",
+    *OPENMPI, *HYDRA, *MVAPICH, "MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "MPT_MPI_RANK", "OMPI_COMM_WORLD_NODE_RANK",
     "OMPI_MCA_orte_ess_num_procs", "OMPI_MCA_orte_num_nodes", "PMIX_DSTORE_21_BASE_PATH", "PMIX_HOSTNAME",
     "PMIX_NAMESPACE", "PMIX_RANK",
 )  # fmt: skip
 
-PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "MPIR_", "MPIEXEC_", "HYDRA_", "HYDI_", "I_MPI_", "MV2_")
+PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "MPIR_", "MPIEXEC_", "MPT_", "HYDRA_", "HYDI_", "I_MPI_", "MV2_")
 # mpirun.openmpi, mpiexec.hydra: several are often installed side by side.
 PARENT = re.compile(r"^(hydra_pmi_proxy|mpiexec|mpirun|orted|orterun|prted|prterun)(\.|$)")
 

@@ -156,6 +156,17 @@ def test_ranks_that_nobody_set_are_refused_rather_than_forgotten() -> None:
     )
 
 
+def test_processes_of_launchers_that_tell_a_rank_only_do_not_train_alone_each() -> None:
+    of_prterun = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-node01-10332@1", "PMIX_HOSTNAME": "node01"}
+    for env in (Environment(of_prterun, host="node01"), changed(PBS, MPT_MPI_RANK="1")):
+        with pytest.raises(MusterError, match="nothing tells who started this one") as refusal:
+            detect(env)
+        assert "_RANK=1" in refusal.value.seen
+        assert detect(env, LaunchOptions(nnodes="1")).num_nodes == 1
+    # A job submitted from a shell that srun has started by PMIx.
+    assert detect(changed(PBS, **of_prterun)).num_nodes == 1
+
+
 def test_a_login_node_is_not_the_one_node_of_a_job_of_lsf() -> None:
     of_job = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "node01 4"}
     assert detect(Environment(of_job, host="node01.cluster")).num_nodes == 1
