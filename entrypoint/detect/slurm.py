@@ -9,6 +9,7 @@ step may have fewer nodes and tasks.
 
 Source: https://slurm.schedmd.com/sbatch.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
 Source: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
+Source: https://github.com/ParaStation/psmgmt/blob/master/plugins/psslurm/src/psslurm/psslurmenv.c
 """
 
 import re
@@ -24,7 +25,8 @@ MAX_HET_GROUPS = 128
 
 VARIABLES = (
     "SLURM_CPUS_ON_NODE", "SLURM_DISTRIBUTION", "SLURM_GPUS_ON_NODE", "SLURM_GTIDS", "SLURM_HET_SIZE", "SLURM_JOBID",
-    "SLURM_JOB_END_TIME", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_START_TIME",
+    "SLURM_JOB_END_TIME", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_RESTART_COUNT",
+    "SLURM_JOB_START_TIME",
     "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NODELIST", "SLURM_PROCID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID",
     "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
     "SLURM_TASKS_PER_NODE", "SLURM_TASK_PID", "SLURMD_NODENAME",
@@ -60,6 +62,8 @@ def job(env: Environment) -> Job | None:
         return None
     read = Reader(env, FIX_JOB)
     read.sources["attempt"] = "no SLURM_RESTART_COUNT: the first run"
+    # slurmd's, which is unset on the first run; ParaStation stands in slurmd's place at JSC, and has the other name.
+    restarts = read.optional("SLURM_RESTART_COUNT", "attempt") or read.optional("SLURM_JOB_RESTART_COUNT", "attempt")
     job_id = read.identifier("SLURM_JOB_ID", "job_id")
     groups = _groups(read)
     hosts = _flat(groups)
@@ -77,7 +81,7 @@ def job(env: Environment) -> Job | None:
     return Job(
         scheduler="slurm",
         job_id=str(job_id),
-        attempt=read.optional("SLURM_RESTART_COUNT", "attempt") or 0,  # unset on the first run
+        attempt=restarts or 0,
         hosts=hosts,
         num_nodes=len(hosts),
         gpus_on_node=read.optional("SLURM_GPUS_ON_NODE"),

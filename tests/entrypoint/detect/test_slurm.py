@@ -37,6 +37,21 @@ def test_a_host_name_that_slurm_does_not_know_is_no_error() -> None:
     assert detect(step(host="node02-ib0")).node_rank == 1
 
 
+@pytest.mark.parametrize(
+    ("told", "attempt"),
+    [
+        ({}, 0),
+        ({"SLURM_RESTART_COUNT": "2"}, 2),
+        ({"SLURM_JOB_RESTART_COUNT": "0"}, 0),
+        ({"SLURM_JOB_RESTART_COUNT": "2"}, 2),
+    ],
+)
+def test_restarts_are_counted_by_slurmd_and_by_parastation(told: dict[str, str], attempt: int) -> None:
+    found = detect(step(**told))
+    assert found.attempt == attempt
+    assert not attempt or found.sources["attempt"].endswith("RESTART_COUNT=2")
+
+
 def test_cyclic_ranks_are_not_computed_from_the_node() -> None:
     env = recording.load(FOLDER / "c_srun_N2_2per.node02.2.env")
     cyclic = Environment({**env, "SLURM_PROCID": "1", "SLURM_GTIDS": "1,3"}, host="node02")
