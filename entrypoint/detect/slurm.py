@@ -65,6 +65,14 @@ def job(env: Environment) -> Job | None:
     # slurmd's, which is unset on the first run; ParaStation stands in slurmd's place at JSC, and has the other name.
     restarts = read.optional("SLURM_RESTART_COUNT", "attempt") or read.optional("SLURM_JOB_RESTART_COUNT", "attempt")
     job_id = read.identifier("SLURM_JOB_ID", "job_id")
+    # A container may have been given this one alone. Elsewhere it is ssh's way into a job, by pam_slurm_adopt.
+    # Source: https://github.com/SchedMD/slurm/blob/master/contribs/pam_slurm_adopt/pam_slurm_adopt.c
+    if env.engine is None and [name for name in env if name.startswith("SLURM")] == ["SLURM_JOB_ID"]:
+        raise MusterError(
+            "this shell came into the job by ssh, which tells nothing of it but its number",
+            seen=f"SLURM_JOB_ID={job_id} alone",
+            fix=f"in place of ssh: srun --jobid={job_id} --overlap --nodes=N --ntasks=N --ntasks-per-node=1 train ddp",
+        )
     groups = _groups(read)
     hosts = _flat(groups)
     if not groups:

@@ -37,6 +37,16 @@ def test_a_host_name_that_slurm_does_not_know_is_no_error() -> None:
     assert detect(step(host="node02-ib0")).node_rank == 1
 
 
+def test_a_shell_by_ssh_on_a_node_of_a_job_is_told_the_way_in() -> None:
+    """By pam_slurm_adopt it has the job's id, and nothing else."""
+    with pytest.raises(MusterError, match="came into the job by ssh") as refusal:
+        detect(Environment({"SLURM_JOB_ID": "9", "HOME": "/root"}, host="node01"))
+    assert "srun --jobid=9 --overlap" in refusal.value.fix
+    with pytest.raises(MusterError, match="SLURM_JOB_NODELIST is missing") as refusal:
+        detect(Environment({"SLURM_JOB_ID": "9"}, host="node01", engine="docker"))
+    assert "docker run" in refusal.value.fix
+
+
 @pytest.mark.parametrize(
     ("told", "attempt"),
     [
