@@ -145,10 +145,11 @@ def _indexed_names(env: Environment, rank: int, num_pods: int) -> tuple[tuple[st
 
 def _of_volcano(read: Reader) -> Task:
     env = read.env
-    # The task called master goes first: its index 0 is where Volcano's PyTorch plugin puts MASTER_ADDR.
+    # The master's task goes first, whatever its name: its index 0 is where Volcano's PyTorch plugin puts MASTER_ADDR.
+    master = env.get("MASTER_ADDR", "")
     names = sorted(
         (name for name in env if _HOSTS_OF_VOLCANO.fullmatch(name)),
-        key=lambda name: (name != "VC_MASTER_HOSTS", name),
+        key=lambda name: (env[name].partition(",")[0] != master, name != "VC_MASTER_HOSTS", name),
     )
     by_task = [read.hosts(name) for name in names]
     hosts = tuple(host for task in by_task for host in task)

@@ -284,6 +284,21 @@ def test_a_service_that_happens_to_be_called_pet_makes_no_job() -> None:
     assert (detect(changed(old, **service)).node_rank, detect(changed(old, **service)).num_nodes) == (1, 3)
 
 
+def test_volcanos_tasks_may_have_any_names() -> None:
+    """Its plugin is told them: pytorch: ["--master=leader", "--worker=follower"]."""
+    for name, rank in (("master-0.0", 0), ("worker-0.1", 1), ("worker-1.2", 2)):
+        pod = recording.load(FOLDERS / "documented" / f"volcano_pytorch.job-{name}.env")
+        renamed = {"MASTER": "LEADER", "WORKER": "FOLLOWER"}
+        variables = {key: value for key, value in pod.items() if not key.startswith(("VC_MASTER", "VC_WORKER"))}
+        for old, new in renamed.items():
+            hosts = pod[f"VC_{old}_HOSTS"].replace(old.lower(), new.lower())
+            variables |= {f"VC_{new}_HOSTS": hosts, "MASTER_ADDR": "job-leader-0.job"}
+        assert pod.host
+        host = pod.host.replace("master", "leader").replace("worker", "follower")
+        found = detect(replace(pod, variables=variables, host=host))
+        assert (found.node_rank, found.hosts[0]) == (rank, "job-leader-0.job")
+
+
 def test_an_elastic_job_without_a_range_gives_its_pods_no_ranks_either() -> None:
     elastic = recording.load(FOLDERS / "documented" / "kubeflow_elastic.mnist-worker-0.0.env")
     with pytest.raises(MusterError, match="an elastic job gives its pods no ranks"):
