@@ -56,7 +56,7 @@ MVAPICH = Names("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LO
 VARIABLES = (
     *OPENMPI, *HYDRA, *MVAPICH, "MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "MPT_MPI_RANK", "OMPI_COMM_WORLD_NODE_RANK",
     "OMPI_MCA_orte_ess_num_procs", "OMPI_MCA_orte_num_nodes", "PMIX_DSTORE_21_BASE_PATH", "PMIX_HOSTNAME",
-    "PMIX_NAMESPACE", "PMIX_RANK",
+    "PMIX_NAMESPACE", "PMIX_RANK", "PMI_HOSTNAME",
 )  # fmt: skip
 
 PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "MPIR_", "MPIEXEC_", "MPT_", "HYDRA_", "HYDI_", "I_MPI_", "MV2_")
@@ -137,7 +137,8 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
             seen=read.seen(*present),
             fix=f"unset {' '.join(present)} if it is left over from another job; else {FIX_HYDRA}",
         )
-    elsewhere = _made_elsewhere(env, "MPIR_CVAR_CH3_INTERFACE_HOSTNAME")
+    # MPICH 4.0 and 5.0.
+    elsewhere = _made_elsewhere(env, "MPIR_CVAR_CH3_INTERFACE_HOSTNAME") or _made_elsewhere(env, "PMI_HOSTNAME")
     return elsewhere or by_rank("hydra", HYDRA, read, job)
 
 

@@ -126,11 +126,12 @@ def test_open_mpi_made_for_another_host_loses_to_tasks_that_srun_started() -> No
     assert "openmpi: PMIX_HOSTNAME=login1, but this host is node02" in found.rejected
 
 
+@pytest.mark.parametrize("variable", [INTERFACE, "PMI_HOSTNAME"])
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "10.0.0.2", "fe80::1", "b", "B.cluster"])
-def test_hydra_may_know_this_host_by_an_address(name: str) -> None:
-    assert place(detect(hydra(2, 4, 0, 2, **{INTERFACE: name}))) == (1, 0, 2, 4)
+def test_hydra_may_know_this_host_by_an_address(variable: str, name: str) -> None:
+    assert place(detect(hydra(2, 4, 0, 2, **{variable: name}))) == (1, 0, 2, 4)
     with pytest.raises(MusterError, match="made for another process"):
-        detect(hydra(2, 4, 0, 2, **{INTERFACE: "login1"}))
+        detect(hydra(2, 4, 0, 2, **{variable: "login1"}))
 
 
 def test_hydra_may_know_this_host_by_a_second_name(monkeypatch: pytest.MonkeyPatch) -> None:
