@@ -52,11 +52,13 @@ OPENMPI = Names(
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
 )
 HYDRA = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+HYDRA_HOSTS = ("MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "PMI_HOSTNAME", "HYDRA_BSTRAP_LOCALHOST")
+"""What Hydra calls the host of a process: MPICH 4.0, MPICH 5.0, Intel MPI 2021."""
 MVAPICH = Names("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
 VARIABLES = (
-    *OPENMPI, *HYDRA, *MVAPICH, "MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "MPT_MPI_RANK", "OMPI_COMM_WORLD_NODE_RANK",
+    *OPENMPI, *HYDRA, *HYDRA_HOSTS, *MVAPICH, "MPT_MPI_RANK", "OMPI_COMM_WORLD_NODE_RANK",
     "OMPI_MCA_orte_ess_num_procs", "OMPI_MCA_orte_num_nodes", "PMIX_DSTORE_21_BASE_PATH", "PMIX_HOSTNAME",
-    "PMIX_NAMESPACE", "PMIX_RANK", "PMI_HOSTNAME",
+    "PMIX_NAMESPACE", "PMIX_RANK",
 )  # fmt: skip
 
 PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "MPIR_", "MPIEXEC_", "MPT_", "HYDRA_", "HYDI_", "I_MPI_", "MV2_")
@@ -137,8 +139,7 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
             seen=read.seen(*present),
             fix=f"unset {' '.join(present)} if it is left over from another job; else {FIX_HYDRA}",
         )
-    # MPICH 4.0 and 5.0.
-    elsewhere = _made_elsewhere(env, "MPIR_CVAR_CH3_INTERFACE_HOSTNAME") or _made_elsewhere(env, "PMI_HOSTNAME")
+    elsewhere = next(filter(None, (_made_elsewhere(env, name) for name in HYDRA_HOSTS)), None)
     return elsewhere or by_rank("hydra", HYDRA, read, job)
 
 

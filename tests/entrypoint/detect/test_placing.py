@@ -126,7 +126,7 @@ def test_open_mpi_made_for_another_host_loses_to_tasks_that_srun_started() -> No
     assert "openmpi: PMIX_HOSTNAME=login1, but this host is node02" in found.rejected
 
 
-@pytest.mark.parametrize("variable", [INTERFACE, "PMI_HOSTNAME"])
+@pytest.mark.parametrize("variable", [INTERFACE, "PMI_HOSTNAME", "HYDRA_BSTRAP_LOCALHOST"])
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "10.0.0.2", "fe80::1", "b", "B.cluster"])
 def test_hydra_may_know_this_host_by_an_address(variable: str, name: str) -> None:
     assert place(detect(hydra(2, 4, 0, 2, **{variable: name}))) == (1, 0, 2, 4)
