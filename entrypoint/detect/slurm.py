@@ -137,13 +137,16 @@ def task(env: Environment, job: Job) -> Task | None:
     step = read.identifier("SLURM_STEP_ID", "launcher")
     if step >= FIRST_RESERVED_STEP:
         return None
-    # srun sets both to the same. sbatch sets the first anew, and leaves the second as the submitting shell had it.
+    # srun sets both to the same, but for --preserve-env. sbatch sets the first anew, and leaves the second as the
+    # submitting shell had it.
     of_step = env.get("SLURM_STEP_TASKS_PER_NODE")
-    read.agree(
-        env.get("SLURM_TASKS_PER_NODE", of_step) == of_step,
-        "the SLURM_STEP_ variables are left over from a step inside of which this job was submitted",
-        *("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
-    )
+    if env.get("SLURM_TASKS_PER_NODE", of_step) != of_step:
+        raise MusterError(
+            "the SLURM_STEP_ variables are not those of this job: left over from a step inside of which it was "
+            "submitted, or srun was told to keep the job's",
+            seen=read.seen("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
+            fix=f"{FIX_TASK}; without --preserve-env",
+        )
     listed = read.hosts("SLURM_STEP_NODELIST", "hosts")
     members = set(listed)
     in_groups = tuple(host for host in _flat(_groups(Reader(env, FIX_JOB))) if host in members)

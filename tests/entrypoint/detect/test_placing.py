@@ -158,7 +158,7 @@ def test_open_mpi_whose_daemon_is_another_process_is_left_over() -> None:
 
 
 def test_a_step_of_the_job_that_submitted_this_one_is_left_over() -> None:
-    with pytest.raises(MusterError, match="left over from a step inside of which this job was submitted"):
+    with pytest.raises(MusterError, match="left over from a step inside of which it was submitted"):
         detect(changed(SRUN, SLURM_TASKS_PER_NODE="4(x2)"))
 
 

@@ -47,6 +47,13 @@ def test_a_shell_by_ssh_on_a_node_of_a_job_is_told_the_way_in() -> None:
     assert "docker run" in refusal.value.fix
 
 
+def test_a_step_that_keeps_the_jobs_variables_is_told_why_it_is_refused() -> None:
+    """As srun --preserve-env -N2 -n2 gives them in a job of -N2 --ntasks-per-node=2."""
+    with pytest.raises(MusterError, match="SLURM_STEP_ variables") as refusal:
+        detect(step(SLURM_TASKS_PER_NODE="2(x2)"))
+    assert "--preserve-env" in refusal.value.fix
+
+
 @pytest.mark.parametrize(
     ("told", "attempt"),
     [
