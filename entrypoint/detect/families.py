@@ -133,7 +133,8 @@ def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job, tuple[
     """
     # A shell may point to an instance of Flux elsewhere: that alone makes it no job of Flux.
     is_shell_of_flux = candidates[0].name == "flux" and not {"FLUX_JOB_ID", "FLUX_TASK_RANK"} & env.keys()
-    if len(candidates) > 1 and is_shell_of_flux:
+    in_pod = [candidate.name for candidate in candidates] == ["flux", "kubernetes"] and _holds_flux(candidates[1], env)
+    if len(candidates) > 1 and is_shell_of_flux and not in_pod:
         candidates = candidates[1:]
     first, *others = candidates
     if not others:
@@ -160,6 +161,9 @@ def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job, tuple[
 
 def _holds_flux(outer: _Candidate, env: Environment) -> bool:
     """Whether an instance of Flux that this process sees was started in the job `outer`."""
+    # The Flux Operator's pods are those of an indexed Job, which tells no number of pods: Flux does.
+    if outer.name == "kubernetes":
+        return isinstance(outer.found, Job) and outer.found.num_nodes is None
     # FLUX_URI=local:///var/tmp/pbs.27.pbshead/flux-37ohsP/local-0: Flux keeps its sockets in the job's own TMPDIR.
     path = env.get("FLUX_URI", "").removeprefix("local://")
     folder = env.get("TMPDIR", "/tmp").rstrip("/") + "/"

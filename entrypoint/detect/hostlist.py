@@ -65,6 +65,11 @@ def is_name(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*", text) is not None
 
 
+def is_address(text: str) -> bool:
+    """Whether `text` is an address rather than a name."""
+    return ":" in text or re.fullmatch(r"[0-9]+(\.[0-9]+){3}", text) is not None
+
+
 def short(host: str) -> str:
     """`host` without its domain, in lower case; an address as it is."""
     name = host.lower()

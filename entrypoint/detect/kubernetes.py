@@ -8,6 +8,8 @@
 Source: https://github.com/kubeflow/training-operator/blob/master/pkg/controller.v1/pytorch/envvar.go
 Source: https://github.com/volcano-sh/volcano/blob/master/docs/user-guide/how_to_use_svc_plugin.md
 Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
+Source: https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/launch.py (LOCAL_SIZE)
+Source: https://github.com/ray-project/ray/blob/master/python/ray/train/torch/config.py (LOCAL_WORLD_SIZE)
 """
 
 import re
@@ -21,8 +23,9 @@ from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
 VARIABLES = (
-    "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES",
-    "PET_NODE_RANK", "PET_NPROC_PER_NODE", "VC_MASTER_HOSTS", "VC_TASK_INDEX", "VC_WORKER_HOSTS", "VK_TASK_INDEX",
+    "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "PET_MASTER_ADDR",
+    "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_RDZV_ENDPOINT", "VC_MASTER_HOSTS",
+    "VC_TASK_INDEX", "VC_WORKER_HOSTS", "VK_TASK_INDEX",
 )  # fmt: skip
 
 PREFIXES = ("PET_", "VC_", "VK_")
@@ -70,7 +73,8 @@ def _pod(env: Environment) -> Task | None:
     """Which of the job's pods this is; None where it is alone, or where nothing tells how many there are."""
     if any(_HOSTS_OF_VOLCANO.fullmatch(name) for name in env):
         return _of_volcano(Reader(env, FIX))
-    if any(name.startswith("PET_") for name in env):
+    # Not any name that begins so: a Service called pet-shop gives all pods PET_SHOP_PORT.
+    if {"PET_MASTER_ADDR", "PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ENDPOINT"} & env.keys():
         return _counted(Reader(env, FIX), "PET_NNODES")
     if "RANK" in env or "WORLD_SIZE" in env:
         return _counted(Reader(env, FIX), "WORLD_SIZE")
@@ -85,15 +89,26 @@ def _task(rank: int, num_pods: int, hosts: tuple[str, ...], of_rank: str, of_num
 
 def _counted(read: Reader, name: str) -> Task:
     env = read.env
-    if ":" in env.get(name, ""):
+    # All that tell this pod's place. Kubeflow Trainer sets several of them, and they agree.
+    places = [place for place in ("PET_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX") if place in env]
+    # 1:3, or a number where elasticPolicy has no minReplicas and maxReplicas.
+    if ":" in env.get(name, "") or ("PET_RDZV_ENDPOINT" in env and not places):
         raise MusterError(
             "an elastic job gives its pods no ranks",
-            seen=read.seen(name),
+            seen=read.seen(name, "PET_RDZV_ENDPOINT"),
             fix="leave elasticPolicy out of the PyTorchJob, with a fixed number of replicas",
         )
+    # Of DeepSpeed or Ray, whose ranks count processes: those in a pod would be taken for pods.
+    others = {"LOCAL_RANK": "0", "LOCAL_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    if any(env.get(other, of_pod) != of_pod for other, of_pod in others.items()):
+        raise MusterError(
+            "a launcher inside this pod has started this process as one of several",
+            seen=read.seen("RANK", "WORLD_SIZE", *others),
+            fix="start the command once in each pod, without that launcher: it starts a process for each GPU itself; "
+            f"or unset {' '.join(other for other in others if other in env)}, if left over",
+        )
     num_pods = read.number(name)
-    # All that tell this pod's place. Kubeflow Trainer sets several of them, and they agree.
-    ranks = {place: read.number(place) for place in ("PET_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX") if place in env}
+    ranks = {place: read.number(place) for place in places}
     shown = (name, "WORLD_SIZE", "PET_NPROC_PER_NODE", *ranks)
     place, rank = next(iter(ranks.items()), ("", num_pods))
     is_one = len(set(ranks.values())) == 1 and rank < num_pods
@@ -130,10 +145,11 @@ def _indexed_names(env: Environment, rank: int, num_pods: int) -> tuple[tuple[st
 
 def _of_volcano(read: Reader) -> Task:
     env = read.env
-    # The task called master goes first: its index 0 is where Volcano's PyTorch plugin puts MASTER_ADDR.
+    # The master's task goes first, whatever its name: its index 0 is where Volcano's PyTorch plugin puts MASTER_ADDR.
+    master = env.get("MASTER_ADDR", "")
     names = sorted(
         (name for name in env if _HOSTS_OF_VOLCANO.fullmatch(name)),
-        key=lambda name: (name != "VC_MASTER_HOSTS", name),
+        key=lambda name: (env[name].partition(",")[0] != master, name != "VC_MASTER_HOSTS", name),
     )
     by_task = [read.hosts(name) for name in names]
     hosts = tuple(host for task in by_task for host in task)

@@ -52,14 +52,16 @@ OPENMPI = Names(
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
 )
 HYDRA = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+HYDRA_HOSTS = ("MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "PMI_HOSTNAME", "HYDRA_BSTRAP_LOCALHOST")
+"""What Hydra calls the host of a process: MPICH 4.0, MPICH 5.0, Intel MPI 2021."""
 MVAPICH = Names("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
 VARIABLES = (
-    *OPENMPI, *HYDRA, *MVAPICH, "MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "OMPI_COMM_WORLD_NODE_RANK",
+    *OPENMPI, *HYDRA, *HYDRA_HOSTS, *MVAPICH, "MPT_MPI_RANK", "OMPI_COMM_WORLD_NODE_RANK",
     "OMPI_MCA_orte_ess_num_procs", "OMPI_MCA_orte_num_nodes", "PMIX_DSTORE_21_BASE_PATH", "PMIX_HOSTNAME",
     "PMIX_NAMESPACE", "PMIX_RANK",
 )  # fmt: skip
 
-PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "MPIR_", "MPIEXEC_", "HYDRA_", "HYDI_", "I_MPI_", "MV2_")
+PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "MPIR_", "MPIEXEC_", "MPT_", "HYDRA_", "HYDI_", "I_MPI_", "MV2_")
 # mpirun.openmpi, mpiexec.hydra: several are often installed side by side.
 PARENT = re.compile(r"^(hydra_pmi_proxy|mpiexec|mpirun|orted|orterun|prted|prterun)(\.|$)")
 
@@ -137,7 +139,7 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
             seen=read.seen(*present),
             fix=f"unset {' '.join(present)} if it is left over from another job; else {FIX_HYDRA}",
         )
-    elsewhere = _made_elsewhere(env, "MPIR_CVAR_CH3_INTERFACE_HOSTNAME")
+    elsewhere = next(filter(None, (_made_elsewhere(env, name) for name in HYDRA_HOSTS)), None)
     return elsewhere or by_rank("hydra", HYDRA, read, job)
 
 
@@ -159,6 +161,15 @@ def _made_elsewhere(env: Environment, name: str) -> Rejected | None:
     """The answer where the launcher's variable `name` says that this is another host's process."""
     host = env.get(name, "")
     if not env.host or not hostlist.is_name(host) or hostlist.short(host) == hostlist.short(env.host):
+        return None
+    # Hydra has it from its user: mpiexec -hosts localhost, 10.0.0.2, node02-ib. A recording can't tell whose these are.
+    if env.is_live:
+        # Here and not above: names that differ are rare.
+        from muster.entrypoint.rendezvous import network
+
+        if network.is_own(host):
+            return None
+    elif host == "localhost" or hostlist.is_address(host):
         return None
     return Rejected(f"{name}={host}, but this host is {env.host}")
 

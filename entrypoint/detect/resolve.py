@@ -132,8 +132,8 @@ def _alone(env: Environment, options: LaunchOptions, job: Job, command: Sequence
     hosts = job.hosts or ((env.host,) if env.host else ())
     fix = f"by its launcher: {job.launch_line(command)}"
     own = Reader(env, fix).own_index(job.hosts, job.sources["hosts"]) if is_one_node else None
+    _check_leftovers(env, options, job)
     if job is NO_SCHEDULER:
-        _check_leftovers(env, options)
         sources |= {"num_nodes": "one machine", "hosts": "this host's name"}
     elif own is not None and len(hosts) > 1:
         hosts = (hosts[own],)
@@ -204,10 +204,20 @@ def _check_single(task: Task, command: Sequence[str]) -> None:
         )
 
 
-def _check_leftovers(env: Environment, options: LaunchOptions) -> None:
-    """Refuses a process without a scheduler or a launcher whose variables speak of several."""
-    places = [name for name in ("WORLD_SIZE", "PET_NNODES") if env.get(name, "1") != "1"]
-    places += [name for name in env if re.fullmatch(r"JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX", name)]
+def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None:
+    """Refuses a process that no launcher known here has started, and whose variables speak of several.
+
+    HPE's mpiexec_mpt tells its processes a rank, and neither their number nor their hosts; PRRTE's prterun tells PMIx
+    alone. A scheduler's job may have all but the first of these from the shell that it was submitted in.
+
+    Source: https://github.com/radical-cybertools/radical.pilot (agent/launch_method/mpirun.py: MPT_MPI_RANK)
+    Source: https://docs.openpmix.org/en/latest/ (PMIX_RANK)
+    """
+    places = ["MPT_MPI_RANK"] if "MPT_MPI_RANK" in env else []
+    if job is NO_SCHEDULER:
+        places += [name for name in ("WORLD_SIZE", "PET_NNODES") if env.get(name, "1") != "1"]
+        others = r"PMIX_RANK|JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX"
+        places += [name for name in env if re.fullmatch(others, name)]
     if places and options.num_nodes != 1:
         raise MusterError(
             "these variables speak of several processes, but nothing tells who started this one",

@@ -9,6 +9,7 @@ step may have fewer nodes and tasks.
 
 Source: https://slurm.schedmd.com/sbatch.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
 Source: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
+Source: https://github.com/ParaStation/psmgmt/blob/master/plugins/psslurm/src/psslurm/psslurmenv.c
 """
 
 import re
@@ -24,7 +25,8 @@ MAX_HET_GROUPS = 128
 
 VARIABLES = (
     "SLURM_CPUS_ON_NODE", "SLURM_DISTRIBUTION", "SLURM_GPUS_ON_NODE", "SLURM_GTIDS", "SLURM_HET_SIZE", "SLURM_JOBID",
-    "SLURM_JOB_END_TIME", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_START_TIME",
+    "SLURM_JOB_END_TIME", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_RESTART_COUNT",
+    "SLURM_JOB_START_TIME",
     "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NODELIST", "SLURM_PROCID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID",
     "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
     "SLURM_TASKS_PER_NODE", "SLURM_TASK_PID", "SLURMD_NODENAME",
@@ -60,7 +62,17 @@ def job(env: Environment) -> Job | None:
         return None
     read = Reader(env, FIX_JOB)
     read.sources["attempt"] = "no SLURM_RESTART_COUNT: the first run"
+    # slurmd's, which is unset on the first run; ParaStation stands in slurmd's place at JSC, and has the other name.
+    restarts = read.optional("SLURM_RESTART_COUNT", "attempt") or read.optional("SLURM_JOB_RESTART_COUNT", "attempt")
     job_id = read.identifier("SLURM_JOB_ID", "job_id")
+    # A container may have been given this one alone. Elsewhere it is ssh's way into a job, by pam_slurm_adopt.
+    # Source: https://github.com/SchedMD/slurm/blob/master/contribs/pam_slurm_adopt/pam_slurm_adopt.c
+    if env.engine is None and [name for name in env if name.startswith("SLURM")] == ["SLURM_JOB_ID"]:
+        raise MusterError(
+            "this shell came into the job by ssh, which tells nothing of it but its number",
+            seen=f"SLURM_JOB_ID={job_id} alone",
+            fix=f"in place of ssh: srun --jobid={job_id} --overlap --nodes=N --ntasks=N --ntasks-per-node=1 train ddp",
+        )
     groups = _groups(read)
     hosts = _flat(groups)
     if not groups:
@@ -77,7 +89,7 @@ def job(env: Environment) -> Job | None:
     return Job(
         scheduler="slurm",
         job_id=str(job_id),
-        attempt=read.optional("SLURM_RESTART_COUNT", "attempt") or 0,  # unset on the first run
+        attempt=restarts or 0,
         hosts=hosts,
         num_nodes=len(hosts),
         gpus_on_node=read.optional("SLURM_GPUS_ON_NODE"),
@@ -125,13 +137,16 @@ def task(env: Environment, job: Job) -> Task | None:
     step = read.identifier("SLURM_STEP_ID", "launcher")
     if step >= FIRST_RESERVED_STEP:
         return None
-    # srun sets both to the same. sbatch sets the first anew, and leaves the second as the submitting shell had it.
+    # srun sets both to the same, but for --preserve-env. sbatch sets the first anew, and leaves the second as the
+    # submitting shell had it.
     of_step = env.get("SLURM_STEP_TASKS_PER_NODE")
-    read.agree(
-        env.get("SLURM_TASKS_PER_NODE", of_step) == of_step,
-        "the SLURM_STEP_ variables are left over from a step inside of which this job was submitted",
-        *("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
-    )
+    if env.get("SLURM_TASKS_PER_NODE", of_step) != of_step:
+        raise MusterError(
+            "the SLURM_STEP_ variables are not those of this job: left over from a step inside of which it was "
+            "submitted, or srun was told to keep the job's",
+            seen=read.seen("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
+            fix=f"{FIX_TASK}; without --preserve-env",
+        )
     listed = read.hosts("SLURM_STEP_NODELIST", "hosts")
     members = set(listed)
     in_groups = tuple(host for host in _flat(_groups(Reader(env, FIX_JOB))) if host in members)

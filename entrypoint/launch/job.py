@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.launch.program import Additions, Program
 from muster.errors import ATTEMPT, MAX_REQUEUES, whole_number
@@ -56,8 +57,8 @@ def _times(env: Mapping[str, str], allocation: Allocation) -> dict[str, str]:
     start, limit_s = allocation.start_time, None
     if start is not None and allocation.end_time is not None:
         limit_s = allocation.end_time - start
-        grace = env.get(GRACE, "")
-        if not grace.isdecimal() or limit_s > int(grace) + 60:
+        grace_s = hostlist.whole_number(env.get(GRACE, ""))
+        if grace_s is None or limit_s > grace_s + 60:
             return {}
     else:
         # 7200, 75.2, 2:0:0, 1-00:00:00; LSF: 120.0/hostA, in minutes

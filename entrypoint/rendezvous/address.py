@@ -12,7 +12,7 @@ import psutil
 
 from muster.entrypoint.detect import mpi
 from muster.entrypoint.detect.allocation import Allocation
-from muster.entrypoint.detect.hostlist import MAX_ID, whole_number
+from muster.entrypoint.detect.hostlist import MAX_ID, is_address, whole_number
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import network
@@ -256,7 +256,7 @@ def _setter(allocation: Allocation) -> str:
 
 def with_suffix(host: str, suffix: str) -> str:
     """The name under which a site's fabric knows `host`: jwb0001.juwels -> jwb0001i.juwels for the suffix i."""
-    if ":" in host or re.fullmatch(r"[0-9]+(\.[0-9]+){3}", host):  # an address, and no name
+    if is_address(host):
         return host
     first, dot, rest = host.partition(".")
     return f"{first}{suffix}{dot}{rest}"

@@ -58,6 +58,16 @@ def resolve(host: str, seen: str) -> str:
     )
 
 
+def is_own(host: str) -> bool:
+    """Whether `host`, a name or an address, leads to this host itself."""
+    try:
+        address = resolve(host, host)
+    except MusterError:
+        return False
+    entries = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
+    return is_loopback(address) or address in {entry.address.partition("%")[0] for entry in entries}
+
+
 def interface_towards(address: str) -> str | None:
     """The network interface whose address this host would use as its own towards `address`; None if there is none."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

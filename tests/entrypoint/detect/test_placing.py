@@ -1,5 +1,6 @@
 """Launchers: orders of ranks, uneven nodes, launchers inside of others, devices of another node."""
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -125,13 +126,39 @@ def test_open_mpi_made_for_another_host_loses_to_tasks_that_srun_started() -> No
     assert "openmpi: PMIX_HOSTNAME=login1, but this host is node02" in found.rejected
 
 
+@pytest.mark.parametrize("variable", [INTERFACE, "PMI_HOSTNAME", "HYDRA_BSTRAP_LOCALHOST"])
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "10.0.0.2", "fe80::1", "b", "B.cluster"])
+def test_hydra_may_know_this_host_by_an_address(variable: str, name: str) -> None:
+    assert place(detect(hydra(2, 4, 0, 2, **{variable: name}))) == (1, 0, 2, 4)
+    with pytest.raises(MusterError, match="made for another process"):
+        detect(hydra(2, 4, 0, 2, **{variable: "login1"}))
+
+
+def test_hydra_may_know_this_host_by_a_second_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"b-ib": "127.0.1.1", "a-ib": "192.0.2.7"}
+
+    def resolve(host: str, *_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        if host not in known:
+            raise OSError("Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (known[host], 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    for name in ("b-ib", "a-ib", "no-such"):
+        env = replace(hydra(2, 4, 0, 2, **{INTERFACE: name}), is_live=True)
+        if name == "b-ib":
+            assert place(detect(env)) == (1, 0, 2, 4)
+        else:
+            with pytest.raises(MusterError, match="made for another process"):
+                detect(env)
+
+
 def test_open_mpi_whose_daemon_is_another_process_is_left_over() -> None:
     with pytest.raises(MusterError, match="did not start its daemon"):
         detect(changed(OMPI_IN_SLURM, SLURM_TASK_PID="999"))
 
 
 def test_a_step_of_the_job_that_submitted_this_one_is_left_over() -> None:
-    with pytest.raises(MusterError, match="left over from a step inside of which this job was submitted"):
+    with pytest.raises(MusterError, match="left over from a step inside of which it was submitted"):
         detect(changed(SRUN, SLURM_TASKS_PER_NODE="4(x2)"))
 
 

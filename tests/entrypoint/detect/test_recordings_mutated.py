@@ -43,6 +43,7 @@ SOLE_WITNESSES = {
     # The one variable that makes it what it is.
     "indexed_job": {"JOB_COMPLETION_INDEX"},
     "flux_instance": {"FLUX_URI"},
+    "flux_operator_shell": {"FLUX_URI", "JOB_COMPLETION_INDEX"},
     "arbitrary": {"SLURM_DISTRIBUTION"},
 }
 
@@ -120,8 +121,11 @@ DONORS = {
     "kubernetes": ("documented", "kubeflow_pytorchjob.mnist-worker-1.2"),
 }
 # Where nothing tells of a job, a whole family's variables can't be told from the real ones. Nor can those of jsrun in
-# a job of LSF whose hosts and slots they fit.
-WITHOUT_EVIDENCE = ("pod_alone", "flux_instance", "flux_in_pbs_instance-script", "lsf_blaunch_slots")
+# a job of LSF whose hosts and slots they fit, nor those of Flux in an indexed Job, as the Flux Operator's pods are.
+WITHOUT_EVIDENCE = (
+    "pod_alone", "flux_instance", "flux_operator_shell", "flux_in_pbs_instance-script", "indexed_job",
+    "lsf_blaunch_slots",
+)  # fmt: skip
 # Flux's recordings come with the PBS around them; a container's service variables are no part of a job.
 ONLY = {"flux": re.compile("FLUX_"), "pals": re.compile("PALS_|PMI_")}
 

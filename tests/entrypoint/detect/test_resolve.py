@@ -156,6 +156,17 @@ def test_ranks_that_nobody_set_are_refused_rather_than_forgotten() -> None:
     )
 
 
+def test_processes_of_launchers_that_tell_a_rank_only_do_not_train_alone_each() -> None:
+    of_prterun = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-node01-10332@1", "PMIX_HOSTNAME": "node01"}
+    for env in (Environment(of_prterun, host="node01"), changed(PBS, MPT_MPI_RANK="1")):
+        with pytest.raises(MusterError, match="nothing tells who started this one") as refusal:
+            detect(env)
+        assert "_RANK=1" in refusal.value.seen
+        assert detect(env, LaunchOptions(nnodes="1")).num_nodes == 1
+    # A job submitted from a shell that srun has started by PMIx.
+    assert detect(changed(PBS, **of_prterun)).num_nodes == 1
+
+
 def test_a_login_node_is_not_the_one_node_of_a_job_of_lsf() -> None:
     of_job = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "node01 4"}
     assert detect(Environment(of_job, host="node01.cluster")).num_nodes == 1
@@ -262,6 +273,52 @@ def test_a_pod_whose_name_volcano_does_not_list_is_told_by_its_index_where_there
     of_two_lists = recording.load(FOLDERS / "documented" / "volcano_pytorch.job-worker-0.1.env")
     with pytest.raises(MusterError, match="disagree on which pod"):
         detect(replace(of_two_lists, host="other"))
+
+
+def test_a_service_that_happens_to_be_called_pet_makes_no_job() -> None:
+    """Kubernetes tells all pods the addresses of the services there, in variables by their names."""
+    service = {"PET_CLINIC_SERVICE_HOST": "10.96.7.7", "PET_CLINIC_PORT": "tcp://10.96.7.7:80"}
+    alone = recording.load(FOLDERS / "documented" / "pod_alone.notebook-0.x.env")
+    assert detect(changed(alone, **service)).scheduler == "local"
+    old = recording.load(FOLDERS / "documented" / "kubeflow_pytorchjob_old.mnist-worker-0.1.env")
+    assert (detect(changed(old, **service)).node_rank, detect(changed(old, **service)).num_nodes) == (1, 3)
+
+
+def test_volcanos_tasks_may_have_any_names() -> None:
+    """Its plugin is told them: pytorch: ["--master=leader", "--worker=follower"]."""
+    for name, rank in (("master-0.0", 0), ("worker-0.1", 1), ("worker-1.2", 2)):
+        pod = recording.load(FOLDERS / "documented" / f"volcano_pytorch.job-{name}.env")
+        renamed = {"MASTER": "LEADER", "WORKER": "FOLLOWER"}
+        variables = {key: value for key, value in pod.items() if not key.startswith(("VC_MASTER", "VC_WORKER"))}
+        for old, new in renamed.items():
+            hosts = pod[f"VC_{old}_HOSTS"].replace(old.lower(), new.lower())
+            variables |= {f"VC_{new}_HOSTS": hosts, "MASTER_ADDR": "job-leader-0.job"}
+        assert pod.host
+        host = pod.host.replace("master", "leader").replace("worker", "follower")
+        found = detect(replace(pod, variables=variables, host=host))
+        assert (found.node_rank, found.hosts[0]) == (rank, "job-leader-0.job")
+
+
+def test_an_elastic_job_without_a_range_gives_its_pods_no_ranks_either() -> None:
+    elastic = recording.load(FOLDERS / "documented" / "kubeflow_elastic.mnist-worker-0.0.env")
+    with pytest.raises(MusterError, match="an elastic job gives its pods no ranks"):
+        detect(changed(elastic, PET_NNODES="3"))
+
+
+@pytest.mark.parametrize("pod", ["pod_alone.notebook-0.x", "kubeflow_pytorchjob_old.mnist-worker-0.1"])
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+@pytest.mark.parametrize("size", ["LOCAL_SIZE", "LOCAL_WORLD_SIZE"])
+def test_ranks_of_a_launcher_inside_a_pod_are_no_pods(pod: str, local_rank: str, size: str) -> None:
+    """DeepSpeed's launcher sets LOCAL_SIZE, Ray Train LOCAL_WORLD_SIZE."""
+    env = recording.load(FOLDERS / "documented" / f"{pod}.env")
+    told = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": local_rank, size: "3"}
+    with pytest.raises(MusterError, match="a launcher inside this pod"):
+        detect(changed(env, **told))
+
+
+def test_one_process_a_pod_may_have_a_local_rank() -> None:
+    old = recording.load(FOLDERS / "documented" / "kubeflow_pytorchjob_old.mnist-worker-0.1.env")
+    assert detect(changed(old, LOCAL_RANK="0")).num_nodes == 3
 
 
 TWO_NODES = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_script.env")

@@ -37,6 +37,38 @@ def test_a_host_name_that_slurm_does_not_know_is_no_error() -> None:
     assert detect(step(host="node02-ib0")).node_rank == 1
 
 
+def test_a_shell_by_ssh_on_a_node_of_a_job_is_told_the_way_in() -> None:
+    """By pam_slurm_adopt it has the job's id, and nothing else."""
+    with pytest.raises(MusterError, match="came into the job by ssh") as refusal:
+        detect(Environment({"SLURM_JOB_ID": "9", "HOME": "/root"}, host="node01"))
+    assert "srun --jobid=9 --overlap" in refusal.value.fix
+    with pytest.raises(MusterError, match="SLURM_JOB_NODELIST is missing") as refusal:
+        detect(Environment({"SLURM_JOB_ID": "9"}, host="node01", engine="docker"))
+    assert "docker run" in refusal.value.fix
+
+
+def test_a_step_that_keeps_the_jobs_variables_is_told_why_it_is_refused() -> None:
+    """As srun --preserve-env -N2 -n2 gives them in a job of -N2 --ntasks-per-node=2."""
+    with pytest.raises(MusterError, match="SLURM_STEP_ variables") as refusal:
+        detect(step(SLURM_TASKS_PER_NODE="2(x2)"))
+    assert "--preserve-env" in refusal.value.fix
+
+
+@pytest.mark.parametrize(
+    ("told", "attempt"),
+    [
+        ({}, 0),
+        ({"SLURM_RESTART_COUNT": "2"}, 2),
+        ({"SLURM_JOB_RESTART_COUNT": "0"}, 0),
+        ({"SLURM_JOB_RESTART_COUNT": "2"}, 2),
+    ],
+)
+def test_restarts_are_counted_by_slurmd_and_by_parastation(told: dict[str, str], attempt: int) -> None:
+    found = detect(step(**told))
+    assert found.attempt == attempt
+    assert not attempt or found.sources["attempt"].endswith("RESTART_COUNT=2")
+
+
 def test_cyclic_ranks_are_not_computed_from_the_node() -> None:
     env = recording.load(FOLDER / "c_srun_N2_2per.node02.2.env")
     cyclic = Environment({**env, "SLURM_PROCID": "1", "SLURM_GTIDS": "1,3"}, host="node02")

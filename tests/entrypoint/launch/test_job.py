@@ -98,6 +98,15 @@ def test_other_programs_get_no_words_of_ours() -> None:
 
 
 @pytest.mark.parametrize(
+    ("grace", "counts"), [("3600", True), ("300", False), ("", False), ("soon", False), ("9" * 5000, False)]
+)
+def test_a_job_hardly_longer_than_its_warning_counts_the_time_itself(grace: str, counts: bool) -> None:
+    times = {"SLURM_JOB_START_TIME": "1800000000", "SLURM_JOB_END_TIME": "1800003600"}
+    variables = planned(recorded(SLURM, MUSTER_GRACE_S=grace, **times)).additions.variables
+    assert variables.get("MUSTER_JOB_END_TIME") == ("1800003600" if counts else None)
+
+
+@pytest.mark.parametrize(
     ("scheduler", "told", "limit_s"),
     [
         ("pbs", "02:00:00", 7200),
