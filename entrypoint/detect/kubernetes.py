@@ -8,6 +8,7 @@
 Source: https://github.com/kubeflow/training-operator/blob/master/pkg/controller.v1/pytorch/envvar.go
 Source: https://github.com/volcano-sh/volcano/blob/master/docs/user-guide/how_to_use_svc_plugin.md
 Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
+Source: https://lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables/
 Source: https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/launch.py (LOCAL_SIZE)
 Source: https://github.com/ray-project/ray/blob/master/python/ray/train/torch/config.py (LOCAL_WORLD_SIZE)
 """
@@ -23,12 +24,12 @@ from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
 VARIABLES = (
-    "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "PET_MASTER_ADDR",
-    "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_RDZV_ENDPOINT", "VC_MASTER_HOSTS",
-    "VC_TASK_INDEX", "VC_WORKER_HOSTS", "VK_TASK_INDEX",
+    "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "LWS_GROUP_SIZE",
+    "LWS_WORKER_INDEX", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE",
+    "PET_RDZV_ENDPOINT", "VC_MASTER_HOSTS", "VC_TASK_INDEX", "VC_WORKER_HOSTS", "VK_TASK_INDEX",
 )  # fmt: skip
 
-PREFIXES = ("PET_", "VC_", "VK_")
+PREFIXES = ("LWS_", "PET_", "VC_", "VK_")
 
 FIX = "on each pod: train ddp --nnodes PODS --node-rank INDEX --master-addr HOST"
 
@@ -42,11 +43,12 @@ def job(env: Environment) -> Job | None:
         return None
     pod = _pod(env)
     if pod is None:
-        # One of these alone tells of several pods, and not of how many.
-        index = Reader(env, FIX).seen("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX")
-        if not index:
+        # One of these alone tells of several pods. The last is a LeaderWorkerSet's.
+        places = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "LWS_WORKER_INDEX")
+        index = Reader(env, FIX).seen(*places)
+        if not index or env.get("LWS_GROUP_SIZE") == "1":
             return None
-        num_source, hosts, host_source = f"{index}, and no number of pods", (), _NO_NAMES
+        num_source, hosts, host_source = f"{index}: one of several pods", (), _NO_NAMES
     else:
         num_source, hosts, host_source = pod.sources["num_nodes"], pod.hosts, pod.sources["hosts"]
     problem = MusterError("nothing tells the names of the job's pods", seen=num_source, fix=FIX)

@@ -275,7 +275,10 @@ def _port(allocation: Allocation, env: Environment, options: LaunchOptions) -> t
     if allocation.num_nodes == 1 and allocation.mode != "worker":
         return None, "picked at the start"
     if allocation.job_id is None:
-        if allocation.launcher == "manual" or options.master_addr or env.get("MASTER_ADDR", env.get("PET_MASTER_ADDR")):
+        # A pod has all ports to itself: where a list names the first one, the others need no folder that they share.
+        is_listed_pod = allocation.launcher == "kubernetes" and bool(allocation.hosts)
+        is_told = options.master_addr or env.get("MASTER_ADDR", env.get("PET_MASTER_ADDR"))
+        if allocation.launcher == "manual" or is_listed_pod or is_told:
             return FIRST_PORT, "the default without a job id"
         return None, f"a file in --rendezvous-dir={options.rendezvous_dir}"
     return (

@@ -299,6 +299,15 @@ def test_volcanos_tasks_may_have_any_names() -> None:
         assert (found.node_rank, found.hosts[0]) == (rank, "job-leader-0.job")
 
 
+def test_the_pods_of_a_leaderworkerset_do_not_train_alone_each() -> None:
+    alone = recording.load(FOLDERS / "documented" / "pod_alone.notebook-0.x.env")
+    told = {"LWS_LEADER_ADDRESS": "lws-0.lws.default", "LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"}
+    with pytest.raises(MusterError, match="how many nodes this job of kubernetes has can't be told") as refusal:
+        detect(changed(alone, **told))
+    assert "--node-rank INDEX" in refusal.value.fix
+    assert detect(changed(alone, **told | {"LWS_GROUP_SIZE": "1", "LWS_WORKER_INDEX": "0"})).num_nodes == 1
+
+
 def test_an_elastic_job_without_a_range_gives_its_pods_no_ranks_either() -> None:
     elastic = recording.load(FOLDERS / "documented" / "kubeflow_elastic.mnist-worker-0.0.env")
     with pytest.raises(MusterError, match="an elastic job gives its pods no ranks"):

@@ -129,6 +129,18 @@ def test_the_master_of_several_nodes_has_an_address_towards_the_next_one(monkeyp
     assert towards == [("10.0.0.1", "10.0.0.2")] * 2
 
 
+def test_pods_that_a_list_names_need_no_shared_folder() -> None:
+    """Volcano's, without its PyTorch plugin: no MASTER_ADDR and no MASTER_PORT."""
+    meetings = []
+    for pod in (0, 1):
+        env = recording.load(FOLDERS / "documented" / f"volcano_workers.job-worker-{pod}.{pod}.env")
+        allocation = detect(env)
+        meetings.append(rendezvous.meet(allocation, env, LaunchOptions()))
+        assert not rendezvous.is_open(meetings[-1], allocation)
+    assert {meeting.master_addr for meeting in meetings} == {"job-worker-0.job"}
+    assert len({meeting.master_port for meeting in meetings}) == 1
+
+
 def test_attempts_and_steps_of_a_job_have_ports_of_their_own() -> None:
     ports = {rendezvous.port_of("4711", attempt, step) for attempt in range(20) for step in range(20)}
     assert len(ports) == 400
