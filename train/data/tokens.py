@@ -19,7 +19,9 @@ TYPES = {".bin": "<u2", ".u16": "<u2", ".uint16": "<u2", ".u32": "<u4", ".uint32
 
 NUM_BYTES = 256
 RUN_FILES = ("checkpoints", "metrics.jsonl", "summary.json")
-FIX = "give a larger --vocab-size, or see that the file holds what its name says: " + ", ".join([*TYPES, ".npy"])
+HOLDS = "see that the file holds what its name says: " + ", ".join([*TYPES, ".npy"])
+FIX = f"give a larger --vocab-size, or {HOLDS}"
+FIX_FILE = f"save the numbers as np.uint16 or np.uint32, or {HOLDS}"
 
 
 class Tokens(Samples):
@@ -145,7 +147,7 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray]:
         fix = "--data=tokens:PATH that this user may read, on every node; in a container, see that it is bound into it"
         raise MusterError(f"the tokens can't be read: {error.strerror}", seen=f"{seen} ({path})", fix=fix) from error
     except ValueError as error:
-        raise MusterError(f"the tokens can't be read: {error}", seen=f"{seen} ({path})", fix=FIX) from error
+        raise MusterError(f"the tokens can't be read: {error}", seen=f"{seen} ({path})", fix=FIX_FILE) from error
     if len(train) <= seq_len or len(valid) < 2:
         raise MusterError(
             f"{len(train)} tokens train and {len(valid)} validate: not one sequence of {seq_len}, and the token after",

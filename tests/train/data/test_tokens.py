@@ -71,10 +71,12 @@ tokens.count_tokens = told
 def test_arrays_of_numpy(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(100, dtype=np.uint16))
     assert data.open_source(options(tmp_path / "a.npy")).num_classes == 100
-    for bad in (np.zeros((3, 4), np.uint16), np.zeros(4), np.array([{"a": 1}], dtype=object)):
+    for bad in (np.zeros((3, 4), np.uint16), np.zeros(4), np.arange(9), np.array([{"a": 1}], dtype=object)):
         np.save(tmp_path / "b.npy", bad, allow_pickle=True)
-        with pytest.raises(MusterError, match="can't be read"):
+        with pytest.raises(MusterError, match="can't be read") as raised:
             data.open_source(options(tmp_path / "b.npy"))
+        assert "np.uint16" in raised.value.fix
+        assert "--vocab-size" not in raised.value.fix
 
 
 def test_a_folder_with_two_halves(tmp_path):
