@@ -31,10 +31,14 @@ class Tokens(Samples):
         tokens_N: unsigned numbers, in memory or mapped from a file.
         keep_rest: whether the last few tokens, which fill no sequence, are one too; it is filled up with targets that
             don't count.
+        first: where `tokens_N` begins in what has this `name`.
     """
 
-    def __init__(self, name: str, tokens_N: np.ndarray, seq_len: int, num_tokens: int, *, keep_rest: bool) -> None:
+    def __init__(
+        self, name: str, tokens_N: np.ndarray, seq_len: int, num_tokens: int, *, keep_rest: bool, first: int = 0
+    ) -> None:
         self.name = name
+        self.first = first
         self.tokens = tokens_N
         self.seq_len = seq_len
         self.num_tokens = num_tokens
@@ -48,7 +52,7 @@ class Tokens(Samples):
         start = index * self.seq_len
         text = self.tokens[start : start + self.seq_len + 1]
         if text.max() >= self.num_tokens:  # before they are signed numbers
-            place = start + int((text >= self.num_tokens).argmax())
+            place = self.first + start + int((text >= self.num_tokens).argmax())
             raise BadSample(f"{self.name}, place {place}", f"token {text.max()} is none of {self.num_tokens}")
         text = text.astype(np.int64)
         inputs, targets = np.zeros(self.seq_len, np.int64), np.full(self.seq_len, IGNORED)
@@ -161,9 +165,12 @@ def open_source(options: Options, num_tokens: int) -> Source:
     """The tokens of which there are `num_tokens` different ones, as `scan` says."""
     seq_len, folder = options.seq_len or shape_of(options.model).context, options.data.partition(":")[2]
     train, valid = open_parts(options)
+    pair = halves(Path(os.path.expanduser(folder)))
+    names, first = (map(str, pair), 0) if pair else ((folder, folder), len(train))
+    train_name, valid_name = names
     return Source(
-        train=Tokens(folder, train, seq_len, num_tokens, keep_rest=False),
-        valid=Tokens(folder, valid, seq_len, num_tokens, keep_rest=True),
+        train=Tokens(train_name, train, seq_len, num_tokens, keep_rest=False),
+        valid=Tokens(valid_name, valid, seq_len, num_tokens, keep_rest=True, first=first),
         num_classes=num_tokens,
         size=seq_len,
         unit="tokens",

@@ -142,6 +142,20 @@ def test_a_token_beyond_the_vocabulary_is_named(tmp_path, num_workers, token):
     assert "--vocab-size" in raised.value.fix
 
 
+def test_a_token_that_validates_is_named_by_its_place_in_the_file(tmp_path):
+    beyond = [*range(50), *range(45), 777, *range(4)]
+    write(tmp_path / "train.bin", range(50), "<u2")
+    for path, name, place in (
+        (write(tmp_path / "a.bin", beyond, "<u2"), "a.bin", 95),
+        (write(tmp_path / "val.bin", beyond, "<u2").parent, "val.bin", 95),
+    ):
+        asked = options(path, vocab_size=60)
+        _, valid = open_batches(data.open_source(asked), asked, World())
+        with pytest.raises(MusterError, match="token 777") as raised:
+            list(valid)
+        assert raised.value.seen == f"{tmp_path / name}, place {place}"
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_each_token_validates_once_and_all_ranks_take_as_many_batches(tmp_path, world_size):
     path = write(tmp_path / "a.txt", list(range(250)), "u1")
