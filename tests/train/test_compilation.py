@@ -6,7 +6,7 @@ import torch
 from muster.config import Options, check
 from muster.errors import MusterError
 from muster.train import compilation
-from muster.train.models import build
+from muster.train.models import build, place
 from muster.train.parallel.strategy import Gradients
 from tests.train.comparing import DIGITS, SPLITS, STEPS, TEXT, apart, losses, trained
 
@@ -55,6 +55,18 @@ def test_compiled_images_train_the_same(train, tmp_path, strategy):
     plain = trained(train, tmp_path, strategy, 2, common, "plain")
     state = trained(compiled(train, WITHOUT_KERNELS), tmp_path, strategy, 2, common, "compiled")
     assert losses(plain, state, ("train_loss",))[0] < NEAR
+
+
+@pytest.mark.parametrize("recompute", [pytest.param("selective", marks=pytest.mark.full), "full"])
+def test_a_layer_that_is_computed_again_can_be_compiled(recompute):
+    asked = Options(model="gpt-tiny", activation_checkpoint=recompute)
+    layer = place(build(asked, 256, 32), torch.device("cpu"), torch.preserve_format, 0).layers["0"]
+    gradients = []
+    for forward in (layer.forward, torch.compile(layer.forward, backend="eager")):
+        x = torch.linspace(-1, 1, 8 * 128).view(1, 8, 128).requires_grad_()
+        forward(x).square().sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
 
 
 def test_graphs_are_not_recorded_over_micro_batches():

@@ -19,7 +19,9 @@ TYPES = {".bin": "<u2", ".u16": "<u2", ".uint16": "<u2", ".u32": "<u4", ".uint32
 
 NUM_BYTES = 256
 RUN_FILES = ("checkpoints", "metrics.jsonl", "summary.json")
-FIX = "give a larger --vocab-size, or see that the file holds what its name says: " + ", ".join([*TYPES, ".npy"])
+HOLDS = "see that the file holds what its name says: " + ", ".join([*TYPES, ".npy"])
+FIX = f"give a larger --vocab-size, or {HOLDS}"
+FIX_FILE = f"save the numbers as np.uint16 or np.uint32, or {HOLDS}"
 
 
 class Tokens(Samples):
@@ -29,10 +31,14 @@ class Tokens(Samples):
         tokens_N: unsigned numbers, in memory or mapped from a file.
         keep_rest: whether the last few tokens, which fill no sequence, are one too; it is filled up with targets that
             don't count.
+        first: where `tokens_N` begins in what has this `name`.
     """
 
-    def __init__(self, name: str, tokens_N: np.ndarray, seq_len: int, num_tokens: int, *, keep_rest: bool) -> None:
+    def __init__(
+        self, name: str, tokens_N: np.ndarray, seq_len: int, num_tokens: int, *, keep_rest: bool, first: int = 0
+    ) -> None:
         self.name = name
+        self.first = first
         self.tokens = tokens_N
         self.seq_len = seq_len
         self.num_tokens = num_tokens
@@ -46,7 +52,7 @@ class Tokens(Samples):
         start = index * self.seq_len
         text = self.tokens[start : start + self.seq_len + 1]
         if text.max() >= self.num_tokens:  # before they are signed numbers
-            place = start + int((text >= self.num_tokens).argmax())
+            place = self.first + start + int((text >= self.num_tokens).argmax())
             raise BadSample(f"{self.name}, place {place}", f"token {text.max()} is none of {self.num_tokens}")
         text = text.astype(np.int64)
         inputs, targets = np.zeros(self.seq_len, np.int64), np.full(self.seq_len, IGNORED)
@@ -145,7 +151,7 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray]:
         fix = "--data=tokens:PATH that this user may read, on every node; in a container, see that it is bound into it"
         raise MusterError(f"the tokens can't be read: {error.strerror}", seen=f"{seen} ({path})", fix=fix) from error
     except ValueError as error:
-        raise MusterError(f"the tokens can't be read: {error}", seen=f"{seen} ({path})", fix=FIX) from error
+        raise MusterError(f"the tokens can't be read: {error}", seen=f"{seen} ({path})", fix=FIX_FILE) from error
     if len(train) <= seq_len or len(valid) < 2:
         raise MusterError(
             f"{len(train)} tokens train and {len(valid)} validate: not one sequence of {seq_len}, and the token after",
@@ -159,9 +165,12 @@ def open_source(options: Options, num_tokens: int) -> Source:
     """The tokens of which there are `num_tokens` different ones, as `scan` says."""
     seq_len, folder = options.seq_len or shape_of(options.model).context, options.data.partition(":")[2]
     train, valid = open_parts(options)
+    pair = halves(Path(os.path.expanduser(folder)))
+    names, first = (map(str, pair), 0) if pair else ((folder, folder), len(train))
+    train_name, valid_name = names
     return Source(
-        train=Tokens(folder, train, seq_len, num_tokens, keep_rest=False),
-        valid=Tokens(folder, valid, seq_len, num_tokens, keep_rest=True),
+        train=Tokens(train_name, train, seq_len, num_tokens, keep_rest=False),
+        valid=Tokens(valid_name, valid, seq_len, num_tokens, keep_rest=True, first=first),
         num_classes=num_tokens,
         size=seq_len,
         unit="tokens",

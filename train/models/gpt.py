@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from muster.config import TRANSFORMERS, check_transformer
 from muster.train.data.sampler import seed_of
@@ -182,8 +182,9 @@ class Layer(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         if self.recompute == "none" or not torch.is_grad_enabled():
             return self.compute(x_BTD)
-        is_selective = self.recompute == "selective"
-        contexts = partial(create_selective_checkpoint_contexts, COSTLY) if is_selective else noop_context_fn
+        if self.recompute == "full":
+            return checkpoint(self.compute, x_BTD, use_reentrant=False)  # torch's compiler takes no default written out
+        contexts = partial(create_selective_checkpoint_contexts, COSTLY)
         return checkpoint(self.compute, x_BTD, use_reentrant=False, context_fn=contexts)
 
 

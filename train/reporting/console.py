@@ -108,6 +108,8 @@ def show(log: TextIO, prefix: str | None) -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         stream.flush()
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # of a path's bytes, or in a locale without the character
         lines = None if prefix is None else Lines(os.dup(stream.fileno()), prefix, stream.encoding)
         replace_stream(name, Tee(stream, log, lines))
 

@@ -71,10 +71,12 @@ tokens.count_tokens = told
 def test_arrays_of_numpy(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(100, dtype=np.uint16))
     assert data.open_source(options(tmp_path / "a.npy")).num_classes == 100
-    for bad in (np.zeros((3, 4), np.uint16), np.zeros(4), np.array([{"a": 1}], dtype=object)):
+    for bad in (np.zeros((3, 4), np.uint16), np.zeros(4), np.arange(9), np.array([{"a": 1}], dtype=object)):
         np.save(tmp_path / "b.npy", bad, allow_pickle=True)
-        with pytest.raises(MusterError, match="can't be read"):
+        with pytest.raises(MusterError, match="can't be read") as raised:
             data.open_source(options(tmp_path / "b.npy"))
+        assert "np.uint16" in raised.value.fix
+        assert "--vocab-size" not in raised.value.fix
 
 
 def test_a_folder_with_two_halves(tmp_path):
@@ -138,6 +140,20 @@ def test_a_token_beyond_the_vocabulary_is_named(tmp_path, num_workers, token):
     train.close()
     assert raised.value.seen == f"{path}, place 50"
     assert "--vocab-size" in raised.value.fix
+
+
+def test_a_token_that_validates_is_named_by_its_place_in_the_file(tmp_path):
+    beyond = [*range(50), *range(45), 777, *range(4)]
+    write(tmp_path / "train.bin", range(50), "<u2")
+    for path, name, place in (
+        (write(tmp_path / "a.bin", beyond, "<u2"), "a.bin", 95),
+        (write(tmp_path / "val.bin", beyond, "<u2").parent, "val.bin", 95),
+    ):
+        asked = options(path, vocab_size=60)
+        _, valid = open_batches(data.open_source(asked), asked, World())
+        with pytest.raises(MusterError, match="token 777") as raised:
+            list(valid)
+        assert raised.value.seen == f"{tmp_path / name}, place {place}"
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

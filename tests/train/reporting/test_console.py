@@ -69,6 +69,13 @@ def test_each_rank_has_a_file_and_the_console_shows_rank_0(train, tmp_path):
 
 
 @pytest.mark.process
+def test_a_name_that_is_no_text_is_no_reason_not_to_train(train, tmp_path):
+    [ended] = train(["single", *SHORT, "--name=a\udcff", f"--runs-dir={tmp_path}"], ok=True)
+    assert r"/a\udcff" in ended.out
+    assert (tmp_path / "a\udcff" / "summary.json").exists()
+
+
+@pytest.mark.process
 def test_all_ranks_on_the_console_each_line_with_host_and_rank(train, tmp_path):
     argv = ["ddp", *SHORT, "--console=all", "--name=run", f"--runs-dir={tmp_path}"]
     ended = train(argv, 2, ok=True, before=TALK)
