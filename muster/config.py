@@ -453,11 +453,6 @@ class Options(
         return is_transformer(self.model)
 
     @property
-    def runs_folder(self) -> Path:
-        """The folder of runs; `~` is the user's home, which no shell makes of it in a file of options, or after `=`."""
-        return Path(os.path.expanduser(self.runs_dir))
-
-    @property
     def pixels(self) -> int:
         """Pixels a side of the images."""
         return self.image_size or (32 if self.data.partition(":")[0] in ("digits", "cifar10") else 224)

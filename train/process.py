@@ -115,7 +115,7 @@ def meet(world: World, strategy: str, options: Options) -> World:
     if options.preflight:
         from muster.check.doctor.run import preflight  # here and not above: most runs do without
 
-        preflight(world, options.device, str(options.runs_folder))
+        preflight(world, options.device, options.runs_dir)
     device = agree(world, lambda: device_for(world, options.device, share_gpus=options.share_gpus))
     world = replace(world, device=device)
     hosts = [host for host, _ in places(world, share_gpus=options.share_gpus)]

@@ -115,7 +115,7 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
 def begun_by(launch: str, options: Options, strategy: str) -> Run | None:
     """The run that this `launch` has begun before it started its ranks again, to continue from its last checkpoint."""
     base = base_of(options, strategy)
-    given = Path(os.path.expanduser(options.resume or ""))
+    given = Path(options.resume or "")
     folders = {given, given.parent.parent, given.parent, base.parent / given} if options.resume else set[Path]()
     for folder in [*([base] if options.name else numbered(base)), *folders]:
         try:
@@ -142,7 +142,7 @@ def latest(folder: Path) -> str:
 
 def base_of(options: Options, strategy: str) -> Path:
     """The run's folder, but for a number after it."""
-    return options.runs_folder / (options.name or default_name(options, strategy))
+    return Path(options.runs_dir) / (options.name or default_name(options, strategy))
 
 
 def choose_folder(options: Options, strategy: str) -> Run:
@@ -191,8 +191,8 @@ def check_name(base: Path) -> None:
 def continue_from(options: Options, base: Path) -> Run:
     """The run that `--resume PATH` continues: a checkpoint's, a run's folder, or a run's name."""
     assert options.resume is not None
-    given = Path(os.path.expanduser(options.resume))
-    source = given if given.exists() else options.runs_folder / options.resume
+    given = Path(options.resume)
+    source = given if given.exists() else Path(options.runs_dir) / options.resume
     if not source.exists():
         raise MusterError(
             "there is nothing of this name to resume",

@@ -90,13 +90,6 @@ def test_resume_a_folder_a_file_a_name(tmp_path):
         choose_run(options(tmp_path, resume="older"), "ddp")
 
 
-def test_a_tilde_is_the_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    folder = with_checkpoint(tmp_path / "runs" / "old", step=4)
-    assert choose_run(Options(runs_dir="~/runs", name="new"), "ddp").folder == tmp_path / "runs" / "new"
-    assert choose_run(Options(resume="~/runs/old"), "ddp").folder == folder
-
-
 def test_a_run_may_be_called_as_a_checkpoint_is(tmp_path):
     folder = with_checkpoint(tmp_path / "runs" / "step-100", step=4)
     for given in (str(folder), "step-100"):
