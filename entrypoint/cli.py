@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from muster import interruption
-from muster.arguments import command, from_argv, normalise, to_argv
+from muster.arguments import command, from_argv, normalise, to_argv, with_homes
 from muster.check.options import BenchOptions, DoctorOptions
 from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, ConfigFile, Options, check_here
 from muster.config import check as check_combination
@@ -243,7 +243,9 @@ def muster() -> None:
         command(_env, LaunchOptions, EnvOptions)
     )
     app.command("version", help="Show what is installed, and the libraries that torch loads.")(_version)
-    _run(app, "muster", sys.argv[1:])
+    argv = sys.argv[1:]
+    # The words after `muster run` are a script's, which may want them as they are.
+    _run(app, "muster", argv if argv[:1] == ["run"] else with_homes(argv), argv)
 
 
 def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunOptions, script: list[str]) -> None:

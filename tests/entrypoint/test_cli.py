@@ -153,6 +153,20 @@ def test_what_a_file_says_is_known_before_torch_is_loaded(command: Run, tmp_path
     assert misspelt[1:] == ("train ddp --epoch=3 --config options.toml", "train ddp --epochs")
 
 
+def test_a_home_is_meant_after_an_equals_sign_and_in_a_file_too(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "options.toml").write_text('[run]\nruns_dir = "~/runs"\n')
+    env = {"HOME": str(tmp_path / "home")}
+    for words in (["--runs-dir=~/runs"], ["--config", "options.toml"]):
+        planned = command("train", "ddp", "--dry-run", *words, env=env, cwd=tmp_path)
+        assert planned.stdout.splitlines()[-1].endswith(f" --runs-dir={tmp_path}/home/runs"), planned.stderr
+    job = command("muster", "job", "slurm", "--image=~/muster.sif", "--", "muster", "run", "x.py", "--to=~/x", env=env)
+    assert f'"${{MUSTER_IMAGE:-{tmp_path}/home/muster.sif}}"' in job.stdout
+    assert "muster run x.py '--to=~/x'" in job.stdout
+    # A script's words are its own.
+    (tmp_path / "x.py").touch()
+    assert command("muster", "run", "--dry-run", "x.py", "--to=~/x", cwd=tmp_path).stdout.endswith("x.py '--to=~/x'\n")
+
+
 def test_a_job_script_may_name_what_is_only_on_its_nodes(command: Run) -> None:
     assert command("muster", "job", "slurm", "--", "train", "tp", "--config=/none/options.toml").returncode == 0
     there = command("muster", "job", "slurm", "--", "train", "ddp", "--data=imagefolder:/none/images")
