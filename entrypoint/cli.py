@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -261,7 +262,8 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
     kind = "module" if how.module else "program" if how.no_python else "script"
     if how.framework != "torch" and kind == "script" and not script[0].endswith(".py"):
         kind = "program"
-    if kind == "script" and not Path(script[0]).is_file():
+    # os.path's answer is no where this user may not look; Path's is an OSError.
+    if kind == "script" and not os.path.isfile(script[0]):
         raise MusterError(
             "there is no such script",
             seen=script[0],
@@ -269,13 +271,24 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
         )
     if kind == "script":
         _check_is_python(script[0])
+    if kind == "program" and shutil.which(script[0]) is None:
+        raise MusterError(
+            "there is no such program, or it can't be run",
+            seen=script[0],
+            fix="the path of an executable file, such as ./PROGRAM; a script of Python: without --no-python, "
+            "or python SCRIPT",
+        )
     program = Program(kind, tuple(script), framework=how.framework, torchrun=torchrun.passed_on())
     start.start(torchrun.decided(options), program, _typed("muster"), is_single=False)
 
 
 def _check_is_python(path: str) -> None:
-    with open(path, "rb") as file:
-        first = file.readline(200)
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(200)
+    except OSError as reason:
+        fix = "a script that this user may read, on every node"
+        raise MusterError(f"the script can't be read: {reason.strerror}", seen=path, fix=fix) from None
     if first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first):
         seen = "a compiled program" if first.startswith(b"\x7fELF") else first.decode(errors="replace").strip()
         fix = f"muster run --no-python {shlex.quote(path)}"

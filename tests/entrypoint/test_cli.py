@@ -1,6 +1,8 @@
 """The commands, as processes: what is printed, how they end, and what they start."""
 
+import errno
 import json
+import os
 import re
 import shlex
 import socket
@@ -192,6 +194,25 @@ def test_a_debug_option_of_the_users_script_is_not_ours(
         cli.muster()
 
 
+def test_a_script_that_this_user_may_not_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.touch(mode=0o000)
+    if os.access(script, os.R_OK):  # root may read all files
+
+        def refuse(*_: object) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied", str(script))
+
+        monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.delenv("MUSTER_DEBUG", raising=False)
+    monkeypatch.setattr(sys, "argv", ["muster", "run", str(script)])
+    with pytest.raises(SystemExit) as ended:
+        cli.muster()
+    assert ended.value.code == 2
+    assert three_lines(capsys.readouterr().err)[0] == "the script can't be read: Permission denied"
+
+
 def test_dry_run_prints_what_a_shell_would_run_and_runs_nothing(command: Run, tmp_path: Path) -> None:
     script = tmp_path / "a b.py"
     script.write_text("open('started', 'w')\n")
@@ -376,7 +397,17 @@ def test_two_nodes_by_hand_on_one_machine(command: Run, hello: Path) -> None:
     assert sorted([*out.splitlines(), *second.stdout.splitlines()]) == [f"rank {i} of 2 found ['0']" for i in (0, 1)]
 
 
-@pytest.mark.parametrize("arguments", [["run", "none.py"], ["run", "-m", "--no-python", "x"], ["run"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "none.py"],
+        ["run", "a" * 300 + ".py"],  # longer than any file's name
+        ["run", "--no-python", "no-such-program"],
+        ["run", "--framework=jax", "--", "no-such-program"],
+        ["run", "-m", "--no-python", "x"],
+        ["run"],
+    ],
+)
 def test_a_program_that_is_none(command: Run, tmp_path: Path, arguments: list[str]) -> None:
     answer = command("muster", *arguments, cwd=tmp_path)
     assert answer.returncode == 2
