@@ -100,7 +100,7 @@ def test_only_files_that_exist_are(tmp_path: Path) -> None:
     nodes = tmp_path / "7[1].head"
     nodes.write_text("n1\n")
     refused = "/" + "a" * 300  # the system does not even look
-    files = {"PBS_NODEFILE": str(nodes), "PE_HOSTFILE": str(tmp_path / "none"), "LSB_DJOB_HOSTFILE": refused}
+    files = {"PBS_NODEFILE": str(nodes), "PE_HOSTFILE": str(tmp_path / "none"), "PALS_APINFO": refused}
     env = Environment(files, is_live=True)
     assert [word for word in container.docker(env).words if str(tmp_path) in word] == [f"{nodes}:{nodes}:ro"]
 
