@@ -414,6 +414,27 @@ def test_a_program_that_is_none(command: Run, tmp_path: Path, arguments: list[st
     three_lines(answer.stderr)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "--tee=9",
+        "--monitor-interval=-1",
+        "--rdzv-conf=timeout=0",
+        "--rdzv-conf=timeout=\N{SUPERSCRIPT TWO}",
+        "--rdzv-conf=timeout=" + "9" * 5000,
+    ],
+    ids=lambda wrong: wrong[:25],
+)
+def test_a_value_that_torchruns_option_does_not_take_is_no_fault_of_the_network(
+    command: Run, tmp_path: Path, wrong: str
+) -> None:
+    (tmp_path / "x.py").touch()
+    answer = command("muster", "run", "--nproc-per-node=2", wrong, "x.py", cwd=tmp_path)
+    assert answer.returncode == 2
+    assert "did not meet" not in answer.stderr
+    three_lines("\n".join(line for line in answer.stderr.splitlines() if not line.startswith("muster: ")))
+
+
 def test_what_detect_records_it_reads_back(command: Run, tmp_path: Path) -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01", "SLURMD_NODENAME": "node01"}
     written = command("muster", "detect", "--record", "job.env", env=job, cwd=tmp_path)
