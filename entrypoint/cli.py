@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from muster import interruption
-from muster.arguments import command, from_argv, normalise, to_argv
+from muster.arguments import command, from_argv, normalise, to_argv, with_homes
 from muster.check.options import BenchOptions, DoctorOptions
 from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, ConfigFile, Options, check_here
 from muster.config import check as check_combination
@@ -243,7 +244,9 @@ def muster() -> None:
         command(_env, LaunchOptions, EnvOptions)
     )
     app.command("version", help="Show what is installed, and the libraries that torch loads.")(_version)
-    _run(app, "muster", sys.argv[1:])
+    argv = sys.argv[1:]
+    # The words after `muster run` are a script's, which may want them as they are.
+    _run(app, "muster", argv if argv[:1] == ["run"] else with_homes(argv), argv)
 
 
 def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunOptions, script: list[str]) -> None:
@@ -259,7 +262,8 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
     kind = "module" if how.module else "program" if how.no_python else "script"
     if how.framework != "torch" and kind == "script" and not script[0].endswith(".py"):
         kind = "program"
-    if kind == "script" and not Path(script[0]).is_file():
+    # os.path's answer is no where this user may not look; Path's is an OSError.
+    if kind == "script" and not os.path.isfile(script[0]):
         raise MusterError(
             "there is no such script",
             seen=script[0],
@@ -267,13 +271,24 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
         )
     if kind == "script":
         _check_is_python(script[0])
+    if kind == "program" and shutil.which(script[0]) is None:
+        raise MusterError(
+            "there is no such program, or it can't be run",
+            seen=script[0],
+            fix="the path of an executable file, such as ./PROGRAM; a script of Python: without --no-python, "
+            "or python SCRIPT",
+        )
     program = Program(kind, tuple(script), framework=how.framework, torchrun=torchrun.passed_on())
     start.start(torchrun.decided(options), program, _typed("muster"), is_single=False)
 
 
 def _check_is_python(path: str) -> None:
-    with open(path, "rb") as file:
-        first = file.readline(200)
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(200)
+    except OSError as reason:
+        fix = "a script that this user may read, on every node"
+        raise MusterError(f"the script can't be read: {reason.strerror}", seen=path, fix=fix) from None
     if first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first):
         seen = "a compiled program" if first.startswith(b"\x7fELF") else first.decode(errors="replace").strip()
         fix = f"muster run --no-python {shlex.quote(path)}"

@@ -3,6 +3,7 @@
 Docker and podman take a value from their own environment where only the name is given. Apptainer wants values.
 """
 
+import os
 import re
 import shlex
 from contextlib import suppress
@@ -136,7 +137,7 @@ def _present(env: Environment) -> tuple[list[str], int]:
 def _files(env: Environment) -> list[str]:
     """The files that variables name, as far as they exist, each once."""
     names = [name for name in families.names("TEXT_FILES", "BINARY_FILES") if env.get(name)]
-    there = [name for name in names if (Path(env[name]).is_file() if env.is_live else name in env.files)]
+    there = [name for name in names if (os.path.isfile(env[name]) if env.is_live else name in env.files)]
     return list(dict.fromkeys(str(Path(env[name]).absolute()) for name in there))
 
 

@@ -162,7 +162,9 @@ class TorchrunOptions:
     duplicate_stdout_filters: Annotated[str | None, _torchrun(help="Lines that go to one more file.")] = None
     duplicate_stderr_filters: Annotated[str | None, _torchrun(help="Lines that go to one more file.")] = None
     event_log_handler: Annotated[str | None, _torchrun(help="Name of a plug-in for events.")] = None
-    monitor_interval: Annotated[float | None, _torchrun(help="Seconds between two looks at the ranks.")] = None
+    monitor_interval: Annotated[float | None, _torchrun(help="Seconds between two looks at the ranks.", min=0.001)] = (
+        None
+    )
     start_method: Annotated[Literal["spawn", "fork", "forkserver"] | None, _torchrun(help="For functions only.")] = None
     run_path: Annotated[bool, _torchrun("--run-path", help="Run SCRIPT by runpy.")] = False
     virtual_local_rank: Annotated[
@@ -205,7 +207,7 @@ class TorchrunOptions:
                 options = replace(options, master_addr=options.master_addr or host)
         for word in filter(None, self.rdzv_conf.split(",")):
             name, _, value = word.partition("=")
-            if name not in ("timeout", "join_timeout") or not value.isdigit():
+            if name not in ("timeout", "join_timeout") or not re.fullmatch("0*[1-9][0-9]{0,8}", value):
                 raise MusterError(
                     "of --rdzv-conf only the time-out is yours: the launch decides the rest by the job",
                     seen=f"--rdzv-conf={self.rdzv_conf}",
@@ -217,7 +219,7 @@ class TorchrunOptions:
             raise MusterError(
                 "no other signals are handled",
                 seen=f"--signals-to-handle={self.signals_to_handle}",
-                fix=",".join(handled),
+                fix=f"--signals-to-handle={','.join(sorted(handled))}, or some of them",
             )
         return options
 

@@ -24,13 +24,31 @@ def option(*names: str, help: str, panel: str, **limits: Any) -> Any:
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
-    """`argv` with a bare `--resume` written out as `--resume latest`."""
-    words = list(argv)
+    """`argv` with a bare `--resume` written out as `--resume latest`, and homes as by `with_homes`."""
+    words = with_homes(argv)
     for index in range(len(words) - 1, -1, -1):
         last = index + 1 == len(words)
         if words[index] == "--resume" and (last or words[index + 1].startswith("-")):
             words.insert(index + 1, "latest")
     return words
+
+
+def with_homes(argv: Sequence[str]) -> list[str]:
+    """`argv` with the user's home in place of the ~ of `--runs-dir=~/runs`: a shell writes it out after a blank only.
+
+    What follows `--` is another command's.
+    """
+    words = list(argv)
+    for index, word in enumerate(words[: words.index("--") if "--" in words else None]):
+        name, _, value = word.partition("=")
+        if name.startswith("--"):
+            words[index] = word.removesuffix(value) + with_home(value)
+    return words
+
+
+def with_home(text: str) -> str:
+    """`text`, the value of an option, with the user's home in place of a ~ at its beginning."""
+    return os.path.expanduser(text) if text == "~" or text.startswith("~/") else text
 
 
 def command(function: Callable[..., None], *groups: type, **extra: Any) -> Callable[..., None]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from muster.arguments import base_of, is_allowed, to_argv
+from muster.arguments import base_of, is_allowed, to_argv, with_home
 from muster.config import OF_STRATEGY, STRATEGIES, Options
 from muster.errors import MusterError
 from muster.hints import MEANT
@@ -80,7 +80,7 @@ def read(path: str, strategy: str) -> Options:
                     seen=_line(path, section, name, value),
                     fix=f"'train {section} --config {path}', or take the line out of the file",
                 )
-            given[name] = value
+            given[name] = with_home(value) if isinstance(value, str) else value
     return Options(**given)
 
 

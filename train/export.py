@@ -8,6 +8,7 @@ if __name__ == "__main__":
     interruption.start("train export")
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
     Raises:
         MusterError: there is no checkpoint, it is damaged, or `file` exists or can't be written.
     """
-    if not source.exists():
+    if not os.path.exists(source):  # Path.exists raises where this user may not look
         raise MusterError("there is no such run", seen=str(source), fix="train export runs/NAME")
     if checkpoint.is_named_as_one(source):
         path, state = source, checkpoint.load(source)

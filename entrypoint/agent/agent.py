@@ -30,7 +30,7 @@ from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.agent.failures import first_of, how_ended, is_ours
 from muster.entrypoint.agent.nodes import Nodes
 from muster.entrypoint.rendezvous.network import within
-from muster.errors import ExitCode
+from muster.errors import ExitCode, MusterError
 from muster.variables import LaunchVariable
 
 BRIEFLY_S = 5.0
@@ -87,12 +87,19 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
         the failures by rank; none after an end without one.
 
     Raises:
+        MusterError: torchrun does not take an option's value.
         SignalException: this process got a signal to end.
         Exception: the nodes did not meet, or have lost each other.
 
     Source: torch.distributed.launcher.api.launch_agent, which has no place for another agent
     """
-    found: Any = config_from_args(arguments)  # pyright: ignore[reportUnknownVariableType]
+    try:
+        found: Any = config_from_args(arguments)  # pyright: ignore[reportUnknownVariableType]
+    except ValueError as error:
+        seen = f"ValueError: {error}"
+        raise MusterError(
+            "torchrun does not take the value of one of its options", seen=seen, fix="muster run --help-all shows them"
+        ) from None
     config, program, words = found
     if arguments.run_path:
         resource_tracker.ensure_running()  # its start lets signals through that are held

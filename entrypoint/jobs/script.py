@@ -69,6 +69,9 @@ def check(site: str, wanted: Wanted) -> None:
     for option, value in (("--account", wanted.account), ("--partition", wanted.partition), ("--name", wanted.name)):
         if value is not None:
             quoting.plain(value, option)
+    if not wanted.image or not wanted.image.isprintable():
+        fix = f"--image {JobOptions.image}"
+        raise MusterError("--image is one line of printable characters", seen=f"--image={wanted.image}", fix=fix)
     # Some schedulers make a file's name of it, others refuse it.
     if "/" in wanted.name:
         fix = f"--name={wanted.name.replace('/', '-')}"
@@ -193,7 +196,7 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         )
     directives = value_of(site.launch.directives, here) or ()
     gpu_line = value_of(site.launch.gpus, here)
-    if wanted.gpus is not None and site.scheduler == "grid_engine" and gpu_line is None:
+    if wanted.gpus and site.scheduler == "grid_engine" and gpu_line is None:
         raise MusterError(
             "what Grid Engine calls a GPU is each site's own",
             seen=f"--gpus={wanted.gpus}",

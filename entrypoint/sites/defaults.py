@@ -114,7 +114,7 @@ def _caches(site: "Site", context: "Context", env: Environment) -> Additions:
 
 def _can_be_made(folder: Path) -> bool:
     """Whether `folder` is writable, or can be made below a folder that is; the root of a container does not count."""
-    there = next((each for each in (folder, *folder.parents) if each.exists()), Path("/"))
+    there = next((each for each in (folder, *folder.parents) if os.path.exists(each)), Path("/"))
     return there != Path("/") and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 

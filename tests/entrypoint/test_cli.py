@@ -1,6 +1,8 @@
 """The commands, as processes: what is printed, how they end, and what they start."""
 
+import errno
 import json
+import os
 import re
 import shlex
 import socket
@@ -154,6 +156,20 @@ def test_what_a_file_says_is_known_before_torch_is_loaded(command: Run, tmp_path
     assert misspelt[1:] == ("train ddp --epoch=3 --config options.toml", "train ddp --epochs")
 
 
+def test_a_home_is_meant_after_an_equals_sign_and_in_a_file_too(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "options.toml").write_text('[run]\nruns_dir = "~/runs"\n')
+    env = {"HOME": str(tmp_path / "home")}
+    for words in (["--runs-dir=~/runs"], ["--config", "options.toml"]):
+        planned = command("train", "ddp", "--dry-run", *words, env=env, cwd=tmp_path)
+        assert planned.stdout.splitlines()[-1].endswith(f" --runs-dir={tmp_path}/home/runs"), planned.stderr
+    job = command("muster", "job", "slurm", "--image=~/muster.sif", "--", "muster", "run", "x.py", "--to=~/x", env=env)
+    assert f'"${{MUSTER_IMAGE:-{tmp_path}/home/muster.sif}}"' in job.stdout
+    assert "muster run x.py '--to=~/x'" in job.stdout
+    # A script's words are its own.
+    (tmp_path / "x.py").touch()
+    assert command("muster", "run", "--dry-run", "x.py", "--to=~/x", cwd=tmp_path).stdout.endswith("x.py '--to=~/x'\n")
+
+
 def test_a_job_script_may_name_what_is_only_on_its_nodes(command: Run) -> None:
     assert command("muster", "job", "slurm", "--", "train", "tp", "--config=/none/options.toml").returncode == 0
     there = command("muster", "job", "slurm", "--", "train", "ddp", "--data=imagefolder:/none/images")
@@ -177,6 +193,25 @@ def test_a_debug_option_of_the_users_script_is_not_ours(
     monkeypatch.setattr(sys, "argv", [*wrong, "--debug", str(script)])
     with pytest.raises(MusterError):
         cli.muster()
+
+
+def test_a_script_that_this_user_may_not_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.touch(mode=0o000)
+    if os.access(script, os.R_OK):  # root may read all files
+
+        def refuse(*_: object) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied", str(script))
+
+        monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.delenv("MUSTER_DEBUG", raising=False)
+    monkeypatch.setattr(sys, "argv", ["muster", "run", str(script)])
+    with pytest.raises(SystemExit) as ended:
+        cli.muster()
+    assert ended.value.code == 2
+    assert three_lines(capsys.readouterr().err)[0] == "the script can't be read: Permission denied"
 
 
 def test_dry_run_prints_what_a_shell_would_run_and_runs_nothing(command: Run, tmp_path: Path) -> None:
@@ -369,11 +404,42 @@ def test_two_nodes_by_hand_on_one_machine(command: Run, hello: Path) -> None:
     assert sorted([*out.splitlines(), *second.stdout.splitlines()]) == [f"rank {i} of 2 found ['0']" for i in (0, 1)]
 
 
-@pytest.mark.parametrize("arguments", [["run", "none.py"], ["run", "-m", "--no-python", "x"], ["run"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "none.py"],
+        ["run", "a" * 300 + ".py"],  # longer than any file's name
+        ["run", "--no-python", "no-such-program"],
+        ["run", "--framework=jax", "--", "no-such-program"],
+        ["run", "-m", "--no-python", "x"],
+        ["run"],
+    ],
+)
 def test_a_program_that_is_none(command: Run, tmp_path: Path, arguments: list[str]) -> None:
     answer = command("muster", *arguments, cwd=tmp_path)
     assert answer.returncode == 2
     three_lines(answer.stderr)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "--tee=9",
+        "--monitor-interval=-1",
+        "--rdzv-conf=timeout=0",
+        "--rdzv-conf=timeout=\N{SUPERSCRIPT TWO}",
+        "--rdzv-conf=timeout=" + "9" * 5000,
+    ],
+    ids=lambda wrong: wrong[:25],
+)
+def test_a_value_that_torchruns_option_does_not_take_is_no_fault_of_the_network(
+    command: Run, tmp_path: Path, wrong: str
+) -> None:
+    (tmp_path / "x.py").touch()
+    answer = command("muster", "run", "--nproc-per-node=2", wrong, "x.py", cwd=tmp_path)
+    assert answer.returncode == 2
+    assert "did not meet" not in answer.stderr
+    three_lines("\n".join(line for line in answer.stderr.splitlines() if not line.startswith("muster: ")))
 
 
 def test_what_detect_records_it_reads_back(command: Run, tmp_path: Path) -> None:

@@ -99,7 +99,9 @@ def test_files_that_variables_name_are_shown_to_the_container() -> None:
 def test_only_files_that_exist_are(tmp_path: Path) -> None:
     nodes = tmp_path / "7[1].head"
     nodes.write_text("n1\n")
-    env = Environment({"PBS_NODEFILE": str(nodes), "PE_HOSTFILE": str(tmp_path / "none")}, is_live=True)
+    refused = "/" + "a" * 300  # the system does not even look
+    files = {"PBS_NODEFILE": str(nodes), "PE_HOSTFILE": str(tmp_path / "none"), "PALS_APINFO": refused}
+    env = Environment(files, is_live=True)
     assert [word for word in container.docker(env).words if str(tmp_path) in word] == [f"{nodes}:{nodes}:ro"]
 
 

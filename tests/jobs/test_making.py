@@ -88,7 +88,19 @@ def test_scripts_are_short_enough_to_be_read() -> None:
     assert all(len(line) <= 142 for path, text in KEPT.items() for line in text.splitlines())
 
 
+@pytest.mark.parametrize("name", [name for name in SCHEDULERS if name != "grid-engine"])
+def test_all_options_of_a_job_leave_its_script_as_short(name: str) -> None:
+    asked = Wanted(account="p1", partition="long", gpus=4, command=("muster", "run", "x.py"))
+    assert len(making.make(name, asked).splitlines()) <= 40
+    asked = Wanted(account="p1", partition="long", gpus=0)
+    text = making.make(name, asked)
+    assert len(text.splitlines()) <= 40
+    # Its container gets no GPUs, so it asks for none, and does not say how to.
+    assert not re.search(r"--nv|--gpus-|-gpu .num|ngpus=", text)
+
+
 def test_grid_engine_has_no_word_for_gpus() -> None:
+    assert "--nv" not in making.make("grid-engine", Wanted(gpus=0, account="p1", partition="long"))
     with pytest.raises(MusterError, match="what Grid Engine calls a GPU"):
         making.make("grid-engine", Wanted(gpus=4))
 
@@ -127,7 +139,7 @@ def test_generic_profiles_name_nothing_of_a_site() -> None:
     ("site_name", "lines"),
     [
         # Its queue prod takes no job of less than 10 nodes.
-        ("polaris", ("#PBS -q debug", "10 to 496 nodes", " --cpu-bind none ")),
+        ("polaris", (" -q debug\n", "10 to 496 nodes", " --cpu-bind none ")),
         ("pbs", ("/var/run/palsd ]", "--cpu-bind none")),
         # Without --mem a job gets the default memory, which may be a core's.
         ("slurm", ("#SBATCH --exclusive", "#SBATCH --mem=0")),

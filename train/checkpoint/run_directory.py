@@ -192,8 +192,9 @@ def continue_from(options: Options, base: Path) -> Run:
     """The run that `--resume PATH` continues: a checkpoint's, a run's folder, or a run's name."""
     assert options.resume is not None
     given = Path(options.resume)
-    source = given if given.exists() else Path(options.runs_dir) / options.resume
-    if not source.exists():
+    # Path.exists raises where this user may not look.
+    source = given if os.path.exists(given) else Path(options.runs_dir) / options.resume
+    if not os.path.exists(source):
         raise MusterError(
             "there is nothing of this name to resume",
             seen=f"--resume={options.resume}",

@@ -1,11 +1,13 @@
 """What the ranks speak through, and the group of all of them."""
 
 import os
+import socket
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import cache
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -81,7 +83,8 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
             takes two of them.
 
     Raises:
-        MusterError: the ranks were not started by MPI, where they are to speak through it.
+        MusterError: the ranks were not started by MPI, where they are to speak through it; or the interface that gloo
+            is to take is not here.
     """
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
@@ -97,6 +100,8 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
         torchs.set_debug_level(torchs.DebugLevel.INFO)
     if not has_powersgd and dist.is_gloo_available():
         run_gloo_on_one_thread()
+    if world.backend != "mpi":
+        check_interfaces(world.host)
     with world.status.connecting(), silent_stdout() if world.backend == "gloo" else nullcontext():
         if world.backend == "mpi":
             open_mpi(world)
@@ -108,6 +113,24 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
             world_size=world.world_size,
             timeout=timedelta(seconds=world.timeout_s),
             device_id=world.device if "nccl" in world.backend else None,
+        )
+
+
+def check_interfaces(host: str) -> None:
+    """Returns if this host has the interfaces that gloo is to take; NCCL's ranks have groups of gloo too.
+
+    Raises:
+        MusterError: one is not here, or has no address.
+    """
+    families = (socket.AF_INET, socket.AF_INET6)
+    here = [name for name, entries in psutil.net_if_addrs().items() if any(each.family in families for each in entries)]
+    text = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    missing = [name for name in text.split(",") if name and name not in here]
+    if missing:
+        raise MusterError(
+            f"{host} has no network interface {missing[0]} with an address",
+            seen=f"GLOO_SOCKET_IFNAME={text}, as --interface or the user has it; there are: {' '.join(here)}",
+            fix="--interface NAME, with one that all nodes have, or neither of them",
         )
 
 

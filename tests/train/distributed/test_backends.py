@@ -48,6 +48,12 @@ def test_gloo_by_name_trains(train, small, summary_of, tmp_path):
     assert summary_of(tmp_path / "run")["backend"] == "gloo"
 
 
+@pytest.mark.process
+def test_an_interface_that_is_not_here(train, tmp_path):
+    ended = train(["ddp", f"--runs-dir={tmp_path}"], 2, env={"GLOO_SOCKET_IFNAME": "lo,nosuch0"})
+    one_message(ended, "no network interface nosuch0", "GLOO_SOCKET_IFNAME=lo,nosuch0", "--interface")
+
+
 @pytest.mark.parametrize(
     ("wanted", "device", "strategy", "found"),
     [
