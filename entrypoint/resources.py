@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from muster import control_groups
 from muster.entrypoint.detect.allocation import Allocation, Job
 from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.environment import Environment
@@ -92,13 +93,13 @@ def _may_open(node: Path) -> bool:
 
 
 def cores(env: Environment, cpus_on_node: int | None) -> int | None:
-    """How many cores this process may run on; for a recorded environment what the scheduler said, or None."""
+    """How many cores this process has the time of; for a recorded environment what the scheduler said, or None."""
     if not env.is_live:
         return cpus_on_node
     process = psutil.Process()
     # Not every system lets a process have an affinity.
     affinity = len(process.cpu_affinity() or ()) if hasattr(process, "cpu_affinity") else 0
-    return affinity or psutil.cpu_count() or 1
+    return control_groups.usable(affinity or psutil.cpu_count() or 1)
 
 
 def threads_per_rank(num_cores: int, cpus_on_node: int | None, ranks_on_node: int, tasks_on_node: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from muster import control_groups
 from muster.config import Options
 from muster.errors import ExitCode, MusterError
 from muster.train.data.sampler import Draw, TrainSampler, ValidSampler, generator, seed_of
@@ -357,9 +358,14 @@ def count_cores(world: World) -> int:
 
     Some launchers bind each rank to cores of its own, others all ranks of a host to the same.
     """
-    own = sorted(os.sched_getaffinity(0))
-    place = [world.host, hashlib.blake2b(repr(own).encode(), digest_size=8).hexdigest()]
-    return max(1, len(own) // world.gather(place).count(place))
+    cores = sorted(os.sched_getaffinity(0))
+    place = [world.host, hashlib.blake2b(repr(cores).encode(), digest_size=8).hexdigest()]
+    places = world.gather(place)
+    ranks_on_host = sum(host == world.host for host, _ in places)
+    num_cores = min(
+        len(cores) // places.count(place), control_groups.usable(len(cores) * ranks_on_host) // ranks_on_host
+    )
+    return max(1, num_cores)
 
 
 def choose_workers(source: Source, device: torch.device, cores: int) -> int:

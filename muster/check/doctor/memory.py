@@ -4,12 +4,12 @@ import os
 import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
+from muster import control_groups
 from muster.check.bench.collectives import shown
-from muster.check.doctor.finding import Finding, alike, attempt, differences
+from muster.check.doctor.finding import Finding, alike, differences
 from muster.check.doctor.gpus import num_gpus
 from muster.check.doctor.storage import Space, measure
 from muster.check.options import DoctorOptions
@@ -23,8 +23,6 @@ BATCH = 32 * 3 * 224 * 224 * 4
 
 WORKER = 4 * BATCH
 """What one data worker of a rank fills at most: 2 batches ahead, and 2 in use (train/data/loader.py)."""
-
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 OPEN_FILES, OPEN_A_RANK = 512, 4
 """Files that a rank may need: those of its data, and what its workers hand over; and its connections to each other
@@ -56,7 +54,7 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     """What this rank may use."""
     is_first = leads_host(world)
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    memory, quota = attempt(lambda: limits(Path("/proc/self/cgroup").read_text(), CONTROL_GROUPS)) or (None, None)
+    memory, quota = control_groups.limits()
     available = psutil.virtual_memory().available
     return Facts(
         rank=world.rank,
@@ -67,37 +65,6 @@ def gather(world: World, options: DoctorOptions) -> Facts:
         memory_free=(available if memory is None else min(available, memory)) if is_first else None,
         shm=measure("/dev/shm") if is_first else None,
     )
-
-
-def limits(groups: str, root: Path) -> tuple[int | None, float | None]:
-    """The bytes of memory, and as many cores' time, that control groups leave a process; None without a limit.
-
-    Args:
-        groups: /proc/PID/cgroup of the process.
-        root: where they are mounted.
-
-    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.max, cpu.max)
-    """
-    memory: list[int] = []
-    cores: list[float] = []
-    for line in groups.splitlines():
-        # 0::/system.slice/slurmstepd.scope/job_9 in version 2; 4:cpu,cpuacct:/docker/1a2b in version 1
-        _, controllers, path = line.split(":", 2)
-        top = root / controllers
-        group = top / path.lstrip("/")
-        # Any group above may have the limit. Where a container has the host's path, its own group is at the top.
-        for folder in (each for each in (group, *group.parents) if each == top or top in each.parents):
-            memory += _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes")
-            # "200000 100000": of each 100 ms of the clock 200 ms of processors; "max 100000" without a limit
-            share = _numbers(folder / "cpu.max")
-            share = share or _numbers(folder / "cpu.cfs_quota_us") + _numbers(folder / "cpu.cfs_period_us")
-            cores += [share[0] / share[1]] if len(share) == 2 else []
-    return min(memory, default=None), min(cores, default=None)
-
-
-def _numbers(path: Path) -> list[int]:
-    """The numbers in a file; words, and -1, stand for no limit."""
-    return [int(word) for word in (attempt(path.read_text) or "").split() if word.isdecimal()]
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:

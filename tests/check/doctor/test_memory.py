@@ -1,11 +1,7 @@
 """Cores, /dev/shm and open files."""
 
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from muster.check.doctor import memory
 from muster.check.doctor.storage import Space
 from tests.check.doctor.healthy import found, healthy, on_cpus, only, with_node, with_ranks
 
@@ -56,36 +52,3 @@ def test_a_limit_of_processor_time() -> None:
     assert (finding.about, finding.wrong) == ("cores", "2 cores for 2 ranks")
     assert "2.5 of them" in finding.seen
     assert found(with_ranks(healthy(1), "", lambda rank: {"quota": 8.0})) == []
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "limits"),
-    [
-        # Version 2, in a container and in a job whose own group has the limits.
-        ("0::/", {"memory.max": "4096", "cpu.max": "150000 100000"}, (4096, 1.5)),
-        (
-            "0::/slurm/job_9/step_0",
-            {"slurm/job_9/memory.max": "8192", "slurm/job_9/step_0/memory.max": "max", "slurm/cpu.max": "max 100000"},
-            (8192, None),
-        ),
-        # Version 1, in a container that has the host's paths, and without a limit.
-        (
-            "9:memory:/docker/1a2b\n4:cpu,cpuacct:/docker/1a2b\n0::/",
-            {
-                "memory/memory.limit_in_bytes": "4096",
-                "cpu,cpuacct/cpu.cfs_quota_us": "50000",
-                "cpu,cpuacct/cpu.cfs_period_us": "100000",
-            },
-            (4096, 0.5),
-        ),
-        ("4:cpu:/a", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, (None, None)),
-        ("", {}, (None, None)),
-    ],
-)
-def test_limits_of_control_groups(
-    tmp_path: Path, groups: str, files: dict[str, str], limits: tuple[int | None, float | None]
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"{text}\n")
-    assert memory.limits(groups, tmp_path) == limits

@@ -1,0 +1,61 @@
+"""The limits of this process's control groups: docker's --cpus and --memory, Kubernetes' limits, Slurm's memory."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+GROUPS = Path("/proc/self/cgroup")
+"""The file that names the control groups of this process."""
+ROOT = Path("/sys/fs/cgroup")
+"""The folder where control groups are mounted."""
+
+
+class Limits(NamedTuple):
+    """What control groups leave a process; None without a limit.
+
+    Attributes:
+        memory: in bytes.
+        cores: processor time, as so many cores give it: 1.5 is 150 ms in each 100 ms.
+    """
+
+    memory: int | None
+    cores: float | None
+
+
+def limits() -> Limits:
+    """The limits of this process.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.max, cpu.max)
+    """
+    memory: list[int] = []
+    cores: list[float] = []
+    for line in _text(GROUPS).splitlines():
+        # 0::/system.slice/slurmstepd.scope/job_9 in version 2; 4:cpu,cpuacct:/docker/1a2b in version 1
+        controllers, _, path = line.partition(":")[2].partition(":")
+        top = ROOT / controllers
+        group = top / path.lstrip("/")
+        # Any group above may have the limit. Where a container has the host's path, its own group is at the top.
+        for folder in (each for each in (group, *group.parents) if each == top or top in each.parents):
+            memory += _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes")
+            # "200000 100000": of each 100 ms of the clock 200 ms of processors; "max 100000" without a limit
+            share = _numbers(folder / "cpu.max")
+            share = share or _numbers(folder / "cpu.cfs_quota_us") + _numbers(folder / "cpu.cfs_period_us")
+            cores += [share[0] / share[1]] if len(share) == 2 else []
+    return Limits(min(memory, default=None), min(cores, default=None))
+
+
+def usable(num_cores: int) -> int:
+    """How many of `num_cores` cores this process has the time of: all without a limit, and one at least."""
+    limit = limits().cores
+    return num_cores if limit is None else max(1, min(num_cores, int(limit)))
+
+
+def _numbers(path: Path) -> list[int]:
+    """The numbers in a file; words, and -1, stand for no limit."""
+    return [int(word) for word in _text(path).split() if word.isdecimal()]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

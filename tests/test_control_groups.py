@@ -1,0 +1,73 @@
+"""What control groups leave of a node's memory and cores."""
+
+from pathlib import Path
+
+import pytest
+
+from muster import control_groups
+from muster.entrypoint import environment, resources
+from muster.train.data.loader import count_cores
+from muster.train.distributed.world import World
+
+
+def write(folder: Path, monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, str]) -> None:
+    """Has these control groups, in `folder`, be those of this process."""
+    for name, text in {"groups": groups, **{f"root/{name}": text for name, text in files.items()}}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{text}\n")
+    monkeypatch.setattr(control_groups, "GROUPS", folder / "groups")
+    monkeypatch.setattr(control_groups, "ROOT", folder / "root")
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limits"),
+    [
+        # Version 2, in a container and in a job whose own group has the limits.
+        ("0::/", {"memory.max": "4096", "cpu.max": "150000 100000"}, (4096, 1.5)),
+        (
+            "0::/slurm/job_9/step_0",
+            {"slurm/job_9/memory.max": "8192", "slurm/job_9/step_0/memory.max": "max", "slurm/cpu.max": "max 100000"},
+            (8192, None),
+        ),
+        # Version 1, in a container that has the host's paths, and without a limit.
+        (
+            "9:memory:/docker/1a2b\n4:cpu,cpuacct:/docker/1a2b\n0::/",
+            {
+                "memory/memory.limit_in_bytes": "4096",
+                "cpu,cpuacct/cpu.cfs_quota_us": "50000",
+                "cpu,cpuacct/cpu.cfs_period_us": "100000",
+            },
+            (4096, 0.5),
+        ),
+        ("4:cpu:/a", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, (None, None)),
+        ("", {}, (None, None)),
+    ],
+)
+def test_limits(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str,
+    files: dict[str, str],
+    limits: tuple[int | None, float | None],
+) -> None:
+    write(tmp_path, monkeypatch, groups, files)
+    assert control_groups.limits() == limits
+
+
+def test_without_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_groups, "GROUPS", tmp_path / "none")
+    assert control_groups.limits() == (None, None)
+
+
+def test_threads_and_data_workers_have_no_more_cores_than_their_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a pod with a limit of one core, on a node where any core may be used."""
+    write(tmp_path, monkeypatch, "0::/", {"cpu.max": "100000 100000"})
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr("psutil.Process.cpu_affinity", lambda process: list(range(8)))
+    assert resources.cores(environment.live(), None) == 1
+    assert count_cores(World()) == 1
+    write(tmp_path, monkeypatch, "0::/", {"cpu.max": "max 100000"})
+    assert resources.cores(environment.live(), None) == 8
+    assert count_cores(World()) == 8
