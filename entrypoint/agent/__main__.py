@@ -111,7 +111,9 @@ class Warned(Status):
 
     def take_over(self, arguments: argparse.Namespace) -> None:
         """From now on this hears the signals, in torchrun's place."""
-        arguments.signals_to_handle = "SIGHUP,SIGQUIT"
+        # What is ignored, as by nohup, stays so; torch takes no empty list.
+        heard = [each for each in (signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(each) is not signal.SIG_IGN]
+        arguments.signals_to_handle = ",".join(each.name for each in (*heard, signal.SIGXCPU))
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._interrupt)
         for number in WARNINGS:

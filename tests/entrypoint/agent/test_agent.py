@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -212,3 +213,49 @@ def test_of_a_rank_that_nccl_has_aborted_the_reason_is_shown_and_not_its_stack(
     assert "--timeout-s" in said
     assert reason in said
     assert "frame #" not in said
+
+
+WAITS = """
+import os, signal, sys, time
+def hear(number, frame):
+    os.write(1, b"heard\\n")
+    time.sleep(1)
+    os._exit(0)
+signal.signal(signal.SIGINT, hear)
+if len(sys.argv) > 1:
+    open(os.path.join(os.environ["MUSTER_RANK_REPORTS"], str(os.getpid())), "w").close()
+    signal.signal(signal.SIGTERM, lambda *_: None)
+os.write(1, b"ready\\n")
+while not os.path.exists("go"):
+    time.sleep(0.05)
+"""
+
+
+def started(folder: Path, *words: str, nohup: bool = False, **variables: str) -> "subprocess.Popen[str]":
+    """An agent whose two workers are ready, and end when there is a file `go` in `folder`."""
+
+    def prepare() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what starts the tests may ignore it
+
+    (folder / "worker.py").write_text(WAITS)
+    agent = subprocess.Popen(
+        [*argv(), *words], cwd=folder, env=environment(folder) | variables, text=True, preexec_fn=prepare,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert agent.stdout is not None
+    assert [agent.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    return agent
+
+
+@pytest.mark.parametrize("nohup", [True, False])
+def test_a_terminal_that_is_closed_ends_nothing_under_nohup(tmp_path: Path, nohup: bool) -> None:
+    with started(tmp_path, nohup=nohup) as agent:
+        try:
+            agent.send_signal(signal.SIGHUP)
+            with suppress(subprocess.TimeoutExpired):
+                agent.wait(0.5)
+            (tmp_path / "go").touch()
+            assert agent.wait(60) == (0 if nohup else 1)
+        finally:
+            agent.kill()
