@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
             wait_for(address, port, rendezvous.timeout_s(arguments))
         failures = run(arguments, status)
     except SignalException as error:
-        status.warning = status.warning or error.sigval.name
+        status.warning = error.sigval.name
         return status.answer()
     except MusterError as error:
         say(error)
@@ -131,6 +131,8 @@ class Warned(Status):
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Tells the workers. Where there are none yet, or for a second SIGTERM, torchrun ends everything."""
+        if self.warning == "SIGINT":
+            return  # which ends all already, and has a code of its own
         warning = signal.Signals(number)
         # Of multiprocessing there is one more, which keeps its semaphores.
         workers = [child for child in psutil.Process().children() if child.pid in self.workers]
@@ -158,7 +160,9 @@ class Warned(Status):
             return ExitCode.INTERRUPTED
         # Our trainers had not begun, and can be started again as they were; of other programs nobody knows that.
         can_start_again = is_ours() and heard in {number.name for number in WARNINGS}
-        when = " before the training began" if can_start_again else ""
+        # A rank whose training has begun has reported its log.
+        has_begun = any(os.scandir(os.environ[LaunchVariable.RANK_REPORTS]))
+        when = " before the training began" if can_start_again and not has_begun else ""
         print(f"muster: ended by {heard} on {socket.gethostname()}{when}", file=sys.stderr)
         return ExitCode.PREEMPTED if can_start_again else ExitCode.FAILED
 

@@ -219,12 +219,14 @@ WAITS = """
 import os, signal, sys, time
 def hear(number, frame):
     os.write(1, b"heard\\n")
-    time.sleep(1)
-    os._exit(0)
-signal.signal(signal.SIGINT, hear)
-if len(sys.argv) > 1:
+    if number == signal.SIGINT:
+        time.sleep(1)
+        os._exit(0)
+for name in sys.argv[2:]:
+    signal.signal(getattr(signal, name), hear)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # held while it started
+if "reports" in sys.argv:
     open(os.path.join(os.environ["MUSTER_RANK_REPORTS"], str(os.getpid())), "w").close()
-    signal.signal(signal.SIGTERM, lambda *_: None)
 os.write(1, b"ready\\n")
 while not os.path.exists("go"):
     time.sleep(0.05)
@@ -259,3 +261,30 @@ def test_a_terminal_that_is_closed_ends_nothing_under_nohup(tmp_path: Path, nohu
             assert agent.wait(60) == (0 if nohup else 1)
         finally:
             agent.kill()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code", "words"),
+    [
+        ("SIGINT", "SIGTERM", 130, "was interrupted"),  # as LSF's bkill sends them
+        ("SIGUSR1", "SIGHUP", 1, "ended by SIGHUP"),
+        ("SIGTERM", "SIGTERM", 75, "ended by SIGTERM"),
+    ],
+)
+def test_of_two_signals_the_one_that_ends_the_launch_is_told(
+    tmp_path: Path, first: str, second: str, code: int, words: str
+) -> None:
+    with started(tmp_path, "reports", first, MUSTER_COMMAND="train ddp") as agent:
+        assert agent.stdout is not None
+        try:
+            agent.send_signal(getattr(signal, first))
+            assert agent.stdout.readline() == "heard\n"
+            agent.send_signal(getattr(signal, second))
+            (tmp_path / "go").touch()
+            assert agent.wait(60) == code
+            assert agent.stderr is not None
+            said = agent.stderr.read()
+        finally:
+            agent.kill()
+    assert words in said
+    assert "before the training began" not in said
