@@ -18,7 +18,6 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from types import FrameType
 
@@ -43,7 +42,6 @@ gc.disable()  # to look for garbage among what imports make, all of which stays,
 
 with said_if_slow("loading PyTorch", is_said=IS_FIRST):
     from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
     from torch.distributed.run import parse_args  # pyright: ignore[reportUnknownVariableType]
 
 from muster.entrypoint.agent import rendezvous
@@ -146,11 +144,6 @@ class Warned(Status):
             # Not by print: this may have come while another line was written.
             waits = "passed SIGTERM on to its ranks and waits for their end; a second SIGTERM ends them"
             os.write(2, f"muster: {socket.gethostname()} {waits}\n".encode())
-
-    def explains(self, failures: Mapping[int, ProcessFailure]) -> bool:
-        """Whether the workers were ended by this very signal, before they could hear it."""
-        heard = self.warning
-        return heard == "SIGINT" or (heard != "" and all(each.signal_name() == heard for each in failures.values()))
 
     def answer(self) -> int:
         """The exit code of a node that was stopped before its workers could write anything."""

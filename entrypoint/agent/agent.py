@@ -79,6 +79,11 @@ class Status:
     stopped: set[int] = field(default_factory=set[int])
     elsewhere: str = ""
 
+    def explains(self, failures: Mapping[int, ProcessFailure]) -> bool:
+        """Whether the workers were ended by this very signal, before they could hear it."""
+        heard = self.warning
+        return heard == "SIGINT" or (heard != "" and all(each.signal_name() == heard for each in failures.values()))
+
 
 def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailure]:
     """Runs this node's workers by torchrun's `arguments` to their end, and fills `status` meanwhile.
@@ -278,6 +283,12 @@ class Agent(LocalElasticAgent):
             self._remaining_restarts = 0
             return
         if not most:
+            return
+        if self._status.explains(failures):
+            # As if it had come before they were started. Other nodes go on without this one.
+            raise SignalException("the workers were warned", sigval=signal.Signals[self._status.warning])
+        if self._status.warning == "SIGTERM":
+            self._remaining_restarts = 0
             return
         rank = first_of(failures)
         ended = f"rank {rank} on {socket.gethostname()} {how_ended(failures[rank].exitcode)}"

@@ -233,7 +233,9 @@ while not os.path.exists("go"):
 """
 
 
-def started(folder: Path, *words: str, nohup: bool = False, **variables: str) -> "subprocess.Popen[str]":
+def started(
+    folder: Path, *words: str, options: tuple[str, ...] = (), nohup: bool = False, **variables: str
+) -> "subprocess.Popen[str]":
     """An agent whose two workers are ready, and end when there is a file `go` in `folder`."""
 
     def prepare() -> None:
@@ -241,9 +243,10 @@ def started(folder: Path, *words: str, nohup: bool = False, **variables: str) ->
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # what starts the tests may ignore it
 
     (folder / "worker.py").write_text(WAITS)
+    *command, worker = argv()
     agent = subprocess.Popen(
-        [*argv(), *words], cwd=folder, env=environment(folder) | variables, text=True, preexec_fn=prepare,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [*command, *options, worker, *words], cwd=folder, env=environment(folder) | variables, text=True,
+        preexec_fn=prepare, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert agent.stdout is not None
     assert [agent.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
@@ -288,3 +291,15 @@ def test_of_two_signals_the_one_that_ends_the_launch_is_told(
             agent.kill()
     assert words in said
     assert "before the training began" not in said
+
+
+def test_a_warning_is_no_accident_after_which_ranks_start_again(tmp_path: Path) -> None:
+    for variables, code in (({}, 1), ({"MUSTER_COMMAND": "train ddp"}, 75)):
+        with started(tmp_path, options=("--max-restarts=2",), **variables) as agent:
+            try:
+                agent.send_signal(signal.SIGTERM)
+                assert agent.wait(60) == code
+                assert agent.stderr is not None
+                assert "start again" not in agent.stderr.read()
+            finally:
+                agent.kill()
