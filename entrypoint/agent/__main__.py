@@ -46,8 +46,8 @@ with said_if_slow("loading PyTorch", is_said=IS_FIRST):
 
 from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.agent.agent import Status, run
-from muster.entrypoint.agent.failures import is_ours, not_met, parted, report, say
-from muster.errors import ExitCode, MusterError, code_for_job, one_line
+from muster.entrypoint.agent.failures import is_ours, not_met, parted, report
+from muster.errors import ExitCode, MusterError, code_for_job, one_line, say
 
 gc.enable()
 if QUIET:
@@ -143,7 +143,8 @@ class Warned(Status):
         if warning.name == "SIGTERM" and not is_ours():
             # Not by print: this may have come while another line was written.
             waits = "passed SIGTERM on to its ranks and waits for their end; a second SIGTERM ends them"
-            os.write(2, f"muster: {socket.gethostname()} {waits}\n".encode())
+            with suppress(OSError):
+                os.write(2, f"muster: {socket.gethostname()} {waits}\n".encode())
 
     def answer(self) -> int:
         """The exit code of a node that was stopped before its workers could write anything."""
@@ -156,7 +157,7 @@ class Warned(Status):
         # A rank whose training has begun has reported its log.
         has_begun = any(os.scandir(os.environ[LaunchVariable.RANK_REPORTS]))
         when = " before the training began" if can_start_again and not has_begun else ""
-        print(f"muster: ended by {heard} on {socket.gethostname()}{when}", file=sys.stderr)
+        say(f"muster: ended by {heard} on {socket.gethostname()}{when}")
         return ExitCode.PREEMPTED if can_start_again else ExitCode.FAILED
 
 
@@ -186,7 +187,8 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as reports:
         os.environ[LaunchVariable.RANK_REPORTS] = reports
         code = code_for_job(main(sys.argv[1:]), prints=IS_FIRST)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # of a full disk, or a reader that is gone
+            stream.flush()
     # A thread may wait inside torch for a store that is gone, and would abort an interpreter that ends.
     os._exit(code)

@@ -30,7 +30,7 @@ from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.agent.failures import first_of, how_ended, is_ours
 from muster.entrypoint.agent.nodes import Nodes
 from muster.entrypoint.rendezvous.network import within
-from muster.errors import ExitCode
+from muster.errors import ExitCode, say
 from muster.variables import LaunchVariable
 
 TELL_S = 5.0
@@ -269,7 +269,7 @@ class Agent(LocalElasticAgent):
         before, self._num_nodes = self._num_nodes, group.group_world_size
         if group.group_rank == 0 and before not in (0, self._num_nodes):
             nodes = "1 node" if self._num_nodes == 1 else f"{self._num_nodes} nodes"
-            tell(f"goes on with {nodes} instead of {before}")
+            say(f"muster: goes on with {nodes} instead of {before}")
 
     def _check_restart(self, spec: Any, failures: Mapping[int, Any]) -> None:
         """Restarts are for accidents: torchrun counts them down whatever the reason."""
@@ -294,9 +294,9 @@ class Agent(LocalElasticAgent):
         ended = f"rank {rank} on {socket.gethostname()} {how_ended(failures[rank].exitcode)}"
         if self._remaining_restarts:
             number = most - self._remaining_restarts + 1
-            tell(f"{ended}: the ranks start again, restart {number} of {most}")
+            say(f"muster: {ended}: the ranks start again, restart {number} of {most}")
         else:
-            tell(f"{ended}, and --max-restarts={most} allows no more restarts")
+            say(f"muster: {ended}, and --max-restarts={most} allows no more restarts")
 
 
 def end_groups(leaders: Iterable[int]) -> None:
@@ -353,10 +353,10 @@ def tell_if_apart(group: Any) -> None:
         return
     keys = group.store.underlying_store.list_keys()
     if all(key.startswith((f"{handler.get_run_id()}/", "muster/")) for key in keys):  # the agents' own
-        tell(
-            f"none of the {world_size} ranks opened a process group: each has run the whole script by itself, and a "
-            "file that it writes was written by all. To train together: torch.distributed.init_process_group() and "
-            "DistributedDataParallel; to run once: --nproc-per-node 1"
+        say(
+            f"muster: none of the {world_size} ranks opened a process group: each has run the whole script by itself, "
+            "and a file that it writes was written by all. To train together: torch.distributed.init_process_group() "
+            "and DistributedDataParallel; to run once: --nproc-per-node 1"
         )
 
 
@@ -364,8 +364,3 @@ def try_briefly(ask: Callable[[], None]) -> None:
     """Asks a store that may be gone, and then answers nobody: for TELL_S at most, and whatever it has met."""
     with suppress(Exception):
         within(TELL_S, ask)
-
-
-def tell(line: str) -> None:
-    """Prints a line for the user."""
-    print(f"muster: {line}", file=sys.stderr, flush=True)

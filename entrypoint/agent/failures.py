@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
-from muster.errors import ExitCode, MusterError
+from muster.errors import ExitCode, MusterError, say
 from muster.variables import LaunchVariable
 
 if TYPE_CHECKING:
@@ -89,10 +88,10 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
     say(MusterError(wrong, seen=message_of(first) or f"process {first.pid}", fix=fix))
     if first.exitcode < 0 and reports[rank]:
         log = reports[rank][0]
-        print(f"  log: {log}", *last_lines(Path(log)), sep="\n       ", file=sys.stderr)
+        say("\n       ".join([f"  log: {log}", *last_lines(Path(log))]))
     followed = ", ".join(map(str, sorted(failures.keys() - stopped - {rank})))
     if followed:
-        print(f"rank {followed} of this node ended after it", file=sys.stderr)
+        say(f"rank {followed} of this node ended after it")
     return ExitCode.FAILED
 
 
@@ -157,8 +156,3 @@ def parted(place: str, error: Exception) -> MusterError:
 
 def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-
-
-def say(error: MusterError) -> None:
-    """Prints the three lines of an error, ahead of what this process says next."""
-    print(error, file=sys.stderr, flush=True)

@@ -303,3 +303,14 @@ def test_a_warning_is_no_accident_after_which_ranks_start_again(tmp_path: Path) 
                 assert "start again" not in agent.stderr.read()
             finally:
                 agent.kill()
+
+
+def test_an_agent_whose_words_nobody_reads_has_its_code(tmp_path: Path) -> None:
+    with started(tmp_path, MUSTER_COMMAND="train ddp", MUSTER_MAX_REQUEUES="3") as agent:
+        assert agent.stderr is not None
+        try:
+            agent.stderr.close()
+            agent.send_signal(signal.SIGTERM)
+            assert agent.wait(60) == 75
+        finally:
+            agent.kill()
