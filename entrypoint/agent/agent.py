@@ -9,6 +9,7 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +36,8 @@ from muster.variables import LaunchVariable
 
 TELL_S = 5.0
 LEAVE_LOOK_S = 0.02
+BARRIER_LOOK_S = 0.5
+FOR_EVER_S = 365 * 86400.0
 GROUP_S = 3.0
 """Seconds from SIGTERM to SIGKILL for what a worker leaves running."""
 
@@ -221,7 +224,18 @@ class Agent(LocalElasticAgent):
         return result
 
     def _exit_barrier(self) -> None:
-        super()._exit_barrier()
+        torchs: Any = super()
+        if self._nodes is None:
+            torchs._exit_barrier()
+        else:
+            # torch's gives up after 5 minutes. The store would go with this node, or its beat would be missed, and the
+            # ranks that still work on other nodes would be ended for that.
+            self._exit_barrier_timeout = FOR_EVER_S
+            barrier = threading.Thread(target=torchs._exit_barrier, daemon=True)
+            barrier.start()
+            while barrier.is_alive() and not self._nodes.has_failed:
+                barrier.join(BARRIER_LOOK_S)
+            self._nodes.wait_for_others()
         if time.monotonic() - self._start > BRIEF_S and not is_ours():
             try_briefly(lambda: tell_if_apart(self._worker_group))
         leave(self)
