@@ -40,7 +40,7 @@ def duration(value: float | None) -> str:
     """A time in seconds, as it reads well: 11.7 ms, 1.67 s, 3 min 20 s, 2 h 05 min."""
     if value is None:
         return NONE
-    if abs(value) < 1:
+    if abs(value) < 0.9995:  # which is 1,000 ms in three digits
         return f"{value * 1e3:.3g} ms"
     if abs(value) < 60:
         return f"{value:.2f} s"

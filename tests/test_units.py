@@ -19,6 +19,7 @@ from muster import units
         (units.count, 1281167, "1,281,167"),
         (units.duration, 0.0117, "11.7 ms"),
         (units.duration, 0.00042, "0.42 ms"),
+        (units.duration, 0.9996, "1.00 s"),
         (units.duration, 8.64, "8.64 s"),
         (units.duration, 200, "3 min 20 s"),
         (units.duration, 7500, "2 h 05 min"),
