@@ -136,7 +136,7 @@ class Display:
         title = f"{summary['model']} on {summary['data']}, {summary['strategy']}"
         self.console.print()
         self.console.print(title, style="bold", markup=False)
-        self.console.print(table(summary, self.unit))
+        self.console.print(table(summary, self.unit, min(WIDTH, self.console.width)))
 
 
 def header(setup: Setup) -> dict[str, str]:
@@ -197,14 +197,14 @@ def promised_gpus(environ: Mapping[str, str], world: World) -> list[str]:
     ]
 
 
-def table(summary: dict[str, Any], unit: str) -> Table:
+def table(summary: dict[str, Any], unit: str, width: int) -> Table:
     """The table of `summary`, of which any fact may be missing.
 
     Args:
         unit: images or tokens.
     """
     device = "GPU" if summary["device"].startswith("cuda") else "process"
-    shown = Table(box=box.ROUNDED, show_header=False, width=WIDTH, padding=(0, 1))
+    shown = Table(box=box.ROUNDED, show_header=False, width=width, padding=(0, 1))
     shown.add_column(style="dim", no_wrap=True)
     shown.add_column(ratio=1, overflow="fold")
     score, show = ("perplexity", quantity) if unit == "tokens" else ("accuracy", partial(percent, digits=2))
@@ -213,8 +213,9 @@ def table(summary: dict[str, Any], unit: str) -> Table:
     losses = f"{summary['final_train_loss']:.4f} training, {summary['final_valid_loss']:.4f} validation"
     shown.add_row("loss", losses)
     shown.add_section()
-    speed(shown, summary, unit, device)
-    shown.add_section()
+    if summary["first_step_s"] is not None:  # a run that goes on may have nothing left but to validate
+        speed(shown, summary, unit, device)
+        shown.add_section()
     costs(shown, summary, unit, device)
     shown.add_section()
     if summary.get("profile"):
