@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import IntEnum
 
 
@@ -54,6 +55,12 @@ def one_line(text: str) -> str:
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
+def notify(text: object) -> None:
+    """Prints lines for the user. A full disk, or a reader that is gone, must not change how a process ends."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 ATTEMPT = "MUSTER_ATTEMPT"
 """How often the job was started before, from 0."""
 MAX_REQUEUES = "MUSTER_MAX_REQUEUES"
@@ -86,6 +93,5 @@ def code_for_job(code: int, env: Mapping[str, str] = os.environ, *, prints: bool
     is_last = attempt >= most
     if prints:
         what = "was the last one" if is_last else "ends with 75, by which the job script asks for the next"
-        line = f"muster: attempt {attempt + 1} of {most + 1} {what} ({MAX_REQUEUES}={most})"
-        print(line, file=sys.stderr, flush=True)
+        notify(f"muster: attempt {attempt + 1} of {most + 1} {what} ({MAX_REQUEUES}={most})")
     return ExitCode.FAILED if is_last else code

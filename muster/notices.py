@@ -1,9 +1,10 @@
 """Lines for the user while nothing else is to be seen."""
 
-import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+
+from muster import errors
 
 SILENCE_S = 1.0
 """For so long nobody asks whether a command hangs."""
@@ -20,8 +21,8 @@ def notice_if_slow(what: str, *, is_shown: bool = True, after_s: float = SILENCE
     """
 
     def show() -> None:
-        with suppress(OSError, ValueError):
-            print(f"muster: {what} ...", file=sys.stderr, flush=True)
+        with suppress(ValueError):
+            errors.notify(f"muster: {what} ...")
 
     timer = threading.Timer(after_s, show)
     timer.daemon = True

@@ -18,7 +18,6 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from types import FrameType
 
@@ -43,13 +42,12 @@ gc.disable()  # to look for garbage among what imports make, all of which stays,
 
 with notice_if_slow("loading PyTorch", is_shown=IS_FIRST):
     from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
     from torch.distributed.run import parse_args  # pyright: ignore[reportUnknownVariableType]
 
 from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.agent.agent import Status, run
-from muster.entrypoint.agent.failures import is_ours, lost_nodes, not_met, print_error, report
-from muster.errors import ExitCode, MusterError, code_for_job, one_line
+from muster.entrypoint.agent.failures import is_ours, lost_nodes, not_met, report
+from muster.errors import ExitCode, MusterError, code_for_job, notify, one_line
 
 gc.enable()
 if QUIET:
@@ -87,10 +85,10 @@ def main(argv: list[str]) -> int:
             wait_for(address, port, rendezvous.timeout_s(arguments))
         failures = run(arguments, status)
     except SignalException as error:
-        status.warning = status.warning or error.sigval.name
+        status.warning = error.sigval.name
         return status.answer()
     except MusterError as error:
-        print_error(error)
+        notify(error)
         return error.code
     except Exception as error:
         if status.warning == "SIGINT":
@@ -99,7 +97,7 @@ def main(argv: list[str]) -> int:
             raise
         endpoint = f"{address}:{port}"
         failure = lost_nodes(endpoint, error) if status.workers else not_met(address, port, arguments.nnodes, error)
-        print_error(failure)
+        notify(failure)
         return failure.code
     if failures and status.explains(failures):
         return status.answer()
@@ -111,7 +109,9 @@ class Warned(Status):
 
     def take_over(self, arguments: argparse.Namespace) -> None:
         """From now on this handles the signals, in torchrun's place."""
-        arguments.signals_to_handle = "SIGHUP,SIGQUIT"
+        # What is ignored, as by nohup, stays so; torch takes no empty list.
+        handled = [each for each in (signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(each) is not signal.SIG_IGN]
+        arguments.signals_to_handle = ",".join(each.name for each in (*handled, signal.SIGXCPU))
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._interrupt)
         for number in WARNINGS:
@@ -129,6 +129,8 @@ class Warned(Status):
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Passes a signal on to the workers; without any, or for a second SIGTERM, has torchrun end everything."""
+        if self.warning == "SIGINT":
+            return  # which ends all already, and has a code of its own
         warning = signal.Signals(number)
         # Of multiprocessing there is one more, which keeps its semaphores.
         workers = [child for child in psutil.Process().children() if child.pid in self.workers]
@@ -141,12 +143,8 @@ class Warned(Status):
         if warning.name == "SIGTERM" and not is_ours():
             # Not by print: this may have come while another line was written.
             line = "passed SIGTERM on to its ranks and waits for their end; a second SIGTERM ends them"
-            os.write(2, f"muster: {socket.gethostname()} {line}\n".encode())
-
-    def explains(self, failures: Mapping[int, ProcessFailure]) -> bool:
-        """Whether the workers were ended by this very signal, before they could handle it."""
-        name = self.warning
-        return name == "SIGINT" or (name != "" and all(each.signal_name() == name for each in failures.values()))
+            with suppress(OSError):
+                os.write(2, f"muster: {socket.gethostname()} {line}\n".encode())
 
     def answer(self) -> int:
         """The exit code of a node that was stopped before its workers could write anything."""
@@ -156,8 +154,10 @@ class Warned(Status):
             return ExitCode.INTERRUPTED
         # Our trainers had not begun, and can be started again as they were; of other programs nobody knows that.
         can_start_again = is_ours() and name in {number.name for number in WARNINGS}
-        when = " before the training began" if can_start_again else ""
-        print(f"muster: ended by {name} on {socket.gethostname()}{when}", file=sys.stderr)
+        # A rank whose training has begun has reported its log.
+        has_begun = any(os.scandir(os.environ[LaunchVariable.RANK_REPORTS]))
+        when = " before the training began" if can_start_again and not has_begun else ""
+        notify(f"muster: ended by {name} on {socket.gethostname()}{when}")
         return ExitCode.PREEMPTED if can_start_again else ExitCode.FAILED
 
 
@@ -187,7 +187,8 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as reports:
         os.environ[LaunchVariable.RANK_REPORTS] = reports
         code = code_for_job(main(sys.argv[1:]), prints=IS_FIRST)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # of a full disk, or a reader that is gone
+            stream.flush()
     # A thread may wait inside torch for a store that is gone, and would abort an interpreter that ends.
     os._exit(code)

@@ -9,6 +9,7 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -30,11 +31,13 @@ from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.agent.failures import first_of, how_ended, is_ours
 from muster.entrypoint.agent.nodes import Nodes
 from muster.entrypoint.rendezvous.network import within
-from muster.errors import ExitCode, MusterError
+from muster.errors import ExitCode, MusterError, notify
 from muster.variables import LaunchVariable
 
 BRIEFLY_S = 5.0
 LEAVE_POLL_S = 0.02
+BARRIER_POLL_S = 0.5
+FOR_EVER_S = 365 * 86400.0
 GROUP_S = 3.0
 """Seconds from SIGTERM to SIGKILL for what a worker leaves running."""
 
@@ -78,6 +81,11 @@ class Status:
     ended: dict[int, str] = field(default_factory=dict[int, str])
     stopped: set[int] = field(default_factory=set[int])
     elsewhere: str = ""
+
+    def explains(self, failures: Mapping[int, ProcessFailure]) -> bool:
+        """Whether the workers were ended by this very signal, before they could handle it."""
+        name = self.warning
+        return name == "SIGINT" or (name != "" and all(each.signal_name() == name for each in failures.values()))
 
 
 def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailure]:
@@ -223,7 +231,18 @@ class Agent(LocalElasticAgent):
         return result
 
     def _exit_barrier(self) -> None:
-        super()._exit_barrier()
+        torchs: Any = super()
+        if self._nodes is None:
+            torchs._exit_barrier()
+        else:
+            # torch's gives up after 5 minutes. The store would go with this node, or its beat would be missed, and the
+            # ranks that still work on other nodes would be ended for that.
+            self._exit_barrier_timeout = FOR_EVER_S
+            barrier = threading.Thread(target=torchs._exit_barrier, daemon=True)
+            barrier.start()
+            while barrier.is_alive() and not self._nodes.has_failed:
+                barrier.join(BARRIER_POLL_S)
+            self._nodes.wait_for_others()
         if time.monotonic() - self._start > BRIEF_S and not is_ours():
             try_briefly(lambda: warn_if_no_group(self._worker_group))
         leave(self)
@@ -271,7 +290,7 @@ class Agent(LocalElasticAgent):
         before, self._num_nodes = self._num_nodes, group.group_world_size
         if group.group_rank == 0 and before not in (0, self._num_nodes):
             nodes = "1 node" if self._num_nodes == 1 else f"{self._num_nodes} nodes"
-            notify(f"goes on with {nodes} instead of {before}")
+            notify(f"muster: goes on with {nodes} instead of {before}")
 
     def _check_restart(self, spec: Any, failures: Mapping[int, Any]) -> None:
         """Restarts are for accidents: torchrun counts them down whatever the reason."""
@@ -286,13 +305,19 @@ class Agent(LocalElasticAgent):
             return
         if not most:
             return
+        if self._status.explains(failures):
+            # As if it had come before they were started. Other nodes go on without this one.
+            raise SignalException("the workers were warned", sigval=signal.Signals[self._status.warning])
+        if self._status.warning == "SIGTERM":
+            self._remaining_restarts = 0
+            return
         rank = first_of(failures)
         ended = f"rank {rank} on {socket.gethostname()} {how_ended(failures[rank].exitcode)}"
         if self._remaining_restarts:
             number = most - self._remaining_restarts + 1
-            notify(f"{ended}: the ranks start again, restart {number} of {most}")
+            notify(f"muster: {ended}: the ranks start again, restart {number} of {most}")
         else:
-            notify(f"{ended}, and --max-restarts={most} allows no more restarts")
+            notify(f"muster: {ended}, and --max-restarts={most} allows no more restarts")
 
 
 def end_groups(leaders: Iterable[int]) -> None:
@@ -350,9 +375,9 @@ def warn_if_no_group(group: Any) -> None:
     keys = group.store.underlying_store.list_keys()
     if all(key.startswith((f"{handler.get_run_id()}/", "muster/")) for key in keys):  # the agents' own
         notify(
-            f"none of the {world_size} ranks opened a process group: each has run the whole script by itself, and a "
-            "file that it writes was written by all. To train together: torch.distributed.init_process_group() and "
-            "DistributedDataParallel; to run once: --nproc-per-node 1"
+            f"muster: none of the {world_size} ranks opened a process group: each has run the whole script by itself, "
+            "and a file that it writes was written by all. To train together: torch.distributed.init_process_group() "
+            "and DistributedDataParallel; to run once: --nproc-per-node 1"
         )
 
 
@@ -360,8 +385,3 @@ def try_briefly(ask: Callable[[], None]) -> None:
     """Asks a store that may be gone, and then answers nobody: for TELL_S at most, and whatever it has met."""
     with suppress(Exception):
         within(BRIEFLY_S, ask)
-
-
-def notify(line: str) -> None:
-    """Prints a line for the user."""
-    print(f"muster: {line}", file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
-from muster.errors import ExitCode, MusterError
+from muster.errors import ExitCode, MusterError, notify
 from muster.variables import LaunchVariable, RankReport
 
 if TYPE_CHECKING:
@@ -86,13 +85,13 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
     elif first.exitcode < 0:
         fix = FIX_BY_SIGNAL.get(first.signal_name(), fix)
     wrong = f"rank {rank} on {socket.gethostname()} {how}, and this node's other ranks were stopped"
-    print_error(MusterError(wrong, seen=message_of(first) or f"process {first.pid}", fix=fix))
+    notify(MusterError(wrong, seen=message_of(first) or f"process {first.pid}", fix=fix))
     if first.exitcode < 0 and reports[rank]:
         log = reports[rank][0]
-        print(f"  log: {log}", *last_lines(Path(log)), sep="\n       ", file=sys.stderr)
+        notify("\n       ".join([f"  log: {log}", *last_lines(Path(log))]))
     followed = ", ".join(map(str, sorted(failures.keys() - stopped - {rank})))
     if followed:
-        print(f"rank {followed} of this node ended after it", file=sys.stderr)
+        notify(f"rank {followed} of this node ended after it")
     return ExitCode.FAILED
 
 
@@ -157,8 +156,3 @@ def lost_nodes(endpoint: str, error: Exception) -> MusterError:
 
 def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-
-
-def print_error(error: MusterError) -> None:
-    """Prints the three lines of an error, ahead of what this process prints next."""
-    print(error, file=sys.stderr, flush=True)

@@ -29,11 +29,13 @@ def find(program: Program, allocation: Allocation, env: Mapping[str, str]) -> tu
         MusterError: a variable that the script sets is no number.
     """
     times = _times(env, allocation)
-    if not env.get(MAX_REQUEUES) or allocation.job_id is None:
+    if not env.get(MAX_REQUEUES):
         return program, Additions(times)
     whole_number(env, MAX_REQUEUES)
     # Slurm counts restarts itself, and its jobs inherit variables of the one that submits them.
     given = 0 if allocation.scheduler == "slurm" else whole_number(env, ATTEMPT)
+    if allocation.job_id is None:
+        return program, Additions(times)
     attempt = max(given, allocation.attempt)
     options = {word.partition("=")[0] for word in program.words}
     more: list[str] = []

@@ -32,7 +32,7 @@ from muster.entrypoint.rendezvous import address, network
 from muster.entrypoint.rendezvous.address import Rendezvous
 from muster.entrypoint.sites import defaults, recognise
 from muster.entrypoint.sites.recognise import Recognised
-from muster.errors import ATTEMPT, MusterError
+from muster.errors import ATTEMPT, MusterError, notify
 from muster.variables import LaunchVariable
 
 INIT = "tini"
@@ -116,7 +116,7 @@ def start(
         if port := context.rendezvous.master_port:
             network.check_port_free(port, f"{port} from {context.rendezvous.sources['master_port']}")
         shown = allocation if program.framework == "torch" else allocation.of_tasks()
-        print(show.headline(shown, context.rendezvous, launch), file=sys.stderr)
+        notify(show.headline(shown, context.rendezvous, launch))
     execute(launch, env)
 
 
@@ -371,8 +371,9 @@ def execute(launch: Launch, env: Environment) -> NoReturn:
         interruption.hold()
     else:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # of a full disk, or a reader that is gone
+            stream.flush()
     argv = [*_init(env), *launch.argv]
     variables = launch.environment(env)
     try:

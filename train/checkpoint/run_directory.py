@@ -17,7 +17,6 @@ from threading import Event, Thread
 from typing import Any
 
 import msgspec
-import psutil
 from torch import nn
 
 from muster.config import Options
@@ -262,22 +261,33 @@ class Writer(msgspec.Struct, frozen=True):
 
     Attributes:
         pid: its id in `namespace`.
-        started: when it started, in seconds since 1970, as a later process may have this id.
+        started: when it started, in the kernel's ticks since the host did: a later process may have this id. Not in
+            seconds since 1970, which change when the clock is set.
         launch: the id of its launch, if it has one.
     """
 
     host: str
     pid: int
     namespace: str
-    started: float
+    started: int
     launch: str
 
     @classmethod
     def here(cls, launch: str) -> "Writer":
         """This process."""
-        process = psutil.Process()
-        namespace = os.readlink("/proc/self/ns/pid")
-        return cls(socket.gethostname(), process.pid, namespace, process.create_time(), launch)
+        pid, namespace = os.getpid(), os.readlink("/proc/self/ns/pid")
+        return cls(socket.gethostname(), pid, namespace, started(pid) or 0, launch)
+
+
+def started(pid: int) -> int | None:
+    """When this process started, in ticks since its host did; None where there is none.
+
+    Source: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html (starttime)
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    except OSError:
+        return None
 
 
 def claim(folder: Path, launch: str) -> None:
@@ -324,9 +334,7 @@ def is_alive(path: Path, own: Writer) -> bool:
     if other is not None and own.launch and other.launch == own.launch:
         return False  # the ranks of this launch were started again
     if other is not None and (other.host, other.namespace) == (own.host, own.namespace):
-        with suppress(psutil.NoSuchProcess):
-            return other.pid != own.pid and abs(psutil.Process(other.pid).create_time() - other.started) < 1
-        return False
+        return other.pid != own.pid and started(other.pid) == other.started
     console.notify(f"muster: looks for {SILENT_S:.0f} s whether another training writes into {path.parent}")
     first, end = touched(path), time.monotonic() + SILENT_S
     while time.monotonic() < end:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import psutil
 
@@ -48,7 +49,8 @@ class Guard:
             self.on_orphaned(error)
             return
         # At once, and without clearing up: the main thread may hold any lock, and no other rank has heard of this one.
-        os.write(2, f"{error}\n".encode(errors="replace"))
+        with suppress(OSError):  # whoever read it may be gone, too
+            os.write(2, f"{error}\n".encode(errors="replace"))
         os._exit(ExitCode.FAILED)
 
 

@@ -48,6 +48,8 @@ class Lines:
 class Tee(io.TextIOBase):
     """A stream like `screen` whose lines go to the log too, without colours and without what was overwritten.
 
+    A screen that takes no more (a full disk, a terminal that was closed, a pipe that nobody reads) ends no training.
+
     Args:
         lines: where they are shown in place of `screen`.
     """
@@ -60,12 +62,17 @@ class Tee(io.TextIOBase):
         whole, newline, rest = (self.rest + text).rpartition("\n")
         self.rest = rest
         if self.lines is None:
-            self.screen.write(text)
+            self.draw(text)
         elif newline:
             self.lines.write(whole)
         if newline:
             write_log(self.log, plain(whole))
         return len(text)
+
+    def draw(self, text: str) -> None:
+        """Shows `text`, which is not for the log."""
+        with suppress(OSError):
+            self.screen.write(text)
 
     def end_line(self) -> None:
         """Ends the last line, where it has begun."""
@@ -73,7 +80,8 @@ class Tee(io.TextIOBase):
             self.write("\n")
 
     def flush(self) -> None:
-        self.screen.flush()
+        with suppress(OSError):
+            self.screen.flush()
 
     def isatty(self) -> bool:
         # In a job Open MPI gives each rank a terminal of its own, and writes what comes out there into the job's file.
@@ -107,9 +115,10 @@ def show(log: TextIO, prefix: str | None) -> None:
     _outputs.log = log
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        stream.flush()
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # of a path's bytes, or in a locale without the character
+        with suppress(OSError):
+            stream.flush()
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # a path may have letters that the console has not
         lines = None if prefix is None else Lines(os.dup(stream.fileno()), prefix, stream.encoding)
         replace_stream(name, Tee(stream, log, lines))
 
@@ -136,7 +145,7 @@ def replace_stream(name: str, stream: Tee) -> None:
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", ()):
             if isinstance(handler, logging.StreamHandler) and handler.stream is stream.screen:
-                handler.setStream(stream)
+                handler.stream = stream  # setStream would write out the old one first
 
 
 def notify(text: str) -> None:

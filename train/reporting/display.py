@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from rich import box
@@ -50,9 +50,9 @@ class Display:
         is_terminal = sys.stdout.isatty()
         width = None if is_terminal else WIDTH
         self.console = Console(file=sys.stdout, width=width, highlight=False, quiet=not enabled)
-        self.screen: TextIO | None = None
+        self.draw: Callable[[str], object] | None = None
         if enabled and is_terminal:
-            self.screen = sys.stdout.screen if isinstance(sys.stdout, Tee) else sys.stdout
+            self.draw = sys.stdout.draw if isinstance(sys.stdout, Tee) else sys.stdout.write
         self.head_shown = False
         self.last_loss: float | None = None
         self.line_due = self.screen_due = 0.0
@@ -84,7 +84,7 @@ class Display:
         """Shows that `done` steps of the epoch are done, `step` in all; now and then."""
         now = time.perf_counter()
         is_line_due = step % self.log_every == 0 if self.log_every else now >= self.line_due
-        is_screen_due = self.screen is not None and now >= self.screen_due
+        is_screen_due = self.draw is not None and now >= self.screen_due
         if not self.enabled or not (is_line_due or is_screen_due):
             return
         seconds = now - self.started
@@ -93,21 +93,21 @@ class Display:
         line = f"  epoch {self.epoch_number}/{self.epochs}  step {done}/{self.num_steps}  {state}"
         if is_line_due:
             self.line_due = now + LINE_EVERY_S
-            (self.console.print if self.screen is None else console.log_line)(line)
-        if self.screen is not None:
+            (self.console.print if self.draw is None else console.log_line)(line)
+        if self.draw is not None:
             self.screen_due = now + REFRESH_EVERY_S
             bar = "#" * (BAR_WIDTH * done // self.num_steps)
             left = duration(seconds / done * (self.num_steps - done))
             line = f"  epoch {self.epoch_number}/{self.epochs}  [{bar:.<{BAR_WIDTH}}] {done}/{self.num_steps}"
             line += f"  {state}  {left} left"
             # Whatever is printed next stands in the place of it.
-            self.screen.write(f"{line[: self.console.width - 1]}{ERASE}\r")
-            self.screen.flush()
+            self.draw(f"{line[: self.console.width - 1]}{ERASE}\r")
+            sys.stdout.flush()
 
     def clear(self) -> None:
         """Takes away the line of a terminal that is written over."""
-        if self.screen is not None:
-            self.screen.write(ERASE)
+        if self.draw is not None:
+            self.draw(ERASE)
 
     def epoch(self, record: dict[str, Any]) -> None:
         """Shows the results of an epoch."""
@@ -136,7 +136,7 @@ class Display:
         title = f"{summary['model']} on {summary['data']}, {summary['strategy']}"
         self.console.print()
         self.console.print(title, style="bold", markup=False)
-        self.console.print(table(summary, self.unit))
+        self.console.print(table(summary, self.unit, min(WIDTH, self.console.width)))
 
 
 def header(setup: Setup) -> dict[str, str]:
@@ -197,14 +197,14 @@ def promised_gpus(environ: Mapping[str, str], world: World) -> list[str]:
     ]
 
 
-def table(summary: dict[str, Any], unit: str) -> Table:
+def table(summary: dict[str, Any], unit: str, width: int) -> Table:
     """The table of `summary`, of which any fact may be missing.
 
     Args:
         unit: images or tokens.
     """
     device = "GPU" if summary["device"].startswith("cuda") else "process"
-    shown = Table(box=box.ROUNDED, show_header=False, width=WIDTH, padding=(0, 1))
+    shown = Table(box=box.ROUNDED, show_header=False, width=width, padding=(0, 1))
     shown.add_column(style="dim", no_wrap=True)
     shown.add_column(ratio=1, overflow="fold")
     score, show = ("perplexity", quantity) if unit == "tokens" else ("accuracy", partial(percent, digits=2))
@@ -213,8 +213,9 @@ def table(summary: dict[str, Any], unit: str) -> Table:
     losses = f"{summary['final_train_loss']:.4f} training, {summary['final_valid_loss']:.4f} validation"
     shown.add_row("loss", losses)
     shown.add_section()
-    speed(shown, summary, unit, device)
-    shown.add_section()
+    if summary["first_step_s"] is not None:  # a run that goes on may have nothing left but to validate
+        speed(shown, summary, unit, device)
+        shown.add_section()
     costs(shown, summary, unit, device)
     shown.add_section()
     if summary.get("profile"):

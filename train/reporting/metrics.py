@@ -199,13 +199,17 @@ class StepTimes:
         return {"step_s": step_s, "data_wait_s": min(data_s, step_s), "waits_s": waits_s, "busy_s": busy_s}
 
     def summary(self, global_batch: int, world_size: int, unit: str = "images") -> dict[str, object]:
-        """Rates and times of the steps after the first; of the first where it is the only one.
+        """Rates and times of the steps after the first; of the first where it is the only one. None without any.
 
         Args:
             global_batch: images or tokens of a step, whichever is the `unit`.
         """
         self.stretches.read(wait=True)
-        first_s = self.first_s or 0.0
+        if self.first_s is None:
+            names = "step_time_s", "first_step_s", "data_wait_share"
+            rates = f"{unit}_per_second", f"{unit}_per_second_per_rank"
+            return {**dict.fromkeys((*rates, *names)), "num_timed_steps": 0}
+        first_s = self.first_s
         seconds = self.seconds or [first_s]
         total_s = sum(seconds)
         rate = len(seconds) * global_batch / total_s if total_s else 0.0

@@ -112,7 +112,7 @@ def collect(
     all_bad = {name: reason for rank in by_rank for name, reason in rank["bad_samples"].items()}
     last = progress.history[-1]
     rates = times.summary(setup.targets_of_step, world.world_size, source.unit)
-    rate = float(rates[f"{source.unit}_per_second_per_rank"])  # type: ignore[arg-type]
+    rate: Any = rates[f"{source.unit}_per_second_per_rank"]
     return {
         "strategy": setup.strategy,
         "model": options.model,
@@ -235,11 +235,11 @@ def traced(profile: Profile | None, note: Callable[[str], None]) -> dict[str, An
     return {"profile": NAME, "profile_steps": profile.num_traced}
 
 
-def work(setup: Setup, rate: float, num_devices: int, note: Callable[[str], None]) -> dict[str, Any]:
+def work(setup: Setup, rate: float | None, num_devices: int, note: Callable[[str], None]) -> dict[str, Any]:
     """Operations of a sample, a second and at most; null is what is not known.
 
     Args:
-        rate: images or tokens a second of a rank.
+        rate: images or tokens a second of a rank, if there is one.
         num_devices: of a rank.
     """
     options, source = setup.options, setup.source
@@ -249,7 +249,7 @@ def work(setup: Setup, rate: float, num_devices: int, note: Callable[[str], None
     except Exception as error:  # a model that can't be computed without content: a run is not to fail for that
         note(f"the operations of {options.model} could not be counted: {str(error).partition(chr(10))[0]}")
         of_sample = None
-    done = None if of_sample is None else of_sample * rate
+    done = None if of_sample is None or rate is None else of_sample * rate
     return {
         "flops_per_sample": of_sample,
         "flops_per_second_per_rank": done,

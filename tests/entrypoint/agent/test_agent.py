@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -213,3 +214,104 @@ def test_of_a_rank_that_nccl_has_aborted_the_reason_is_shown_and_not_its_stack(
     assert "--timeout-s" in said
     assert reason in said
     assert "frame #" not in said
+
+
+WAITS = """
+import os, signal, sys, time
+def hear(number, frame):
+    os.write(1, b"heard\\n")
+    if number == signal.SIGINT:
+        time.sleep(1)
+        os._exit(0)
+for name in sys.argv[2:]:
+    signal.signal(getattr(signal, name), hear)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # held while it started
+if "reports" in sys.argv:
+    open(os.path.join(os.environ["MUSTER_RANK_REPORTS"], str(os.getpid())), "w").close()
+os.write(1, b"ready\\n")
+while not os.path.exists("go"):
+    time.sleep(0.05)
+"""
+
+
+def started(
+    folder: Path, *words: str, options: tuple[str, ...] = (), nohup: bool = False, **variables: str
+) -> "subprocess.Popen[str]":
+    """An agent whose two workers are ready, and end when there is a file `go` in `folder`."""
+
+    def prepare() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what starts the tests may ignore it
+
+    (folder / "worker.py").write_text(WAITS)
+    *command, worker = argv()
+    agent = subprocess.Popen(
+        [*command, *options, worker, *words], cwd=folder, env=environment(folder) | variables, text=True,
+        preexec_fn=prepare, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert agent.stdout is not None
+    assert [agent.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    return agent
+
+
+@pytest.mark.parametrize("nohup", [True, False])
+def test_a_terminal_that_is_closed_ends_nothing_under_nohup(tmp_path: Path, nohup: bool) -> None:
+    with started(tmp_path, nohup=nohup) as agent:
+        try:
+            agent.send_signal(signal.SIGHUP)
+            with suppress(subprocess.TimeoutExpired):
+                agent.wait(0.5)
+            (tmp_path / "go").touch()
+            assert agent.wait(60) == (0 if nohup else 1)
+        finally:
+            agent.kill()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code", "words"),
+    [
+        ("SIGINT", "SIGTERM", 130, "was interrupted"),  # as LSF's bkill sends them
+        ("SIGUSR1", "SIGHUP", 1, "ended by SIGHUP"),
+        ("SIGTERM", "SIGTERM", 75, "ended by SIGTERM"),
+    ],
+)
+def test_of_two_signals_the_one_that_ends_the_launch_is_told(
+    tmp_path: Path, first: str, second: str, code: int, words: str
+) -> None:
+    with started(tmp_path, "reports", first, MUSTER_COMMAND="train ddp") as agent:
+        assert agent.stdout is not None
+        try:
+            agent.send_signal(getattr(signal, first))
+            assert agent.stdout.readline() == "heard\n"
+            agent.send_signal(getattr(signal, second))
+            (tmp_path / "go").touch()
+            assert agent.wait(60) == code
+            assert agent.stderr is not None
+            said = agent.stderr.read()
+        finally:
+            agent.kill()
+    assert words in said
+    assert "before the training began" not in said
+
+
+def test_a_warning_is_no_accident_after_which_ranks_start_again(tmp_path: Path) -> None:
+    for variables, code in (({}, 1), ({"MUSTER_COMMAND": "train ddp"}, 75)):
+        with started(tmp_path, options=("--max-restarts=2",), **variables) as agent:
+            try:
+                agent.send_signal(signal.SIGTERM)
+                assert agent.wait(60) == code
+                assert agent.stderr is not None
+                assert "start again" not in agent.stderr.read()
+            finally:
+                agent.kill()
+
+
+def test_an_agent_whose_words_nobody_reads_has_its_code(tmp_path: Path) -> None:
+    with started(tmp_path, MUSTER_COMMAND="train ddp", MUSTER_MAX_REQUEUES="3") as agent:
+        assert agent.stderr is not None
+        try:
+            agent.stderr.close()
+            agent.send_signal(signal.SIGTERM)
+            assert agent.wait(60) == 75
+        finally:
+            agent.kill()

@@ -1,11 +1,13 @@
 """What the agent does beside torchrun: it counts restarts, and parts from other nodes in order."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -220,3 +222,76 @@ def test_a_program_that_is_not_there_is_told_without_a_traceback() -> None:
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 3)
     assert "/no/such" in done.stderr
     assert "\x1b" not in done.stderr
+
+
+QUICK = """
+import runpy
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from muster.entrypoint.agent import agent, nodes
+nodes.BEAT_S, agent.TELL_S = 0.5, 0.5
+begin = SimpleElasticAgent.__init__
+def quick(self, spec, exit_barrier_timeout, shutdown_timeout=30):
+    begin(self, spec, 1.0, shutdown_timeout)
+SimpleElasticAgent.__init__ = quick
+runpy.run_module("muster.entrypoint.agent", run_name="__main__", alter_sys=True)
+"""
+"""An agent that misses others after 5 s in place of 45, and whose barrier of torch's lasts one second."""
+
+WORKS = """
+import os, sys, time
+works = os.environ["RANK"] in sys.argv[1]
+os.write(1, b"works\\n" if works else b"is done\\n")
+if works:
+    while not os.path.exists("go"):
+        time.sleep(0.05)
+"""
+
+
+@contextmanager
+def two_nodes(folder: Path, words: str) -> Iterator[list["subprocess.Popen[str]"]]:
+    """The agents of two nodes with a worker each; those of the ranks in `words` work until there is a file `go`."""
+    (folder / "script.py").write_text(WORKS)
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    env = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    argv = [sys.executable, "-P", "-c", QUICK, "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=static"]
+    argv += ["--master-addr=127.0.0.1", f"--master-port={port}", "--rdzv-conf=timeout=60", "--max-restarts=0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    nodes = [
+        subprocess.Popen([*argv, f"--node-rank={node}", "script.py", words], cwd=folder, env=env, text=True, **pipes)
+        for node in range(2)
+    ]
+    try:
+        for rank, node in enumerate(nodes):
+            assert node.stdout is not None
+            assert node.stdout.readline() == ("works\n" if str(rank) in words else "is done\n")
+        yield nodes
+    finally:
+        for node in nodes:
+            node.kill()
+            node.communicate()
+
+
+@pytest.mark.full
+def test_a_launch_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
+    with two_nodes(tmp_path, "01") as nodes:
+        time.sleep(1)  # they have heard each other
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for node in nodes:
+                node.send_signal(number)
+            time.sleep(7)
+        (tmp_path / "go").touch()
+        assert [node.wait(30) for node in nodes] == [0, 0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_who_is_done_waits_for_those_who_still_work(tmp_path: Path, rank: str) -> None:
+    with two_nodes(tmp_path, rank) as nodes:
+        with pytest.raises(subprocess.TimeoutExpired):
+            nodes[1 - int(rank)].wait(5)
+        (tmp_path / "go").touch()
+        said = [node.communicate(timeout=30)[1] for node in nodes]
+        assert [node.returncode for node in nodes] == [0, 0]
+        assert "Traceback" not in "".join(said)

@@ -150,6 +150,10 @@ def test_what_is_no_number_is_refused(name: str, text: str) -> None:
     with pytest.raises(MusterError) as refusal:
         planned(recorded(TASKS["lsf"], **{name: text}))
     assert (refusal.value.code, refusal.value.seen) == (2, f"{name}={text}")
+    # It is read at the end of every launch.
+    with pytest.raises(MusterError) as refusal:
+        planned(Environment({"MUSTER_MAX_REQUEUES": "10", name: text}))
+    assert (refusal.value.code, refusal.value.seen) == (2, f"{name}={text}")
 
 
 @pytest.mark.parametrize(

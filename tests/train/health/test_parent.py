@@ -177,3 +177,24 @@ def members(group):
         if int(number) == group and state != "Z":
             found.append(int(name))
     return found
+
+
+UNREAD = """
+import os, time
+from muster.train.health.parent import Guard
+here, there = os.pipe()
+if os.fork():
+    os.read(here, 1)
+    os._exit(0)
+Guard({"WORLD_SIZE": "2"})
+err, other = os.pipe()
+os.dup2(other, 2)
+os.close(err)
+os.write(there, b"!")
+time.sleep(100)
+"""
+
+
+def test_a_rank_whose_words_nobody_reads_ends_too():
+    """It holds its standard output open until then."""
+    subprocess.run([sys.executable, "-c", UNREAD], env=environment({}), stdout=subprocess.PIPE, timeout=30, check=True)

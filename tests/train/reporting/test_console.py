@@ -190,3 +190,21 @@ def test_a_rank_of_open_mpi_in_a_job_draws_no_bars_into_the_jobs_file(monkeypatc
         assert stream.isatty()
         monkeypatch.setenv("MUSTER_SCHEDULER", "pbs")
         assert not stream.isatty()
+
+
+@pytest.mark.process
+def test_a_console_that_takes_nothing_ends_no_training(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "muster.train", "single", *SHORT, "--name=run", f"--runs-dir={tmp_path}"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(argv, env=environment(), cwd=tmp_path, stdout=full, stderr=full, timeout=150)
+    assert done.returncode == 0
+    assert "validation accuracy" in log_of(tmp_path / "run", 0)
+
+
+@pytest.mark.process
+def test_letters_that_the_console_has_not_end_no_training(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "muster.train", "single", *SHORT, "--name=run", f"--runs-dir={tmp_path / 'größe'}"]
+    env = environment({"PYTHONIOENCODING": "ascii"})
+    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert "gr\\xf6\\xdfe/run" in done.stdout

@@ -2,7 +2,11 @@
 
 import io
 
+import torch
+
+from muster.train.reporting.console import plain
 from muster.train.reporting.display import Display
+from muster.train.reporting.metrics import StepTimes
 
 SUMMARY = {
     "model": "resnet50",
@@ -96,3 +100,28 @@ def test_what_a_trace_says_is_told(monkeypatch):
     for words in ("profile/rank-0.json.gz", "5 steps of rank 0", "ui.perfetto.dev", "operations.txt"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_run_that_had_but_to_validate_shows_no_speed(monkeypatch):
+    times = StepTimes(torch.device("cpu")).summary(64, 1)
+    assert (times["num_timed_steps"], times["images_per_second"], times["first_step_s"]) == (0, None, None)
+    text = shown(monkeypatch, **times, flops_per_second_per_rank=None, slowest_rank=None)
+    assert "76.13%" in text
+    for words in ("per second", "time of a step", "first step", "FLOP/s"):
+        assert words not in text
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_on_a_narrow_terminal_nothing_of_the_table_is_cut_off(monkeypatch):
+    monkeypatch.setattr("sys.stdout", out := Terminal())
+    monkeypatch.setenv("COLUMNS", "40")
+    Display(enabled=True, epochs=1, global_batch=64).summary(SUMMARY)
+    text = plain(out.getvalue())
+    table = text[text.index("╭") :].splitlines()
+    assert {len(line) for line in table} == {40}
+    for words in ("2,345,678.9", "76.45%", "112,590"):
+        assert words in text
