@@ -435,6 +435,15 @@ def test_a_value_that_torchruns_option_does_not_take_is_no_fault_of_the_network(
     three_lines("\n".join(line for line in answer.stderr.splitlines() if not line.startswith("muster: ")))
 
 
+def test_torchruns_options_after_the_script_are_its_own_and_a_line_says_so(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import sys\n")
+    (tmp_path / "spawns.py").write_text("parser.add_argument('--nproc_per_node')\n")
+    for script, is_told in (("plain.py", True), ("spawns.py", False)):
+        answer = command("muster", "run", "--nproc-per-node=1", script, "--nproc-per-node=4", "--lr=1", cwd=tmp_path)
+        assert ("--nproc-per-node, which stands after it" in answer.stderr) == is_told
+        assert "--lr" not in answer.stderr
+
+
 def test_what_detect_records_it_reads_back(command: Run, tmp_path: Path) -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01", "SLURMD_NODENAME": "node01"}
     written = command("muster", "detect", "--record", "job.env", env=job, cwd=tmp_path)
