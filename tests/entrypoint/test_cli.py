@@ -444,6 +444,12 @@ def test_torchruns_options_after_the_script_are_its_own_and_a_line_says_so(comma
         assert "--lr" not in answer.stderr
 
 
+def test_a_site_that_there_is_not_is_told_with_the_variable_that_names_it(command: Run) -> None:
+    answer = command("train", "ddp", "--dry-run", env={"MUSTER_SITE": "nosuch"})
+    assert answer.returncode == 2
+    assert "MUSTER_SITE=nosuch" in three_lines(answer.stderr)[1]
+
+
 def test_what_detect_records_it_reads_back(command: Run, tmp_path: Path) -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01", "SLURMD_NODENAME": "node01"}
     written = command("muster", "detect", "--record", "job.env", env=job, cwd=tmp_path)
