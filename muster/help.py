@@ -36,7 +36,7 @@ LAUNCH = ("Launch", "This site and its network", "Look first")
 """Headings of options that many commands have; those of a launch come last."""
 
 NAME_WIDTH = 26
-MOST_COLUMNS = 100
+LEAST_COLUMNS, MOST_COLUMNS = 40, 100
 
 
 class Command(TyperCommand):
@@ -44,7 +44,7 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help text for a terminal of this width."""
-        columns = min(shutil.get_terminal_size().columns, MOST_COLUMNS)
+        columns = max(LEAST_COLUMNS, min(shutil.get_terminal_size().columns, MOST_COLUMNS))
         is_all = NAMES[-1] in sys.argv
         for line in _lines(self, ctx, columns, is_all):
             formatter.write(line + "\n")

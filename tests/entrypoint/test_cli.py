@@ -450,6 +450,14 @@ def test_a_site_that_there_is_not_is_told_with_the_variable_that_names_it(comman
     assert "MUSTER_SITE=nosuch" in three_lines(answer.stderr)[1]
 
 
+def test_a_terminal_that_lacks_letters_or_columns_shows_all_the_same(command: Run) -> None:
+    shown = command("muster", "site", "juwels-booster", env={"PYTHONIOENCODING": "ascii"})
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "J\\xfclich" in shown.stdout
+    narrow = command("train", "ddp", "--help", env={"COLUMNS": "20"})
+    assert (narrow.returncode, narrow.stderr) == (0, "")
+
+
 def test_what_detect_records_it_reads_back(command: Run, tmp_path: Path) -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01", "SLURMD_NODENAME": "node01"}
     written = command("muster", "detect", "--record", "job.env", env=job, cwd=tmp_path)
