@@ -1,5 +1,6 @@
 """The commands `train` and `muster`: parse, call, print."""
 
+import errno
 import json
 import os
 import re
@@ -36,7 +37,7 @@ from muster.entrypoint.options import (
     TorchrunOptions,
 )
 from muster.entrypoint.rendezvous import address
-from muster.errors import MusterError, one_line
+from muster.errors import ExitCode, MusterError, one_line
 from muster.help import NAMES as HELP_NAMES
 from muster.help import Command
 
@@ -337,7 +338,7 @@ def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
     if command:
         _check(command)
     wanted = Wanted(**vars(options), command=tuple(command or COMMAND))
-    sys.stdout.write(making.make(site, wanted))
+    print(making.make(site, wanted), end="")
 
 
 def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
@@ -409,6 +410,20 @@ def _ending(command: str, is_debugged: bool) -> Generator[None]:
     try:
         with interruption.clearing_up():
             yield
+            if sys.stdout:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
+            raise
+        # What is left is not written again while Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:  # of a pipe whose reader has seen enough nothing is said
+            wrong, fix = (
+                f"the output can't be written: {error.strerror}",
+                "make room, or write it to another file system",
+            )
+            print(MusterError(wrong, seen="the standard output", fix=fix), file=sys.stderr)
+        sys.exit(ExitCode.FAILED)
     except MusterError as error:
         if os.environ.get("MUSTER_DEBUG") or is_debugged:
             raise

@@ -450,6 +450,31 @@ def test_a_site_that_there_is_not_is_told_with_the_variable_that_names_it(comman
     assert "MUSTER_SITE=nosuch" in three_lines(answer.stderr)[1]
 
 
+@pytest.mark.parametrize("words", [("muster", "job", "slurm"), ("muster", "env"), ("train", "ddp", "--dry-run")])
+def test_output_that_can_not_be_written_is_told(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:  # every write to it says that the disk is full
+        argv = [str(COMMANDS / words[0]), *words[1:]]
+        done = subprocess.run(
+            argv, stdout=full, stderr=subprocess.PIPE, env=clean_environment(), text=True, timeout=60, check=False
+        )
+    assert done.returncode == 1
+    assert "No space left" in three_lines(done.stderr)[0]
+
+
+@pytest.mark.parametrize(
+    "words", [("muster", "job", "slurm"), ("muster", "detect", "--json"), ("train", "ddp", "--dry-run")]
+)
+def test_a_reader_that_has_seen_enough_is_no_error(words: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    argv = [str(COMMANDS / words[0]), *words[1:]]
+    with os.fdopen(write) as pipe:
+        done = subprocess.run(
+            argv, stdout=pipe, stderr=subprocess.PIPE, env=clean_environment(), text=True, timeout=60, check=False
+        )
+    assert done.stderr == ""
+
+
 def test_a_terminal_that_lacks_letters_or_columns_shows_all_the_same(command: Run) -> None:
     shown = command("muster", "site", "juwels-booster", env={"PYTHONIOENCODING": "ascii"})
     assert (shown.returncode, shown.stderr) == (0, "")
