@@ -177,6 +177,8 @@ def _selftest(
     ranks: Annotated[int | None, typer.Option(help="2, 4 or 8 processes. Default: one a GPU, or 2.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list for programs.")] = False,
 ) -> None:
+    if ranks not in (None, 2, 4, 8):
+        raise MusterError("selftest runs on 2, 4 or 8 ranks", seen=f"--ranks={ranks}", fix="train selftest --ranks 2")
     _become("muster.train.selftest", *([] if ranks is None else [f"--ranks={ranks}"]), *(["--json"] if as_json else []))
 
 
@@ -398,7 +400,8 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
         except USAGE_ERROR as error:
             if str(error):
                 with _refused_alike():
-                    raise _usage(error, [name, *(argv if typed is None else typed)]) from None
+                    path = " ".join([name, *argv[: len(asked)]])
+                    raise _usage(error, [name, *(argv if typed is None else typed)], path) from None
             # Without a message it was the command alone, and its help has been shown.
             sys.exit(2)
 
@@ -446,9 +449,9 @@ def _refused_alike() -> Generator[None]:
         raise
 
 
-def _usage(error: Any, typed: list[str]) -> MusterError:
+def _usage(error: Any, typed: list[str], path: str) -> MusterError:
     context = error.ctx
-    path = context.command_path if context else typed[0]
+    path = context.command_path if context else path
     # Here and not above: only errors need it.
     from muster import hints
 

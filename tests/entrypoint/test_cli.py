@@ -93,6 +93,9 @@ def test_a_refusal_is_three_lines_and_code_2(command: Run, recordings: Path) -> 
         (["ddp", "--pretrained"], "--pretrained", "new weights"),
         (["ddp", "--zzz", "1"], "--zzz", "--help"),
         (["ddp", "leftover"], "leftover", "--help"),
+        (["ddp", "--epochs"], "--epochs", "train ddp --help"),
+        (["--epochs", "3"], "--epochs", "train ddp --epochs"),
+        (["selftest", "--ranks", "3"], "2, 4 or 8", "--ranks 2"),
         (["ddp", "--nproc-per-node", "some"], "--nproc-per-node", "--nproc-per-node 2"),
     ],
 )
