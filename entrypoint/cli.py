@@ -1,5 +1,6 @@
 """The commands `train` and `muster`: parse, call, print."""
 
+import errno
 import json
 import os
 import re
@@ -36,7 +37,7 @@ from muster.entrypoint.options import (
     TorchrunOptions,
 )
 from muster.entrypoint.rendezvous import address
-from muster.errors import MusterError, one_line
+from muster.errors import ExitCode, MusterError, one_line
 from muster.help import NAMES as HELP_NAMES
 from muster.help import Command
 
@@ -176,6 +177,8 @@ def _selftest(
     ranks: Annotated[int | None, typer.Option(help="2, 4 or 8 processes. Default: one a GPU, or 2.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list for programs.")] = False,
 ) -> None:
+    if ranks not in (None, 2, 4, 8):
+        raise MusterError("selftest runs on 2, 4 or 8 ranks", seen=f"--ranks={ranks}", fix="train selftest --ranks 2")
     _become("muster.train.selftest", *([] if ranks is None else [f"--ranks={ranks}"]), *(["--json"] if as_json else []))
 
 
@@ -337,7 +340,7 @@ def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
     if command:
         _check(command)
     wanted = Wanted(**vars(options), command=tuple(command or COMMAND))
-    sys.stdout.write(making.make(site, wanted))
+    print(making.make(site, wanted), end="")
 
 
 def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
@@ -397,7 +400,8 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
         except USAGE_ERROR as error:
             if str(error):
                 with _refused_alike():
-                    raise _usage(error, [name, *(argv if typed is None else typed)]) from None
+                    path = " ".join([name, *argv[: len(asked)]])
+                    raise _usage(error, [name, *(argv if typed is None else typed)], path) from None
             # Without a message it was the command alone, and its help has been shown.
             sys.exit(2)
 
@@ -409,6 +413,20 @@ def _ending(command: str, is_debugged: bool) -> Generator[None]:
     try:
         with interruption.clearing_up():
             yield
+            if sys.stdout:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
+            raise
+        # What is left is not written again while Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:  # of a pipe whose reader has seen enough nothing is said
+            wrong, fix = (
+                f"the output can't be written: {error.strerror}",
+                "make room, or write it to another file system",
+            )
+            print(MusterError(wrong, seen="the standard output", fix=fix), file=sys.stderr)
+        sys.exit(ExitCode.FAILED)
     except MusterError as error:
         if os.environ.get("MUSTER_DEBUG") or is_debugged:
             raise
@@ -431,9 +449,9 @@ def _refused_alike() -> Generator[None]:
         raise
 
 
-def _usage(error: Any, typed: list[str]) -> MusterError:
+def _usage(error: Any, typed: list[str], path: str) -> MusterError:
     context = error.ctx
-    path = context.command_path if context else typed[0]
+    path = context.command_path if context else path
     # Here and not above: only errors need it.
     from muster import hints
 

@@ -13,6 +13,8 @@ import sys
 
 from muster import interruption
 
+if sys.stdout:  # letters that the terminal's encoding lacks are written as escapes
+    sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore
 interruption.start(" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:2]]))
 
 

@@ -56,7 +56,6 @@ MEANT = {
 """Other programs' names, and ours."""
 
 ABSENT = {
-    "--config": "train STRATEGY --config FILE, as in train ddp --config runs/NAME/config.toml",
     "--pretrained": "training begins from new weights, or with --resume from a run's checkpoint",
     "--eval": "each epoch ends with a validation; a run's accuracy is in its summary.json",
     "--evaluate": "each epoch ends with a validation; a run's accuracy is in its summary.json",
@@ -78,7 +77,15 @@ def of_option(asked: str, parameters: Sequence[Any], path: str) -> str:
     if word in ABSENT and path.startswith("train"):
         return ABSENT[word]
     near = difflib.get_close_matches(word, known, n=1, cutoff=LEAST_ALIKE)
-    return f"{path} {near[0]}" if near else f"{path} --help lists what there is"
+    if near:
+        return f"{path} {near[0]}"
+    if path == "train":
+        return f"a strategy comes first, as in train ddp {asked}; train --help lists what there is"
+    if path == "muster job":
+        return (
+            f"-- comes before the job's own command, as in muster job SITE -- train ddp {asked}; or muster job --help"
+        )
+    return f"{path} --help lists what there is"
 
 
 def of_value(parameter: Any, path: str) -> str | None:

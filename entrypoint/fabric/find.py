@@ -523,7 +523,7 @@ def _chosen(root: HostRoot, found: tuple[Device, ...], fabrics: Mapping[str, Fab
     if wanted != AUTO:
         if wanted not in fabrics:
             fix = f"--fabric {'|'.join([OFF, AUTO, *fabrics])}"
-            raise MusterError("there is no such fabric", seen=f"--fabric {wanted}", fix=fix)
+            raise MusterError("there is no such fabric", seen=f"--fabric or MUSTER_FABRIC: {wanted}", fix=fix)
         return wanted, "it was asked for"
     down: list[str] = []
     for kind, name in _FABRICS.items():

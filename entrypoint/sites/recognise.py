@@ -58,7 +58,11 @@ def here(env: Environment, options: LaunchOptions, folder: Path = SITES) -> Reco
         return None
     if options.site != "auto":
         given = "MUSTER_SITE" if env.get("MUSTER_SITE") == options.site else "--site"
-        return _loaded(options.site, f"{given}={options.site}", folder)
+        why = f"{given}={options.site}"
+        try:
+            return _loaded(options.site, why, folder)
+        except MusterError as refusal:
+            raise MusterError(refusal.wrong, seen=f"{why}: {refusal.seen}", fix=refusal.fix) from None
     found = matches(env, folder)
     if not found:
         return None

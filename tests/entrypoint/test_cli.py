@@ -94,6 +94,9 @@ def test_a_refusal_is_three_lines_and_code_2(command: Run, recordings: Path) -> 
         (["ddp", "--pretrained"], "--pretrained", "new weights"),
         (["ddp", "--zzz", "1"], "--zzz", "--help"),
         (["ddp", "leftover"], "leftover", "--help"),
+        (["ddp", "--epochs"], "--epochs", "train ddp --help"),
+        (["--epochs", "3"], "--epochs", "train ddp --epochs"),
+        (["selftest", "--ranks", "3"], "2, 4 or 8", "--ranks 2"),
         (["ddp", "--nproc-per-node", "some"], "--nproc-per-node", "--nproc-per-node 2"),
     ],
 )
@@ -440,6 +443,54 @@ def test_a_value_that_torchruns_option_does_not_take_is_no_fault_of_the_network(
     assert answer.returncode == 2
     assert "did not meet" not in answer.stderr
     three_lines("\n".join(line for line in answer.stderr.splitlines() if not line.startswith("muster: ")))
+
+
+def test_torchruns_options_after_the_script_are_its_own_and_a_line_says_so(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import sys\n")
+    (tmp_path / "spawns.py").write_text("parser.add_argument('--nproc_per_node')\n")
+    for script, is_told in (("plain.py", True), ("spawns.py", False)):
+        answer = command("muster", "run", "--nproc-per-node=1", script, "--nproc-per-node=4", "--lr=1", cwd=tmp_path)
+        assert ("--nproc-per-node, which stands after it" in answer.stderr) == is_told
+        assert "--lr" not in answer.stderr
+
+
+def test_a_site_that_there_is_not_is_told_with_the_variable_that_names_it(command: Run) -> None:
+    answer = command("train", "ddp", "--dry-run", env={"MUSTER_SITE": "nosuch"})
+    assert answer.returncode == 2
+    assert "MUSTER_SITE=nosuch" in three_lines(answer.stderr)[1]
+
+
+@pytest.mark.parametrize("words", [("muster", "job", "slurm"), ("muster", "env"), ("train", "ddp", "--dry-run")])
+def test_output_that_can_not_be_written_is_told(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:  # every write to it says that the disk is full
+        argv = [str(COMMANDS / words[0]), *words[1:]]
+        done = subprocess.run(
+            argv, stdout=full, stderr=subprocess.PIPE, env=clean_environment(), text=True, timeout=60, check=False
+        )
+    assert done.returncode == 1
+    assert "No space left" in three_lines(done.stderr)[0]
+
+
+@pytest.mark.parametrize(
+    "words", [("muster", "job", "slurm"), ("muster", "detect", "--json"), ("train", "ddp", "--dry-run")]
+)
+def test_a_reader_that_has_seen_enough_is_no_error(words: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    argv = [str(COMMANDS / words[0]), *words[1:]]
+    with os.fdopen(write) as pipe:
+        done = subprocess.run(
+            argv, stdout=pipe, stderr=subprocess.PIPE, env=clean_environment(), text=True, timeout=60, check=False
+        )
+    assert done.stderr == ""
+
+
+def test_a_terminal_that_lacks_letters_or_columns_shows_all_the_same(command: Run) -> None:
+    shown = command("muster", "site", "juwels-booster", env={"PYTHONIOENCODING": "ascii"})
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "J\\xfclich" in shown.stdout
+    narrow = command("train", "ddp", "--help", env={"COLUMNS": "20"})
+    assert (narrow.returncode, narrow.stderr) == (0, "")
 
 
 def test_what_detect_records_it_reads_back(command: Run, tmp_path: Path) -> None:

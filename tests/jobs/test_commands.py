@@ -164,3 +164,9 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     # The job may start in another folder.
     assert f'MUSTER_SITE="${{MUSTER_SITE:-{path}}}"' in done.stdout
     assert done.stdout == making.make(path, Wanted())
+
+
+def test_a_command_of_the_jobs_own_wants_two_hyphens_before_it() -> None:
+    for words in (["slurm", "train", "ddp", "--epochs", "3"], ["slurm", "--epochs=3"]):
+        assert "muster job SITE -- train ddp --epochs" in refusal(*words)[2]
+    assert "muster job --gpus" in refusal("slurm", "--gpu", "3")[2]
