@@ -8,13 +8,18 @@ import _signal  # pyright: ignore
 
 _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGINT])  # pyright: ignore
 
+import io
 import os
 import sys
 
 from muster import interruption
 
-if sys.stdout:  # letters that the terminal's encoding lacks are written as escapes
-    sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore
+for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    if getattr(sys, name) is None:  # closed, as by `train ddp >&-`: no file that is opened later may take its number
+        os.set_inheritable(number := os.open(os.devnull, os.O_RDWR), True)
+        setattr(sys, name, os.fdopen(number, mode))
+if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="backslashreplace")  # letters that the terminal's encoding lacks
 interruption.start(" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:2]]))
 
 

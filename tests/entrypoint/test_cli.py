@@ -485,6 +485,15 @@ def test_a_reader_that_has_seen_enough_is_no_error(words: tuple[str, ...]) -> No
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error(closed: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import pathlib, sys\nprint('to nobody')\npathlib.Path('ran').touch()\n")
+    line = f"'{COMMANDS}/muster' run --nproc-per-node 1 script.py {closed}"
+    done = subprocess.run(["bash", "-c", line], env=clean_environment(), cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "ran").exists()
+
+
 def test_a_terminal_that_lacks_letters_or_columns_shows_all_the_same(command: Run) -> None:
     shown = command("muster", "site", "juwels-booster", env={"PYTHONIOENCODING": "ascii"})
     assert (shown.returncode, shown.stderr) == (0, "")

@@ -89,6 +89,17 @@ def test_with_cpu_offload_statistics_stay_on_the_device(monkeypatch):
     assert "1.running_mean" in model.state_dict()
 
 
+@pytest.mark.full
+@pytest.mark.process
+@pytest.mark.parametrize(("strategy", "options"), [("fsdp", []), ("tp", []), ("pipeline", ["--microbatches=2"])])
+def test_exact_gradients_are_cut_to_the_same_bits(train, tmp_path, strategy, options):
+    argv = [*TEXT, *STEPS, "--optimizer=sgd", "--lr=0.1", "--clip-norm=0.05", "--max-steps=2", "--deterministic"]
+    parts = {"fsdp": ["--batch-size=2"], "tp": ["--batch-size=4"], "pipeline": ["--batch-size=4", *options]}
+    single = trained(train, tmp_path, "single", 1, [*argv, "--batch-size=4"], "single")
+    several = trained(train, tmp_path, strategy, 2, [*argv, *parts[strategy]], "several")
+    assert apart(single, several) == [0, 0]
+
+
 @pytest.mark.process
 def test_a_group_of_one_trains_as_the_single_process_with_exact_sums_too(train, tmp_path):
     argv = [*TEXT, *STEPS, "--optimizer=sgd", "--lr=0.1", "--accumulate=4", "--max-steps=2", "--deterministic"]
