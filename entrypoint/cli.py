@@ -1,6 +1,5 @@
 """The commands `train` and `muster`: parse, call, print."""
 
-import errno
 import json
 import os
 import re
@@ -37,7 +36,7 @@ from muster.entrypoint.options import (
     TorchrunOptions,
 )
 from muster.entrypoint.rendezvous import address
-from muster.errors import ExitCode, MusterError, one_line
+from muster.errors import MusterError, one_line
 from muster.help import NAMES as HELP_NAMES
 from muster.help import Command
 
@@ -90,14 +89,14 @@ def train() -> None:
     if strategy in STRATEGIES:
         # A file that is not here may be on other nodes: each process says that it is not.
         refused = _refused_alike() if _is_here(config_of(typed)) else nullcontext()
-        with _ending(f"train {strategy}", "--debug" in typed), refused:
+        with interruption.command(f"train {strategy}", "--debug" in typed), refused:
             argv = with_file(typed)
         plain = from_argv(argv[1:], LaunchOptions, Options, ConfigFile)
     if plain is None:
         _run(_trainings(), "train", argv, typed)
         return
     options, training, _ = plain
-    with _ending(f"train {strategy}", options.debug):
+    with interruption.command(f"train {strategy}", options.debug):
         _train(strategy, options, training)
 
 
@@ -210,7 +209,7 @@ def muster() -> None:
     plain = from_argv(sys.argv[2:], *RUN, rest=script) if sys.argv[1:2] == ["run"] else None
     if plain is not None and script:
         options, how, torchrun = plain
-        with _ending("muster run", options.debug):
+        with interruption.command("muster run", options.debug):
             _run_script(options, how, torchrun, script)
         return
     # Here and not above: `train` has no use for them.
@@ -394,7 +393,7 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
     parser = typer.main.get_command(app)
     # What follows -- is another command's.
     is_debugged = "--debug" in takewhile(lambda word: word != "--", argv)
-    with _ending(" ".join([name, *argv[: len(asked)]]), is_debugged):
+    with interruption.command(" ".join([name, *argv[: len(asked)]]), is_debugged):
         try:
             parser.main(args=argv, prog_name=name, standalone_mode=False)
         except USAGE_ERROR as error:
@@ -404,34 +403,6 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
                     raise _usage(error, [name, *(argv if typed is None else typed)], path) from None
             # Without a message it was the command alone, and its help has been shown.
             sys.exit(2)
-
-
-@contextmanager
-def _ending(command: str, is_debugged: bool) -> Generator[None]:
-    """Ends this process where the command is refused: with three lines on stderr, or a traceback if that is wanted."""
-    interruption.current.command = command
-    try:
-        with interruption.clearing_up():
-            yield
-            if sys.stdout:
-                sys.stdout.flush()
-    except OSError as error:
-        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
-            raise
-        # What is left is not written again while Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno != errno.EPIPE:  # of a pipe whose reader has seen enough nothing is said
-            wrong, fix = (
-                f"the output can't be written: {error.strerror}",
-                "make room, or write it to another file system",
-            )
-            print(MusterError(wrong, seen="the standard output", fix=fix), file=sys.stderr)
-        sys.exit(ExitCode.FAILED)
-    except MusterError as error:
-        if os.environ.get("MUSTER_DEBUG") or is_debugged:
-            raise
-        print(error, file=sys.stderr)
-        sys.exit(error.code)
 
 
 @contextmanager

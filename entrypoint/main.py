@@ -19,7 +19,8 @@ for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         os.set_inheritable(number := os.open(os.devnull, os.O_RDWR), True)
         setattr(sys, name, os.fdopen(number, mode))
 if isinstance(sys.stdout, io.TextIOWrapper):
-    sys.stdout.reconfigure(errors="backslashreplace")  # letters that the terminal's encoding lacks
+    # Letters that the terminal's encoding lacks.
+    sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportUnknownMemberType]
 interruption.start(" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:2]]))
 
 

@@ -38,12 +38,9 @@ def with_homes(argv: Sequence[str]) -> list[str]:
 
     What follows `--` is another command's.
     """
-    words = list(argv)
-    for index, word in enumerate(words[: words.index("--") if "--" in words else None]):
-        name, _, value = word.partition("=")
-        if name.startswith("--"):
-            words[index] = word.removesuffix(value) + with_home(value)
-    return words
+    end = argv.index("--") if "--" in argv else len(argv)
+    words = [re.sub("^(--[^=]+=)(~.*)", lambda option: option[1] + with_home(option[2]), word) for word in argv[:end]]
+    return [*words, *argv[end:]]
 
 
 def with_home(text: str) -> str:

@@ -1,7 +1,6 @@
 """The limits of this process's control groups: docker's --cpus and --memory, Kubernetes' limits, Slurm's memory."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 GROUPS = Path("/proc/self/cgroup")
 """The file that names the control groups of this process."""
@@ -9,20 +8,8 @@ ROOT = Path("/sys/fs/cgroup")
 """The folder where control groups are mounted."""
 
 
-class Limits(NamedTuple):
-    """What control groups leave a process; None without a limit.
-
-    Attributes:
-        memory: in bytes.
-        cores: processor time, as so many cores give it: 1.5 is 150 ms in each 100 ms.
-    """
-
-    memory: int | None
-    cores: float | None
-
-
-def limits() -> Limits:
-    """The limits of this process.
+def limits() -> tuple[int | None, float | None]:
+    """Bytes of memory, and processor time as of so many cores, that this process may use; None without a limit.
 
     Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.max, cpu.max)
     """
@@ -40,12 +27,12 @@ def limits() -> Limits:
             share = _numbers(folder / "cpu.max")
             share = share or _numbers(folder / "cpu.cfs_quota_us") + _numbers(folder / "cpu.cfs_period_us")
             cores += [share[0] / share[1]] if len(share) == 2 else []
-    return Limits(min(memory, default=None), min(cores, default=None))
+    return min(memory, default=None), min(cores, default=None)
 
 
 def usable(num_cores: int) -> int:
     """How many of `num_cores` cores this process has the time of: all without a limit, and one at least."""
-    limit = limits().cores
+    _, limit = limits()
     return num_cores if limit is None else max(1, min(num_cores, int(limit)))
 
 

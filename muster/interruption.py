@@ -10,13 +10,14 @@ on.
 """
 
 import atexit
+import errno
 import os
 import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
-from muster.errors import RESUME, ExitCode
+from muster.errors import RESUME, ExitCode, MusterError, notify
 from muster.variables import LaunchVariable, RankReport
 
 GOES_ON = f"the same command with {RESUME}"
@@ -126,6 +127,30 @@ def clearing_up() -> Generator[None]:
         signal.signal(signal.SIGINT, before)
         sys.unraisablehook = unraisable
         watch.close()
+
+
+@contextmanager
+def command(name: str, is_debugged: bool = False) -> Generator[None]:
+    """`clearing_up` for the command `name`: an error ends it with three lines, or a traceback if `is_debugged`."""
+    current.command = name
+    try:
+        with clearing_up():
+            yield
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
+            raise
+        # What is left is not written again while Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:  # of a pipe whose reader has seen enough nothing is said
+            wrong, fix = f"the output can't be written: {error.strerror}", "make room, or write to another file system"
+            notify(MusterError(wrong, seen="the standard output", fix=fix))
+        sys.exit(ExitCode.FAILED)
+    except MusterError as error:
+        if os.environ.get("MUSTER_DEBUG") or is_debugged:
+            raise
+        notify(error)
+        sys.exit(error.code)
 
 
 class _Watch:

@@ -16,7 +16,7 @@ import typer
 from muster.arguments import command, from_argv, normalise
 from muster.config import STRATEGIES, ConfigFile, Options
 from muster.config_file import with_file
-from muster.errors import ExitCode, MusterError
+from muster.errors import MusterError
 from muster.notices import notice_if_slow
 from muster.train.health.parent import Guard
 
@@ -54,16 +54,13 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
 
 def read(argv: Sequence[str]) -> tuple[str, Options]:
     """The strategy and the options of `argv`; a usage error in three lines ends the process with code 2."""
-    try:
-        return parse(argv)
-    except MusterError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(error.code) from None
-    except typer.TyperException as error:
-        fix = "python -m muster.train STRATEGY --help lists what there is"
-        words = " ".join(argv) or "no arguments"
-        print(MusterError(error.format_message(), seen=f"train {words}", fix=fix), file=sys.stderr)
-        raise SystemExit(ExitCode.USER_MUST_CHANGE) from None
+    with interruption.command(interruption.current.command):
+        try:
+            return parse(argv)
+        except typer.TyperException as error:
+            fix = "python -m muster.train STRATEGY --help lists what there is"
+            seen = " ".join(["train", *(argv or ["no arguments"])])
+            raise MusterError(error.format_message(), seen=seen, fix=fix) from None
 
 
 def main() -> None:

@@ -1,7 +1,5 @@
 """`python -m muster.train.export RUN`: a run's weights as one plain file, for torch.load and torchvision."""
 
-import sys
-
 from muster import interruption
 
 if __name__ == "__main__":
@@ -9,6 +7,7 @@ if __name__ == "__main__":
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -58,13 +57,9 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--to", type=Path)
     asked = parser.parse_args()
-    try:
-        with interruption.clearing_up():
-            path, file = export(asked.run, asked.to)
-    except MusterError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.code)
-    print(f"{file}: the weights of {path}")
+    with interruption.command(parser.prog):
+        path, file = export(asked.run, asked.to)
+        print(f"{file}: the weights of {path}")
 
 
 if __name__ == "__main__":

@@ -199,9 +199,8 @@ def compare(case: Case, singles: Mapping[str, Any], folder: Path, limit: float =
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="train selftest")
-    help = "processes (default: one a GPU, 2 without GPUs); more than there are GPUs train on the CPU"
-    parser.add_argument("--ranks", type=int, choices=(2, 4, 8), help=help)
-    parser.add_argument("--json", action="store_true", help="print a list for programs, not lines")
+    parser.add_argument("--ranks", type=int)
+    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     # One thread: with another number of threads sums come in another order.
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -212,12 +211,9 @@ def main() -> None:
     device = "cuda" if num_ranks <= num_gpus else "cpu"
     # On GPUs gradients are not added up exactly, and AdamW would make much of it.
     trainings = [steps for steps in STEPS if steps != "adamw" or device == "cpu"]
-    with interruption.clearing_up(), tempfile.TemporaryDirectory(prefix="selftest-") as name:
+    with interruption.command(parser.prog), tempfile.TemporaryDirectory(prefix="selftest-") as name:
         try:
             rows = make_rows(cases(num_ranks), trainings, Path(name), device, sys.stderr if asked.json else sys.stdout)
-        except MusterError as error:
-            print(error, file=sys.stderr)
-            sys.exit(error.code)
         except KeyboardInterrupt:
             processes.kill_descendants()
             raise

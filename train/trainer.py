@@ -371,7 +371,7 @@ class Trainer:
         Raises:
             MusterError: those counted are not those there are.
         """
-        model, world, options = self.strategy.unwrap(self.model), self.world, self.options
+        model, world = self.strategy.unwrap(self.model), self.world
         model.eval()
         sums, sync = Sums(world.device), ProgressSync(world)
         world.status.enter(VALIDATION)
@@ -386,20 +386,13 @@ class Trainer:
         skipped = sums.values.new_tensor([float(self.valid.num_bad)])
         totals = self.total(torch.cat((sums.values, skipped))).tolist()
         expected = self.source.num_valid_targets
-        if totals[3] == expected:
-            raise SharedFault(
-                "not one validation sample can be read",
-                seen=f"{expected} skipped of {expected}, --data={options.data}",
-                fix="see that the data are whole and that this user may read them",
-                code=ExitCode.FAILED,
-            )
-        if totals[2] + totals[3] != expected:
-            raise MusterError(
-                "validation did not count each sample once",
-                seen=f"{totals[2]:.0f} counted and {totals[3]:.0f} skipped of {expected}",
-                fix="see that all ranks have the same data folder",
-                code=ExitCode.FAILED,
-            )
+        if totals[2] + totals[3] != expected or not totals[2]:
+            wrong, fix = "validation did not count each sample once", "see that all ranks have the same data folder"
+            if totals[3] == expected:
+                wrong = "not one validation sample can be read"
+                fix = "see that the data are whole and that this user may read them"
+            seen = f"{totals[2]:.0f} counted and {totals[3]:.0f} skipped of {expected}, --data={self.options.data}"
+            raise SharedFault(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
         return totals[:3]
 
     def save(self, progress: Progress, own: Statistics) -> None:

@@ -24,11 +24,8 @@ def main() -> None:
     if not os.environ.get("MUSTER_DEBUG"):
         # The notes of torch's C++ side are nothing that a user can act on.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    try:
+    with interruption.command(f"muster {name}"):
         options = parse(name, {"doctor": DoctorOptions, "bench": BenchOptions}[name], argv)
-    except MusterError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(error.code) from None
     # Here and not above: a misspelt option must not wait for torch.
     with notice_if_slow("loading PyTorch", is_shown=not interruption.current.is_silent):
         program = import_module(f"muster.check.{name}.run")

@@ -1,17 +1,14 @@
 """`python -m muster.report RUN...`: tables on the terminal, and a page with charts."""
 
-import sys
-
 from muster import interruption
 
 if __name__ == "__main__":
     interruption.start("muster report")
 
 import argparse
-import os
 from pathlib import Path
 
-from muster.errors import MusterError, one_line
+from muster.errors import one_line
 from muster.report import charts, page, runs, scaling, tables
 
 
@@ -36,19 +33,8 @@ def main() -> None:
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
-    try:
-        with interruption.clearing_up():
-            made = report(asked.runs, asked.output)
-        print(f"page     {one_line(str(made))}", flush=True)
-    except BrokenPipeError:
-        # Who reads has seen enough (head, less). Python would try again as it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(1)
-    except MusterError as error:
-        sys.stdout.flush()
-        print(error, file=sys.stderr)
-        sys.exit(error.code)
-    interruption.finish()
+    with interruption.command(parser.prog):
+        print(f"page     {one_line(str(report(asked.runs, asked.output)))}")
 
 
 if __name__ == "__main__":

@@ -11,18 +11,12 @@ from muster.report.charts import COLORS, Chart
 from muster.report.runs import Run, record
 from muster.report.scaling import Scaling
 from muster.report.tables import Facts
-from muster.units import NONE, percent
+from muster.units import NONE
 
 PAGE = "index.html"
 
 MARK = '<meta name="generator" content="muster report">'
 """Tells a report from other pages: only a report is written over."""
-
-FIRST = (
-    *("images a second", "tokens a second", "step, median", "MFU", "peak memory, a GPU", "peak memory, a process"),
-    *("valid. accuracy", "valid. perplexity", "validation loss", "time of this run"),
-)
-"""Facts of a run that stand above the others."""
 
 
 def choose_folder(given: Sequence[str], runs: Sequence[Run], output: Path | None) -> Path:
@@ -91,13 +85,6 @@ def render(
             return value
         return NONE if value is None else one_line(str(value))
 
-    # The few numbers that one looks for first.
-    cards = [
-        (f"{found.kind} scaling, efficiency on {found.points[-1].world} ranks", percent(found.points[-1].efficiency))
-        for found in scalings
-    ]
-    if len(runs) == 1:
-        cards += [(label, row[0]) for rows in facts.values() for label, row in rows.items() if label in FIRST]
     # All that is filled in is escaped, and shown without control characters.
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -110,7 +97,6 @@ def render(
     return environment.get_template("page.html").render(
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
         lead="; ".join(dict.fromkeys(run.work for run in runs if run.summary)),
-        cards=cards,
         colors=COLORS,
         notes=notes,
         runs=runs,

@@ -29,8 +29,7 @@ class Fake(Samples):
 def open_source(options: Options) -> Source:
     """Random images: `--num-samples` train, a tenth more validate."""
     size = options.pixels
-    # torchvision seeds sample i by i + offset: the validation samples start where the training samples end. Seeds have
-    # 64 bits.
+    # torchvision seeds sample i by i + offset, in 64 bits; validation samples start where the training samples end.
     offset = options.seed * 1_000_003 % 2**63
     num_valid = max(1, options.num_samples // 10)
     return Source(

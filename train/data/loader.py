@@ -361,11 +361,9 @@ def count_cores(world: World) -> int:
     cores = sorted(os.sched_getaffinity(0))
     place = [world.host, hashlib.blake2b(repr(cores).encode(), digest_size=8).hexdigest()]
     places = world.gather(place)
-    ranks_on_host = sum(host == world.host for host, _ in places)
-    num_cores = min(
-        len(cores) // places.count(place), control_groups.usable(len(cores) * ranks_on_host) // ranks_on_host
-    )
-    return max(1, num_cores)
+    num_ranks = sum(host == world.host for host, _ in places)
+    usable = control_groups.usable(len(cores) * num_ranks) // num_ranks
+    return max(1, min(len(cores) // places.count(place), usable))
 
 
 def choose_workers(source: Source, device: torch.device, cores: int) -> int:

@@ -4,8 +4,6 @@ The format is webdataset's: of each sample the image as it is, and its class as 
 of shards give the same bytes.
 """
 
-import sys
-
 from muster import interruption
 
 if __name__ == "__main__":
@@ -142,13 +140,9 @@ def main() -> None:
     parser.add_argument("--shard-mb", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     asked = parser.parse_args()
-    try:
-        with interruption.clearing_up():
-            num_samples = pack(asked.folder, asked.out, asked.shard_mb, asked.seed)
-    except MusterError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.code)
-    print(f"{asked.out}: {num_samples:,} images, for --data shards:{asked.out}")
+    with interruption.command(parser.prog):
+        num_samples = pack(asked.folder, asked.out, asked.shard_mb, asked.seed)
+        print(f"{asked.out}: {num_samples:,} images, for --data shards:{asked.out}")
 
 
 if __name__ == "__main__":

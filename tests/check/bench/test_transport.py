@@ -120,7 +120,7 @@ def test_one_node_uses_no_network() -> None:
     said = transport.parse_log(
         NCCL_2_27_SHARED.replace("NET/IB/10/GDRDMA/Shared", "P2P/CUMEM") + "x NCCL INFO Using network Socket"
     )
-    told = of_nccl([RankTransport("node01", "infiniband", is_rdma=True, said=said) for _ in range(2)])
+    told = of_nccl([RankTransport("node01", "infiniband", is_rdma=True, log=said) for _ in range(2)])
     assert (told.network, told.error) == ("P2P/CUMEM", None)
 
 

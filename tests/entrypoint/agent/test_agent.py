@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from muster.entrypoint.agent.agent import Status
 from muster.entrypoint.agent.failures import report
 from muster.paths import ROOT
-from muster.variables import LaunchVariable
+from muster.variables import LaunchVariable, RankReport
 
 WORKER = """
 import os, signal, sys, time
@@ -99,7 +99,7 @@ def test_the_first_is_the_one_that_was_killed(
     assert said.endswith("rank 4, 6 of this node ended after it\n")
     # A rank that said itself what was wrong, or followed another, is not the first.
     for pid in (104, 106):
-        (tmp_path / str(pid)).write_text("/a/log\ntold\n")
+        (tmp_path / str(pid)).write_text(f"/a/log\n{RankReport.ERROR_SHOWN}\n")
     assert report({rank: failures[rank] for rank in (4, 6)}, status) == 1
     assert capsys.readouterr().err == ""
     monkeypatch.delenv(LaunchVariable.RANK_REPORTS)

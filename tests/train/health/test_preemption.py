@@ -203,7 +203,9 @@ def test_long_steps_are_looked_at_one_by_one(step_s, next_step):
 
 @pytest.mark.process
 def test_a_data_worker_outlives_a_warning_and_not_the_trainers_order(tmp_path):
-    script = "import os, signal, sys\nfrom muster.train.health import preemption\npreemption.deafen()\n"
+    script = (
+        "import os, signal, sys\nfrom muster.train.health import preemption\npreemption.leave_signals_to_trainer()\n"
+    )
     script += "print('ready', flush=True)\n"
     script += "for line in sys.stdin:\n    print('alive', flush=True)\n"
     pipe = subprocess.PIPE

@@ -12,7 +12,7 @@ from muster.train.trainer import Trainer
 from tests.train.checkpoint.test_resume import assert_same_bits, common, images, straight  # noqa: F401
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
 
-# Looks come after each step, and the time is over at each of them.
+# A sum over all ranks comes after each step, and the time is over at each of them.
 AT_EACH_LOOK = """
 from muster.train import trainer
 trainer.SYNC_STEPS = 1

@@ -74,12 +74,12 @@ def rank(number, path):
     targets[1, 2] = IGNORED
     for smoothing in (0.0, 0.1):
         whole = logits.clone().requires_grad_()
-        own = logits[..., parts.first : parts.first + parts.most].clone().requires_grad_()
+        own = logits[..., parts.shard_start : parts.shard_start + parts.shard_size].clone().requires_grad_()
         expected, loss = loss_of(whole, targets, smoothing), parts.loss(own, targets, smoothing)
         (3 * expected).backward()
         (3 * loss).backward()
         torch.testing.assert_close(loss, expected)
-        torch.testing.assert_close(own.grad, whole.grad[..., parts.first : parts.first + parts.most])
+        torch.testing.assert_close(own.grad, whole.grad[..., parts.shard_start : parts.shard_start + parts.shard_size])
     assert torch.equal(parts.predictions(own), predictions_of(logits))
     with torch.no_grad():
         assert parts.loss(own, torch.full_like(targets, IGNORED)).isnan()

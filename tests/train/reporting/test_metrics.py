@@ -34,8 +34,8 @@ def test_rates_are_over_the_steps_that_were_timed():
     assert summary["images_per_second_per_rank"] == 3.0
     assert summary["step_time_s"] == {"p50": 1.0, "p95": 2.0, "p99": 2.0, "max": 2.0, "mean": round(4 / 3, 6)}
     assert summary["data_wait_share"] == 0.25
-    assert times.own(None) == {"step_s": 4 / 3, "data_wait_s": 1 / 3, "waits_s": None, "busy_s": None}
-    assert times.own(2.0) == {"step_s": 4 / 3, "data_wait_s": 1 / 3, "waits_s": 2 / 3, "busy_s": 2 / 3}
+    assert times.of_this_rank(None) == {"step_s": 4 / 3, "data_wait_s": 1 / 3, "waits_s": None, "busy_s": None}
+    assert times.of_this_rank(2.0) == {"step_s": 4 / 3, "data_wait_s": 1 / 3, "waits_s": 2 / 3, "busy_s": 2 / 3}
 
 
 def test_a_run_of_one_step_has_rates_too():
@@ -43,7 +43,7 @@ def test_a_run_of_one_step_has_rates_too():
     times.note(2.0)
     summary = times.summary(global_batch=8, world_size=1)
     assert (summary["images_per_second"], summary["step_time_s"]["p50"], summary["num_timed_steps"]) == (4.0, 2.0, 0)
-    assert times.own(1.0)["busy_s"] is None
+    assert times.of_this_rank(1.0)["busy_s"] is None
 
 
 def test_only_steps_that_count_wait():
@@ -72,13 +72,13 @@ def test_lines_tell_of_the_steps_since_the_line_before():
     times = StepTimes(torch.device("cpu"), started=time.perf_counter() - 100)
     for seconds in (9.0, 1.0, 3.0):
         times.note(seconds)
-    first = times.lately(8, "images")
+    first = times.recent(8, "images")
     assert (first["step_time_s"], first["images_per_second"]) == (2.0, 4.0)
     assert 100 <= first["seconds"] < 200
     assert 0 < first["memory_gib"] < 100
     times.note(0.5)
-    assert times.lately(8, "images")["step_time_s"] == 0.5
-    assert times.lately(8, "images")["images_per_second"] is None
+    assert times.recent(8, "images")["step_time_s"] == 0.5
+    assert times.recent(8, "images")["images_per_second"] is None
 
 
 def test_sums_are_those_of_all_samples():
