@@ -1,9 +1,9 @@
-"""The one kind of error that a user sees: what is wrong, what was seen, what to do."""
+"""The one kind of error that a user sees (what is wrong, what was seen, what to do), exit codes, and notices."""
 
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 
 
@@ -59,6 +59,35 @@ def notify(text: object) -> None:
     """Prints lines for the user. A full disk, or a reader that is gone, must not change how a process ends."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
+
+
+SILENCE_S = 1.0
+"""For so long nobody asks whether a command hangs."""
+
+
+@contextmanager
+def notify_if_slow(what: str, *, is_shown: bool = True, after_s: float = SILENCE_S) -> Generator[None]:
+    """A context that prints `what` is being done, should it take longer than `after_s` seconds.
+
+    Args:
+        what: a few words, such as "loading PyTorch".
+        is_shown: False on all ranks but the one that prints.
+        after_s: how long nothing is printed.
+    """
+    import threading  # here and not above: a launch has no use for it
+
+    def show() -> None:
+        with suppress(ValueError):  # of a stream that is closed
+            notify(f"muster: {what} ...")
+
+    timer = threading.Timer(after_s, show)
+    timer.daemon = True
+    if is_shown:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 ATTEMPT = "MUSTER_ATTEMPT"

@@ -16,8 +16,7 @@ import typer
 from muster.arguments import command, from_argv, normalise
 from muster.config import STRATEGIES, ConfigFile, Options
 from muster.config_file import with_file
-from muster.errors import MusterError
-from muster.notices import notice_if_slow
+from muster.errors import MusterError, notify_if_slow
 from muster.train.health.parent import Guard
 
 
@@ -72,7 +71,7 @@ def main() -> None:
         # Notes of torch's C++ side (reverse look-ups of addresses, retries) that a user can't act on.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Here and not above: a misspelt option must not wait for torch.
-    with notice_if_slow("loading PyTorch", is_shown=not interruption.current.is_silent):
+    with notify_if_slow("loading PyTorch", is_shown=not interruption.current.is_silent):
         from muster.train.process import run_process
 
     run_process(strategy, options, guard)

@@ -7,7 +7,7 @@ beside those of one process that accumulates over the same micro-batches. For wh
 import sys
 
 from muster import interruption, processes
-from muster.notices import notice_if_slow
+from muster.errors import ExitCode, MusterError, notify_if_slow
 
 if __name__ == "__main__":
     interruption.start("train selftest")
@@ -24,13 +24,12 @@ from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from typing import Any, TextIO
 
-with notice_if_slow("loading PyTorch", is_shown=__name__ == "__main__"):
+with notify_if_slow("loading PyTorch", is_shown=__name__ == "__main__"):
     import torch
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from muster import config
-from muster.errors import ExitCode, MusterError
 from muster.train import checkpoint
 
 HERE = Path(__file__).parent

@@ -24,7 +24,7 @@ from types import FrameType
 import psutil
 
 from muster import interruption, processes
-from muster.notices import notice_if_slow
+from muster.errors import ExitCode, MusterError, code_for_job, notify, notify_if_slow, one_line
 from muster.variables import LaunchVariable
 
 if __name__ == "__main__":
@@ -40,14 +40,13 @@ IS_FIRST = not any(re.fullmatch(r"--node-rank=[1-9][0-9]*|--rdzv-conf=.*is_host=
 
 gc.disable()  # to look for garbage among what imports make, all of which stays, is an eighth of their time
 
-with notice_if_slow("loading PyTorch", is_shown=IS_FIRST):
+with notify_if_slow("loading PyTorch", is_shown=IS_FIRST):
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.run import parse_args  # pyright: ignore[reportUnknownVariableType]
 
 from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.agent.agent import Status, run
 from muster.entrypoint.agent.failures import is_ours, lost_nodes, not_met, report
-from muster.errors import ExitCode, MusterError, code_for_job, notify, one_line
 
 gc.enable()
 if QUIET:
@@ -171,7 +170,7 @@ def wait_for(address: str, port: int, timeout_s: float) -> None:
     """
     end = time.monotonic() + timeout_s
     line = f"{socket.gethostname()} waits for {address}:{port}, {timeout_s:.0f} s at most"
-    with notice_if_slow(one_line(line), after_s=NOTICE_AFTER_S):
+    with notify_if_slow(one_line(line), after_s=NOTICE_AFTER_S):
         while True:
             try:
                 socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S).close()

@@ -30,8 +30,7 @@ from typing import TypeVar
 import msgspec
 
 from muster.entrypoint.rendezvous import network
-from muster.errors import ExitCode, MusterError, one_line
-from muster.notices import notice_if_slow
+from muster.errors import ExitCode, MusterError, notify_if_slow, one_line
 from muster.units import processes
 
 POLL_S = 0.1
@@ -279,7 +278,7 @@ def _join(peers: Peers) -> tuple[str, int]:
     # A --rendezvous-dir that is not there is a mistake, and not waited for.
     peers.folder.stat()
     line = f"{socket.gethostname()} waits for the others by {peers.path}, {peers.timeout_s} s at most; {peers.hint}"
-    with notice_if_slow(one_line(line.rstrip("; ")), after_s=NOTICE_AFTER_S):
+    with notify_if_slow(one_line(line.rstrip("; ")), after_s=NOTICE_AFTER_S):
         for _ in _polls(deadline):
             with contextlib.suppress(FileNotFoundError), _opened(peers.path) as folder:
                 host = _read(folder, "host", _Host)

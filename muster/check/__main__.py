@@ -13,8 +13,7 @@ if __name__ == "__main__":
 
 from muster.arguments import from_argv
 from muster.check.options import BenchOptions, DoctorOptions
-from muster.errors import MusterError
-from muster.notices import notice_if_slow
+from muster.errors import MusterError, notify_if_slow
 
 Group = TypeVar("Group")
 
@@ -27,7 +26,7 @@ def main() -> None:
     with interruption.command(f"muster {name}"):
         options = parse(name, {"doctor": DoctorOptions, "bench": BenchOptions}[name], argv)
     # Here and not above: a misspelt option must not wait for torch.
-    with notice_if_slow("loading PyTorch", is_shown=not interruption.current.is_silent):
+    with notify_if_slow("loading PyTorch", is_shown=not interruption.current.is_silent):
         program = import_module(f"muster.check.{name}.run")
 
     with interruption.clearing_up():

@@ -1,17 +1,17 @@
-"""Lines that tell why nothing is to be seen."""
+"""Lines for the user while nothing else is to be seen."""
 
 import time
 
 import pytest
 
-from muster.notices import notice_if_slow
+from muster.errors import notify_if_slow
 
 
 def test_what_takes_long_is_said_once_by_the_one_that_speaks(capsys: pytest.CaptureFixture[str]) -> None:
-    with notice_if_slow("loading a model"):
+    with notify_if_slow("loading a model"):
         pass
     said, deadline = "", time.monotonic() + 20
-    with notice_if_slow("loading PyTorch"), notice_if_slow("loading PyTorch", is_shown=False):
+    with notify_if_slow("loading PyTorch"), notify_if_slow("loading PyTorch", is_shown=False):
         while not said and time.monotonic() < deadline:
             time.sleep(0.2)
             said = capsys.readouterr().err
