@@ -228,7 +228,7 @@ QUICK = """
 import runpy
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from muster.entrypoint.agent import agent, nodes
-nodes.BEAT_S, agent.TELL_S = 0.5, 0.5
+nodes.BEAT_S, agent.BRIEFLY_S = 0.5, 0.5
 begin = SimpleElasticAgent.__init__
 def quick(self, spec, exit_barrier_timeout, shutdown_timeout=30):
     begin(self, spec, 1.0, shutdown_timeout)
