@@ -183,6 +183,13 @@ def test_other_programs_have_a_last_attempt_too(cluster: Cluster, name: str) -> 
     assert not list(cluster.folder.glob("*.attempts"))
 
 
+def test_other_programs_have_a_last_attempt_under_parastation_too(cluster: Cluster) -> None:
+    text = making.make("slurm", Wanted(command=("sh", "x")))
+    variables = {"CODE": "75", "MUSTER_MAX_REQUEUES": "1", "SLURM_JOB_RESTART_COUNT": "1"}
+    assert cluster.run("slurm", text, **variables).returncode == 75
+    assert not cluster.words("scontrol")
+
+
 def test_jsrun_where_it_is_there(cluster: Cluster) -> None:
     cluster.add("jsrun")
     text = making.make("lsf", Wanted())
