@@ -80,6 +80,11 @@ def failure(pid: int, exitcode: int, timestamp: int) -> ProcessFailure:
     return made
 
 
+def test_a_rank_that_was_alone_on_its_node_stopped_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report({4: failure(104, 1, 99)}, Status(workers={104})) == 1
+    assert "other ranks" not in capsys.readouterr().err
+
+
 def test_the_first_is_the_one_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
