@@ -12,7 +12,7 @@ import torch.distributed as dist
 from muster.config import Options, check_data
 from muster.train.data.sampler import generator
 from muster.train.distributed.world import World
-from muster.train.health.faults import agree
+from muster.train.health.faults import SharedFault, agree
 
 
 class BadSample(Exception):
@@ -122,8 +122,8 @@ def open_source(options: Options, world: World | None = None) -> Source:
         world: all ranks, which call this together; None for a process alone.
 
     Raises:
-        SharedFault: on all ranks, where there is no such source, it is not for this model, or its folder is not what it
-            should be.
+        SharedFault: on all ranks, where there is no such source, it is not for this model, its folder is not what it
+            should be, or nodes have different ones.
     """
     world = world or World()
 
@@ -137,4 +137,14 @@ def open_source(options: Options, world: World | None = None) -> Source:
         found.append(agree(world, lambda: module.scan(options) if world.main else None))
         if world.backend is not None:
             dist.broadcast_object_list(found, src=0, device=world.device)
-    return agree(world, lambda: module.open_source(options, *found))
+    source: Source = agree(world, lambda: module.open_source(options, *found))
+    # A node may have a file of its own under the same name.
+    sizes = world.gather((len(source.train), len(source.valid)))
+    other = next((rank for rank, size in enumerate(sizes) if size != sizes[0]), 0)
+    if other:
+        by_host = (
+            f"{sizes[rank][0]} train and {sizes[rank][1]} validate on {world.hosts[rank]}" for rank in (0, other)
+        )
+        seen = f"--data={options.data}: {'; '.join(named)}"
+        raise SharedFault("not all ranks have the same data", seen=seen, fix="copy the same files to all nodes")
+    return source

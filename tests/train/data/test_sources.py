@@ -133,6 +133,19 @@ def test_a_source_that_is_not_there(text, words):
     assert raised.value.code == 2
 
 
+def test_nodes_with_different_files_of_one_name_are_refused(tmp_path):
+    class TwoNodes(World):
+        def gather(self, value):
+            return [[90, 9], value]
+
+    (tmp_path / "x.txt").write_text("abcdefgh" * 200)
+    options = Options(model="gpt-tiny", data=f"tokens:{tmp_path / 'x.txt'}", seq_len=16)
+    with pytest.raises(MusterError, match="not all ranks have the same data") as raised:
+        data.open_source(options, TwoNodes(hosts=("a", "b")))
+    assert "90 train and 9 validate on a; " in raised.value.seen
+    assert raised.value.seen.endswith(" validate on b")
+
+
 def test_a_set_smaller_than_a_global_batch_says_the_numbers(loaded):
     with pytest.raises(MusterError) as raised:
         loaded(Options(data="fake", num_samples=60, batch_size=16), World(world_size=4))
