@@ -142,9 +142,7 @@ def open_source(options: Options, world: World | None = None) -> Source:
     sizes = world.gather((len(source.train), len(source.valid)))
     other = next((rank for rank, size in enumerate(sizes) if size != sizes[0]), 0)
     if other:
-        by_host = (
-            f"{sizes[rank][0]} train and {sizes[rank][1]} validate on {world.hosts[rank]}" for rank in (0, other)
-        )
+        named = (f"{sizes[rank][0]} train and {sizes[rank][1]} validate on {world.hosts[rank]}" for rank in (0, other))
         seen = f"--data={options.data}: {'; '.join(named)}"
         raise SharedFault("not all ranks have the same data", seen=seen, fix="copy the same files to all nodes")
     return source
