@@ -88,8 +88,7 @@ class Beat(NamedTuple):
 class Monitor:
     """The heartbeats of other ranks: which are missed, and which of them no longer move.
 
-    Time is counted in its own turns of listening: a job that is suspended as a whole, for an hour or a night, has not
-    missed any.
+    Time is counted in its own turns of listening: a job that is suspended as a whole has not missed any.
     """
 
     last: dict[int, Beat] = field(default_factory=dict)
