@@ -382,6 +382,6 @@ def warn_if_no_group(group: Any) -> None:
 
 
 def try_briefly(ask: Callable[[], None]) -> None:
-    """Asks a store that may be gone, and then answers nobody: for TELL_S at most, and whatever it has met."""
+    """Asks a store that may be gone, and then answers nobody: for BRIEFLY_S at most, and whatever it has met."""
     with suppress(Exception):
         within(BRIEFLY_S, ask)

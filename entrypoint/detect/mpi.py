@@ -271,7 +271,7 @@ def by_rank(
         if hosts and own is None:
             why = f"this host, {read.env.host}, is not among the job's by that name"
         elif hosts:
-            why = f"the launch uses {num_nodes} of the job's {len(hosts)} nodes, and which is not known_node_rank"
+            why = f"the launch uses {num_nodes} of the job's {len(hosts)} nodes, and which is not told"
         hosts, node_rank = (), ranks.rank // local_size
         sources |= {"hosts": why, "node_rank": f"rank {ranks.rank} in blocks of {local_size}"}
         if known_node_rank is None:
@@ -326,9 +326,9 @@ def _check_order(launcher: str, ranks: Ranks, node_rank: int, seen: str, *, is_k
     if ranks.local_size == 1 or ranks.rank == block or (is_known and ranks.rank == in_turns):
         return
     raise MusterError(
-        "the ranks lie neither in blocks nor in turns on the nodes, so where they meet can't be known_node_rank"
+        "the ranks lie neither in blocks nor in turns on the nodes, so where they meet can't be told"
         if is_known
-        else "the ranks don't lie in blocks, a node after the other, so which node this is can't be known_node_rank",
+        else "the ranks don't lie in blocks, a node after the other, so which node this is can't be told",
         seen=seen,
         fix=_PACKED.get(launcher)
         or "mpirun --map-by slot (Open MPI) or mpiexec -ppn N (MPICH, Intel MPI): the ranks of a node in one block",

@@ -277,8 +277,8 @@ def _port(allocation: Allocation, env: Environment, options: LaunchOptions) -> t
     if allocation.job_id is None:
         # A pod has all ports to itself: where a list names the first one, the others need no folder that they share.
         is_listed_pod = allocation.launcher == "kubernetes" and bool(allocation.hosts)
-        is_told = options.master_addr or env.get("MASTER_ADDR", env.get("PET_MASTER_ADDR"))
-        if allocation.launcher == "manual" or is_listed_pod or is_told:
+        is_given = options.master_addr or env.get("MASTER_ADDR", env.get("PET_MASTER_ADDR"))
+        if allocation.launcher == "manual" or is_listed_pod or is_given:
             return FIRST_PORT, "the default without a job id"
         return None, f"a file in --rendezvous-dir={options.rendezvous_dir}"
     return (
