@@ -67,7 +67,7 @@ def test_ranks_in_turns_are_right_where_the_hosts_are_known() -> None:
     listed = {"MUSTER_HOSTS": "a,b"}
     assert place(detect(hydra(1, 4, 0, 2, **listed))) == (1, 0, 1, 4)
     assert place(detect(hydra(3, 4, 1, 2, **listed))) == (1, 1, 3, 4)
-    with pytest.raises(MusterError, match="neither in blocks nor in turns .* where they meet can't be told"):
+    with pytest.raises(MusterError, match=r"neither in blocks nor in turns .* where they meet can't be told"):
         detect(hydra(0, 4, 0, 2, **listed))
 
 
@@ -173,7 +173,7 @@ def test_flux_that_disagrees_with_a_launcher_inside_it() -> None:
 
 
 def test_flux_in_turns_and_uneven_flux_are_refused() -> None:
-    with pytest.raises(MusterError, match="don't lie in blocks, .* which node this is can't be told"):
+    with pytest.raises(MusterError, match=r"don't lie in blocks, .* which node this is can't be told"):
         detect(changed(FLUX, FLUX_TASK_RANK="2", PMI_RANK="2"))
     with pytest.raises(MusterError, match="different numbers of tasks"):
         detect(changed(FLUX, FLUX_JOB_SIZE="5", PMI_SIZE="5"))
