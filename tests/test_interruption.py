@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from muster.paths import ROOT
-from tests.interruptions import COMMANDS, FIRST_S, SCRIPT, interrupt
+from tests.interruptions import COMMANDS, END_S, FIRST_S, interrupt, prepare
 
 START = "import os, signal, sys, time\nfrom muster import interruption\ninterruption.start('muster try')\n"
 KILL = "os.kill(os.getpid(), signal.SIGINT)\n"
@@ -110,7 +110,16 @@ def test_short_commands_at_random_moments(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_long_commands_at_random_moments(tmp_path: Path, name: str, to_group: bool) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
+    prepare(tmp_path)
     last_s, argv = COMMANDS[name]
     ended = interrupt(argv, random.Random(name).uniform(1, last_s / 2), tmp_path, to_group=to_group)
     assert not ended.fault(), ended.said
+
+
+@pytest.mark.process
+def test_one_while_ranks_are_started_leaves_none_of_what_they_have_started(tmp_path: Path) -> None:
+    script = tmp_path / "script.sh"
+    script.write_text('#!/bin/sh\nsleep 120 &\n[ "$LOCAL_RANK" = 0 ] && kill -INT $PPID\nwait\n')
+    script.chmod(0o755)
+    ended = interrupt(["muster", "run", "--nproc-per-node=32", "--no-python", str(script)], END_S, tmp_path)
+    assert (ended.code, ended.fault()) == (130, "")

@@ -124,7 +124,7 @@ class Warned(Status):
             processes.kill_descendants()
             interruption.end()
         self.warning = "SIGINT"
-        raise SignalException("this process got SIGINT", sigval=signal.SIGINT)
+        self.end_workers(self.warning)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Passes a signal on to the workers; without any, or for a second SIGTERM, has torchrun end everything."""
@@ -134,7 +134,8 @@ class Warned(Status):
         # Of multiprocessing there is one more, which keeps its semaphores.
         workers = [child for child in psutil.Process().children() if child.pid in self.workers]
         if not workers or (self.warning == warning.name == "SIGTERM"):
-            raise SignalException(f"this process got {warning.name}", sigval=warning)
+            self.end_workers(warning.name)
+            return
         self.warning = warning.name
         for worker in workers:
             with suppress(psutil.NoSuchProcess):

@@ -48,17 +48,20 @@ BRIEF_S = 30.0
 """Programs that end sooner train nothing: they show hosts, or devices."""
 
 TIE = """
-import ctypes, os, sys
+import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() != int(sys.argv[1]):  # the agent ended before that
     os._exit(1)
+if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 try:
     os.execvp(sys.argv[2], sys.argv[2:])
 except OSError as reason:
     fix = "give the path of an executable file"
     sys.exit(f"error: the program can't be started: {reason.strerror}\\n seen: {sys.argv[2]!r}\\n  fix: {fix}")
 """
-"""Starts a worker that the kernel ends with its agent, however that ends.
+"""Starts a worker that the kernel ends with its agent, however that ends. A Ctrl-C that comes meanwhile was held.
 
 Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
 """
@@ -71,6 +74,8 @@ class Status:
     Attributes:
         warning: the name of the signal by which a scheduler has warned this node; empty until there is one.
         workers: the process ids of the workers that were started last; empty before the first.
+        is_starting: whether workers are being started: an exception would leave some that nobody knows.
+        held_end: the signal that came meanwhile, and ends them once they are started; empty if none came.
         ended: the workers that were ended by this agent, by process id, and why.
         stopped: the process ids of the workers that were alive when torchrun began to stop them for another's failure.
         elsewhere: the failure on another node that came before this node's, in words; empty if there is none.
@@ -78,9 +83,22 @@ class Status:
 
     warning: str = ""
     workers: set[int] = field(default_factory=set[int])
+    is_starting: bool = False
+    held_end: str = ""
     ended: dict[int, str] = field(default_factory=dict[int, str])
     stopped: set[int] = field(default_factory=set[int])
     elsewhere: str = ""
+
+    def end_workers(self, name: str) -> None:
+        """Has torchrun end the workers for the signal `name`, and this node with them.
+
+        Raises:
+            SignalException: always, but while workers are being started; then afterwards.
+        """
+        if self.is_starting:
+            self.held_end = name
+        else:
+            raise SignalException(f"this process got {name}", sigval=signal.Signals[name])
 
     def explains(self, failures: Mapping[int, ProcessFailure]) -> bool:
         """Whether the workers were ended by this very signal, before they could handle it."""
@@ -192,10 +210,17 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()  # by which this one is not typed
         self._before_start(worker_group)
-        # Trainers of ours get Ctrl-C once they have a handler for it.
-        with interruption.held() if is_ours() else nullcontext():
-            started = torchs._start_workers(worker_group)
+        # Trainers of ours get Ctrl-C once they have a handler for it, other programs as they are started by TIE.
+        is_held = is_ours() or worker_group.spec.entrypoint is not run_in_place
+        with interruption.held() if is_held else nullcontext():
+            self._status.is_starting = True
+            try:
+                started = torchs._start_workers(worker_group)
+            finally:
+                self._status.is_starting = False
         self._status.workers = {pid for pid, _ in self.processes().values()}
+        if self._status.held_end:
+            self._status.end_workers(self._status.held_end)
         is_fixed = isinstance(worker_group.spec.rdzv_handler, rendezvous.StaticNodes)
         if self._nodes is None and is_fixed and worker_group.group_world_size > 1:
             self._nodes = Nodes(self, worker_group, self._status.ended)
@@ -307,7 +332,7 @@ class Agent(LocalElasticAgent):
             return
         if self._status.explains(failures):
             # As if it had come before they were started. Other nodes go on without this one.
-            raise SignalException("the workers were warned", sigval=signal.Signals[self._status.warning])
+            self._status.end_workers(self._status.warning)
         if self._status.warning == "SIGTERM":
             self._remaining_restarts = 0
             return
