@@ -230,8 +230,8 @@ from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from muster.entrypoint.agent import agent, nodes
 nodes.BEAT_S, agent.BRIEFLY_S = 0.5, 0.5
 begin = SimpleElasticAgent.__init__
-def quick(self, spec, exit_barrier_timeout, shutdown_timeout=30):
-    begin(self, spec, 1.0, shutdown_timeout)
+def quick(self, spec, exit_barrier_timeout, *others, **named):
+    begin(self, spec, 1.0, *others, **named)
 SimpleElasticAgent.__init__ = quick
 runpy.run_module("muster.entrypoint.agent", run_name="__main__", alter_sys=True)
 """
