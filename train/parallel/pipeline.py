@@ -138,6 +138,11 @@ class TimedStage(PipelineStage):
         self.busy = busy
         self.computed = computed
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """What torch 2.10 sends to its neighbours before the first step; over gloo nothing can be sent to oneself."""
+        torchs: Any = super()
+        return [] if self.group_size == 1 else torchs._get_init_p2p_neighbors_ops()
+
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         with self.busy.running():
             return super().forward_one_chunk(*args, **kwargs)

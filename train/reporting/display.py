@@ -73,7 +73,7 @@ class Display:
         """Begins the display of an epoch (from 0) of `num_steps` steps."""
         self.epoch_number, self.num_steps = epoch + 1, num_steps
         self.started = time.perf_counter()
-        self.line_due = self.started + LINE_EVERY_S
+        self.line_due, self.screen_due = self.started + LINE_EVERY_S, self.started
         self.last_loss = None
 
     def loss(self, loss: float) -> None:
