@@ -27,6 +27,8 @@ MOST_LISTED = 4
 ALL_PAIRS_UP_TO = 32
 """Up to so many nodes each one is paired with each other one."""
 
+STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "-": "dim"}
+"""How the word of an answer is shown."""
 
 FAULT_POLL_S = 1.0
 """How often rank 0, while it waits for others, reads whether an agent has published that a rank died."""

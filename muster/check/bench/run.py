@@ -27,7 +27,7 @@ WAIT_S = 10
 
 def run(options: BenchOptions) -> None:
     """Measures, says the verdict on rank 0, and ends the process."""
-    world, sweep, code = None, None, int(ExitCode.FAILED)
+    world, sweep = None, None
     try:
         world = ranks.join(options.timeout_s)
         watch = Watch(world)
@@ -83,8 +83,7 @@ def report_failure(world: World | None, error: Exception, doing: str) -> int:
     """
     if isinstance(error, ranks.Absent | faults.SharedFault):
         # All ranks know of it.
-        met = error.world if isinstance(error, ranks.Absent) else world
-        if met is None or met.main:
+        if os.environ.get("RANK", "0") == "0":
             console.notify(str(error))
         return error.code
     if world is None:
@@ -105,8 +104,7 @@ def explain(world: World, error: Exception, doing: str) -> MusterError | None:
     has_lost_others = isinstance(error, Broken) or (isinstance(error, MusterError) and "did not come" in error.wrong)
     if isinstance(error, MusterError) and not has_lost_others:
         return error
-    reason = error.seen if isinstance(error, MusterError) else str(error).strip().partition("\n")[0]
-    reason = "; NCCL says: ".join(filter(None, [reason, transport.complaints()]))
+    reason = transport.with_warnings(error.seen if isinstance(error, MusterError) else error)
     fix = "muster doctor looks at the nodes and the network between them; more time: --timeout-s"
     if not has_lost_others:
         wrong = f"{this} failed at {doing}: {type(error).__name__}"

@@ -218,7 +218,7 @@ class Sweep:
             collective = BY_NAME[row.collective]
             sent, got = collective.buffers(self.world, row.size)
             # Zeros stay as they are, however often they are added up.
-            call = partial(collective.call, self.world, sent.zero_(), got.zero_())
+            call = partial(collective.call, sent.zero_(), got.zero_())
         return of_ranks(self.world.gather(safe(lambda: measure(self.world, call, self.options))))
 
     def check(self, collective: Collective, sizes: Sequence[int]) -> int:

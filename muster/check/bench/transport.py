@@ -124,9 +124,10 @@ def used(world: World, options: BenchOptions) -> Transport:
     return of_gloo(ranks) if is_gloo else of_nccl(ranks, allow_tcp=options.allow_tcp)
 
 
-def complaints() -> str:
-    """NCCL's last warnings so far, in this process, where it then failed; empty where there are none."""
-    return "; ".join(parse_log(log_text()).warnings[-2:])
+def with_warnings(error: object) -> str:
+    """The first line of `error`, and the last warnings of NCCL in this process."""
+    warnings = "; ".join(parse_log(log_text()).warnings[-2:])
+    return "; NCCL says: ".join(filter(None, [str(error).strip().partition("\n")[0], warnings]))
 
 
 def of_gloo(ranks: Sequence[RankTransport]) -> Transport:

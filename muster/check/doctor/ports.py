@@ -97,7 +97,6 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
 
 
 def ephemeral_range() -> str:
-    """The ports that the kernel gives to programs that ask for any."""
     return attempt(lambda: "-".join(PORT_RANGE.read_text().split())) or "32768-60999"
 
 
@@ -189,7 +188,6 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
-    """How many ways are open."""
     ways = sum(len(facts[0].probes) for facts in by_host.values())
     return f"{ways} ways between {len(by_host)} nodes are open" if ways else "one node: nothing to reach"
 

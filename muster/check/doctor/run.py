@@ -22,7 +22,7 @@ from muster.check import ranks
 from muster.check.doctor import clock, collectives, gpus, memory, names, network, ports, software, storage
 from muster.check.doctor.finding import DIED, Finding, code_of, worst
 from muster.check.options import DoctorOptions
-from muster.check.ranks import listed, plural, shape
+from muster.check.ranks import STYLES, listed, plural, shape
 from muster.errors import ExitCode, MusterError, one_line
 from muster.train.distributed.world import World
 from muster.train.health.faults import SharedFault
@@ -43,9 +43,6 @@ HARMLESS = {"shm", "checkpoints"}
 
 MOST_SHOWN = 20
 """So many findings are printed in full: of what is wrong on all of hundreds of nodes the first ones are enough."""
-
-STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "-": "dim"}
-"""Of the word of each row."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +198,6 @@ def absence(absent: ranks.Absent) -> Finding:
 
 
 def as_object(report: Report, world: World | None) -> dict[str, Any]:
-    """What `--json` prints."""
     return {
         "verdict": worst(report.findings),
         "says": conclusion(report.findings),
@@ -250,7 +246,6 @@ def _table(parts: Sequence[Part]) -> Table:
 
 
 def conclusion(findings: Sequence[Finding]) -> str:
-    """The verdict, after the word for it."""
     if not findings:
         return "nothing was found that would stop, slow or falsify a training"
     num_failed = sum(finding.level == "failed" for finding in findings)
