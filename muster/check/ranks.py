@@ -199,14 +199,13 @@ def host_of(rank: int, world: World) -> str:
     return nodes[rank // a_node] if nodes and len(nodes) * a_node == world.world_size else ""
 
 
-def leave(world: World | None, code: int, *, failed: bool) -> None:
+def leave(world: World | None, code: int) -> None:
     """Ends this process with `code`, once all that came may do without its store.
 
     It ends without destructors: those of a process group that broke can hang, or abort the process.
 
     Args:
         world: None before the ranks have met.
-        failed: whether some of the others may never come to their end.
     """
     if code:
         console.report_to_agent(RankReport.ERROR_SHOWN)
@@ -214,6 +213,6 @@ def leave(world: World | None, code: int, *, failed: bool) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faults.end_soon(code, 4 * faults.GRACE_S)
     if world is not None:
-        faults.leave(world, world.store, failed=failed, main=world.main)
+        faults.leave(world, world.store, failed=code != ExitCode.DONE, main=world.main)
     console.flush()
     os._exit(code)

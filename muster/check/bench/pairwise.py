@@ -66,7 +66,6 @@ class Row:
     """One direction between two nodes; where they have several ranks, the slowest of those that went side by side.
 
     Attributes:
-        source, target: hosts.
         gb_s, best_gb_s: 10^9 bytes a second, by the middle and by the best message.
         latency_us: of the shortest message, one way.
         size: bytes of a message.

@@ -98,9 +98,6 @@ class Report:
     """The answer of a measurement, on rank 0.
 
     What took long to measure is shown before a file is written, as a disk may be full.
-
-    Attributes:
-        setting: where it was measured.
     """
 
     options: BenchOptions

@@ -55,7 +55,7 @@ def run(options: BenchOptions) -> None:
         if os.environ.get("MUSTER_DEBUG"):
             traceback.print_exc()
         code = report_failure(world, error, sweep.doing if sweep else "the start")
-    ranks.leave(world, code, failed=code != 0)
+    ranks.leave(world, code)
 
 
 def measure(sweep: Sweep, known: Baseline | None) -> tuple[list[Row], Transport]:
@@ -78,8 +78,6 @@ def report_failure(world: World | None, error: Exception, doing: str) -> int:
 
     Args:
         world: None where the ranks have not met.
-        error: what ended this rank's part.
-        doing: what the ranks did.
     """
     if isinstance(error, ranks.Absent | faults.SharedFault):
         # All ranks know of it.

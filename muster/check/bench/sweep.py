@@ -32,12 +32,8 @@ from muster.train.health import memory
 LARGEST = {"gloo": "64M", "nccl": "1G"}
 """Where `--max-size` is not given: on CPUs larger messages take long and tell nothing new."""
 
-MEBI = 1 << 20
-AROUND = tuple(MEBI + ELEMENT * more for more in (-1021, -3, -1, 1, 3, 127, 1021, 4099))
+AROUND = tuple((1 << 20) + ELEMENT * more for more in (-1021, -3, -1, 1, 3, 127, 1021, 4099))
 """Bytes at which values are checked once more: near 1 MiB algorithms switch, and no number of ranks divides all."""
-
-GIGA = 1e9
-"""Bandwidths are in 10^9 bytes a second, as nccl-tests' are."""
 
 SPIN_S = 0.05
 """For so long a GPU is asked without a pause whether it is done: a pause takes longer than a short message."""
@@ -134,8 +130,8 @@ class Row:
 
     @property
     def algbw(self) -> float | None:
-        """The algorithm bandwidth: size by time."""
-        return self.size / self.middle.mean_s / GIGA if self.size and self.middle else None
+        """The algorithm bandwidth: size by time, in 10^9 bytes a second, as nccl-tests has it."""
+        return self.size / self.middle.mean_s / 1e9 if self.size and self.middle else None
 
     @property
     def busbw(self) -> float | None:

@@ -36,8 +36,6 @@ NO_RDMA = ("tcp",)
 _TCP = ("socket", "fastsocket")
 _TCP_PROVIDERS = ("tcp", "sockets", "udp")
 
-SUBSYSTEMS = ("INIT", "NET")
-
 SHOWN: list[str] = []
 """The level of a user who wanted to see the log, which now goes elsewhere: it has to be shown."""
 
@@ -234,7 +232,7 @@ def request_log(environ: MutableMapping[str, str]) -> None:
     # With a ^ before them they are those that are not wanted.
     names = [] if wanted.startswith("^") else [name for name in wanted.upper().split(",") if name]
     if "ALL" not in names:
-        environ["NCCL_DEBUG_SUBSYS"] = ",".join(dict.fromkeys([*names, *SUBSYSTEMS]))
+        environ["NCCL_DEBUG_SUBSYS"] = ",".join(dict.fromkeys([*names, "INIT", "NET"]))
     if not environ.get("NCCL_DEBUG_FILE"):
         environ["NCCL_DEBUG_FILE"] = f"/proc/self/fd/{os.memfd_create('nccl')}"
         if level in ("INFO", "TRACE"):

@@ -73,7 +73,7 @@ def differences(
         what: what the values are of: "torch".
         shown: makes words of a value.
     """
-    by_value = _hosts_by_value(values)
+    by_value = hosts_by_value(values)
     if len(by_value) < 2:
         return []
     # The rarest first; of equally many hosts in the order in which they came.
@@ -90,11 +90,11 @@ def alike(values: Mapping[str, str], level: Level, about: str, wrong: str, fix: 
     Args:
         values: what is seen, by host; empty where nothing is wrong.
     """
-    by_seen = _hosts_by_value(values).items()
+    by_seen = hosts_by_value(values).items()
     return [Finding(level, about, listed(hosts), wrong, seen, fix) for seen, hosts in by_seen if seen]
 
 
-def _hosts_by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
+def hosts_by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
     """The hosts of each value, but of None."""
     found: dict[Any, list[str]] = {}
     for host, value in values.items():

@@ -47,7 +47,6 @@ class Facts:
     """What a node knows of names.
 
     Attributes:
-        place: where it is found.
         lookups: of its own name and of others.
         is_interface_set: whether gloo gets the interface by GLOO_SOCKET_IFNAME, and does not go by a host's own name.
     """

@@ -25,9 +25,6 @@ from muster.variables import LaunchVariable
 
 NAME = "network"
 
-SYS = Path("/sys")
-"""Where the kernel shows links."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
@@ -63,8 +60,8 @@ def gather(world: World, options: DoctorOptions) -> Facts:
         fabric=os.environ.get(LaunchVariable.FABRIC_FOUND),
         devices=devices.says if devices.is_good is False else "",
         memlock=memory.says if memory.is_good is False else "",
-        ports=attempt(lambda: ports(SYS)) or {},
-        pcie=attempt(lambda: slow_pcie_links(SYS)) or {},
+        ports=attempt(ports) or {},
+        pcie=attempt(slow_pcie_links) or {},
     )
 
 
@@ -184,7 +181,7 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     return f"{listed(node.fabric for node in nodes) or 'tcp'} by {interface}; {links}"
 
 
-def ports(sys: Path) -> dict[str, float | None]:
+def ports(sys: Path = Path("/sys")) -> dict[str, float | None]:
     """The InfiniBand and RoCE ports that the kernel shows below `sys`, with their rates."""
     found: dict[str, float | None] = {}
     for folder in sorted(sys.glob("class/infiniband/*/ports/*")):
@@ -194,7 +191,7 @@ def ports(sys: Path) -> dict[str, float | None]:
     return found
 
 
-def slow_pcie_links(sys: Path) -> dict[str, str]:
+def slow_pcie_links(sys: Path = Path("/sys")) -> dict[str, str]:
     """In what the PCIe links of adapters and GPUs are less than card and slot can, where they are."""
     found: dict[str, str] = {}
     adapters = {folder.name: folder / "device" for folder in sorted(sys.glob("class/infiniband/*"))}

@@ -115,7 +115,7 @@ def run(options: DoctorOptions) -> None:
     elif is_cut_off:
         # Nobody else knows of it.
         print(*report.why, sep="\n", file=sys.stderr, flush=True)
-    ranks.leave(world, code, failed=code != ExitCode.DONE)
+    ranks.leave(world, code)
 
 
 def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_dir: str) -> None:
@@ -154,11 +154,7 @@ def print_step(step: str) -> None:
 
 
 def check(world: World, options: DoctorOptions, report: Report, *, prints_steps: bool = False) -> None:
-    """Adds to `report` all that is found; to be called on all ranks.
-
-    Args:
-        prints_steps: whether to print on stderr what is done next.
-    """
+    """Adds to `report` all that is found; to be called on all ranks."""
     *quick, (last, subjects) = STEPS
     for step, of_step in quick:
         if prints_steps:
