@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from muster.check.bench import transport
 from muster.check.bench.collectives import shown
-from muster.check.bench.sweep import Broken, bandwidth, parse_size, safe, wait_for_device
+from muster.check.bench.sweep import bandwidth, parse_size, wait_for_device
 from muster.check.options import BenchOptions
 from muster.check.ranks import ALL_PAIRS_UP_TO, partners
 from muster.errors import ExitCode, MusterError
@@ -98,7 +98,7 @@ def run(world: World, options: BenchOptions) -> list[Row]:
 
     Raises:
         MusterError: two nodes can't reach each other.
-        Broken: this rank lost the others.
+        RuntimeError: this rank lost the others.
     """
     if len(world.nodes) < 2:
         return []
@@ -153,7 +153,7 @@ def _measure(link: "Link") -> list[Row]:
                     own.append(Row(hosts[node], hosts[other], *figures, place, side_by_side))
                 else:
                     link.receive(nodes[other][place])
-        except (RuntimeError, Broken) as error:
+        except RuntimeError as error:
             raise MusterError(
                 f"{hosts[node]} and {hosts[other]} don't get a message through to each other",
                 seen=transport.with_warnings(error),
@@ -189,8 +189,8 @@ class Link:
 
     def barrier(self) -> None:
         """Returns when all ranks have come."""
-        safe(dist.barrier)
-        safe(lambda: wait_for_device(self.world))
+        dist.barrier()
+        wait_for_device(self.world)
 
     def send(self, peer: int) -> tuple[float, float, float, int]:
         """10^9 bytes a second by the median and by the best message, the least us one way, and a message's bytes."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -27,7 +27,6 @@ from muster.check.bench.collectives import BARRIER, BY_NAME, ELEMENT, UNITS, Col
 from muster.check.options import BenchOptions
 from muster.errors import MusterError
 from muster.train.distributed.world import World
-from muster.train.health import memory
 
 LARGEST = {"gloo": "64M", "nccl": "1G"}
 """Where `--max-size` is not given: on CPUs larger messages take long and tell nothing new."""
@@ -42,12 +41,7 @@ NONE = "N/A"
 """In place of a figure that there is none of."""
 
 Call = Callable[[], object]
-Result = TypeVar("Result")
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
-
-
-class Broken(Exception):
-    """This rank can't go on, because of another rank or its GPU: what the backend said."""
 
 
 def parse_size(text: str, name: str) -> int:
@@ -215,33 +209,19 @@ class Sweep:
             sent, got = collective.buffers(self.world, row.size)
             # Zeros stay as they are, however often they are added up.
             call = partial(collective.call, sent.zero_(), got.zero_())
-        return of_ranks(self.world.gather(safe(lambda: measure(self.world, call, self.options))))
+        return of_ranks(self.world.gather(measure(self.world, call, self.options)))
 
     def check(self, collective: Collective, sizes: Sequence[int]) -> int:
         """How many values are wrong at these `sizes`, on all ranks; which ones is kept in `faults`."""
         own: list[dict[str, Any]] = []
         for size in sizes:
             self.num_checks += 1
-            wrong = safe(partial(collective.check, self.world, size, self.num_checks))
+            wrong = collective.check(self.world, size, self.num_checks)
             if wrong is not None:
                 own.append(asdict(wrong))
         faults = [WrongValues(**each) for of_rank in self.world.gather(own) for each in of_rank]
         self.faults += faults
         return sum(fault.count for fault in faults)
-
-
-def safe(function: Callable[[], Result]) -> Result:
-    """What `function`, which speaks to the other ranks, returns.
-
-    Raises:
-        Broken: it can't reach them.
-    """
-    try:
-        return function()
-    except RuntimeError as error:
-        if memory.find(error):
-            raise
-        raise Broken(str(error)) from error
 
 
 def of_ranks(calls_of_ranks: Sequence[Sequence[float]]) -> Timing:
@@ -257,7 +237,7 @@ def measure(world: World, call: Call, options: BenchOptions) -> list[float]:
     """The seconds of each of `--iters` calls on this rank, after `--warmup` calls that are not counted.
 
     Raises:
-        Broken: a GPU took longer than the ranks wait for each other.
+        RuntimeError: the other ranks can't be reached, or a GPU took longer than the ranks wait for each other.
     """
     for _ in range(options.warmup):
         call()
@@ -283,7 +263,7 @@ def wait_for_device(world: World) -> None:
     """Returns when the device has done what it was given; at once on a CPU.
 
     Raises:
-        Broken: it has not, nearly as long as the ranks wait for each other; then the backend would end the process.
+        RuntimeError: it has not, nearly as long as the ranks wait for each other; the backend then ends the process.
     """
     if world.device.type != "cuda":
         return
@@ -292,6 +272,6 @@ def wait_for_device(world: World) -> None:
     while not event.query():
         waited_s = time.monotonic() - started
         if waited_s > 0.9 * world.timeout_s:
-            raise Broken(f"the GPU was not done after {0.9 * world.timeout_s:.0f} s")
+            raise RuntimeError(f"the GPU was not done after {0.9 * world.timeout_s:.0f} s")
         if waited_s > SPIN_S:
             time.sleep(0.0002)
