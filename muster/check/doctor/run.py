@@ -5,7 +5,6 @@
 
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -114,7 +113,7 @@ def run(options: DoctorOptions) -> None:
             print_all(Console(highlight=False), report, world)
     elif is_cut_off:
         # Nobody else knows of it.
-        print(*report.why, sep="\n", file=sys.stderr, flush=True)
+        console.notify("\n".join(map(str, report.why)))
     ranks.leave(world, code)
 
 
@@ -150,7 +149,7 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
 def print_step(step: str) -> None:
     """Prints on stderr what is done next, once for all ranks: a check of many nodes takes minutes."""
     if os.environ.get("RANK", "0") == "0":
-        print(f"muster doctor: {step} ...", file=sys.stderr, flush=True)
+        console.notify(f"muster doctor: {step} ...")
 
 
 def check(world: World, options: DoctorOptions, report: Report, *, prints_steps: bool = False) -> None:
