@@ -92,7 +92,7 @@ def rank_of(rank: int, port: int, rounds: int, iters: int, path: str) -> None:
     if world.main:
         Path(path).write_text(json.dumps(figures))
     close_group()
-    leave(world, 0, failed=False)
+    leave(world, 0)
 
 
 def free_port() -> int:

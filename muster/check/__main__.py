@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TypeVar
 
 from muster import interruption
 
@@ -15,7 +14,7 @@ from muster.arguments import from_argv
 from muster.check.options import BenchOptions, DoctorOptions
 from muster.errors import MusterError, notify_if_slow
 
-Group = TypeVar("Group")
+OPTIONS = {"doctor": DoctorOptions, "bench": BenchOptions}
 
 
 def main() -> None:
@@ -24,7 +23,7 @@ def main() -> None:
         # The notes of torch's C++ side are nothing that a user can act on.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with interruption.command(f"muster {name}"):
-        options = parse(name, {"doctor": DoctorOptions, "bench": BenchOptions}[name], argv)
+        options = parse(name, argv)
     # Here and not above: a misspelt option must not wait for torch.
     with notify_if_slow("loading PyTorch", is_shown=not interruption.current.is_silent):
         program = import_module(f"muster.check.{name}.run")
@@ -33,13 +32,13 @@ def main() -> None:
         program.run(options)
 
 
-def parse(name: str, group: type[Group], argv: Sequence[str]) -> Group:
-    """The options, of the class `group`, that `argv` stands for.
+def parse(name: str, argv: Sequence[str]) -> DoctorOptions | BenchOptions:
+    """The options of `muster NAME` that `argv` stands for.
 
     Raises:
         MusterError: it stands for none. The launcher, which has read the same words, says which one is wrong.
     """
-    options = from_argv(argv, group)
+    options = from_argv(argv, OPTIONS[name])
     if options is None:
         fix = f"muster {name} --help lists what there is"
         raise MusterError("an option is not known, or has no such value", seen=" ".join([name, *argv]), fix=fix)

@@ -155,7 +155,6 @@ def memory() -> Row:
 
 
 def nccl() -> Row:
-    """Which NCCL torch loads, from where."""
     found = versions.nccl()
     if found is None:
         return Row("nccl", None, "this torch has none")

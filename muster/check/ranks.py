@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.backends import backend_for, places
-from muster.train.distributed.world import HashStore, World, device_for, read_environment
+from muster.train.distributed.world import World, connect, device_for, read_environment
 from muster.train.health import faults
 from muster.train.health.faults import SharedFault, agree
 from muster.train.reporting import console
@@ -27,6 +27,8 @@ MOST_LISTED = 4
 ALL_PAIRS_UP_TO = 32
 """Up to so many nodes each one is paired with each other one."""
 
+STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "-": "dim"}
+"""How the word of an answer is shown."""
 
 FAULT_POLL_S = 1.0
 """How often rank 0, while it waits for others, reads whether an agent has published that a rank died."""
@@ -73,22 +75,7 @@ def join(timeout_s: int) -> World:
         MusterError: rank 0 can't be reached, or its port is taken.
     """
     world = read_environment(os.environ, timeout_s)
-    if world.world_size == 1:
-        return replace(world, store=HashStore(), hosts=(world.host,))
-    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    # torchrun's agent has one already.
-    is_host = world.main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    limit = timedelta(seconds=world.timeout_s)
-    try:
-        store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
-        connection = store(address, int(port), world.world_size, is_host, limit, wait_for_workers=False)
-    except (dist.DistError, ValueError) as error:
-        raise MusterError(
-            f"rank {world.rank} can't {'be met' if is_host else 'meet rank 0'} at {address}:{port}",
-            seen=f"{str(error).splitlines()[0]}, rank {world.rank} of {world.world_size} on {world.host}",
-            fix="see that rank 0 runs on that host, that the port is free there and no firewall is between",
-        ) from error
-    world = replace(world, store=PrefixStore("muster", connection))
+    world = replace(world, store=PrefixStore("muster", connect(world, waits_for_all=False)))
     return replace(world, hosts=tuple(gather(world, world.host)))
 
 
@@ -102,16 +89,14 @@ def with_device(world: World, wanted: str, backend: str = "auto") -> World:
     device = agree(world, lambda: device_for(world, wanted))
     if backend == "gloo" and wanted == "auto":
         device = torch.device("cpu")
-    on_cpu = [host for host, kind in world.gather([world.host, device.type]) if kind == "cpu"]
+    world = replace(world, device=device)
+    on_cpu = [host for host, name in places(world) if name.startswith("cpu")]
     if 0 < len(on_cpu) < world.world_size:
         wrong = "the ranks do not all have the same kind of device"
         seen = f"CPUs on {listed(on_cpu)}, GPUs for the other ranks"
         fix = "ask for as many GPUs on each node as it has ranks, or give --device=cpu"
         raise SharedFault(wrong, seen=seen, fix=fix)
-    chosen = agree(world, lambda: backend_for(backend, device, "ddp"))
-    world = replace(world, device=device, backend=chosen)
-    places(world)
-    return world
+    return replace(world, backend=agree(world, lambda: backend_for(backend, device, "ddp")))
 
 
 def gather(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
@@ -214,14 +199,13 @@ def host_of(rank: int, world: World) -> str:
     return nodes[rank // a_node] if nodes and len(nodes) * a_node == world.world_size else ""
 
 
-def leave(world: World | None, code: int, *, failed: bool) -> None:
+def leave(world: World | None, code: int) -> None:
     """Ends this process with `code`, once all that came may do without its store.
 
     It ends without destructors: those of a process group that broke can hang, or abort the process.
 
     Args:
         world: None before the ranks have met.
-        failed: whether some of the others may never come to their end.
     """
     if code:
         console.report_to_agent(RankReport.ERROR_SHOWN)
@@ -229,6 +213,6 @@ def leave(world: World | None, code: int, *, failed: bool) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faults.end_soon(code, 4 * faults.GRACE_S)
     if world is not None:
-        faults.leave(world, world.store, failed=failed, main=world.main)
+        faults.leave(world, world.store, failed=code != ExitCode.DONE, main=world.main)
     console.flush()
     os._exit(code)

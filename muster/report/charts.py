@@ -75,17 +75,16 @@ class Line:
     """A line of a chart.
 
     Attributes:
+        label: its name in the legend; None without one.
         index: of its run or its group: it gives the colour and the marker.
         points: y by x, x ascending.
         style: as matplotlib names it.
-        is_named: whether the legend names it.
     """
 
-    label: str
+    label: str | None
     index: int
     points: Mapping[float, float]
     style: str = "-"
-    is_named: bool = True
 
 
 @contextmanager
@@ -144,14 +143,13 @@ def _learning(runs: Sequence[Run], name: str) -> list[Line]:
         if train:
             lines.append(Line(run.label if several else "training", index, train))
         if valid:
-            label = f"{run.label}, validation" if several else "validation"
             # Of several runs colour and marker tell whose it is.
-            lines.append(Line(label, index if several else 1, valid, "--", is_named=not (several and train)))
+            label = "validation" if not several else None if train else f"{run.label}, validation"
+            lines.append(Line(label, index if several else 1, valid, "--"))
     return lines
 
 
 def _curves(runs: Sequence[Run], name: str) -> list[Line]:
-    """The curve of `name` of each run that has one."""
     return [Line(run.label, index, points) for index, run in enumerate(runs) if (points := _points(run, name))]
 
 
@@ -176,14 +174,14 @@ def _over_steps(
     """
     if max((len(line.points) for line in lines), default=0) < 2:
         return None
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     figure, axes = _figure(title, "step", y_label, lines)
     # A step is a whole number.
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(_tick)
     values = [value for line in lines for value in line.points.values()]
-    axes.yaxis.set_major_formatter(_percent_tick if of == "share" else _tick)
+    axes.yaxis.set_major_formatter(PercentFormatter(1) if of == "share" else _tick)
     if of == "loss" and 0 < min(values) < max(values) / 20:
         # A first loss that is far off would press all others against the axis.
         _log_scale(axes, min(values), max(values))
@@ -194,6 +192,8 @@ def _over_steps(
 
 def _over_ranks(title: str, y_label: str, group: Sequence[Scaling], name: str) -> Chart:
     """One attribute of the scalings' points over the number of ranks, and what would be ideal."""
+    from matplotlib.ticker import PercentFormatter
+
     measured: list[Line] = []
     ideal: list[Line] = []
     for index, found in enumerate(group):
@@ -202,7 +202,7 @@ def _over_ranks(title: str, y_label: str, group: Sequence[Scaling], name: str) -
         points = {float(point.world): getattr(point, name) for point in found.points}
         best = {world: start if name == "efficiency" else start * world / first.world for world in points}
         measured.append(Line(found.title.partition(": ")[2] if len(group) > 1 else "measured", index, points))
-        ideal.append(Line("ideal", index, best, ":", is_named=not ideal))
+        ideal.append(Line(None if ideal else "ideal", index, best, ":"))
     figure, axes = _figure(title, "ranks", y_label, [*measured, *ideal])
     worlds = sorted({world for line in measured for world in line.points})
     axes.set_xscale("log", base=2)
@@ -210,7 +210,7 @@ def _over_ranks(title: str, y_label: str, group: Sequence[Scaling], name: str) -
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(_tick)
     if name == "efficiency":
-        axes.yaxis.set_major_formatter(_percent_tick)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.set_ylim(bottom=0)
     else:
         values = [value for line in (*measured, *ideal) for value in line.points.values()]
@@ -234,7 +234,7 @@ def _figure(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> tu
             color=MUTED if is_ideal else COLORS[line.index % len(COLORS)],
             marker="" if is_ideal else MARKERS[line.index % len(MARKERS)],
             markevery=max(1, len(line.points) // 8) if line.style == "-" else 1,
-            label=_label(line.label) if line.is_named else None,
+            label=line.label and _label(line.label),
         )
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
@@ -257,10 +257,6 @@ def _log_scale(axes: Any, low: float, high: float) -> None:
 
 def _tick(value: float, _: int | None = None) -> str:
     return quantity(value)
-
-
-def _percent_tick(value: float, _: int | None = None) -> str:
-    return f"{value * 100:.4g}%"
 
 
 def _label(text: str) -> str:

@@ -51,7 +51,6 @@ class Run:
 
     @property
     def work(self) -> str:
-        """Model, data and strategy."""
         return f"{self.text('model')} on {self.text('data')}, {self.text('strategy')}"
 
     @property

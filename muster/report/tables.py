@@ -105,7 +105,6 @@ def hosts(run: Run) -> str:
 
 
 def hardware(run: Run) -> str:
-    """The card's name, or CPU."""
     return run.text("versions", "gpu") or (run.text("device") or NONE).replace("cpu", "CPU")
 
 
@@ -126,13 +125,11 @@ def slowest(run: Run) -> str:
 
 
 def energy(run: Run) -> str:
-    """Joules an image, or a token."""
     value = run.number(f"energy_j_per_{run.unit.removesuffix('s')}")
     return NONE if value is None else f"{value:.3g} J"
 
 
 def rate_per_rank(run: Run) -> str:
-    """Images or tokens a second, of one rank."""
     return quantity(run.rate / run.world_size if run.rate is not None and run.world_size else None)
 
 
@@ -162,7 +159,6 @@ def valid_perplexity(run: Run) -> str:
 
 
 def state(run: Run) -> str:
-    """Whether the run came to its end."""
     if not run.summary:
         return "not finished"
     if not run.is_finished:

@@ -4,6 +4,7 @@ import json
 import time
 from typing import Any
 
+import psutil
 import pytest
 import torch.distributed as dist
 
@@ -46,6 +47,18 @@ def test_a_rank_that_never_came_is_for_the_user_to_mend() -> None:
     finding = finding_of(absence(hosts=()))
     assert finding.wrong == "rank 1 did not come"
     assert code_of([finding]) == 2
+
+
+def test_the_store_of_one_node_is_for_that_node_alone(monkeypatch: pytest.MonkeyPatch, unused_port: int) -> None:
+    """As where Slurm has started a task a rank: no agent has a store."""
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port)}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ranks.Absent) as raised:
+        ranks.join(1)
+    assert raised.value.wrong == "rank 1 did not come"
+    listening = [each for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    assert [each.laddr.ip for each in listening if each.laddr.port == unused_port] == ["127.0.0.1"]
 
 
 def test_ranks_with_different_kinds_of_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import Store
-from torch.distributed.rendezvous import rendezvous
 
 from muster.errors import ExitCode, MusterError
 from muster.train.reporting.metrics import Stopwatch
@@ -225,37 +223,40 @@ def read_environment(environ: Mapping[str, str], timeout_s: int) -> World:
     )
 
 
-def connect(world: World) -> Store:
-    """The store that all ranks share, which is up once all have come; a world of one has one of its own.
+def connect(world: World, *, waits_for_all: bool = True) -> Any:
+    """The store that all ranks share; a world of one has one of its own.
+
+    Args:
+        waits_for_all: whether it is up once all have come; else as soon as rank 0 is, which then knows who has not.
 
     Raises:
         MusterError: rank 0 can't be reached, or its port is taken.
     """
     if world.world_size == 1:
         return HashStore()
-    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    timeout = timedelta(seconds=world.timeout_s)
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     is_host = world.main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    tcp_store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    own: dict[str, Any] = {}
     try:
-        if is_host and os.environ["MASTER_ADDR"] == "127.0.0.1":
+        if is_host and address == "127.0.0.1":
             # torch would listen on all interfaces.
-            torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
-            listener = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
-            port = listener.getsockname()[1]
-            return torchs(
-                "127.0.0.1",
-                port,
-                world.world_size,
-                True,
-                timeout,
-                multi_tenant=True,
-                master_listen_fd=listener.detach(),
-            )
-        return next(iter(rendezvous("env://", world.rank, world.world_size, timeout=timeout)))[0]
+            listener = socket.create_server((address, int(port)))
+            own = {"master_listen_fd": listener.detach()}
+        return tcp_store(
+            address,
+            int(port),
+            world.world_size,
+            is_host,
+            timedelta(seconds=world.timeout_s),
+            wait_for_workers=waits_for_all,
+            multi_tenant=True,
+            **own,
+        )
     except (dist.DistError, ValueError, OSError) as error:
         raise MusterError(
             f"the ranks did not find each other: {str(error).splitlines()[0]}",
-            seen=f"MASTER_ADDR:MASTER_PORT={address}, rank {world.rank} of {world.world_size} on {world.host}",
+            seen=f"MASTER_ADDR:MASTER_PORT={address}:{port}, rank {world.rank} of {world.world_size} on {world.host}",
             fix="see that rank 0 runs on that host, that the port is free there and no firewall is between",
             code=ExitCode.FAILED,
         ) from error

@@ -30,9 +30,6 @@ from muster.variables import LaunchVariable
 SITE = LaunchVariable.SITE_FOUND
 """The variable by which the launch tells whose profile it used."""
 
-FIGURES = ("mean", "p50")
-"""The times of a pass that are held against the baseline's."""
-
 Key = tuple[str, int]
 
 PASSES = 5
@@ -129,7 +126,7 @@ class Slow:
 def find_slow(rows: Sequence[Row], baseline: Baseline) -> list[Slow]:
     """The rows that are too slow, each once; those that the baseline does not have can't be."""
     found: dict[Key, Slow] = {}
-    for figure in FIGURES:
+    for figure in ("mean", "p50"):
         times = {key: [getattr(one, f"{figure}_s") for one in passes] for key, passes in baseline.passes.items()}
         factors = _factors(times)
         for row in rows:

@@ -133,7 +133,7 @@ class Collective:
 
     Attributes:
         passes: how often a rank's link carries the share of all other ranks; 0 where it carries the message once.
-        call: does it once, of the world and the buffers of what is sent and of what is received.
+        call: does it once, of the buffers of what is sent and of what is received.
         giver: the rank that a part of what a rank gets comes from, of the world and the part's number; None where the
             values of all ranks are added up.
         is_split: its message has as many parts as there are ranks; without it, a part is the whole message.
@@ -144,7 +144,7 @@ class Collective:
 
     name: str
     passes: int
-    call: Callable[[World, torch.Tensor, torch.Tensor], Any]
+    call: Callable[[torch.Tensor, torch.Tensor], Any]
     giver: Callable[[World, Any], Any] | None = None
     is_split: bool = False
     sends_all: bool = True
@@ -195,7 +195,7 @@ class Collective:
         sends, gets = self.sends(world, salt), self.gets(world, part, salt)
         if sends is not None:
             fill(sent, sends)
-        self.call(world, sent, got)
+        self.call(sent, got)
         wrong = None if gets is None else compare(got, gets)
         if wrong is None:
             return None
@@ -205,52 +205,45 @@ class Collective:
         return WrongValues(self.name, self.size(world, size), world.rank, world.host, *wrong, source)
 
 
-def _before(world: World, part: Any = None) -> int:
-    return (world.rank - 1) % world.world_size
-
-
-def _send_recv(world: World, sent: torch.Tensor, got: torch.Tensor) -> None:
+def _send_recv(sent: torch.Tensor, got: torch.Tensor) -> None:
     """Each rank sends to the next one and receives from the one before, at once."""
-    after = (world.rank + 1) % world.world_size
-    both = [dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, got, _before(world))]
-    for work in dist.batch_isend_irecv(both):
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    sending = dist.P2POp(dist.isend, sent, (rank + 1) % num_ranks)
+    receiving = dist.P2POp(dist.irecv, got, (rank - 1) % num_ranks)
+    for work in dist.batch_isend_irecv([sending, receiving]):
         work.wait()
 
 
 ALL = (
-    Collective("all_reduce", 2, lambda world, sent, got: dist.all_reduce(got), is_in_place=True),
+    Collective("all_reduce", 2, lambda sent, got: dist.all_reduce(got), is_in_place=True),
     Collective(
         "all_gather",
         1,
-        lambda world, sent, got: dist.all_gather_into_tensor(got, sent),
+        lambda sent, got: dist.all_gather_into_tensor(got, sent),
         giver=lambda world, part: part,
         is_split=True,
         sends_all=False,
     ),
     Collective(
-        "reduce_scatter",
-        1,
-        lambda world, sent, got: dist.reduce_scatter_tensor(got, sent),
-        is_split=True,
-        gets_all=False,
+        "reduce_scatter", 1, lambda sent, got: dist.reduce_scatter_tensor(got, sent), is_split=True, gets_all=False
     ),
     Collective(
         "broadcast",
         0,
-        lambda world, sent, got: dist.broadcast(got, src=ROOT),
+        lambda sent, got: dist.broadcast(got, src=ROOT),
         giver=lambda world, part: ROOT,
         is_in_place=True,
         root=ROOT,
     ),
-    Collective("reduce", 0, lambda world, sent, got: dist.reduce(got, dst=ROOT), is_in_place=True, root=ROOT),
+    Collective("reduce", 0, lambda sent, got: dist.reduce(got, dst=ROOT), is_in_place=True, root=ROOT),
     Collective(
         "all_to_all",
         1,
-        lambda world, sent, got: dist.all_to_all_single(got, sent),
+        lambda sent, got: dist.all_to_all_single(got, sent),
         giver=lambda world, part: part,
         is_split=True,
     ),
-    Collective("send_recv", 0, _send_recv, giver=_before),
+    Collective("send_recv", 0, _send_recv, giver=lambda world, part: (world.rank - 1) % world.world_size),
 )
 
 BARRIER = "barrier"

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from muster.check.bench import transport
 from muster.check.bench.collectives import shown
-from muster.check.bench.sweep import Broken, bandwidth, parse_size, safe, wait_for_device
+from muster.check.bench.sweep import bandwidth, parse_size, wait_for_device
 from muster.check.options import BenchOptions
 from muster.check.ranks import ALL_PAIRS_UP_TO, partners
 from muster.errors import ExitCode, MusterError
@@ -66,7 +66,6 @@ class Row:
     """One direction between two nodes; where they have several ranks, the slowest of those that went side by side.
 
     Attributes:
-        source, target: hosts.
         gb_s, best_gb_s: 10^9 bytes a second, by the middle and by the best message.
         latency_us: of the shortest message, one way.
         size: bytes of a message.
@@ -89,7 +88,6 @@ class Row:
 
     @property
     def ends(self) -> tuple[End, End]:
-        """What its nodes do."""
         return (self.source, DOES[0]), (self.target, DOES[1])
 
 
@@ -100,21 +98,19 @@ def run(world: World, options: BenchOptions) -> list[Row]:
 
     Raises:
         MusterError: two nodes can't reach each other.
-        Broken: this rank lost the others.
+        RuntimeError: this rank lost the others.
     """
-    hosts = world.nodes
-    if len(hosts) < 2:
+    if len(world.nodes) < 2:
         return []
-    nodes = [[rank for rank, host in enumerate(world.hosts) if host == each] for each in hosts]
     backend = world.backend or "gloo"
     size = parse_size(options.max_size or SIZES[backend], "--max-size")
     device = torch.device("cpu") if backend == "gloo" else world.device
     link = Link(world, torch.zeros(max(size, LEAST), dtype=torch.uint8, device=device), size, options.iters)
-    rows = _measure(link, nodes, hosts)
+    rows = _measure(link)
     for _ in range(MEASUREMENTS - 1):
         if errors(rows) or differ(rows) > TIMES:
             # It may have been something passing: of each direction the better of both counts.
-            rows = better(rows, _measure(link, nodes, hosts))
+            rows = better(rows, _measure(link))
     return rows
 
 
@@ -136,10 +132,12 @@ def rounds(num_nodes: int) -> list[list[tuple[int, int]]]:
     return result
 
 
-def _measure(link: "Link", nodes: Sequence[Sequence[int]], hosts: Sequence[str]) -> list[Row]:
+def _measure(link: "Link") -> list[Row]:
     """A row for each direction of all pairs, on all ranks the same."""
-    world = link.world
-    node, place = next((node, ranks.index(world.rank)) for node, ranks in enumerate(nodes) if world.rank in ranks)
+    world, hosts = link.world, link.world.nodes
+    nodes = [[rank for rank, host in enumerate(world.hosts) if host == each] for each in hosts]
+    node = hosts.index(world.host)
+    place = nodes[node].index(world.rank)
     own: list[Row] = []
     for met in rounds(len(nodes)):
         link.barrier()
@@ -155,11 +153,10 @@ def _measure(link: "Link", nodes: Sequence[Sequence[int]], hosts: Sequence[str])
                     own.append(Row(hosts[node], hosts[other], *figures, place, side_by_side))
                 else:
                     link.receive(nodes[other][place])
-        except (RuntimeError, Broken) as error:
-            reason = str(error).strip().partition("\n")[0]
+        except RuntimeError as error:
             raise MusterError(
                 f"{hosts[node]} and {hosts[other]} don't get a message through to each other",
-                seen="; NCCL says: ".join(filter(None, [reason, transport.complaints()])),
+                seen=transport.with_warnings(error),
                 fix="muster doctor looks at the nodes and the network between them",
                 code=ExitCode.FAILED,
             ) from error
@@ -192,8 +189,8 @@ class Link:
 
     def barrier(self) -> None:
         """Returns when all ranks have come."""
-        safe(dist.barrier)
-        safe(lambda: wait_for_device(self.world))
+        dist.barrier()
+        wait_for_device(self.world)
 
     def send(self, peer: int) -> tuple[float, float, float, int]:
         """10^9 bytes a second by the median and by the best message, the least us one way, and a message's bytes."""
@@ -330,7 +327,6 @@ def _speeds(rows: Sequence[Row]) -> str:
 
 
 def about(rows: Sequence[Row]) -> str:
-    """The latencies, the size of a message, and how many ranks went side by side."""
     latencies = [row.latency_us for row in rows]
     most = max(row.num_ranks for row in rows)
     ranks = f"; of {most} ranks side by side the slowest" if most > 1 else ""

@@ -21,14 +21,11 @@ from muster.check.bench.collectives import BY_NAME, ELEMENT, WrongValues, shown
 from muster.check.bench.sweep import NONE, Row, Sweep, bandwidth
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
-from muster.check.ranks import listed, shape
+from muster.check.ranks import STYLES, listed, shape
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import World
 from muster.train.reporting import console
 from muster.variables import LaunchVariable
-
-Word = Literal["ok", "warning", "failed"]
-COLOURS: dict[Word, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 HEADER = (
     "#      size      count  type redop root       time   algbw   busbw #wrong        p50        p99",
@@ -51,7 +48,7 @@ class Verdict:
     is_sure: bool = True
 
     @property
-    def word(self) -> Word:
+    def word(self) -> Literal["ok", "warning", "failed"]:
         return "failed" if self.against else "ok" if self.is_sure else "warning"
 
     @property
@@ -101,9 +98,6 @@ class Report:
     """The answer of a measurement, on rank 0.
 
     What took long to measure is shown before a file is written, as a disk may be full.
-
-    Attributes:
-        setting: where it was measured.
     """
 
     options: BenchOptions
@@ -150,7 +144,6 @@ class Report:
         return code
 
     def of_pairs(self, rows: Sequence[pairwise.Row], used: Transport) -> int:
-        """The same for pairs of nodes."""
         hosts = self.world.nodes
         verdict = verdict_of_pairs(rows, hosts, used)
         lines = ["", f"network: {used.says}", *used.notes]
@@ -181,7 +174,7 @@ class Report:
 
     def _conclude(self, verdict: Verdict) -> None:
         self._print(["", *map(str, verdict.against)])
-        self._print([f"{verdict.word}: {verdict.says}"], f"bold {COLOURS[verdict.word]}")
+        self._print([f"{verdict.word}: {verdict.says}"], f"bold {STYLES[verdict.word]}")
 
     def _print(self, lines: Sequence[str], style: str = "") -> None:
         """Prints the lines, but where an object for programs has it all."""
@@ -233,7 +226,6 @@ def table(rows: Sequence[Row], faults: Sequence[WrongValues]) -> str:
 
 
 def line(row: Row) -> str:
-    """A row of the table, below HEADER."""
     middle, count, kind, redop, root = row.middle, 0, "none", "none", -1
     assert middle is not None
     if row.size:

@@ -11,13 +11,13 @@ from muster.check import ranks
 from muster.check.bench import baseline, collectives, pairwise, transport
 from muster.check.bench.baseline import PASSES, Baseline, Setting
 from muster.check.bench.report import Report
-from muster.check.bench.sweep import Broken, Row, Sweep, chosen_sizes
+from muster.check.bench.sweep import Row, Sweep, chosen_sizes
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.backends import open_group
 from muster.train.distributed.world import World, close_group
-from muster.train.health import faults
+from muster.train.health import faults, memory
 from muster.train.health.faults import Watch, agree
 from muster.train.reporting import console
 
@@ -27,7 +27,7 @@ WAIT_S = 10
 
 def run(options: BenchOptions) -> None:
     """Measures, says the verdict on rank 0, and ends the process."""
-    world, sweep, code = None, None, int(ExitCode.FAILED)
+    world, sweep = None, None
     try:
         world = ranks.join(options.timeout_s)
         watch = Watch(world)
@@ -55,7 +55,7 @@ def run(options: BenchOptions) -> None:
         if os.environ.get("MUSTER_DEBUG"):
             traceback.print_exc()
         code = report_failure(world, error, sweep.doing if sweep else "the start")
-    ranks.leave(world, code, failed=code != 0)
+    ranks.leave(world, code)
 
 
 def measure(sweep: Sweep, known: Baseline | None) -> tuple[list[Row], Transport]:
@@ -78,13 +78,10 @@ def report_failure(world: World | None, error: Exception, doing: str) -> int:
 
     Args:
         world: None where the ranks have not met.
-        error: what ended this rank's part.
-        doing: what the ranks did.
     """
     if isinstance(error, ranks.Absent | faults.SharedFault):
         # All ranks know of it.
-        met = error.world if isinstance(error, ranks.Absent) else world
-        if met is None or met.main:
+        if os.environ.get("RANK", "0") == "0":
             console.notify(str(error))
         return error.code
     if world is None:
@@ -102,11 +99,15 @@ def report_failure(world: World | None, error: Exception, doing: str) -> int:
 def explain(world: World, error: Exception, doing: str) -> MusterError | None:
     """The error to report for this rank's `error`; None where another rank reports it."""
     this = f"rank {world.rank} on {world.host}"
-    has_lost_others = isinstance(error, Broken) or (isinstance(error, MusterError) and "did not come" in error.wrong)
-    if isinstance(error, MusterError) and not has_lost_others:
-        return error
-    reason = error.seen if isinstance(error, MusterError) else str(error).strip().partition("\n")[0]
-    reason = "; NCCL says: ".join(filter(None, [reason, transport.complaints()]))
+    if isinstance(error, MusterError):
+        has_lost_others = "did not come" in error.wrong
+        if not has_lost_others:
+            return error
+    else:
+        # All that the backends say of other ranks is a RuntimeError.
+        is_speaking = isinstance(error, RuntimeError) and dist.is_initialized() and not memory.find(error)
+        has_lost_others = is_speaking or isinstance(error, dist.DistError)
+    reason = transport.with_warnings(error.seen if isinstance(error, MusterError) else error)
     fix = "muster doctor looks at the nodes and the network between them; more time: --timeout-s"
     if not has_lost_others:
         wrong = f"{this} failed at {doing}: {type(error).__name__}"

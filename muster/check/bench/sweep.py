@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -27,17 +27,12 @@ from muster.check.bench.collectives import BARRIER, BY_NAME, ELEMENT, UNITS, Col
 from muster.check.options import BenchOptions
 from muster.errors import MusterError
 from muster.train.distributed.world import World
-from muster.train.health import memory
 
 LARGEST = {"gloo": "64M", "nccl": "1G"}
 """Where `--max-size` is not given: on CPUs larger messages take long and tell nothing new."""
 
-MEBI = 1 << 20
-AROUND = tuple(MEBI + ELEMENT * more for more in (-1021, -3, -1, 1, 3, 127, 1021, 4099))
+AROUND = tuple((1 << 20) + ELEMENT * more for more in (-1021, -3, -1, 1, 3, 127, 1021, 4099))
 """Bytes at which values are checked once more: near 1 MiB algorithms switch, and no number of ranks divides all."""
-
-GIGA = 1e9
-"""Bandwidths are in 10^9 bytes a second, as nccl-tests' are."""
 
 SPIN_S = 0.05
 """For so long a GPU is asked without a pause whether it is done: a pause takes longer than a short message."""
@@ -46,12 +41,7 @@ NONE = "N/A"
 """In place of a figure that there is none of."""
 
 Call = Callable[[], object]
-Result = TypeVar("Result")
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
-
-
-class Broken(Exception):
-    """This rank can't go on, because of another rank or its GPU: what the backend said."""
 
 
 def parse_size(text: str, name: str) -> int:
@@ -134,8 +124,8 @@ class Row:
 
     @property
     def algbw(self) -> float | None:
-        """The algorithm bandwidth: size by time."""
-        return self.size / self.middle.mean_s / GIGA if self.size and self.middle else None
+        """The algorithm bandwidth: size by time, in 10^9 bytes a second, as nccl-tests has it."""
+        return self.size / self.middle.mean_s / 1e9 if self.size and self.middle else None
 
     @property
     def busbw(self) -> float | None:
@@ -218,34 +208,20 @@ class Sweep:
             collective = BY_NAME[row.collective]
             sent, got = collective.buffers(self.world, row.size)
             # Zeros stay as they are, however often they are added up.
-            call = partial(collective.call, self.world, sent.zero_(), got.zero_())
-        return of_ranks(self.world.gather(safe(lambda: measure(self.world, call, self.options))))
+            call = partial(collective.call, sent.zero_(), got.zero_())
+        return of_ranks(self.world.gather(measure(self.world, call, self.options)))
 
     def check(self, collective: Collective, sizes: Sequence[int]) -> int:
         """How many values are wrong at these `sizes`, on all ranks; which ones is kept in `faults`."""
         own: list[dict[str, Any]] = []
         for size in sizes:
             self.num_checks += 1
-            wrong = safe(partial(collective.check, self.world, size, self.num_checks))
+            wrong = collective.check(self.world, size, self.num_checks)
             if wrong is not None:
                 own.append(asdict(wrong))
         faults = [WrongValues(**each) for of_rank in self.world.gather(own) for each in of_rank]
         self.faults += faults
         return sum(fault.count for fault in faults)
-
-
-def safe(function: Callable[[], Result]) -> Result:
-    """What `function`, which speaks to the other ranks, returns.
-
-    Raises:
-        Broken: it can't reach them.
-    """
-    try:
-        return function()
-    except RuntimeError as error:
-        if memory.find(error):
-            raise
-        raise Broken(str(error)) from error
 
 
 def of_ranks(calls_of_ranks: Sequence[Sequence[float]]) -> Timing:
@@ -261,7 +237,7 @@ def measure(world: World, call: Call, options: BenchOptions) -> list[float]:
     """The seconds of each of `--iters` calls on this rank, after `--warmup` calls that are not counted.
 
     Raises:
-        Broken: a GPU took longer than the ranks wait for each other.
+        RuntimeError: the other ranks can't be reached, or a GPU took longer than the ranks wait for each other.
     """
     for _ in range(options.warmup):
         call()
@@ -287,7 +263,7 @@ def wait_for_device(world: World) -> None:
     """Returns when the device has done what it was given; at once on a CPU.
 
     Raises:
-        Broken: it has not, nearly as long as the ranks wait for each other; then the backend would end the process.
+        RuntimeError: it has not, nearly as long as the ranks wait for each other; the backend then ends the process.
     """
     if world.device.type != "cuda":
         return
@@ -296,6 +272,6 @@ def wait_for_device(world: World) -> None:
     while not event.query():
         waited_s = time.monotonic() - started
         if waited_s > 0.9 * world.timeout_s:
-            raise Broken(f"the GPU was not done after {0.9 * world.timeout_s:.0f} s")
+            raise RuntimeError(f"the GPU was not done after {0.9 * world.timeout_s:.0f} s")
         if waited_s > SPIN_S:
             time.sleep(0.0002)

@@ -36,8 +36,6 @@ NO_RDMA = ("tcp",)
 _TCP = ("socket", "fastsocket")
 _TCP_PROVIDERS = ("tcp", "sockets", "udp")
 
-SUBSYSTEMS = ("INIT", "NET")
-
 SHOWN: list[str] = []
 """The level of a user who wanted to see the log, which now goes elsewhere: it has to be shown."""
 
@@ -124,9 +122,10 @@ def used(world: World, options: BenchOptions) -> Transport:
     return of_gloo(ranks) if is_gloo else of_nccl(ranks, allow_tcp=options.allow_tcp)
 
 
-def complaints() -> str:
-    """NCCL's last warnings so far, in this process, where it then failed; empty where there are none."""
-    return "; ".join(parse_log(log_text()).warnings[-2:])
+def with_warnings(error: object) -> str:
+    """The first line of `error`, and the last warnings of NCCL in this process."""
+    warnings = "; ".join(parse_log(log_text()).warnings[-2:])
+    return "; NCCL says: ".join(filter(None, [str(error).strip().partition("\n")[0], warnings]))
 
 
 def of_gloo(ranks: Sequence[RankTransport]) -> Transport:
@@ -233,7 +232,7 @@ def request_log(environ: MutableMapping[str, str]) -> None:
     # With a ^ before them they are those that are not wanted.
     names = [] if wanted.startswith("^") else [name for name in wanted.upper().split(",") if name]
     if "ALL" not in names:
-        environ["NCCL_DEBUG_SUBSYS"] = ",".join(dict.fromkeys([*names, *SUBSYSTEMS]))
+        environ["NCCL_DEBUG_SUBSYS"] = ",".join(dict.fromkeys([*names, "INIT", "NET"]))
     if not environ.get("NCCL_DEBUG_FILE"):
         environ["NCCL_DEBUG_FILE"] = f"/proc/self/fd/{os.memfd_create('nccl')}"
         if level in ("INFO", "TRACE"):

@@ -71,7 +71,6 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
-    """How well the clocks agree."""
     first, *others = (facts[0] for facts in by_host.values())
     if not others:
         return "one node, one clock"

@@ -110,7 +110,6 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
-    """How many were called, and by which backend."""
     ranks = [one for facts in by_host.values() for one in facts]
     if len(ranks) == 1:
         return "one rank: nothing to say to others"
@@ -146,7 +145,6 @@ def _spoilt(
 
 
 def _stuck(ranks: Sequence[Facts], host_of: Mapping[int, str]) -> Finding:
-    """The first that did not end, and who did not come back from it."""
     stopped = [one for one in ranks if one.why]
     at_first = [one for one in stopped if one.at == min((one.at for one in stopped), key=ORDER.index)]
     first = at_first[0]

@@ -73,10 +73,7 @@ def differences(
         what: what the values are of: "torch".
         shown: makes words of a value.
     """
-    by_value: dict[Any, list[str]] = {}
-    for host, value in values.items():
-        if value is not None:
-            by_value.setdefault(value, []).append(host)
+    by_value = hosts_by_value(values)
     if len(by_value) < 2:
         return []
     # The rarest first; of equally many hosts in the order in which they came.
@@ -93,8 +90,14 @@ def alike(values: Mapping[str, str], level: Level, about: str, wrong: str, fix: 
     Args:
         values: what is seen, by host; empty where nothing is wrong.
     """
-    by_seen: dict[str, list[str]] = {}
-    for host, seen in values.items():
-        if seen:
-            by_seen.setdefault(seen, []).append(host)
-    return [Finding(level, about, listed(hosts), wrong, seen, fix) for seen, hosts in by_seen.items()]
+    by_seen = hosts_by_value(values).items()
+    return [Finding(level, about, listed(hosts), wrong, seen, fix) for seen, hosts in by_seen if seen]
+
+
+def hosts_by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
+    """The hosts of each value, but of None."""
+    found: dict[Any, list[str]] = {}
+    for host, value in values.items():
+        if value is not None:
+            found.setdefault(value, []).append(host)
+    return found

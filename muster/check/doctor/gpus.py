@@ -139,7 +139,6 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
-    """What is wrong with the GPUs, or not the same on each node."""
     given = {host: number_given(ranks) for host, ranks in by_host.items()}
     if not any(given.values()) and not any(ranks[0].gpus for ranks in by_host.values()):
         return []
@@ -171,7 +170,6 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
-    """How many of which kind a node has."""
     number = number_given(next(iter(by_host.values())))
     kind = next((name for ranks in by_host.values() if (name := _names(ranks))), "GPUs")
     return f"{number} x {kind} a node" if number else "none: on CPUs"

@@ -51,7 +51,6 @@ class Facts:
 
 
 def gather(world: World, options: DoctorOptions) -> Facts:
-    """What this rank may use."""
     is_first = leads_host(world)
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     memory, quota = control_groups.limits()
@@ -68,7 +67,6 @@ def gather(world: World, options: DoctorOptions) -> Facts:
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
-    """What the ranks of a node have too little of."""
     return [*_cores(by_host), *_shared_memory(by_host), *_open_files(by_host)]
 
 
@@ -87,7 +85,6 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
 
 
 def _num_cores(by_host: Mapping[str, Sequence[Facts]]) -> dict[str, int]:
-    """How many cores the ranks of each host have between them."""
     found: dict[str, int] = {}
     for host, ranks in by_host.items():
         known, quota = len({core for rank in ranks for core in rank.cores}), ranks[0].quota

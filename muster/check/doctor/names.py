@@ -39,7 +39,6 @@ class Lookup(NamedTuple):
     took_s: float = 0.0
 
     def leads(self) -> str:
-        """Where it leads, in words."""
         return f"leads to {listed(self.addresses)}" if self.addresses else f"leads nowhere ({self.wrong})"
 
 
@@ -48,7 +47,6 @@ class Facts:
     """What a node knows of names.
 
     Attributes:
-        place: where it is found.
         lookups: of its own name and of others.
         is_interface_set: whether gloo gets the interface by GLOO_SOCKET_IFNAME, and does not go by a host's own name.
     """
@@ -146,7 +144,6 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
-    """How many names were looked up."""
     number = sum(len(facts[0].lookups) for facts in by_host.values())
     if number:
         return f"{number} lookups of {len(by_host)} nodes lead where they should"

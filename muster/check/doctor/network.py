@@ -25,16 +25,13 @@ from muster.variables import LaunchVariable
 
 NAME = "network"
 
-SYS = Path("/sys")
-"""Where the kernel shows links."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What a rank tells of the network; from `fabric` on, of a host's first rank only.
 
     Attributes:
-        address: its own towards rank 0, which the `interface` has.
+        address: by which other ranks find it, which the `interface` has.
         fabric: what the launch found.
         devices: what is wrong with the device files of the fabric.
         memlock: what is wrong with the memory that may be locked, where there is a fabric.
@@ -52,10 +49,9 @@ class Facts:
 
 
 def gather(world: World, options: DoctorOptions) -> Facts:
-    """The way to rank 0; of the first rank of a host also its fabric and links."""
-    address = attempt(lambda: towards(os.environ.get("MASTER_ADDR", ""))) or ""
-    interface = attempt(lambda: interface_of(address, own_addresses()))
-    own = Facts(address=address or None, interface=interface)
+    """The way to this rank; of the first one of a host also its fabric and links."""
+    interface, address = attempt(lambda: choose(os.environ, own_addresses())) or ("", "")
+    own = Facts(address=address or None, interface=interface or None)
     if not leads_host(world):
         return own
     devices, memory = fabric.devices(), fabric.memory()
@@ -64,8 +60,8 @@ def gather(world: World, options: DoctorOptions) -> Facts:
         fabric=os.environ.get(LaunchVariable.FABRIC_FOUND),
         devices=devices.says if devices.is_good is False else "",
         memlock=memory.says if memory.is_good is False else "",
-        ports=attempt(lambda: ports(SYS)) or {},
-        pcie=attempt(lambda: slow_pcie_links(SYS)) or {},
+        ports=attempt(ports) or {},
+        pcie=attempt(slow_pcie_links) or {},
     )
 
 
@@ -88,7 +84,6 @@ class Place:
 
 
 def gather_places(world: World) -> list[Place]:
-    """The places of all nodes."""
     interfaces = own_addresses()
     addresses = tuple(one for of_one in interfaces.values() for one in of_one if not is_loopback(one))
     own = Place(world.rank, world.host, addresses, *choose(os.environ, interfaces))
@@ -132,12 +127,7 @@ def choose(environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]) 
     if listed := environ.get("GLOO_SOCKET_IFNAME"):
         return next(((name, interfaces[name][0]) for name in listed.split(",") if name in interfaces), ("", ""))
     address = towards(environ.get("MASTER_ADDR", ""))
-    return interface_of(address, interfaces) or "", address
-
-
-def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
-    """The one of these `interfaces` that has `address`."""
-    return next((name for name, own in interfaces.items() if address in own), None)
+    return next((name for name, own in interfaces.items() if address in own), ""), address
 
 
 def towards(host: str) -> str:
@@ -152,7 +142,6 @@ def towards(host: str) -> str:
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
-    """What is wrong with the way to the other nodes, with the fabric and with links."""
     nodes = {host: ranks[0] for host, ranks in by_host.items()}
     addresses = {host: listed(rank.address for rank in ranks) for host, ranks in by_host.items()}
     several = {host: f"own addresses there: {each}" for host, each in addresses.items() if "," in each}
@@ -184,7 +173,6 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
-    """The fabric, the interface towards rank 0, and the ports that are up."""
     nodes = [ranks[0] for ranks in by_host.values()]
     interface = listed(rank.interface for ranks in by_host.values() for rank in ranks) or "-"
     up = [[rate for rate in node.ports.values() if rate] for node in nodes]
@@ -193,7 +181,7 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     return f"{listed(node.fabric for node in nodes) or 'tcp'} by {interface}; {links}"
 
 
-def ports(sys: Path) -> dict[str, float | None]:
+def ports(sys: Path = Path("/sys")) -> dict[str, float | None]:
     """The InfiniBand and RoCE ports that the kernel shows below `sys`, with their rates."""
     found: dict[str, float | None] = {}
     for folder in sorted(sys.glob("class/infiniband/*/ports/*")):
@@ -203,7 +191,7 @@ def ports(sys: Path) -> dict[str, float | None]:
     return found
 
 
-def slow_pcie_links(sys: Path) -> dict[str, str]:
+def slow_pcie_links(sys: Path = Path("/sys")) -> dict[str, str]:
     """In what the PCIe links of adapters and GPUs are less than card and slot can, where they are."""
     found: dict[str, str] = {}
     adapters = {folder.name: folder / "device" for folder in sorted(sys.glob("class/infiniband/*"))}

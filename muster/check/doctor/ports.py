@@ -23,8 +23,6 @@ from muster.train.distributed.world import World
 
 NAME = "ports"
 
-PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-
 CONNECT_S, ANSWER_S = 6.0, 10.0
 """A connection is the kernel's work, which asks again after 1 and 3 s; an answer is a program's, which may be busy."""
 
@@ -38,11 +36,7 @@ _NONCE, _DIGEST, _MUCH = 16, 32, 1 << 16
 
 @dataclass(frozen=True)
 class Probe:
-    """One node's connection to the port of another, and what was wrong; nothing where all was well.
-
-    Attributes:
-        source, target: hosts.
-    """
+    """One host's connection to the port of another, and what was wrong; nothing where all was well."""
 
     source: str
     target: str
@@ -97,8 +91,8 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
 
 
 def ephemeral_range() -> str:
-    """The ports that the kernel gives to programs that ask for any."""
-    return attempt(lambda: "-".join(PORT_RANGE.read_text().split())) or "32768-60999"
+    known = attempt(lambda: Path("/proc/sys/net/ipv4/ip_local_port_range").read_text())
+    return "-".join((known or "32768 60999").split())
 
 
 class Listener(socketserver.ThreadingTCPServer):
@@ -189,7 +183,6 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
-    """How many ways are open."""
     ways = sum(len(facts[0].probes) for facts in by_host.values())
     return f"{ways} ways between {len(by_host)} nodes are open" if ways else "one node: nothing to reach"
 

@@ -5,7 +5,6 @@
 
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from muster.check import ranks
 from muster.check.doctor import clock, collectives, gpus, memory, names, network, ports, software, storage
 from muster.check.doctor.finding import DIED, Finding, code_of, worst
 from muster.check.options import DoctorOptions
-from muster.check.ranks import listed, plural, shape
+from muster.check.ranks import STYLES, listed, plural, shape
 from muster.errors import ExitCode, MusterError, one_line
 from muster.train.distributed.world import World
 from muster.train.health.faults import SharedFault
@@ -43,9 +42,6 @@ HARMLESS = {"shm", "checkpoints"}
 
 MOST_SHOWN = 20
 """So many findings are printed in full: of what is wrong on all of hundreds of nodes the first ones are enough."""
-
-STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "-": "dim"}
-"""Of the word of each row."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +113,8 @@ def run(options: DoctorOptions) -> None:
             print_all(Console(highlight=False), report, world)
     elif is_cut_off:
         # Nobody else knows of it.
-        print(*report.why, sep="\n", file=sys.stderr, flush=True)
-    ranks.leave(world, code, failed=code != ExitCode.DONE)
+        console.notify("\n".join(map(str, report.why)))
+    ranks.leave(world, code)
 
 
 def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_dir: str) -> None:
@@ -153,15 +149,11 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
 def print_step(step: str) -> None:
     """Prints on stderr what is done next, once for all ranks: a check of many nodes takes minutes."""
     if os.environ.get("RANK", "0") == "0":
-        print(f"muster doctor: {step} ...", file=sys.stderr, flush=True)
+        console.notify(f"muster doctor: {step} ...")
 
 
 def check(world: World, options: DoctorOptions, report: Report, *, prints_steps: bool = False) -> None:
-    """Adds to `report` all that is found; to be called on all ranks.
-
-    Args:
-        prints_steps: whether to print on stderr what is done next.
-    """
+    """Adds to `report` all that is found; to be called on all ranks."""
     *quick, (last, subjects) = STEPS
     for step, of_step in quick:
         if prints_steps:
@@ -201,7 +193,6 @@ def absence(absent: ranks.Absent) -> Finding:
 
 
 def as_object(report: Report, world: World | None) -> dict[str, Any]:
-    """What `--json` prints."""
     return {
         "verdict": worst(report.findings),
         "says": conclusion(report.findings),
@@ -250,7 +241,6 @@ def _table(parts: Sequence[Part]) -> Table:
 
 
 def conclusion(findings: Sequence[Finding]) -> str:
-    """The verdict, after the word for it."""
     if not findings:
         return "nothing was found that would stop, slow or falsify a training"
     num_failed = sum(finding.level == "failed" for finding in findings)

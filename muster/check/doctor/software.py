@@ -132,7 +132,6 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
-    """The versions that all nodes have."""
     first = next(iter(by_host.values()))[0]
     image = f"image {first.image}, " if first.image not in (None, "none") else ""
     nccl = f", NCCL {first.nccl}" if first.nccl else ""

@@ -43,8 +43,6 @@ class Space:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a node tells of where its checkpoints will go."""
-
     checkpoints: Space
 
 
@@ -66,7 +64,6 @@ def measure(folder: str, limit_s: float = LIMIT_S) -> Space:
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
-    """Where a checkpoint can't be written, or hardly."""
     closed, small = dict[str, str](), dict[str, str]()
     for host, (facts, *_) in by_host.items():
         space = facts.checkpoints

@@ -132,13 +132,13 @@ def test_a_call_is_checked_in_buffers_that_hold_nothing_before():
     """A collective that does nothing, planted here, leaves what must not pass for values."""
     world = World(world_size=1)
     for collective in ALL:
-        idle = replace(collective, call=lambda world, sent, got: None)
+        idle = replace(collective, call=lambda sent, got: None)
         if not collective.is_in_place:  # in place, at one rank, nothing is what there is to do
             wrong = idle.check(world, 64, 1)
             assert wrong is not None
             assert (wrong.index, wrong.expected, wrong.found, wrong.count) == (0, 1.0, "nan", 16)
 
-    def copied(world: World, sent: torch.Tensor, got: torch.Tensor) -> None:
+    def copied(sent: torch.Tensor, got: torch.Tensor) -> None:
         got.copy_(sent)
 
     for collective in ALL:

@@ -65,7 +65,7 @@ def test_a_misspelt_collective_is_told_with_those_there_are(text):
 
 def test_options_come_back_from_their_arguments():
     options = BenchOptions(collectives="barrier", max_size="4M", save_baseline="a b.json", allow_tcp=True, json=True)
-    assert parse("bench", BenchOptions, to_argv(options)) == options
+    assert parse("bench", to_argv(options)) == options
 
 
 @pytest.mark.parametrize(
@@ -91,5 +91,5 @@ def test_the_launch_tells_bench_its_site():
 
 def test_an_unknown_option_is_for_the_user_to_mend():
     with pytest.raises(MusterError) as raised:
-        parse("bench", BenchOptions, ["--max-sice=4M"])
+        parse("bench", ["--max-sice=4M"])
     assert (raised.value.code, raised.value.seen) == (2, "bench --max-sice=4M")

@@ -9,11 +9,11 @@ from textwrap import indent
 
 import msgspec
 import pytest
+import torch.distributed as dist
 
 from muster.check.bench import baseline, run
 from muster.check.bench.baseline import Setting
 from muster.check.bench.collectives import NAMES
-from muster.check.bench.sweep import Broken
 from muster.train.distributed.world import World
 from tests.train.conftest import ROOT, Ended, environment, rank_environments, read_ranks
 
@@ -238,7 +238,7 @@ def test_a_rank_that_stands_still_is_named(bench):
 def test_the_first_rank_left_says_who_did_not_come_back(monkeypatch, rank, alive, wrong):
     monkeypatch.setattr(run, "ranks_alive", lambda world: alive)
     world = World(rank=rank, world_size=3, host="abc"[rank], hosts=("a", "b", "c"))
-    found = run.explain(world, Broken("Connection reset by peer"), "all_reduce")
+    found = run.explain(world, dist.DistBackendError("Connection reset by peer"), "all_reduce")
     assert (found and found.wrong) == wrong
 
 

@@ -159,6 +159,6 @@ def test_why_there_is_no_network_is_told_where_nccl_fails(tmp_path: Path, monkey
     log = tmp_path / "log"
     log.write_text(NCCL_2_25_NO_VERBS + "a:1:2 [0] net.cc:9 NCCL WARN Error: network IB not found.\n")
     monkeypatch.setenv("NCCL_DEBUG_FILE", str(log))
-    assert transport.complaints() == "Error: network IB not found."
+    assert transport.with_warnings("broken\nmore") == "broken; NCCL says: Error: network IB not found."
     monkeypatch.delenv("NCCL_DEBUG_FILE")
-    assert transport.complaints() == ""
+    assert transport.with_warnings(RuntimeError("broken")) == "broken"

@@ -120,6 +120,12 @@ def test_a_rank_that_is_killed_in_a_collective_is_told_by_another_node(tmp_path:
     assert (first.returncode, second.returncode) == (1, 1)
 
 
+def test_a_full_disk_under_the_log_changes_nothing(tmp_path: Path) -> None:
+    command = ["-m", "muster.check", "doctor", "--quick", "--json", "--device=cpu"]
+    done = start("python", *command, folder=tmp_path, before="exec 2>/dev/full")
+    assert done.returncode == json.loads(done.stdout)["code"]
+
+
 def test_a_misspelt_option_is_told_in_three_lines(tmp_path: Path) -> None:
     done = start("python", "-m", "muster.check", "doctor", "--quik", folder=tmp_path)
     assert done.returncode == 2
