@@ -89,12 +89,6 @@ def check_data(data: str, model: str) -> None:
         raise MusterError(f"{model} reads images, no tokens", seen=f"--data={data}", fix=fix)
 
 
-def check_run(name: str | None) -> None:
-    """Raises MusterError where `name` is no name of a folder."""
-    if name is not None and (name in ("", ".", "..") or "/" in name):
-        raise MusterError("a run's name is one folder name", seen=f"--name={name}", fix="--name=NAME --runs-dir=FOLDER")
-
-
 def check_here(model: str, data: str) -> None:
     """Raises MusterError where torchvision has no such model, or the data are not on this host."""
     known = classifiers()
@@ -478,7 +472,9 @@ def check(strategy: str, options: Options) -> None:
             seen=f"--activation-checkpoint={options.activation_checkpoint}",
             fix="leave it out, or train a transformer: --model=gpt-tiny",
         )
-    check_run(options.name)
+    if options.name is not None and (options.name in ("", ".", "..") or "/" in options.name):
+        fix = "--name=NAME --runs-dir=FOLDER"
+        raise MusterError("a run's name is one folder name", seen=f"--name={options.name}", fix=fix)
     if options.predicts_tokens:
         check_transformer(options.model)
     check_data(options.data, options.model)
