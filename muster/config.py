@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
@@ -89,12 +89,6 @@ def check_data(data: str, model: str) -> None:
         raise MusterError(f"{model} reads images, no tokens", seen=f"--data={data}", fix=fix)
 
 
-def check_run(name: str | None) -> None:
-    """Raises MusterError where `name` is no name of a folder."""
-    if name is not None and (name in ("", ".", "..") or "/" in name):
-        raise MusterError("a run's name is one folder name", seen=f"--name={name}", fix="--name=NAME --runs-dir=FOLDER")
-
-
 def check_here(model: str, data: str) -> None:
     """Raises MusterError where torchvision has no such model, or the data are not on this host."""
     known = classifiers()
@@ -151,8 +145,8 @@ _run = partial(option, panel="Run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """Which model."""
+class Options:
+    """What to train, on what, how long; the options of every strategy."""
 
     model: Annotated[
         str,
@@ -169,12 +163,6 @@ class ModelOptions:
             "matrix products and attention, or all."
         ),
     ] = "none"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataOptions:
-    """What it learns from, and how that is read."""
-
     data: Annotated[
         str,
         _data(
@@ -213,12 +201,6 @@ class DataOptions:
     on_bad_sample: Annotated[
         Literal["stop", "skip"], _data(help="What a sample that can't be read does to the run.")
     ] = "stop"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
-    """How long it learns, and how."""
-
     epochs: Annotated[int, _training(help="Passes over the training data.", min=1)] = 10
     batch_size: Annotated[int, _training(help="Samples of one rank in one micro-batch.", min=1)] = 32
     accumulate: Annotated[int, _training(help="Micro-batches that each rank adds up before one step.", min=1)] = 1
@@ -255,20 +237,8 @@ class TrainingOptions:
         float | None, _training(help="The largest norm of all gradients together; longer ones are cut to it.", min=0.0)
     ] = None
     seed: Annotated[int, _training(help="One seed for all ranks: split, weights, order.", min=0)] = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class FSDPOptions:
-    """Of fsdp alone."""
-
     replicate: Annotated[int, _fsdp(help="Groups of ranks, each with a whole model cut over its ranks.", min=1)] = 1
     cpu_offload: Annotated[bool, _fsdp(help="Weights and moments stay in the host's memory.")] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class DDPOptions:
-    """Of ddp alone."""
-
     comm_hook: Annotated[
         Literal["none", "bf16", "fp16", "powersgd"], _ddp(help="What gradients become on their way between ranks.")
     ] = "none"
@@ -283,21 +253,9 @@ class DDPOptions:
         int | None, _ddp(help="MiB of gradients that are sent at a time. Default: 25, but 1 at first.", min=1)
     ] = None
     sync_bn: Annotated[bool, _ddp(help="Normalise over the batches of all ranks, on GPUs.")] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorParallelOptions:
-    """Of tp alone."""
-
     tensor_parallel: Annotated[
         int | None, _tp(help="Neighbouring ranks that cut each layer between them. Default: all.", min=1)
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineOptions:
-    """Of pipeline alone."""
-
     pipeline_parallel: Annotated[int | None, _pipeline(help="Neighbouring ranks in a line. Default: all.", min=2)] = (
         None
     )
@@ -307,12 +265,6 @@ class PipelineOptions:
     schedule: Annotated[
         Literal["gpipe", "1f1b", "interleaved", "zero-bubble"], _pipeline(help="In which order they go there and back.")
     ] = "1f1b"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeedOptions:
-    """What it runs on, and what makes it fast or exact."""
-
     device: Annotated[Literal["auto", "cpu", "cuda"], _speed(help="auto takes a GPU where there is one.")] = "auto"
     backend: Annotated[
         Literal["auto", "gloo", "nccl", "mpi"],
@@ -349,12 +301,6 @@ class SpeedOptions:
             "transformers compute, in double precision, so that the bits are those of every strategy and world size."
         ),
     ] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Where the run leaves its files, what it says, and when it stops."""
-
     name: Annotated[
         str | None,
         _run(
@@ -429,24 +375,6 @@ class RunOptions:
         ),
     ] = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class Options(
-    RunOptions,
-    SpeedOptions,
-    PipelineOptions,
-    TensorParallelOptions,
-    DDPOptions,
-    FSDPOptions,
-    TrainingOptions,
-    DataOptions,
-    ModelOptions,
-):
-    """What to train, on what, how long; the options of every strategy.
-
-    The first of the base classes has the last fields.
-    """
-
     @property
     def predicts_tokens(self) -> bool:
         """True for a transformer of train/models/gpt.py, misspelt ones too; False for a classifier of images."""
@@ -480,13 +408,11 @@ class ConfigFile:
     ] = None
 
 
-OF_STRATEGY = {
-    "ddp": DDPOptions,
-    "fsdp": FSDPOptions,
-    "tp": TensorParallelOptions,
-    "pipeline": PipelineOptions,
-}
-"""The options that mean something to one strategy only."""
+SECTIONS: dict[str, str] = {field.name: get_args(field.type)[1].rich_help_panel.lower() for field in fields(Options)}
+"""The section of config.toml in which each option stands: a heading of the help text, or the option's strategy."""
+
+OF_STRATEGY = tuple(name for name in STRATEGIES if name in SECTIONS.values())
+"""The strategies that have options of their own, which mean something to no other."""
 
 WHICH = """\
 Which one?  nodes  GPUs a node  when
@@ -502,8 +428,8 @@ pipeline    any    any          gpt-...: slow network between many nodes
 
 def check(strategy: str, options: Options) -> None:
     """Raises MusterError where `options` contradict each other or the strategy, whatever the world."""
-    for other, own in OF_STRATEGY.items():
-        flags = typed(options, *(field.name for field in fields(own)))
+    for other in OF_STRATEGY:
+        flags = typed(options, *(name for name, section in SECTIONS.items() if section == other))
         if flags and strategy != other:
             raise MusterError(
                 f"the strategy {strategy} knows nothing of {flags.partition('=')[0]}",
@@ -546,7 +472,9 @@ def check(strategy: str, options: Options) -> None:
             seen=f"--activation-checkpoint={options.activation_checkpoint}",
             fix="leave it out, or train a transformer: --model=gpt-tiny",
         )
-    check_run(options.name)
+    if options.name is not None and (options.name in ("", ".", "..") or "/" in options.name):
+        fix = "--name=NAME --runs-dir=FOLDER"
+        raise MusterError("a run's name is one folder name", seen=f"--name={options.name}", fix=fix)
     if options.predicts_tokens:
         check_transformer(options.model)
     check_data(options.data, options.model)

@@ -14,10 +14,11 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 from muster.arguments import base_of, is_allowed, to_argv, with_home
-from muster.config import OF_STRATEGY, STRATEGIES, Options
+from muster.config import OF_STRATEGY, SECTIONS, STRATEGIES, Options
 from muster.errors import MusterError
 from muster.hints import MEANT
 
@@ -54,18 +55,17 @@ def read(path: str, strategy: str) -> Options:
     Raises:
         MusterError: the file can't be read, is no TOML, or says what there is not.
     """
-    known = sections()
-    hints = get_type_hints(Options, include_extras=True)
+    types: dict[str, Any] = {field.name: field.type for field in fields(Options)}
     given: dict[str, Any] = {}
     for section, table in load(path).items():
         if section == "strategy":
             _check_strategy(path, table)
             continue
-        _check_section(path, section, table, known)
+        _check_section(path, section, table)
         for name, value in table.items():
-            if known.get(name) != section:
-                raise _unknown(path, section, name, known)
-            kind, info = get_args(hints[name])
+            if SECTIONS.get(name) != section:
+                raise _unknown(path, section, name)
+            kind, info = get_args(types[name])
             if base_of(kind) is float and type(value) is int:
                 value = float(value)
             # No argument of a process has a zero byte in it, and ranks get theirs as arguments.
@@ -90,74 +90,65 @@ def load(path: str) -> dict[str, Any]:
     Raises:
         MusterError: it is not there, is no plain file, or no TOML.
     """
+    file, seen = Path(os.path.expanduser(path)), f"--config {path}"
     fix = "--config FILE, such as runs/NAME/config.toml; in a container, see that its folder is bound into it"
-
-    def opener(path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_NONBLOCK)  # a pipe that nobody writes to must not hold the launch
-
+    if file.is_dir():
+        fix = f"--config {os.path.join(path, 'config.toml')}"
     try:
-        with open(os.path.expanduser(path), "rb", opener=opener) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise MusterError("options are read from a plain file only", seen=f"--config {path}", fix=fix)
-            content = file.read(MOST_BYTES + 1)
+        state = file.stat()
+        if not stat.S_ISREG(state.st_mode):  # a pipe that nobody writes to must not hold the launch
+            raise MusterError("options are read from a plain file only", seen=seen, fix=fix)
+        if state.st_size > MOST_BYTES:
+            wrong = f"the file is larger than any file of options: more than {MOST_BYTES} bytes"
+            raise MusterError(wrong, seen=seen, fix=fix)
+        content = file.read_bytes()
     except OSError as reason:
-        if isinstance(reason, IsADirectoryError):
-            fix = f"--config {os.path.join(path, 'config.toml')}"
-        wrong = f"the file of options can't be read: {reason.strerror}"
-        raise MusterError(wrong, seen=f"--config {path}", fix=fix) from None
-    if len(content) > MOST_BYTES:
-        wrong = f"the file is larger than any file of options: more than {MOST_BYTES} bytes"
-        raise MusterError(wrong, seen=f"--config {path}", fix=fix)
+        raise MusterError(f"the file of options can't be read: {reason.strerror}", seen=seen, fix=fix) from None
     # Here and not above: most launches read no file.
     import tomllib
 
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as reason:
-        raise MusterError(
-            "the file of options is no TOML", seen=f"--config {path}: {reason}", fix=f"mend {path}: https://toml.io"
-        ) from None
+        wrong, fix = "the file of options is no TOML", f"mend {path}: https://toml.io"
+        raise MusterError(wrong, seen=f"{seen}: {reason}", fix=fix) from None
 
 
 def _check_strategy(path: str, strategy: Any) -> None:
     """Refuses what is no strategy's name. The command line has one too, which may be another, and is taken."""
     if not isinstance(strategy, str) or strategy not in STRATEGIES:
-        near = difflib.get_close_matches(str(strategy), STRATEGIES, n=1)
+        (near,) = difflib.get_close_matches(str(strategy), STRATEGIES, n=1) or ["ddp"]
         raise MusterError(
             "there is no such strategy",
             seen=f"--config {path}: strategy = {_shown(strategy)}",
-            fix=f"strategy = {toml_value((near or ['ddp'])[0])}; there are: {', '.join(STRATEGIES)}",
+            fix=f"strategy = {toml_value(near)}; there are: {', '.join(STRATEGIES)}",
         )
 
 
-def _check_section(path: str, section: str, table: Any, known: dict[str, str]) -> None:
+def _check_section(path: str, section: str, table: Any) -> None:
     """Refuses a section that there is not, and what is not in one."""
-    names = list(dict.fromkeys(known.values()))
-    if section in names and not isinstance(table, dict):
+    if section not in SECTIONS.values():
+        if not isinstance(table, dict):
+            raise _unknown(path, "", section)
+        names = list(dict.fromkeys(SECTIONS.values()))
+        near = difflib.get_close_matches(section.lower(), names, n=1)
+        fix = f"[{near[0]}]" if near else f"there are: {', '.join(names)}"
+        raise MusterError(f"there is no section [{section}]", seen=f"--config {path}: [{section}]", fix=fix)
+    if not isinstance(table, dict):
         raise MusterError(
             f"{section} is a section, with options in it",
             seen=f"--config {path}: {section} = {_shown(table)}",
             fix=f"a line [{section}], and below it NAME = VALUE",
         )
-    if section in names:
-        return
-    if not isinstance(table, dict):
-        raise _unknown(path, "", section, known)
-    near = difflib.get_close_matches(section.lower(), names, n=1)
-    raise MusterError(
-        f"there is no section [{section}]",
-        seen=f"--config {path}: [{section}]",
-        fix=f"[{near[0]}]" if near else f"there are: {', '.join(names)}",
-    )
 
 
-def _unknown(path: str, section: str, name: str, known: dict[str, str]) -> MusterError:
+def _unknown(path: str, section: str, name: str) -> MusterError:
     """The error for an option that there is not, or not in this section."""
     word = name.replace("-", "_").lower()
     meant = MEANT.get(f"--{word.replace('_', '-')}", "").partition(" ")[0].lstrip("-").replace("-", "_")
-    near = [each for each in (word, meant) if each in known] or difflib.get_close_matches(word, known, n=1)
+    near = [each for each in (word, meant) if each in SECTIONS] or difflib.get_close_matches(word, SECTIONS, n=1)
     if near:
-        fix = f"{near[0]}, in the section [{known[near[0]]}]"
+        fix = f"{near[0]}, in the section [{SECTIONS[near[0]]}]"
     else:
         fix = "'train ddp --help-all' lists what there is; options of the launch are given on the command line alone"
     place = f"[{section}] " if section else ""
@@ -192,12 +183,6 @@ ONE_RUNS_OWN = ("name", "resume")
 """Options that a run's config.toml leaves out: by it another run starts, in a new folder and from the beginning."""
 
 
-def sections() -> dict[str, str]:
-    """The section of config.toml in which each option stands: a heading of the help text, or the option's strategy."""
-    hints = get_type_hints(Options, include_extras=True)
-    return {field.name: hints[field.name].__metadata__[0].rich_help_panel.lower() for field in fields(Options)}
-
-
 def to_toml(strategy: str, options: Options) -> str:
     """`options` as a file in TOML, by which the same training starts again: `--config`.
 
@@ -207,7 +192,7 @@ def to_toml(strategy: str, options: Options) -> str:
     Source: https://toml.io/en/v1.0.0
     """
     tables: dict[str, dict[str, Any]] = {}
-    for name, section in sections().items():
+    for name, section in SECTIONS.items():
         value = getattr(options, name)
         of_another = section in OF_STRATEGY and section != strategy
         if value is not None and not of_another and name not in ONE_RUNS_OWN:

@@ -1,6 +1,5 @@
 """The way of a run, top to bottom: build, fit, train_step, evaluate, save; for every strategy, model and source."""
 
-import json
 import math
 import os
 import time
@@ -29,12 +28,12 @@ from muster.train.health import memory, preemption
 from muster.train.health.faults import SharedFault, agree
 from muster.train.health.preemption import GracePeriod, Preempted, PreemptionNotice, TimeLimit
 from muster.train.optim import choose_precision, highest_lr
-from muster.train.parallel.strategy import Sums
+from muster.train.parallel.strategy import Sums, send_as_one
 from muster.train.reporting import console, trackers
 from muster.train.reporting.display import Display, header, promised_gpus
 from muster.train.reporting.metrics import StepTimes
 from muster.train.reporting.profile import Profile
-from muster.train.reporting.summary import Log, Setup, collect, command, results, write_file
+from muster.train.reporting.summary import Log, Setup, collect, command, results, strict_json, write_file
 from muster.train.reporting.trackers import Tracker
 from muster.variables import RankReport
 
@@ -467,10 +466,7 @@ class Trainer:
         if self.world.world_size == 1 or not statistics:
             return {}
         own = {name: tensor.clone() for name, tensor in statistics.items()}
-        flat = self.world.all_reduce(torch.cat([tensor.flatten() for tensor in own.values()])) / self.world.world_size
-        parts = flat.split([tensor.numel() for tensor in own.values()])
-        for tensor, part in zip(statistics.values(), parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+        send_as_one(list(statistics.values()), lambda flat: self.world.all_reduce(flat).div_(self.world.world_size))
         return own
 
     def reported(self, values: torch.Tensor) -> torch.Tensor:
@@ -552,7 +548,7 @@ class Trainer:
         )
         summary |= self.gradients.report()
         if self.world.main:
-            write_file(self.run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+            write_file(self.run.folder / "summary.json", strict_json(summary))
         if self.tracker is not None:
             self.tracker.write({"kind": "run", **{name: summary[name] for name in summary.keys() - {"options"}}})
         return summary

@@ -151,6 +151,10 @@ def decode(content: bytes) -> torch.Tensor:
             assert isinstance(picture_CHW, torch.Tensor)  # of one image, not of a list of them
             return picture_CHW
     with Image.open(BytesIO(content)) as image:
+        if image.mode == "F":  # PIL takes 255 for white, where most programs take 1
+            raise ValueError(
+                "its pixels are floating-point numbers, whose white is not known: save it with 8 or 16 bits"
+            )
         # PIL's own way from 16 bits to 8 makes white of all that is more than 255.
         is_wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
         narrow = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if is_wide else image

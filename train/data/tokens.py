@@ -18,6 +18,9 @@ TYPES = {".bin": "<u2", ".u16": "<u2", ".uint16": "<u2", ".u32": "<u4", ".uint32
 """The numbers in a file, by the end of its name; .npy files tell themselves, and all others are bytes."""
 
 NUM_BYTES = 256
+MOST_TOKENS = 1 << 20
+"""Different tokens: no tokenizer has more. More, where the user gave no number, is a damaged file."""
+
 RUN_FILES = ("checkpoints", "metrics.jsonl", "summary.json")
 HOLDS = "see that the file holds what its name says: " + ", ".join([*TYPES, ".npy"])
 FIX = f"give a larger --vocab-size, or {HOLDS}"
@@ -125,8 +128,12 @@ def count_tokens(*parts: np.ndarray) -> int:
 
 
 def scan(options: Options) -> int:
-    """How many different tokens there are: of a file of numbers all are read."""
-    return options.vocab_size or count_tokens(*open_parts(options))
+    """How many different tokens there are: of a file of numbers all are read; MusterError where these are no tokens."""
+    num_tokens = options.vocab_size or count_tokens(*open_parts(options))
+    if num_tokens > MOST_TOKENS and not options.vocab_size:
+        seen = f"--data={options.data}, the largest is {num_tokens - 1}"
+        raise MusterError("the file holds larger numbers than tokens are", seen=seen, fix=f"{HOLDS}; or --vocab-size=N")
+    return num_tokens
 
 
 def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray]:

@@ -25,7 +25,16 @@ from muster.errors import MusterError
 from muster.train.distributed.world import World, open_mesh
 from muster.train.models import gpt, place
 from muster.train.optim import Precision
-from muster.train.parallel.strategy import Gradients, Strategy, Sums, are_exact, loss_of, predictions_of, send_as_one
+from muster.train.parallel.strategy import (
+    Gradients,
+    Strategy,
+    Sums,
+    are_exact,
+    hold,
+    loss_of,
+    predictions_of,
+    send_as_one,
+)
 from muster.train.reporting.metrics import Stopwatch
 from muster.units import processes
 
@@ -37,47 +46,34 @@ SCHEDULES: dict[str, Any] = {
 }
 
 
-class Pipelines:
-    """How `options` have `world_size` ranks stand in lines.
+class Pipeline(Strategy):
+    """Neighbouring ranks share the layers, and micro-batches pass through them.
 
     Attributes:
         size: ranks in a line.
         stages_each: groups of layers that a rank has; stage s is on the rank at place s modulo size.
+        num_stages: groups of layers, over all ranks of a line.
         num_parts: micro-batches in which a rank's batch passes.
+        bubble: the share of a step in which a rank waits for others, where all stages take as long (arXiv 2104.04473).
     """
-
-    def __init__(self, options: Options, world_size: int) -> None:
-        self.size = options.pipeline_parallel or world_size
-        self.stages_each = 2 if options.schedule in ("interleaved", "zero-bubble") else 1
-        self.num_parts = options.microbatches or 2 * self.size
-
-    @property
-    def num_stages(self) -> int:
-        """Groups of layers, over all ranks of a line."""
-        return self.size * self.stages_each
-
-    @property
-    def bubble(self) -> float:
-        """The share of a step in which a rank waits for others, where every stage takes as long (arXiv 2104.04473)."""
-        return (self.size - 1) / (self.stages_each * self.num_parts + self.size - 1)
-
-    def stages_of(self, rank: int) -> list[int]:
-        """The stages of `rank`."""
-        return list(range(rank % self.size, self.num_stages, self.size))
-
-
-class Pipeline(Strategy):
-    """Neighbouring ranks share the layers, and micro-batches pass through them."""
 
     def __init__(self, world: World, options: Options) -> None:
         super().__init__(world, options)
-        self.plan = Pipelines(options, world.world_size)
+        self.size = options.pipeline_parallel or world.world_size
+        self.stages_each = 2 if options.schedule in ("interleaved", "zero-bubble") else 1
+        self.num_stages = self.size * self.stages_each
+        self.num_parts = options.microbatches or 2 * self.size
+        self.bubble = (self.size - 1) / (self.stages_each * self.num_parts + self.size - 1)
+
+    @property
+    def own_stages(self) -> list[int]:
+        """The stages of this rank."""
+        return list(range(self.world.rank % self.size, self.num_stages, self.size))
 
     def check(self) -> None:
         """Raises MusterError where the lines don't divide the world, the layers or the batch."""
-        world, options, plan = self.world, self.options, self.plan
+        world, options, size, parts = self.world, self.options, self.size, self.num_parts
         world_size, num_layers = world.world_size, gpt.shape_of(options.model).num_layers
-        size, parts = plan.size, plan.num_parts
         seen = (
             f"{processes(world_size)}, --model={options.model} --pipeline-parallel={size} --schedule={options.schedule}"
         )
@@ -89,16 +85,16 @@ class Pipeline(Strategy):
             )
         if world_size == 1 and world.backend is None:
             return  # it trains as single
-        if plan.num_stages > num_layers:
+        if self.num_stages > num_layers:
             raise MusterError(
-                f"{num_layers} layers are too few for {plan.num_stages} stages",
+                f"{num_layers} layers are too few for {self.num_stages} stages",
                 seen=seen,
                 fix="a smaller --pipeline-parallel, --schedule=1f1b, fewer processes, or a larger model",
             )
         fits = options.batch_size % parts == 0
         if options.schedule == "1f1b":
             fits = fits and (parts == 1 or parts >= size)
-        if plan.stages_each > 1:
+        if self.stages_each > 1:
             fits = fits and parts % max(1, parts // size) == 0
         if not fits:
             raise MusterError(
@@ -109,25 +105,25 @@ class Pipeline(Strategy):
 
     def assign_data(self) -> World:
         """The same data for the ranks of a pipeline, of which the last knows the loss."""
-        world, size = self.world, self.plan.size
+        world, size = self.world, self.size
         group, position = divmod(world.rank, size)
         return replace(world, dp=(group, world.world_size // size), reports_loss=position == size - 1)
 
     def notes(self) -> list[str]:
         """How much of a step the ranks wait for each other."""
         most = "at most " if self.options.schedule == "zero-bubble" else ""
-        share = f"{most}{self.plan.bubble:.0%}"
-        return [f"{self.plan.size} ranks in a pipeline wait {share} of a step; more --microbatches lessen it"]
+        share = f"{most}{self.bubble:.0%}"
+        return [f"{self.size} ranks in a pipeline wait {share} of a step; more --microbatches lessen it"]
 
     def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
         """The layers of `model` that are this rank's, and its ends where they are; all of it, in a world of one."""
         assert isinstance(model, gpt.GPT)
-        gpt.keep(model, self.plan.stages_of(self.world.rank), self.plan.num_stages)
+        gpt.keep(model, self.own_stages, self.num_stages)
         return place(model, self.world.device, torch.preserve_format, self.options.seed)
 
     def gradients(self, model: nn.Module) -> Gradients:
         """Computed stage by stage, and averaged over the pipelines."""
-        return StagedGradients(model, self.world, self.options, self.plan)
+        return StagedGradients(model, self)
 
 
 class TimedStage(PipelineStage):
@@ -166,9 +162,10 @@ class StagedGradients(Gradients):
         model: this rank's layers.
     """
 
-    def __init__(self, model: nn.Module, world: World, options: Options, plan: Pipelines) -> None:
+    def __init__(self, model: nn.Module, plan: Pipeline) -> None:
         super().__init__(1)
         assert isinstance(model, gpt.GPT)
+        world, options = plan.world, plan.options
         self.model = model
         self.world = world
         self.is_exact = are_exact(world, options)
@@ -176,9 +173,9 @@ class StagedGradients(Gradients):
         self.position = world.rank % plan.size
         mesh = open_mesh(world, data=world.dp_size, stage=plan.size)
         self.line, self.peers = mesh.get_group("stage"), mesh.get_group("data")
-        numbers, count = plan.stages_of(world.rank), plan.num_stages
+        numbers, count = plan.own_stages, plan.num_stages
         self.parts = {number: gpt.part(model, number, count) for number in numbers}
-        self.held: dict[nn.Parameter, Tensor] = {}
+        self.held: dict[Tensor, Tensor] = {}
         self.busy, self.turns = Stopwatch(world.device), Stopwatch(world.device)
         options_of_all = {"group": self.line, "busy": self.busy, "computed": self.hold_part}
         stages = [TimedStage(self.parts[n], n, count, world.device, **options_of_all) for n in numbers]
@@ -214,16 +211,13 @@ class StagedGradients(Gradients):
             else:
                 self.schedule.step(*first)
 
-    @torch.no_grad()
     def hold_part(self, part: nn.Module) -> None:
         """Adds the gradients that a micro-batch has left in `part` to those held, where sums are to be exact."""
         if not self.is_exact:
             return  # parameters add up gradients by themselves
         for parameter in part.parameters():
             if parameter.grad is not None:
-                total = parameter.grad.double()
-                self.held[parameter] = self.held[parameter] + total if parameter in self.held else total
-                parameter.grad = None
+                hold(self.held, parameter)
 
     @torch.no_grad()
     def finish(self) -> None:

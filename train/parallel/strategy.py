@@ -11,6 +11,7 @@ weights, bit for bit.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -192,6 +193,17 @@ def are_exact(world: World, options: Options) -> bool:
     return options.deterministic and world.device.type == "cpu"
 
 
+@torch.no_grad()
+def hold(held: dict[Tensor, Tensor], parameter: Tensor) -> None:
+    """Takes the gradient out of `parameter`, and adds it to what is `held`, in double precision."""
+    assert parameter.grad is not None
+    if parameter in held:
+        held[parameter] += parameter.grad
+    else:
+        held[parameter] = parameter.grad.double()
+    parameter.grad = None
+
+
 class ExactGradients(Gradients):
     """Gradients of one step's micro-batches, added up in double precision.
 
@@ -208,17 +220,7 @@ class ExactGradients(Gradients):
         self.held: dict[Tensor, Tensor] = {}
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for parameter in self.parameters:
-            parameter.register_post_accumulate_grad_hook(self.hold)
-
-    @torch.no_grad()
-    def hold(self, parameter: Tensor) -> None:
-        """Takes the gradient out of `parameter`, and adds it to what is held."""
-        assert parameter.grad is not None
-        if parameter in self.held:
-            self.held[parameter] += parameter.grad
-        else:
-            self.held[parameter] = parameter.grad.double()
-        parameter.grad = None
+            parameter.register_post_accumulate_grad_hook(partial(hold, self.held))
 
     @torch.no_grad()
     def finish(self) -> None:

@@ -266,6 +266,11 @@ def joules(by_rank: list[float | None], num_targets: int, unit: str) -> dict[str
     return {"energy_j": None if total is None else round(total, 3), f"energy_j_per_{unit.removesuffix('s')}": each}
 
 
+def strict_json(values: dict[str, Any]) -> str:
+    """`values` as a file in JSON, which has no NaN: a loss that has become no number is null."""
+    return json.dumps(json.loads(json.dumps(values), parse_constant=lambda _: None), indent=2) + "\n"
+
+
 def write_file(path: Path, text: str) -> None:
     """Puts `text` at `path` in the run's folder, whole or not at all.
 

@@ -91,6 +91,13 @@ def test_greys_of_16_bits_keep_their_shades(suffix):
     assert torch.equal(decode(file.getvalue()), torch.from_numpy((shades // 256).astype(np.uint8)).expand(3, -1, -1))
 
 
+def test_floating_point_pixels_are_refused_as_none_knows_their_white():
+    file = io.BytesIO()
+    Image.fromarray(np.full((48, 64), 0.5, np.float32)).save(file, "tiff")
+    with pytest.raises(ValueError, match="8 or 16 bits"):
+        decode(file.getvalue())
+
+
 @pytest.mark.parametrize("seed", [0, 20261125173536, 10**30])
 @pytest.mark.parametrize("name", ["synthetic", "fake"])
 def test_made_up_data(name, seed, loaded):

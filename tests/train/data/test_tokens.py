@@ -121,6 +121,14 @@ def test_what_is_no_text(tmp_path, name, content, words):
     assert str(path) in raised.value.seen
 
 
+def test_numbers_that_no_tokenizer_has_are_told_before_a_model_is_built_for_them(tmp_path):
+    path = write(tmp_path / "a.u32", [*range(99), 2**31], "<u4")
+    with pytest.raises(MusterError, match="larger numbers than tokens are") as raised:
+        data.open_source(options(path))
+    assert f"{path}, the largest is {2**31}" in raised.value.seen
+    assert data.open_source(options(path, vocab_size=2**31 + 1)).num_classes == 2**31 + 1
+
+
 @pytest.mark.parametrize(
     ("model", "source", "fix"), [("gpt-tiny", "digits", "tokens:PATH"), ("resnet18", "tokens:/x", "gpt-tiny")]
 )

@@ -66,7 +66,7 @@ def test_the_wait_is_measured_and_told(train, summary_of, tmp_path):
 
 def test_the_share_of_the_wait_is_what_the_stages_leave_of_the_time():
     busy, turns = (SimpleNamespace(total=lambda seconds=seconds: seconds) for seconds in (3.0, 4.0))
-    plan = pipeline.Pipelines(Options(), 2)
+    plan = pipeline.Pipeline(World(world_size=2), Options())
     shares = pipeline.StagedGradients.report(SimpleNamespace(busy=busy, turns=turns, world=World(), plan=plan))
     assert shares == {"bubble_share": 0.25, "ideal_bubble_share": 0.2}
 
@@ -145,7 +145,7 @@ def test_parts_of_one_stage_a_rank_need_no_common_number():
 def test_the_wait_is_that_of_the_paper():
     # Narayanan et al. 2021, 2.2: (p - 1) / m of the ideal time, and a v-th of it with v stages a rank.
     for schedule, stages_each in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
-        plan = pipeline.Pipelines(Options(schedule=schedule, microbatches=8), 4)
+        plan = pipeline.Pipeline(World(world_size=4), Options(schedule=schedule, microbatches=8))
         assert plan.bubble / (1 - plan.bubble) == pytest.approx(3 / (8 * stages_each))
 
 
