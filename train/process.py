@@ -12,7 +12,7 @@ from muster import interruption
 from muster.config import Options
 from muster.errors import ExitCode, MusterError, code_for_job
 from muster.train.checkpoint import run_directory
-from muster.train.distributed.backends import backend_for, open_group, places
+from muster.train.distributed.backends import backend_for, open_group, refuse_shared_gpus
 from muster.train.distributed.world import HashStore, World, close_group, connect, device_for, read_environment
 from muster.train.health import faults, memory
 from muster.train.health.faults import Fault, SharedFault, agree
@@ -21,7 +21,7 @@ from muster.train.health.parent import Guard
 from muster.train.reporting import console
 from muster.train.reporting.metrics import Stopwatch
 from muster.train.trainer import Trainer
-from muster.variables import RankReport
+from muster.variables import LaunchVariable, RankReport
 
 DEBUG = bool(os.environ.get("MUSTER_DEBUG"))
 
@@ -41,7 +41,15 @@ class Process:
     def train(self, strategy: str, options: Options, guard: Guard) -> None:
         """One rank's run; what the user can mend comes out as SystemExit, which torchrun does not show as a crash."""
         try:
-            self.join_and_train(strategy, options, guard)
+            alone = read_environment(os.environ, options.timeout_s)
+            self.world = replace(alone, store=PrefixStore("muster", connect(alone)))
+            self.watch = faults.Watch(self.world)
+            self.heartbeat = Heartbeat(self.world, options.hang_s, silence_s(options.silence_timeout))
+            guard.on_orphaned = self.heartbeat.end_orphaned
+            self.world = meet(self.world, strategy, options)
+            trainer = Trainer(strategy, options, self.world)
+            trainer.build()
+            trainer.fit()
         except MusterError as error:
             raise SystemExit(error.code) from error
         except Exception as error:
@@ -49,17 +57,6 @@ class Process:
             if explained is None:
                 raise
             raise SystemExit(explained.code) from explained
-
-    def join_and_train(self, strategy: str, options: Options, guard: Guard) -> None:
-        alone = read_environment(os.environ, options.timeout_s)
-        self.world = replace(alone, store=PrefixStore("muster", connect(alone)))
-        self.watch = faults.Watch(self.world)
-        self.heartbeat = Heartbeat(self.world, options.hang_s, silence_s(options.silence_timeout))
-        guard.on_orphaned = self.heartbeat.end_orphaned
-        self.world = meet(self.world, strategy, options)
-        trainer = Trainer(strategy, options, self.world)
-        trainer.build()
-        trainer.fit()
 
     def answer(self, error: BaseException) -> int:
         """Says what happened, to the user and to the other ranks; returns the exit code."""
@@ -69,13 +66,13 @@ class Process:
             self.heartbeat.wait_for_cause()  # gives time for the rank that ended to be missed
             lost = self.heartbeat.lost
             error = report_lost_store(self.world, lost) if lost else faults.connection_lost(error, self.world)
-        code = error.code if isinstance(error, MusterError) else ExitCode.FAILED
-        if isinstance(error, KeyboardInterrupt):
-            code = ExitCode.INTERRUPTED
+        if isinstance(error, MusterError):
+            code, wrong = error.code, error.wrong
+        else:
+            code = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.FAILED
+            wrong = f"{type(error).__name__}: {error}"
         if not isinstance(error, SharedFault):
-            kind = "" if isinstance(error, MusterError) else f"{type(error).__name__}: "
-            first_line = (error.wrong if isinstance(error, MusterError) else str(error)).partition("\n")[0]
-            fault = Fault(self.world.rank, self.world.host, code, kind + first_line)
+            fault = Fault(self.world.rank, self.world.host, code, wrong.partition("\n")[0])
             fault = faults.publish(self.world, fault, self.world.store)
             if fault.rank != self.world.rank and not DEBUG:
                 # That rank has said what is wrong; a line more from each of the others would only bury it.
@@ -117,15 +114,15 @@ def meet(world: World, strategy: str, options: Options) -> World:
 
         preflight(world, options.device, options.runs_dir)
     device = agree(world, lambda: device_for(world, options.device, share_gpus=options.share_gpus))
-    world = replace(world, device=device)
-    hosts = [host for host, _ in places(world, share_gpus=options.share_gpus)]
-    local_world_size = world.local_world_size or hosts.count(world.host)
+    world = replace(world, device=device, waits=Stopwatch(device, is_counting=False))
+    if not options.share_gpus:
+        refuse_shared_gpus(world)
+    local_world_size = world.local_world_size or world.hosts.count(world.host)
     backend = agree(world, lambda: backend_for(options.backend, device, strategy, share_gpus=options.share_gpus))
     if backend == "nccl" and options.cpu_offload:
         backend = "cpu:gloo,cuda:nccl"  # norms of what stays in the host's memory are added up there
     has_group = world.world_size > 1 or options.single_rank_group
     world = replace(world, backend=backend if has_group else None, local_world_size=local_world_size)
-    world = replace(world, waits=Stopwatch(device, is_counting=False))
     agree(world, lambda: open_group(world, has_powersgd=options.comm_hook == "powersgd"))
     return world
 
@@ -145,7 +142,7 @@ def run_process(strategy: str, options: Options, guard: Guard) -> None:
             code = process.answer(KeyboardInterrupt() if interruption.current.has_come else cause or error)
             faults.end_soon(code, 4 * faults.GRACE_S)
         has_left = process.leave(failed=code != 0)
-        if console.RANK_REPORTS not in os.environ:  # without an agent, whose work this is
+        if LaunchVariable.RANK_REPORTS not in os.environ:  # without an agent, whose work this is
             code = code_for_job(code, prints=process.world.main)
         console.close(code)
     if code or not has_left:

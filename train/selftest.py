@@ -24,6 +24,8 @@ from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 with notify_if_slow("loading PyTorch", is_shown=__name__ == "__main__"):
     import torch
 from torch import Tensor
@@ -189,7 +191,8 @@ def compare(case: Case, singles: Mapping[str, Any], folder: Path, limit: float =
             found = launch(case, steps, folder)
             row[steps] = apart(single["model"], found["model"])
             loss, its = (state["progress"]["history"][-1]["valid_loss"] for state in (single, found))
-            row["loss"] = max(row["loss"] or 0.0, abs(loss - its) / loss)
+            # Of numpy: the maximum of NaN and a number is NaN, which fails.
+            row["loss"] = float(np.maximum(row["loss"] or 0.0, abs(loss - its) / loss))
         row["passed"] = all(row[column] is None or row[column] < limit for column in COLUMNS)
     except MusterError as error:
         row |= {"passed": False, "error": error.wrong}

@@ -1,6 +1,7 @@
 """The test that a site's staff run: it passes where all is well, and says FAIL where it is not."""
 
 import json
+import math
 import sys
 
 import pytest
@@ -64,6 +65,12 @@ def test_a_difference_is_seen(monkeypatch, tmp_path):
     assert row["loss"] == pytest.approx(0.05)
     assert not row["passed"]
     assert apart(state(1.0)["model"], state(1.0)["model"]) == 0
+
+
+def test_a_loss_that_is_no_number_fails(monkeypatch, tmp_path):
+    monkeypatch.setattr(selftest, "launch", lambda case, steps, folder: state(1.0, math.nan if steps == "sgd" else 2.0))
+    row = compare(Case("ddp", 2, split(2)), {"sgd": state(1.0), "adamw": state(1.0)}, tmp_path)
+    assert not row["passed"]
 
 
 def answer(monkeypatch, capsys, argv, result):

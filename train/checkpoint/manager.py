@@ -114,7 +114,8 @@ def not_written(run: Path, step: int, error: CheckpointException) -> SharedFault
     rank, (cause, _) = min(error.failures.items())
     shutil.rmtree(partial_of(run, step), ignore_errors=True)
     if not isinstance(cause, OSError):
-        raise error
+        # torch's own is no Exception: it would pass `close`, and hide why the run ends.
+        raise RuntimeError(f"rank {rank} could not write the checkpoint: {type(cause).__name__}") from error
     kept = saved(run)
     return SharedFault(
         f"the checkpoint could not be written: {cause.strerror or cause}",

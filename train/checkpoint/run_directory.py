@@ -100,8 +100,8 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
         run = begun or choose_folder(options, strategy)
         claim(run.folder, launch)
         if launch and begun is None:  # should it start its ranks again
-            begun = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": latest(run.folder)}
-            write_text(run.folder / LAUNCH, json.dumps(begun))
+            start = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": latest(run.folder)}
+            write_text(run.folder / LAUNCH, json.dumps(start))
         return run
     except OSError as error:
         raise MusterError(
@@ -429,12 +429,12 @@ def differences(state: dict[str, Any], settings: dict[str, Any], world: World) -
     """
     before = state["options"] | {"global_batch": global_batch(state["options"], state["dp_size"])}
     now = settings | {"global_batch": global_batch(settings, world.dp_size)}
-    lost = ["PowerSGD begins anew: what it still held back of the gradients is lost"]
-    notes = lost if now["comm_hook"] == "powersgd" else []
+    notes = rescaled(state, settings, world)
+    if now["comm_hook"] == "powersgd":
+        notes.insert(0, "PowerSGD begins anew: what it still held back of the gradients is lost")
     ignored = ("batch_size",) if now["seq_len"] else ()  # a transformer's samples know nothing of each other
     # A cosine that ends with the run depends on where that is.
     ends = ("epochs", "max_steps") if now["lr_schedule"] == "cosine" and now["lr_steps"] is None else ()
-    notes = [*notes, *rescaled(state, settings, world)]
     names = [
         name
         for name in (*RESULT_OPTIONS, "lr_steps", *ends, "global_batch")

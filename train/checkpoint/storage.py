@@ -218,13 +218,15 @@ class CheckpointReader(StorageReader):
         super().__init__()
         self.folder = folder
         self.tensors = tensors
+        self.places = {
+            MetadataIndex(name, chunk["offsets"]): chunk for name, entry in tensors.items() for chunk in entry["chunks"]
+        }
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing is kept."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         described: dict[str, Any] = {}
-        places: dict[MetadataIndex, Any] = {}
         for name, entry in self.tensors.items():
             chunks = [
                 ChunkStorageMetadata(torch.Size(chunk["offsets"]), torch.Size(chunk["sizes"]))
@@ -232,11 +234,10 @@ class CheckpointReader(StorageReader):
             ]
             properties = TensorProperties(dtype=dtype_of(entry))
             described[name] = TensorStorageMetadata(properties, torch.Size(entry["shape"]), chunks)
-            places |= {MetadataIndex(name, chunk["offsets"]): chunk for chunk in entry["chunks"]}
-        return Metadata(described, storage_data=places)
+        return Metadata(described)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        self.places = metadata.storage_data
+        """Nothing more is needed."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan

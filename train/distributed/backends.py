@@ -17,9 +17,6 @@ from muster.errors import MusterError
 from muster.train.distributed.world import World, silent_stdout
 from muster.train.health.faults import SharedFault
 
-OVER_ANY = ("single", "dp", "ddp")
-"""Strategies that broadcast and add up, and nothing else."""
-
 
 def backend_for(wanted: str, device: torch.device, strategy: str, *, share_gpus: bool = False) -> str:
     """What ranks on devices like `device` speak through, where `--backend` is `wanted`.
@@ -43,7 +40,7 @@ def backend_for(wanted: str, device: torch.device, strategy: str, *, share_gpus:
         raise MusterError("nccl speaks between GPUs only", seen="--backend=nccl, training on the CPU", fix=fix)
     if wanted == "nccl" and share_gpus:
         raise MusterError("nccl takes one process a GPU", seen="--backend=nccl --share-gpus", fix=fix)
-    if wanted != "nccl" and device.type == "cuda" and strategy not in OVER_ANY:
+    if wanted != "nccl" and device.type == "cuda" and strategy not in ("single", "dp", "ddp"):
         # Source: https://docs.pytorch.org/docs/stable/distributed.html#backends: on GPUs gloo has broadcast and
         # all_reduce only, which is what ddp needs; what MPI has depends on how it was built.
         wrong = f"the strategy {strategy} gathers and scatters on GPUs, which is sure to work over nccl only"
@@ -52,18 +49,14 @@ def backend_for(wanted: str, device: torch.device, strategy: str, *, share_gpus:
     return wanted
 
 
-def places(world: World, *, share_gpus: bool = False) -> list[tuple[str, str]]:
-    """The host and the device of each rank of `world`, by rank; each has a device of its own, or may share a GPU.
-
-    Raises:
-        SharedFault: on all ranks: two share a GPU, which NCCL would refuse in words of its own.
-    """
+def refuse_shared_gpus(world: World) -> None:
+    """Raises SharedFault, on all ranks, where two have the same GPU, which NCCL would refuse in words of its own."""
     device = world.device
     name = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else f"cpu {world.rank}"
-    found = [(str(host), str(device)) for host, device in world.gather([world.host, name])]
-    for rank, place in enumerate(found):
-        first = found.index(place)
-        if first != rank and not share_gpus:
+    places = world.gather([world.host, name])
+    for rank, place in enumerate(places):
+        first = places.index(place)
+        if first != rank:
             raise SharedFault(
                 "two ranks would share one GPU",
                 seen=f"ranks {first} and {rank} on {place[0]} both see GPU {place[1]}",
@@ -71,7 +64,6 @@ def places(world: World, *, share_gpus: bool = False) -> list[tuple[str, str]]:
                 fix="start one process a GPU, each of which sees all GPUs of its node: one task a node, or "
                 "srun --gpu-bind=none",
             )
-    return found
 
 
 def open_group(world: World, *, has_powersgd: bool = False) -> None:

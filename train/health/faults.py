@@ -59,11 +59,11 @@ def agree(world: World, function: Callable[[], Result]) -> Result:
         result = function()
     except MusterError as error:
         failure = {"wrong": error.wrong, "seen": error.seen, "fix": error.fix, "code": error.code}
-    answers = [failure] if world.store is None else world.gather(failure)
+    answers = world.gather(failure)
     for rank, answer in enumerate(answers):
         if answer is None:
             continue
-        if world.world_size > 1 and any(other != answer for other in answers):
+        if any(other != answer for other in answers):
             answer["seen"] += f" (rank {rank} of {world.world_size} on {world.hosts[rank]})"
         raise SharedFault(**answer)
     return result  # type: ignore[return-value]

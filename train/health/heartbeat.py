@@ -12,6 +12,7 @@ import pickle
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -229,7 +230,6 @@ class Heartbeat:
         self.dead_beats = math.ceil(silence_s / BEAT_S)
         self.monitor = Monitor()
         self.number = 0
-        self.rounds = 0
         self.requests_dump = self.has_dumped = self.is_over = False
         self.lost = ""
         self.stopped = threading.Event()
@@ -296,7 +296,6 @@ class Heartbeat:
                 if is_last:
                     return
                 self._receive()
-                self.rounds += 1
                 self.stopped.wait(BEAT_S)
         except RuntimeError as error:  # of the store: DistError, and others of its kind
             self.lost = str(error).partition("\n")[0] or type(error).__name__
@@ -326,12 +325,12 @@ class Heartbeat:
         keys = [f"hang-dump/{rank}" for rank in range(self.world.world_size)]
         end = time.monotonic() + DUMP_S + 2 * BEAT_S
         while True:
+            self._send()  # the others must not miss this rank meanwhile
             answers = {rank: json.loads(text or b"{}") for rank, text in enumerate(self.store.multi_get(keys))}
             answers[self.world.rank] = own
             if time.monotonic() > end or all(answers[rank].get("written") for rank in self.monitor.present):
                 return {rank: answers[rank] for rank in self.monitor.present}
             time.sleep(BEAT_S / 3)
-            self.rounds += 1
 
     def _dump(self) -> dict[str, Any]:
         """Dumps this process's stacks; returns a summary of them, which the others get too."""
@@ -353,7 +352,7 @@ class Heartbeat:
         """The thread that the store can't block."""
         before, quiet = -1, 0
         while not self.stopped.wait(BEAT_S) and not self.is_over:
-            before, quiet = self.rounds, (quiet + 1 if self.rounds == before else 0)
+            before, quiet = self.number, (quiet + 1 if self.number == before else 0)
             # A store that has closed may be that of a rank which has published why: who read it ends before this does.
             if quiet >= (2 * faults.GRACE_S / BEAT_S + 1 if self.lost else (GONE_S + DUMP_S) / BEAT_S):
                 self.is_over = True
@@ -374,17 +373,16 @@ class Heartbeat:
 
 def where() -> str:
     """The line at which the main thread is, and the line of this program from which it came there."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
     lines: list[str] = []
-    while frame is not None:
+    # Not extract_stack: it reads the sources, perhaps from a file system that hangs.
+    for frame, number in traceback.walk_stack(sys._current_frames()[threading.main_thread().ident or 0]):
         path = frame.f_code.co_filename
         if not lines or OURS in path:
             short = os.sep.join(path.rsplit(os.sep, 2)[-2:])
-            lines.append(f"{frame.f_code.co_name} ({short}:{frame.f_lineno})")
+            lines.append(f"{frame.f_code.co_name} ({short}:{number})")
             if OURS in path:
                 break
-        frame = frame.f_back
-    return ", called by ".join(lines) or "nowhere"
+    return ", called by ".join(lines)
 
 
 def num_collectives(recorded: bytes) -> list[int] | None:

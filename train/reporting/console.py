@@ -25,8 +25,6 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 ERASE = "\x1b[K"
 """Erases a terminal's line from where the cursor is."""
 
-RANK_REPORTS = LaunchVariable.RANK_REPORTS
-
 
 @dataclass(frozen=True)
 class Lines:
@@ -221,7 +219,7 @@ def open_log(run: Path, world: World, command: str, *, all_ranks: bool) -> None:
         show(log, prefix if all_ranks else None)
     if not world.main:
         hide(log, prefix)
-    if RANK_REPORTS in os.environ:
+    if LaunchVariable.RANK_REPORTS in os.environ:
         report_to_agent(str(path.absolute()))
         # Python's stacks when it crashes: the agent then shows the end of the log.
         faulthandler.enable(log, all_threads=True)
@@ -235,10 +233,10 @@ def report_fatal(error: MusterError) -> None:
 
 def report_to_agent(text: str) -> None:
     """Adds a line to this rank's report for its agent: the path of its log, or a line of RankReport."""
-    if RANK_REPORTS not in os.environ:
+    if LaunchVariable.RANK_REPORTS not in os.environ:
         return
     try:
-        path = Path(os.environ[RANK_REPORTS], str(os.getpid()))
+        path = Path(os.environ[LaunchVariable.RANK_REPORTS], str(os.getpid()))
         with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(f"{text}\n")
     except OSError as error:

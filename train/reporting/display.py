@@ -198,7 +198,7 @@ def promised_gpus(environ: Mapping[str, str], world: World) -> list[str]:
 
 
 def table(summary: dict[str, Any], unit: str, width: int) -> Table:
-    """The table of `summary`, of which any fact may be missing.
+    """The table of `summary`.
 
     Args:
         unit: images or tokens.
@@ -264,13 +264,11 @@ def costs(shown: Table, summary: dict[str, Any], unit: str, device: str) -> None
     shown.add_row("peak memory", f"{summary['peak_memory_gib']:.2f} GiB{each}")
     done = summary.get("flops_per_second_per_rank")
     if done is not None:
-        peak = summary.get("peak_flops_per_second")
         share = f"MFU: unknown {'card' if device == 'GPU' else 'for CPUs'}"
-        if peak is not None and summary.get("mfu") is not None:
-            share = f"[bold]{summary['mfu']:.1%}[/bold] of {quantity(peak)}FLOP/s (MFU)"
+        if summary["mfu"] is not None:
+            share = f"[bold]{summary['mfu']:.1%}[/bold] of {quantity(summary['peak_flops_per_second'])}FLOP/s (MFU)"
         shown.add_row("operations", f"{quantity(done)}FLOP/s a {device}; {share}")
     if summary.get("energy_j") is not None:
         one = unit.removesuffix("s")
-        per = summary.get(f"energy_j_per_{one}")
-        each = "" if per is None else f", {per:.3g} J a{'n' if one[0] in 'aeiou' else ''} {one}"
-        shown.add_row("energy", f"{summary['energy_j'] / 1e3:,.1f} kJ{each}")
+        each = f"{summary[f'energy_j_per_{one}']:.3g} J a{'n' if one[0] in 'aeiou' else ''} {one}"
+        shown.add_row("energy", f"{summary['energy_j'] / 1e3:,.1f} kJ, {each}")

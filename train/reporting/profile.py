@@ -5,7 +5,7 @@ Beside it lies torch's table of the operations that took longest.
 
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class Profile:
         self.problem: str | None = None
         self.tracer: profile | None = None
         self.range: record_function | None = None
-        self.hooks: list[RemovableHandle] = []
+        self.trace = ExitStack()
         self.began = self.step = 0
 
     def begin(self, step: int) -> None:
@@ -100,10 +100,11 @@ class Profile:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it complains of each GPU that is not there
         is_gpu = self.device.type == "cuda"
         tracer = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])])
-        tracer.start()
+        self.trace.enter_context(tracer)
         for name, layer in self.layers.items():
             kind = type(layer).__name__.removeprefix("FSDP")  # what fully_shard makes of a class's name
-            self.hooks += named(layer, f"{kind} {name}")
+            for hook in named(layer, f"{kind} {name}"):
+                self.trace.enter_context(hook)
         return tracer
 
     def finish(self, step: int) -> None:
@@ -112,9 +113,7 @@ class Profile:
         tracer, self.tracer = self.tracer, None
         if tracer is None:
             return
-        tracer.stop()
-        while self.hooks:
-            self.hooks.pop().remove()
+        self.trace.close()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             tracer.export_chrome_trace(str(self.path))

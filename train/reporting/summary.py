@@ -176,9 +176,7 @@ def compare_ranks(world: World, by_rank: list[dict[str, Any]]) -> dict[str, Any]
         {
             "rank": rank,
             "host": host,
-            "step_s": rounded(own["step_s"]),
-            "busy_s": rounded(own["busy_s"]),
-            "data_wait_s": rounded(own["data_wait_s"]),
+            **{name: rounded(own[name]) for name in ("step_s", "busy_s", "data_wait_s")},
             "peak_memory_gib": round(own["peak_memory_gib"], 3),
         }
         for rank, (host, own) in enumerate(zip(world.hosts or (world.host,), by_rank, strict=True))
@@ -262,7 +260,7 @@ def joules(by_rank: list[float | None], num_targets: int, unit: str) -> dict[str
     """The energy of all ranks' GPUs, and of one image or token; null where a rank does not know its own."""
     known = [own for own in by_rank if own is not None]
     total = sum(known) if known and len(known) == len(by_rank) else None
-    each = None if total is None or not num_targets else total / num_targets
+    each = None if total is None else total / num_targets
     return {"energy_j": None if total is None else round(total, 3), f"energy_j_per_{unit.removesuffix('s')}": each}
 
 

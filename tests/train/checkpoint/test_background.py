@@ -141,6 +141,21 @@ def test_a_disk_that_is_full_is_told_at_the_next_one(manager, monkeypatch, tmp_p
     assert [path.name for path in checkpoint.folder_of(tmp_path).iterdir() if path.is_dir()] == ["step-00000010"]
 
 
+def test_an_error_that_is_no_full_disk_does_not_hide_why_the_run_ends(monkeypatch, tmp_path):
+    manager = CheckpointManager(tmp_path, World(), keep=2, in_background=True)
+
+    def out_of_memory(descriptor):
+        raise MemoryError("made for the test")
+
+    monkeypatch.setattr(storage.os, "fsync", out_of_memory)
+    manager.save({"model": {"w": torch.zeros(10)}}, 10)
+    manager.close()
+    manager.save({"model": {"w": torch.zeros(10)}}, 20)
+    with pytest.raises(RuntimeError, match="rank 0 could not write the checkpoint: MemoryError") as raised:
+        manager.wait()
+    assert "made for the test" in str(raised.value.__cause__)
+
+
 @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, momentum=0.9), torch.optim.AdamW, torch.optim.SGD])
 def test_moments_come_back_and_hyperparameters_stay_the_users(manager, tmp_path, make):
     def training():

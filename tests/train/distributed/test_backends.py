@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from muster.errors import MusterError
 from muster.train.distributed import backends
-from muster.train.distributed.backends import backend_for, open_group, places
+from muster.train.distributed.backends import backend_for, open_group, refuse_shared_gpus
 from muster.train.distributed.world import World
 from muster.train.health.faults import SharedFault
 
@@ -139,15 +139,14 @@ def test_ranks_that_share_a_gpu_speak_through_gloo():
     assert "leave out --share-gpus" in raised.value.fix
 
 
-def test_two_ranks_on_one_gpu_are_refused_unless_they_are_to_share_it(monkeypatch):
+def test_two_ranks_on_one_gpu_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-1"))
     world: Any = SimpleNamespace(device=GPU, host="node", gather=lambda value: [value, value])
     with pytest.raises(SharedFault, match="share one GPU") as raised:
-        places(world)
+        refuse_shared_gpus(world)
     # A task that sees one GPU alone keeps NCCL from the direct way between GPUs.
     assert "--gpus-per-task" not in raised.value.fix
     assert "--gpu-bind=none" in raised.value.fix
-    assert places(world, share_gpus=True) == [("node", "GPU-1")] * 2
 
 
 @pytest.mark.process

@@ -5,9 +5,11 @@ import pickle
 import re
 
 import pytest
+import torch.distributed as dist
 
-from muster.train.distributed.world import CHECKPOINT, COMPUTING, CONNECTING, DATA, LEFT, RankStatus
-from muster.train.health.heartbeat import Beat, Monitor, describe_ranks, num_collectives, silence_s
+from muster.train.distributed.world import CHECKPOINT, COMPUTING, CONNECTING, DATA, LEFT, RankStatus, World
+from muster.train.health import heartbeat
+from muster.train.health.heartbeat import Beat, Heartbeat, Monitor, describe_ranks, num_collectives, silence_s
 
 DEADLINE_S = 120
 
@@ -172,6 +174,21 @@ def test_ranks_are_named_in_few_words():
     assert describe_ranks(list(range(8, 16)), hosts) == "ranks 8, 9, 10, 11, 12, 13, 14, 15 on node1"
     assert describe_ranks([1, 9], hosts) == "ranks 1, 9 on node0, node1"
     assert len(describe_ranks(list(range(0, 100, 2)), hosts)) < 80
+
+
+def test_rank_0_keeps_beating_while_it_waits_for_the_stacks_of_others(monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    monkeypatch.setattr(heartbeat, "DUMP_S", 0.2)
+    monkeypatch.setattr(Heartbeat, "_exchange", lambda self: None)
+    monkeypatch.setattr(Heartbeat, "_watch", lambda self: None)
+    monkeypatch.setattr(Heartbeat, "_dump", lambda self: {"written": True})
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("hang-dump/0", "")
+    store.set("hang-dump/1", "")
+    rank_0 = Heartbeat(World(world_size=2, store=store), 1, 1)
+    rank_0.monitor = heard((beat(1), beat(1)))
+    assert rank_0._answers() == {0: {"written": True}, 1: {}}
+    assert Beat.read(store.get("heartbeat/0")).number > 3
 
 
 def errors(text):
