@@ -145,8 +145,8 @@ _run = partial(option, panel="Run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What to train, on what, how long; the options of every strategy."""
+class ModelOptions:
+    """Which model."""
 
     model: Annotated[
         str,
@@ -163,6 +163,12 @@ class Options:
             "matrix products and attention, or all."
         ),
     ] = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What it learns from, and how that is read."""
+
     data: Annotated[
         str,
         _data(
@@ -201,6 +207,12 @@ class Options:
     on_bad_sample: Annotated[
         Literal["stop", "skip"], _data(help="What a sample that can't be read does to the run.")
     ] = "stop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """How long it learns, and how."""
+
     epochs: Annotated[int, _training(help="Passes over the training data.", min=1)] = 10
     batch_size: Annotated[int, _training(help="Samples of one rank in one micro-batch.", min=1)] = 32
     accumulate: Annotated[int, _training(help="Micro-batches that each rank adds up before one step.", min=1)] = 1
@@ -237,8 +249,20 @@ class Options:
         float | None, _training(help="The largest norm of all gradients together; longer ones are cut to it.", min=0.0)
     ] = None
     seed: Annotated[int, _training(help="One seed for all ranks: split, weights, order.", min=0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSDPOptions:
+    """Of fsdp alone."""
+
     replicate: Annotated[int, _fsdp(help="Groups of ranks, each with a whole model cut over its ranks.", min=1)] = 1
     cpu_offload: Annotated[bool, _fsdp(help="Weights and moments stay in the host's memory.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPOptions:
+    """Of ddp alone."""
+
     comm_hook: Annotated[
         Literal["none", "bf16", "fp16", "powersgd"], _ddp(help="What gradients become on their way between ranks.")
     ] = "none"
@@ -253,9 +277,21 @@ class Options:
         int | None, _ddp(help="MiB of gradients that are sent at a time. Default: 25, but 1 at first.", min=1)
     ] = None
     sync_bn: Annotated[bool, _ddp(help="Normalise over the batches of all ranks, on GPUs.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorParallelOptions:
+    """Of tp alone."""
+
     tensor_parallel: Annotated[
         int | None, _tp(help="Neighbouring ranks that cut each layer between them. Default: all.", min=1)
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """Of pipeline alone."""
+
     pipeline_parallel: Annotated[int | None, _pipeline(help="Neighbouring ranks in a line. Default: all.", min=2)] = (
         None
     )
@@ -265,6 +301,12 @@ class Options:
     schedule: Annotated[
         Literal["gpipe", "1f1b", "interleaved", "zero-bubble"], _pipeline(help="In which order they go there and back.")
     ] = "1f1b"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedOptions:
+    """What it runs on, and what makes it fast or exact."""
+
     device: Annotated[Literal["auto", "cpu", "cuda"], _speed(help="auto takes a GPU where there is one.")] = "auto"
     backend: Annotated[
         Literal["auto", "gloo", "nccl", "mpi"],
@@ -301,6 +343,12 @@ class Options:
             "transformers compute, in double precision, so that the bits are those of every strategy and world size."
         ),
     ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Where the run leaves its files, what it says, and when it stops."""
+
     name: Annotated[
         str | None,
         _run(
@@ -374,6 +422,24 @@ class Options:
             min=10,
         ),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(
+    RunOptions,
+    SpeedOptions,
+    PipelineOptions,
+    TensorParallelOptions,
+    DDPOptions,
+    FSDPOptions,
+    TrainingOptions,
+    DataOptions,
+    ModelOptions,
+):
+    """What to train, on what, how long; the options of every strategy.
+
+    The first of the base classes has the last fields.
+    """
 
     @property
     def predicts_tokens(self) -> bool:

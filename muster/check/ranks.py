@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from muster.errors import ExitCode, MusterError
-from muster.train.distributed.backends import backend_for, places
+from muster.train.distributed.backends import backend_for, refuse_shared_gpus
 from muster.train.distributed.world import World, connect, device_for, read_environment
 from muster.train.health import faults
 from muster.train.health.faults import SharedFault, agree
@@ -90,12 +90,13 @@ def with_device(world: World, wanted: str, backend: str = "auto") -> World:
     if backend == "gloo" and wanted == "auto":
         device = torch.device("cpu")
     world = replace(world, device=device)
-    on_cpu = [host for host, name in places(world) if name.startswith("cpu")]
+    on_cpu = [host for host, kind in world.gather([world.host, device.type]) if kind == "cpu"]
     if 0 < len(on_cpu) < world.world_size:
         wrong = "the ranks do not all have the same kind of device"
         seen = f"CPUs on {listed(on_cpu)}, GPUs for the other ranks"
         fix = "ask for as many GPUs on each node as it has ranks, or give --device=cpu"
         raise SharedFault(wrong, seen=seen, fix=fix)
+    refuse_shared_gpus(world)
     return replace(world, backend=agree(world, lambda: backend_for(backend, device, "ddp")))
 
 

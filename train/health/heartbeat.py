@@ -12,7 +12,6 @@ import pickle
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -373,16 +372,17 @@ class Heartbeat:
 
 def where() -> str:
     """The line at which the main thread is, and the line of this program from which it came there."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
     lines: list[str] = []
-    # Not extract_stack: it reads the sources, perhaps from a file system that hangs.
-    for frame, number in traceback.walk_stack(sys._current_frames()[threading.main_thread().ident or 0]):
+    while frame is not None:
         path = frame.f_code.co_filename
         if not lines or OURS in path:
             short = os.sep.join(path.rsplit(os.sep, 2)[-2:])
-            lines.append(f"{frame.f_code.co_name} ({short}:{number})")
+            lines.append(f"{frame.f_code.co_name} ({short}:{frame.f_lineno})")
             if OURS in path:
                 break
-    return ", called by ".join(lines)
+        frame = frame.f_back
+    return ", called by ".join(lines) or "nowhere"
 
 
 def num_collectives(recorded: bytes) -> list[int] | None:

@@ -270,5 +270,6 @@ def costs(shown: Table, summary: dict[str, Any], unit: str, device: str) -> None
         shown.add_row("operations", f"{quantity(done)}FLOP/s a {device}; {share}")
     if summary.get("energy_j") is not None:
         one = unit.removesuffix("s")
-        each = f"{summary[f'energy_j_per_{one}']:.3g} J a{'n' if one[0] in 'aeiou' else ''} {one}"
-        shown.add_row("energy", f"{summary['energy_j'] / 1e3:,.1f} kJ, {each}")
+        per = summary.get(f"energy_j_per_{one}")
+        each = "" if per is None else f", {per:.3g} J a{'n' if one[0] in 'aeiou' else ''} {one}"
+        shown.add_row("energy", f"{summary['energy_j'] / 1e3:,.1f} kJ{each}")

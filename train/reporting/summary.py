@@ -260,7 +260,7 @@ def joules(by_rank: list[float | None], num_targets: int, unit: str) -> dict[str
     """The energy of all ranks' GPUs, and of one image or token; null where a rank does not know its own."""
     known = [own for own in by_rank if own is not None]
     total = sum(known) if known and len(known) == len(by_rank) else None
-    each = None if total is None else total / num_targets
+    each = None if total is None or not num_targets else total / num_targets
     return {"energy_j": None if total is None else round(total, 3), f"energy_j_per_{unit.removesuffix('s')}": each}
 
 
