@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from muster.entrypoint import resources
-from muster.entrypoint.detect import families, hostlist
+from muster.entrypoint.detect import families, hostlist, manual
 from muster.entrypoint.detect.allocation import NO_SCHEDULER, Allocation, Job, Task
 from muster.entrypoint.detect.reader import Reader, seen
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
+
+FIX_BY_HAND = "on each node: --nnodes N --node-rank I --master-addr HOST"
+FIX_OAR = "MUSTER_HOSTS=$(sort -u $OAR_NODEFILE | paste -sd,) on each node; if it is but one node, --nnodes 1"
 
 
 def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *, is_single: bool = False) -> Allocation:
@@ -32,7 +35,7 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
             "this process is a worker of torchrun already: a second torchrun inside it would start a world of its own",
             seen=f"TORCHELASTIC_RUN_ID={env['TORCHELASTIC_RUN_ID']}",
             fix=f"start it without torchrun: {shlex.join(command)}; or, where this shell or job only was started from "
-            "inside one: unset TORCHELASTIC_RUN_ID",
+            "inside one: unset TORCHELASTIC_RUN_ID LOCAL_RANK",
         )
     job, rejected = families.find_job(env)
     scheduler = job.scheduler
@@ -48,6 +51,9 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
             task = _launched(env, options, job, task, command)
         else:
             task = _alone(env, options, job, command, is_one_node=is_single or options.num_nodes == 1)
+        # Users set single ones of these for a script of their own; launchers set LOCAL_RANK beside a size.
+        if task.tasks_on_node == 1 and "LOCAL_RANK" in env:
+            Reader(env, "").check_inner_launcher("job")
     if is_single:
         _check_single(task, command)
     unused = seen(env, "RANK", "WORLD_SIZE") if job.scheduler != "kubernetes" else ""
@@ -215,14 +221,18 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
     """
     places = ["MPT_MPI_RANK"] if "MPT_MPI_RANK" in env else []
     if job is NO_SCHEDULER:
-        places += [name for name in ("WORLD_SIZE", "PET_NNODES") if env.get(name, "1") != "1"]
+        places += [name for name in ("WORLD_SIZE", "PET_NNODES", *manual.NUMBERS) if env.get(name, "1") != "1"]
+        # SageMaker's SM_HOSTS=["algo-1","algo-2"]; OAR's file has a line for each core.
+        places += ["SM_HOSTS"] if "," in env.get("SM_HOSTS", "") else []
+        if "OAR_NODEFILE" in env and len(set(Reader(env, FIX_OAR).text_file("OAR_NODEFILE").split())) > 1:
+            places.append("OAR_NODEFILE")
         others = r"PMIX_RANK|JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX"
         places += [name for name in env if re.fullmatch(others, name)]
     if places and options.num_nodes != 1:
         raise MusterError(
-            "these variables speak of several processes, but nothing tells who started this one",
+            "these variables speak of several processes or nodes, but nothing tells which of them this is",
             seen=seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
-            fix=f"unset {' '.join(places)}; or --nnodes N --node-rank I --master-addr HOST on each node",
+            fix=f"{FIX_BY_HAND}; or, if it is but one node, --nnodes 1; or unset {' '.join(places)}, if left over",
         )
 
 
