@@ -66,11 +66,6 @@ def start_rank(command: str) -> None:
     start(command, is_silent=is_silent)
 
 
-def launched_command() -> str:
-    """The first two words that the user typed, as the launcher hands them on to the process that it becomes."""
-    return " ".join(os.environ.get(LaunchVariable.COMMAND, "muster run").split()[:2])
-
-
 def finish() -> None:
     """From now on SIGINT changes nothing: this process has done its work and ends, with a code of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

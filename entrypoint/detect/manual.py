@@ -81,12 +81,7 @@ def by_host(launcher: str, mark: str, env: Environment, job: Job, fix: str) -> T
             fix=fix,
         )
     note = f"{launcher} gives no ranks: one process on each of the {len(job.hosts)} nodes is taken for granted"
-    sources = {
-        "launcher": mark,
-        "num_nodes": job.sources["num_nodes"],
-        "hosts": source,
-        "node_rank": f"the place of {env.host} in {source}",
-    }
+    sources = {"launcher": mark, "node_rank": f"the place of {env.host} in {source}"}
     notes = (note,) if len(job.hosts) > 1 else ()
     return Task.one_a_node(launcher, own, len(job.hosts), job.hosts, sources, notes)
 

@@ -153,6 +153,7 @@ def _alone(env: Environment, options: LaunchOptions, job: Job, command: Sequence
 
 def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task, command: Sequence[str]) -> Task:
     """A launcher started this process as one of several."""
+    task = replace(task, sources={**job.sources, **task.sources})
     num_nodes = len(task.tasks_per_node)
     _check_nnodes(options, num_nodes, task.sources["num_nodes"])
     _check_hosts(env, job, task)
@@ -318,7 +319,7 @@ def _check_all_nodes(options: LaunchOptions, job: Job, task: Task) -> None:
 
 def _check_hosts(env: Environment, job: Job, task: Task) -> None:
     """Refuses variables that were made for another job or another node."""
-    source = task.sources.get("hosts", job.sources["hosts"])
+    source = task.sources["hosts"]
     if job.hosts and task.hosts != job.hosts:
         listed = {hostlist.short(host) for host in job.hosts}
         strangers = [host for host in task.hosts if hostlist.short(host) not in listed]
