@@ -13,7 +13,6 @@ from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 
-FIX_BY_HAND = "on each node: --nnodes N --node-rank I --master-addr HOST"
 FIX_OAR = "MUSTER_HOSTS=$(sort -u $OAR_NODEFILE | paste -sd,) on each node; if it is but one node, --nnodes 1"
 
 
@@ -233,7 +232,8 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
         raise MusterError(
             "these variables speak of several processes or nodes, but nothing tells which of them this is",
             seen=seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
-            fix=f"{FIX_BY_HAND}; or, if it is but one node, --nnodes 1; or unset {' '.join(places)}, if left over",
+            fix="on each node: --nnodes N --node-rank I --master-addr HOST; or, if it is but one node, --nnodes 1; or "
+            f"unset {' '.join(places)}, if left over",
         )
 
 
