@@ -15,7 +15,7 @@ def limits() -> tuple[int | None, float | None]:
     """
     memory: list[int] = []
     cores: list[float] = []
-    for line in _text(GROUPS).splitlines():
+    for line in text_of(GROUPS).splitlines():
         # 0::/system.slice/slurmstepd.scope/job_9 in version 2; 4:cpu,cpuacct:/docker/1a2b in version 1
         controllers, _, path = line.partition(":")[2].partition(":")
         top = ROOT / controllers
@@ -38,10 +38,11 @@ def usable(num_cores: int) -> int:
 
 def _numbers(path: Path) -> list[int]:
     """The numbers in a file; words, and -1, stand for no limit."""
-    return [int(word) for word in _text(path).split() if word.isdecimal()]
+    return [int(word) for word in text_of(path).split() if word.isdecimal()]
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The content of a file; nothing where it can't be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -56,7 +56,7 @@ def start(command: str, *, is_silent: bool = False) -> None:
     # Else Python gives SIGINT its default answer back while it ends: a signal in place of the code.
     atexit.register(finish)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _end_at_once)
+        signal.signal(signal.SIGINT, end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
@@ -64,11 +64,6 @@ def start_rank(command: str) -> None:
     """`start`, for one rank of a job: its agent prints the line, or where there is none rank 0 does."""
     is_silent = LaunchVariable.RANK_REPORTS in os.environ or os.environ.get("RANK", "0") != "0"
     start(command, is_silent=is_silent)
-
-
-def launched_command() -> str:
-    """The first two words that the user typed, as the launcher hands them on to the process that it becomes."""
-    return " ".join(os.environ.get(LaunchVariable.COMMAND, "muster run").split()[:2])
 
 
 def finish() -> None:
@@ -185,12 +180,8 @@ class _Watch:
         os.close(self._write)
 
 
-def _end_at_once(number: int, frame: object) -> None:
-    end()
-
-
-def end() -> None:
-    """Prints what was interrupted, and ends this process with code 130, without its destructors."""
+def end(*_: object) -> None:
+    """Prints what was interrupted, and ends this process with code 130, without destructors. Handles signals too."""
     report()
     with suppress(Exception):
         sys.stdout.flush()

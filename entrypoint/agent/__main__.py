@@ -29,7 +29,7 @@ from muster.variables import LaunchVariable
 
 if __name__ == "__main__":
     # Before torch is loaded, which takes seconds.
-    interruption.start(interruption.launched_command())
+    interruption.start(" ".join(os.environ.get(LaunchVariable.COMMAND, "muster run").split()[:2]))
 
 # torch reads the level as it is loaded. Its notes on names that no address leads back to are of no use to a user.
 QUIET = "TORCH_CPP_LOG_LEVEL" not in os.environ

@@ -87,7 +87,7 @@ class Task:
         job_id: the launch's own id, for where there is no scheduler to give one.
         is_counted: whether its nodes are known by its own counts, which may be of fewer nodes than the job's.
         notes: what was taken for granted: one line each.
-        sources: for each of the fields above, the variable it came from, with its value.
+        sources: for each of the fields above that is not the job's, the variable it came from, with its value.
     """
 
     launcher: str

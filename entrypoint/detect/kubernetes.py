@@ -9,8 +9,6 @@ Source: https://github.com/kubeflow/training-operator/blob/master/pkg/controller
 Source: https://github.com/volcano-sh/volcano/blob/master/docs/user-guide/how_to_use_svc_plugin.md
 Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
 Source: https://lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables/
-Source: https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/launch.py (LOCAL_SIZE)
-Source: https://github.com/ray-project/ray/blob/master/python/ray/train/torch/config.py (LOCAL_WORLD_SIZE)
 """
 
 import re
@@ -100,15 +98,8 @@ def _counted(read: Reader, name: str) -> Task:
             seen=read.seen(name, "PET_RDZV_ENDPOINT"),
             fix="leave elasticPolicy out of the PyTorchJob, with a fixed number of replicas",
         )
-    # Of DeepSpeed or Ray, whose ranks count processes: those in a pod would be taken for pods.
-    others = {"LOCAL_RANK": "0", "LOCAL_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    if any(env.get(other, of_pod) != of_pod for other, of_pod in others.items()):
-        raise MusterError(
-            "a launcher inside this pod has started this process as one of several",
-            seen=read.seen("RANK", "WORLD_SIZE", *others),
-            fix="start the command once in each pod, without that launcher: it starts a process for each GPU itself; "
-            f"or unset {' '.join(other for other in others if other in env)}, if left over",
-        )
+    # Their ranks count processes: those in a pod would be taken for pods.
+    read.check_inner_launcher("pod")
     num_pods = read.number(name)
     ranks = {place: read.number(place) for place in places}
     shown = (name, "WORLD_SIZE", "PET_NPROC_PER_NODE", *ranks)

@@ -146,12 +146,7 @@ def blaunch_task(env: Environment, job: Job) -> Task | None:
     own = read.own_index(job.hosts, seen)
     if not 1 <= task <= len(job.hosts) or own not in (None, task - 1):
         raise MusterError("blaunch's task does not fit the job's list of hosts", seen=seen, fix=FIX_BLAUNCH)
-    sources = {
-        "launcher": f"LSF_PM_TASKID={task}",
-        "num_nodes": job.sources["num_nodes"],
-        "hosts": job.sources["hosts"],
-        "node_rank": f"LSF_PM_TASKID={task}, counted from 1",
-    }
+    sources = {"launcher": f"LSF_PM_TASKID={task}", "node_rank": f"LSF_PM_TASKID={task}, counted from 1"}
     return Task.one_a_node("blaunch", task - 1, len(job.hosts), job.hosts, sources)
 
 

@@ -15,7 +15,13 @@ from muster.entrypoint.detect.reader import Reader, seen
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
-VARIABLES = ("MUSTER_HOSTS", "MUSTER_NODE_RANK")
+# Of schedulers without a family here: how many nodes a job has.
+# Source: https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
+# Source: https://docs.skypilot.co/en/stable/running-jobs/distributed-jobs.html
+# Source: https://htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html
+NUMBERS = ("AWS_BATCH_JOB_NUM_NODES", "DSTACK_NODES_NUM", "PJM_NODE", "SKYPILOT_NUM_NODES", "_CONDOR_NPROCS")
+VARIABLES = ("MUSTER_HOSTS", "MUSTER_NODE_RANK", *NUMBERS, "OAR_NODEFILE", "SM_HOSTS")
+TEXT_FILES = ("OAR_NODEFILE",)
 
 FIX = "MUSTER_HOSTS=node01,node02 or MUSTER_HOSTS=node[01-02], the same on all nodes"
 
@@ -75,12 +81,7 @@ def by_host(launcher: str, mark: str, env: Environment, job: Job, fix: str) -> T
             fix=fix,
         )
     note = f"{launcher} gives no ranks: one process on each of the {len(job.hosts)} nodes is taken for granted"
-    sources = {
-        "launcher": mark,
-        "num_nodes": job.sources["num_nodes"],
-        "hosts": source,
-        "node_rank": f"the place of {env.host} in {source}",
-    }
+    sources = {"launcher": mark, "node_rank": f"the place of {env.host} in {source}"}
     notes = (note,) if len(job.hosts) > 1 else ()
     return Task.one_a_node(launcher, own, len(job.hosts), job.hosts, sources, notes)
 

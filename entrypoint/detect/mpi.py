@@ -233,7 +233,6 @@ def by_rank(
     sources = {
         "launcher": read.seen(names.rank),
         "num_nodes": read.seen(names.size, names.local_size),
-        "hosts": job.sources["hosts"],
         "node_rank": f"the place of {read.env.host} in {job.sources['hosts']}",
         "local_rank": read.seen(names.local_rank),
         "rank": read.seen(names.rank),

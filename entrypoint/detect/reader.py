@@ -111,6 +111,21 @@ class Reader:
             wrong = f"which of the nodes this one is can't be told: {reason}"
             raise MusterError(wrong, seen=source, fix=self.fix) from None
 
+    def check_inner_launcher(self, place: str) -> None:
+        """Refuses one of several ranks that DeepSpeed's launcher or Ray has started in this `place`, a pod or job.
+
+        Source: https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/launch.py (LOCAL_SIZE)
+        Source: https://github.com/ray-project/ray/blob/master/python/ray/train/torch/config.py (LOCAL_WORLD_SIZE)
+        """
+        of_one = {"LOCAL_RANK": "0", "LOCAL_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        if any(self.env.get(name, value) != value for name, value in of_one.items()):
+            raise MusterError(
+                f"a launcher inside this {place} has started this process as one of several",
+                seen=self.seen("RANK", "WORLD_SIZE", *of_one),
+                fix=f"start the command once on each node, without that launcher: it starts a process for each GPU "
+                f"itself; or unset {' '.join(name for name in of_one if name in self.env)}, if left over",
+            )
+
     def seen(self, *names: str) -> str:
         """`NAME=VALUE` for each of `names` that there is."""
         return seen(self.env, *names)

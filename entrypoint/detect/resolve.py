@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from muster.entrypoint import resources
-from muster.entrypoint.detect import families, hostlist
+from muster.entrypoint.detect import families, hostlist, manual
 from muster.entrypoint.detect.allocation import NO_SCHEDULER, Allocation, Job, Task
 from muster.entrypoint.detect.reader import Reader, seen
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
+
+FIX_OAR = "MUSTER_HOSTS=$(sort -u $OAR_NODEFILE | paste -sd,) on each node; if it is but one node, --nnodes 1"
 
 
 def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *, is_single: bool = False) -> Allocation:
@@ -32,7 +34,7 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
             "this process is a worker of torchrun already: a second torchrun inside it would start a world of its own",
             seen=f"TORCHELASTIC_RUN_ID={env['TORCHELASTIC_RUN_ID']}",
             fix=f"start it without torchrun: {shlex.join(command)}; or, where this shell or job only was started from "
-            "inside one: unset TORCHELASTIC_RUN_ID",
+            "inside one: unset TORCHELASTIC_RUN_ID LOCAL_RANK",
         )
     job, rejected = families.find_job(env)
     scheduler = job.scheduler
@@ -48,6 +50,9 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
             task = _launched(env, options, job, task, command)
         else:
             task = _alone(env, options, job, command, is_one_node=is_single or options.num_nodes == 1)
+        # Users set single ones of these for a script of their own; launchers set LOCAL_RANK beside a size.
+        if task.tasks_on_node == 1 and "LOCAL_RANK" in env:
+            Reader(env, "").check_inner_launcher("job")
     if is_single:
         _check_single(task, command)
     unused = seen(env, "RANK", "WORLD_SIZE") if job.scheduler != "kubernetes" else ""
@@ -147,6 +152,7 @@ def _alone(env: Environment, options: LaunchOptions, job: Job, command: Sequence
 
 def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task, command: Sequence[str]) -> Task:
     """A launcher started this process as one of several."""
+    task = replace(task, sources={**job.sources, **task.sources})
     num_nodes = len(task.tasks_per_node)
     _check_nnodes(options, num_nodes, task.sources["num_nodes"])
     _check_hosts(env, job, task)
@@ -215,14 +221,19 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
     """
     places = ["MPT_MPI_RANK"] if "MPT_MPI_RANK" in env else []
     if job is NO_SCHEDULER:
-        places += [name for name in ("WORLD_SIZE", "PET_NNODES") if env.get(name, "1") != "1"]
+        places += [name for name in ("WORLD_SIZE", "PET_NNODES", *manual.NUMBERS) if env.get(name, "1") != "1"]
+        # SageMaker's SM_HOSTS=["algo-1","algo-2"]; OAR's file has a line for each core.
+        places += ["SM_HOSTS"] if "," in env.get("SM_HOSTS", "") else []
+        if "OAR_NODEFILE" in env and len(set(Reader(env, FIX_OAR).text_file("OAR_NODEFILE").split())) > 1:
+            places.append("OAR_NODEFILE")
         others = r"PMIX_RANK|JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX"
         places += [name for name in env if re.fullmatch(others, name)]
     if places and options.num_nodes != 1:
         raise MusterError(
-            "these variables speak of several processes, but nothing tells who started this one",
+            "these variables speak of several processes or nodes, but nothing tells which of them this is",
             seen=seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
-            fix=f"unset {' '.join(places)}; or --nnodes N --node-rank I --master-addr HOST on each node",
+            fix="on each node: --nnodes N --node-rank I --master-addr HOST; or, if it is but one node, --nnodes 1; or "
+            f"unset {' '.join(places)}, if left over",
         )
 
 
@@ -308,7 +319,7 @@ def _check_all_nodes(options: LaunchOptions, job: Job, task: Task) -> None:
 
 def _check_hosts(env: Environment, job: Job, task: Task) -> None:
     """Refuses variables that were made for another job or another node."""
-    source = task.sources.get("hosts", job.sources["hosts"])
+    source = task.sources["hosts"]
     if job.hosts and task.hosts != job.hosts:
         listed = {hostlist.short(host) for host in job.hosts}
         strangers = [host for host in task.hosts if hostlist.short(host) not in listed]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import psutil
 
+from muster.control_groups import text_of
 from muster.entrypoint.detect.families import FAMILIES
 
 PROC = Path("/proc/self")
@@ -52,7 +53,7 @@ def find(cgroup: str, mounts: str, ancestors: Iterable[str]) -> Trace | None:
 def read() -> tuple[Trace | None, bool]:
     """The strongest trace of a job that this process sees, and whether Apptainer hid the processes outside."""
     names = ancestors()
-    first = find(_text(PROC / "cgroup"), _text(PROC / "mountinfo"), names)
+    first = find(text_of(PROC / "cgroup"), text_of(PROC / "mountinfo"), names)
     return first, names[-1:] == [_APPTAINERS_INIT]
 
 
@@ -64,10 +65,3 @@ def ancestors() -> list[str]:
         for process in psutil.Process().parents():
             names.append(process.name())
     return names
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -146,7 +146,7 @@ def test_two_schedulers_that_both_know_this_host_are_refused() -> None:
 
 
 def test_ranks_that_nobody_set_are_refused_rather_than_forgotten() -> None:
-    with pytest.raises(MusterError, match="nothing tells who started this one"):
+    with pytest.raises(MusterError, match="nothing tells which of them this is"):
         detect(Environment({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, host="laptop"))
     assert detect(Environment({"RANK": "0", "WORLD_SIZE": "1"}, host="laptop")).num_nodes == 1
     meant = LaunchOptions(nnodes="1")
@@ -159,7 +159,7 @@ def test_ranks_that_nobody_set_are_refused_rather_than_forgotten() -> None:
 def test_processes_of_launchers_that_tell_a_rank_only_do_not_train_alone_each() -> None:
     of_prterun = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-node01-10332@1", "PMIX_HOSTNAME": "node01"}
     for env in (Environment(of_prterun, host="node01"), changed(PBS, MPT_MPI_RANK="1")):
-        with pytest.raises(MusterError, match="nothing tells who started this one") as refusal:
+        with pytest.raises(MusterError, match="nothing tells which of them this is") as refusal:
             detect(env)
         assert "_RANK=1" in refusal.value.seen
         assert detect(env, LaunchOptions(nnodes="1")).num_nodes == 1
@@ -323,6 +323,47 @@ def test_ranks_of_a_launcher_inside_a_pod_are_no_pods(pod: str, local_rank: str,
     told = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": local_rank, size: "3"}
     with pytest.raises(MusterError, match="a launcher inside this pod"):
         detect(changed(env, **told))
+
+
+@pytest.mark.parametrize("size", ["LOCAL_SIZE", "LOCAL_WORLD_SIZE"])
+@pytest.mark.parametrize("job", [PBS, SLURM], ids=["script of one node", "task on each node"])
+def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environment, size: str) -> None:
+    """As `deepspeed` or Ray start them: each would be the agent of its node, and start as many again."""
+    with pytest.raises(MusterError, match="a launcher inside this job"):
+        detect(changed(job, RANK="3", WORLD_SIZE="4", LOCAL_RANK="3", **{size: "4"}))
+    # What users set for scripts of their own.
+    assert detect(changed(job, RANK="0", WORLD_SIZE="4", LOCAL_RANK="0")).mode == "agent"
+    assert detect(changed(job, **{size: "4"})).mode == "agent"
+
+
+@pytest.mark.parametrize(
+    ("name", "several", "one"),
+    [
+        ("AWS_BATCH_JOB_NUM_NODES", "2", "1"),
+        ("DSTACK_NODES_NUM", "2", "1"),
+        ("PJM_NODE", "4", "1"),
+        ("SKYPILOT_NUM_NODES", "2", "1"),
+        ("SM_HOSTS", '["algo-1","algo-2"]', '["algo-1"]'),
+        ("_CONDOR_NPROCS", "2", "1"),
+    ],
+)
+def test_the_nodes_of_an_unknown_scheduler_do_not_train_alone_each(name: str, several: str, one: str) -> None:
+    with pytest.raises(MusterError, match="nothing tells which of them this is") as refusal:
+        detect(Environment({name: several}, "node02"))
+    assert refusal.value.seen == f"{name}={several}"
+    assert "--node-rank I" in refusal.value.fix
+    assert detect(Environment({name: one}, "node02")).num_nodes == 1
+    assert detect(Environment({name: several}, "node02"), LaunchOptions(nnodes="1")).num_nodes == 1
+    assert detect(Environment({name: several, "MUSTER_HOSTS": "node01,node02"}, "node02")).node_rank == 1
+
+
+def test_the_nodes_of_a_job_of_oar_do_not_train_alone_each() -> None:
+    def job(nodes: str) -> Environment:
+        return Environment({"OAR_NODEFILE": "/var/lib/oar/12"}, "gros-2", {"OAR_NODEFILE": nodes})
+
+    with pytest.raises(MusterError, match="nothing tells which of them this is"):
+        detect(job("gros-1\ngros-1\ngros-2\n"))
+    assert detect(job("gros-2\ngros-2\n")).num_nodes == 1
 
 
 def test_one_process_a_pod_may_have_a_local_rank() -> None:
