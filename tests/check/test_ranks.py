@@ -63,7 +63,7 @@ def test_the_store_of_one_node_is_for_that_node_alone(monkeypatch: pytest.Monkey
 
 def test_ranks_with_different_kinds_of_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [["a", "cuda"], ["b", "cpu"], ["c", "cuda"]]
-    monkeypatch.setattr(World, "gather", lambda world, value: kinds)
+    monkeypatch.setattr(World, "gather", lambda world, value: kinds if isinstance(value, list) else [value])
     world = World(world_size=3, hosts=("a", "b", "c"))
     with pytest.raises(SharedFault, match="same kind of device") as raised:
         ranks.with_device(world, "cpu")
