@@ -61,7 +61,9 @@ except OSError as reason:
     fix = "give the path of an executable file"
     sys.exit(f"error: the program can't be started: {reason.strerror}\\n seen: {sys.argv[2]!r}\\n  fix: {fix}")
 """
-"""Starts a worker that the kernel ends with its agent, however that ends. A Ctrl-C that comes meanwhile was held.
+"""Starts a worker that the kernel ends with its agent, however that ends.
+
+The agent holds SIGINT in it: a Ctrl-C while this Python starts ends it here, in place of a traceback.
 
 Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
 """
@@ -74,8 +76,8 @@ class Status:
     Attributes:
         warning: the name of the signal by which a scheduler has warned this node; empty until there is one.
         workers: the process ids of the workers that were started last; empty before the first.
-        is_starting: whether workers are being started: an exception would leave some that nobody knows.
-        held_end: the signal that came meanwhile, and ends them once they are started; empty if none came.
+        is_starting: whether workers are being started: an exception then would leave some running, unknown to torchrun.
+        held_end: the name of the signal that came meanwhile and ends them afterwards; empty if none came.
         ended: the workers that were ended by this agent, by process id, and why.
         stopped: the process ids of the workers that were alive when torchrun began to stop them for another's failure.
         elsewhere: the failure on another node that came before this node's, in words; empty if there is none.
@@ -90,10 +92,10 @@ class Status:
     elsewhere: str = ""
 
     def end_workers(self, name: str) -> None:
-        """Has torchrun end the workers for the signal `name`, and this node with them.
+        """Has torchrun end the workers, and this node, for the signal `name`: at once, or when all have begun.
 
         Raises:
-            SignalException: always, but while workers are being started; then afterwards.
+            SignalException: no workers are being started.
         """
         if self.is_starting:
             self.held_end = name

@@ -122,7 +122,7 @@ class Reader:
             raise MusterError(
                 f"a launcher inside this {place} has started this process as one of several",
                 seen=self.seen("RANK", "WORLD_SIZE", *of_one),
-                fix=f"start the command once on each node, without that launcher: it starts a process for each GPU "
+                fix="start the command once on each node, without that launcher: it starts a process for each GPU "
                 f"itself; or unset {' '.join(name for name in of_one if name in self.env)}, if left over",
             )
 
