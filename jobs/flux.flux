@@ -3,10 +3,8 @@
 # Made by: muster job flux
 # Submit: flux batch jobs/flux.flux --epochs 3
 # What follows the script goes to the command below; options of flux batch win over these lines: --nodes=4 --time-limit=2h
-# flux: --job-name=muster
-# flux: --nodes=2 --exclusive
-# flux: --time-limit=3600s
-# flux: --output=muster-{{id}}.out
+# flux: --job-name=muster --output=muster-{{id}}.out
+# flux: --nodes=2 --exclusive --time-limit=3600s
 
 export MUSTER_MAX_REQUEUES="${MUSTER_MAX_REQUEUES:-10}"
 left=$(timeout 60 flux job timeleft | grep -oE '^[0-9]{1,8}')
@@ -18,8 +16,8 @@ nodes=$(flux getattr size) # this script is the first program of an instance of 
 trap : USR1 USR2; trap ended=yes ALRM HUP TERM # bash runs these after flux run: there is time to write a checkpoint
 
 flux run --nodes="$nodes" --ntasks="$nodes" --exclusive --signal="USR1@${warning}s" \
-  apptainer exec --nv --bind /:/host:ro "${MUSTER_IMAGE:-muster.sif}" \
-  train ddp "$@"
+  apptainer exec --nv --bind /:/host:ro \
+  "${MUSTER_IMAGE:-muster.sif}" train ddp "$@"
 code=$?
 
 # 75: stopped early, with a checkpoint: submitted anew to the instance that this one is a job of.

@@ -22,6 +22,7 @@ COMMAND = ("train", "ddp")
 _CLOCK = re.compile(r"(?:([0-9]{1,3})-)?([0-9]{1,4}):([0-5][0-9]):([0-5][0-9])")
 _UNITS = re.compile(r"(?:([0-9]{1,3})d)?(?:([0-9]{1,4})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,6})s)?")
 _MOST_S = 366 * 24 * 3600
+_SHARES_A_LINE = re.compile(r"""(?:[^#'"\\]|"[^#'"\\]*")+""")
 
 MAX_REQUEUES = 10
 EXTENSIONS: Mapping[str, str] = {"slurm": "sbatch", "pbs": "pbs", "lsf": "lsf", "grid_engine": "sge", "flux": "flux"}
@@ -154,6 +155,7 @@ def script(name: str, site: Site, wanted: Wanted, file: str) -> str:
         word=show.word,
         words=show.words,
         directive=quoting.directive,
+        lines=directive_lines,
         comment=quoting.comment,
         clock=clock,
         hours_and_minutes=hours_and_minutes,
@@ -194,7 +196,7 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
             seen=f"container.command in the profile {name}",
             fix=f"read {site.documentation}" if site.documentation else "muster job list",
         )
-    directives = value_of(site.launch.directives, here) or ()
+    directives = list(value_of(site.launch.directives, here) or ())
     gpu_line = value_of(site.launch.gpus, here)
     if wanted.gpus and site.scheduler == "grid_engine" and gpu_line is None:
         raise MusterError(
@@ -222,10 +224,12 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         "needs_account": value_of(site.launch.account, here) or False,
         "gpu_line": gpu_line.replace("{gpus}", str(gpus)) if gpu_line and gpus else None,
         "directives": directives,
-        "flags": value_of(site.launch.flags, here) or (),
+        "flags": "".join(f" {show.word(flag)}" for flag in value_of(site.launch.flags, here) or ()),
         "launcher": value_of(site.launch.launcher, here),
         "modules": module_words,
         "warning_s": warning_s(wanted.time_s),
+        # The last attempt of a training ends with another code than 75 by itself.
+        "unless_last": "" if wanted.is_training else ' && [ "${MUSTER_ATTEMPT:-0}" -lt "$MUSTER_MAX_REQUEUES" ]',
     }
 
 
@@ -249,26 +253,38 @@ def about(name: str, site: Site, wanted: Wanted) -> str:
 
 def prepare(name: str, site: Site, modules: Iterable[Iterable[str]]) -> str:
     """The lines of bash before the launch: modules, and what the launch in the container reads."""
-    lines = _filled([f"module {show.words(words)};" for words in modules], "\n")
+    # A line's last ; is taken off: none is needed there.
+    lines = [line.rstrip(";") for line in _filled(f"module {show.words(words)};" for words in modules)]
     words = [f'MUSTER_MAX_REQUEUES="${{MUSTER_MAX_REQUEUES:-{MAX_REQUEUES}}}"']
     if site.centre or name.startswith("/"):
         words.append(f'MUSTER_SITE="${{MUSTER_SITE:-{quoting.fallback(name)}}}"')
-    # A module's line ends with the separator that the next one would need.
-    return re.sub(r";$", "", lines, flags=re.MULTILINE) + ("\n" if lines else "") + f"export {' '.join(words)}"
+    return "\n".join([*lines, f"export {' '.join(words)}"])
 
 
-def _filled(words: Iterable[str], end: str) -> str:
-    """`words` with blanks between them, on lines that are not too long, with `end` between these."""
-    lines = [""]
+def directive_lines(options: Iterable[str | None]) -> list[str]:
+    """A scheduler's `options`, those that are not empty, on the lines that they fit on.
+
+    One with half a quote, a # or a backslash stands on a line of its own, after the others: a scheduler may take what
+    follows it for part of it.
+    """
+    given = [quoting.directive(option) for option in options if option]
+    shared = [option for option in given if _SHARES_A_LINE.fullmatch(option)]
+    return [*_filled(shared), *(option for option in given if option not in shared)]
+
+
+def _filled(words: Iterable[str]) -> list[str]:
+    """`words` with blanks between them, on lines that are not too long."""
+    lines: list[str] = []
     for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) > MOST_COLUMNS:
-            lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
-    return end.join(lines)
+        if lines and len(lines[-1]) + len(word) < MOST_COLUMNS:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None) -> str:
-    """The words of bash that start a container on a node, up to the image, on as many lines as they need.
+    """The words of bash that start a container on a node, on as many lines as they need, the image on the last one.
 
     With the host's root at /host, `train` and `muster run` take the network's libraries of it by themselves.
     """
@@ -294,7 +310,7 @@ def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None
             words += [_if_set(each, "--bind", f'"{each}"') for each in ("$LSB_DJOB_RANKFILE", "$LSB_DJOB_HOSTFILE")]
         if name.startswith("/"):
             words.append(f"--bind {show.word(name)}")  # the launch inside reads the profile again
-    return _filled([*words, f'"${{MUSTER_IMAGE:-{quoting.fallback(image)}}}"'], " \\\n  ")
+    return " \\\n  ".join([*_filled(words), f'"${{MUSTER_IMAGE:-{quoting.fallback(image)}}}"'])
 
 
 def _if_set(folder: str, option: str, word: str) -> str:

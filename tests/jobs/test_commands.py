@@ -38,11 +38,10 @@ def test_options_and_a_command_become_a_script(tmp_path: Path) -> None:
     for line in (
         "--job-name=try --output=%x-%j.out --open-mode=append",
         "--nodes=4 --ntasks-per-node=1 --time=02:00:00",
-        "--account=p1 --partition=long",
-        "--gres=gpu:2",
+        "--account=p1 --partition=long --cpus-per-task=48 --gres=gpu:2 ",
     ):
-        assert f"#SBATCH {line}" in lines
-    assert '  train fsdp --model gpt-1b "$@"' in lines
+        assert f"#SBATCH {line}" in done.stdout
+    assert '  "${MUSTER_IMAGE:-muster.sif}" train fsdp --model gpt-1b "$@"' in lines
     assert "sbatch juwels-booster.sbatch --epochs 3" in done.stdout
 
 
@@ -93,7 +92,7 @@ def test_a_training_that_would_be_refused_after_the_queue(words: list[str], wron
 def test_any_other_command_goes_into_the_script(words: list[str]) -> None:
     done = job("slurm", "--", *words)
     assert done.returncode == 0, done.stderr
-    assert f'  {" ".join(words)} "$@"' in done.stdout.splitlines()
+    assert f'  "${{MUSTER_IMAGE:-muster.sif}}" {" ".join(words)} "$@"' in done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_one_container_a_node_with_the_arguments_of_the_job(cluster: Cluster, na
     # A generic profile says nothing to a launch, which may recognise the site by itself.
     assert ("MUSTER_SITE" in variables, variables["MUSTER_MAX_REQUEUES"]) == (False, "10")
     if name in ("pbs", "lsf"):
-        assert variables["MUSTER_HOSTS"] == "h1,h2"
+        assert variables["MUSTER_HOSTS"] == "h1 h2"
     assert not (cluster.folder / "harm").exists()
 
 
@@ -87,7 +87,7 @@ def test_grid_engine_tells_each_host_what_to_run_by_its_input(cluster: Cluster) 
     (words,) = cluster.words("apptainer")
     assert words[words.index(cluster.image.name) + 1 :] == ["train", "ddp", *arguments]
     variables = cluster.environment("apptainer")
-    assert (variables["MUSTER_HOSTS"], variables["PWD"]) == ("h1,h2", str(cluster.folder))
+    assert (variables["MUSTER_HOSTS"], variables["PWD"]) == ("h1 h2", str(cluster.folder))
     assert {name: variables[name] for name in given} == given
     assert "OTHER" not in variables
     assert not (cluster.folder / "harm").exists()

@@ -1,5 +1,6 @@
 """How GPUs are asked for: in the scheduler's usual words, or in the profile's; once, and as many as the user wants."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,35 +24,52 @@ def script(folder: Path, scheduler: str, key: str, value: str, gpus: int | None 
     return making.make(str(path), Wanted(gpus=gpus))
 
 
+def options(text: str, mark: str) -> str:
+    """All options of a script's directives."""
+    return " ".join(line.removeprefix(mark) for line in text.splitlines() if line.startswith(mark))
+
+
 @pytest.mark.parametrize(
     "directive",
     ["--gres=nvme:1600", "--gres=nvme:1600,gpumem:4", "--constraint=gpu", "--gpu-bind=none"],
 )
 def test_what_asks_for_other_things_leaves_the_gpus(tmp_path: Path, directive: str) -> None:
-    assert "#SBATCH --gpus-per-node=4\n" in script(tmp_path, "slurm", "directives", f"['{directive}']")
-    assert "#SBATCH --gpus-per-node=2\n" in script(tmp_path, "slurm", "directives", f"['{directive}']", gpus=2)
+    for gpus in (None, 2):
+        found = options(script(tmp_path, "slurm", "directives", f"['{directive}']", gpus), "#SBATCH ")
+        assert {f"--gpus-per-node={gpus or 4}", directive} < set(found.split())
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "usual", "line"),
+    ("scheduler", "usual", "mark", "pattern"),
     [
-        ("slurm", "--gpus-per-node", "#SBATCH --gres=gpu:a100:{gpus}"),
-        ("pbs", "ngpus=", "#PBS -l gpus={gpus}"),
-        ("lsf", '"num=', '#BSUB -gpu "num={gpus}:mode=shared"'),
-        ("grid_engine", "none", "#$ -l gpu={gpus}"),
-        ("flux", "none", "# flux: --gpus-per-node={gpus}"),
+        ("slurm", "--gpus-per-node", "#SBATCH ", "--gres=gpu:a100:{gpus}"),
+        ("pbs", "ngpus=", "#PBS ", "-l gpus={gpus}"),
+        ("lsf", '"num=', "#BSUB ", '-gpu "num={gpus}:mode=shared"'),
+        ("grid_engine", "none", "#$ ", "-l gpu={gpus}"),
+        ("flux", "none", "# flux: ", "--gpus-per-node={gpus}"),
     ],
 )
 def test_the_profiles_line_takes_the_place_of_the_usual_one(
-    tmp_path: Path, scheduler: str, usual: str, line: str
+    tmp_path: Path, scheduler: str, usual: str, mark: str, pattern: str
 ) -> None:
-    pattern = f"'{line.partition(' ')[2].removeprefix('flux: ')}'"
     for gpus in (None, 2):
-        lines = script(tmp_path, scheduler, "gpus", pattern, gpus).splitlines()
-        wanted = line.replace("{gpus}", str(gpus or 4))
-        assert wanted in lines
-        assert [each for each in lines if each.startswith("#") and f" {usual}" in each and each != wanted] == []
-    assert wanted.partition("=")[0] not in script(tmp_path, scheduler, "gpus", pattern, gpus=0)
+        found = options(script(tmp_path, scheduler, "gpus", f"'{pattern}'", gpus), mark)
+        wanted = pattern.replace("{gpus}", str(gpus or 4))
+        assert found.count(wanted) == 1
+        assert usual not in found.replace(wanted, "")
+    assert pattern.partition("=")[0] not in options(script(tmp_path, scheduler, "gpus", f"'{pattern}'", gpus=0), mark)
+
+
+@pytest.mark.parametrize("directive", ["--comment=it's", '--comment="a', "--comment=#1", "--comment=a\\"])
+def test_what_could_hide_other_options_has_a_line_of_its_own(tmp_path: Path, directive: str) -> None:
+    text = script(tmp_path, "slurm", "directives", f"[{json.dumps(directive)}, '--exclusive']")
+    assert f"#SBATCH {directive}" in text.splitlines()
+    assert {"--exclusive", "--requeue"} < set(options(text, "#SBATCH ").split())
+
+
+def test_a_parallel_environment_of_the_profile_need_not_be_named(tmp_path: Path) -> None:
+    assert "qsub -pe PE SLOTS " in script(tmp_path, "grid_engine", "directives", "['-R y']")
+    assert "-pe PE" not in script(tmp_path, "grid_engine", "directives", "['-pe mpi 16']")
 
 
 @pytest.mark.parametrize(
