@@ -15,7 +15,7 @@ import msgspec
 from muster.entrypoint.detect import families
 from muster.entrypoint.sites import recognise
 from muster.entrypoint.sites.recognise import VARIABLE
-from muster.entrypoint.sites.schema import Context, Fabric, Libraries, Site, facts, holds, resolve
+from muster.entrypoint.sites.schema import MEANINGS, Context, Fabric, Libraries, Site, facts, holds, resolve
 from muster.errors import MusterError
 
 SITES = recognise.SITES
@@ -118,7 +118,10 @@ def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = ()) -> P:
         fix = "a file that is there, or the name of a profile: muster site list"
         raise MusterError("there is no such profile", seen=str(path), fix=fix) from None
     except msgspec.ValidationError as reason:
-        raise BadProfile(path, (str(reason),)) from None
+        problem = str(reason)
+        for words, meaning in MEANINGS.items():
+            problem = problem.replace(words, meaning)
+        raise BadProfile(path, (problem,)) from None
     except recognise.UNREADABLE as reason:
         raise MusterError("the profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path.name}") from None
     problems = list(_rules(profile, fabrics))
@@ -163,6 +166,8 @@ def _wrong(key: str, text: str) -> str | None:
         return "is empty: leave out what is not known"
     if key == "launch.directives" and text.startswith("#"):
         return "leave its #SBATCH, #PBS, #BSUB or #$ out"
+    if key == "launch.directives" and re.search(r"--nodes\b|-nnodes\b|\bselect=", text):
+        return "asks for nodes: muster job --nodes does that"
     if key == "launch.directives" and re.search(r"--gres\S*\bgpu\b|--gpus|(?<!-)-gpu\b|ngpus", text):
         return "asks for GPUs: launch.gpus does that, as in --gres=gpu:{gpus}"
     is_folder = key in _BINDS or key.startswith("caches.")

@@ -24,18 +24,39 @@ STATUS: Mapping[Status, str] = {
 
 T = TypeVar("T")
 
-# Each goes into job scripts and variables, so nothing in them may start a command or end a line.
-Line = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z")]
-"""Text without control characters, which could act on a terminal too."""
-Url = Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[A-Za-z0-9.-]+\.[A-Za-z]{2,}(?::[0-9]+)?(?:/[^\s\"'<>`\\]*)?\Z")]
-Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")]
+MEANINGS = {
+    "`object | null`": "a table, {key = ...}",
+    "`object`": "a table, {key = ...}",
+    "`array`": "a list",
+    "Invalid RFC3339 encoded date": "Expected a day, such as 2026-01-31",
+}
+"""What an error says for people in the place of msgspec's words."""
+
+
+def _matching(pattern: str, meaning: str) -> msgspec.Meta:
+    """A pattern for the whole of a text, and what an error says of it."""
+    whole = rf"\A(?:{pattern})\Z"
+    MEANINGS[f"`str` matching regex {whole!r}"] = meaning
+    return msgspec.Meta(pattern=whole)
+
+
+# Each goes into job scripts and variables, so nothing in them may start a command or end a line. Control characters
+# could act on a terminal too.
+Line = Annotated[str, _matching(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]*", "one line without control characters")]
+Url = Annotated[
+    str,
+    _matching(
+        r"https?://[A-Za-z0-9.-]+\.[A-Za-z]{2,}(?::[0-9]+)?(?:/[^\s\"'<>`\\]*)?",
+        "an address, such as https://docs.example.org/gpu",
+    ),
+]
+Name = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name")]
 COMPARISONS = {
     **{">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le},
     **{"==": operator.eq, "!=": operator.ne},
 }
 _BOUND = r"(?:[<>]=?|[!=]=) ?[0-9]+"
-Range = Annotated[str, msgspec.Meta(pattern=rf"\A{_BOUND}(?:, ?{_BOUND})*\Z")]
-"""Of numbers: ">1", ">=2,<64"."""
+Range = Annotated[str, _matching(rf"{_BOUND}(?:, ?{_BOUND})*", 'numbers, such as ">1" or ">=2,<64"')]
 
 GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -60,7 +81,7 @@ class When(_Table, frozen=True):
     """
 
     nodes: Range | None = None
-    gpu: Annotated[str, msgspec.Meta(pattern=r"\S")] | None = None
+    gpu: Annotated[str, _matching(r".*\S.*", "a part of a GPU's name")] | None = None
 
 
 class Fact(_Table, Generic[T], frozen=True):
@@ -74,8 +95,7 @@ class Fact(_Table, Generic[T], frozen=True):
 
 Words = Fact[tuple[Line, ...]]
 Text = Fact[Line]
-Word = Fact[Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_.,:@/+-]+\Z")]]
-"""One word of a command."""
+Word = Fact[Annotated[str, _matching(r"[A-Za-z0-9_.,:@/+-]+", "one word of letters, digits and - _ . , : @ / +")]]
 Number = Fact[Annotated[int, msgspec.Meta(ge=0)]]
 
 
@@ -118,7 +138,7 @@ class Launch(_Table, frozen=True):
 
     partition: Word | None = None
     account: Fact[bool] | None = None
-    gpus: Fact[Annotated[str, msgspec.Meta(pattern=r"\A[ -~]*\{gpus\}[ -~]*\Z")]] | None = None
+    gpus: Fact[Annotated[str, _matching(r"[ -~]*\{gpus\}[ -~]*", "a line with {gpus} in it")]] | None = None
     directives: Words | None = None
     flags: Words | None = None
     launcher: Word | None = None

@@ -27,8 +27,9 @@ def test_the_profile_of_these_tests_is_valid(tmp_path: Path) -> None:
         ("{value = 4,", "{value = true,", "Expected `int`, got `bool` - at `$.nodes.gpus.value`"),
         ("{value = 4,", "{value = -1,", "`$.nodes.gpus.value`"),
         ('{value = 4, source = "docs"}', "4", "`$.nodes.gpus`"),
-        ('["--cpu-bind=none"]', '"--x"', "Expected `array`, got `str` - at `$.launch.flags.value`"),
+        ('["--cpu-bind=none"]', '"--x"', "Expected a list, got `str` - at `$.launch.flags.value`"),
         ("2026-01-31", "3", "Expected `date`"),
+        ("2026-01-31", '"31.1.2026"', "Expected a day, such as 2026-01-31 - at `$.sources[...].read`"),
         ('"slurm"', '"slrum"', 'scheduler: "slrum" is none of'),
         ('"documented"', '"rumoured"', "Invalid enum value 'rumoured'"),
         # What a type can't say.
@@ -38,13 +39,14 @@ def test_the_profile_of_these_tests_is_valid(tmp_path: Path) -> None:
         ('"https://docs.example.org/gpu", read', '"https://a b.org/", read', "`$.sources[...].url`"),
         ('documentation = "https', 'documentation = "htps', "`$.documentation`"),
         ('"infiniband"', '"infinband"', 'extends: there is no fabric "infinband"; there are: infiniband'),
-        ('nodes = ">1"', 'nodes = "many"', "`$.variables[...].when.nodes`"),
+        ('nodes = ">1"', 'nodes = "many"', 'Expected numbers, such as ">1" or ">=2,<64" - at'),
         ('nodes = ">1"', 'gpu = " "', "`$.variables[...].when.gpu`"),
         ('["--cpu-bind=none"]', r'["--x\nrm -rf /"]', "`$.launch.flags.value[0]`"),
         ('"Testbooster"', r'"\u001b[31mred"', "`$.title`"),
         ('"Testbooster"', '" "', "title: is empty"),
         ('value = "booster"', 'value = "booster; rm -rf /"', "`$.launch.partition.value`"),
-        ('value = "booster"', 'value = "$(reboot)"', "`$.launch.partition.value`"),
+        ('value = "booster"', 'value = "$(reboot)"', "Expected one word of letters, digits and - _ . , : @ / + - at"),
+        ('{value = "booster", source = "docs"}', '"booster"', "Expected a table, {key = ...}, got `str` - at"),
         ('value = "i"', 'value = "i;x"', "`$.network.address_suffix.value`"),
         ('"$SCRATCH/hf"', '"$(reboot)/hf"', "caches.HF_HOME: "),
         ('"$SCRATCH/hf"', '"`reboot`/hf"', "caches.HF_HOME: "),
@@ -63,6 +65,14 @@ def test_each_thing_that_can_be_wrong(tmp_path: Path, old: str, new: str, proble
     assert old in VALID
     found = problems(tmp_path, VALID.replace(old, new, 1))
     assert [text for text in found if problem in text], found
+
+
+@pytest.mark.parametrize("directive", ["--nodes=4", "-l select=2:ncpus=4", "-nnodes 4"])
+def test_the_number_of_nodes_is_no_directive(tmp_path: Path, directive: str) -> None:
+    """It would win over the user's --nodes, or contradict it."""
+    line = f'directives = {{value = ["{directive}"], source = "docs"}}\n'
+    (problem,) = problems(tmp_path, VALID.replace("[launch]\n", f"[launch]\n{line}"))
+    assert problem.startswith(f'launch.directives: "{directive}" asks for nodes')
 
 
 @pytest.mark.parametrize("value", ['{A = "*"}', '{PATH = "?*"}'])
