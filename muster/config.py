@@ -400,7 +400,7 @@ class RunOptions:
         bool, _run(help="Trace some steps of rank 0 into the run's folder, for ui.perfetto.dev; they are not timed.")
     ] = False
     timeout_s: Annotated[
-        int, _run(help="Seconds that a collective operation may take before the run is ended.", min=1)
+        int, _run(help="Seconds that a collective operation may take before the run is ended.", min=1, max=999_999)
     ] = 600
     preflight: Annotated[
         bool,

@@ -13,6 +13,7 @@ import json
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -67,7 +68,8 @@ def read(path: str, strategy: str) -> Options:
                 raise _unknown(path, section, name)
             kind, info = get_args(types[name])
             if base_of(kind) is float and type(value) is int:
-                value = float(value)
+                with suppress(OverflowError):  # what is larger than any float stays none
+                    value = float(value)
             # No argument of a process has a zero byte in it, and ranks get theirs as arguments.
             if not is_allowed(value, kind, info) or (isinstance(value, str) and "\0" in value):
                 expected = _expected(kind, info)

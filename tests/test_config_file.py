@@ -74,6 +74,8 @@ def test_every_option_has_a_place_in_a_file(file: Path) -> None:
         ("[training]\nmomentum = 2", "momentum = 2", "from 0 to 1"),
         ("[training]\nlr = nan", "lr = nan", "a number from 0 on"),
         ("[training]\nlr = inf", "lr = inf", "a number from 0 on"),
+        (f"[training]\nlr = {10**400}", "lr = 1000", "a number from 0 on"),
+        (f"[run]\ntimeout_s = {10**20}", "timeout_s = 1000", "from 1 to 999999"),
         ('[training]\nlr_scale = "cubic"', '"cubic"', '"none" or "linear" or "sqrt"'),
         ('[speed]\nfused = "no"', 'fused = "no"', "true or false"),
         ("[data]\ndata = 3", "data = 3", "a text"),

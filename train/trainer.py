@@ -1,5 +1,6 @@
 """The way of a run, top to bottom: build, fit, train_step, evaluate, save; for every strategy, model and source."""
 
+import json
 import math
 import os
 import time
@@ -62,7 +63,7 @@ class Trainer:
         saves: checkpoints that are complete on the disk and yet to be reported: their steps and seconds.
         warned: whether any rank was, as all ranks know: they stop after this step.
         is_due: whether a checkpoint within the epoch is due, as all ranks know.
-        has_checkpoint: whether there is one of this run.
+        saved_step: the step of this run's last checkpoint; None without one.
     """
 
     strategy: parallel.Strategy
@@ -89,7 +90,8 @@ class Trainer:
         self.limit_notes: list[str] = []
         self.log: Log | None = None
         self.tracker: Tracker | None = None
-        self.warned = self.is_due = self.has_checkpoint = False
+        self.saved_step: int | None = None
+        self.warned = self.is_due = False
 
     def build(self) -> None:
         """Finds the data, builds the model, and opens the run's folder, which may have a checkpoint to go on from."""
@@ -168,8 +170,8 @@ class Trainer:
             return
         before = restore(self.trained, self.run, self.identity, self.manager, self.world)
         can_resume()
-        self.has_checkpoint = True
         self.progress = Progress(**before["progress"])
+        self.saved_step = self.progress.step
         self.world.status.step = self.progress.step
         self.run.notes += differences(before, self.settings, self.world)
 
@@ -203,7 +205,7 @@ class Trainer:
             Preempted: the run was warned; its state is in a checkpoint.
         """
         options, world, progress = self.options, self.world, self.progress
-        if is_complete(progress, options):
+        if is_complete(progress, options) and self.needs_no_summary():
             done = f"{progress.epoch} epochs, {progress.step} steps"
             self.display.note(f"the run is complete already ({done}); a larger --epochs or --max-steps continues it")
             return
@@ -237,6 +239,17 @@ class Trainer:
             summary = self.summarize()
         self.display.summary(summary)
 
+    def needs_no_summary(self) -> bool:
+        """Whether a complete run has its summary, or can't have one; a run that was killed at its end lacks it."""
+        step, history = self.progress.step, self.progress.history
+        if not history or history[-1]["step"] != step:
+            return True  # it has gone beyond a smaller `--epochs` or `--max-steps`
+        try:
+            has_one = json.loads((self.run.folder / "summary.json").read_bytes())["step"] == step
+        except (OSError, ValueError, LookupError, TypeError):
+            has_one = False
+        return self.world.gather(has_one)[0]
+
     def open_tracker(self) -> Tracker:
         """What sends the numbers of metrics.jsonl elsewhere too, on rank 0."""
         kind = self.options.track if self.world.main else "none"
@@ -253,7 +266,7 @@ class Trainer:
         self.gradients.smoothing = options.label_smoothing
         compile_loss(self.gradients, options)
         self.autocast = self.precision.autocast(world.device)
-        self.num_steps, self.lr_ahead = extent(options, progress, self.sampler)
+        self.num_steps, self.lr_ahead, self.lr_start = extent(options, progress, self.sampler)
         self.highest_lr = highest_lr(options.lr, options.lr_scale, world.dp_size * options.accumulate)
         self.times.waits = world.waits
         if options.profile:
@@ -336,7 +349,7 @@ class Trainer:
     def train_step(self, batches: Iterator[Batch], sums: Sums) -> None:
         """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
         options, progress, world = self.options, self.progress, self.world
-        lr = lr_at(options, self.highest_lr, progress.step, self.num_steps, self.lr_ahead)
+        lr = lr_at(options, self.highest_lr, progress.step, self.num_steps, self.lr_ahead, self.lr_start)
         for group in self.trained.optimizer.param_groups:
             group["lr"] = lr
         self.gradients.begin(progress.step)
@@ -358,6 +371,8 @@ class Trainer:
         with self.times.part("optimizer"):
             self.trained.optimizer.step()
             self.trained.optimizer.zero_grad(set_to_none=True)
+        if progress.step < options.warmup_steps:
+            progress.warmed += self.sampler.global_batch
         progress.step += 1
         world.status.stepped(progress.step)
 
@@ -415,7 +430,7 @@ class Trainer:
             },
             progress.step,
         )
-        self.has_checkpoint = True
+        self.saved_step = progress.step
         self.last_save = time.monotonic()
         self.is_due = False
 
@@ -447,15 +462,21 @@ class Trainer:
     def refuse(self, loss: float, sums: Sums) -> None:
         """Raises SharedFault, on all ranks, with the step and the rank where the loss was the first to be no number."""
         self.gradients.check()  # which may know a nearer reason, and raises it
-        bad = [(first, rank) for rank, first in enumerate(self.world.gather(int(sums.first_bad))) if first >= 0]
-        first, rank = min(bad, default=(sums.num_batches - 1, 0))
-        step = self.progress.step - (sums.num_batches - 1 - first) // self.options.accumulate
+        first, now = int(sums.first_bad), self.progress.step
+        # Each rank counts back by its own batches: in a pipeline not all of them know losses.
+        own = [now - (sums.num_batches - 1 - first) // self.options.accumulate, first]
+        bad = [(*found, rank) for rank, found in enumerate(self.world.gather(own)) if found[1] >= 0]
+        step, _, rank = min(bad, default=(now, 0, 0))
+        goes_on = ""
+        if self.saved_step is not None:
+            # The first loss after a checkpoint is that of the checkpoint's own weights.
+            how = "from before: --resume" if step > self.saved_step + 1 else "no better"
+            goes_on = f"; the checkpoint of step {self.saved_step} is {how}"
         raise SharedFault(
             f"the training loss is {loss} from step {step} on, where rank {rank} was the first",
-            seen=f"epoch {self.progress.epoch + 1}, at step {self.progress.step}, --lr={self.options.lr} "
+            seen=f"epoch {self.progress.epoch + 1}, at step {now}, --lr={self.options.lr} "
             f"--warmup-steps={self.options.warmup_steps}",
-            fix="a smaller --lr, a longer warm-up or --clip-norm=1"
-            + ("; the last checkpoint is from before: --resume" if self.has_checkpoint else ""),
+            fix=f"a smaller --lr, a longer warm-up or --clip-norm=1{goes_on}",
             code=ExitCode.FAILED,
         )
 
@@ -611,34 +632,42 @@ def can_resume() -> None:
     console.report_to_agent(RankReport.HAS_CHECKPOINT)
 
 
-def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple[int, int]:
-    """Steps of the whole run, and by how many a cosine is further along than they are.
+def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple[int, int, float]:
+    """Steps of the whole run, by how many a cosine is further along than they are, and after how many it begins.
 
     A run that goes on with another number of ranks has made steps of another size. Its cosine follows the data that
-    is used, and ends with the run; with `--max-steps` or `--lr-steps` it follows the steps.
+    is used, from the end of the warm-up to that of the run; with `--max-steps` or `--lr-steps` it follows the steps.
     """
+    warmup = options.warmup_steps
     epoch_steps = sampler.num_samples // sampler.global_batch
     used = progress.epoch * epoch_steps + progress.sample // sampler.global_batch
     left = (options.epochs - progress.epoch - 1) * epoch_steps
     left += (sampler.num_samples - progress.sample) // sampler.global_batch
     num_steps = progress.step + left
     if options.max_steps is not None and options.max_steps < num_steps:
-        return options.max_steps, 0
-    return num_steps, 0 if options.lr_steps else used - progress.step
+        return options.max_steps, 0, warmup
+    if options.lr_steps:
+        return num_steps, 0, warmup
+    # A checkpoint of an older version does not know the data of its warm-up.
+    warmed = progress.warmed / sampler.global_batch if progress.warmed else min(warmup, progress.step)
+    return num_steps, used - progress.step, warmed + max(0, warmup - progress.step)
 
 
-def lr_at(options: Options, highest: float, step: int, num_steps: int, ahead: int = 0) -> float:
+def lr_at(
+    options: Options, highest: float, step: int, num_steps: int, ahead: int = 0, start: float | None = None
+) -> float:
     """The learning rate of `step` (from 0): a linear warm-up, then constant, or down half a cosine (arXiv 1608.03983).
 
     A constant rate does not depend on the end of the run, so that it can be continued beyond. A cosine ends at
-    `--lr-steps`, or at the last of the `num_steps`, and is `ahead` of the steps.
+    `--lr-steps`, or at the last of the `num_steps`, is `ahead` of the steps, and begins at `start`: after the warm-up.
     """
     if step < options.warmup_steps:
         return highest * (step + 1) / options.warmup_steps
     if options.lr_schedule == "constant":
         return highest
-    length = (options.lr_steps or num_steps + ahead) - options.warmup_steps
-    done = min(1.0, (step + ahead - options.warmup_steps) / length) if length > 0 else 1.0
+    start = options.warmup_steps if start is None else start
+    length = (options.lr_steps or num_steps + ahead) - start
+    done = min(1.0, max(0.0, (step + ahead - start) / length)) if length > 0 else 1.0
     return highest * (options.lr_end + (1 - options.lr_end) * (1 + math.cos(math.pi * done)) / 2)
 
 

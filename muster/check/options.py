@@ -7,6 +7,8 @@ from muster.arguments import option
 
 WHAT, ANSWER = "What", "The answer"
 
+WAIT = option(help="Seconds that ranks wait for each other.", panel=WHAT, min=1, max=999_999)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
@@ -19,7 +21,7 @@ class DoctorOptions:
         str, option("--checkpoint-dir", help="The folder that checkpoints will go to.", panel=WHAT)
     ] = "runs"
     device: Annotated[Literal["auto", "cuda", "cpu"], option(help="What trainings will run on.", panel=WHAT)] = "auto"
-    timeout_s: Annotated[int, option(help="Seconds that ranks wait for each other.", panel=WHAT, min=1)] = 60
+    timeout_s: Annotated[int, WAIT] = 60
     json: Annotated[bool, option("--json", help="Print an object for programs.", panel=ANSWER)] = False
 
 
@@ -50,7 +52,7 @@ class BenchOptions:
     allow_tcp: Annotated[
         bool, option("--allow-tcp", help="TCP is no failure where RDMA was to be expected.", panel=WHAT)
     ] = False
-    timeout_s: Annotated[int, option(help="Seconds that ranks wait for each other.", panel=WHAT, min=1)] = 300
+    timeout_s: Annotated[int, WAIT] = 300
     baseline: Annotated[
         str | None,
         option(

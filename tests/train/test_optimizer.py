@@ -55,21 +55,43 @@ def test_the_extent_of_a_run_that_nobody_disturbs_is_the_same_all_along(more):
     options = Options(epochs=4, **more)
     for epoch, sample in ((0, 0), (1, 0), (2, 40), (3, 90)):
         progress = Progress(epoch=epoch, sample=sample, step=epoch * 10 + sample // 10)
-        assert extent(options, progress, order_of(2)) == (more.get("max_steps", 40), 0)
+        progress.warmed = 10 * min(20, progress.step)
+        assert extent(options, progress, order_of(2)) == (more.get("max_steps", 40), 0, 20)
 
 
 def test_a_cosine_goes_on_where_the_data_is_when_ranks_are_lost_or_come():
     options = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine").settled()
     half = Progress(epoch=2, step=20)
     for world_size, left in ((1, 40), (2, 20), (4, 10)):
-        num_steps, ahead = extent(options, half, order_of(world_size))
+        num_steps, *course = extent(options, half, order_of(world_size))
         assert num_steps == 20 + left
-        rates = [lr_at(options, 1.0, step, num_steps, ahead) for step in range(20, num_steps)]
+        rates = [lr_at(options, 1.0, step, num_steps, *course) for step in range(20, num_steps)]
         assert rates[0] == pytest.approx(0.5)
         assert rates[left // 2] == pytest.approx((1 + math.cos(0.75 * math.pi)) / 2)
     # Steps that the user has counted stay as they are.
     counted = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine", lr_steps=30).settled()
     assert extent(counted, half, order_of(1))[1] == 0
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("done", [4, 8, 12, 20])
+def test_a_cosine_after_a_warm_up_goes_on_falling_when_ranks_are_lost_or_come(done, world_size):
+    options = Options(lr=1.0, warmup_steps=8, epochs=4, lr_schedule="cosine").settled()
+    before, after = order_of(2), order_of(world_size)
+    progress = Progress(epoch=done // 10, sample=done % 10 * 10, step=done, warmed=10 * min(8, done))
+    straight = [lr_at(options, 1.0, step, *extent(options, Progress(), before)) for step in range(40)]
+    course = extent(options, progress, after)
+    rates = [lr_at(options, 1.0, step, *course) for step in range(done, course[0])]
+    assert rates[0] == pytest.approx(straight[done])
+    falling = rates[max(0, 8 - done) :]
+    assert falling == sorted(falling, reverse=True)
+    assert 0 < falling[-1] < 0.1
+    # Whoever goes on once more with as many ranks is on the same course.
+    warmed = progress.warmed + max(0, 8 - done) * after.global_batch
+    later = Progress(epoch=3, sample=0, step=course[0] - 100 // after.global_batch, warmed=warmed)
+    again = extent(options, later, after)
+    rest = [lr_at(options, 1.0, step, *again) for step in range(later.step, again[0])]
+    assert rest == pytest.approx(rates[-len(rest) :], abs=1e-6)
 
 
 def test_a_cosine_that_ends_elsewhere_is_told():

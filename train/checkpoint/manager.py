@@ -120,7 +120,7 @@ def not_written(run: Path, step: int, error: CheckpointException) -> SharedFault
     return SharedFault(
         f"the checkpoint could not be written: {cause.strerror or cause}",
         seen=f"rank {rank}, {folder_of(run)}/step-{step:08d}; the last good one is {kept[0].name if kept else 'none'}",
-        fix="make room or raise the quota, then continue the run: --resume",
+        fix="make room, raise the quota, or see that the file system is there; then continue the run: --resume",
         code=ExitCode.FAILED,
     )
 
@@ -359,6 +359,7 @@ class Progress:
         epoch: epochs that are complete.
         sample: samples of the epoch under way that are used already: all of them where it is yet to be validated.
         step: steps of the optimizer in all.
+        warmed: samples used in the steps of the warm-up.
         sums: summed loss, hits and targets of the epoch under way, over all ranks.
         history: one record an epoch.
     """
@@ -366,6 +367,7 @@ class Progress:
     epoch: int = 0
     sample: int = 0
     step: int = 0
+    warmed: int = 0
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     best_accuracy: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)

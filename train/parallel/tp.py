@@ -5,6 +5,7 @@ more ranks than `--tensor-parallel` the groups train on different data, and what
 fsdp.
 """
 
+import logging
 import math
 from dataclasses import replace
 from typing import Any
@@ -70,6 +71,8 @@ class TensorParallel(fsdp.FSDP):
         assert isinstance(model, gpt.GPT)
         self.logits = shard(model, mesh["tensor"])
         if world.dp_size > 1:
+            # It says how the norm for --clip-norm could be added up in fewer turns, which no user can change.
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
             fsdp.shard(model, mesh["data"], world, options, precision)
         return place(model, fsdp.storage_device(world, options), torch.preserve_format, options.seed)
 

@@ -314,10 +314,10 @@ class Log:
             try:
                 record = json.loads(line)
                 if record["step"] <= step:
-                    kept.append(line)
                     if record["kind"] == "steps":
-                        self.seconds = record.get("seconds", self.seconds)
-            except (ValueError, KeyError, TypeError):
+                        self.seconds = float(record.get("seconds", self.seconds))
+                    kept.append(line)
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue  # the last line of a run that was killed while it wrote, or none of ours
         write_file(self.path, "".join(f"{line}\n" for line in kept))
 

@@ -93,3 +93,10 @@ def test_an_unknown_option_is_for_the_user_to_mend():
     with pytest.raises(MusterError) as raised:
         parse("bench", ["--max-sice=4M"])
     assert (raised.value.code, raised.value.seen) == (2, "bench --max-sice=4M")
+
+
+@pytest.mark.parametrize("command", ["bench", "doctor"])
+def test_a_wait_that_is_too_long_for_the_system_is_for_the_user_to_mend(command):
+    with pytest.raises(MusterError, match="--timeout-s") as raised:
+        parse(command, ["--timeout-s=99999999999"])
+    assert raised.value.code == 2

@@ -136,6 +136,18 @@ def test_a_complete_run_says_so(train, common, straight):
     assert (straight / "summary.json").read_text() == before
 
 
+def test_a_run_that_was_killed_before_its_summary_gets_it(train, common, straight, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(straight, copy)
+    (copy / "summary.json").unlink()
+    argv = ["ddp", *common, "--resume", "--name=run", f"--runs-dir={tmp_path}"]
+    train([*argv, "--epochs=4"], 2, ok=True)
+    summary, before = (json.loads((run / "summary.json").read_text()) for run in (copy, straight))
+    for name in ("step", "epochs", "final_accuracy", "best_accuracy", "final_valid_loss"):
+        assert summary[name] == before[name]
+    assert "complete already" in train([*argv, "--epochs=4"], 2, ok=True)[0].out
+
+
 def test_damage_and_change_are_told(train, common, straight, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(straight / "checkpoints", copy / "checkpoints")

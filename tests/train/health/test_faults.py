@@ -201,3 +201,25 @@ def test_a_loss_that_is_no_number_is_told_with_its_step_and_rank(train, small, t
     assert told is not None
     assert 48 < int(told[1]) <= 60
     assert checkpoint.load_newest(tmp_path / "run")[1]["progress"]["step"] == 44
+
+
+TOKENS = ["--model=gpt-tiny", f"--data=tokens:{Path(__file__).parents[1] / 'text.txt'}", "--seq-len=8", "--no-bf16"]
+
+
+def test_a_pipeline_whose_last_rank_alone_knows_the_loss_tells_the_step(train, tmp_path):
+    argv = ["pipeline", *TOKENS, "--batch-size=4", "--epochs=1", "--lr=1e30", "--warmup-steps=0", "--log-every=1"]
+    ended = train([*argv, "--microbatches=2", f"--runs-dir={tmp_path}"], 2, deadline_s=DEADLINE_S)
+    assert_one_message(ended, 1, "where rank 1 was the first")
+    told = re.search(r"from step (\d+) on, .* at step (\d+)", ended[0].err, re.DOTALL)
+    assert told is not None
+    assert 1 < int(told[1]) <= int(told[2]) <= 6
+
+
+def test_a_checkpoint_of_weights_that_are_broken_already_is_not_recommended(train, tmp_path):
+    images = ["--model=squeezenet1_1", "--data=fake", "--num-samples=8", "--num-classes=2", "--image-size=32"]
+    argv = ["single", *images, "--batch-size=4", "--no-bf16", "--warmup-steps=0", "--lr=1e38", "--name=run"]
+    # A checkpoint before any loss shows what the first step did.
+    train([*argv, f"--runs-dir={tmp_path}", "--max-steps=1"], ok=True)
+    ended = train([*argv, f"--runs-dir={tmp_path}", "--resume"], deadline_s=DEADLINE_S)
+    assert_one_message(ended, 1, "from step 2 on", "the checkpoint of step 1 is no better")
+    assert "--resume" not in ended[0].err

@@ -105,7 +105,9 @@ def test_the_log_drops_what_the_resumed_run_does_again(tmp_path):
         log.write({"kind": "steps", "step": step, "seconds": step / 10})
     log.write({"kind": "epoch", "step": 100, "seconds": 3.0})
     with log.path.open("ab") as file:
-        file.write(b'[1]\n7\n{"kind": "steps", "step": null}\n\xff\xfe\n{"kind": "st')
+        file.write(b'[1]\n7\n{"kind": "steps", "step": null}\n\xff\xfe\n' + b"[" * 100_000 + b"\n")
+        file.write(b'{"kind": "steps", "step": 1, "seconds": "x"}\n{"kind": "steps", "step": 1, "seconds": null}\n')
+        file.write(b'{"kind": "st')
     again = Log(tmp_path, 100)
     assert again.seconds == 10.0
     again.write({"kind": "steps", "step": 150, "again": True})
