@@ -8,6 +8,7 @@ between calls, and each weight is drawn by its own name, so that any part of the
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,9 +98,28 @@ def rotation(seq_len: int, head_dim: int, theta: float, device: torch.device) ->
 
 def turn(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
     """Queries or keys, turned by their places (RoFormer, arXiv 2104.09864); the halves of a head are its pairs."""
-    one, other = x_BHTE.to(torch.promote_types(x_BHTE.dtype, torch.float32)).chunk(2, dim=-1)
-    turned = torch.cat((one * cos_TE - other * sin_TE, other * cos_TE + one * sin_TE), dim=-1)
-    return turned.to(x_BHTE.dtype)
+    half = x_BHTE.shape[-1] // 2
+    turned = x_BHTE * torch.cat((cos_TE, cos_TE), dim=-1)
+    turned[..., :half].addcmul_(x_BHTE[..., half:], sin_TE, value=-1)
+    turned[..., half:].addcmul_(x_BHTE[..., :half], sin_TE)
+    return turned
+
+
+class Turn(torch.autograd.Function):
+    """`turn`, whose gradient is a turn too, back by the same angles.
+
+    What autograd would make of it is twice as long on CPUs: it adds up a tensor of the whole size for each half.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+        ctx.angles = cos_TE, sin_TE
+        return turn(x_BHTE, cos_TE, sin_TE)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        cos_TE, sin_TE = ctx.angles
+        return turn(gradients[0], cos_TE, -sin_TE), None, None
 
 
 def widened(weight: Tensor, x: Tensor) -> Tensor:
@@ -118,7 +138,32 @@ class Norm(nn.RMSNorm):
     """A norm that is as precise as its input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.normalized_shape, widened(self.weight, x), self.eps)
+        weight = widened(self.weight, x)
+        if x.is_cpu and x.dtype == weight.dtype != torch.bfloat16 and not isinstance(x, DTensor):
+            return RootMeanSquare.apply(x, weight, self.eps)
+        return rms_norm(x, self.normalized_shape, weight, self.eps)
+
+
+class RootMeanSquare(torch.autograd.Function):
+    """torch's rms_norm, which on CPUs is a chain of small operations: their gradients take half as long again."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        norm_BT1 = torch.linalg.vector_norm(x_BTD, dim=-1, keepdim=True)
+        scale_BT1 = norm_BT1.square_().div_(x_BTD.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x_BTD, weight_D, scale_BT1)
+        return (x_BTD * scale_BT1).mul_(weight_D)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        (gradient_BTD,) = gradients
+        x_BTD, weight_D, scale_BT1 = ctx.saved_tensors
+        normed_BTD = x_BTD * scale_BT1
+        of_weight_D = (gradient_BTD * normed_BTD).flatten(0, -2).sum(0)
+        of_normed_BTD = gradient_BTD * weight_D
+        along_BT1 = (of_normed_BTD * normed_BTD).mean(-1, keepdim=True)
+        of_x_BTD = of_normed_BTD.addcmul_(normed_BTD, along_BT1, value=-1).mul_(scale_BT1)
+        return of_x_BTD, of_weight_D, None
 
 
 class Attention(nn.Module):
@@ -139,7 +184,8 @@ class Attention(nn.Module):
             for projection in (self.query, self.key, self.value)
         )
         around = rotation(query.shape[2], self.head_dim, self.theta, query.device)
-        query, key = turn(query, *around), turn(key, *around)
+        precise = torch.promote_types(query.dtype, torch.float32)
+        query, key = (Turn.apply(part.to(precise), *around).to(part.dtype) for part in (query, key))
         groups = query.shape[1] // key.shape[1]
         if groups > 1:
             key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))

@@ -106,3 +106,22 @@ def test_every_weight_learns():
     loss_of(model(texts()), texts(seed=1)).backward()
     assert all(parameter.grad is not None and parameter.grad.abs().max() > 0 for parameter in model.parameters())
     assert not [module for module in model.modules() if isinstance(module, nn.Linear) and module.bias is not None]
+
+
+def test_gradients_are_those_of_the_loss():
+    model = made().double()
+    inputs, targets = texts(), texts(seed=1)
+    loss_of(model(inputs), targets).backward()
+    for name, parameter in model.named_parameters():
+        if name.startswith(("layers.1", "layers.2", "layers.3")):
+            continue
+        assert parameter.grad is not None
+        direction = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+        losses = []
+        with torch.no_grad():
+            for step in (1e-5, -2e-5):
+                parameter.add_(direction, alpha=step)
+                losses.append(loss_of(model(inputs), targets).item())
+            parameter.add_(direction, alpha=1e-5)
+        expected = (losses[0] - losses[1]) / 2e-5
+        assert (parameter.grad * direction).sum().item() == pytest.approx(expected, rel=1e-5, abs=1e-8), name
