@@ -39,7 +39,8 @@ def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         # CUDA's own rule: the list ends at the first entry that is no device. Empty and -1 both hide all of them.
-        is_device = re.compile(r"\s*([0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+)\s*").fullmatch
+        # HTCondor hides them by 10000.
+        is_device = re.compile(r"\s*([0-9]{1,4}|(GPU|MIG)-[0-9A-Za-z/-]+)\s*").fullmatch
         return len(list(takewhile(is_device, visible.split(",")))), f"CUDA_VISIBLE_DEVICES={visible}"
     if gpus_on_node is not None:
         return gpus_on_node, "the scheduler's GPUs on this node"

@@ -19,8 +19,11 @@ from muster.errors import MusterError
 # Source: https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
 # Source: https://docs.skypilot.co/en/stable/running-jobs/distributed-jobs.html
 # Source: https://htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html
-NUMBERS = ("AWS_BATCH_JOB_NUM_NODES", "DSTACK_NODES_NUM", "PJM_NODE", "SKYPILOT_NUM_NODES", "_CONDOR_NPROCS")
-VARIABLES = ("MUSTER_HOSTS", "MUSTER_NODE_RANK", *NUMBERS, "OAR_NODEFILE", "SM_HOSTS")
+NUMBERS = (
+    "AWS_BATCH_JOB_NUM_NODES", "COBALT_JOBSIZE", "DSTACK_NODES_NUM", "PJM_NODE", "SKYPILOT_NUM_NODES",
+    "_CONDOR_NPROCS",
+)  # fmt: skip
+VARIABLES = ("ALPS_APP_PE", "MUSTER_HOSTS", "MUSTER_NODE_RANK", *NUMBERS, "OAR_NODEFILE", "SM_HOSTS")
 TEXT_FILES = ("OAR_NODEFILE",)
 
 FIX = "MUSTER_HOSTS=node01,node02 or MUSTER_HOSTS=node[01-02], the same on all nodes"

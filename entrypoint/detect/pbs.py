@@ -5,7 +5,8 @@ may lie on one host.
 
     PBS_JOBID=7.pbshead                            an array's job: 2[1].pbshead
     PBS_NODEFILE=/var/spool/pbs/aux/7.pbshead      pbsn1 pbsn1 pbsn2 pbsn2, a line each
-    PBS_TASKNUM=20000001                           a task; the job script has 1. Neither this nor PBS_NODENUM is a rank
+    PBS_TASKNUM=20000001                           a task; the job script has 1. Neither this nor PBS_NODENUM is a rank.
+                                                   Torque counts a task in plain digits, from 2
 
 pbsdsh starts a task for each line of PBS_NODEFILE, pbs_tmrsh one on the host that it is given. A task has
 PATH=/bin:/usr/bin and starts in $HOME, whatever the job script has. On the job's first node it lacks PBS_NODEFILE.
@@ -27,7 +28,7 @@ from muster.entrypoint.detect.reader import Reader, slots_or_problem
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
-VARIABLES = ("NCPUS", "PBS_ENVIRONMENT", "PBS_JOBID", "PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM")
+VARIABLES = ("NCPUS", "PBS_ENVIRONMENT", "PBS_JOBID", "PBS_NODEFILE", "PBS_NODENUM", "PBS_NUM_PPN", "PBS_TASKNUM")
 TEXT_FILES = ("PBS_NODEFILE",)
 
 PREFIXES = ("PBS_",)
@@ -125,7 +126,9 @@ def _default_threads(env: Environment) -> str | None:
 
 def is_task(env: Environment) -> bool:
     """Whether PBS itself started this process, beside the job script."""
-    return re.fullmatch(r"[0-9A-Fa-f]{8}", env.get("PBS_TASKNUM", "")) is not None
+    # PBS_NUM_PPN is Torque's alone.
+    pattern = r"(?!1$)[0-9]{1,8}" if "PBS_NUM_PPN" in env else r"[0-9A-Fa-f]{8}"
+    return re.fullmatch(pattern, env.get("PBS_TASKNUM", "")) is not None
 
 
 def task(env: Environment, job: Job) -> Task | None:

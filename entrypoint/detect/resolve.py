@@ -166,7 +166,7 @@ def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task, co
             fix=f"{line}, or leave --nproc-per-node out: each task is a rank",
         )
     notes = task.notes
-    if num_nodes < (job.num_nodes or 0):
+    if _num_unused(job, task) > 0:
         notes += (f"this step uses {num_nodes} of the job's {job.num_nodes} nodes",)
     if num_nodes > 1 and not task.hosts and job.problem and not env.get("MASTER_ADDR"):
         notes += (f"{job.problem.wrong}; {job.problem.fix}",)
@@ -213,13 +213,14 @@ def _check_single(task: Task, command: Sequence[str]) -> None:
 def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None:
     """Refuses a process that no launcher known here has started, and whose variables speak of several.
 
-    HPE's mpiexec_mpt tells its processes a rank, and neither their number nor their hosts; PRRTE's prterun tells PMIx
-    alone. A scheduler's job may have all but the first of these from the shell that it was submitted in.
+    HPE's mpiexec_mpt and Cray's aprun tell their processes a rank, and neither their number nor their hosts; PRRTE's
+    prterun tells PMIx alone. A scheduler's job may have all but the first of these from the shell that it was submitted
+    in.
 
     Source: https://github.com/radical-cybertools/radical.pilot (agent/launch_method/mpirun.py: MPT_MPI_RANK)
     Source: https://docs.openpmix.org/en/latest/ (PMIX_RANK)
     """
-    places = ["MPT_MPI_RANK"] if "MPT_MPI_RANK" in env else []
+    places = [name for name in ("ALPS_APP_PE", "MPT_MPI_RANK") if name in env]
     if job is NO_SCHEDULER:
         places += [name for name in ("WORLD_SIZE", "PET_NNODES", *manual.NUMBERS) if env.get(name, "1") != "1"]
         # SageMaker's SM_HOSTS=["algo-1","algo-2"]; OAR's file has a line for each core.
@@ -304,12 +305,16 @@ def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str) -> None:
         )
 
 
+def _num_unused(job: Job, task: Task) -> int:
+    """How many of the job's nodes the launch leaves out; 0 or less where it uses all, or their number is not known."""
+    # The first of the hosts that LSF gives a job for jsrun may be the launch node.
+    return (job.num_nodes or 0) - len(task.tasks_per_node) - (task.launcher == "jsrun")
+
+
 def _check_all_nodes(options: LaunchOptions, job: Job, task: Task) -> None:
     """Refuses an MPI launch on fewer nodes than the job has, but for --nnodes: left-over variables look the same."""
     num_nodes = len(task.tasks_per_node)
-    # The first of the hosts that LSF gives a job for jsrun may be the launch node.
-    missing = (job.num_nodes or 0) - num_nodes - (task.launcher == "jsrun")
-    if missing > 0 and task.is_counted and options.num_nodes != num_nodes:
+    if _num_unused(job, task) > 0 and task.is_counted and options.num_nodes != num_nodes:
         raise MusterError(
             f"{task.launcher} uses {num_nodes} of the job's {job.num_nodes} nodes, or its variables are left over",
             seen=f"{task.sources['num_nodes']}, {job.sources['num_nodes']}",

@@ -57,8 +57,10 @@ FIRST_RESERVED_STEP = 0xFFFFFFF0
 
 def job(env: Environment) -> Job | None:
     """The Slurm job in `env`, or None where there is none."""
-    # Any one of them is enough: a job with one variable lost must not pass for a machine without a scheduler.
-    if not {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST"} & env.keys():
+    # Any one of them is enough: a job with one variable lost must not pass for a machine without a scheduler. A
+    # container may have been given those of the task alone.
+    of_task = {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"}
+    if not {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", *of_task} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
     read.sources["attempt"] = "no SLURM_RESTART_COUNT: the first run"
@@ -67,7 +69,7 @@ def job(env: Environment) -> Job | None:
     job_id = read.identifier("SLURM_JOB_ID", "job_id")
     # A container may have been given this one alone. Elsewhere it is ssh's way into a job, by pam_slurm_adopt.
     # Source: https://github.com/SchedMD/slurm/blob/master/contribs/pam_slurm_adopt/pam_slurm_adopt.c
-    if env.engine is None and [name for name in env if name.startswith("SLURM")] == ["SLURM_JOB_ID"]:
+    if env.engine is None and env.keys() & set(VARIABLES) == {"SLURM_JOB_ID"}:
         raise MusterError(
             "this shell came into the job by ssh, which tells nothing of it but its number",
             seen=f"SLURM_JOB_ID={job_id} alone",

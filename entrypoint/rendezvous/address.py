@@ -223,18 +223,13 @@ def _route(rendezvous: Rendezvous, allocation: Allocation, hosts: tuple[str, ...
 
 def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -> tuple[str | None, str]:
     if options.master_addr:
-        return options.master_addr, "--master-addr"
+        return _checked("--master-addr", options.master_addr, allocation), "--master-addr"
     if allocation.num_nodes == 1:
         return "127.0.0.1", "one node"
     # Kubeflow's TrainJob sets torchrun's own variables only.
     for name in ("MASTER_ADDR", "PET_MASTER_ADDR"):
         if env.get(name):
-            # An address may have a zone: fe80::1%eth0
-            if not re.fullmatch(r"[\w.:%-]{1,255}", env[name]):
-                raise MusterError(
-                    f"{name} is no host name or address", seen=f"{name}={env[name][:200]}", fix=f"unset {name}"
-                )
-            return env[name], f"{name}, {_setter(allocation)}"
+            return _checked(name, env[name], allocation), f"{name}, {_setter(allocation)}"
     if allocation.hosts:
         source = f"the first host of {allocation.sources.get('hosts', 'the host list')}"
         if options.address_suffix:
@@ -247,6 +242,27 @@ def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -
             fix="--master-addr HOST, the same on all nodes: name or address of the node with --node-rank 0",
         )
     return None, f"a file in --rendezvous-dir={options.rendezvous_dir}"
+
+
+def _checked(name: str, value: str, allocation: Allocation) -> str:
+    """`value`, the address of node rank 0 as the option or variable `name` says it.
+
+    Raises:
+        MusterError: it is none, or leads each of several hosts to itself, so that they would wait for each other.
+    """
+    is_option = name.startswith("--")
+    fix = f"{name} HOST, a name or an address of node rank 0; a port by --master-port" if is_option else f"unset {name}"
+    seen = f"{name}={value[:200]}"
+    # An address may have a zone: fe80::1%eth0. One colon alone is HOST:PORT.
+    if not re.fullmatch(r"[\w:][\w.:%-]{0,254}", value) or value.count(":") == 1:
+        raise MusterError(f"{name} is no host name or address", seen=seen, fix=fix)
+    # By hand several nodes are tried out on one machine. Older PyTorchJobs tell the master's pod so.
+    is_meant = allocation.launcher == "manual" or (allocation.launcher == "kubernetes" and allocation.node_rank == 0)
+    is_loopback = re.fullmatch(r"localhost(\..*)?|127\.[0-9.]+|::1", value) is not None
+    if allocation.num_nodes > 1 and is_loopback and not is_meant:
+        wrong = f"{name} is each node's own address, and {allocation.num_nodes} nodes can't meet there"
+        raise MusterError(wrong, seen=seen, fix=fix)
+    return value
 
 
 def _setter(allocation: Allocation) -> str:

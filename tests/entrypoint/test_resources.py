@@ -48,6 +48,11 @@ def test_a_job_without_gpus_on_a_node_that_has_them_is_told(devices: Path, hidde
     assert "GPU" not in notes(pbs(CUDA_VISIBLE_DEVICES="0"))
 
 
+@pytest.mark.parametrize(("visible", "count"), [("10000", 0), ("0,10000", 1), ("0,12", 2), ("GPU-6a96bd13", 1)])
+def test_the_number_by_which_htcondor_hides_gpus_is_none(visible: str, count: int) -> None:
+    assert resources.gpus(Environment({"CUDA_VISIBLE_DEVICES": visible}, "c1"), None)[0] == count
+
+
 def test_a_job_on_a_cluster_without_gpus_is_told_nothing(devices: Path) -> None:
     assert "GPU" not in notes(pbs())
     assert "GPU" not in notes(pbs(CUDA_VISIBLE_DEVICES=""))

@@ -158,10 +158,11 @@ def test_ranks_that_nobody_set_are_refused_rather_than_forgotten() -> None:
 
 def test_processes_of_launchers_that_tell_a_rank_only_do_not_train_alone_each() -> None:
     of_prterun = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-node01-10332@1", "PMIX_HOSTNAME": "node01"}
-    for env in (Environment(of_prterun, host="node01"), changed(PBS, MPT_MPI_RANK="1")):
+    of_aprun = changed(PBS, ALPS_APP_PE="1", ALPS_APP_ID="123")
+    for env in (Environment(of_prterun, host="node01"), changed(PBS, MPT_MPI_RANK="1"), of_aprun):
         with pytest.raises(MusterError, match="nothing tells which of them this is") as refusal:
             detect(env)
-        assert "_RANK=1" in refusal.value.seen
+        assert "_RANK=1" in refusal.value.seen or "ALPS_APP_PE=1" in refusal.value.seen
         assert detect(env, LaunchOptions(nnodes="1")).num_nodes == 1
     # A job submitted from a shell that srun has started by PMIx.
     assert detect(changed(PBS, **of_prterun)).num_nodes == 1
@@ -223,12 +224,31 @@ def test_a_task_of_blaunch_that_is_not_this_hosts_is_refused(task: str) -> None:
         detect(changed(BLAUNCH, LSF_PM_TASKID=task))
 
 
+def test_the_launch_node_is_no_node_that_jsrun_leaves_out() -> None:
+    found = detect(recording.load(FOLDERS / "documented" / "lsf_jsrun_one_a_node.h36n18.1.env"))
+    assert not [note for note in found.notes if "nodes" in note]
+
+
 @pytest.mark.parametrize("slots", [2, 4])
 def test_blaunch_with_several_slots_a_host_is_refused(slots: int) -> None:
     hosts = ["hosta"] * slots + ["hostb"] * slots
     told = {"LSB_HOSTS": " ".join(hosts), "LSB_MCPU_HOSTS": f"hosta {slots} hostb {slots}"}
     with pytest.raises(MusterError, match="a task for each slot or one for each host"):
         detect(changed(LSF, **told, LSB_DJOB_NUMPROC=str(2 * slots)))
+
+
+def test_tasks_of_torques_pbsdsh_are_told_from_its_job_script() -> None:
+    """Torque counts PBS_TASKNUM from 1, which is the job script, in plain digits."""
+    of_torque = {"PBS_JOBID": "9.srv", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": "/var/spool/torque/aux//9.srv"}
+
+    def process(host: str, task: str, nodes: str) -> Environment:
+        return Environment({**of_torque, "PBS_NUM_PPN": "2", "PBS_TASKNUM": task}, host, {"PBS_NODEFILE": nodes})
+
+    with pytest.raises(MusterError, match="pbsdsh starts 2 tasks on a node"):
+        detect(process("c1", "3", "c1\nc1\n"))
+    found = detect(process("c2", "2", "c1\nc2\n"))
+    assert (found.launcher, found.node_rank, found.num_nodes) == ("pbsdsh", 1, 2)
+    assert detect(process("c1", "1", "c1\nc1\n")).launcher == "local"
 
 
 def test_gpus_of_grid_engine_are_counted() -> None:
@@ -340,6 +360,7 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
     ("name", "several", "one"),
     [
         ("AWS_BATCH_JOB_NUM_NODES", "2", "1"),
+        ("COBALT_JOBSIZE", "2", "1"),
         ("DSTACK_NODES_NUM", "2", "1"),
         ("PJM_NODE", "4", "1"),
         ("SKYPILOT_NUM_NODES", "2", "1"),

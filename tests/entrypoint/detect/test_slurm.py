@@ -42,9 +42,20 @@ def test_a_shell_by_ssh_on_a_node_of_a_job_is_told_the_way_in() -> None:
     with pytest.raises(MusterError, match="came into the job by ssh") as refusal:
         detect(Environment({"SLURM_JOB_ID": "9", "HOME": "/root"}, host="node01"))
     assert "srun --jobid=9 --overlap" in refusal.value.fix
+    # Sites set this one for all users.
+    with pytest.raises(MusterError, match="came into the job by ssh"):
+        detect(Environment({"SLURM_JOB_ID": "9", "SLURM_CONF": "/etc/slurm/slurm.conf"}, host="node01"))
     with pytest.raises(MusterError, match="SLURM_JOB_NODELIST is missing") as refusal:
         detect(Environment({"SLURM_JOB_ID": "9"}, host="node01", engine="docker"))
     assert "docker run" in refusal.value.fix
+
+
+def test_a_task_whose_container_got_its_rank_alone_does_not_train_alone() -> None:
+    """As by docker run -e SLURM_PROCID -e SLURM_NTASKS."""
+    for names in (("SLURM_PROCID", "SLURM_NTASKS"), ("SLURM_STEP_ID",), ("SLURM_STEP_NODELIST", "SLURM_NODEID")):
+        with pytest.raises(MusterError, match="SLURM_JOB_ID is missing") as refusal:
+            detect(Environment({name: step()[name] for name in names}, host="node02", engine="docker"))
+        assert "docker run" in refusal.value.fix
 
 
 def test_a_step_that_keeps_the_jobs_variables_is_told_why_it_is_refused() -> None:

@@ -458,10 +458,33 @@ def test_no_name_of_a_variable_reaches_a_shell() -> None:
     assert [line for line in show.script(found).splitlines() if "PET_" in line] == ["unset PET_NNODES"]
 
 
-@pytest.mark.parametrize("value", ["node01\x1b[31m", "node 01", "x" * 5000, "$(id)", "a,b"])
+@pytest.mark.parametrize(
+    "value", ["node01\x1b[31m", "node 01", "x" * 5000, "$(id)", "a,b", "-x", "[::1]", "node01:29500"]
+)
 def test_an_address_that_is_none(value: str) -> None:
     with pytest.raises(MusterError, match="MASTER_ADDR is no host name or address"):
         planned(recorded("b_srun_N2_1per.node02.1", MASTER_ADDR=value))
+    with pytest.raises(MusterError, match="--master-addr is no host name or address"):
+        planned(Environment({}, host="laptop"), LaunchOptions(nnodes="2", node_rank=0, master_addr=value))
+
+
+@pytest.mark.parametrize("task", ["node01.0", "node02.1"])
+@pytest.mark.parametrize("value", ["localhost", "127.0.0.1", "::1"])
+def test_an_address_that_is_each_node_itself_is_refused_in_a_job(task: str, value: str) -> None:
+    """As left over from a shell that trained on its own machine: the nodes would wait for each other."""
+    with pytest.raises(MusterError, match="each node's own") as refusal:
+        planned(recorded(f"b_srun_N2_1per.{task}", MASTER_ADDR=value))
+    assert refusal.value.fix == "unset MASTER_ADDR"
+    # By hand, to try a launch of several nodes on one machine.
+    by_hand = LaunchOptions(nnodes="2", node_rank=1, master_addr=value)
+    assert f"--master-addr={value}" in planned(Environment({}, host="laptop"), by_hand).argv
+
+
+def test_the_master_pod_of_an_old_pytorchjob_may_call_itself_localhost() -> None:
+    pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "MASTER_ADDR": "localhost", "WORLD_SIZE": "2"}
+    assert "--master-addr=localhost" in planned(Environment(pod | {"RANK": "0"}, host="job-master-0")).argv
+    with pytest.raises(MusterError, match="each node's own"):
+        planned(Environment(pod | {"RANK": "1"}, host="job-worker-0"))
 
 
 @pytest.mark.parametrize(
