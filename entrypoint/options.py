@@ -58,7 +58,7 @@ class LaunchOptions:
             envvar="MUSTER_INTERFACE",
         ),
     ] = None
-    rdzv_timeout: Annotated[int, _launch(help="Seconds that nodes wait for each other at the start.", min=1)] = 900
+    rdzv_timeout: Annotated[int, _launch(help="Seconds that nodes wait for each other.", min=1, max=999_999)] = 900
     site: Annotated[
         str,
         _host(
@@ -207,7 +207,7 @@ class TorchrunOptions:
                 options = replace(options, master_addr=options.master_addr or host)
         for word in filter(None, self.rdzv_conf.split(",")):
             name, _, value = word.partition("=")
-            if name not in ("timeout", "join_timeout") or not re.fullmatch("0*[1-9][0-9]{0,8}", value):
+            if name not in ("timeout", "join_timeout") or not re.fullmatch("0*[1-9][0-9]{0,5}", value):
                 raise MusterError(
                     "of --rdzv-conf only the time-out is yours: the launch decides the rest by the job",
                     seen=f"--rdzv-conf={self.rdzv_conf}",

@@ -9,7 +9,6 @@ from typing import Any
 
 from muster import processes
 from muster.entrypoint.launch import driver
-from muster.entrypoint.launch.driver import written
 from muster.errors import ExitCode, MusterError, one_line
 from muster.paths import ROOT
 
@@ -32,7 +31,7 @@ def values(root: Path = ROOT, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         "revision": image.get("revision"),
         "lock_sha256": image.get("lock_sha256"),
         **_loaded(timeout_s),
-        "driver": {"version": found.version, "cuda": written(found.cuda) if found.cuda else None}
+        "driver": {"version": found.version, "cuda": driver.written(found.cuda) if found.cuda else None}
         if found.version or found.cuda
         else None,
     }

@@ -1,6 +1,7 @@
 """Numbers as people read them."""
 
 import math
+import re
 
 NONE = "-"
 """What is not known."""
@@ -53,3 +54,9 @@ def duration(value: float | None) -> str:
 def memory(value: float | None) -> str:
     """GiB."""
     return NONE if value is None else f"{value:.{2 if value < 10 else 1}f} GiB"
+
+
+def by_numbers(text: str) -> list[tuple[int, int, str]]:
+    """A key by which people sort: ib2 comes before ib10, GLIBC_2.9 before GLIBC_2.34."""
+    parts = re.split("([0-9]+)", text)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]

@@ -244,10 +244,9 @@ class Trainer:
         step, history = self.progress.step, self.progress.history
         if not history or history[-1]["step"] != step:
             return True  # it has gone beyond a smaller `--epochs` or `--max-steps`
-        try:
+        has_one = False
+        with suppress(OSError, ValueError, LookupError, TypeError):
             has_one = json.loads((self.run.folder / "summary.json").read_bytes())["step"] == step
-        except (OSError, ValueError, LookupError, TypeError):
-            has_one = False
         return self.world.gather(has_one)[0]
 
     def open_tracker(self) -> Tracker:

@@ -29,6 +29,7 @@ from muster.entrypoint.fabric import AUTO, OFF, TCP
 from muster.entrypoint.sites import profiles
 from muster.entrypoint.sites.schema import Fabric, Fact
 from muster.errors import MusterError, one_line
+from muster.units import by_numbers
 
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
@@ -266,12 +267,6 @@ class NetPlugin:
 def is_name(name: str) -> bool:
     """Whether `name` can be a file's name in one folder, and be written in a list of paths or libraries."""
     return name not in ("", ".", "..") and "/" not in name and name.isprintable() and not UNUSABLE.search(name)
-
-
-def by_numbers(text: str) -> list[tuple[int, int, str]]:
-    """A key for sorting by which GLIBC_2.9 comes before GLIBC_2.34."""
-    parts = re.split("([0-9]+)", text)
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
 
 
 def _of_elf(path: Path, how: "Callable[[ELFFile], T]") -> T | None:

@@ -26,7 +26,6 @@ from muster.entrypoint.fabric.find import (
     UNUSABLE,
     HostLibraries,
     Library,
-    by_numbers,
     is_name,
     own_machine,
     values,
@@ -34,6 +33,7 @@ from muster.entrypoint.fabric.find import (
 from muster.entrypoint.launch import home as homes
 from muster.entrypoint.sites.schema import Libraries
 from muster.errors import MusterError
+from muster.units import by_numbers
 
 TIMEOUT_S = 60.0
 FIX = "muster fabric check tells more; to start without the host's libraries, over TCP: --fabric tcp"

@@ -133,10 +133,18 @@ def toolkit_of(path: Path | None) -> Toolkit | None:
 
 
 def find() -> Driver:
-    """This node's driver, as programs started here will find it."""
-    cuda = supported()
-    version = _module_version()
-    return Driver(version, None, cuda) if isinstance(cuda, str) else Driver(version, cuda)
+    """This node's driver, as programs started here will find it. The question touches no GPU, so it is quick."""
+    # Here and not above: most launches have no GPU.
+    import ctypes
+
+    version, cuda = _module_version(), ctypes.c_int()
+    try:
+        code = ctypes.CDLL(LIBCUDA).cuDriverGetVersion(ctypes.byref(cuda))
+    except (OSError, AttributeError) as reason:
+        return Driver(version, None, str(reason))
+    if code:
+        return Driver(version, None, f"cuDriverGetVersion answers {_error(code)}")
+    return Driver(version, _version(cuda.value))
 
 
 def _module_version() -> str | None:
@@ -170,7 +178,9 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program)
     if library is None:
         nowhere = f"no forward compatibility at {TOOLKITS}/cuda*/compat/{LIBCUDA}"
         raise _too_old(toolkit, driver.cuda[0], f"{seen}; {nowhere}", program)
-    variables = {"LD_LIBRARY_PATH": first_on_path(library.parent, env.get("LD_LIBRARY_PATH", ""))}
+    # Without empty elements, which mean the current folder.
+    others = [folder for folder in env.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
+    variables = {"LD_LIBRARY_PATH": os.pathsep.join(dict.fromkeys([str(library.parent), *others]))}
     problem = prove(str(library), needed, {**env, **variables})
     if problem:
         seen = f"{seen}; forward compatibility by {library}: {problem}"
@@ -200,12 +210,6 @@ def newest_compat() -> Path | None:
 
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"[0-9]{1,9}", text)]
-
-
-def first_on_path(folder: Path, path: str) -> str:
-    """`path` with `folder` first, and nowhere else; without empty elements, which mean the current folder."""
-    others = [element for element in path.split(os.pathsep) if element not in ("", str(folder))]
-    return os.pathsep.join([str(folder), *others])
 
 
 def _without_library(driver: Driver, program: Program) -> Additions:
@@ -244,22 +248,6 @@ def _cpu(program: Program) -> str:
 def written(version: Version) -> str:
     """`version` as NVIDIA writes it: 12.4."""
     return f"{version[0]}.{version[1]}"
-
-
-def supported() -> Version | str:
-    """The newest CUDA that the libcuda.so.1 of this process supports, or why that can't be told.
-
-    The question touches no GPU, so it is quick.
-    """
-    # Here and not above: most launches have no GPU.
-    import ctypes
-
-    version = ctypes.c_int()
-    try:
-        code = ctypes.CDLL(LIBCUDA).cuDriverGetVersion(ctypes.byref(version))
-    except (OSError, AttributeError) as reason:
-        return str(reason)
-    return f"cuDriverGetVersion answers {_error(code)}" if code else _version(version.value)
 
 
 def prove(library: str, needed: int, env: Mapping[str, str], timeout_s: float = PROBE_TIMEOUT_S) -> str:

@@ -1,7 +1,6 @@
 """What a site's profile gives to a launch: defaults only. What the user set stays, and a line says so."""
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from muster.entrypoint.launch.program import Additions, where_unset
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import network
 from muster.entrypoint.sites.recognise import VARIABLE, Recognised
+from muster.units import by_numbers
 
 if TYPE_CHECKING:
     from muster.entrypoint.sites.schema import Context, Site
@@ -75,7 +75,7 @@ def interface(prefixes: str) -> str | None:
 
     None where there is none.
     """
-    names = sorted(psutil.net_if_addrs(), key=_naturally)
+    names = sorted(psutil.net_if_addrs(), key=by_numbers)
     for prefix in prefixes.split(","):
         for name in names:
             if prefix and name.startswith(prefix) and network.address_of(name):
@@ -89,11 +89,6 @@ def expanded(folder: str, env: Mapping[str, str]) -> str | None:
     if not all(env.get(name) for name in names):
         return None
     return VARIABLE.sub(lambda match: env[match[1] or match[2]], folder)
-
-
-def _naturally(name: str) -> tuple[object, ...]:
-    # Text and numbers in turn, so that ib2 comes before ib10.
-    return tuple(int(part) if index % 2 else part for index, part in enumerate(re.split("([0-9]+)", name)))
 
 
 def _caches(site: "Site", context: "Context", env: Environment) -> Additions:

@@ -2,13 +2,13 @@
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from muster.errors import MusterError, one_line
+from muster.units import by_numbers
 
 SUMMARY, METRICS = "summary.json", "metrics.jsonl"
 
@@ -131,7 +131,7 @@ def _read(path: Path, notes: list[str]) -> list[Run]:
         raise MusterError("there is no run", seen=str(path), fix=USAGE)
     found: list[Run] = []
     damaged: MusterError | None = None
-    for one in sorted(folder.iterdir(), key=_natural):
+    for one in sorted(folder.iterdir(), key=lambda path: by_numbers(path.name)):
         try:
             if _holds_run(one):
                 found.append(_open(one))
@@ -161,12 +161,6 @@ def _holds_run(folder: Path) -> bool:
             fix="its owner may open it: chmod -R u+rwX,go+rX FOLDER; or leave it out",
         )
     return any(os.path.isfile(folder / name) for name in (SUMMARY, METRICS))
-
-
-def _natural(path: Path) -> list[tuple[bool, int, str]]:
-    """A key to sort by as people do: w2 before w16."""
-    words = re.findall(r"[0-9]+|[^0-9]+", path.name)
-    return [(word.isdecimal(), int(word) if word.isdecimal() else 0, word) for word in words]
 
 
 def _open(folder: Path) -> Run:

@@ -429,6 +429,7 @@ def test_a_program_that_is_none(command: Run, tmp_path: Path, arguments: list[st
     [
         "--tee=9",
         "--monitor-interval=-1",
+        "--rdzv-timeout=99999999999",
         "--rdzv-conf=timeout=0",
         "--rdzv-conf=timeout=\N{SUPERSCRIPT TWO}",
         "--rdzv-conf=timeout=" + "9" * 5000,

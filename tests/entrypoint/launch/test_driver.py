@@ -60,7 +60,9 @@ def checked(
     monkeypatch: pytest.MonkeyPatch, cuda: driver.Version | str, program: Program = TRAINER, **variables: str
 ) -> Additions:
     """The check where the driver's library answers `cuda`: no other can be loaded into the process of the tests."""
-    monkeypatch.setattr(driver, "supported", lambda: cuda)
+    version = driver.find().version
+    found = Driver(version, None, cuda) if isinstance(cuda, str) else Driver(version, cuda)
+    monkeypatch.setattr(driver, "find", lambda: found)
     env = Environment({"CUDA_VISIBLE_DEVICES": "0,1", **variables}, host="node")
     return driver.check(resolve.resolve(env, LaunchOptions(), ["train", "ddp"]), env, program)
 
