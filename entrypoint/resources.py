@@ -45,7 +45,7 @@ def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
     if gpus_on_node is not None:
         return gpus_on_node, "the scheduler's GPUs on this node"
     if env.is_live:
-        return len([node for node in _device_nodes() if _may_open(node)]), "/dev/nvidia*"
+        return len([node for node in device_nodes() if _may_open(node)]), "/dev/nvidia*"
     return 0, "no CUDA_VISIBLE_DEVICES"
 
 
@@ -69,7 +69,7 @@ def without_gpus(
     on_cpu = options.nproc_per_node == "cpu" or "--device=cpu" in words or "--device cpu" in " ".join(words)
     if allocation.gpus_seen or on_cpu or not ask:
         return None
-    here = max(len(_device_nodes()), len(list(GPUS_OF_DRIVER.glob("*")))) if env.is_live else 0
+    here = max(len(device_nodes()), len(list(GPUS_OF_DRIVER.glob("*")))) if env.is_live else 0
     if not here and not (is_job and gpus_of_site):
         return None
     has = f"this machine has {here} GPUs" if here else f"this site's nodes have {gpus_of_site} GPUs"
@@ -78,7 +78,8 @@ def without_gpus(
     return f"{has}, and {giver} gave this {whom} none: the CPUs compute. To ask for GPUs: {ask}"
 
 
-def _device_nodes() -> list[Path]:
+def device_nodes() -> list[Path]:
+    """The device file of each GPU that is in this container or machine."""
     return [node for node in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", node.name)]
 
 

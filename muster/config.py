@@ -221,7 +221,8 @@ class TrainingOptions:
         Literal["sgd", "adamw"] | None, _training(help="The optimizer. Default: sgd, and adamw for transformers.")
     ] = None
     lr: Annotated[
-        float | None, _training(help="Learning rate of one rank. Default: 0.01 with sgd, 0.001 with adamw.", min=0.0)
+        float | None,
+        _training(help="Learning rate of one rank. Default: 0.01 (sgd), 0.001 (adamw).", min=0.0, max=1e30),
     ] = None
     lr_scale: Annotated[
         Literal["none", "linear", "sqrt"],
@@ -240,7 +241,7 @@ class TrainingOptions:
         float, _training(help="Where the cosine ends, as a share of the learning rate.", min=0.0, max=1.0)
     ] = 0.0
     momentum: Annotated[float, _training(help="Momentum of sgd.", min=0.0, max=1.0)] = 0.9
-    weight_decay: Annotated[float, _training(help="Weight decay.", min=0.0)] = 1e-4
+    weight_decay: Annotated[float, _training(help="Weight decay.", min=0.0, max=1e30)] = 1e-4
     decay_norms: Annotated[bool, _training(help="Weight decay on norms and biases too.")] = False
     label_smoothing: Annotated[
         float, _training(help="The share of each target that goes to all classes alike.", min=0.0, max=1.0)

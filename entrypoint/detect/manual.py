@@ -23,7 +23,11 @@ NUMBERS = (
     "AWS_BATCH_JOB_NUM_NODES", "COBALT_JOBSIZE", "DSTACK_NODES_NUM", "PJM_NODE", "SKYPILOT_NUM_NODES",
     "_CONDOR_NPROCS",
 )  # fmt: skip
-VARIABLES = ("ALPS_APP_PE", "MUSTER_HOSTS", "MUSTER_NODE_RANK", *NUMBERS, "OAR_NODEFILE", "SM_HOSTS")
+# Others list their nodes; with this in the list they are several. SageMaker's is ["algo-1","algo-2"].
+# Source: https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables
+# Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training
+LISTS = {"AZ_BATCH_HOST_LIST": ",", "CLUSTER_SPEC": "workerpool1", "SM_HOSTS": ","}
+VARIABLES = ("ALPS_APP_PE", "MUSTER_HOSTS", "MUSTER_NODE_RANK", *NUMBERS, *LISTS, "OAR_NODEFILE")
 TEXT_FILES = ("OAR_NODEFILE",)
 
 FIX = "MUSTER_HOSTS=node01,node02 or MUSTER_HOSTS=node[01-02], the same on all nodes"

@@ -223,8 +223,8 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
     places = [name for name in ("ALPS_APP_PE", "MPT_MPI_RANK") if name in env]
     if job is NO_SCHEDULER:
         places += [name for name in ("WORLD_SIZE", "PET_NNODES", *manual.NUMBERS) if env.get(name, "1") != "1"]
-        # SageMaker's SM_HOSTS=["algo-1","algo-2"]; OAR's file has a line for each core.
-        places += ["SM_HOSTS"] if "," in env.get("SM_HOSTS", "") else []
+        places += [name for name, mark in manual.LISTS.items() if mark in env.get(name, "")]
+        # OAR's file has a line for each core.
         if "OAR_NODEFILE" in env and len(set(Reader(env, FIX_OAR).text_file("OAR_NODEFILE").split())) > 1:
             places.append("OAR_NODEFILE")
         others = r"PMIX_RANK|JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX"

@@ -17,12 +17,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from muster.entrypoint import resources
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.launch.program import Additions, Program
 from muster.errors import MusterError
 from muster.paths import ROOT
+from muster.units import by_numbers
 
 Version = tuple[int, int]
 
@@ -31,7 +34,6 @@ TOOLKITS = Path("/usr/local")
 """The folder with CUDA's folders, and their forward-compatibility libraries."""
 MODULE_VERSIONS = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 """Files in which the kernel's driver tells its version."""
-DEVICES = Path("/dev")
 PROBE_TIMEOUT_S = 60.0
 
 # The answers of cuInit that a user can do something about.
@@ -199,22 +201,18 @@ def _cuda_of(version: str | None) -> int | None:
 def newest_compat() -> Path | None:
     """The newest forward-compatibility library that is installed here: /usr/local/cuda-13.2/compat/libcuda.so.1."""
 
-    def age(path: Path) -> tuple[list[int], list[int], int]:
+    def age(path: Path) -> tuple[Any, Any, int]:
         # libcuda.so.1 -> libcuda.so.595.45.04; /usr/local/cuda -> /usr/local/cuda-13.2; of equals the shortest name.
         file, folder = path.resolve().name, path.parent.resolve().parent.name
-        return _numbers(file), _numbers(folder), -len(str(path))
+        return by_numbers(file), by_numbers(folder), -len(str(path))
 
     found = [path for path in TOOLKITS.glob(f"cuda*/compat/{LIBCUDA}") if path.is_file()]
     return max(found, key=age, default=None)
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"[0-9]{1,9}", text)]
-
-
 def _without_library(driver: Driver, program: Program) -> Additions:
     fix = "in a container: apptainer exec --nv, docker run --gpus all"
-    devices = sorted(str(path) for path in DEVICES.glob("nvidia*") if re.fullmatch("nvidia[0-9]+", path.name))
+    devices = sorted(map(str, resources.device_nodes()))
     if not devices:
         return Additions(notes=(f"no NVIDIA driver library here, torch will use the CPU; {fix}",))
     raise MusterError(

@@ -120,8 +120,9 @@ class Monitor:
 
     def is_hung(self, turns: float) -> bool:
         """Whether a rank has stood still for so many turns; for more while any has a reason to take its time."""
+        # One that has lost another rank waits to hear why, and ends.
         limit = turns * (PATIENT if any(self.last[rank].is_patient for rank in self.present) else 1)
-        return any(self.still[rank] >= limit for rank in self.present)
+        return any(self.still[rank] >= limit for rank in self.present if not self.last[rank].lost_peer)
 
     @property
     def hosts(self) -> dict[int, str]:

@@ -360,6 +360,12 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
     ("name", "several", "one"),
     [
         ("AWS_BATCH_JOB_NUM_NODES", "2", "1"),
+        ("AZ_BATCH_HOST_LIST", "10.0.0.4,10.0.0.5", "10.0.0.4"),
+        (
+            "CLUSTER_SPEC",
+            '{"cluster":{"workerpool0":["a:2222"],"workerpool1":["b:2222"]},"task":{"type":"workerpool1","index":0}}',
+            '{"cluster":{"workerpool0":["a:2222"]},"task":{"type":"workerpool0","index":0}}',
+        ),
         ("COBALT_JOBSIZE", "2", "1"),
         ("DSTACK_NODES_NUM", "2", "1"),
         ("PJM_NODE", "4", "1"),

@@ -132,6 +132,10 @@ def test_a_rank_stands_still_when_its_ticks_do(patient, turns, expected):
     assert not heard(*[(beat(number, number),) for number in range(99)]).is_hung(4)
 
 
+def test_a_rank_that_has_lost_another_does_not_hang():
+    assert not heard(*[(beat(number, 3, lost_peer=True), beat(0, phase=LEFT)) for number in range(9)]).is_hung(4)
+
+
 def test_the_lagging_rank_has_the_fewest_ticks_and_then_the_fewest_collectives():
     assert heard((beat(1, 6), beat(1, 5), beat(1, 6))).lagging({}) == [1]
     same = heard((beat(1, 6), beat(1, 6), beat(1, 6)))
