@@ -13,6 +13,7 @@ What `env` prints is read too, with values of several lines and the functions of
 """
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from muster.entrypoint.detect import families
@@ -106,11 +107,10 @@ def as_recording(env: Environment) -> str:
     lines += taken
     text_files = families.names("TEXT_FILES")
     for name in families.names("TEXT_FILES", "BINARY_FILES"):
-        content = _content(env.get(name, ""))
-        if content is None:
-            continue
-        readable = content.decode("utf-8", "replace").replace("\0", "").splitlines()
-        lines += [f"--- file {name}", *(readable if name in text_files else [content.hex()])]
+        with suppress(OSError):  # there is none, or it can't be read
+            content = Path(env.get(name, "")).read_bytes()[:MAX_FILE]
+            readable = content.decode("utf-8", "replace").replace("\0", "").splitlines()
+            lines += [f"--- file {name}", *(readable if name in text_files else [content.hex()])]
     return "\n".join(lines) + "\n"
 
 
@@ -131,10 +131,3 @@ def save(env: Environment, path: Path) -> None:
     except OSError as reason:
         wrong = f"the recording can't be written: {reason.strerror}"
         raise MusterError(wrong, seen=str(path), fix="--record NEW_FILE, where you may write") from None
-
-
-def _content(path: str) -> bytes | None:
-    try:
-        return Path(path).read_bytes()[:MAX_FILE] if path else None
-    except OSError:
-        return None
