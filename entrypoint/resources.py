@@ -44,7 +44,7 @@ def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
     if gpus_on_node is not None:
         return gpus_on_node, "the scheduler's GPUs on this node"
     if env.is_live:
-        return len([node for node in _device_nodes() if _may_open(node)]), "/dev/nvidia*"
+        return len([node for node in device_nodes() if _may_open(node)]), "/dev/nvidia*"
     return 0, "no CUDA_VISIBLE_DEVICES"
 
 
@@ -64,11 +64,11 @@ def without_gpus(
     """
     is_job = allocation.scheduler not in ("local", "manual")
     giver = allocation.scheduler if is_job else env.engine
-    ask = allocation.gpu_request if is_job else _ASK_ENGINE.get(env.engine or "")
+    ask = allocation.job.gpu_request if is_job else _ASK_ENGINE.get(env.engine or "")
     on_cpu = options.nproc_per_node == "cpu" or "--device=cpu" in words or "--device cpu" in " ".join(words)
     if allocation.gpus_seen or on_cpu or not ask:
         return None
-    here = max(len(_device_nodes()), len(list(GPUS_OF_DRIVER.glob("*")))) if env.is_live else 0
+    here = max(len(device_nodes()), len(list(GPUS_OF_DRIVER.glob("*")))) if env.is_live else 0
     if not here and not (is_job and gpus_of_site):
         return None
     has = f"this machine has {here} GPUs" if here else f"this site's nodes have {gpus_of_site} GPUs"
@@ -77,7 +77,8 @@ def without_gpus(
     return f"{has}, and {giver} gave this {whom} none: the CPUs compute. To ask for GPUs: {ask}"
 
 
-def _device_nodes() -> list[Path]:
+def device_nodes() -> list[Path]:
+    """The files of NVIDIA's GPUs in /dev, one for each."""
     return [node for node in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", node.name)]
 
 
