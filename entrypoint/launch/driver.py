@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.entrypoint import resources
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.launch.program import Additions, Program
@@ -31,7 +32,6 @@ TOOLKITS = Path("/usr/local")
 """The folder with CUDA's folders, and their forward-compatibility libraries."""
 MODULE_VERSIONS = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 """Files in which the kernel's driver tells its version."""
-DEVICES = Path("/dev")
 PROBE_TIMEOUT_S = 60.0
 
 # The answers of cuInit that a user can do something about.
@@ -74,13 +74,11 @@ class Driver:
 
     Attributes:
         version: the kernel's part, as NVIDIA numbers it; None where it doesn't tell.
-        cuda: the newest CUDA that its libcuda.so.1 supports; None where there is none.
-        problem: why there is none.
+        cuda: the newest CUDA that its libcuda.so.1 supports, or why that can't be told.
     """
 
     version: str | None
-    cuda: Version | None
-    problem: str = ""
+    cuda: Version | str
 
     def __str__(self) -> str:
         return f"driver {self.version}" if self.version else "the driver"
@@ -134,9 +132,7 @@ def toolkit_of(path: Path | None) -> Toolkit | None:
 
 def find() -> Driver:
     """This node's driver, as programs started here will find it."""
-    cuda = supported()
-    version = _module_version()
-    return Driver(version, None, cuda) if isinstance(cuda, str) else Driver(version, cuda)
+    return Driver(_module_version(), supported())
 
 
 def _module_version() -> str | None:
@@ -153,8 +149,8 @@ def _module_version() -> str | None:
 
 def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program) -> Additions:
     needed = toolkit.cuda[0]
-    if driver.cuda is None:
-        return _without_library(driver, program)
+    if isinstance(driver.cuda, str):
+        return _without_library(driver.cuda, program)
     if driver.cuda[0] >= needed:
         own = _cuda_of(driver.version)
         if own is None or own >= needed or needed not in FIRST_DRIVER:
@@ -208,14 +204,14 @@ def first_on_path(folder: Path, path: str) -> str:
     return os.pathsep.join([str(folder), *others])
 
 
-def _without_library(driver: Driver, program: Program) -> Additions:
+def _without_library(problem: str, program: Program) -> Additions:
     fix = "in a container: apptainer exec --nv, docker run --gpus all"
-    devices = sorted(str(path) for path in DEVICES.glob("nvidia*") if re.fullmatch("nvidia[0-9]+", path.name))
+    devices = sorted(map(str, resources.device_nodes()))
     if not devices:
         return Additions(notes=(f"no NVIDIA driver library here, torch will use the CPU; {fix}",))
     raise MusterError(
         "there are GPUs, but no NVIDIA driver library: torch would train on the CPU",
-        seen=f"{' '.join(devices)}; {driver.problem}",
+        seen=f"{' '.join(devices)}; {problem}",
         fix=f"{fix}; or {_cpu(program)}",
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.entrypoint import resources
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.launch import driver
@@ -43,7 +44,7 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "dev").mkdir()
     monkeypatch.setattr(driver, "TOOLKITS", tmp_path / "local")
     monkeypatch.setattr(driver, "MODULE_VERSIONS", (tmp_path / "module",))
-    monkeypatch.setattr(driver, "DEVICES", tmp_path / "dev")
+    monkeypatch.setattr(resources, "DEVICES", tmp_path / "dev")
     monkeypatch.setattr(driver, "ROOT", tmp_path)
     monkeypatch.setattr(driver, "version_file", lambda: tmp_path / "version.py")
     return made(tmp_path)
@@ -252,11 +253,11 @@ def test_no_library_and_no_device_is_a_note(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_library_but_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
-        (driver.DEVICES / name).touch()
+        (resources.DEVICES / name).touch()
     with pytest.raises(MusterError, match="no NVIDIA driver library") as refused:
         checked(monkeypatch, "libcuda.so.1: cannot open shared object file")
     assert refused.value.seen == (
-        f"{driver.DEVICES}/nvidia0 {driver.DEVICES}/nvidia1; libcuda.so.1: cannot open shared object file"
+        f"{resources.DEVICES}/nvidia0 {resources.DEVICES}/nvidia1; libcuda.so.1: cannot open shared object file"
     )
     assert "--nv" in refused.value.fix
     assert "--device cpu" in refused.value.fix
