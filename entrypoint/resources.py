@@ -65,7 +65,7 @@ def without_gpus(
     """
     is_job = allocation.scheduler not in ("local", "manual")
     giver = allocation.scheduler if is_job else env.engine
-    ask = allocation.gpu_request if is_job else _ASK_ENGINE.get(env.engine or "")
+    ask = allocation.job.gpu_request if is_job else _ASK_ENGINE.get(env.engine or "")
     on_cpu = options.nproc_per_node == "cpu" or "--device=cpu" in words or "--device cpu" in " ".join(words)
     if allocation.gpus_seen or on_cpu or not ask:
         return None

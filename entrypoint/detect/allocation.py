@@ -118,6 +118,11 @@ class Task:
         return cls(launcher, node_rank, 0, node_rank, tasks, hosts, notes=notes, sources={**only, **sources})
 
     @property
+    def num_nodes(self) -> int:
+        """How many nodes the launch has."""
+        return len(self.tasks_per_node)
+
+    @property
     def tasks_on_node(self) -> int:
         """How many processes the launcher started on this node."""
         return self.tasks_per_node[self.node_rank]
@@ -141,6 +146,7 @@ class Allocation:
     """Where this process stands in its job. See the contract of `muster detect --json` for the names.
 
     Attributes:
+        job: the scheduler's answer, or NO_SCHEDULER. `scheduler`, `job_id` and `attempt` are what the launch goes by.
         mode: `agent`: one process a node, which starts the others by torchrun; `worker`: the launcher started one
             process for each rank already; `single`: a world of one.
         rank: this process's rank in worker and single mode; in agent mode that of its first worker.
@@ -148,11 +154,11 @@ class Allocation:
         hosts: empty where only their number is known.
         sources: the variable or option that gave each value.
         gpus_seen: how many GPUs this process may use.
-        gpu_request: how GPUs are asked for; default_threads, start_time, end_time: as in Job.
         notes: one line for each thing that the user should know before the start.
         rejected: one line for each scheduler and launcher whose variables are there too, with why it lost.
     """
 
+    job: Job
     scheduler: str
     launcher: str
     job_id: str | None
@@ -166,13 +172,8 @@ class Allocation:
     tasks_on_node: int
     ranks_per_node: tuple[int, ...]
     mode: Mode
-    cpus_on_node: int | None
     sources: Mapping[str, str]
     gpus_seen: int
-    gpu_request: str
-    default_threads: str | None
-    start_time: int | None
-    end_time: int | None
     notes: tuple[str, ...]
     rejected: tuple[str, ...]
 

@@ -54,7 +54,7 @@ def job(env: Environment) -> Job | None:
         scheduler="kubernetes",
         job_id=None,
         hosts=hosts,
-        num_nodes=len(pod.tasks_per_node) if pod else None,
+        num_nodes=pod.num_nodes if pod else None,
         launch=FIX.replace("train ddp", "{command}"),
         gpu_request="nvidia.com/gpu: {gpus} in the limits of the pod's resources",
         is_host_proved=True,
@@ -66,7 +66,7 @@ def job(env: Environment) -> Job | None:
 def task(env: Environment, job: Job) -> Task | None:
     """The pod that this process is in, as the one task of a node, or None outside a job of several pods."""
     pod = _pod(env) if "KUBERNETES_SERVICE_HOST" in env else None
-    return replace(pod, hosts=job.hosts) if pod and len(job.hosts) == len(pod.tasks_per_node) else pod
+    return replace(pod, hosts=job.hosts) if pod and len(job.hosts) == pod.num_nodes else pod
 
 
 def _pod(env: Environment) -> Task | None:

@@ -235,7 +235,6 @@ def by_rank(
         "num_nodes": read.seen(names.size, names.local_size),
         "node_rank": f"the place of {read.env.host} in {job.sources['hosts']}",
         "local_rank": read.seen(names.local_rank),
-        "rank": read.seen(names.rank),
         "tasks_on_node": read.seen(names.size, names.local_size) if counted else read.seen(names.local_size),
     }
     notes: list[str] = []

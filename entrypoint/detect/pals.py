@@ -96,7 +96,6 @@ def task(env: Environment, job: Job) -> Task | Rejected | None:
             "hosts": source,
             "node_rank": f"PALS_NODEID={node_rank}",
             "local_rank": f"PALS_LOCAL_RANKID={local_rank}",
-            "rank": f"PALS_RANKID={rank}",
             "tasks_on_node": source,
         },
     )
@@ -119,7 +118,7 @@ def _by_rank(env: Environment, job: Job, node_rank: int, why: MusterError) -> Ta
     local_size = "PALS_LOCAL_SIZE" if "PALS_LOCAL_SIZE" in env else "PMI_LOCAL_SIZE"
     names = mpi.Names("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", local_size)
     task = mpi.by_rank("pals", names, read, job, job_id=env["PALS_APID"], known_node_rank=node_rank)
-    is_known = len(task.tasks_per_node) == 1 or task.hosts
+    is_known = task.num_nodes == 1 or task.hosts
     return task if is_known else replace(task, notes=(f"{why.wrong}; {why.fix}", *task.notes))
 
 

@@ -63,35 +63,30 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
         notes = (f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours: it was taken", *notes)
     of_launcher = {} if job.job_id or not task.job_id else {"job_id": f"{task.launcher}'s own"}
     # One task a node is an agent, which starts the node's ranks; of several each is a rank.
-    num_nodes = len(task.tasks_per_node)
     if max(task.tasks_per_node) > 1:
         mode, ranks_per_node, rank = "worker", task.tasks_per_node, task.rank
         source = task.sources["tasks_on_node"]
     else:
         nproc, source = (1, "single") if is_single else resources.processes_per_node(env, options, job)
-        mode = "single" if num_nodes == 1 and nproc == 1 else "agent"
-        ranks_per_node, rank = (nproc,) * num_nodes, task.node_rank * nproc
+        mode = "single" if task.num_nodes == 1 and nproc == 1 else "agent"
+        ranks_per_node, rank = (nproc,) * task.num_nodes, task.node_rank * nproc
     return Allocation(
+        job=job,
         scheduler=scheduler,
         launcher=task.launcher,
         job_id=job.job_id or task.job_id,
         attempt=job.attempt,
         step=task.step,
         hosts=task.hosts,
-        num_nodes=num_nodes,
+        num_nodes=task.num_nodes,
         node_rank=task.node_rank,
         local_rank=task.local_rank,
         rank=rank,
         tasks_on_node=task.tasks_on_node,
         ranks_per_node=ranks_per_node,
         mode=mode,
-        cpus_on_node=job.cpus_on_node,
         sources={**job.sources, **task.sources, **of_launcher, "nproc_per_node": source},
         gpus_seen=resources.gpus(env, job.gpus_on_node)[0],
-        gpu_request=job.gpu_request,
-        default_threads=job.default_threads,
-        start_time=job.start_time,
-        end_time=job.end_time,
         notes=notes,
         rejected=rejected,
     )
@@ -153,8 +148,7 @@ def _alone(env: Environment, options: LaunchOptions, job: Job, command: Sequence
 def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task, command: Sequence[str]) -> Task:
     """A launcher started this process as one of several."""
     task = replace(task, sources={**job.sources, **task.sources})
-    num_nodes = len(task.tasks_per_node)
-    _check_nnodes(options, num_nodes, task.sources["num_nodes"])
+    _check_nnodes(options, task.num_nodes, task.sources["num_nodes"])
     _check_hosts(env, job, task)
     _check_all_nodes(options, job, task)
     if max(task.tasks_per_node) > 1 and options.nproc_per_node is not None:
@@ -167,8 +161,8 @@ def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task, co
         )
     notes = task.notes
     if _num_unused(job, task) > 0:
-        notes += (f"this step uses {num_nodes} of the job's {job.num_nodes} nodes",)
-    if num_nodes > 1 and not task.hosts and job.problem and not env.get("MASTER_ADDR"):
+        notes += (f"this step uses {task.num_nodes} of the job's {job.num_nodes} nodes",)
+    if task.num_nodes > 1 and not task.hosts and job.problem and not env.get("MASTER_ADDR"):
         notes += (f"{job.problem.wrong}; {job.problem.fix}",)
     return replace(task, notes=notes)
 
@@ -279,7 +273,7 @@ def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -
     """Refuses a process in a container that none of the variables of the job around it have reached."""
     if not env.is_live or env.engine is None or options.num_nodes == 1:
         return
-    if task and len(task.tasks_per_node) > 1:
+    if task and task.num_nodes > 1:
         return
     # Here and not above: few launches are in a container without a job's variables.
     from muster.entrypoint.detect import traces
@@ -308,17 +302,16 @@ def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str) -> None:
 def _num_unused(job: Job, task: Task) -> int:
     """How many of the job's nodes the launch leaves out; 0 or less where it uses all, or their number is not known."""
     # The first of the hosts that LSF gives a job for jsrun may be the launch node.
-    return (job.num_nodes or 0) - len(task.tasks_per_node) - (task.launcher == "jsrun")
+    return (job.num_nodes or 0) - task.num_nodes - (task.launcher == "jsrun")
 
 
 def _check_all_nodes(options: LaunchOptions, job: Job, task: Task) -> None:
     """Refuses an MPI launch on fewer nodes than the job has, but for --nnodes: left-over variables look the same."""
-    num_nodes = len(task.tasks_per_node)
-    if _num_unused(job, task) > 0 and task.is_counted and options.num_nodes != num_nodes:
+    if _num_unused(job, task) > 0 and task.is_counted and options.num_nodes != task.num_nodes:
         raise MusterError(
-            f"{task.launcher} uses {num_nodes} of the job's {job.num_nodes} nodes, or its variables are left over",
+            f"{task.launcher} uses {task.num_nodes} of the job's {job.num_nodes} nodes, or its variables are left over",
             seen=f"{task.sources['num_nodes']}, {job.sources['num_nodes']}",
-            fix=f"start it on all nodes; if fewer are meant: --nnodes {num_nodes}",
+            fix=f"start it on all nodes; if fewer are meant: --nnodes {task.num_nodes}",
         )
 
 

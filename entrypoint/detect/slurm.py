@@ -158,7 +158,7 @@ def task(env: Environment, job: Job) -> Task | None:
     num_tasks = read.number("SLURM_STEP_NUM_TASKS")
     node_rank = read.number("SLURM_NODEID", "node_rank")
     local_rank = read.number("SLURM_LOCALID", "local_rank")
-    rank = read.number("SLURM_PROCID", "rank")
+    rank = read.number("SLURM_PROCID")
 
     def agree(holds: bool, about: str, *names: str) -> None:
         read.agree(holds, f"Slurm's variables disagree on {about}", *names)

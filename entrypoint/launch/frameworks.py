@@ -34,10 +34,9 @@ def jax(allocation: Allocation, rendezvous: Rendezvous, port: int) -> dict[str, 
 
     Source: https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html
     """
-    tasks = _tasks_per_node(allocation)
     found = {
         "JAX_COORDINATOR_ADDRESS": f"{bracketed(rendezvous.address)}:{port}",
-        "JAX_NUM_PROCESSES": str(sum(tasks)),
+        "JAX_NUM_PROCESSES": str(allocation.of_tasks().world_size),
         "JAX_PROCESS_ID": str(_index(allocation)),
     }
     if allocation.tasks_on_node > 1 and allocation.gpus_seen > 1:
@@ -56,11 +55,10 @@ def tensorflow(allocation: Allocation, rendezvous: Rendezvous, port: int) -> dic
             seen=f"{allocation.num_nodes} nodes started by {allocation.launcher}, no host list",
             fix="MUSTER_HOSTS=host1,host2,... in the order of the nodes",
         )
-    tasks = _tasks_per_node(allocation)
     hosts = allocation.hosts if allocation.num_nodes > 1 else (rendezvous.address,)
     workers = [
         f"{bracketed(host)}:{FIRST_PORT + (port + place - FIRST_PORT) % NUM_PORTS if place else port}"
-        for host, count in zip(hosts, tasks, strict=True)
+        for host, count in zip(hosts, allocation.of_tasks().ranks_per_node, strict=True)
         for place in range(count)
     ]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": _index(allocation)}}
@@ -71,13 +69,9 @@ VARIABLES = {"torch": torch, "jax": jax, "tensorflow": tensorflow}
 """What gives the variables that a framework reads in this task; MusterError where it needs what is not known here."""
 
 
-def _tasks_per_node(allocation: Allocation) -> tuple[int, ...]:
-    return allocation.ranks_per_node if allocation.mode == "worker" else (1,) * allocation.num_nodes
-
-
 def _index(allocation: Allocation) -> int:
     # Counted node by node and not by rank: every task can count the others so, however the launcher dealt the ranks.
-    return sum(_tasks_per_node(allocation)[: allocation.node_rank]) + allocation.local_rank
+    return sum(allocation.of_tasks().ranks_per_node[: allocation.node_rank]) + allocation.local_rank
 
 
 def bracketed(host: str) -> str:

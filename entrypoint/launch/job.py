@@ -56,9 +56,9 @@ def _times(env: Mapping[str, str], allocation: Allocation) -> dict[str, str]:
     """
     if env.get(END):
         return {}
-    start, limit_s = allocation.start_time, None
-    if start is not None and allocation.end_time is not None:
-        limit_s = allocation.end_time - start
+    start, end, limit_s = allocation.job.start_time, allocation.job.end_time, None
+    if start is not None and end is not None:
+        limit_s = end - start
         grace_s = hostlist.whole_number(env.get(GRACE, ""))
         if grace_s is None or limit_s > grace_s + 60:
             return {}

@@ -241,22 +241,21 @@ def _refuse_torchruns(allocation: Allocation, options: LaunchOptions, program: P
 
 def _threads(allocation: Allocation, env: Environment) -> Additions:
     """OMP_NUM_THREADS, where the user did not set it."""
-    cores = resources.cores(env, allocation.cpus_on_node)
+    cpus_on_node, num_ranks = allocation.job.cpus_on_node, allocation.nproc_per_node
+    cores = resources.cores(env, cpus_on_node)
     if cores is None:
         return Additions()
     notes: list[str] = []
     if cores == 1 and allocation.job_id is not None and env.is_live:
         notes.append("this process has one core: its ranks and data workers share it; ask for more CPUs a task")
-    num_cores, num_ranks = max(cores, allocation.cpus_on_node or 0), allocation.nproc_per_node
+    num_cores = max(cores, cpus_on_node or 0)
     if num_ranks > MOST_RANKS_PER_CORE * num_cores:
         notes.append(
             f"{num_ranks} ranks on this node share {num_cores} core{'' if num_cores == 1 else 's'}: they slow each "
             f"other down, and each takes memory; --nproc-per-node {num_cores} starts one for each core"
         )
-    threads = resources.threads_per_rank(
-        cores, allocation.cpus_on_node, allocation.nproc_per_node, allocation.tasks_on_node
-    )
-    of_scheduler = allocation.default_threads
+    threads = resources.threads_per_rank(cores, cpus_on_node, num_ranks, allocation.tasks_on_node)
+    of_scheduler = allocation.job.default_threads
     if of_scheduler is None:
         found = where_unset({"OMP_NUM_THREADS": str(threads)}, env)
         return Additions(found.variables, (*notes, *found.notes))
@@ -264,7 +263,7 @@ def _threads(allocation: Allocation, env: Environment) -> Additions:
     if str(threads) != of_scheduler:
         notes.append(
             f"OMP_NUM_THREADS={of_scheduler} was set by {allocation.scheduler}: {threads} for each of this node's "
-            f"{allocation.nproc_per_node} ranks was taken"
+            f"{num_ranks} ranks was taken"
         )
     return Additions({"OMP_NUM_THREADS": str(threads)}, tuple(notes))
 
@@ -331,24 +330,20 @@ def for_ours(context: Context, typed: Sequence[str]) -> dict[str, str]:
     The nodes are by node_rank, as the scheduler calls them: so one that does not come has a name.
     """
     allocation = context.allocation
-    # A file in the user's working directory must not take the place of a library's module.
-    wanted = {"PYTHONSAFEPATH": "1", LaunchVariable.COMMAND: shlex.join(typed)}
-    if context.site:
-        wanted[LaunchVariable.SITE_FOUND] = context.site.name
-    if allocation.scheduler not in ("local", "manual"):
-        wanted[LaunchVariable.SCHEDULER] = allocation.scheduler
-    if allocation.num_nodes > 1 and len(allocation.hosts) == allocation.num_nodes:
-        nodes = ",".join(allocation.hosts)
+    nodes = ",".join(allocation.hosts) if allocation.num_nodes > 1 else ""
+    told: dict[str, object] = {
+        # A file in the user's working directory must not take the place of a library's module.
+        "PYTHONSAFEPATH": "1",
+        LaunchVariable.COMMAND: shlex.join(typed),
+        LaunchVariable.SITE_FOUND: context.site.name if context.site else None,
+        LaunchVariable.SCHEDULER: allocation.scheduler if allocation.scheduler not in ("local", "manual") else None,
         # The kernel starts no program with a longer variable than 128 KiB: some 9,000 nodes.
-        if len(nodes) < MOST_NODES_TEXT:
-            wanted[LaunchVariable.NODES] = nodes
-    if allocation.attempt and not context.env.get(ATTEMPT):
-        wanted[ATTEMPT] = str(allocation.attempt)
-    if allocation.start_time is not None:
-        wanted[LaunchVariable.SCHEDULER_START_TIME] = str(allocation.start_time)
-    if allocation.end_time is not None:
-        wanted[LaunchVariable.SCHEDULER_END_TIME] = str(allocation.end_time)
-    return wanted
+        LaunchVariable.NODES: nodes if 0 < len(nodes) < MOST_NODES_TEXT else None,
+        ATTEMPT: allocation.attempt if allocation.attempt and not context.env.get(ATTEMPT) else None,
+        LaunchVariable.SCHEDULER_START_TIME: allocation.job.start_time,
+        LaunchVariable.SCHEDULER_END_TIME: allocation.job.end_time,
+    }
+    return {name: str(value) for name, value in told.items() if value is not None}
 
 
 def _init(env: Environment) -> list[str]:
