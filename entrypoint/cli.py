@@ -106,7 +106,7 @@ def _train(strategy: str, options: LaunchOptions, training: Options) -> None:
         check_combination(strategy, training)
     program = Program("module", ("muster.train", strategy, *to_argv(training)), is_ours=True)
     check = partial(check_here, training.model, training.data)
-    start.start(options, program, _typed("train"), is_single=strategy in IN_ONE_PROCESS, check=check)
+    start.start(options, program, ["train", *sys.argv[1:]], is_single=strategy in IN_ONE_PROCESS, check=check)
 
 
 def _trainings(act: Callable[[str, LaunchOptions, Options], None] = _train) -> typer.Typer:
@@ -258,7 +258,9 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
         if script[:1] == ["-m"]:
             how, script = replace(how, module=True), script[1:]
         if not script or script[0].startswith("-"):
-            raise MusterError("no script after python", seen=shlex.join(_typed("muster")), fix="muster run SCRIPT.py")
+            raise MusterError(
+                "no script after python", seen=shlex.join(["muster", *sys.argv[1:]]), fix="muster run SCRIPT.py"
+            )
     if how.module and how.no_python:
         raise MusterError("a module is run by python", seen="-m with --no-python", fix="give one of the two")
     kind = "module" if how.module else "program" if how.no_python else "script"
@@ -281,7 +283,7 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
             "or python SCRIPT",
         )
     program = Program(kind, tuple(script), framework=how.framework, torchrun=torchrun.passed_on())
-    start.start(torchrun.decided(options), program, _typed("muster"), is_single=False)
+    start.start(torchrun.decided(options), program, ["muster", *sys.argv[1:]], is_single=False)
 
 
 def _check_is_python(path: str) -> None:
@@ -305,7 +307,7 @@ def _start_check(name: str) -> Callable[..., None]:
         if not given and options.rdzv_timeout == LaunchOptions.rdzv_timeout:
             options = replace(options, rdzv_timeout=CHECK_RDZV_TIMEOUT_S)
         program = Program("module", ("muster.check", name, *to_argv(checks)), is_ours=True)
-        start.start(options, program, _typed("muster"))
+        start.start(options, program, ["muster", *sys.argv[1:]])
 
     return check
 
@@ -373,17 +375,14 @@ def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, f
     print(json.dumps(found, indent=2) if as_json else version.text(found))
 
 
-def _typed(name: str) -> list[str]:
-    return [name, *sys.argv[1:]]
-
-
 def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | None = None) -> None:
     """Runs the command and exits with its code: 0, or 2 with three lines on stderr, which show it as it was `typed`."""
     if argv[:1] == ["--version"]:
         # Here and not above: a launch has no use for it.
         from muster.entrypoint import version
 
-        print(f"{name} {version.package_version() or 'of unknown version'}")
+        with interruption.command(f"{name} --version"):
+            print(f"{name} {version.package_version() or 'of unknown version'}")
         return
     asked = [command for command in app.registered_commands if command.name == next(iter(argv), None)]
     if asked:

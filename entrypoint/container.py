@@ -54,7 +54,7 @@ def docker(env: Environment) -> ContainerOptions:
         MusterError: a file has a name that can't be passed.
     """
     job, _ = _found(env)
-    present, num_secret = _present(env)
+    present, notes = _present(env)
     is_job = any(not _NO_JOB.fullmatch(name) for name in present)
     left_out = {name for name in env if name not in present}
     words = [word for name in sorted(names().union(present) - left_out) for word in ("--env", name)]
@@ -64,7 +64,6 @@ def docker(env: Environment) -> ContainerOptions:
         words += ["--volume", f"{path}:{path}:ro"]
     # The job's lists know this host by its own name, which comes with its network.
     words += ["--network" if job.num_nodes != 1 else "--uts", "host"]
-    notes = _secrets(num_secret)
     if not is_job:
         notes.append("no variables of a job are here: the names of all that could be; files and nodes are not known")
     return ContainerOptions(tuple(words), tuple(notes))
@@ -78,7 +77,7 @@ def apptainer(env: Environment) -> ContainerOptions:
     Raises:
         MusterError: a file has a name that can't be passed.
     """
-    present, num_secret = _present(env)
+    present, notes = _present(env)
     # Inside the container a shell reads the value again, unless --no-eval is given: there is no writing that would be
     # right for both.
     evaluated = [name for name in present if re.search(r"[$`\\]", env[name]) or not env[name].isprintable()]
@@ -87,7 +86,6 @@ def apptainer(env: Environment) -> ContainerOptions:
         if re.search(r"[:,\n]", path):
             raise _unusable("apptainer's --bind takes no colons and commas", path)
         words += ["--bind", path]
-    notes = _secrets(num_secret)
     if evaluated:
         notes.append(f"left out, as Apptainer has a shell read what is in them: {', '.join(evaluated)}")
     if not any(not _NO_JOB.fullmatch(name) for name in present):
@@ -123,15 +121,16 @@ def _found(env: Environment) -> tuple[Job, bool]:
     return job, is_task
 
 
-def _present(env: Environment) -> tuple[list[str], int]:
-    """The variables of the job, and of its user, without those that may be secret; and how many of these there are."""
+def _present(env: Environment) -> tuple[list[str], list[str]]:
+    """The variables of the job, and of its user, without those that may be secret; and a note on how many these are."""
     known, prefixes = names(), (*families.names("PREFIXES"), *_PREFIXES)
     wanted = sorted(name for name in env if name in known or name.startswith(prefixes))
     # Flux keeps its sockets there, and by that is told from a job that it runs inside of.
     if "TMPDIR" in env and env.get("FLUX_URI", "").startswith(f"local://{env['TMPDIR']}"):
         wanted.append("TMPDIR")
     present = [name for name in wanted if not recording.is_secret(name, env[name])]
-    return present, len(wanted) - len(present)
+    num_secret = len(wanted) - len(present)
+    return present, [f"left out: {num_secret} that may be secret"] if num_secret else []
 
 
 def _files(env: Environment) -> list[str]:
@@ -139,10 +138,6 @@ def _files(env: Environment) -> list[str]:
     names = [name for name in families.names("TEXT_FILES", "BINARY_FILES") if env.get(name)]
     there = [name for name in names if (os.path.isfile(env[name]) if env.is_live else name in env.files)]
     return list(dict.fromkeys(str(Path(env[name]).absolute()) for name in there))
-
-
-def _secrets(count: int) -> list[str]:
-    return [f"left out: {count} that may be secret"] if count else []
 
 
 def _unusable(why: str, path: str) -> MusterError:

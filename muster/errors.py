@@ -61,18 +61,14 @@ def notify(text: object) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-SILENCE_S = 1.0
-"""For so long nobody asks whether a command hangs."""
-
-
 @contextmanager
-def notify_if_slow(what: str, *, is_shown: bool = True, after_s: float = SILENCE_S) -> Generator[None]:
+def notify_if_slow(what: str, *, is_shown: bool = True, after_s: float = 1.0) -> Generator[None]:
     """A context that prints `what` is being done, should it take longer than `after_s` seconds.
 
     Args:
         what: a few words, such as "loading PyTorch".
         is_shown: False on all ranks but the one that prints.
-        after_s: how long nothing is printed.
+        after_s: how long nothing is printed; by default as long as nobody asks whether a command hangs.
     """
     import threading  # here and not above: a launch has no use for it
 

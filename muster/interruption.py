@@ -133,8 +133,12 @@ def command(name: str, is_debugged: bool = False) -> Generator[None]:
             yield
             sys.stdout.flush()
     except OSError as error:
-        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
+        if error.filename is not None or error.errno not in (errno.ENOENT, errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
             raise
+        if error.errno == errno.ENOENT:  # of os.getcwd
+            wrong, fix = "the working directory is not there any more", "cd FOLDER, one that is there on every node"
+            notify(MusterError(wrong, seen=os.environ.get("PWD", "."), fix=fix))
+            sys.exit(ExitCode.USER_MUST_CHANGE)
         # What is left is not written again while Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno != errno.EPIPE:  # of a pipe whose reader has seen enough nothing is said

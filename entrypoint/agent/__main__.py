@@ -77,23 +77,28 @@ def main(argv: list[str]) -> int:
         logging.getLogger(name).addFilter(lambda entry: not str(entry.msg).startswith(_REPORTED_BELOW))
     arguments = parse_args(argv)
     address, port = rendezvous.endpoint_of(arguments)
-    status = Warned()
+    status, failures, error = Warned(), None, None
     try:
         status.take_over(arguments)
         if rendezvous.joins_other_store(arguments):
             wait_for(address, port, rendezvous.timeout_s(arguments))
         failures = run(arguments, status)
-    except SignalException as error:
+    except Exception as caught:
+        error = caught
+    # All is done but to say how it ended, which no signal changes.
+    for number in (*WARNINGS, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    if isinstance(error, SignalException):
         status.warning = error.sigval.name
         return status.answer()
-    except MusterError as error:
+    if isinstance(error, MusterError):
         notify(error)
         return error.code
-    except Exception as error:
+    if error:
         if status.warning == "SIGINT":
             return status.answer()
         if os.environ.get("MUSTER_DEBUG"):
-            raise
+            raise error
         endpoint = f"{address}:{port}"
         failure = lost_nodes(endpoint, error) if status.workers else not_met(address, port, arguments.nnodes, error)
         notify(failure)

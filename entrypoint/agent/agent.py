@@ -21,6 +21,7 @@ from typing import Any
 from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.events.handlers import get_logging_handler
 from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.utils import store as store_util
@@ -28,7 +29,7 @@ from torch.distributed.run import config_from_args  # pyright: ignore[reportUnkn
 
 from muster import interruption
 from muster.entrypoint.agent import rendezvous
-from muster.entrypoint.agent.failures import first_of, how_ended, is_ours
+from muster.entrypoint.agent.failures import first_of, how_ended, is_ours, not_started
 from muster.entrypoint.agent.nodes import Nodes
 from muster.entrypoint.rendezvous.network import within
 from muster.errors import ExitCode, MusterError, notify
@@ -123,8 +124,11 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
     """
     try:
         found: Any = config_from_args(arguments)  # pyright: ignore[reportUnknownVariableType]
-    except ValueError as error:
-        seen = f"ValueError: {error}"
+        get_logging_handler(found[0].event_log_handler)
+    except OSError as error:
+        raise not_started(error) from None
+    except (KeyError, ValueError) as error:
+        seen = f"{type(error).__name__}: {error}"
         raise MusterError(
             "torchrun does not take the value of one of its options", seen=seen, fix="muster run --help-all shows them"
         ) from None
@@ -218,6 +222,8 @@ class Agent(LocalElasticAgent):
             self._status.is_starting = True
             try:
                 started = torchs._start_workers(worker_group)
+            except (OSError, RuntimeError) as error:
+                raise not_started(error) from None
             finally:
                 self._status.is_starting = False
         self._status.workers = {pid for pid, _ in self.processes().values()}
@@ -267,7 +273,7 @@ class Agent(LocalElasticAgent):
             self._exit_barrier_timeout = FOR_EVER_S
             barrier = threading.Thread(target=torchs._exit_barrier, daemon=True)
             barrier.start()
-            while barrier.is_alive() and not self._nodes.has_failed:
+            while barrier.is_alive() and not self._nodes.reason:
                 barrier.join(BARRIER_POLL_S)
             self._nodes.wait_for_others()
         if time.monotonic() - self._start > BRIEF_S and not is_ours():

@@ -128,6 +128,13 @@ def message_of(failure: ProcessFailure) -> str:
     return lines[0] if lines and lines[0] != "<NONE>" else ""
 
 
+def not_started(error: Exception) -> MusterError:
+    """The error for ranks that can't be started, or have no place for their logs."""
+    fix = "--log-dir FOLDER or TMPDIR=FOLDER, with room, in which you may write; without GPUs: no --numa-binding"
+    wrong = f"the ranks of {socket.gethostname()} can't be started"
+    return MusterError(wrong, seen=_in_one_line(error), fix=fix)
+
+
 def not_met(address: str, port: int, num_nodes: str, error: Exception) -> MusterError:
     """The error for nodes that did not meet."""
     host, seen = socket.gethostname(), _in_one_line(error)

@@ -40,14 +40,14 @@ LEAVE_S = 6.0
 class Nodes:
     """This node among the others, from the first start of its workers on.
 
-    `ended` takes the workers that this ends, by process id, and why.
+    `ended` takes the workers that this ends, by process id, and why. `reason`: why a node has failed, if one has.
     """
 
     def __init__(self, agent: Any, group: Any, ended: dict[int, str]) -> None:
         self._agent = agent
         self._group = group
         self._ended = ended
-        self._reason = ""
+        self.reason = ""
         self._must_wait = False
         self._seen: dict[int, tuple[bytes, int]] = {}
         # Each with a connection of its own: a blocked wait holds its one.
@@ -56,16 +56,11 @@ class Nodes:
         self._beats.set_timeout(timedelta(seconds=STORE_S))
         threading.Thread(target=self._watch, daemon=True).start()
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether a node has, as this one knows."""
-        return bool(self._reason)
-
     def _watch(self) -> None:
         """The thread: beats until something has failed, then ends the ranks that are still there."""
         missed = 0
         # Counted, and not timed: a job may be suspended as a whole. A beat that is missed takes the time of two.
-        while not self._reason and 2 * missed < DEAD_BEATS:
+        while not self.reason and 2 * missed < DEAD_BEATS:
             missed += 1
             try:
                 within(BEAT_S, self._beat)
@@ -76,8 +71,8 @@ class Nodes:
                 continue
             finally:
                 time.sleep(BEAT_S)
-        if not self._reason:
-            self._reason = f"the node at {self._group.master_addr}:{self._group.master_port} does not answer any more"
+        if not self.reason:
+            self.reason = f"the node at {self._group.master_addr}:{self._group.master_port} does not answer any more"
         if not is_ours():  # such ranks read nothing of a fault
             self._end_workers(signal.SIGTERM)
         time.sleep(GRACE_S)
@@ -91,7 +86,7 @@ class Nodes:
         if group.group_rank == 0:
             self._receive()
         if store.check(["fault"]):
-            self._reason = why(store.get("fault"))
+            self.reason = why(store.get("fault"))
             if not is_ours():
                 self._must_wait = True
                 self._acknowledge(store)
@@ -99,7 +94,7 @@ class Nodes:
     def _end_workers(self, number: signal.Signals) -> None:
         for pid, code in self._agent.processes().values():
             if code is None:
-                self._ended[pid] = self._reason
+                self._ended[pid] = self.reason
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
 

@@ -33,9 +33,6 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 STORE_S = 30.0
 """Seconds for one answer of the store by which nodes come and go."""
 
-DEFAULT_TIMEOUT_S = 600
-"""torchrun's own, without --rdzv-conf."""
-
 
 def is_one_node(arguments: argparse.Namespace) -> bool:
     """Whether torchrun's `arguments` say that this is the only node, for good."""
@@ -60,7 +57,7 @@ def joins_other_store(arguments: argparse.Namespace) -> bool:
 def timeout_s(arguments: argparse.Namespace) -> int:
     """Seconds that --rdzv-conf allows for meeting."""
     match = re.search(r"(?:^|,)(?:join_)?timeout=(\d+)", arguments.rdzv_conf)
-    return int(match[1]) if match else DEFAULT_TIMEOUT_S
+    return int(match[1]) if match else 600  # torchrun's own default
 
 
 def handler_of(arguments: argparse.Namespace, config: Any) -> RendezvousHandler:

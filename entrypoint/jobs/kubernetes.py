@@ -14,8 +14,6 @@ from muster.entrypoint.sites.schema import Context, Site, resolve, value_of
 from muster.errors import MusterError
 
 KINDS = ("pytorchjob", "jobset", "job")
-DEFAULT_KIND = "job"
-"""What a cluster needs nothing installed for."""
 CLAIM = "muster"
 """The PersistentVolumeClaim with the runs."""
 NO_IMAGE = "registry.example/muster:latest"
@@ -41,7 +39,7 @@ def make(name: str, site: Site, wanted: Wanted) -> str:
     Raises:
         MusterError: there is no such kind, or Kubernetes would not take it.
     """
-    kind = wanted.kind or DEFAULT_KIND
+    kind = wanted.kind or "job"  # for which a cluster needs nothing installed
     image = NO_IMAGE if wanted.image == Wanted.image else wanted.image
     claim = CLAIM if wanted.claim is None else wanted.claim
     here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)

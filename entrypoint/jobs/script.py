@@ -301,7 +301,8 @@ def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None
         words += [*options, '--env "MUSTER_FABRIC=${MUSTER_FABRIC:-off}"']
         needed = {need for text in (*folders, *resolve(site.caches, here).values()) for need in quoting.needs(text)}
         words += [f"--env {show.word(each)}" for each in (*(f"{prefix}*" for prefix in PASSED), *sorted(needed))]
-        words += [_if_set(folder, "--volume", quoting.expanded(_twice(folder))) for folder in folders]
+        outside_and_inside = {folder: folder if ":" in folder else f"{folder}:{folder}" for folder in folders}
+        words += [_if_set(each, "--volume", quoting.expanded(both)) for each, both in outside_and_inside.items()]
     else:
         image = wanted.image
         words = [show.word(command), "exec", *(["--nv"] if gpus != 0 else []), "--bind /:/host:ro", *options]
@@ -319,11 +320,6 @@ def _if_set(folder: str, option: str, word: str) -> str:
     for variable in quoting.needs(folder):
         text = f"${{{variable}:+{text}}}"
     return text
-
-
-def _twice(folder: str) -> str:
-    """`folder` as docker and podman want it: outside and inside."""
-    return folder if ":" in folder else f"{folder}:{folder}"
 
 
 def made_by(name: str, wanted: Wanted) -> str:

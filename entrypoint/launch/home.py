@@ -61,5 +61,5 @@ def find(env: Environment) -> Additions:
 
 
 def _is_writable(folder: Path) -> bool:
-    # Asks the kernel, so that a read-only mount counts too.
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    # Asks the kernel, so that a read-only mount counts too. Path.is_dir is an OSError where this user may not look.
+    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)

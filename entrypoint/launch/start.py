@@ -88,6 +88,7 @@ def start(
     env = environment_of(options)
     is_dry = options.dry_run or not env.is_live
     if not is_dry:
+        os.getcwd()  # where it was removed, torch would say that a library of its own can't be loaded
         # A scheduler's early warnings would end this process: they are kept until the one that it becomes is ready to
         # hear them, which may take a minute; what is held stays held through an exec. SIGTERM is not: before anything
         # is learnt it may as well end the process.

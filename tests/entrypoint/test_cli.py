@@ -428,6 +428,9 @@ def test_a_program_that_is_none(command: Run, tmp_path: Path, arguments: list[st
     "wrong",
     [
         "--tee=9",
+        "--log-dir=x.py",
+        "--log-dir=/proc/none",
+        "--event-log-handler=none",
         "--monitor-interval=-1",
         "--rdzv-timeout=99999999999",
         "--rdzv-conf=timeout=0",
@@ -446,6 +449,19 @@ def test_a_value_that_torchruns_option_does_not_take_is_no_fault_of_the_network(
     three_lines("\n".join(line for line in answer.stderr.splitlines() if not line.startswith("muster: ")))
 
 
+@pytest.mark.parametrize("words", ["train ddp", "muster run --debug-distributed '{script}'"])
+def test_a_working_directory_that_was_removed_is_told(tmp_path: Path, words: str) -> None:
+    script, folder = tmp_path / "script.py", tmp_path / "gone"
+    script.touch()
+    folder.mkdir()
+    line = f"rmdir '{folder}' && '{COMMANDS}'/{words.format(script=script)}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", line], cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert "the working directory" in three_lines(done.stderr)[0]
+
+
 def test_torchruns_options_after_the_script_are_its_own_and_a_line_says_so(command: Run, tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("import sys\n")
     (tmp_path / "spawns.py").write_text("parser.add_argument('--nproc_per_node')\n")
@@ -461,7 +477,10 @@ def test_a_site_that_there_is_not_is_told_with_the_variable_that_names_it(comman
     assert "MUSTER_SITE=nosuch" in three_lines(answer.stderr)[1]
 
 
-@pytest.mark.parametrize("words", [("muster", "job", "slurm"), ("muster", "env"), ("train", "ddp", "--dry-run")])
+@pytest.mark.parametrize(
+    "words",
+    [("muster", "job", "slurm"), ("muster", "env"), ("train", "ddp", "--dry-run"), ("muster", "--version")],
+)
 def test_output_that_can_not_be_written_is_told(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:  # every write to it says that the disk is full
         argv = [str(COMMANDS / words[0]), *words[1:]]
@@ -473,7 +492,8 @@ def test_output_that_can_not_be_written_is_told(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("muster", "job", "slurm"), ("muster", "detect", "--json"), ("train", "ddp", "--dry-run")]
+    "words",
+    [("muster", "job", "slurm"), ("muster", "detect", "--json"), ("train", "ddp", "--dry-run"), ("train", "--version")],
 )
 def test_a_reader_that_has_seen_enough_is_no_error(words: tuple[str, ...]) -> None:
     read, write = os.pipe()

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -309,6 +310,28 @@ def test_a_warning_is_no_accident_after_which_ranks_start_again(tmp_path: Path) 
                 assert "start again" not in agent.stderr.read()
             finally:
                 agent.kill()
+
+
+def test_a_signal_that_comes_while_an_agent_tells_how_it_ended_changes_nothing(tmp_path: Path) -> None:
+    # Nobody reads the pipe, so that the agent has to wait with its words.
+    fill = (
+        "import os, sys\nos.set_blocking(2, False)\ntry:\n    while True:\n        os.write(2, b'.' * 16)\n"
+        "except BlockingIOError:\n    os.set_blocking(2, True)\n    open('full', 'w').close()\n    sys.exit(3)\n"
+    )
+    (tmp_path / "worker.py").write_text(f"import os\nif os.environ['RANK'] == '0':\n    exec({fill!r})\n")
+    with subprocess.Popen(argv(), cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE) as agent:
+        while not (tmp_path / "full").exists():
+            assert agent.poll() is None
+            time.sleep(0.05)
+        children = psutil.Process(agent.pid).children()
+        psutil.wait_procs(children, timeout=30)
+        time.sleep(1)
+        agent.send_signal(signal.SIGTERM)
+        assert agent.stderr is not None
+        said = agent.stderr.read()
+        assert agent.wait(30) == 1
+    assert b"Traceback" not in said
+    assert b"error: rank 0 on " in said
 
 
 def test_an_agent_whose_words_nobody_reads_has_its_code(tmp_path: Path) -> None:

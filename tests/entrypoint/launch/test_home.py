@@ -76,7 +76,8 @@ def test_the_umask_takes_nothing_away_and_gives_nothing(temporary: Path) -> None
     assert (temporary / "home").stat().st_mode & 0o7777 == 0o700
 
 
-@pytest.mark.parametrize("home", ["/nonexistent", "/etc/passwd", ""])
+# A name that is too long is refused as is one that this user may not look at.
+@pytest.mark.parametrize("home", ["/nonexistent", "/etc/passwd", "", "/" + "a" * 300])
 def test_a_home_that_cannot_be_written_to(temporary: Path, unknown: None, home: str) -> None:
     found = find(inside(HOME=home, USER="me"))
     assert found.variables == {"HOME": str(temporary / f"muster-home-{UID}")}
