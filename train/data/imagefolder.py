@@ -119,8 +119,7 @@ def read_folder(folder: Path, options: Options) -> tuple[list[str], list[tuple[s
             for name in classes
         ]
     except OSError as error:
-        fix = "see that this user may read it, on every node; a link that leads nowhere: remove it"
-        seen = str(error.filename or folder)
+        seen, fix = str(error.filename or folder), "see that this user may read it, on every node; or remove it"
         raise MusterError(f"the data folder can't be read: {error.strerror}", seen=seen, fix=fix) from error
     empty = [name for name, paths in zip(classes, images, strict=True) if not paths]
     if empty:

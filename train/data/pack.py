@@ -126,10 +126,8 @@ def read_ahead(samples: list[Sample]) -> Iterator[tuple[bytes, int, bytes]]:
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for start in range(0, len(samples), AHEAD):
             some = samples[start : start + AHEAD]
-            for (path, label), content in zip(
-                some, pool.map(Path.read_bytes, [Path(os.fsdecode(path)) for path, _ in some]), strict=True
-            ):
-                yield path, label, content
+            contents = pool.map(Path.read_bytes, [Path(os.fsdecode(path)) for path, _ in some])
+            yield from ((*sample, content) for sample, content in zip(some, contents, strict=True))
 
 
 def main() -> None:
