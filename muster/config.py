@@ -198,7 +198,7 @@ class DataOptions:
         ),
     ] = None
     valid_num_workers: Annotated[
-        int | None, _data(help="Processes that load validation data, for each rank. Default: as for training.", min=0)
+        int | None, _data(help="Processes that load validation data, for each rank. Default: by the same rule.", min=0)
     ] = None
     decoder: Annotated[
         Literal["cpu", "nvjpeg"],

@@ -12,9 +12,9 @@ def quantity(value: float | None) -> str:
     if value is None:
         return NONE
     for size, letter in ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M")):
-        if abs(value) >= size:
+        if size <= abs(value) < 1e18:
             return f"{value / size:.4g}{letter}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 def count(value: float | None) -> str:
@@ -43,7 +43,7 @@ def duration(value: float | None) -> str:
         return NONE
     if abs(value) < 0.9995:  # which three digits would round to 1e+03
         return f"{value * 1e3:.3g} ms"
-    if abs(value) < 60:
+    if abs(value) < 59.995:
         return f"{value:.2f} s"
     whole = round(value)
     if whole < 3600:

@@ -36,7 +36,7 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
         for note in notes:
             print(f"note: {note}", file=sys.stderr)
     file = file or (source.parent if path == source else source) / "weights.pt"
-    if file.exists():
+    if os.path.lexists(file):
         raise MusterError("there is such a file already", seen=str(file), fix="train export RUN --to ANOTHER.pt")
     try:
         write_atomically(file, lambda out: torch.save(state["model"], out))
@@ -46,7 +46,7 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
         raise MusterError(
             f"the weights could not be written: {cause}",
             seen=str(file),
-            fix="make room, or train export RUN --to FILE",
+            fix="make room, or train export RUN --to FILE, in a folder that is there",
             code=ExitCode.FAILED,
         ) from error
     return path, file

@@ -530,10 +530,11 @@ class Trainer:
         if not math.isfinite(values[0]):
             self.refuse(values[0], sums)
         self.warned, self.is_due = num_warned > 0, num_due > 0
-        summed_loss, _, num_targets = values
-        self.display.loss(summed_loss / num_targets)
+        of_epoch = [sum(both) for both in zip(self.progress.sums, values, strict=True)]
+        learning = results("train", of_epoch, self.source.unit)
+        self.display.loss(learning["train_loss"])
         if self.line is not None:
-            self.record({"kind": "steps", **self.line, **results("train", values, self.source.unit)})
+            self.record({"kind": "steps", **self.line, **learning})
 
     def report_saves(self) -> None:
         """Reports the checkpoints that have become complete on the disk."""

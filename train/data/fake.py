@@ -31,10 +31,9 @@ def open_source(options: Options) -> Source:
     size = options.pixels
     # torchvision seeds sample i by i + offset, in 64 bits; validation samples start where the training samples end.
     offset = options.seed * 1_000_003 % 2**63
-    num_valid = max(1, options.num_samples // 10)
     return Source(
         train=Fake(options.num_samples, size, options.num_classes, offset),
-        valid=Fake(num_valid, size, options.num_classes, offset + options.num_samples),
+        valid=Fake(max(1, options.num_samples // 10), size, options.num_classes, offset + options.num_samples),
         num_classes=options.num_classes,
         size=size,
     )

@@ -119,8 +119,8 @@ def read_folder(folder: Path, options: Options) -> tuple[list[str], list[tuple[s
             for name in classes
         ]
     except OSError as error:
-        fix = "see that this user may read the folder, on every node"
-        raise MusterError(f"the data folder can't be read: {error.strerror}", seen=str(folder), fix=fix) from error
+        seen, fix = str(error.filename or folder), "see that this user may read it, on every node; or remove it"
+        raise MusterError(f"the data folder can't be read: {error.strerror}", seen=seen, fix=fix) from error
     empty = [name for name, paths in zip(classes, images, strict=True) if not paths]
     if empty:
         raise MusterError(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2.functional import pil_to_tensor, resized_crop
@@ -18,6 +18,9 @@ from muster.train.data.source import BadSample, Samples
 JPEG = b"\xff\xd8\xff"
 AREA, RATIO = [0.35, 1.0], [3 / 4, 4 / 3]
 """Of a random crop: its share of the image, and its width by its height."""
+
+REASONS = {FileNotFoundError: "the file is gone", UnidentifiedImageError: "it is no image, or of an unknown format"}
+"""What is said in place of an error's own words: those of PIL have an address in memory in them."""
 
 SCALES = (8, 4, 2)
 """By how much a JPEG can be smaller when it comes out of its cosines, at next to no cost."""
@@ -87,10 +90,8 @@ class EncodedImages(Samples):
 
     def bad_sample(self, index: int, error: Exception) -> BadSample:
         """The error about a file that made its reader raise `error`."""
-        if isinstance(error, FileNotFoundError):
-            return BadSample(self.name(index), "the file is gone")
-        reason = error.strerror if isinstance(error, OSError) else None
-        return BadSample(self.name(index), reason or str(error) or type(error).__name__)
+        reason = REASONS.get(type(error)) or getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return BadSample(self.name(index), reason)
 
 
 def random_crop(height: int, width: int) -> Crop:
@@ -151,11 +152,10 @@ def decode(content: bytes) -> torch.Tensor:
             assert isinstance(picture_CHW, torch.Tensor)  # of one image, not of a list of them
             return picture_CHW
     with Image.open(BytesIO(content)) as image:
-        if image.mode == "F":  # PIL takes 255 for white, where most programs take 1
-            raise ValueError(
-                "its pixels are floating-point numbers, whose white is not known: save it with 8 or 16 bits"
-            )
-        # PIL's own way from 16 bits to 8 makes white of all that is more than 255.
         is_wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+        if image.mode in ("F", "I") and not is_wide:  # PIL takes 255 for white, which few programs do
+            numbers = "floating-point" if image.mode == "F" else "signed or 32-bit"
+            raise ValueError(f"its pixels are {numbers} numbers, whose white is not known: save it with 8 or 16 bits")
+        # PIL's own way from 16 bits to 8 makes white of all that is more than 255.
         narrow = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if is_wide else image
         return pil_to_tensor(narrow.convert("RGB"))

@@ -53,7 +53,7 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
         fix = "another OUT, or remove the old one first"
         raise MusterError("there is something already, and nothing is overwritten", seen=f"OUT={out}", fix=fix)
     found = scan(Options(data=f"imagefolder:{folder}"))
-    root, labels = os.fsencode(folder), found.labels_N.tolist()
+    root, labels = os.fsencode(os.path.expanduser(folder)), found.labels_N.tolist()
     samples = [(os.path.join(root, found.paths_N[index]), labels[index]) for index in range(len(found.paths_N))]
     halves = {"": samples}
     if found.num_train < len(samples):
@@ -126,10 +126,8 @@ def read_ahead(samples: list[Sample]) -> Iterator[tuple[bytes, int, bytes]]:
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for start in range(0, len(samples), AHEAD):
             some = samples[start : start + AHEAD]
-            for (path, label), content in zip(
-                some, pool.map(Path.read_bytes, [Path(os.fsdecode(path)) for path, _ in some]), strict=True
-            ):
-                yield path, label, content
+            contents = pool.map(Path.read_bytes, [Path(os.fsdecode(path)) for path, _ in some])
+            yield from ((*sample, content) for sample, content in zip(some, contents, strict=True))
 
 
 def main() -> None:

@@ -84,12 +84,20 @@ def map_file(path: Path) -> np.ndarray:
 
 
 def halves(folder: Path) -> tuple[Path, Path] | None:
-    """The folder's `train` and `val` files of tokens, where it has them."""
+    """The folder's `train` and `val` files of tokens, where it has them.
+
+    Raises:
+        MusterError: it has numbers in one of the two: they must not be taken for text, or left out.
+    """
+    alone: list[Path] = []
     for suffix in (*TYPES, ".npy", ".txt"):
-        for other in ("val", "valid"):
-            pair = folder / f"train{suffix}", folder / f"{other}{suffix}"
-            if all(path.is_file() for path in pair):
-                return pair
+        present = [path for half in ("train", "val", "valid") if (path := folder / f"{half}{suffix}").is_file()]
+        if len(present) > 1 and present[0].stem == "train":
+            return present[0], present[1]
+        alone += present if suffix != ".txt" else []
+    if alone:
+        fix = "give the folder both, train.bin and val.bin; or name the file itself, whose last tenth then validates"
+        raise MusterError("the folder has one of two files of tokens alone", seen=str(alone[0]), fix=fix)
     return None
 
 

@@ -55,6 +55,12 @@ def assert_same_bits(one, other):
     assert results(first) == results(second)
 
 
+def losses(run):
+    """The training loss of each line of metrics.jsonl within the epochs, by step."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["train_loss"] for line in lines if line["kind"] == "steps"}
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_stopped_after_two_epochs(train, common, straight, tmp_path, num_workers):
     workers = [f"--train-num-workers={num_workers}", f"--valid-num-workers={num_workers}"]
@@ -75,6 +81,8 @@ def test_stopped_in_the_middle_of_an_epoch(train, common, straight, tmp_path):
     train([*argv, "--max-steps=6"], 2, ok=True)
     train([*argv, "--resume"], 2, ok=True)
     assert_same_bits(straight, tmp_path / "run")
+    # The losses on the way are the means of the whole epoch so far, in both.
+    assert losses(tmp_path / "run") == pytest.approx(losses(straight))
 
 
 @pytest.mark.smoke

@@ -99,6 +99,11 @@ def test_nothing_is_overwritten_and_nothing_half_made_is_left(packed, tmp_path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "shards"]
 
 
+def test_a_folder_below_the_home_folder(packed, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert pack.pack(Path("~", packed[0].relative_to(tmp_path)), tmp_path / "other", shard_mb=1, seed=0) == 50
+
+
 @pytest.mark.process
 def test_the_command(packed, tmp_path, monkeypatch, capsys):
     folder, out = packed

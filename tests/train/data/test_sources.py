@@ -91,9 +91,10 @@ def test_greys_of_16_bits_keep_their_shades(suffix):
     assert torch.equal(decode(file.getvalue()), torch.from_numpy((shades // 256).astype(np.uint8)).expand(3, -1, -1))
 
 
-def test_floating_point_pixels_are_refused_as_none_knows_their_white():
+@pytest.mark.parametrize("type_", [np.float32, np.int32])
+def test_pixels_whose_white_is_not_known_are_refused(type_):
     file = io.BytesIO()
-    Image.fromarray(np.full((48, 64), 0.5, np.float32)).save(file, "tiff")
+    Image.fromarray(np.full((48, 64), 1000, type_)).save(file, "tiff")
     with pytest.raises(ValueError, match="8 or 16 bits"):
         decode(file.getvalue())
 
@@ -201,6 +202,14 @@ def test_a_link_that_leads_back_is_named(tmp_path, make_images, link, to):
     assert raised.value.seen == f"{root / link} -> {(root / link).resolve()}"
 
 
+def test_a_link_to_itself_is_named(tmp_path, make_images):
+    root = make_images(tmp_path / "images")
+    (root / "cat" / "self").symlink_to("self")
+    with pytest.raises(MusterError, match="can't be read") as raised:
+        data.open_source(folder_options(root))
+    assert raised.value.seen == str(root / "cat" / "self")
+
+
 def test_folders_that_hold_no_data(tmp_path, make_images):
     def error(root):
         with pytest.raises(MusterError) as raised:
@@ -272,6 +281,7 @@ def test_a_bad_sample_stops_and_is_named(broken, num_workers, loaded):
         assert path in raised.value.seen
         assert "--on-bad-sample=skip" in raised.value.fix
         assert len(str(raised.value).splitlines()) == 3
+        assert " at 0x" not in str(raised.value)  # the address of an object in memory
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

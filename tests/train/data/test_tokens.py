@@ -86,6 +86,16 @@ def test_a_folder_with_two_halves(tmp_path):
     assert (len(source.train), source.num_valid_targets, source.num_classes) == (12, 59, 60)
 
 
+@pytest.mark.parametrize("names", [["train.bin"], ["val.npy"], ["train.bin", "val.u16"]])
+def test_a_half_without_the_other_is_refused_and_not_read_as_text(tmp_path, names):
+    (tmp_path / "prepare.py").write_text("what wrote the tokens\n" * 20)
+    for name in names:
+        (tmp_path / name).write_bytes(b"ab" * 50)
+    with pytest.raises(MusterError, match="one of two") as raised:
+        data.open_source(options(tmp_path))
+    assert raised.value.seen == str(tmp_path / names[0])
+
+
 def test_a_folder_of_texts(tmp_path):
     for name in ("a.py", "b/c.md", ".git/hidden", "b/.x", "run/summary.json", "run/log.txt", "binary", "empty"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
