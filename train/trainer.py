@@ -530,8 +530,7 @@ class Trainer:
         if not math.isfinite(values[0]):
             self.refuse(values[0], sums)
         self.warned, self.is_due = num_warned > 0, num_due > 0
-        of_epoch = [sum(both) for both in zip(self.progress.sums, values, strict=True)]
-        learning = results("train", of_epoch, self.source.unit)
+        learning = results("train", list(map(sum, zip(self.progress.sums, values, strict=True))), self.source.unit)
         self.display.loss(learning["train_loss"])
         if self.line is not None:
             self.record({"kind": "steps", **self.line, **learning})

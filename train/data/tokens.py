@@ -84,11 +84,7 @@ def map_file(path: Path) -> np.ndarray:
 
 
 def halves(folder: Path) -> tuple[Path, Path] | None:
-    """The folder's `train` and `val` files of tokens, where it has them.
-
-    Raises:
-        MusterError: it has numbers in one of the two: they must not be taken for text, or left out.
-    """
+    """The folder's `train` and `val` files of tokens, where it has them; MusterError where numbers are in one alone."""
     alone: list[Path] = []
     for suffix in (*TYPES, ".npy", ".txt"):
         present = [path for half in ("train", "val", "valid") if (path := folder / f"{half}{suffix}").is_file()]
@@ -153,8 +149,7 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray]:
     path, seen = Path(os.path.expanduser(options.data.partition(":")[2])), f"--data={options.data}"
     seq_len = options.seq_len or shape_of(options.model).context
     if options.on_bad_sample == "skip":
-        fix = "leave out --on-bad-sample"
-        raise MusterError("tokens have no bad samples to skip", seen="--on-bad-sample=skip", fix=fix)
+        raise MusterError("tokens have no bad samples to skip", seen="--on-bad-sample=skip", fix="leave it out")
     try:
         if pair := halves(path):
             train, valid = map_file(pair[0]), map_file(pair[1])
@@ -181,8 +176,7 @@ def open_source(options: Options, num_tokens: int) -> Source:
     seq_len, folder = options.seq_len or shape_of(options.model).context, options.data.partition(":")[2]
     train, valid = open_parts(options)
     pair = halves(Path(os.path.expanduser(folder)))
-    names, first = (map(str, pair), 0) if pair else ((folder, folder), len(train))
-    train_name, valid_name = names
+    (train_name, valid_name), first = (map(str, pair), 0) if pair else ((folder, folder), len(train))
     return Source(
         train=Tokens(train_name, train, seq_len, num_tokens, keep_rest=False),
         valid=Tokens(valid_name, valid, seq_len, num_tokens, keep_rest=True, first=first),
