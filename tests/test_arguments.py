@@ -38,7 +38,8 @@ def each_option(*groups: type, flags: bool) -> list[str]:
             elif int in (kind, *get_args(kind)):
                 argv += [f"{name}={max(7, info.min or 0)}"]
             elif float in (kind, *get_args(kind)):
-                argv += [name, str(info.max if info.max is not None else (info.min or 0) + 0.25)]
+                value = (info.min or 0) + 0.25
+                argv += [name, str(value if info.max is None else min(value, info.max))]
             else:
                 argv += [name, "some text"]
     return argv
