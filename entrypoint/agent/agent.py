@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields
 from multiprocessing import resource_tracker
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -229,11 +230,26 @@ class Agent(LocalElasticAgent):
         self._status.workers = {pid for pid, _ in self.processes().values()}
         if self._status.held_end:
             self._status.end_workers(self._status.held_end)
-        is_fixed = isinstance(worker_group.spec.rdzv_handler, rendezvous.StaticNodes)
-        if self._nodes is None and is_fixed and worker_group.group_world_size > 1:
-            self._nodes = Nodes(self, worker_group, self._status.ended)
+        if worker_group.group_world_size > 1:
+            is_fixed = isinstance(worker_group.spec.rdzv_handler, rendezvous.StaticNodes)
+            self._nodes = Nodes(self, worker_group, self._status.ended, is_fixed)
         self._ended = set()
         return started
+
+    def _rendezvous(self, worker_group: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        torchs: Any = super()
+        if self._nodes:
+            self._nodes.leave()
+            self._nodes = None
+        while True:
+            try:
+                return torchs._rendezvous(worker_group)
+            except dist.DistStoreError as error:
+                # One has come, and ended before all knew their ranks. Where ranks may start again, this is such a case.
+                if isinstance(worker_group.spec.rdzv_handler, rendezvous.StaticNodes) or not self._remaining_restarts:
+                    raise
+                self._remaining_restarts -= 1
+                notify(f"muster: a node that had come is gone: the others meet again ({str(error).splitlines()[0]})")
 
     def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()
@@ -273,7 +289,7 @@ class Agent(LocalElasticAgent):
             self._exit_barrier_timeout = FOR_EVER_S
             barrier = threading.Thread(target=torchs._exit_barrier, daemon=True)
             barrier.start()
-            while barrier.is_alive() and not self._nodes.reason:
+            while barrier.is_alive() and not self._nodes.reason and not self._nodes.others_left:
                 barrier.join(BARRIER_POLL_S)
             self._nodes.wait_for_others()
         if time.monotonic() - self._start > BRIEF_S and not is_ours():
@@ -345,7 +361,10 @@ class Agent(LocalElasticAgent):
             self._remaining_restarts = 0
             return
         rank = first_of(failures)
-        ended = f"rank {rank} on {socket.gethostname()} {how_ended(failures[rank].exitcode)}"
+        first = failures[rank]
+        reason = self._status.ended.get(first.pid)
+        how = f"was ended ({reason})" if reason else how_ended(first.exitcode)
+        ended = f"rank {rank} on {socket.gethostname()} {how}"
         if self._remaining_restarts:
             number = most - self._remaining_restarts + 1
             notify(f"muster: {ended}: the ranks start again, restart {number} of {most}")

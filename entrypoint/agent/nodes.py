@@ -1,8 +1,7 @@
 """What the agents of a launch tell each other while it runs: that each node lives, and what failed on it.
 
-This is for trainings that are not started again in place. The ranks beat for themselves
-(train/health/heartbeat.py), but not before they have met; and a rank that was stopped or killed tells nothing. The
-words are those of train/health/faults.py, in its store.
+The ranks beat for themselves (train/health/heartbeat.py), but not before they have met; and a rank that was stopped or
+killed tells nothing. The words are those of train/health/faults.py, in its store.
 """
 
 import json
@@ -11,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -38,20 +37,25 @@ LEAVE_S = 6.0
 
 
 class Nodes:
-    """This node among the others, from the first start of its workers on.
+    """This node among the others, from a start of its workers on: to the end, or until they `leave` to start again.
 
     `ended` takes the workers that this ends, by process id, and why. `reason`: why a node has failed, if one has.
+    `others_left`: whether another one has left, to start its workers again. What has failed on a node ends all others
+    only where they are fixed (`is_fixed`).
     """
 
-    def __init__(self, agent: Any, group: Any, ended: dict[int, str]) -> None:
+    def __init__(self, agent: Any, group: Any, ended: dict[int, str], is_fixed: bool) -> None:
         self._agent = agent
+        self._is_fixed = is_fixed
+        self._has_left = False
         self._group = group
         self._ended = ended
         self.reason = ""
+        self.others_left = False
         self._must_wait = False
         self._seen: dict[int, tuple[bytes, int]] = {}
-        # Each with a connection of its own: a blocked wait holds its one.
-        self._store: Any = PrefixStore("muster", group.store.underlying_store).clone()
+        # Each with a connection of its own: a blocked wait holds its one. Nodes that meet anew have a new prefix.
+        self._store: Any = PrefixStore("muster", group.store.underlying_store if is_fixed else group.store).clone()
         self._beats: Any = self._store.clone()
         self._beats.set_timeout(timedelta(seconds=STORE_S))
         threading.Thread(target=self._watch, daemon=True).start()
@@ -60,7 +64,7 @@ class Nodes:
         """The thread: beats until something has failed, then ends the ranks that are still there."""
         missed = 0
         # Counted, and not timed: a job may be suspended as a whole. A beat that is missed takes the time of two.
-        while not self.reason and 2 * missed < DEAD_BEATS:
+        while not self.reason and not self._has_left and 2 * missed < DEAD_BEATS:
             missed += 1
             try:
                 within(BEAT_S, self._beat)
@@ -83,17 +87,23 @@ class Nodes:
         store, group = self._beats, self._group
         rank = group.workers[0].global_rank
         store.set(f"node/{group.group_rank}", f"{time.monotonic()} {rank} {socket.gethostname()}")
-        if group.group_rank == 0:
-            self._receive()
+        # The first watches all others, and they it: where nodes come and go, the store may be on another one.
+        self._receive((0,) if group.group_rank else range(1, group.group_world_size))
         if store.check(["fault"]):
             self.reason = why(store.get("fault"))
-            if not is_ours():
+            if self._is_fixed and not is_ours():
                 self._must_wait = True
                 self._acknowledge(store)
 
+    def leave(self) -> None:
+        """Ends this node's beats, which the others don't miss from now on."""
+        self._has_left = True
+        with suppress(TimeoutError, RuntimeError):  # the store is gone
+            within(STORE_S, lambda: self._store.set(f"node/{self._group.group_rank}", ""))
+
     def _end_workers(self, number: signal.Signals) -> None:
         for pid, code in self._agent.processes().values():
-            if code is None:
+            if code is None and not self._has_left:
                 self._ended[pid] = self.reason
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -103,11 +113,12 @@ class Nodes:
         keys = [f"left/{worker.global_rank}" for worker in self._group.workers]
         store.multi_set(keys, [""] * len(keys))
 
-    def _receive(self) -> None:
-        """Publishes the death of a node whose beats have stopped."""
-        for node in range(1, self._group.group_world_size):
+    def _receive(self, nodes: Iterable[int]) -> None:
+        """Publishes the death of one of `nodes` whose beats have stopped."""
+        for node in nodes:
             text = self._beats.get(f"node/{node}") if self._beats.check([f"node/{node}"]) else b""
             before, silent = self._seen.get(node, (b"", 0))
+            self.others_left |= bool(before) and not text
             self._seen[node] = text, silent + 1 if text and text == before else 0
             if self._seen[node][1] >= DEAD_BEATS:
                 _, rank, host = text.decode().split(" ", 2)
@@ -121,7 +132,7 @@ class Nodes:
             the failure on another node that was published before, in words; nothing if this is the first.
         """
         rank = cause_of(failures)
-        if rank is None:
+        if rank is None or not self._is_fixed:
             return ""
         codes = {failure.exitcode for failure in failures.values()}
         code = ExitCode.USER_MUST_CHANGE if ExitCode.USER_MUST_CHANGE in codes else ExitCode.FAILED

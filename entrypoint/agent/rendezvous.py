@@ -75,7 +75,9 @@ def handler_of(arguments: argparse.Namespace, config: Any) -> RendezvousHandler:
         **config.rdzv_configs,
     )
     _, store = create_backend(parameters)
-    return create_handler(store, Backend(store, config.run_id), parameters)
+    # A client answers one question at a time: where the agent waits for a key, its sign of life would come too late.
+    _, for_records = create_backend(parameters)
+    return create_handler(store, Backend(for_records, config.run_id), parameters)
 
 
 class StaticNodes(StaticTCPRendezvous):
@@ -154,17 +156,14 @@ class Backend(C10dRendezvousBackend):
 
     def _call_store(self, store_op: str, *args: Any, **kwargs: Any) -> Any:
         torchs: Any = super()  # by which this one is not typed
-        silent = RendezvousConnectionError("the store does not answer")
-        if self._is_lost:
-            raise silent
-        try:
-            return within(STORE_S, lambda: torchs._call_store(store_op, *args, **kwargs))
-        except TimeoutError:
-            self._is_lost = True
-            raise silent from None
-        except Exception:
-            self._is_lost = True
-            raise
+        if not self._is_lost:
+            try:
+                return within(STORE_S, lambda: torchs._call_store(store_op, *args, **kwargs))
+            except Exception as error:
+                self._is_lost = True
+                if not isinstance(error, TimeoutError):
+                    raise
+        raise RendezvousConnectionError("the store does not answer")
 
 
 def launch_id(handler: RendezvousHandler, store: Any) -> str:

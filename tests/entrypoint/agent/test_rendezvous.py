@@ -1,6 +1,10 @@
 """How the agents of a launch meet, and what each tells the others of its workers' ends."""
 
+import argparse
+import time
+from contextlib import suppress
 from datetime import timedelta
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from muster.entrypoint.agent.failures import cause_of
-from muster.entrypoint.agent.rendezvous import call
+from muster.entrypoint.agent.rendezvous import call, handler_of
+from muster.entrypoint.rendezvous.network import free_port
 from muster.errors import MusterError
 
 
@@ -44,3 +49,31 @@ def test_a_second_process_of_a_node_is_refused_where_the_nodes_meet() -> None:
     for node_rank in (0, 1):
         with pytest.raises(MusterError, match=f"two processes take themselves for node rank {node_rank}"):
             call(meeting, node_rank, 2, timedelta(seconds=5))
+
+
+def test_a_node_that_waits_for_another_still_gives_signs_of_life() -> None:
+    """Or the others would go on without it, and it would take the store, which is its own, for lost."""
+    arguments = argparse.Namespace(standalone=False, nnodes="1:2", rdzv_backend="c10d")
+    config = SimpleNamespace(
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"127.0.0.1:{free_port()}",
+        run_id="test",
+        min_nodes=1,
+        max_nodes=2,
+        local_addr="127.0.0.1",
+        rdzv_configs={"is_host": 1, "last_call_timeout": 1},
+    )
+    handler = handler_of(arguments, config)
+    store = handler.next_rendezvous().store
+
+    def wait() -> None:
+        with suppress(dist.DistError):
+            store.wait(["what another node sets"], timedelta(seconds=4))
+
+    waiting = Thread(target=wait)
+    waiting.start()
+    time.sleep(1.5)  # an answer is remembered for a second
+    handler.num_nodes_waiting()
+    assert waiting.is_alive()
+    waiting.join()
+    handler.shutdown()

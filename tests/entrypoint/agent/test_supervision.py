@@ -225,7 +225,7 @@ def test_a_program_that_is_not_there_is_told_without_a_traceback() -> None:
 
 
 QUICK = """
-import runpy
+import os, runpy, signal
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from muster.entrypoint.agent import agent, nodes
 nodes.BEAT_S, agent.BRIEFLY_S = 0.5, 0.5
@@ -233,6 +233,8 @@ begin = SimpleElasticAgent.__init__
 def quick(self, spec, exit_barrier_timeout, *others, **named):
     begin(self, spec, 1.0, *others, **named)
 SimpleElasticAgent.__init__ = quick
+if "DIES_AS_THEY_MEET" in os.environ:
+    SimpleElasticAgent._assign_worker_ranks = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 runpy.run_module("muster.entrypoint.agent", run_name="__main__", alter_sys=True)
 """
 """An agent that misses others after 5 s in place of 45, and whose barrier of torch's lasts one second."""
@@ -247,23 +249,46 @@ if works:
 """
 
 
+FIXED = ["--nnodes=2", "--rdzv-backend=static", "--rdzv-conf=timeout=60", "--max-restarts=0", "--master-addr=127.0.0.1"]
+ELASTIC = ["--nnodes=1:2", "--rdzv-backend=c10d", "--max-restarts=3"]
+TIMES = "join_timeout=60,read_timeout=8,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=4"
+
+
 @contextmanager
-def two_nodes(folder: Path, words: str) -> Iterator[list["subprocess.Popen[str]"]]:
-    """The agents of two nodes with a worker each; those of the ranks in `words` work until there is a file `go`."""
+def two_nodes(
+    folder: Path, words: str, options: list[str] = FIXED, **second: str
+) -> Iterator[list["subprocess.Popen[str]"]]:
+    """The agents of two nodes with a worker each; those of the ranks in `words` work until there is a file `go`.
+
+    `second`: variables of the second one.
+    """
     (folder / "script.py").write_text(WORKS)
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    env = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    argv = [sys.executable, "-P", "-c", QUICK, "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=static"]
-    argv += ["--master-addr=127.0.0.1", f"--master-port={port}", "--rdzv-conf=timeout=60", "--max-restarts=0"]
+    argv = [sys.executable, "-P", "-c", QUICK, "--nproc-per-node=1", *options]
+
+    def place(node: int) -> list[str]:
+        if options is FIXED:
+            return [f"--master-port={port}", f"--node-rank={node}"]
+        # torch sorts the nodes by their addresses.
+        where = [f"--rdzv-endpoint=127.0.0.1:{port}", f"--local-addr=127.0.0.{node + 1}"]
+        return [*where, f"--rdzv-conf=is_host={1 - node},{TIMES}"]
+
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     nodes = [
-        subprocess.Popen([*argv, f"--node-rank={node}", "script.py", words], cwd=folder, env=env, text=True, **pipes)
+        subprocess.Popen(
+            [*argv, *place(node), "script.py", words],
+            cwd=folder,
+            env=env | (second if node else {}),
+            text=True,
+            **pipes,
+        )
         for node in range(2)
     ]
     try:
-        for rank, node in enumerate(nodes):
+        for rank, node in enumerate(nodes[:1] if second else nodes):
             assert node.stdout is not None
             assert node.stdout.readline() == ("works\n" if str(rank) in words else "is done\n")
         yield nodes
@@ -287,11 +312,36 @@ def test_a_launch_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_who_is_done_waits_for_those_who_still_work(tmp_path: Path, rank: str) -> None:
-    with two_nodes(tmp_path, rank) as nodes:
+@pytest.mark.parametrize("options", [FIXED, ELASTIC], ids=["fixed", "elastic"])
+def test_who_is_done_waits_for_those_who_still_work(tmp_path: Path, options: list[str], rank: str) -> None:
+    with two_nodes(tmp_path, rank, options) as nodes:
         with pytest.raises(subprocess.TimeoutExpired):
             nodes[1 - int(rank)].wait(5)
         (tmp_path / "go").touch()
         said = [node.communicate(timeout=30)[1] for node in nodes]
         assert [node.returncode for node in nodes] == [0, 0]
         assert "Traceback" not in "".join(said)
+
+
+@pytest.mark.full
+def test_nodes_go_on_without_one_that_is_silent(tmp_path: Path) -> None:
+    """Also where its rank's end is seen by no other, as those of a rank that waits for the others before it trains."""
+    with two_nodes(tmp_path, "01", ELASTIC) as nodes:
+        time.sleep(2)  # they have heard each other
+        nodes[1].kill()
+        assert nodes[0].stdout is not None
+        assert nodes[0].stdout.readline() == "works\n"
+        (tmp_path / "go").touch()
+        said = nodes[0].communicate(timeout=30)[1]
+        assert nodes[0].returncode == 0, said
+        assert "its host gave no sign of life" in said
+        assert "goes on with 1 node instead of 2" in said
+
+
+@pytest.mark.full
+def test_nodes_go_on_without_one_that_ends_while_they_meet(tmp_path: Path) -> None:
+    with two_nodes(tmp_path, "0", ELASTIC, DIES_AS_THEY_MEET="1") as nodes:
+        (tmp_path / "go").touch()
+        said = nodes[0].communicate(timeout=30)[1]
+        assert nodes[0].returncode == 0, said
+        assert "a node that had come is gone: the others meet again" in said
