@@ -15,13 +15,13 @@ from muster.entrypoint.detect.reader import Reader, seen
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
-# Of schedulers without a family here: how many nodes a job has.
+# Of schedulers without a family here, and of scripts for torchrun: how many nodes a job has.
 # Source: https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
 # Source: https://docs.skypilot.co/en/stable/running-jobs/distributed-jobs.html
 # Source: https://htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html
 NUMBERS = (
-    "AWS_BATCH_JOB_NUM_NODES", "COBALT_JOBSIZE", "DSTACK_NODES_NUM", "PJM_NODE", "SKYPILOT_NUM_NODES",
-    "_CONDOR_NPROCS",
+    "AWS_BATCH_JOB_NUM_NODES", "COBALT_JOBSIZE", "DSTACK_NODES_NUM", "NNODES", "NUM_NODES", "PJM_NODE",
+    "SKYPILOT_NUM_NODES", "_CONDOR_NPROCS",
 )  # fmt: skip
 # Others list their nodes; with this in the list they are several. SageMaker's is ["algo-1","algo-2"].
 # Source: https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables

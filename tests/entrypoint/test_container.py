@@ -25,7 +25,7 @@ from tests.entrypoint.test_environment import SECRETS
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # What the variables' values are told apart by, not names; and TMPDIR, which only Flux needs.
-NO_NAMES = {"PBS_BATCH", "PBS_INTERACTIVE", "PBS_CONF_FILE", "NUM_NODES"}
+NO_NAMES = {"PBS_BATCH", "PBS_INTERACTIVE", "PBS_CONF_FILE"}
 SLURM = recorded.FOLDERS / "slurm" / "c_srun_N2_2per.node02.2.env"
 PBS = recorded.FOLDERS / "pbs" / "pbs_scatter2x2_script.env"
 

@@ -368,6 +368,8 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ),
         ("COBALT_JOBSIZE", "2", "1"),
         ("DSTACK_NODES_NUM", "2", "1"),
+        ("NNODES", "2", "1"),
+        ("NUM_NODES", "2", "1"),
         ("PJM_NODE", "4", "1"),
         ("SKYPILOT_NUM_NODES", "2", "1"),
         ("SM_HOSTS", '["algo-1","algo-2"]', '["algo-1"]'),
