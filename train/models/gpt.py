@@ -158,11 +158,11 @@ class RootMeanSquare(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         (gradient_BTD,) = gradients
         x_BTD, weight_D, scale_BT1 = ctx.saved_tensors
-        normed_BTD = x_BTD * scale_BT1
-        of_weight_D = (gradient_BTD * normed_BTD).flatten(0, -2).sum(0)
-        of_normed_BTD = gradient_BTD * weight_D
-        along_BT1 = (of_normed_BTD * normed_BTD).mean(-1, keepdim=True)
-        of_x_BTD = of_normed_BTD.addcmul_(normed_BTD, along_BT1, value=-1).mul_(scale_BT1)
+        # Sums over the rows and over the columns of one product, as products with vectors: few passes over memory.
+        product_ND, scale_N = (gradient_BTD * x_BTD).flatten(0, -2), scale_BT1.flatten()
+        of_weight_D = product_ND.t().mv(scale_N)
+        along_BT1 = product_ND.mv(weight_D).mul_(scale_N**3).div_(len(weight_D)).view_as(scale_BT1)
+        of_x_BTD = (gradient_BTD * weight_D).mul_(scale_BT1).addcmul_(x_BTD, along_BT1, value=-1)
         return of_x_BTD, of_weight_D, None
 
 
@@ -203,7 +203,24 @@ class FeedForward(nn.Module):
         self.down = Linear(shape.hidden, shape.dim, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.down(silu(self.gate(x_BTD)) * self.up(x_BTD))
+        gate_BTF, up_BTF = self.gate(x_BTD), self.up(x_BTD)
+        if x_BTD.is_cpu and not isinstance(gate_BTF, DTensor):
+            return self.down(Gated.apply(gate_BTF, up_BTF))
+        return self.down(silu(gate_BTF) * up_BTF)
+
+
+class Gated(torch.autograd.Function):
+    """silu(gate) * up, which computes silu again for the gradient: on CPUs faster than to keep it in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_BTF: Tensor, up_BTF: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_BTF, up_BTF)
+        return silu(gate_BTF).mul_(up_BTF)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        gate_BTF, up_BTF = ctx.saved_tensors
+        return aten.silu_backward(gradients[0] * up_BTF, gate_BTF), silu(gate_BTF).mul_(gradients[0])
 
 
 class Layer(nn.Module):
