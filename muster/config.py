@@ -419,7 +419,7 @@ class RunOptions:
         int | None,
         _run(
             help="Seconds in which a rank may give no sign of life, as it is stopped, or storage stands still. "
-            "Default: 300; 45 where the ranks of several nodes are started again (--max-restarts, --nnodes MIN:MAX).",
+            "Default: 300.",
             min=10,
         ),
     ] = None

@@ -16,7 +16,7 @@ from muster.train.distributed.backends import backend_for, open_group, refuse_sh
 from muster.train.distributed.world import HashStore, World, close_group, connect, device_for, read_environment
 from muster.train.health import faults, memory
 from muster.train.health.faults import Fault, SharedFault, agree
-from muster.train.health.heartbeat import Heartbeat, report_lost_store, silence_s
+from muster.train.health.heartbeat import SILENT_S, Heartbeat, report_lost_store
 from muster.train.health.parent import Guard
 from muster.train.reporting import console
 from muster.train.reporting.metrics import Stopwatch
@@ -44,7 +44,7 @@ class Process:
             alone = read_environment(os.environ, options.timeout_s)
             self.world = replace(alone, store=PrefixStore("muster", connect(alone)))
             self.watch = faults.Watch(self.world)
-            self.heartbeat = Heartbeat(self.world, options.hang_s, silence_s(options.silence_timeout))
+            self.heartbeat = Heartbeat(self.world, options.hang_s, options.silence_timeout or SILENT_S)
             guard.on_orphaned = self.heartbeat.end_orphaned
             self.world = meet(self.world, strategy, options)
             trainer = Trainer(strategy, options, self.world)

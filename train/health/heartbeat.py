@@ -144,17 +144,6 @@ class Monitor:
         return sorted(behind)
 
 
-def silence_s(chosen: int | None, environ: Mapping[str, str] = os.environ) -> int:
-    """Seconds without a beat after which a rank counts as dead: those that the user has `chosen`, or the default.
-
-    That a process, an agent or a host is gone, agents publish after GONE_S (entrypoint/agent/nodes.py). They do
-    not where ranks are started again, on several nodes: there only the ranks notice a host that is gone.
-    """
-    several_nodes = environ.get("GROUP_WORLD_SIZE", "1") != "1"
-    restarts = environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-    return chosen or (GONE_S if several_nodes and restarts else SILENT_S)
-
-
 def describe_ranks(ranks: list[int], hosts: Mapping[int, str]) -> str:
     """`ranks` with their hosts, in words: "ranks 8, 9 on node02"."""
     shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")

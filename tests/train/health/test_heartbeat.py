@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from muster.train.distributed.world import CHECKPOINT, COMPUTING, CONNECTING, DATA, LEFT, RankStatus, World
 from muster.train.health import heartbeat
-from muster.train.health.heartbeat import Beat, Heartbeat, Monitor, describe_ranks, num_collectives, silence_s
+from muster.train.health.heartbeat import Beat, Heartbeat, Monitor, describe_ranks, num_collectives
 
 DEADLINE_S = 120
 
@@ -248,16 +248,6 @@ def test_a_rank_that_is_silent_for_a_minute_ends_nothing(train, small, tmp_path)
     argv = ["ddp", *small, "--max-steps=12", f"--runs-dir={tmp_path / 'runs'}"]
     train(argv, 2, before=planted(tmp_path, 1, "pause"), ok=True)
     assert (tmp_path / "suspended").exists()
-
-
-@pytest.mark.parametrize(
-    ("chosen", "nodes", "restarts", "expected"),
-    [(None, "1", "3", 300), (None, "2", "0", 300), (None, "2", "3", 45), (20, "2", "3", 20)],
-)
-def test_silence_is_short_only_where_no_agent_tells_of_a_host_that_is_gone(chosen, nodes, restarts, expected):
-    agents = {"GROUP_WORLD_SIZE": nodes, "TORCHELASTIC_MAX_RESTARTS": restarts}
-    assert silence_s(chosen, agents) == expected
-    assert silence_s(None, {}) == 300  # a task a rank, without agents
 
 
 @pytest.mark.process
