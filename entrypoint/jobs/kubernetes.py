@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from muster.entrypoint.jobs import quoting
-from muster.entrypoint.jobs.script import Wanted, made_by, new_templates
+from muster.entrypoint.jobs.script import Wanted, made_by, new_templates, of_registry
 from muster.entrypoint.sites.schema import Context, Site, resolve, value_of
-from muster.errors import MusterError
+from muster.errors import MusterError, one_line
 
 KINDS = ("pytorchjob", "jobset", "job")
 CLAIM = "muster"
@@ -89,12 +89,7 @@ def _check(kind: str, wanted: Wanted, image: str) -> None:
         raise MusterError("there is no such manifest", seen=f"--kind={kind}", fix=fix)
     if wanted.account is not None:
         raise MusterError("Kubernetes knows no accounts", seen=f"--account={wanted.account}", fix="leave it out")
-    if not image or image.endswith(".sif") or "://" in image:
-        raise MusterError(
-            "Kubernetes takes images from a registry only",
-            seen=f"--image {image}",
-            fix="--image REGISTRY/NAME:TAG, without a scheme",
-        )
+    of_registry(image, "Kubernetes")
     # JobSet's own rule, which suits an indexed Job too: a pod's name gets five random letters at its end.
     added = f"{_NUMBERED[kind]}{wanted.nodes - 1}" + ("" if kind == "pytorchjob" else "-abcde")
     most = _MAX_LABEL - len(added)
@@ -138,4 +133,7 @@ def _yaml(value: Any) -> Any:
         return value
     # JSON is YAML too, but for characters that are not printable, which it may have as they are.
     text = json.dumps(value, ensure_ascii=False)
+    if not text.isascii() and re.search("[\ud800-\udfff]", text):
+        fix = "words without bytes that are no text"
+        raise MusterError("a manifest holds text in UTF-8 only", seen=one_line(text), fix=fix)
     return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)

@@ -31,7 +31,7 @@ def fallback(value: object) -> str:
         MusterError: it would not stay on its line.
     """
     text = directive(value)
-    if "'" in text:  # there bash 5.2 looks for a second one
+    if re.search("['<>]", text):  # there bash 5.2 looks for a second ', and for the ) of a <( or >(
         return f"$(printf %s {show.word(text)})"
     return re.sub(r"[\\\"`$}]", r"\\\g<0>", text)
 

@@ -27,6 +27,7 @@ _SHARES_A_LINE = re.compile(r"""(?:[^#'"\\]|"[^#'"\\]*")+""")
 MAX_REQUEUES = 10
 EXTENSIONS: Mapping[str, str] = {"slurm": "sbatch", "pbs": "pbs", "lsf": "lsf", "grid_engine": "sge", "flux": "flux"}
 ENGINES = ("apptainer", "singularity", "podman-hpc")
+"""Those that scripts know; the last of them in jobs of Slurm only, whose variables it hands on."""
 PASSED = ("CUDA_", "FI_", "GLOO_", "HF_", "MASTER_", "MUSTER_", "NCCL_", "OMP_", "PMI", "SLURM_", "TORCH", "TRITON_")
 """Variables that podman-hpc hands on, by their first letters."""
 MOST_ABOUT, MOST_COLUMNS = 4, 110
@@ -70,13 +71,17 @@ def check(site: str, wanted: Wanted) -> None:
     for option, value in (("--account", wanted.account), ("--partition", wanted.partition), ("--name", wanted.name)):
         if value is not None:
             quoting.plain(value, option)
-    if not wanted.image or not wanted.image.isprintable():
-        fix = f"--image {JobOptions.image}"
-        raise MusterError("--image is one line of printable characters", seen=f"--image={wanted.image}", fix=fix)
+    if not wanted.image or not wanted.image.isprintable() or wanted.image.startswith("-"):
+        wrong = "--image is one line of printable characters, and no - comes first"
+        raise MusterError(wrong, seen=f"--image={wanted.image}", fix=f"--image {JobOptions.image}")
     # Some schedulers make a file's name of it, others refuse it.
     if "/" in wanted.name:
         fix = f"--name={wanted.name.replace('/', '-')}"
         raise MusterError("a job's name has no / in it", seen=f"--name={wanted.name}", fix=fix)
+    if not wanted.command[0].strip() or wanted.command[0].startswith("-"):
+        words = [*COMMAND, *filter(str.strip, wanted.command)]
+        fix = f"muster job {shlex.quote(site)} -- {shlex.join(words)}"
+        raise MusterError("a job's command begins with a program", seen=shlex.join(wanted.command), fix=fix)
     words = list(wanted.command)
     while words and re.fullmatch(r"(.*/)?(torchrun|python[0-9.]*)|-u", words[0]):
         words.pop(0)
@@ -102,7 +107,7 @@ def seconds(text: str) -> int:
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if not 60 <= total <= _MOST_S:
         raise MusterError(
-            "--time is a time limit of a minute or more, with its units",
+            "--time is a time limit with its units, from a minute to 366 days",
             seen=f"--time={text}",
             fix="--time 1:30:00, --time 2-12:00:00 or --time 90m",
         )
@@ -166,6 +171,18 @@ def script(name: str, site: Site, wanted: Wanted, file: str) -> str:
     return template.render(context(name, site, wanted, file))
 
 
+def of_registry(image: str, engine: str) -> str:
+    """`image`, for an `engine` that takes no file.
+
+    Raises:
+        MusterError: it is a file, or has a scheme.
+    """
+    if not image or image.endswith(".sif") or "://" in image:
+        fix = "--image REGISTRY/NAME:TAG, without a scheme"
+        raise MusterError(f"{engine} takes images from a registry only", seen=f"--image {image}", fix=fix)
+    return image
+
+
 def of_family(scheduler: str) -> str | None:
     """The template that the file of a scheduler's detection brings along; None where it is in jobs/templates."""
     family = next((each for each in families.FAMILIES if each.name == scheduler and each.is_scheduler), None)
@@ -190,9 +207,10 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
             raise MusterError(f"{site.title} takes a script, and no manifest", seen=seen, fix=f"leave {option} out")
     here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
     command = value_of(site.container.command, here)
-    if command is not None and command.rpartition("/")[2] not in ENGINES:
+    known = ENGINES if site.scheduler == "slurm" else ENGINES[:-1]
+    if command is not None and command.rpartition("/")[2] not in known:
         raise MusterError(
-            f"{site.title} starts containers by {command}, and scripts know {', '.join(ENGINES)} only",
+            f"{site.title} starts containers by {command}, and its scripts know {', '.join(known)} only",
             seen=f"container.command in the profile {name}",
             fix=f"read {site.documentation}" if site.documentation else "muster job list",
         )
@@ -227,6 +245,8 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         "flags": "".join(f" {show.word(flag)}" for flag in value_of(site.launch.flags, here) or ()),
         "launcher": value_of(site.launch.launcher, here),
         "modules": module_words,
+        # The variables in its caches, which the launch in the container reads.
+        "of_caches": "".join(f"{each}$|" for each in quoting.needs(" ".join(resolve(site.caches, here).values()))),
         "warning_s": warning_s(wanted.time_s),
         # The last attempt of a training ends with another code than 75 by itself.
         "unless_last": "" if wanted.is_training else ' && [ "${MUSTER_ATTEMPT:-0}" -lt "$MUSTER_MAX_REQUEUES" ]',
@@ -294,23 +314,28 @@ def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None
     places.append(value_of(site.storage.node_local, here))
     # Containers have /tmp anyway.
     folders = [place for place in dict.fromkeys(places) if place and place != "/tmp"]
+    own = name if name.startswith("/") else None  # a profile that the launch inside reads again
+    if own and re.search("[,:]", own):
+        wrong = "a container can't be given a file whose path has a comma or a colon"
+        raise MusterError(wrong, seen=own, fix="another name for the profile, or for its folder")
     if command.endswith("podman-hpc"):
-        image = NO_SIF if wanted.image == Wanted.image else wanted.image
+        image = wanted.image.removeprefix("docker://")
+        image = NO_SIF if image == Wanted.image else of_registry(image, ENGINES[-1])
         # The site's own options bring the network's libraries. A container sees only the variables that it is given.
         words = [command, "run", "--rm", "--network=host", "--ipc=host", '--volume "$PWD:$PWD"', '--workdir "$PWD"']
         words += [*options, '--env "MUSTER_FABRIC=${MUSTER_FABRIC:-off}"']
-        needed = {need for text in (*folders, *resolve(site.caches, here).values()) for need in quoting.needs(text)}
+        needed = quoting.needs(" ".join((*folders, *resolve(site.caches, here).values())))
         words += [f"--env {show.word(each)}" for each in (*(f"{prefix}*" for prefix in PASSED), *sorted(needed))]
         outside_and_inside = {folder: folder if ":" in folder else f"{folder}:{folder}" for folder in folders}
         words += [_if_set(each, "--volume", quoting.expanded(both)) for each, both in outside_and_inside.items()]
+        words += [f"--volume {show.word(f'{own}:{own}:ro')}"] if own else []
     else:
         image = wanted.image
         words = [show.word(command), "exec", *(["--nv"] if gpus != 0 else []), "--bind /:/host:ro", *options]
         words += [_if_set(folder, "--bind", quoting.expanded(folder)) for folder in folders]
         if site.scheduler == "lsf":  # the lists of hosts that LSF itself has written
             words += [_if_set(each, "--bind", f'"{each}"') for each in ("$LSB_DJOB_RANKFILE", "$LSB_DJOB_HOSTFILE")]
-        if name.startswith("/"):
-            words.append(f"--bind {show.word(name)}")  # the launch inside reads the profile again
+        words += [f"--bind {show.word(own)}"] if own else []
     return " \\\n  ".join([*_filled(words), f'"${{MUSTER_IMAGE:-{quoting.fallback(image)}}}"'])
 
 
