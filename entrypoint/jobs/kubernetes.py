@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from muster.entrypoint.jobs import quoting
-from muster.entrypoint.jobs.script import Wanted, made_by, new_templates, of_registry
+from muster.entrypoint.jobs.script import Wanted, made_by, new_templates, of_registry, seconds
 from muster.entrypoint.sites.schema import Context, Site, resolve, value_of
-from muster.errors import MusterError, one_line
+from muster.errors import MusterError
 
 KINDS = ("pytorchjob", "jobset", "job")
 CLAIM = "muster"
@@ -57,7 +57,7 @@ def make(name: str, site: Site, wanted: Wanted) -> str:
         image=image,
         arguments=resuming(wanted),
         nodes=wanted.nodes,
-        seconds=wanted.time_s,
+        seconds=seconds(wanted.time),
         claim=claim,
         queue=queue,
         gpus=gpus,
@@ -94,11 +94,8 @@ def _check(kind: str, wanted: Wanted, image: str) -> None:
     added = f"{_NUMBERED[kind]}{wanted.nodes - 1}" + ("" if kind == "pytorchjob" else "-abcde")
     most = _MAX_LABEL - len(added)
     if not _LABEL.fullmatch(wanted.name) or len(wanted.name) > most:
-        raise MusterError(
-            f"a job's name is small letters, digits and hyphens, a letter first, {most} at the most",
-            seen=f"--name {wanted.name}",
-            fix="--name my-training",
-        )
+        wrong = f"a job's name is small letters, digits and hyphens, a letter first, {most} at the most"
+        raise MusterError(wrong, seen=f"--name {wanted.name}", fix="--name my-training")
 
 
 def device(text: str) -> tuple[str, int]:
@@ -133,7 +130,4 @@ def _yaml(value: Any) -> Any:
         return value
     # JSON is YAML too, but for characters that are not printable, which it may have as they are.
     text = json.dumps(value, ensure_ascii=False)
-    if not text.isascii() and re.search("[\ud800-\udfff]", text):
-        fix = "words without bytes that are no text"
-        raise MusterError("a manifest holds text in UTF-8 only", seen=one_line(text), fix=fix)
     return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)

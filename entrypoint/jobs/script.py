@@ -27,7 +27,6 @@ _SHARES_A_LINE = re.compile(r"""(?:[^#'"\\]|"[^#'"\\]*")+""")
 MAX_REQUEUES = 10
 EXTENSIONS: Mapping[str, str] = {"slurm": "sbatch", "pbs": "pbs", "lsf": "lsf", "grid_engine": "sge", "flux": "flux"}
 ENGINES = ("apptainer", "singularity", "podman-hpc")
-"""Those that scripts know; the last of them in jobs of Slurm only, whose variables it hands on."""
 PASSED = ("CUDA_", "FI_", "GLOO_", "HF_", "MASTER_", "MUSTER_", "NCCL_", "OMP_", "PMI", "SLURM_", "TORCH", "TRITON_")
 """Variables that podman-hpc hands on, by their first letters."""
 MOST_ABOUT, MOST_COLUMNS = 4, 110
@@ -45,11 +44,6 @@ class Wanted(JobOptions):
     """
 
     command: tuple[str, ...] = COMMAND
-
-    @property
-    def time_s(self) -> int:
-        """The time limit in seconds."""
-        return seconds(self.time)
 
     @property
     def is_training(self) -> bool:
@@ -78,19 +72,16 @@ def check(site: str, wanted: Wanted) -> None:
     if "/" in wanted.name:
         fix = f"--name={wanted.name.replace('/', '-')}"
         raise MusterError("a job's name has no / in it", seen=f"--name={wanted.name}", fix=fix)
-    if not wanted.command[0].strip() or wanted.command[0].startswith("-"):
-        words = [*COMMAND, *filter(str.strip, wanted.command)]
-        fix = f"muster job {shlex.quote(site)} -- {shlex.join(words)}"
+    if not wanted.command[0] or wanted.command[0].startswith("-"):
+        fix = f"muster job {shlex.quote(site)} -- {shlex.join([*COMMAND, *filter(None, wanted.command)])}"
         raise MusterError("a job's command begins with a program", seen=shlex.join(wanted.command), fix=fix)
     words = list(wanted.command)
     while words and re.fullmatch(r"(.*/)?(torchrun|python[0-9.]*)|-u", words[0]):
         words.pop(0)
     if wanted.nodes > 1 and words and (len(words) < len(wanted.command) or words[0].endswith(".py")):
-        raise MusterError(
-            "without `muster run` this runs on each node by itself",
-            seen=shlex.join(wanted.command),
-            fix=f"muster job {shlex.quote(site)} --nodes {wanted.nodes} -- muster run {shlex.join(words)}",
-        )
+        fix = f"muster job {shlex.quote(site)} --nodes {wanted.nodes} -- muster run {shlex.join(words)}"
+        wrong = "without `muster run` this runs on each node by itself"
+        raise MusterError(wrong, seen=shlex.join(wanted.command), fix=fix)
 
 
 def seconds(text: str) -> int:
@@ -106,11 +97,8 @@ def seconds(text: str) -> int:
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if not 60 <= total <= _MOST_S:
-        raise MusterError(
-            "--time is a time limit with its units, from a minute to 366 days",
-            seen=f"--time={text}",
-            fix="--time 1:30:00, --time 2-12:00:00 or --time 90m",
-        )
+        wrong = "--time is a time limit with its units, from a minute to 366 days"
+        raise MusterError(wrong, seen=f"--time={text}", fix="--time 1:30:00, --time 2-12:00:00 or --time 90m")
     return total
 
 
@@ -159,7 +147,6 @@ def script(name: str, site: Site, wanted: Wanted, file: str) -> str:
     engine = new_templates(
         word=show.word,
         words=show.words,
-        directive=quoting.directive,
         lines=directive_lines,
         comment=quoting.comment,
         clock=clock,
@@ -207,21 +194,16 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
             raise MusterError(f"{site.title} takes a script, and no manifest", seen=seen, fix=f"leave {option} out")
     here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
     command = value_of(site.container.command, here)
-    known = ENGINES if site.scheduler == "slurm" else ENGINES[:-1]
+    known = ENGINES if site.scheduler == "slurm" else ENGINES[:-1]  # podman-hpc hands on Slurm's variables only
     if command is not None and command.rpartition("/")[2] not in known:
-        raise MusterError(
-            f"{site.title} starts containers by {command}, and its scripts know {', '.join(known)} only",
-            seen=f"container.command in the profile {name}",
-            fix=f"read {site.documentation}" if site.documentation else "muster job list",
-        )
+        wrong = f"{site.title} starts containers by {command}, and its scripts know {', '.join(known)} only"
+        fix = f"read {site.documentation}" if site.documentation else "muster job list"
+        raise MusterError(wrong, seen=f"container.command in the profile {name}", fix=fix)
     directives = list(value_of(site.launch.directives, here) or ())
     gpu_line = value_of(site.launch.gpus, here)
     if wanted.gpus and site.scheduler == "grid_engine" and gpu_line is None:
-        raise MusterError(
-            "what Grid Engine calls a GPU is each site's own",
-            seen=f"--gpus={wanted.gpus}",
-            fix="in the profile: [launch] gpus, as in -l gpu={gpus}; or to qsub",
-        )
+        fix = "in the profile: [launch] gpus, as in -l gpu={gpus}; or to qsub"
+        raise MusterError("what Grid Engine calls a GPU is each site's own", seen=f"--gpus={wanted.gpus}", fix=fix)
     module_words = [line.split() for line in value_of(site.modules, here) or ()]
     module_words += [["load", module] for module in value_of(site.container.modules, here) or ()]
     partition = wanted.partition or value_of(site.launch.partition, here)
@@ -245,9 +227,11 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         "flags": "".join(f" {show.word(flag)}" for flag in value_of(site.launch.flags, here) or ()),
         "launcher": value_of(site.launch.launcher, here),
         "modules": module_words,
-        # The variables in its caches, which the launch in the container reads.
-        "of_caches": "".join(f"{each}$|" for each in quoting.needs(" ".join(resolve(site.caches, here).values()))),
-        "warning_s": warning_s(wanted.time_s),
+        "cache_variables": "".join(
+            f"{each}$|" for each in quoting.needs(" ".join(resolve(site.caches, here).values()))
+        ),
+        "time_s": seconds(wanted.time),
+        "warning_s": warning_s(seconds(wanted.time)),
         # The last attempt of a training ends with another code than 75 by itself.
         "unless_last": "" if wanted.is_training else ' && [ "${MUSTER_ATTEMPT:-0}" -lt "$MUSTER_MAX_REQUEUES" ]',
     }
