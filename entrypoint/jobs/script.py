@@ -206,6 +206,7 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         raise MusterError("what Grid Engine calls a GPU is each site's own", seen=f"--gpus={wanted.gpus}", fix=fix)
     module_words = [line.split() for line in value_of(site.modules, here) or ()]
     module_words += [["load", module] for module in value_of(site.container.modules, here) or ()]
+    caches = " ".join(resolve(site.caches, here).values())
     partition = wanted.partition or value_of(site.launch.partition, here)
     gpus = wanted.gpus if wanted.gpus is not None else value_of(site.nodes.gpus, here)
     return {
@@ -227,9 +228,7 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         "flags": "".join(f" {show.word(flag)}" for flag in value_of(site.launch.flags, here) or ()),
         "launcher": value_of(site.launch.launcher, here),
         "modules": module_words,
-        "cache_variables": "".join(
-            f"{each}$|" for each in quoting.needs(" ".join(resolve(site.caches, here).values()))
-        ),
+        "cache_variables": "".join(f"{variable}$|" for variable in quoting.needs(caches)),
         "time_s": seconds(wanted.time),
         "warning_s": warning_s(seconds(wanted.time)),
         # The last attempt of a training ends with another code than 75 by itself.
