@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
-from muster.config import STRATEGIES
+from muster.config import IN_ONE_PROCESS, STRATEGIES
 from muster.entrypoint import show
 from muster.entrypoint.detect import families
 from muster.entrypoint.jobs import quoting
@@ -75,6 +75,10 @@ def check(site: str, wanted: Wanted) -> None:
     if not wanted.command[0] or wanted.command[0].startswith("-"):
         fix = f"muster job {shlex.quote(site)} -- {shlex.join([*COMMAND, *filter(None, wanted.command)])}"
         raise MusterError("a job's command begins with a program", seen=shlex.join(wanted.command), fix=fix)
+    if wanted.nodes > 1 and wanted.is_training and wanted.command[1] in IN_ONE_PROCESS:
+        fix = f"muster job {shlex.quote(site)} --nodes 1 -- {shlex.join(wanted.command)}"
+        wrong = f"{wanted.command[1]} is one process, and this job has {wanted.nodes} nodes"
+        raise MusterError(wrong, seen=shlex.join(wanted.command), fix=fix)
     words = list(wanted.command)
     while words and re.fullmatch(r"(.*/)?(torchrun|python[0-9.]*)|-u", words[0]):
         words.pop(0)

@@ -140,6 +140,7 @@ def test_a_refused_site() -> None:
         (["slurm", "--image=-x.sif"], "--image=-x.sif"),
         (["slurm", "--", "--epochs", "3"], "-- train ddp --epochs 3"),
         (["kubernetes", "--", ""], "begins with a program"),
+        (["slurm", "--", "train", "single"], "--nodes 1 -- train single"),
         *(
             (["slurm", "--", "train", *words], "would train nothing")
             for words in ([], ["--help"], ["--version"], ["ddp", "-h"], ["ddp", "--epochs=3", "--help-all"])
