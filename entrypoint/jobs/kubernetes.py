@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from muster.entrypoint.jobs import quoting
-from muster.entrypoint.jobs.script import Wanted, made_by, new_templates, of_registry, seconds
+from muster.entrypoint.jobs.script import Wanted, made_by, new_templates, of_registry
 from muster.entrypoint.sites.schema import Context, Site, resolve, value_of
 from muster.errors import MusterError
 
@@ -57,7 +57,7 @@ def make(name: str, site: Site, wanted: Wanted) -> str:
         image=image,
         arguments=resuming(wanted),
         nodes=wanted.nodes,
-        seconds=seconds(wanted.time),
+        seconds=wanted.time_s,
         claim=claim,
         queue=queue,
         gpus=gpus,
@@ -106,9 +106,8 @@ def device(text: str) -> tuple[str, int]:
     """
     match = _RESOURCE.fullmatch(text)
     if match is None:
-        raise MusterError(
-            "this is no resource of a node", seen=f"--device {text}", fix="--device rdma/hca_shared_devices_a=1"
-        )
+        fix = "--device rdma/hca_shared_devices_a=1"
+        raise MusterError("this is no resource of a node", seen=f"--device {text}", fix=fix)
     return match[1], int(match[4] or 1)
 
 

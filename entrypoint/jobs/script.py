@@ -46,6 +46,11 @@ class Wanted(JobOptions):
     command: tuple[str, ...] = COMMAND
 
     @property
+    def time_s(self) -> int:
+        """The time limit in seconds."""
+        return seconds(self.time)
+
+    @property
     def is_training(self) -> bool:
         """Whether the command is a trainer of ours, which knows --name and --resume."""
         return len(self.command) > 1 and self.command[0] == "train" and self.command[1] in STRATEGIES
@@ -233,8 +238,7 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         "launcher": value_of(site.launch.launcher, here),
         "modules": module_words,
         "cache_variables": "".join(f"{variable}$|" for variable in quoting.needs(caches)),
-        "time_s": seconds(wanted.time),
-        "warning_s": warning_s(seconds(wanted.time)),
+        "warning_s": warning_s(wanted.time_s),
         # The last attempt of a training ends with another code than 75 by itself.
         "unless_last": "" if wanted.is_training else ' && [ "${MUSTER_ATTEMPT:-0}" -lt "$MUSTER_MAX_REQUEUES" ]',
     }

@@ -74,7 +74,7 @@ def test_a_parallel_environment_of_the_profile_need_not_be_named(tmp_path: Path)
 
 @pytest.mark.parametrize("directive", ["--time=1:00:00", "-t 1:00:00", "-l walltime=1:0:0", "-l h_rt=60", "-W 2:00"])
 def test_directives_set_no_time_limit(tmp_path: Path, directive: str) -> None:
-    with pytest.raises(MusterError, match="is a time limit"):
+    with pytest.raises(MusterError, match="asks for nodes or for time"):
         script(tmp_path, "slurm", "directives", f"['{directive}']")
 
 
