@@ -148,6 +148,9 @@ def _check(words: Sequence[str]) -> None:
             check_combination(strategy, replace(training, data="synthetic") if is_open else training)
 
     if words[0] == "train" and typed[:1] not in (["export"], ["pack"], ["selftest"]):
+        if not typed or {*HELP_NAMES, "--version"} & set(typed):
+            fix = f"{shlex.join(words)}, without a job" if typed else "train ddp, or another strategy"
+            raise MusterError("a job of this command would train nothing", seen=shlex.join(words), fix=fix)
         _run(_trainings(check), "train", with_file(typed) if is_here else typed, typed)
 
 

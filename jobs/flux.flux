@@ -22,6 +22,10 @@ code=$?
 
 # 75: stopped early, with a checkpoint: submitted anew to the instance that this one is a job of.
 if [ "$code" -eq 75 ] && [ -z "${ended:-}" ]; then
-  flux --parent batch --nodes="$nodes" --env="MUSTER_RUN=$MUSTER_RUN" --env="MUSTER_ATTEMPT=$((${MUSTER_ATTEMPT:-0} + 1))" "$0" "$@"
+  again=(--nodes="$nodes" ${left:+--time-limit="${left}s"})
+  for name in queue bank; do
+    value=$(flux --parent jobs -no "{$name}" "$(flux getattr jobid)") && [ -n "$value" ] && again+=("--$name=$value")
+  done
+  flux --parent batch "${again[@]}" --env="MUSTER_RUN=$MUSTER_RUN" --env="MUSTER_ATTEMPT=$((${MUSTER_ATTEMPT:-0} + 1))" "$0" "$@"
 fi
 exit "$code"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from muster.entrypoint.jobs import quoting
-from muster.entrypoint.jobs.script import Wanted, made_by, new_templates
+from muster.entrypoint.jobs.script import Wanted, made_by, new_templates, of_registry
 from muster.entrypoint.sites.schema import Context, Site, resolve, value_of
 from muster.errors import MusterError
 
@@ -89,21 +89,13 @@ def _check(kind: str, wanted: Wanted, image: str) -> None:
         raise MusterError("there is no such manifest", seen=f"--kind={kind}", fix=fix)
     if wanted.account is not None:
         raise MusterError("Kubernetes knows no accounts", seen=f"--account={wanted.account}", fix="leave it out")
-    if not image or image.endswith(".sif") or "://" in image:
-        raise MusterError(
-            "Kubernetes takes images from a registry only",
-            seen=f"--image {image}",
-            fix="--image REGISTRY/NAME:TAG, without a scheme",
-        )
+    of_registry(image, "Kubernetes")
     # JobSet's own rule, which suits an indexed Job too: a pod's name gets five random letters at its end.
     added = f"{_NUMBERED[kind]}{wanted.nodes - 1}" + ("" if kind == "pytorchjob" else "-abcde")
     most = _MAX_LABEL - len(added)
     if not _LABEL.fullmatch(wanted.name) or len(wanted.name) > most:
-        raise MusterError(
-            f"a job's name is small letters, digits and hyphens, a letter first, {most} at the most",
-            seen=f"--name {wanted.name}",
-            fix="--name my-training",
-        )
+        wrong = f"a job's name is small letters, digits and hyphens, a letter first, {most} at the most"
+        raise MusterError(wrong, seen=f"--name {wanted.name}", fix="--name my-training")
 
 
 def device(text: str) -> tuple[str, int]:
@@ -114,9 +106,8 @@ def device(text: str) -> tuple[str, int]:
     """
     match = _RESOURCE.fullmatch(text)
     if match is None:
-        raise MusterError(
-            "this is no resource of a node", seen=f"--device {text}", fix="--device rdma/hca_shared_devices_a=1"
-        )
+        fix = "--device rdma/hca_shared_devices_a=1"
+        raise MusterError("this is no resource of a node", seen=f"--device {text}", fix=fix)
     return match[1], int(match[4] or 1)
 
 

@@ -31,7 +31,7 @@ def fallback(value: object) -> str:
         MusterError: it would not stay on its line.
     """
     text = directive(value)
-    if "'" in text:  # there bash 5.2 looks for a second one
+    if re.search("['<>]", text):  # there bash 5.2 looks for a second ', and for the ) of a <( or >(
         return f"$(printf %s {show.word(text)})"
     return re.sub(r"[\\\"`$}]", r"\\\g<0>", text)
 
@@ -49,11 +49,8 @@ def directive(value: object) -> str:
     """
     text = str(value)
     if not text or not text.isprintable():
-        raise MusterError(
-            "a directive is one line of printable characters",
-            seen=one_line(text) or "nothing",
-            fix="remove line breaks and control characters from it",
-        )
+        fix = "remove line breaks and control characters from it"
+        raise MusterError("a directive is one line of printable characters", seen=one_line(text) or "nothing", fix=fix)
     return text
 
 
@@ -64,11 +61,8 @@ def plain(value: str, option: str) -> str:
         MusterError: it has blanks, quotes or other characters that a scheduler would stumble over.
     """
     if not _PLAIN.fullmatch(value) or value.startswith("-"):
-        raise MusterError(
-            f"{option} is one word of letters, digits and . _ @ % + , : = / -",
-            seen=f"{option}={value}",
-            fix=f"{option} with such a word",
-        )
+        wrong = f"{option} is one word of letters, digits and . _ @ % + , : = / -"
+        raise MusterError(wrong, seen=f"{option}={value}", fix=f"{option} with such a word")
     return value
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
-from muster.config import STRATEGIES
+from muster.config import IN_ONE_PROCESS, STRATEGIES
 from muster.entrypoint import show
 from muster.entrypoint.detect import families
 from muster.entrypoint.jobs import quoting
@@ -70,22 +70,27 @@ def check(site: str, wanted: Wanted) -> None:
     for option, value in (("--account", wanted.account), ("--partition", wanted.partition), ("--name", wanted.name)):
         if value is not None:
             quoting.plain(value, option)
-    if not wanted.image or not wanted.image.isprintable():
-        fix = f"--image {JobOptions.image}"
-        raise MusterError("--image is one line of printable characters", seen=f"--image={wanted.image}", fix=fix)
+    if not wanted.image or not wanted.image.isprintable() or wanted.image.startswith("-"):
+        wrong = "--image is one line of printable characters, and no - comes first"
+        raise MusterError(wrong, seen=f"--image={wanted.image}", fix=f"--image {JobOptions.image}")
     # Some schedulers make a file's name of it, others refuse it.
     if "/" in wanted.name:
         fix = f"--name={wanted.name.replace('/', '-')}"
         raise MusterError("a job's name has no / in it", seen=f"--name={wanted.name}", fix=fix)
+    if not wanted.command[0] or wanted.command[0].startswith("-"):
+        fix = f"muster job {shlex.quote(site)} -- {shlex.join([*COMMAND, *filter(None, wanted.command)])}"
+        raise MusterError("a job's command begins with a program", seen=shlex.join(wanted.command), fix=fix)
+    if wanted.nodes > 1 and wanted.is_training and wanted.command[1] in IN_ONE_PROCESS:
+        fix = f"muster job {shlex.quote(site)} --nodes 1 -- {shlex.join(wanted.command)}"
+        wrong = f"{wanted.command[1]} is one process, and this job has {wanted.nodes} nodes"
+        raise MusterError(wrong, seen=shlex.join(wanted.command), fix=fix)
     words = list(wanted.command)
     while words and re.fullmatch(r"(.*/)?(torchrun|python[0-9.]*)|-u", words[0]):
         words.pop(0)
     if wanted.nodes > 1 and words and (len(words) < len(wanted.command) or words[0].endswith(".py")):
-        raise MusterError(
-            "without `muster run` this runs on each node by itself",
-            seen=shlex.join(wanted.command),
-            fix=f"muster job {shlex.quote(site)} --nodes {wanted.nodes} -- muster run {shlex.join(words)}",
-        )
+        fix = f"muster job {shlex.quote(site)} --nodes {wanted.nodes} -- muster run {shlex.join(words)}"
+        wrong = "without `muster run` this runs on each node by itself"
+        raise MusterError(wrong, seen=shlex.join(wanted.command), fix=fix)
 
 
 def seconds(text: str) -> int:
@@ -101,11 +106,8 @@ def seconds(text: str) -> int:
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if not 60 <= total <= _MOST_S:
-        raise MusterError(
-            "--time is a time limit of a minute or more, with its units",
-            seen=f"--time={text}",
-            fix="--time 1:30:00, --time 2-12:00:00 or --time 90m",
-        )
+        wrong = "--time is a time limit with its units, from a minute to 366 days"
+        raise MusterError(wrong, seen=f"--time={text}", fix="--time 1:30:00, --time 2-12:00:00 or --time 90m")
     return total
 
 
@@ -154,7 +156,6 @@ def script(name: str, site: Site, wanted: Wanted, file: str) -> str:
     engine = new_templates(
         word=show.word,
         words=show.words,
-        directive=quoting.directive,
         lines=directive_lines,
         comment=quoting.comment,
         clock=clock,
@@ -164,6 +165,18 @@ def script(name: str, site: Site, wanted: Wanted, file: str) -> str:
     own = of_family(site.scheduler)
     template = engine.from_string(own) if own else engine.get_template(f"{site.scheduler.replace('_', '-')}.j2")
     return template.render(context(name, site, wanted, file))
+
+
+def of_registry(image: str, engine: str) -> str:
+    """`image`, for an `engine` that takes no file.
+
+    Raises:
+        MusterError: it is a file, or has a scheme.
+    """
+    if not image or image.endswith(".sif") or "://" in image:
+        fix = "--image REGISTRY/NAME:TAG, without a scheme"
+        raise MusterError(f"{engine} takes images from a registry only", seen=f"--image {image}", fix=fix)
+    return image
 
 
 def of_family(scheduler: str) -> str | None:
@@ -190,22 +203,19 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
             raise MusterError(f"{site.title} takes a script, and no manifest", seen=seen, fix=f"leave {option} out")
     here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
     command = value_of(site.container.command, here)
-    if command is not None and command.rpartition("/")[2] not in ENGINES:
-        raise MusterError(
-            f"{site.title} starts containers by {command}, and scripts know {', '.join(ENGINES)} only",
-            seen=f"container.command in the profile {name}",
-            fix=f"read {site.documentation}" if site.documentation else "muster job list",
-        )
+    known = ENGINES if site.scheduler == "slurm" else ENGINES[:-1]  # podman-hpc hands on Slurm's variables only
+    if command is not None and command.rpartition("/")[2] not in known:
+        wrong = f"{site.title} starts containers by {command}, and its scripts know {', '.join(known)} only"
+        fix = f"read {site.documentation}" if site.documentation else "muster job list"
+        raise MusterError(wrong, seen=f"container.command in the profile {name}", fix=fix)
     directives = list(value_of(site.launch.directives, here) or ())
     gpu_line = value_of(site.launch.gpus, here)
     if wanted.gpus and site.scheduler == "grid_engine" and gpu_line is None:
-        raise MusterError(
-            "what Grid Engine calls a GPU is each site's own",
-            seen=f"--gpus={wanted.gpus}",
-            fix="in the profile: [launch] gpus, as in -l gpu={gpus}; or to qsub",
-        )
+        fix = "in the profile: [launch] gpus, as in -l gpu={gpus}; or to qsub"
+        raise MusterError("what Grid Engine calls a GPU is each site's own", seen=f"--gpus={wanted.gpus}", fix=fix)
     module_words = [line.split() for line in value_of(site.modules, here) or ()]
     module_words += [["load", module] for module in value_of(site.container.modules, here) or ()]
+    caches = " ".join(resolve(site.caches, here).values())
     partition = wanted.partition or value_of(site.launch.partition, here)
     gpus = wanted.gpus if wanted.gpus is not None else value_of(site.nodes.gpus, here)
     return {
@@ -227,6 +237,7 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         "flags": "".join(f" {show.word(flag)}" for flag in value_of(site.launch.flags, here) or ()),
         "launcher": value_of(site.launch.launcher, here),
         "modules": module_words,
+        "cache_variables": "".join(f"{variable}$|" for variable in quoting.needs(caches)),
         "warning_s": warning_s(wanted.time_s),
         # The last attempt of a training ends with another code than 75 by itself.
         "unless_last": "" if wanted.is_training else ' && [ "${MUSTER_ATTEMPT:-0}" -lt "$MUSTER_MAX_REQUEUES" ]',
@@ -294,23 +305,28 @@ def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None
     places.append(value_of(site.storage.node_local, here))
     # Containers have /tmp anyway.
     folders = [place for place in dict.fromkeys(places) if place and place != "/tmp"]
+    own = name if name.startswith("/") else None  # a profile that the launch inside reads again
+    if own and re.search("[,:]", own):
+        wrong = "a container can't be given a file whose path has a comma or a colon"
+        raise MusterError(wrong, seen=own, fix="another name for the profile, or for its folder")
     if command.endswith("podman-hpc"):
-        image = NO_SIF if wanted.image == Wanted.image else wanted.image
+        image = wanted.image.removeprefix("docker://")
+        image = NO_SIF if image == Wanted.image else of_registry(image, ENGINES[-1])
         # The site's own options bring the network's libraries. A container sees only the variables that it is given.
         words = [command, "run", "--rm", "--network=host", "--ipc=host", '--volume "$PWD:$PWD"', '--workdir "$PWD"']
         words += [*options, '--env "MUSTER_FABRIC=${MUSTER_FABRIC:-off}"']
-        needed = {need for text in (*folders, *resolve(site.caches, here).values()) for need in quoting.needs(text)}
+        needed = quoting.needs(" ".join((*folders, *resolve(site.caches, here).values())))
         words += [f"--env {show.word(each)}" for each in (*(f"{prefix}*" for prefix in PASSED), *sorted(needed))]
         outside_and_inside = {folder: folder if ":" in folder else f"{folder}:{folder}" for folder in folders}
         words += [_if_set(each, "--volume", quoting.expanded(both)) for each, both in outside_and_inside.items()]
+        words += [f"--volume {show.word(f'{own}:{own}:ro')}"] if own else []
     else:
         image = wanted.image
         words = [show.word(command), "exec", *(["--nv"] if gpus != 0 else []), "--bind /:/host:ro", *options]
         words += [_if_set(folder, "--bind", quoting.expanded(folder)) for folder in folders]
         if site.scheduler == "lsf":  # the lists of hosts that LSF itself has written
             words += [_if_set(each, "--bind", f'"{each}"') for each in ("$LSB_DJOB_RANKFILE", "$LSB_DJOB_HOSTFILE")]
-        if name.startswith("/"):
-            words.append(f"--bind {show.word(name)}")  # the launch inside reads the profile again
+        words += [f"--bind {show.word(own)}"] if own else []
     return " \\\n  ".join([*_filled(words), f'"${{MUSTER_IMAGE:-{quoting.fallback(image)}}}"'])
 
 

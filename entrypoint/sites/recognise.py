@@ -69,11 +69,9 @@ def here(env: Environment, options: LaunchOptions, folder: Path = SITES) -> Reco
     most = max(map(len, found.values()))
     best = {name: whys for name, whys in found.items() if len(whys) == most}
     if len(best) > 1:
-        raise MusterError(
-            f"this could be {' or '.join(best)}",
-            seen="; ".join(f"{name}: {', '.join(whys)}" for name, whys in best.items()),
-            fix=f"--site {next(iter(best))}, or --site off",
-        )
+        seen = "; ".join(f"{name}: {', '.join(whys)}" for name, whys in best.items())
+        fix = f"--site {next(iter(best))}, or --site off"
+        raise MusterError(f"this could be {' or '.join(best)}", seen=seen, fix=fix)
     ((name, whys),) = best.items()
     return _loaded(name, ", ".join(whys), folder)
 
@@ -86,12 +84,9 @@ def check(found: Recognised | None) -> None:
     """
     if found is not None and found.site.refused is not None:
         refused = found.site.refused
-        raise MusterError(
-            f"this image does not run on {found.site.title}: {refused.value}",
-            seen=found.why,
-            fix=f"see {found.site.documentation or found.site.sources[refused.source].url}; "
-            "where this is another place: --site off",
-        )
+        wrong = f"this image does not run on {found.site.title}: {refused.value}"
+        page = found.site.documentation or found.site.sources[refused.source].url
+        raise MusterError(wrong, seen=found.why, fix=f"see {page}; where this is another place: --site off")
 
 
 def matches(env: Environment, folder: Path = SITES) -> dict[str, tuple[str, ...]]:

@@ -14,6 +14,7 @@ case "$name $*" in
   "flux getattr size") echo 2 ;;
   "flux getattr jobid") echo f7 ;;
   "flux job id --to=dec f7") echo 7 ;;
+  "flux --parent jobs "*) case $* in *queue*) echo "${QUEUE:-}" ;; esac ;;
   "flux job timeleft" | "bjobs "* | "squeue "*) echo "${LIMIT:-}" ;;
   "qstat -j "*) if [ -n "${LIMIT:-}" ]; then echo "hard resource_list:         gpu=1,h_rt=$LIMIT"; fi ;;
   "mpiexec --version") echo "$VERSION" ;;

@@ -137,6 +137,14 @@ def test_a_refused_site() -> None:
         ([300 * "a"], 300 * "a"),
         ([300 * "a" + ".toml"], 300 * "a"),
         (["slurm", "--name", "a/b"], "--name=a/b"),
+        (["slurm", "--image=-x.sif"], "--image=-x.sif"),
+        (["slurm", "--", "--epochs", "3"], "-- train ddp --epochs 3"),
+        (["kubernetes", "--", ""], "begins with a program"),
+        (["slurm", "--", "train", "single"], "--nodes 1 -- train single"),
+        *(
+            (["slurm", "--", "train", *words], "would train nothing")
+            for words in ([], ["--help"], ["--version"], ["ddp", "-h"], ["ddp", "--epochs=3", "--help-all"])
+        ),
     ],
 )
 def test_what_can_not_be(words: list[str], about: str) -> None:

@@ -28,6 +28,11 @@ def launched(cluster: Cluster, name: str) -> list[str]:
     return words
 
 
+def resubmitted(cluster: Cluster) -> list[list[str]]:
+    """The words of each call by which a job of Flux goes back into the queue."""
+    return [words for words in cluster.words("flux") if words[:2] == ["--parent", "batch"]]
+
+
 def container(cluster: Cluster, words: Sequence[str], engine: str = "apptainer") -> list[str]:
     """What follows the launcher's own words, from the container's command on."""
     return list(words[words.index(engine) :])
@@ -133,7 +138,7 @@ def test_exit_codes_and_who_goes_back_into_the_queue(cluster: Cluster, name: str
     # LSF requeues what ends with 75: it was told so by `-Q 75`.
     assert done.returncode == code, done.stderr
     again = [*cluster.words("scontrol"), *cluster.words("qsub")]
-    again += [words for words in cluster.words("flux") if words[0] == "--parent"]
+    again += resubmitted(cluster)
     if code != 75:
         assert again == []
         assert not list(cluster.folder.glob("*.attempts"))
@@ -179,8 +184,68 @@ def test_other_programs_have_a_last_attempt_too(cluster: Cluster, name: str) -> 
     # 75 would put it back into LSF's queue.
     assert done.returncode == (1 if name == "lsf" else 75)
     assert not cluster.words("scontrol") + cluster.words("qsub")
-    assert not [call for call in cluster.words("flux") if "--parent" in call]
+    assert not resubmitted(cluster)
     assert not list(cluster.folder.glob("*.attempts"))
+
+
+def test_a_task_of_an_array_of_pbs_comes_back_as_that_task_alone(cluster: Cluster) -> None:
+    done = cluster.run("pbs", making.make("pbs", Wanted()), CODE="75", PBS_JOBID="7[3].head", PBS_ARRAY_INDEX="3")
+    assert done.returncode == 75, done.stderr
+    (words,) = cluster.words("qsub")
+    # The script may have the whole array's range in a directive, and PBS refuses a single number.
+    assert words[words.index("-J") + 1] == "3-4:2"
+    assert cluster.environment("qsub")["MUSTER_RUN"] == "muster-7-3--head"
+
+
+def test_flux_takes_the_same_queue_and_time_again(cluster: Cluster) -> None:
+    done = cluster.run("flux", making.make("flux", Wanted()), CODE="75", LIMIT="7200.5", QUEUE="long")
+    assert done.returncode == 75, done.stderr
+    (words,) = resubmitted(cluster)
+    assert {"--time-limit=7200s", "--queue=long"} < set(words)
+    assert not [word for word in words if word.startswith("--bank")]
+
+
+@pytest.mark.parametrize(("index", "job", "file"), [("0", "7", "muster-7"), ("3", "7[3]", "muster-7-3")])
+def test_lsf_calls_0_the_index_of_a_job_that_is_no_array(cluster: Cluster, index: str, job: str, file: str) -> None:
+    done = cluster.run("lsf", making.make("lsf", Wanted()), CODE="75", LSB_JOBINDEX=index)
+    assert done.returncode == 75, done.stderr
+    (words,) = cluster.words("bjobs")
+    assert words[-1] == job
+    assert [path.name for path in cluster.folder.glob("*.attempts")] == [f"{file}.attempts"]
+
+
+CACHES = """title = "X"
+scheduler = "{scheduler}"
+status = "unverified"
+sources = {{d = {{url = "https://a.example.org/", read = 2026-01-01}}}}
+container.command = {{value = "{engine}", source = "d"}}
+caches.HF_HOME = {{value = "$SCRATCH/hf", source = "d"}}
+"""
+
+
+def own(folder: Path, scheduler: str, engine: str = "apptainer", name: str = "my site.toml") -> str:
+    path = folder / name
+    path.write_text(CACHES.format(scheduler=scheduler, engine=engine))
+    return str(path)
+
+
+def test_variables_of_caches_reach_all_hosts(cluster: Cluster, tmp_path: Path) -> None:
+    text = making.make(own(tmp_path, "grid_engine"), Wanted())
+    assert cluster.run("grid-engine", text, SCRATCH="/a b").returncode == 0
+    assert all('SCRATCH="/a b"' in path.read_text() for path in cluster.records.glob("input.*"))
+    text = making.make(own(tmp_path, "pbs"), Wanted())
+    assert cluster.run("pbs", text, SCRATCH="/a b", VERSION="mpiexec (OpenRTE) 4.1.4").returncode == 0
+    words = launched(cluster, "pbs")
+    assert words[words.index("SCRATCH") - 1] == "-x"
+
+
+def test_podman_sees_ones_own_profile(cluster: Cluster, tmp_path: Path) -> None:
+    path = own(tmp_path, "slurm", "podman-hpc")
+    done = cluster.run("slurm", making.make(path, Wanted(image="docker://a/b:1")), MUSTER_IMAGE="", SCRATCH="/")
+    assert done.returncode == 0, done.stderr
+    words = container(cluster, launched(cluster, "slurm"), "podman-hpc")
+    assert words[words.index(f"{path}:{path}:ro") - 1] == "--volume"
+    assert words[-3:] == ["a/b:1", "train", "ddp"]
 
 
 def test_other_programs_have_a_last_attempt_under_parastation_too(cluster: Cluster) -> None:

@@ -73,7 +73,7 @@ def test_the_next_attempt_has_an_end_of_its_own(cluster: Cluster, name: str) -> 
     done = cluster.run(name, making.make(name, Wanted()), LIMIT="7200", CODE="75")
     assert done.returncode == 75, done.stderr
     if name == "flux":
-        (again,) = [call for call in cluster.words("flux") if call[0] == "--parent"]
+        (again,) = [call for call in cluster.words("flux") if call[:2] == ["--parent", "batch"]]
     else:
         (again,) = cluster.words("qsub")
     assert "MUSTER_RUN" in " ".join(again)

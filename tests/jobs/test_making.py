@@ -132,6 +132,25 @@ def test_containers_that_no_script_knows(tmp_path: Path) -> None:
         making.make(str(path), Wanted())
 
 
+@pytest.mark.parametrize("image", ["other.sif", "oras://registry/muster:1"])
+def test_podman_takes_no_file(image: str) -> None:
+    with pytest.raises(MusterError, match="images from a registry only"):
+        making.make("perlmutter", Wanted(image=image))
+
+
+def test_podman_hands_on_the_variables_of_slurm_alone(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(EVERYTHING.format(scheduler="pbs").replace('"singularity"', '"podman-hpc"'))
+    with pytest.raises(MusterError, match="starts containers by podman-hpc"):
+        making.make(str(path), Wanted())
+
+
+@pytest.mark.parametrize("name", ["a,b.toml", "a:b.toml"])
+def test_a_profile_that_no_container_could_be_given(tmp_path: Path, name: str) -> None:
+    with pytest.raises(MusterError, match="a comma or a colon"):
+        making.make(site(tmp_path, "slurm", name), Wanted())
+
+
 def test_the_command_that_made_a_script_makes_it_again() -> None:
     asked = Wanted(nodes=4, time="02:00:00", account="p", gpus=2, command=("train", "fsdp", "--name", "a b"))
     (line,) = [line for line in making.make("slurm", asked).splitlines() if line.startswith("# Made by:")]

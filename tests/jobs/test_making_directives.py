@@ -72,6 +72,17 @@ def test_a_parallel_environment_of_the_profile_need_not_be_named(tmp_path: Path)
     assert "-pe PE" not in script(tmp_path, "grid_engine", "directives", "['-pe mpi 16']")
 
 
+@pytest.mark.parametrize("directive", ["--time=1:00:00", "-t 1:00:00", "-l walltime=1:0:0", "-l h_rt=60", "-W 2:00"])
+def test_directives_set_no_time_limit(tmp_path: Path, directive: str) -> None:
+    with pytest.raises(MusterError, match="asks for nodes or for time"):
+        script(tmp_path, "slurm", "directives", f"['{directive}']")
+
+
+@pytest.mark.parametrize("directive", ["--time-min=1:00:00", "-W group_list=a", "-t 1-10:2"])
+def test_what_is_no_time_limit_stays(tmp_path: Path, directive: str) -> None:
+    assert directive in options(script(tmp_path, "slurm", "directives", f"['{directive}']"), "#SBATCH ")
+
+
 @pytest.mark.parametrize(
     "directive",
     ["--gres=gpu:4", "--gres=nvme:1,gpu:4", "--gpus=8", "--gpus-per-node=4", '-gpu "num=4"', "-l ngpus=4"],

@@ -41,6 +41,11 @@ def test_words_and_folders_come_out_as_they_went_in(value: str) -> None:
     assert read_by_a_shell(quoting.expanded(value), HOME="/home") == f"{value}.".replace("$HOME", "/home")
 
 
+@pytest.mark.parametrize("value", [*filter(str.isprintable, filter(None, HOSTILE)), "a<(b", "a>(touch x)", "a}'<(b"])
+def test_a_default_comes_out_as_it_went_in(value: str) -> None:
+    assert read_by_a_shell(f'"${{X:-{quoting.fallback(value)}}}"') == f"{value}."
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.text(st.characters(min_codepoint=1, codec="ascii"), max_size=30).filter(lambda text: not quoting.needs(text)))
 def test_any_folder(value: str) -> None:
