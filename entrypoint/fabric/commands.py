@@ -52,11 +52,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _find(root: Root = HOST_ROOT, fabric: FabricName = AUTO, as_json: AsJson = False) -> None:
-    finding = _found(root, fabric)
-    if as_json:
-        _print_json(finding)
-    else:
-        _show(finding)
+    _show(_found(root, fabric), as_json=as_json)
 
 
 def _plan(
@@ -67,10 +63,7 @@ def _plan(
     as_json: AsJson = False,
 ) -> None:
     plan = _planned(root, fabric, site, nodes)
-    if as_json:
-        _print_json(plan)
-    else:
-        _show(plan.finding, plan)
+    _show(plan.finding, plan, as_json=as_json)
     _refuse(plan)
 
 
@@ -181,21 +174,18 @@ def _num_nodes(nodes: int | None) -> int:
     return job.num_nodes if job.num_nodes and job.job_id else 2
 
 
-def _print_json(found: "Finding | FabricPlan") -> None:
-    """One JSON object, with the names of the dataclass."""
-    import msgspec
-
-    print(json.dumps(msgspec.to_builtins(found, enc_hook=str, order="deterministic"), indent=2))
-
-
-def _show(finding: "Finding", plan: "FabricPlan | None" = None) -> None:
-    """Prints what was found and planned: lines, tables by their headings, notes."""
+def _show(finding: "Finding", plan: "FabricPlan | None" = None, *, as_json: bool) -> None:
+    """Prints what was found, and planned if it was: one JSON object, or lines, tables by their headings, notes."""
     # Here and not above: only what prints needs it.
+    import msgspec
     from rich.console import Console
     from rich.text import Text
 
     from muster.entrypoint.sites.commands import new_table
 
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(plan or finding, enc_hook=str, order="deterministic"), indent=2))
+        return
     interfaces = " ".join(finding.interfaces) or "none"
     lines = {"fabric": finding.fabric, "because of": finding.why, "interfaces": interfaces}
     tables: dict[tuple[str, ...], list[tuple[str, ...]]] = {
