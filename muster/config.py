@@ -31,6 +31,9 @@ SOURCES = {
 
 OF_TOKENS = ("tokens", "synthetic")
 
+MOST = 10**9
+"""Of tokens, classes, samples, MiB: with far more torch's own numbers overflow, in place of the memory."""
+
 STRATEGIES = {
     "single": "One process: what every other strategy is measured against.",
     "dp": "One process, its GPUs by threads (DataParallel); ddp is faster.",
@@ -179,15 +182,18 @@ class DataOptions:
         ),
     ] = "digits"
     image_size: Annotated[
-        int | None, _data(help="Pixels a side. Default: 32 for digits and cifar10, else 224.", min=8)
+        int | None, _data(help="Pixels a side. Default: 32 for digits and cifar10, else 224.", min=8, max=100_000)
     ] = None
-    seq_len: Annotated[int | None, _data(help="Tokens of a sequence. Default: the model's context.", min=2)] = None
+    seq_len: Annotated[
+        int | None, _data(help="Tokens of a sequence. Default: the model's context.", min=2, max=MOST)
+    ] = None
     vocab_size: Annotated[
-        int | None, _data(help="Different tokens. Default: 256 of bytes, else as many as the file shows.", min=2)
+        int | None,
+        _data(help="Different tokens. Default: 256 of bytes, else as many as the file shows.", min=2, max=MOST),
     ] = None
-    num_classes: Annotated[int, _data(help="Classes of the synthetic and fake data.", min=2)] = 1000
+    num_classes: Annotated[int, _data(help="Classes of the synthetic and fake data.", min=2, max=MOST)] = 1000
     num_samples: Annotated[
-        int, _data(help="Training samples of the synthetic and fake data; a tenth more validates.", min=1)
+        int, _data(help="Training samples of the synthetic and fake data; a tenth more validates.", min=1, max=MOST)
     ] = 1280
     train_num_workers: Annotated[
         int | None,
@@ -195,10 +201,12 @@ class DataOptions:
             help="Processes that load training data, for each rank; 0 loads in the trainer. Default: none on CPUs and "
             "for data in memory, else its share of the cores, up to 16.",
             min=0,
+            max=1000,
         ),
     ] = None
     valid_num_workers: Annotated[
-        int | None, _data(help="Processes that load validation data, for each rank. Default: by the same rule.", min=0)
+        int | None,
+        _data(help="Processes that load validation data, for each rank. Default: by the same rule.", min=0, max=1000),
     ] = None
     decoder: Annotated[
         Literal["cpu", "nvjpeg"],
@@ -275,7 +283,7 @@ class DDPOptions:
     ] = None
     zero1: Annotated[bool, _ddp(help="The optimizer's moments are dealt out to the ranks.")] = False
     bucket_mb: Annotated[
-        int | None, _ddp(help="MiB of gradients that are sent at a time. Default: 25, but 1 at first.", min=1)
+        int | None, _ddp(help="MiB of gradients that are sent at a time. Default: 25, but 1 at first.", min=1, max=MOST)
     ] = None
     sync_bn: Annotated[bool, _ddp(help="Normalise over the batches of all ranks, on GPUs.")] = False
 
