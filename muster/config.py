@@ -506,47 +506,31 @@ def check(strategy: str, options: Options) -> None:
     for other in OF_STRATEGY:
         flags = typed(options, *(name for name, section in SECTIONS.items() if section == other))
         if flags and strategy != other:
-            raise MusterError(
-                f"the strategy {strategy} knows nothing of {flags.partition('=')[0]}",
-                seen=f"train {strategy} {flags}",
-                fix=f"'train {other} {flags}', or leave it out",
-            )
+            wrong = f"the strategy {strategy} knows nothing of {flags.partition('=')[0]}"
+            raise MusterError(wrong, seen=f"train {strategy} {flags}", fix=f"'train {other} {flags}', or leave it out")
     of_power = ("comm_hook", "powersgd_rank", "powersgd_start")
     if options.comm_hook != "powersgd" and typed(options, *of_power[1:]):
-        raise MusterError(
-            "--powersgd-rank and --powersgd-start are for gradients that travel by PowerSGD",
-            seen=typed(options, *of_power),
-            fix="--comm-hook=powersgd, or leave them out",
-        )
+        wrong = "--powersgd-rank and --powersgd-start are for gradients that travel by PowerSGD"
+        raise MusterError(wrong, seen=typed(options, *of_power), fix="--comm-hook=powersgd, or leave them out")
     if strategy in ("tp", "pipeline") and not options.predicts_tokens:
-        raise MusterError(
-            f"the strategy {strategy} cuts transformers, not {options.model}",
-            seen=f"train {strategy} --model={options.model}",
-            fix=f"'train fsdp --model={options.model}', or a transformer: --model=gpt-tiny",
-        )
+        wrong, flag = f"the strategy {strategy} cuts transformers, not {options.model}", f"--model={options.model}"
+        fix = f"'train fsdp {flag}', or a transformer: --model=gpt-tiny"
+        raise MusterError(wrong, seen=f"train {strategy} {flag}", fix=fix)
     of_end = typed(options, "lr_steps", "lr_end")
     if options.lr_schedule != "cosine" and of_end:
         seen = f"--lr-schedule={options.lr_schedule} {of_end}"
         raise MusterError("a constant learning rate has no end to go to", seen=seen, fix="--lr-schedule=cosine")
-    if strategy == "dp" and options.compile != "off":
-        raise MusterError(
-            "the strategy dp copies the model at each step, and copies can't be compiled",
-            seen=f"train dp {typed(options, 'compile')}",
-            fix=f"'train ddp {typed(options, 'compile')}', which is faster in any case",
-        )
+    if strategy == "dp" and (flag := typed(options, "compile")):
+        wrong = "the strategy dp copies the model at each step, and copies can't be compiled"
+        raise MusterError(wrong, seen=f"train dp {flag}", fix=f"'train ddp {flag}', which is faster in any case")
     whole = typed(options, "activation_checkpoint", "compile")
     if options.schedule == "zero-bubble" and whole:
-        raise MusterError(
-            "the zero-bubble schedule parts the backward pass: what is compiled or computed again can't be parted",
-            seen=f"--schedule=zero-bubble {whole}",
-            fix=f"--schedule=interleaved, or leave out {whole}",
-        )
+        wrong = "the zero-bubble schedule parts the backward pass: what is compiled or computed again can't be parted"
+        fix = f"--schedule=interleaved, or leave out {whole}"
+        raise MusterError(wrong, seen=f"--schedule=zero-bubble {whole}", fix=fix)
     if options.activation_checkpoint != "none" and not options.predicts_tokens:
-        raise MusterError(
-            f"{options.model} can't compute its activations again",
-            seen=f"--activation-checkpoint={options.activation_checkpoint}",
-            fix="leave it out, or train a transformer: --model=gpt-tiny",
-        )
+        wrong, seen = f"{options.model} can't compute its activations again", typed(options, "activation_checkpoint")
+        raise MusterError(wrong, seen=seen, fix="leave it out, or train a transformer: --model=gpt-tiny")
     if options.name is not None and (options.name in ("", ".", "..") or "/" in options.name):
         fix = "--name=NAME --runs-dir=FOLDER"
         raise MusterError("a run's name is one folder name", seen=f"--name={options.name}", fix=fix)

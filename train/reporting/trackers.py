@@ -176,10 +176,9 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        code = ExitCode.DONE if error is None else getattr(error, "code", ExitCode.FAILED)
         if isinstance(error, KeyboardInterrupt):
             code = ExitCode.INTERRUPTED
-        else:
-            code = ExitCode.DONE if error is None else getattr(error, "code", ExitCode.FAILED)
         if self.target is not None:
             try:
                 self.target.close(code)
