@@ -109,8 +109,9 @@ class MLflow:
         self.client.log_batch(self.run_id, metrics=metrics)
 
     def close(self, code: int) -> None:
-        status = {ExitCode.DONE: "FINISHED", ExitCode.PREEMPTED: "KILLED", ExitCode.INTERRUPTED: "KILLED"}
-        self.client.set_terminated(self.run_id, status.get(code, "FAILED"))
+        is_stopped = code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
+        status = "KILLED" if is_stopped else "FAILED" if code else "FINISHED"
+        self.client.set_terminated(self.run_id, status)
 
 
 TRACKERS = {
