@@ -31,6 +31,9 @@ SOURCES = {
 
 OF_TOKENS = ("tokens", "synthetic")
 
+MOST = 10**9
+"""Of tokens, classes, samples, MiB: with far more torch's own numbers overflow, in place of the memory."""
+
 STRATEGIES = {
     "single": "One process: what every other strategy is measured against.",
     "dp": "One process, its GPUs by threads (DataParallel); ddp is faster.",
@@ -179,15 +182,18 @@ class DataOptions:
         ),
     ] = "digits"
     image_size: Annotated[
-        int | None, _data(help="Pixels a side. Default: 32 for digits and cifar10, else 224.", min=8)
+        int | None, _data(help="Pixels a side. Default: 32 for digits and cifar10, else 224.", min=8, max=100_000)
     ] = None
-    seq_len: Annotated[int | None, _data(help="Tokens of a sequence. Default: the model's context.", min=2)] = None
+    seq_len: Annotated[
+        int | None, _data(help="Tokens of a sequence. Default: the model's context.", min=2, max=MOST)
+    ] = None
     vocab_size: Annotated[
-        int | None, _data(help="Different tokens. Default: 256 of bytes, else as many as the file shows.", min=2)
+        int | None,
+        _data(help="Different tokens. Default: 256 of bytes, else as many as the file shows.", min=2, max=MOST),
     ] = None
-    num_classes: Annotated[int, _data(help="Classes of the synthetic and fake data.", min=2)] = 1000
+    num_classes: Annotated[int, _data(help="Classes of the synthetic and fake data.", min=2, max=MOST)] = 1000
     num_samples: Annotated[
-        int, _data(help="Training samples of the synthetic and fake data; a tenth more validates.", min=1)
+        int, _data(help="Training samples of the synthetic and fake data; a tenth more validates.", min=1, max=MOST)
     ] = 1280
     train_num_workers: Annotated[
         int | None,
@@ -195,10 +201,12 @@ class DataOptions:
             help="Processes that load training data, for each rank; 0 loads in the trainer. Default: none on CPUs and "
             "for data in memory, else its share of the cores, up to 16.",
             min=0,
+            max=1000,
         ),
     ] = None
     valid_num_workers: Annotated[
-        int | None, _data(help="Processes that load validation data, for each rank. Default: by the same rule.", min=0)
+        int | None,
+        _data(help="Processes that load validation data, for each rank. Default: by the same rule.", min=0, max=1000),
     ] = None
     decoder: Annotated[
         Literal["cpu", "nvjpeg"],
@@ -275,7 +283,7 @@ class DDPOptions:
     ] = None
     zero1: Annotated[bool, _ddp(help="The optimizer's moments are dealt out to the ranks.")] = False
     bucket_mb: Annotated[
-        int | None, _ddp(help="MiB of gradients that are sent at a time. Default: 25, but 1 at first.", min=1)
+        int | None, _ddp(help="MiB of gradients that are sent at a time. Default: 25, but 1 at first.", min=1, max=MOST)
     ] = None
     sync_bn: Annotated[bool, _ddp(help="Normalise over the batches of all ranks, on GPUs.")] = False
 
@@ -498,47 +506,31 @@ def check(strategy: str, options: Options) -> None:
     for other in OF_STRATEGY:
         flags = typed(options, *(name for name, section in SECTIONS.items() if section == other))
         if flags and strategy != other:
-            raise MusterError(
-                f"the strategy {strategy} knows nothing of {flags.partition('=')[0]}",
-                seen=f"train {strategy} {flags}",
-                fix=f"'train {other} {flags}', or leave it out",
-            )
+            wrong = f"the strategy {strategy} knows nothing of {flags.partition('=')[0]}"
+            raise MusterError(wrong, seen=f"train {strategy} {flags}", fix=f"'train {other} {flags}', or leave it out")
     of_power = ("comm_hook", "powersgd_rank", "powersgd_start")
     if options.comm_hook != "powersgd" and typed(options, *of_power[1:]):
-        raise MusterError(
-            "--powersgd-rank and --powersgd-start are for gradients that travel by PowerSGD",
-            seen=typed(options, *of_power),
-            fix="--comm-hook=powersgd, or leave them out",
-        )
+        wrong = "--powersgd-rank and --powersgd-start are for gradients that travel by PowerSGD"
+        raise MusterError(wrong, seen=typed(options, *of_power), fix="--comm-hook=powersgd, or leave them out")
     if strategy in ("tp", "pipeline") and not options.predicts_tokens:
-        raise MusterError(
-            f"the strategy {strategy} cuts transformers, not {options.model}",
-            seen=f"train {strategy} --model={options.model}",
-            fix=f"'train fsdp --model={options.model}', or a transformer: --model=gpt-tiny",
-        )
+        wrong, flag = f"the strategy {strategy} cuts transformers, not {options.model}", f"--model={options.model}"
+        fix = f"'train fsdp {flag}', or a transformer: --model=gpt-tiny"
+        raise MusterError(wrong, seen=f"train {strategy} {flag}", fix=fix)
     of_end = typed(options, "lr_steps", "lr_end")
     if options.lr_schedule != "cosine" and of_end:
         seen = f"--lr-schedule={options.lr_schedule} {of_end}"
         raise MusterError("a constant learning rate has no end to go to", seen=seen, fix="--lr-schedule=cosine")
-    if strategy == "dp" and options.compile != "off":
-        raise MusterError(
-            "the strategy dp copies the model at each step, and copies can't be compiled",
-            seen=f"train dp {typed(options, 'compile')}",
-            fix=f"'train ddp {typed(options, 'compile')}', which is faster in any case",
-        )
+    if strategy == "dp" and (flag := typed(options, "compile")):
+        wrong = "the strategy dp copies the model at each step, and copies can't be compiled"
+        raise MusterError(wrong, seen=f"train dp {flag}", fix=f"'train ddp {flag}', which is faster in any case")
     whole = typed(options, "activation_checkpoint", "compile")
     if options.schedule == "zero-bubble" and whole:
-        raise MusterError(
-            "the zero-bubble schedule parts the backward pass: what is compiled or computed again can't be parted",
-            seen=f"--schedule=zero-bubble {whole}",
-            fix=f"--schedule=interleaved, or leave out {whole}",
-        )
+        wrong = "the zero-bubble schedule parts the backward pass: what is compiled or computed again can't be parted"
+        fix = f"--schedule=interleaved, or leave out {whole}"
+        raise MusterError(wrong, seen=f"--schedule=zero-bubble {whole}", fix=fix)
     if options.activation_checkpoint != "none" and not options.predicts_tokens:
-        raise MusterError(
-            f"{options.model} can't compute its activations again",
-            seen=f"--activation-checkpoint={options.activation_checkpoint}",
-            fix="leave it out, or train a transformer: --model=gpt-tiny",
-        )
+        wrong, seen = f"{options.model} can't compute its activations again", typed(options, "activation_checkpoint")
+        raise MusterError(wrong, seen=seen, fix="leave it out, or train a transformer: --model=gpt-tiny")
     if options.name is not None and (options.name in ("", ".", "..") or "/" in options.name):
         fix = "--name=NAME --runs-dir=FOLDER"
         raise MusterError("a run's name is one folder name", seen=f"--name={options.name}", fix=fix)

@@ -76,6 +76,14 @@ def test_every_option_has_a_place_in_a_file(file: Path) -> None:
         ("[training]\nweight_decay = 1e308", "weight_decay = 1e+308", "a number from 0 to 1e+30"),
         ("[training]\nlr = inf", "lr = inf", "a number from 0 to 1e+30"),
         (f"[training]\nlr = {10**400}", "lr = 1000", "a number from 0 to 1e+30"),
+        *(
+            (f"[{section}]\n{name} = {10**25}", f"{name} = 1000", "a whole number from")
+            for section, name in [
+                *(("data", name) for name in ("image_size", "seq_len", "vocab_size", "num_classes", "num_samples")),
+                *(("data", name) for name in ("train_num_workers", "valid_num_workers")),
+                ("ddp", "bucket_mb"),
+            ]
+        ),
         (f"[run]\ntimeout_s = {10**20}", "timeout_s = 1000", "from 1 to 999999"),
         ('[training]\nlr_scale = "cubic"', '"cubic"', '"none" or "linear" or "sqrt"'),
         ('[speed]\nfused = "no"', 'fused = "no"', "true or false"),

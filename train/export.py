@@ -32,6 +32,10 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
     if checkpoint.is_named_as_one(source):
         path, state = source, checkpoint.load(source)
     else:
+        if not checkpoint.saved(source):
+            raise MusterError(
+                "the run has no checkpoint", seen=str(source), fix="train export a run that has saved one"
+            )
         path, state, notes = checkpoint.load_newest(source)
         for note in notes:
             print(f"note: {note}", file=sys.stderr)

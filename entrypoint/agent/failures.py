@@ -24,7 +24,8 @@ FIX_BY_SIGNAL = {
     "SIGABRT": "on GPUs most often NCCL, as a collective was out of time: look in the logs for the rank that did not "
     "come to it; where it may take as long: --timeout-s SECONDS. On CPUs, at the end of a script that has done its "
     "work, a thread of gloo's that was not done: flush what was printed, then os._exit(0)",
-    "SIGBUS": "most often /dev/shm is full: docker run --shm-size=8g, or --train-num-workers 0",
+    "SIGBUS": "/dev/shm is full (docker run --shm-size=8g, or --train-num-workers 0), or a file of tokens was cut "
+    "short while it was read",
 }
 
 

@@ -84,6 +84,9 @@ def start(
         MusterError: it can't be started here.
     """
     if options.spawn is not None:
+        if options.nproc_per_node not in (None, str(options.spawn)):
+            seen = f"--spawn={options.spawn} --nproc-per-node={options.nproc_per_node}"
+            raise MusterError("two numbers of processes were given", seen=seen, fix="leave --nproc-per-node out")
         options = replace(options, nproc_per_node=str(options.spawn))
     env = environment_of(options)
     is_dry = options.dry_run or not env.is_live

@@ -624,6 +624,7 @@ def test_options_of_torchrun_are_taken_by_both_spellings(command: Run, hello: Pa
         (["--rdzv-endpoint=a:b"], "--rdzv-endpoint"),
         (["--signals-to-handle=SIGUSR3"], "signals"),
         (["--spawn=2", "--tee=3"], "--spawn"),
+        (["--spawn=2", "--nproc-per-node=3"], "two numbers of processes"),
     ],
 )
 def test_options_of_torchrun_that_contradict_the_launch_are_refused(

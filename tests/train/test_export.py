@@ -44,7 +44,8 @@ def test_what_can_not_be_exported(tmp_path):
     assert export(named.parent.parent, None) == (named, tmp_path / "step-7" / "weights.pt")
     with pytest.raises(MusterError, match="no checkpoint") as raised:
         export(tmp_path, None)
-    assert "a run's folder" in raised.value.fix
+    assert "train export" in raised.value.fix
+    assert "--resume" not in raised.value.fix
     assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True)["w"], torch.ones(3))
     with pytest.raises(MusterError, match="already"):
         export(tmp_path / "run", tmp_path / "a.pt")

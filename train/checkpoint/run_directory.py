@@ -437,8 +437,9 @@ def differences(state: dict[str, Any], settings: dict[str, Any], world: World) -
     ends = ("epochs", "max_steps") if now["lr_schedule"] == "cosine" and now["lr_steps"] is None else ()
     names = [
         name
-        for name in (*RESULT_OPTIONS, "lr_steps", *ends, "global_batch")
-        if name not in ignored and before.get(name) != now[name]
+        for name in (*RESULT_OPTIONS, "lr_steps", *ends, "global_batch", "train_samples", "valid_samples")
+        # A checkpoint of an older version does not know all of them.
+        if name not in ignored and name in before and before[name] != now[name]
     ]
     if not names:
         return notes

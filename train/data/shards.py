@@ -250,10 +250,8 @@ def read_sample(file: BinaryIO, shard: Path, name: str, parts: dict[str, tarfile
         raise unfit(wrong, shard, f"{name}.* ({', '.join(sorted(parts))})")
     file.seek(class_.offset_data)
     text = file.read(class_.size)
-    try:
-        label = int(text)
-    except ValueError:
-        label = -1
+    digits = text.strip()
+    label = int(digits) if digits.isdigit() and len(digits) < 11 else -1  # int takes "1_0" for 10
     if not 0 <= label < 2**31:
         raise unfit(f"a class is no number from 0 on: {text[:40]!r}", shard, class_.name)
     return 0, label, image.offset_data, image.size

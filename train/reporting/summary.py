@@ -58,8 +58,9 @@ class Setup:
         return self.global_batch * self.source.targets_of_sample
 
     def settings(self) -> dict[str, Any]:
-        """The options, with what `auto` and `default` came to."""
-        size = {"seq_len" if self.source.unit == "tokens" else "image_size": self.source.size}
+        """The options, with what `auto` and `default` came to, and how many samples there are."""
+        size: dict[str, Any] = {"seq_len" if self.source.unit == "tokens" else "image_size": self.source.size}
+        size |= {"train_samples": len(self.source.train), "valid_samples": len(self.source.valid)}
         return asdict(self.options) | asdict(self.precision) | {"device": self.world.device.type, **size}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from muster.errors import MusterError, one_line
+from muster.errors import ExitCode, MusterError, one_line
 
 
 class TensorBoard:
@@ -36,7 +36,7 @@ class TensorBoard:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
-    def close(self, *, failed: bool) -> None:
+    def close(self, code: int) -> None:
         self.writer.close()
 
 
@@ -69,8 +69,10 @@ class WandB:
     def write(self, step: int, values: dict[str, float]) -> None:
         self.run.log({"step": step, **values})
 
-    def close(self, *, failed: bool) -> None:
-        self.run.finish(exit_code=int(failed))
+    def close(self, code: int) -> None:
+        if code == ExitCode.PREEMPTED:
+            self.run.mark_preempting()  # which makes the code no failure
+        self.run.finish(exit_code=code)
 
 
 class MLflow:
@@ -106,8 +108,10 @@ class MLflow:
         metrics = [Metric(name, value, now_ms, step) for name, value in values.items()]
         self.client.log_batch(self.run_id, metrics=metrics)
 
-    def close(self, *, failed: bool) -> None:
-        self.client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
+    def close(self, code: int) -> None:
+        is_stopped = code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
+        status = "KILLED" if is_stopped else "FAILED" if code else "FINISHED"
+        self.client.set_terminated(self.run_id, status)
 
 
 TRACKERS = {
@@ -173,9 +177,12 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        code = ExitCode.DONE if error is None else getattr(error, "code", ExitCode.FAILED)
+        if isinstance(error, KeyboardInterrupt):
+            code = ExitCode.INTERRUPTED
         if self.target is not None:
             try:
-                self.target.close(failed=kind is not None)
+                self.target.close(code)
             except Exception as problem:
                 self.note(f"the tracked run could not be ended: {one_line(repr(problem))}")
 

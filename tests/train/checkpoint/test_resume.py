@@ -179,6 +179,18 @@ def test_damage_and_change_are_told(train, common, straight, tmp_path):
     assert len(notes) == 4
 
 
+def test_data_that_have_grown_are_told(train, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(range(200)))
+    argv = ["single", "--model=gpt-tiny", f"--data=tokens:{text}", "--seq-len=8", "--batch-size=4", "--name=run"]
+    argv += [f"--runs-dir={tmp_path}", "--resume=auto"]
+    train([*argv, "--max-steps=1"], ok=True)
+    text.write_bytes(bytes(range(200)) * 2)
+    [ended] = train([*argv, "--max-steps=2"], ok=True)
+    assert "the result will differ" in ended.out
+    assert "train_samples 22 -> 44, valid_samples 3 -> 5" in ended.out
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -252,6 +252,7 @@ BROKEN = {
     "a word": ({"a/1.jpg": b"x", "a/1.cls": b"dog"}, "b'dog'", "a/1.cls"),
     "below zero": ({"a/1.jpg": b"x", "a/1.cls": b"-1"}, "b'-1'", "a/1.cls"),
     "json": ({"a/1.jpg": b"x", "a/1.json": b'{"label": 1}'}, "no class", "a/1"),
+    "an underline": ({"a/1.jpg": b"x", "a/1.cls": b"1_0"}, "b'1_0'", "a/1.cls"),
     "beyond": ({"a/1.jpg": b"x", "a/1.cls": b"4294967297"}, "no number", "a/1.cls"),
     "endless": ({"a/1.jpg": b"x", "a/1.cls": b"9" * 5000}, "no number", "a/1.cls"),
     "twice": ({**PAIR, "a/1.JPG": b"x"}, "one name", "a/1.JPG"),

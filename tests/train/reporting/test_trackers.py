@@ -2,10 +2,13 @@
 
 import json
 import sys
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
 from muster.errors import MusterError
+from muster.train.health.preemption import Preempted
 from muster.train.reporting import trackers
 
 pytestmark = pytest.mark.once
@@ -87,6 +90,50 @@ def test_a_failed_run_is_told(tracked, train, tmp_path, monkeypatch):
     assert found.info.status == "FAILED"
 
 
+@pytest.mark.parametrize("error", [Preempted(20, "SIGTERM"), KeyboardInterrupt()], ids=["preempted", "Ctrl-C"])
+def test_a_run_that_was_stopped_has_not_failed_in_mlflow(tmp_path, monkeypatch, error):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
+
+    (tmp_path / "run").mkdir()
+    client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    statuses = []
+    for raised in (error, None):
+        with suppress(Preempted, KeyboardInterrupt), trackers.open_tracker("mlflow", tmp_path / "run", 0, {}, print):
+            if raised is not None:
+                raise raised
+        (found,) = client.search_runs([client.get_experiment_by_name("muster").experiment_id])
+        statuses.append(found.info.status)
+    assert statuses == ["KILLED", "FINISHED"]
+
+
+def test_a_preempted_run_is_no_crash_in_wandb(tmp_path, monkeypatch):
+    said = []
+
+    class StandIn:
+        """Stands for a run of wandb's: one that was marked and ends with another code than 0 is preempted there."""
+
+        def define_metric(self, name, step_metric):
+            """Nothing is shown here."""
+
+        def mark_preempting(self):
+            said.append("preempting")
+
+        def finish(self, exit_code):
+            said.append(exit_code)
+
+    package = SimpleNamespace(init=lambda **_: StandIn(), Settings=lambda **_: None)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    with suppress(Preempted), trackers.open_tracker("wandb", tmp_path, 0, {}, print):
+        raise Preempted(20, "SIGTERM")
+    with suppress(OSError), trackers.open_tracker("wandb", tmp_path, 0, {}, print):
+        raise OSError
+    with trackers.open_tracker("wandb", tmp_path, 0, {}, print):
+        pass
+    assert said == ["preempting", 75, 1, 0]
+
+
 @pytest.mark.parametrize(("kind", "package"), [("wandb", "wandb"), ("mlflow", "mlflow-skinny")])
 def test_a_package_that_is_missing(tmp_path, monkeypatch, kind, package):
     monkeypatch.setitem(sys.modules, kind, None)
@@ -105,7 +152,7 @@ def test_a_target_that_breaks_ends_no_training():
             self.calls += 1
             raise OSError("no space left\non device")
 
-        def close(self, *, failed):
+        def close(self, code):
             raise AssertionError("it is let go of")
 
     notes, target = [], Broken()
