@@ -61,10 +61,10 @@ def _lines(command: TyperCommand, ctx: Any, columns: int, is_all: bool) -> Itera
         yield "Examples:"
         yield from (f"  {example}" for example in command.epilog.splitlines())
     groups: dict[str, list[Any]] = {}
-    strategy = command.name or ""
+    others = {name for name in OF_STRATEGY if name != command.name}
     num_left = 0
     for parameter in ctx.command.params:
-        if not _is_option(parameter) or not _belongs(parameter, strategy):
+        if not _is_option(parameter) or parameter.rich_help_panel in others:
             continue
         if is_all or _is_brief(parameter):
             groups.setdefault(parameter.rich_help_panel or "Options", []).append(parameter)
@@ -88,11 +88,6 @@ def _metavar_of_argument(parameter: Any) -> str:
     return "" if parameter.param_type_name == "option" else (parameter.metavar or parameter.name)
 
 
-def _belongs(parameter: Any, strategy: str) -> bool:
-    """False for an option of another strategy."""
-    return parameter.rich_help_panel not in OF_STRATEGY or parameter.rich_help_panel == strategy
-
-
 def _is_brief(parameter: Any) -> bool:
     panel = parameter.rich_help_panel or ""
     return parameter.name in BRIEF or not panel.startswith((*TRAINING, *LAUNCH))
@@ -104,8 +99,8 @@ def _row(parameter: Any, columns: int, is_all: bool) -> Iterator[str]:
     names = "/".join([", ".join(parameter.opts), *(parameter.secondary_opts if parameter.default is not False else ())])
     name = f"  {names} {_values(parameter)}".rstrip()
     words = parameter.help
-    if not is_all:
-        words = _first_clause(words)
+    if not is_all:  # up to the first full stop or semicolon
+        words = re.split(r"[.;] ", words, maxsplit=1)[0].rstrip(".") + "."
     default = parameter.default
     if default not in (None, "") and not parameter.is_flag:
         words += f" [{default:g}]" if isinstance(default, float) else f" [{default}]"
@@ -117,11 +112,6 @@ def _row(parameter: Any, columns: int, is_all: bool) -> Iterator[str]:
     else:
         yield f"{name:<{NAME_WIDTH}}{lines.pop(0)}"
     yield from (" " * NAME_WIDTH + line for line in lines)
-
-
-def _first_clause(text: str) -> str:
-    """`text` up to its first full stop or semicolon."""
-    return re.split(r"[.;] ", text, maxsplit=1)[0].rstrip(".") + "."
 
 
 def _values(parameter: Any) -> str:
