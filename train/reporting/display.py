@@ -124,7 +124,8 @@ class Display:
                 style="bold",
             )
         parts = (
-            f"{record[f'{part}_loss']:>10.4f}  {record[f'{part}_{score}']:>{width}{digits}}"
+            f"{(loss := record[f'{part}_loss']):>10{'.4f' if loss < 1e5 else '.4g'}}  "
+            f"{record[f'{part}_{score}']:>{width}{digits}}"
             for part in ("train", "valid")
         )
         self.console.print(

@@ -11,7 +11,9 @@ healthy machines too, only the middle one tells.
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -189,13 +191,15 @@ def load(world: World, options: BenchOptions, setting: Setting) -> Baseline | No
 def _read_files(options: BenchOptions, setting: Setting) -> Baseline | None:
     """The baseline of `--baseline`, after all files that the options name were checked."""
     if options.pairwise and (options.baseline or options.save_baseline):
-        raise MusterError(
-            "pairs of nodes are held against each other, not against a baseline",
-            seen="--pairwise with --baseline or --save-baseline",
-            fix="leave one of them out",
-        )
-    if options.save_baseline is not None and os.path.exists(options.save_baseline):
-        read(options.save_baseline, "--save-baseline", setting)
+        wrong = "pairs of nodes are held against each other, not against a baseline"
+        raise MusterError(wrong, seen="--pairwise with --baseline or --save-baseline", fix="leave one of them out")
+    if options.save_baseline is not None:
+        with explain_write_error():  # now, and not when all is measured
+            folder = Path(options.save_baseline).absolute().parent
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        if os.path.exists(options.save_baseline):
+            read(options.save_baseline, "--save-baseline", setting)
     return None if options.baseline is None else read(options.baseline, "--baseline", setting)
 
 
@@ -210,13 +214,19 @@ def write(path: Path, setting: Setting, rows: Sequence[Row], about: dict[str, An
     # Here and not above: it takes time to load, and most runs keep no baseline.
     from muster.train.checkpoint.storage import write_text
 
-    try:
+    with explain_write_error():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, msgspec.json.format(msgspec.json.encode(baseline), indent=1).decode() + "\n")
+
+
+@contextmanager
+def explain_write_error() -> Iterator[None]:
+    """A context in which a place that can't be written to is a user's error."""
+    try:
+        yield
     except OSError as error:
-        raise MusterError(
-            "the baseline can't be written", seen=str(error), fix="--save-baseline with a path in a folder of yours"
-        ) from None
+        fix = "--save-baseline with a path in a folder of yours"
+        raise MusterError("the baseline can't be written", seen=str(error), fix=fix) from None
 
 
 def read(path: str, option: str, setting: Setting) -> Baseline:

@@ -48,11 +48,11 @@ def parse_size(text: str, name: str) -> int:
     """The bytes that `text` (`1K`, `4M`, `4MiB`, `1048576`) stands for; `name` is the option that it is from.
 
     Raises:
-        MusterError: it stands for none, or for less than one element.
+        MusterError: it stands for none, for less than one element or for more than any memory.
     """
     found = re.fullmatch(r"(\d{1,15})([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     size = int(found[1]) * UNITS[found[2].upper()] if found else 0
-    if size < ELEMENT:
+    if not ELEMENT <= size < 2**60:
         fix = f"{name}=1M; K, M and G are powers of 1024, a plain number is bytes, {ELEMENT} at least"
         raise MusterError(f"{name} is not a size", seen=f"{name}={text}", fix=fix)
     return size
@@ -67,11 +67,8 @@ def chosen_sizes(options: BenchOptions, backend: str) -> tuple[int, ...]:
     least, most = options.min_size, options.max_size or LARGEST[backend]
     size, end = parse_size(least, "--min-size"), parse_size(most, "--max-size")
     if size > end:
-        raise MusterError(
-            "the smallest message is larger than the largest",
-            seen=f"--min-size={least} --max-size={most}",
-            fix=f"--min-size={most}, or less",
-        )
+        seen, fix = f"--min-size={least} --max-size={most}", f"--min-size={most}, or less"
+        raise MusterError("the smallest message is larger than the largest", seen=seen, fix=fix)
     sizes: list[int] = []
     while size <= end:
         sizes.append(size)

@@ -25,7 +25,7 @@ def test_sizes_are_read(text, size):
     assert parse_size(text, "--max-size") == size
 
 
-@pytest.mark.parametrize("text", ["", "K", "1T", "-1K", "1.5M", "3", "0", "4 M x", "١K", "9" * 40])
+@pytest.mark.parametrize("text", ["", "K", "1T", "-1K", "1.5M", "3", "0", "4 M x", "١K", "9" * 40, "9" * 15 + "G"])
 def test_what_is_no_size_is_told(text):
     with pytest.raises(MusterError) as raised:
         parse_size(text, "--max-size")

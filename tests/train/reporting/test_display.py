@@ -54,6 +54,7 @@ def shown(monkeypatch, enabled=True, **facts):
         "valid_accuracy": 1.0,
     }
     display.epoch({**record, "seconds": 1234.5})
+    display.epoch({**record, "seconds": 1234.5, "valid_loss": 3.08e24})  # of a run that diverges
     display.note("[red]careful[/red]")
     display.summary(SUMMARY | facts)
     return out.getvalue()
@@ -63,7 +64,7 @@ def test_a_log_file_gets_plain_text_of_80_columns(monkeypatch):
     text = shown(monkeypatch)
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
-    for words in ("[odd]", "[red]careful[/red]", "100.00%", "76.13%", "2,345,678.9", "112 ms", "1.20 s", "112,590"):
+    for words in ("[odd]", "[red]careful[/red]", "100.00%", "76.13%", "2,345,678.9", "112 ms", "1.20 s", "3.08e+24"):
         assert words in text
     for words in ("89% computing, 10% for other ranks, 1.2% for data", "17 on node03", "410 TFLOP/s", "41.5%"):
         assert words in text
