@@ -71,11 +71,13 @@ _REPORTED_BELOW = (
 )  # fmt: skip
 
 
-def main(argv: list[str]) -> int:
-    """The exit code of this node's workers, after running them by torchrun's arguments `argv`."""
+def main(argv: list[str], folder: str) -> int:
+    """The exit code of this node's workers, run by torchrun's arguments `argv`; `folder` is for torch's files."""
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(lambda entry: not str(entry.msg).startswith(_REPORTED_BELOW))
     arguments = parse_args(argv)
+    if arguments.tee == arguments.redirects == "0":
+        arguments.log_dir = arguments.log_dir or folder  # torch would make a folder that stays
     address, port = rendezvous.endpoint_of(arguments)
     status, failures, error = Warned(), None, None
     try:
@@ -189,9 +191,9 @@ def wait_for(address: str, port: int, timeout_s: float) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as reports:
-        os.environ[LaunchVariable.RANK_REPORTS] = reports
-        code = code_for_job(main(sys.argv[1:]), prints=IS_FIRST)
+    with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as folder:
+        os.environ[LaunchVariable.RANK_REPORTS] = tempfile.mkdtemp(dir=folder)
+        code = code_for_job(main(sys.argv[1:], folder), prints=IS_FIRST)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # of a full disk, or a reader that is gone
             stream.flush()

@@ -93,11 +93,8 @@ def _counted(read: Reader, name: str) -> Task:
     places = [place for place in ("PET_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX") if place in env]
     # 1:3, or a number where elasticPolicy has no minReplicas and maxReplicas.
     if ":" in env.get(name, "") or ("PET_RDZV_ENDPOINT" in env and not places):
-        raise MusterError(
-            "an elastic job gives its pods no ranks",
-            seen=read.seen(name, "PET_RDZV_ENDPOINT"),
-            fix="leave elasticPolicy out of the PyTorchJob, with a fixed number of replicas",
-        )
+        fix = "leave elasticPolicy out of the PyTorchJob, with a fixed number of replicas"
+        raise MusterError("an elastic job gives its pods no ranks", seen=read.seen(name, "PET_RDZV_ENDPOINT"), fix=fix)
     # Their ranks count processes: those in a pod would be taken for pods.
     read.check_inner_launcher("pod")
     num_pods = read.number(name)

@@ -131,11 +131,9 @@ def _found(root: Path, fabric: str) -> "Finding":
     from muster.entrypoint.fabric.launch import is_host
 
     if not is_host(root):
-        raise MusterError(
-            "the host's root is not mounted here",
-            seen=f"no {root}/etc and no {root}/usr",
-            fix="apptainer exec --bind /:/host:ro IMAGE muster fabric ..., docker run -v /:/host:ro IMAGE muster ...",
-        )
+        seen = f"no {root}/etc and no {root}/usr"
+        fix = "apptainer exec --bind /:/host:ro IMAGE muster fabric ..., docker run -v /:/host:ro IMAGE muster ..."
+        raise MusterError("the host's root is not mounted here", seen=seen, fix=fix)
     return find(root, AUTO if fabric == OFF else fabric)
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -220,7 +220,7 @@ def write(path: Path, setting: Setting, rows: Sequence[Row], about: dict[str, An
 
 
 @contextmanager
-def explain_write_error() -> Iterator[None]:
+def explain_write_error() -> Generator[None]:
     """A context in which a place that can't be written to is a user's error."""
     try:
         yield
