@@ -499,10 +499,13 @@ class Trainer:
 
     def start_sync(self, sums: Sums) -> None:
         """Begins to add up the losses, the warnings and the pace of all ranks."""
-        # By the clock of rank 0.
-        is_save_due = self.world.main and 0 < 60 * self.options.save_every <= time.monotonic() - self.last_save
-        self.sync.start(self.progress.step, self.notice.reason, is_save_due, values=self.reported(sums.values))
+        flags = self.notice.reason, self.is_save_due()
+        self.sync.start(self.progress.step, *flags, values=self.reported(sums.values))
         self.line = self.line_now()
+
+    def is_save_due(self) -> bool:
+        """Whether `--save-every` minutes have passed since the last checkpoint, by the clock of rank 0."""
+        return self.world.main and 0 < 60 * self.options.save_every <= time.monotonic() - self.last_save
 
     def line_now(self) -> dict[str, Any] | None:
         """What a line of metrics.jsonl says of now; None where there is none at this step. Nothing waits for it."""
