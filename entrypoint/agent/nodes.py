@@ -87,7 +87,7 @@ class Nodes:
         store, group = self._beats, self._group
         rank = group.workers[0].global_rank
         store.set(f"node/{group.group_rank}", f"{time.monotonic()} {rank} {socket.gethostname()}")
-        # The first watches all others, and they it: where nodes come and go, the store may be on another one.
+        # The first watches all others, and each of them the first: the store may be on a third node.
         self._receive((0,) if group.group_rank else range(1, group.group_world_size))
         if store.check(["fault"]):
             self.reason = why(store.get("fault"))
