@@ -26,6 +26,14 @@ _SHARES_A_LINE = re.compile(r"""(?:[^#'"\\]|"[^#'"\\]*")+""")
 
 MAX_REQUEUES = 10
 EXTENSIONS: Mapping[str, str] = {"slurm": "sbatch", "pbs": "pbs", "lsf": "lsf", "grid_engine": "sge", "flux": "flux"}
+ASKED: Mapping[str, tuple[str, str]] = {
+    "slurm": ("--account|-A", "--partition|-p"),
+    "pbs": ("-A", "-q"),
+    "lsf": ("-P", "-q"),
+    "grid_engine": ("-P", "-q"),
+    "flux": ("--bank|-B", "--queue|-q"),
+}
+"""What schedulers call `--account` and `--partition`, as regular expressions."""
 ENGINES = ("apptainer", "singularity", "podman-hpc")
 PASSED = ("CUDA_", "FI_", "GLOO_", "HF_", "MASTER_", "MUSTER_", "NCCL_", "OMP_", "PMI", "SLURM_", "TORCH", "TRITON_")
 """Variables that podman-hpc hands on, by their first letters."""
@@ -208,7 +216,10 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         wrong = f"{site.title} starts containers by {command}, and its scripts know {', '.join(known)} only"
         fix = f"read {site.documentation}" if site.documentation else "muster job list"
         raise MusterError(wrong, seen=f"container.command in the profile {name}", fix=fix)
-    directives = list(value_of(site.launch.directives, here) or ())
+    directives = [*(value_of(site.launch.directives, here) or ())]
+    for asked, options in zip((wanted.account, wanted.partition), ASKED.get(site.scheduler, ()), strict=False):
+        if asked is not None:  # in the place of the profile's own
+            directives = [re.sub(rf"^({options})[ =]*\S+\s*", "", line) for line in directives]
     gpu_line = value_of(site.launch.gpus, here)
     if wanted.gpus and site.scheduler == "grid_engine" and gpu_line is None:
         fix = "in the profile: [launch] gpus, as in -l gpu={gpus}; or to qsub"

@@ -90,3 +90,26 @@ def test_what_is_no_time_limit_stays(tmp_path: Path, directive: str) -> None:
 def test_directives_do_not_ask_for_gpus(tmp_path: Path, directive: str) -> None:
     with pytest.raises(MusterError, match="asks for GPUs"):
         script(tmp_path, "slurm", "directives", f"['{directive}']")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "mark", "own", "account", "partition"),
+    [
+        ("slurm", "#SBATCH ", ("--account=own --mem=0", "-p own"), "--account=mine", "--partition=mine"),
+        ("pbs", "#PBS ", ("-A own", "-qown"), "-A mine", "-q mine"),
+        ("lsf", "#BSUB ", ("-P own", "-q own"), "-P mine", "-q mine"),
+        ("grid_engine", "#$ ", ("-P own", "-q own"), "-P mine", "-q mine"),
+        ("flux", "# flux: ", ("-B own", "--queue=own"), "--bank=mine", "--queue=mine"),
+    ],
+)
+def test_the_users_account_and_partition_take_the_place_of_the_profiles(
+    tmp_path: Path, scheduler: str, mark: str, own: tuple[str, str], account: str, partition: str
+) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(PROFILE.format(scheduler=scheduler, key="directives", value=list(own)))
+    found = options(making.make(str(path), Wanted(account="mine", partition="mine")), mark)
+    assert found.count(account) == found.count(partition) == 1
+    assert "own" not in found
+    assert ("--mem=0" in found) == (scheduler == "slurm")
+    kept = options(making.make(str(path), Wanted()), mark)
+    assert set(own[0].split()) | set(own[1].split()) <= set(kept.split())
