@@ -94,14 +94,19 @@ def _may_open(node: Path) -> bool:
     return True
 
 
-def cores(env: Environment, cpus_on_node: int | None) -> int | None:
+def cores(env: Environment, job: Job) -> int | None:
     """How many cores this process has the time of; for a recorded environment what the scheduler said, or None."""
     if not env.is_live:
-        return cpus_on_node
-    process = psutil.Process()
+        return job.cpus_on_node
+    process, here = psutil.Process(), psutil.cpu_count() or 1
     # Not every system lets a process have an affinity.
     affinity = len(process.cpu_affinity() or ()) if hasattr(process, "cpu_affinity") else 0
-    return control_groups.usable(affinity or psutil.cpu_count() or 1)
+    own = affinity or here
+    # A scheduler that binds nobody gave the other cores to other jobs. PBS, whose number may be that of a part of the
+    # job, says by OMP_NUM_THREADS how many threads it means.
+    if own >= here and job.cpus_on_node and job.default_threads is None:
+        own = min(own, job.cpus_on_node)
+    return control_groups.usable(own)
 
 
 def threads_per_rank(num_cores: int, cpus_on_node: int | None, ranks_on_node: int, tasks_on_node: int) -> int:
@@ -133,7 +138,7 @@ def processes_per_node(env: Environment, options: LaunchOptions, job: Job) -> tu
     if number:
         return number, f"{name}={given}"
     if given == "cpu":
-        return cores(env, job.cpus_on_node) or NPROC_WITHOUT_GPU, f"{name}=cpu"
+        return cores(env, job) or NPROC_WITHOUT_GPU, f"{name}=cpu"
     if given == "gpu" and not num_gpus:
         raise MusterError(f"{name}=gpu, but there is no GPU", seen=source, fix="--nproc-per-node 2")
     if given not in (None, "gpu", "auto"):

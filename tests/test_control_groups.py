@@ -6,6 +6,7 @@ import pytest
 
 from muster import control_groups
 from muster.entrypoint import environment, resources
+from muster.entrypoint.detect.allocation import NO_SCHEDULER
 from muster.train.data.loader import count_cores
 from muster.train.distributed.world import World
 
@@ -66,8 +67,8 @@ def test_threads_and_data_workers_have_no_more_cores_than_their_container(
     write(tmp_path, monkeypatch, "0::/", {"cpu.max": "100000 100000"})
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr("psutil.Process.cpu_affinity", lambda process: list(range(8)))
-    assert resources.cores(environment.live(), None) == 1
+    assert resources.cores(environment.live(), NO_SCHEDULER) == 1
     assert count_cores(World()) == 1
     write(tmp_path, monkeypatch, "0::/", {"cpu.max": "max 100000"})
-    assert resources.cores(environment.live(), None) == 8
+    assert resources.cores(environment.live(), NO_SCHEDULER) == 8
     assert count_cores(World()) == 8

@@ -60,6 +60,7 @@ def job(env: Environment) -> Job | None:
         hosts=tuple(slots),
         num_nodes=len(slots) or None,
         slots=tuple(slots.values()),
+        cpus_on_node=read.cpus(slots),
         gpus_on_node=len(env["SGE_HGR_gpu"].split()) if env.get("SGE_HGR_gpu") else None,
         # A task starts in $HOME, with the PATH of a login, and its words are read by a shell once more.
         launch=f"for host in {hosts.replace(',', ' ')}; do qrsh -inherit $host "

@@ -62,6 +62,7 @@ def job(env: Environment) -> Job | None:
         hosts=tuple(slots),
         num_nodes=len(slots) or None,
         slots=tuple(slots.values()),
+        cpus_on_node=read.cpus(slots),
         launch=_launch(slots),
         gpu_request="bsub -gpu num={gpus}",
         problem=problem,

@@ -4,7 +4,7 @@ A reader notes what it reads, `NAME=VALUE`, as the source of a field: `muster de
 """
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -110,6 +110,12 @@ class Reader:
         except hostlist.HostListError as reason:
             wrong = f"which of the nodes this one is can't be told: {reason}"
             raise MusterError(wrong, seen=source, fix=self.fix) from None
+
+    def cpus(self, slots: Mapping[str, int]) -> int | None:
+        """The cores that the slots of this host stand for; None where it has one, which may be a whole node."""
+        host = hostlist.short(self.env.host or "")
+        own = sum(number for name, number in slots.items() if hostlist.short(name) == host)
+        return own if own > 1 else None
 
     def check_inner_launcher(self, place: str) -> None:
         """Refuses one of several ranks that DeepSpeed's launcher or Ray has started in this `place`, a pod or job.

@@ -246,7 +246,7 @@ def _refuse_torchruns(allocation: Allocation, options: LaunchOptions, program: P
 def _threads(allocation: Allocation, env: Environment) -> Additions:
     """OMP_NUM_THREADS, where the user did not set it."""
     cpus_on_node, num_ranks = allocation.job.cpus_on_node, allocation.nproc_per_node
-    cores = resources.cores(env, cpus_on_node)
+    cores = resources.cores(env, allocation.job)
     if cores is None:
         return Additions()
     notes: list[str] = []

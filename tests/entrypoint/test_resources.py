@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from muster.entrypoint import recording, resources
+from muster.entrypoint.detect import families
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.launch import start
 from muster.entrypoint.options import LaunchOptions
@@ -79,3 +80,33 @@ def test_devices_that_a_job_may_not_open_are_not_its_own(devices: Path, monkeypa
 def test_a_job_without_gpus_at_a_site_whose_nodes_have_them_is_told(devices: Path) -> None:
     here = start.find(SLURM, LaunchOptions(site="juwels-booster"), ["train", "ddp"])
     assert "sbatch --gpus-per-node=4" in "\n".join(here.of_site.notes)
+
+
+OF_SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node01", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_ON_NODE": "4"}
+OF_LSF = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "node01 4 node02 8", "LSB_HOSTS": ""}
+OF_GRID_ENGINE = {"JOB_ID": "7", "SGE_TASK_ID": "undefined", "PE_HOSTFILE": "file"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "hostfile", "num_cores"),
+    [
+        (OF_SLURM, "", 4),
+        (OF_LSF, "", 4),
+        (OF_GRID_ENGINE, "node01.cluster 3 all.q UNDEFINED\nnode01.cluster 1 fast.q UNDEFINED\n", 4),
+        ({**OF_LSF, "LSB_MCPU_HOSTS": "node01 1 node02 1"}, "", 64),  # a slot may stand for a node
+        (OF_GRID_ENGINE, "node01 1 all.q UNDEFINED\nnode02 1 all.q UNDEFINED\n", 64),
+        ({}, "", 64),
+    ],
+)
+def test_where_nothing_binds_a_job_its_cores_are_those_that_the_scheduler_gave_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], hostfile: str, num_cores: int
+) -> None:
+    (tmp_path / "hosts").write_text(hostfile)
+    files = {"PE_HOSTFILE": str(tmp_path / "hosts")} if hostfile else {}
+    env = Environment({**variables, **files}, "node01", is_live=True)
+    job, _ = families.find_job(env)
+    monkeypatch.setattr("psutil.cpu_count", lambda: 64)
+    monkeypatch.setattr("muster.control_groups.usable", lambda number: number)
+    for bound, wanted in ((64, num_cores), (16, 16)):
+        monkeypatch.setattr("psutil.Process.cpu_affinity", lambda process, bound=bound: list(range(bound)))
+        assert resources.cores(env, job) == wanted
