@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from itertools import takewhile
 from operator import methodcaller
 from pathlib import Path
@@ -137,7 +137,7 @@ def _detailed(app: typer.Typer, name: str, text: str, **settings: Any) -> Callab
 
 
 def _check(words: Sequence[str]) -> None:
-    """Ends this process as the command `words` would end itself, if it is a training that can't be parsed."""
+    """Ends this process as the command `words` would end itself, if it is one of ours that can't be parsed."""
     typed = normalise(words[1:])
     is_here = _is_here(config_of(typed))
 
@@ -147,11 +147,24 @@ def _check(words: Sequence[str]) -> None:
         if is_here:
             check_combination(strategy, replace(training, data="synthetic") if is_open else training)
 
-    if words[0] == "train" and typed[:1] not in (["export"], ["pack"], ["selftest"]):
-        if not typed or {*HELP_NAMES, "--version"} & set(typed):
-            fix = f"{shlex.join(words)}, without a job" if typed else "train ddp, or another strategy"
-            raise MusterError("a job of this command would train nothing", seen=shlex.join(words), fix=fix)
+    if words[0] not in ("train", "muster") or typed[:1] in (["export"], ["pack"], ["selftest"]):
+        return
+    # What follows `muster run` may be a script's.
+    if not typed or {*HELP_NAMES, "--version"} & set(typed[:2] if typed[0] == "run" else typed):
+        fix = f"{shlex.join(words)}, without a job" if typed else "train ddp, or another strategy"
+        raise MusterError("a job of this command would do nothing", seen=shlex.join(words), fix=fix)
+    if words[0] == "train":
         _run(_trainings(check), "train", with_file(typed) if is_here else typed, typed)
+        return
+
+    def start_nothing(**_: Any) -> None:
+        pass
+
+    app = _commands()
+    for each in app.registered_commands:
+        each.callback = each.callback and wraps(each.callback)(start_nothing)
+    if typed[0] not in {group.name for group in app.registered_groups}:
+        _run(app, "muster", list(words[1:]))
 
 
 def _is_here(config: str | None) -> bool:
@@ -215,6 +228,13 @@ def muster() -> None:
         with interruption.command("muster run", options.debug):
             _run_script(options, how, torchrun, script)
         return
+    argv = sys.argv[1:]
+    # The words after `muster run` are a script's, which may want them as they are.
+    _run(_commands(), "muster", argv if argv[:1] == ["run"] else with_homes(argv), argv)
+
+
+def _commands() -> typer.Typer:
+    """What `muster` has."""
     # Here and not above: `train` has no use for them.
     from muster.entrypoint.fabric import commands as fabric_commands
     from muster.entrypoint.sites import commands as site_commands
@@ -249,9 +269,7 @@ def muster() -> None:
         command(_env, LaunchOptions, EnvOptions)
     )
     app.command("version", help="Show what is installed, and the libraries that torch loads.")(_version)
-    argv = sys.argv[1:]
-    # The words after `muster run` are a script's, which may want them as they are.
-    _run(app, "muster", argv if argv[:1] == ["run"] else with_homes(argv), argv)
+    return app
 
 
 def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunOptions, script: list[str]) -> None:
@@ -437,4 +455,7 @@ def _usage(error: Any, typed: list[str], path: str) -> MusterError:
         fix = " or ".join(f"{path} {name}" for name in re.findall("'(.+?)'", meant))
         return MusterError(wrong, seen=shlex.join(typed), fix=fix)
     fix = hints.of_value(parameter, path) if parameter is not None else None
+    if path == "muster" and {"train", *STRATEGIES} & set(typed[1:2]):
+        # As in `docker run muster train ddp`, where it is the image.
+        fix = shlex.join(["train", *typed[2 if typed[1] == "train" else 1 :]])
     return MusterError(wrong, seen=shlex.join(typed), fix=fix or f"{path} --help lists what there is")

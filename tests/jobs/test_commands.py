@@ -142,13 +142,25 @@ def test_a_refused_site() -> None:
         (["kubernetes", "--", ""], "begins with a program"),
         (["slurm", "--", "train", "single"], "--nodes 1 -- train single"),
         *(
-            (["slurm", "--", "train", *words], "would train nothing")
+            (["slurm", "--", "train", *words], "would do nothing")
             for words in ([], ["--help"], ["--version"], ["ddp", "-h"], ["ddp", "--epochs=3", "--help-all"])
         ),
+        (["slurm", "--", "muster"], "would do nothing"),
+        (["slurm", "--", "muster", "run", "--help"], "would do nothing"),
+        (["slurm", "--", "muster", "run"], "SCRIPT"),
+        (["slurm", "--", "muster", "run", "--nproc-per-nod=4", "x.py"], "--nproc-per-node"),
+        (["slurm", "--", "muster", "doctor", "--quik"], "--quick"),
+        (["slurm", "--", "muster", "train", "ddp", "--epochs=3"], "fix: train ddp --epochs=3"),
     ],
 )
 def test_what_can_not_be(words: list[str], about: str) -> None:
     assert about in "".join(refusal(*words))
+
+
+@pytest.mark.parametrize("words", ["run x.py --help", "run -m a.b --version", "doctor --quick", "fabric check"])
+def test_a_command_that_can_be_is_not_run(words: str) -> None:
+    command = f"muster {words}"
+    assert command in job("slurm", "--", *command.split()).stdout
 
 
 NO_TEXT = "a\udcff"

@@ -33,13 +33,18 @@ def place(model: nn.Module, device: torch.device, layout: torch.memory_format, s
     """`model` on `device` with its first weights, which depend on the seed alone.
 
     Args:
-        layout: how the weights of convolutions lie in memory.
+        layout: how the weights of convolutions lie in memory; on CPUs those for small maps lie as NCHW (images.py).
     """
     if isinstance(model, gpt.GPT):
         model.to_empty(device=device)
         model.initialise(seed)
         return model
-    return model.to(device, memory_format=layout)  # type: ignore[call-overload]
+    model.to(device, memory_format=layout)  # type: ignore[call-overload]
+    if layout is torch.channels_last and device.type == "cpu":
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d) and getattr(module, "has_small_maps", False):
+                module.weight.data = module.weight.data.contiguous()
+    return model
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:

@@ -1,5 +1,7 @@
 """The classification models of torchvision, by name."""
 
+from functools import partial
+
 import torch
 import torchvision.models
 from torch import nn
@@ -7,6 +9,9 @@ from torch.nn.functional import conv2d
 
 from muster.config import Options, check_classifier
 from muster.errors import MusterError
+
+SMALL = 2
+"""Pixels a side of maps that are better done as NCHW on CPUs."""
 
 
 def build(options: Options, num_classes: int, image_size: int) -> nn.Module:
@@ -18,28 +23,37 @@ def build(options: Options, num_classes: int, image_size: int) -> nn.Module:
     name = options.model
     check_classifier(name, torchvision.models.list_models(module=torchvision.models))
     arguments = arguments_for(name, image_size)
-    probe(name, arguments, num_classes, image_size, options.batch_size)
+    small = probe(name, arguments, num_classes, image_size, options.batch_size)
     model = construct(name, num_classes, arguments)
-    for module in model.modules():
-        if type(module) is nn.Conv2d and module.stride != (1, 1) and module.kernel_size != (1, 1):
-            module.__class__ = StridedConv2d
+    for path, module in model.named_modules():
+        if type(module) is nn.Conv2d and module.kernel_size != (1, 1) and (path in small or module.stride != (1, 1)):
+            module.__class__ = SmallConv2d
+            assert isinstance(module, SmallConv2d)
+            module.has_small_maps = path in small
     return model
 
 
-class StridedConv2d(nn.Conv2d):
-    """A convolution with a stride, whose gradients are right for images of one pixel too.
+class SmallConv2d(nn.Conv2d):
+    """A convolution that may see, or make, maps of few pixels. On CPUs these are done in other ways.
 
-    torch 2.10 to 2.15 leave those of weights that see only padding unwritten there, in bfloat16 on CPUs: what was in
-    that memory before becomes a gradient. Of such an image only the middle of the kernel sees anything, so only it is
-    taken.
+    Attributes:
+        has_small_maps: whether its maps have SMALL pixels a side at most. oneDNN's kernels for NHWC take up to four
+            times as long there as those for NCHW, in which its weights lie then (see `place`).
     """
+
+    has_small_maps = False
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As nn.Conv2d does: x_BCHW -> x_BDHW."""
         middle = tuple(size // 2 for size in self.kernel_size)
         is_plain = (self.padding, self.padding_mode, self.dilation) == (middle, "zeros", (1, 1))
-        if input.shape[-2:] != (1, 1) or not is_plain or input.is_cuda:
+        if input.is_cuda:
             return super().forward(input)
+        if self.stride == (1, 1) or input.shape[-2:] != (1, 1) or not is_plain:
+            return super().forward(input.contiguous() if self.has_small_maps else input)
+        # torch 2.10 to 2.15 leave gradients of weights that see only padding unwritten there, in bfloat16: what was in
+        # that memory before becomes a gradient. Of such an image only the middle of the kernel sees anything, so only
+        # it is taken.
         row, column = middle
         weight = self.weight[:, :, row : row + 1, column : column + 1]
         return conv2d(input, weight, self.bias, groups=self.groups)
@@ -56,11 +70,26 @@ def arguments_for(name: str, image_size: int) -> dict[str, object]:
     return {}
 
 
-def probe(name: str, arguments: dict[str, object], num_classes: int, image_size: int, batch_size: int) -> None:
-    """Passes images without content through the model without content; MusterError where the shapes don't fit."""
+def probe(name: str, arguments: dict[str, object], num_classes: int, image_size: int, batch_size: int) -> set[str]:
+    """The paths of the model's convolutions that make maps of SMALL pixels a side at most.
+
+    They are found by images without content, which pass through the model without content.
+
+    Raises:
+        MusterError: the shapes don't fit.
+    """
+    small: set[str] = set()
+
+    def note(path: str, module: nn.Module, inputs: object, output_BCHW: torch.Tensor) -> None:
+        if max(output_BCHW.shape[-2:]) <= SMALL:
+            small.add(path)
+
     try:
         with torch.device("meta"):
             model = construct(name, num_classes, arguments)
+            for path, module in model.named_modules():
+                if type(module) is nn.Conv2d:
+                    module.register_forward_hook(partial(note, path))
             model(torch.empty(min(batch_size, 2), 3, image_size, image_size))
     except (RuntimeError, ValueError, AssertionError) as error:
         single = batch_size == 1 and "more than 1 value per channel" in str(error)
@@ -70,6 +99,7 @@ def probe(name: str, arguments: dict[str, object], num_classes: int, image_size:
             seen=f"--image-size={image_size} --batch-size={batch_size}",
             fix="--batch-size=2 or more" if single else f"--image-size={size}, or another model",
         ) from error
+    return small
 
 
 def construct(name: str, num_classes: int, arguments: dict[str, object]) -> nn.Module:

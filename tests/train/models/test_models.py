@@ -66,22 +66,38 @@ def test_weights_follow_the_seed():
     assert all(torch.equal(a, b) for a, b in zip(weights(1).values(), weights(1).values(), strict=True))
 
 
+@pytest.mark.parametrize("name", ["layer4.0.conv1", "layer4.1.conv1"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_gradients_in_bfloat16_are_right_where_the_maps_are_down_to_one_pixel(layout):
+def test_gradients_in_bfloat16_are_right_where_the_maps_are_down_to_one_pixel(layout, name):
     torch.manual_seed(3)
-    model = models.build(Options(model="resnet18"), 10, 16).to(memory_format=layout)
-    [convolution] = [module for name, module in model.named_modules() if name == "layer4.0.conv1"]
+    model = models.place(models.build(Options(model="resnet18"), 10, 16), torch.device("cpu"), layout, 0)
+    convolution = model.get_submodule(name)
     assert isinstance(convolution, torch.nn.Conv2d)
-    images = torch.randn(4, 256, 1, 1).to(memory_format=layout).requires_grad_()
+    images = torch.randn(4, convolution.in_channels, 1, 1).to(memory_format=layout).requires_grad_()
     # Memory that was another's: what is not written stays what it was.
     rubbish = [torch.full_like(convolution.weight, float("nan"), dtype=torch.bfloat16) for _ in range(4)]
     del rubbish
     with torch.autocast("cpu", dtype=torch.bfloat16):
         convolution(images).float().pow(2).sum().backward()
-    plain = torch.nn.functional.conv2d(images.detach(), convolution.weight, stride=2, padding=1)
+    plain = torch.nn.functional.conv2d(images.detach(), convolution.weight, stride=convolution.stride, padding=1)
     assert convolution.weight.grad is not None
     got = convolution.weight.grad
     middle = torch.einsum("bd,bc->dc", 2 * plain.flatten(1), images.detach().flatten(1))
     assert torch.allclose(got[:, :, 1, 1], middle, rtol=0.05, atol=0.05)
     got[:, :, 1, 1] = 0
     assert not got.any()
+
+
+@pytest.mark.parametrize("image_size", [32, 64])
+def test_gradients_do_not_depend_on_how_weights_lie_in_memory(image_size):
+    def gradients(layout):
+        torch.manual_seed(3)
+        model = models.place(models.build(Options(model="resnet18"), 10, image_size), torch.device("cpu"), layout, 0)
+        model.double()
+        images = torch.randn(3, 3, image_size, image_size, dtype=torch.float64).to(memory_format=layout)
+        loss_of(model(images), torch.tensor([1, 2, 3])).backward()
+        return {name: weight.grad for name, weight in model.named_parameters()}
+
+    other = gradients(torch.contiguous_format)
+    for name, gradient in gradients(torch.channels_last).items():
+        assert torch.allclose(gradient, other[name], rtol=1e-6, atol=1e-9), name
