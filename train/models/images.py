@@ -37,8 +37,8 @@ class SmallConv2d(nn.Conv2d):
     """A convolution that may see, or make, maps of few pixels. On CPUs these are done in other ways.
 
     Attributes:
-        has_small_maps: whether its maps have SMALL pixels a side at most. oneDNN's kernels for NHWC take up to four
-            times as long there as those for NCHW, in which its weights lie then (see `place`).
+        has_small_maps: whether its maps have SMALL pixels a side at most. oneDNN's kernels for NHWC take three to
+            four times as long there as those for NCHW, in which its weights lie then (see `place`).
     """
 
     has_small_maps = False
