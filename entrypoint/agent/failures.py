@@ -85,7 +85,7 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
         how, fix = f"{how} after another: {status.elsewhere}", "look what that rank's node said"
     elif first.exitcode < 0:
         fix = FIX_BY_SIGNAL.get(first.signal_name(), fix)
-    others = "" if len(status.workers) == 1 else ", and this node's other ranks were stopped"
+    others = ", and this node's other ranks were stopped" if status.stopped & status.workers else ""
     wrong = f"rank {rank} on {socket.gethostname()} {how}{others}"
     notify(MusterError(wrong, seen=message_of(first) or f"process {first.pid}", fix=fix))
     if first.exitcode < 0 and reports[rank]:

@@ -81,9 +81,21 @@ def failure(pid: int, exitcode: int, timestamp: int) -> ProcessFailure:
     return made
 
 
-def test_a_rank_that_was_alone_on_its_node_stopped_no_others(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report({4: failure(104, 1, 99)}, Status(workers={104})) == 1
-    assert "other ranks" not in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("others", "stopped", "is_told"),
+    [
+        pytest.param(set[int](), set[int](), False, id="alone"),
+        pytest.param({105}, set[int](), False, id="all ended by themselves"),
+        pytest.param({105}, {105}, True, id="stopped"),
+        pytest.param({105}, {95}, False, id="before a restart"),
+    ],
+)
+def test_only_ranks_that_were_stopped_are_called_so(
+    capsys: pytest.CaptureFixture[str], others: set[int], stopped: set[int], is_told: bool
+) -> None:
+    """An option that a script does not know ends all of its ranks at once."""
+    assert report({4: failure(104, 2, 99)}, Status(workers={104, *others}, stopped=stopped)) == 1
+    assert ("other ranks" in capsys.readouterr().err) == is_told
 
 
 def test_the_first_is_the_one_that_was_killed(
