@@ -7,9 +7,9 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-# The same with the last torch for CUDA 12.
+# A second environment, with the last torch for CUDA 12.
 CUDA12 := .venv-cuda12
-# An own Python: make PYTHON=/path/to/python3.12 train
+# A Python of your own: make PYTHON=/path/to/python3.12 train
 PYTHON ?=
 # Options: make train ARGS="--epochs 3", make test-all ARGS="--keep FOLDER"
 ARGS ?=
@@ -29,7 +29,7 @@ train: $(RUNTIME) ## Set up, then train ResNet-18 on whatever this machine has
 	@$(BIN)/train ddp $(ARGS)
 
 .PHONY: test
-test: $(DEV) ## Every check and test that 2 cores do in about ten minutes; installs nothing system-wide
+test: $(DEV) ## The checks and tests that take 10 to 15 minutes on 2 cores; installs nothing system-wide
 ifdef TESTS
 	@$(BIN)/pytest $(TESTS)
 else
@@ -41,7 +41,7 @@ test-all: $(DEV) ## The tests of `make test` and all others: clusters, faults, t
 	@$(BIN)/python -m tests.lanes all $(ARGS)
 
 .PHONY: test-rest
-test-rest: $(DEV) ## After `make test`: all that `make test-all` does and it does not
+test-rest: $(DEV) ## After `make test`: the rest of `make test-all`
 	@$(BIN)/python -m tests.lanes rest $(ARGS)
 
 .PHONY: test-long
@@ -57,7 +57,7 @@ mutants: $(DEV) ## Change the code in 120 places, one at a time, and show which 
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: tour
-tour: $(DEV) ## Show which files run in a launch, a run, a step, a save, doctor and bench, in their order
+tour: $(DEV) ## Show which files run in a launch, a run, a step, a save, doctor and bench, in that order
 	@$(BIN)/python -m tests.tour $(ARGS)
 
 .PHONY: test-cuda12-smoke
@@ -113,7 +113,7 @@ gpu: $(DEV) ## Prove on a GPU what only a GPU can show: ARGS="--help"
 venv: $(DEV) ## The virtual environment with all tools, and nothing else
 
 .PHONY: lock
-lock: ## Resolve the locks anew (needs uv)
+lock: ## Resolve the lock files again (needs uv)
 	@scripts/lock.sh
 
 .PHONY: clean

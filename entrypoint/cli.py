@@ -48,7 +48,7 @@ SETTINGS: dict[str, Any] = {
 # Of commands with dozens of options.
 DETAILED: dict[str, Any] = {**SETTINGS, "help_option_names": list(HELP_NAMES)}
 
-# A look at the nodes must not wait for one of them as long as a training does.
+# Checks wait for a missing node for less long than a training does.
 CHECK_RDZV_TIMEOUT_S = 120
 
 EXAMPLES = {
@@ -110,7 +110,7 @@ def _train(strategy: str, options: LaunchOptions, training: Options) -> None:
 
 
 def _trainings(act: Callable[[str, LaunchOptions, Options], None] = _train) -> typer.Typer:
-    """What `train` has; `act` is called with the strategy and the options of a training."""
+    """The subcommands of `train`; `act` is called with the strategy and the options of a training."""
     app = typer.Typer(
         help="Train PyTorch models, on this machine or in the job that this is part of.",
         epilog=WHICH,
@@ -338,7 +338,7 @@ def _detect(options: LaunchOptions, wanted: ShowOptions) -> None:
     if wanted.record is not None:
         from muster.entrypoint import recording
 
-        # Before anything is detected: what can't be is what one records.
+        # Before detection, which may fail: such environments above all are recorded.
         recording.save(env, Path(wanted.record))
         print(f"written: {wanted.record}; muster detect --env-file reads it", file=sys.stderr)
         return
@@ -427,7 +427,7 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
 
 @contextmanager
 def _refused_alike() -> Generator[None]:
-    """Ends this process where all of a launch are refused for the same words: only rank 0 says why."""
+    """Where all processes of a launch refuse the same command line, only rank 0 says why."""
     try:
         yield
     except MusterError as error:

@@ -125,7 +125,7 @@ def _present(env: Environment) -> tuple[list[str], list[str]]:
     """The variables of the job, and of its user, without those that may be secret; and a note on how many these are."""
     known, prefixes = names(), (*families.names("PREFIXES"), *_PREFIXES)
     wanted = sorted(name for name in env if name in known or name.startswith(prefixes))
-    # Flux keeps its sockets there, and by that is told from a job that it runs inside of.
+    # Flux keeps its sockets there: this shows inside of which job it runs.
     if "TMPDIR" in env and env.get("FLUX_URI", "").startswith(f"local://{env['TMPDIR']}"):
         wanted.append("TMPDIR")
     present = [name for name in wanted if not recording.is_secret(name, env[name])]

@@ -1,7 +1,7 @@
 """What a process sees of its job: its variables, its host's name, the files that variables name, its container.
 
 Detection reads this and nothing else, so a recorded environment (recording.py) and the live one go through one code.
-Apptainer passes variables, unless it is told not to (--cleanenv, --containall). Docker and podman pass none.
+Apptainer passes variables, but for --cleanenv and --containall. Docker and podman pass none.
 """
 
 import os

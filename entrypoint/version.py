@@ -16,7 +16,7 @@ TIMEOUT_S = 120.0
 
 
 def values(root: Path = ROOT, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """All that `muster version --json` prints; None for what there is not, or what can't be known.
+    """All that `muster version --json` prints; None for what is not installed, or can't be known.
 
     Raises:
         MusterError: torch can't be loaded, or not within `timeout_s`.

@@ -462,8 +462,8 @@ class Options(
 
     @property
     def hang_s(self) -> int:
-        """Seconds in which a rank may stand still; 0: for ever. By default a hang is told before the time-out of the
-        collective in which the other ranks wait."""
+        """Seconds in which a rank may stand still; 0: for ever. By default a hang is reported before the time-out of
+        the collective in which the other ranks wait."""
         return max(60, self.timeout_s * 4 // 5) if self.hang_timeout is None else self.hang_timeout
 
     def settled(self) -> "Options":

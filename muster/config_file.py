@@ -54,7 +54,7 @@ def read(path: str, strategy: str) -> Options:
     """The options that the file at `path` gives to a training by `strategy`.
 
     Raises:
-        MusterError: the file can't be read, is no TOML, or says what there is not.
+        MusterError: the file can't be read, is no TOML, or has a section or an option that does not exist.
     """
     types: dict[str, Any] = {field.name: field.type for field in fields(Options)}
     given: dict[str, Any] = {}
@@ -128,7 +128,7 @@ def _check_strategy(path: str, strategy: Any) -> None:
 
 
 def _check_section(path: str, section: str, table: Any) -> None:
-    """Refuses a section that there is not, and what is not in one."""
+    """Refuses an unknown section, and an option outside of any section."""
     if section not in SECTIONS.values():
         if not isinstance(table, dict):
             raise _unknown(path, "", section)
@@ -145,7 +145,7 @@ def _check_section(path: str, section: str, table: Any) -> None:
 
 
 def _unknown(path: str, section: str, name: str) -> MusterError:
-    """The error for an option that there is not, or not in this section."""
+    """The error for an option that does not exist, or not in this section."""
     word = name.replace("-", "_").lower()
     meant = MEANT.get(f"--{word.replace('_', '-')}", "").partition(" ")[0].lstrip("-").replace("-", "_")
     near = [each for each in (word, meant) if each in SECTIONS] or difflib.get_close_matches(word, SECTIONS, n=1)

@@ -1,4 +1,4 @@
-"""What was meant by an option that there is not, or by a value that an option does not take."""
+"""What was meant by an unknown option, or by a value that an option does not take."""
 
 import difflib
 from collections.abc import Sequence

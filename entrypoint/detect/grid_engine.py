@@ -117,7 +117,7 @@ def task(env: Environment, job: Job) -> Task | None:
     if job.scheduler != "grid_engine" or not _is_task(env):
         return None
     mark = f"SGE_JOB_SPOOL_DIR={env['SGE_JOB_SPOOL_DIR'][:200]}"
-    # qrsh is told the host of each task: who lists the hosts has started one on each.
+    # qrsh gets the host of each task: who lists the hosts has started one on each.
     if max(job.slots, default=1) > 1 and "MUSTER_HOSTS" not in env:
         raise MusterError(
             f"a node of this job has {max(job.slots)} slots, and qrsh gives the tasks on them no ranks",

@@ -40,10 +40,10 @@ INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 MOST_RANKS_PER_CORE = 4
-"""Ranks that may share a core without a word: a laptop tries with a few what a cluster does."""
+"""Ranks that may share a core without a note: on a laptop a few ranks try what a cluster does."""
 
 MOST_NODES_TEXT = 100_000
-"""Characters of the list of nodes that a program is told; of a longer one none."""
+"""The longest list of nodes that a program gets, in characters; a longer one is left out."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def start(
         program: what runs in each rank.
         typed: the command line, for errors and for trainers that start anew.
         is_single: whether it runs in one process, whatever is allocated.
-        check: refuses what this host does not have. Several processes find that out together, as ranks.
+        check: refuses what this host does not have. Where there are several processes, the ranks check it together.
 
     Raises:
         MusterError: it can't be started here.
@@ -135,10 +135,10 @@ def environment_of(options: LaunchOptions) -> Environment:
 
 
 def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_single: bool = False) -> Context:
-    """Where the process of `env` stands; `typed` is its command, for errors that tell how to start it.
+    """Where the process of `env` stands; `typed` is its command, for errors that say how to start it.
 
     Raises:
-        MusterError: it can't be told, or does not fit together.
+        MusterError: that can't be found out, or contradicts itself.
     """
     site = recognise.here(env, options)
     if is_single and options.nproc_per_node not in (None, "1"):
@@ -329,13 +329,13 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
 
 
 def for_ours(context: Context, typed: Sequence[str]) -> dict[str, str]:
-    """What our own programs are told of the launch and of the job.
+    """The variables by which our own programs know the launch and the job.
 
     The nodes are by node_rank, as the scheduler calls them: so one that does not come has a name.
     """
     allocation = context.allocation
     nodes = ",".join(allocation.hosts) if allocation.num_nodes > 1 else ""
-    told: dict[str, object] = {
+    variables: dict[str, object] = {
         # A file in the user's working directory must not take the place of a library's module.
         "PYTHONSAFEPATH": "1",
         LaunchVariable.COMMAND: shlex.join(typed),
@@ -347,7 +347,7 @@ def for_ours(context: Context, typed: Sequence[str]) -> dict[str, str]:
         LaunchVariable.SCHEDULER_START_TIME: allocation.job.start_time,
         LaunchVariable.SCHEDULER_END_TIME: allocation.job.end_time,
     }
-    return {name: str(value) for name, value in told.items() if value is not None}
+    return {name: str(value) for name, value in variables.items() if value is not None}
 
 
 def _init(env: Environment) -> list[str]:

@@ -82,7 +82,7 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
         torch.cuda.set_device(world.device)
     if world.backend is None:
         return
-    # torch remembers the last collectives of each rank, if it is told so before the process group starts.
+    # torch records the last collectives of each rank, if the buffer has a size before the process group starts.
     # Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
     if not os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE"):
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")

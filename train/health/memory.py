@@ -73,7 +73,7 @@ def collect_garbage() -> None:
 
 
 def explain(error: BaseException, strategy: str, options: Options, world: World) -> MusterError | None:
-    """What the user is told where memory was used up: by this process, or by one that loads data; else None."""
+    """The error for memory that was used up, by this process or by one that loads data; None for any other error."""
     if (lost := WORKER.search(str(error))) and isinstance(error, RuntimeError):
         return MusterError(
             f"a process that loads data has ended on rank {world.rank} of {world.world_size} ({world.host})",

@@ -192,7 +192,7 @@ class HalfGradients(HookedGradients):
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
         low, high = torch.aminmax(bucket.buffer())
         largest = torch.maximum(-low, high)
-        # The hook divides before it adds up, so a sum stays in range. What is no number already is told by the loss.
+        # The hook divides before it adds up, so a sum stays in range. The loss shows what was no number before.
         self.too_large += (largest > torch.finfo(torch.float16).max) & largest.isfinite()
         return super().reduce(bucket)
 

@@ -123,8 +123,8 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
                 wrong.append(f"{one.name} {one.leads()}, not to {place.address}")
         others[host] = listed(wrong, between="; ")
     is_interface_set = next(iter(nodes.values())).is_interface_set
-    so = "gloo is told the interface, what is not told would listen there" if is_interface_set else "gloo listens there"
-    wrong_own = f"the own name does not lead to an address that others reach: {so}, and other nodes can't come"
+    so = "gloo has its interface, but other programs would listen there" if is_interface_set else "gloo listens there"
+    wrong_own = f"the own name does not lead to an address that others reach: {so}, and other nodes can't connect"
     fix_own = (
         "give the name, in /etc/hosts there, the address on the network of the job; or export GLOO_SOCKET_IFNAME and "
         "NCCL_SOCKET_IFNAME, as muster does"
