@@ -156,15 +156,23 @@ def _check(words: Sequence[str]) -> None:
     if words[0] == "train":
         _run(_trainings(check), "train", with_file(typed) if is_here else typed, typed)
         return
+    app = _commands()
+    for each in app.registered_commands:
+        each.callback = _only_parsed(each.callback)
+    # The script of `muster run` may be among the arguments of a job, which come after these.
+    is_open = typed[0] == "run" and from_argv(words[2:], *RUN, rest=[]) is not None
+    if not is_open and typed[0] not in {group.name for group in app.registered_groups}:
+        _run(app, "muster", list(words[1:]))
 
+
+def _only_parsed(callback: Any) -> Callable[..., None]:
+    """What takes the arguments of `callback`, and does nothing."""
+
+    @wraps(callback)
     def start_nothing(**_: Any) -> None:
         pass
 
-    app = _commands()
-    for each in app.registered_commands:
-        each.callback = each.callback and wraps(each.callback)(start_nothing)
-    if typed[0] not in {group.name for group in app.registered_groups}:
-        _run(app, "muster", list(words[1:]))
+    return start_nothing
 
 
 def _is_here(config: str | None) -> bool:
