@@ -33,8 +33,7 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
         path, state = source, checkpoint.load(source)
     else:
         if not checkpoint.saved(source):
-            fix = "train export a run that has saved one"
-            raise MusterError("the run has no checkpoint", seen=str(source), fix=fix)
+            raise MusterError("the run has no checkpoint", seen=str(source), fix="train export a run that has one")
         path, state, notes = checkpoint.load_newest(source)
         for note in notes:
             print(f"note: {note}", file=sys.stderr)

@@ -132,6 +132,7 @@ def run_process(strategy: str, options: Options, guard: Guard) -> None:
     if not DEBUG:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(vision)?\.")
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch(vision)?\.")
+        warnings.filterwarnings("ignore", "Image size", module=r"PIL\.")  # of scans; twice as large ones are refused
     process, code = Process(), 0
     with interruption.clearing_up():
         try:

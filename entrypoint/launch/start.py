@@ -144,8 +144,8 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
     if is_single and options.nproc_per_node not in (None, "1"):
         raise MusterError(
             "this strategy trains in one process",
-            seen=f"--nproc-per-node={options.nproc_per_node}",
-            fix="train ddp, or leave --nproc-per-node out",
+            seen=f"{'--spawn' if options.spawn else '--nproc-per-node'}={options.nproc_per_node}",
+            fix="train ddp, or leave it out",
         )
     allocation = resolve.resolve(env, options, typed, is_single=is_single)
     asked, of_site = options, Additions()

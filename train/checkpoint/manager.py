@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from muster.config import Options
-from muster.errors import ExitCode, MusterError
+from muster.errors import RESUME, ExitCode, MusterError
 from muster.train.checkpoint.storage import (
     INDEX,
     NO_SUCH,
@@ -120,7 +120,7 @@ def not_written(run: Path, step: int, error: CheckpointException) -> SharedFault
     return SharedFault(
         f"the checkpoint could not be written: {cause.strerror or cause}",
         seen=f"rank {rank}, {folder_of(run)}/step-{step:08d}; the last good one is {kept[0].name if kept else 'none'}",
-        fix="make room, raise the quota, or see that the file system is there; then continue the run: --resume",
+        fix=f"make room, raise the quota, or see that the file system is there; {RESUME if kept else 'then start it'}",
         code=ExitCode.FAILED,
     )
 
@@ -264,13 +264,11 @@ def by_step(run: Path) -> list[Path]:
 def saved(run: Path) -> list[Path]:
     """The run's checkpoints to continue from: the one that `latest` names, then the ones before it."""
     paths = by_step(run)
-    try:
+    with suppress(OSError, UnicodeDecodeError):
         latest = folder_of(run) / (folder_of(run) / LATEST).read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return paths
-    if latest not in paths:
-        return paths
-    return [latest, *(path for path in paths if step_of(path) < step_of(latest))]
+        if latest in paths:
+            return [latest, *(path for path in paths if step_of(path) < step_of(latest))]
+    return paths
 
 
 def load(path: Path) -> State:

@@ -284,10 +284,9 @@ def started(pid: int) -> int | None:
 
     Source: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html (starttime)
     """
-    try:
+    with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
-    except OSError:
-        return None
+    return None
 
 
 def claim(folder: Path, launch: str) -> None:
@@ -346,11 +345,9 @@ def is_alive(path: Path, own: Writer) -> bool:
 
 def touched(path: Path) -> int | None:
     """When the file was touched last; None where it is gone. Opened, as network file systems ask their server then."""
-    try:
-        with path.open("rb") as file:
-            return os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError:
-        return None
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        return os.fstat(file.fileno()).st_mtime_ns
+    return None
 
 
 def release() -> None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -55,12 +56,9 @@ def write_text(path: Path, text: str) -> None:
 def sync_folder(folder: Path) -> None:
     """Makes the names in `folder` survive a crash, on file systems that can."""
     descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    with suppress(OSError):  # some network file systems have no such call for folders
         os.fsync(descriptor)
-    except OSError:
-        pass  # some network file systems have no such call for folders
-    finally:
-        os.close(descriptor)
+    os.close(descriptor)
 
 
 INDEX = "index"

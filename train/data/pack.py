@@ -49,6 +49,7 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
     Raises:
         MusterError: there are no images, `out` exists, there is no room, or a file can't be read or written.
     """
+    out = Path(os.path.abspath(out))  # x/.. would make a folder x
     if os.path.lexists(out):
         fix = "another OUT, or remove the old one first"
         raise MusterError("there is something already, and nothing is overwritten", seen=f"OUT={out}", fix=fix)
@@ -56,7 +57,11 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
     root, labels = os.fsencode(os.path.expanduser(folder)), found.labels_N.tolist()
     samples = [(os.path.join(root, found.paths_N[index]), labels[index]) for index in range(len(found.paths_N))]
     halves = {"": samples}
-    if found.num_train < len(samples):
+    if found.num_train == len(samples):
+        if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(os.fsdecode(root))):
+            fix = "an OUT that is not below FOLDER"
+            raise MusterError("the shards would be a class of the images", seen=f"FOLDER={folder} OUT={out}", fix=fix)
+    else:
         halves = {"train": samples[: found.num_train], "val": samples[found.num_train :]}
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

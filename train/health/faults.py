@@ -122,15 +122,14 @@ def publish(world: World, fault: Fault, store: Any) -> Fault:
         store: the connection of the thread that publishes it.
     """
     text = json.dumps(asdict(fault))
-    try:
+    with suppress(dist.DistError):
         first = store.compare_set("fault", "", text).decode()
         # Again for what a rank published first that is dead now: it may not have reached all.
         if first == text or fault.rank != world.rank:
             others = [f"end/{rank}" for rank in range(world.world_size) if rank != world.rank]
             store.multi_set(others, [first] * len(others))
         return Fault(**json.loads(first))
-    except dist.DistError:
-        return fault  # the store went down with its rank: the others have noticed
+    return fault  # the store went down with its rank: the others have noticed
 
 
 def leave(world: World, store: Any, *, failed: bool, main: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from muster.config import Options
-from muster.errors import ExitCode, MusterError
+from muster.errors import RESUME, ExitCode, MusterError
 from muster.train.checkpoint import Progress
 from muster.train.checkpoint.run_directory import Run
 from muster.train.checkpoint.storage import write_text
@@ -289,7 +289,7 @@ def explain_write_error(path: Path) -> Iterator[None]:
         raise MusterError(
             f"{path.name} could not be written: {error.strerror or error}",
             seen=str(path),
-            fix="make room, raise the quota, or see that the file system is there; then continue the run: --resume",
+            fix=f"make room, raise the quota, or see that the file system is there; {RESUME}, if there is one",
             code=ExitCode.FAILED,
         ) from error
 

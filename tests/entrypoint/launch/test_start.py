@@ -518,5 +518,8 @@ def test_several_processes_are_refused_where_a_strategy_is_one() -> None:
     with pytest.raises(MusterError, match="one process") as refused:
         start.find(Environment({}, host="a"), LaunchOptions(nproc_per_node="4"), ["train", "single"], is_single=True)
     assert refused.value.seen == "--nproc-per-node=4"
+    with pytest.raises(MusterError, match="one process") as refused:
+        start.start(LaunchOptions(spawn=2, dry_run=True), TRAINER, ["train", "single"], is_single=True)
+    assert refused.value.seen == "--spawn=2"
     found = start.find(Environment({}, host="a"), LaunchOptions(), ["train", "single"], is_single=True)
     assert found.allocation.world_size == 1

@@ -227,6 +227,7 @@ def test_a_file_that_may_not_grow_leaves_the_last_good_one(tmp_path, size):
         save_beyond_the_limit(tmp_path, size)
     assert raised.value.code == 1
     assert "step-00000010" in raised.value.seen
+    assert "--resume" in raised.value.fix
     assert len(str(raised.value).splitlines()) == 3
     assert names(tmp_path) == ["latest", "step-00000010"]
     assert weight(checkpoint.load_newest(tmp_path)[0]) == 10
@@ -237,6 +238,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     with pytest.raises(MusterError, match="could not be written") as raised:
         save(tmp_path, state(10), step=10, keep=2)
     assert "the last good one is none" in raised.value.seen
+    assert "--resume" not in raised.value.fix
 
 
 FULL_DISK = """

@@ -199,3 +199,12 @@ def test_training_on_tokens_loads_nothing_for_images(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "loaded, and not needed" not in done.stdout + done.stderr
+
+
+@pytest.mark.process
+def test_a_large_image_is_read_without_a_warning(train, make_images, tmp_path):
+    folder = make_images(tmp_path / "images")
+    argv = ["single", f"--data=imagefolder:{folder}", "--image-size=16", "--batch-size=8", "--max-steps=1"]
+    limit = "from PIL import Image\nImage.MAX_IMAGE_PIXELS = 1000"  # PIL warns of more, and refuses twice as many
+    (ended,) = train([*argv, f"--runs-dir={tmp_path}"], ok=True, before=limit)
+    assert ended.err == ""

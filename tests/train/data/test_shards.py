@@ -99,6 +99,15 @@ def test_nothing_is_overwritten_and_nothing_half_made_is_left(packed, tmp_path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "shards"]
 
 
+@pytest.mark.parametrize("place", ["new/..", "images/shards", "images/a class/shards"])
+def test_shards_are_not_put_where_they_would_be_a_class_or_leave_a_folder(make_images, tmp_path, place):
+    folder = make_images(tmp_path / "images", 1, ("a class", "b"))
+    with pytest.raises(MusterError) as raised:
+        pack.pack(folder, tmp_path / place, shard_mb=1, seed=0)
+    assert raised.value.code == 2
+    assert {path.name for path in tmp_path.rglob("*")} == {"images", "a class", "b", "000.jpg"}
+
+
 def test_a_folder_below_the_home_folder(packed, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert pack.pack(Path("~", packed[0].relative_to(tmp_path)), tmp_path / "other", shard_mb=1, seed=0) == 50

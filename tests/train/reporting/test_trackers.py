@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from muster.config import Options
 from muster.errors import MusterError
 from muster.train.health.preemption import Preempted
 from muster.train.reporting import trackers
@@ -168,6 +169,20 @@ def test_a_target_that_cannot_begin(tmp_path, monkeypatch):
     with pytest.raises(MusterError, match="mlflow can't begin a run") as raised:
         trackers.open_tracker("mlflow", tmp_path, 0, {}, print)
     assert "--track=mlflow" in raised.value.seen
+
+
+def test_an_mlflow_server_that_does_not_answer_is_given_up_before_that_counts_as_a_hang(tmp_path, monkeypatch):
+    for name in ("MLFLOW_HTTP_REQUEST_TIMEOUT", "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_ALLOW_FILE_STORE"):
+        monkeypatch.setenv(name, "")  # what the tracker sets is gone after the test
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "run").mkdir()
+    trackers.open_tracker("mlflow", tmp_path / "run", 0, {}, print)
+    from mlflow import environment_variables as its
+
+    retries = its.MLFLOW_HTTP_REQUEST_MAX_RETRIES.get()
+    pauses_s = sum(its.MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR.get() * 2**number for number in range(retries))
+    assert (retries + 1) * its.MLFLOW_HTTP_REQUEST_TIMEOUT.get() + pauses_s < Options().hang_s / 2
 
 
 def test_numbers_of():
