@@ -59,7 +59,7 @@ def job(env: Environment) -> Job | None:
     """The Slurm job in `env`, or None where there is none."""
     # Any one of them is enough: a job with one variable lost must not pass for a machine without a scheduler. A
     # container may have been given those of the task alone.
-    of_task = {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"}
+    of_task = {"SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"}
     if not {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", *of_task} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
