@@ -100,7 +100,9 @@ def trace(folder: Path) -> None:
         windows.look(frame, event)
         if event == "return" or not code.co_flags & CO_OPTIMIZED or code.co_name.startswith("<"):
             return
-        for window in ("", *windows.open):
+        # Threads that are busy at their own times are in no part.
+        is_aside = threading.current_thread().name in ("guard", "heartbeat", "heartbeat watch", "watch")
+        for window in ("", *(() if is_aside else windows.open)):
             if (window, code) not in seen:
                 seen.add((window, code))
                 last = max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)
