@@ -71,7 +71,7 @@ def arguments_for(name: str, image_size: int) -> dict[str, object]:
 
 
 def probe(name: str, arguments: dict[str, object], num_classes: int, image_size: int, batch_size: int) -> set[str]:
-    """The paths of the model's convolutions that make maps of SMALL pixels a side at most.
+    """The paths of the model's convolutions, those of groups apart, that make maps of SMALL pixels a side at most.
 
     They are found by images without content, which pass through the model without content.
 
@@ -88,7 +88,7 @@ def probe(name: str, arguments: dict[str, object], num_classes: int, image_size:
         with torch.device("meta"):
             model = construct(name, num_classes, arguments)
             for path, module in model.named_modules():
-                if type(module) is nn.Conv2d:
+                if type(module) is nn.Conv2d and module.groups == 1:  # the others were not measured
                     module.register_forward_hook(partial(note, path))
             model(torch.empty(min(batch_size, 2), 3, image_size, image_size))
     except (RuntimeError, ValueError, AssertionError) as error:

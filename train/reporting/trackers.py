@@ -84,7 +84,7 @@ class MLflow:
     def __init__(self, folder: Path, step: int, settings: Mapping[str, Any]) -> None:
         # MLflow 3 has to know that files are meant; a database is no good on the file systems of clusters.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        # By its own defaults a server that does not answer holds training for 20 minutes, which counts as a hang.
+        # By its own defaults a server that does not answer holds training so long that it counts as a hang.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4")
         from mlflow import MlflowClient
