@@ -233,7 +233,7 @@ def news(lane: Lane, report: Path) -> Iterator[dict[str, Any]]:
 def show_failure(lane: Lane, record: dict[str, Any], console: Console) -> None:
     test = record["test"]
     console.print(Text(f"\nFAILED {test} ({lane.name}, {record['seconds']:.1f} s)\n{record['text']}"))
-    console.print(Text(f"alone: make test TESTS='{test}'\n"))
+    console.print(Text(f"alone: make test TESTS='{test}'\n"), soft_wrap=True)  # one line, to be copied
 
 
 def end(lane: Lane) -> None:
