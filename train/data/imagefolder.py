@@ -87,7 +87,8 @@ def images_below(folder: str, above: tuple[str, ...]) -> list[str]:
         above: the real paths of the folders on the way here.
 
     Raises:
-        MusterError: a link leads back to a folder above it: its images would be found again without end.
+        MusterError: a link leads back to a folder above it: its images would be found again without end. Or a pipe, a
+            socket or a device has an image's name.
         OSError: a folder can't be looked at.
     """
     real = os.path.realpath(folder)
@@ -98,6 +99,9 @@ def images_below(folder: str, above: tuple[str, ...]) -> list[str]:
         if entry.is_dir():
             found += images_below(entry.path, (*above, real))
         elif has_file_allowed_extension(entry.name, IMG_EXTENSIONS):
+            # A link that leads nowhere is told by who reads it; a pipe would hold its reader for ever.
+            if not entry.is_file() and os.path.exists(entry.path):
+                raise MusterError("what is named as an image is no file", seen=entry.path, fix="remove it")
             found.append(entry.path)
     return found
 

@@ -14,6 +14,8 @@ import io
 import json
 import os
 import shutil
+import signal
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -25,9 +27,9 @@ from rich.console import Console
 from rich.progress import track
 
 from muster.config import Options
-from muster.errors import ExitCode, MusterError
+from muster.errors import ExitCode, MusterError, notify
 from muster.train.checkpoint.storage import sync_folder
-from muster.train.data.imagefolder import scan
+from muster.train.data.imagefolder import LAYOUT, scan
 from muster.train.data.sampler import generator
 from muster.train.data.shards import open_index
 
@@ -53,6 +55,9 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
     if os.path.lexists(out):
         fix = "another OUT, or remove the old one first"
         raise MusterError("there is something already, and nothing is overwritten", seen=f"OUT={out}", fix=fix)
+    if not os.path.isdir(folder.expanduser()):
+        wrong = "the folder of the images does not exist, is a file, or can't be read"
+        raise MusterError(wrong, seen=f"FOLDER={folder}", fix=f"{LAYOUT}; in a container, see that it is bound into it")
     found = scan(Options(data=f"imagefolder:{folder}"))
     root, labels = os.fsencode(os.path.expanduser(folder)), found.labels_N.tolist()
     samples = [(os.path.join(root, found.paths_N[index]), labels[index]) for index in range(len(found.paths_N))]
@@ -135,6 +140,12 @@ def read_ahead(samples: list[Sample]) -> Iterator[tuple[bytes, int, bytes]]:
             yield from ((*sample, content) for sample, content in zip(some, contents, strict=True))
 
 
+def end(*_: object) -> None:
+    """Handles SIGTERM: what is half made is removed on the way out."""
+    notify("muster: train pack was ended by SIGTERM: the same command starts it again")
+    sys.exit(ExitCode.FAILED)
+
+
 def main() -> None:
     """The command, as `train pack` starts it."""
     parser = argparse.ArgumentParser(prog="train pack")
@@ -144,6 +155,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     asked = parser.parse_args()
     with interruption.command(parser.prog):
+        signal.signal(signal.SIGTERM, end)
         num_samples = pack(asked.folder, asked.out, asked.shard_mb, asked.seed)
         print(f"{asked.out}: {num_samples:,} images, for --data shards:{asked.out}")
 

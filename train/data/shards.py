@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import resource
+import socket
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +33,9 @@ SAMPLE = np.dtype([("shard", np.int32), ("label", np.int32), ("offset", np.int64
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff", "gif")
 NUM_THREADS = 16
+NUM_CHECKED = 16
+"""Samples of each half that a rank looks for in its host's shards."""
+
 WINDOW = 4096
 """Bytes that are read at once: a small member, and the header of the next, come with the header before."""
 
@@ -77,14 +81,43 @@ class Shards(EncodedImages):
         self.shards = shards
         self.samples = samples_N
 
-    def name(self, index: int) -> str:
+    def header(self, index: int) -> tarfile.TarInfo:
+        """What the tar file itself says of the image.
+
+        Raises:
+            OSError: it can't be read.
+            tarfile.TarError: it is another file, or damaged.
+        """
         path, offset = self.shards[self.samples["shard"][index]], int(self.samples["offset"][index])
+        header = os.pread(opened(path).fileno(), tarfile.BLOCKSIZE, offset - tarfile.BLOCKSIZE)
+        return tarfile.TarInfo.frombuf(header, tarfile.ENCODING, "surrogateescape")
+
+    def name(self, index: int) -> str:
         try:
-            header = os.pread(opened(path).fileno(), tarfile.BLOCKSIZE, offset - tarfile.BLOCKSIZE)
-            member = tarfile.TarInfo.frombuf(header, tarfile.ENCODING, "surrogateescape").name
+            member = self.header(index).name
         except (OSError, tarfile.TarError):
-            member = f"at byte {offset}"
-        return f"{path}, {member}"
+            member = f"at byte {self.samples['offset'][index]}"
+        return f"{self.shards[self.samples['shard'][index]]}, {member}"
+
+    def check(self) -> None:
+        """Raises MusterError where these shards are not those whose headers were read, perhaps on another host.
+
+        Images would have the classes of others, and nothing would fail.
+        """
+        for index in np.linspace(0, len(self) - 1, NUM_CHECKED, dtype=int):
+            length = int(self.samples["length"][index])
+            try:
+                size = self.header(index).size
+                found = f"an image of {size} bytes"
+            except (OSError, tarfile.TarError) as error:
+                size, found = None, str(error)
+            if size != length:
+                raise MusterError(
+                    "the shards of this host are not those of rank 0's",
+                    seen=f"{self.shards[self.samples['shard'][index]]} on {socket.gethostname()}, at byte "
+                    f"{self.samples['offset'][index]}: {found}; rank 0 has one of {length} bytes",
+                    fix="copy the same shards to every node",
+                )
 
     def content(self, index: int) -> bytes:
         shard, _, offset, length = self.samples[index].item()
@@ -99,9 +132,12 @@ def open_source(options: Options, found: Found) -> Source:
     root, size = find_folder(options, LAYOUT), options.pixels
     shards = [os.path.join(root, shard) for shard in found.shards]
     train, valid = choose_halves(len(found.samples_N), found.num_train, options.seed)
+    halves = [Shards(shards, found.samples_N[of], size, random=of is train) for of in (train, valid)]
+    for half in halves:
+        half.check()
     return Source(
-        train=Shards(shards, found.samples_N[train], size, random=True),
-        valid=Shards(shards, found.samples_N[valid], size, random=False),
+        train=halves[0],
+        valid=halves[1],
         num_classes=int(found.samples_N["label"].max()) + 1,
         size=size,
         notes=found.notes,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,14 @@ from muster.train.data.shards import INDEX, SAMPLE, read_headers
 from muster.train.distributed.world import World
 
 ROOT = Path(__file__).parents[3]
+
+SLOW_PACK = """
+import time
+from muster.train.data import pack
+add = pack.tarfile.TarFile.addfile
+pack.tarfile.TarFile.addfile = lambda *words: (time.sleep(0.05), add(*words))
+pack.main()
+"""
 
 
 def options(root: Path, **more) -> Options:
@@ -185,6 +194,43 @@ def test_a_bad_image_is_named_with_its_shard(packed):
     with pytest.raises(MusterError) as raised:
         list(train)
     assert raised.value.seen == f"{shard}, 000000005.jpg"
+
+
+def test_shards_of_another_packing_under_the_same_names_are_refused(packed, tmp_path):
+    """As on a node with an older copy: images would have the classes of others."""
+    folder, out = packed
+    found = shards.scan(options(out))
+    pack.pack(folder, tmp_path / "older", shard_mb=1, seed=4)
+    shutil.rmtree(out)
+    (tmp_path / "older").rename(out)
+    with pytest.raises(MusterError, match="not those of rank 0"):
+        shards.open_source(options(out), found)
+
+
+def test_packing_ended_by_sigterm_leaves_nothing(packed, tmp_path):
+    before = set(os.listdir(tmp_path))
+    argv = [sys.executable, "-c", SLOW_PACK, packed[0], tmp_path / "out", "--shard-mb=1", "--seed=1"]
+    with subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        end = time.monotonic() + 60
+        while set(os.listdir(tmp_path)) == before and time.monotonic() < end:
+            time.sleep(0.02)
+        process.terminate()
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 1, errors
+    assert "SIGTERM" in errors
+    assert set(os.listdir(tmp_path)) == before
+
+
+def test_a_pipe_that_is_named_as_an_image_is_refused(packed, tmp_path):
+    os.mkfifo(packed[0] / "train" / "cat" / "pipe.jpg")
+    with pytest.raises(MusterError, match="is no file"):
+        pack.pack(packed[0], tmp_path / "out", shard_mb=1, seed=3)
+
+
+def test_a_missing_folder_of_images_is_told_in_words_of_the_command(tmp_path):
+    with pytest.raises(MusterError) as error:
+        pack.pack(tmp_path / "none", tmp_path / "out", shard_mb=1, seed=3)
+    assert error.value.seen == f"FOLDER={tmp_path / 'none'}"
 
 
 def test_a_shard_cut_off_while_training(packed):
