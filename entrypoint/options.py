@@ -84,7 +84,7 @@ class LaunchOptions:
         bool,
         _look(
             "--debug-distributed",
-            help="Have torch and NCCL tell what they do, and compare what the ranks call: slow, and names mistakes.",
+            help="Have torch and NCCL log what they do, and report ranks that call different collectives. Slow.",
         ),
     ] = False
 

@@ -175,9 +175,9 @@ class DataOptions:
     data: Annotated[
         str,
         _data(
-            help="Images: synthetic, fake, digits, cifar10:FOLDER, imagefolder:FOLDER or shards:FOLDER (tar files as "
-            "webdataset's, made by 'train pack'). Tokens: synthetic, or tokens:PATH of a text, of a folder with texts "
-            "(both as bytes), or of a .bin, .u16, .u32 or .npy file.",
+            help="Images: synthetic, fake, digits, cifar10:FOLDER, imagefolder:FOLDER, or shards:FOLDER as 'train pack' "
+            "makes it (for transformers, tokens: synthetic or tokens:PATH). Shards are tar files as webdataset's. PATH is "
+            "a text, a folder with texts (both read as bytes), or a .bin, .u16, .u32 or .npy file.",
             autocompletion=_complete_data,
         ),
     ] = "digits"

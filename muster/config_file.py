@@ -119,11 +119,11 @@ def load(path: str) -> dict[str, Any]:
 def _check_strategy(path: str, strategy: Any) -> None:
     """Refuses what is no strategy's name. The command line has one too, which may be another, and is taken."""
     if not isinstance(strategy, str) or strategy not in STRATEGIES:
-        (near,) = difflib.get_close_matches(str(strategy), STRATEGIES, n=1) or ["ddp"]
+        near = difflib.get_close_matches(str(strategy), STRATEGIES, n=2) or ["ddp"]
         raise MusterError(
             "there is no such strategy",
             seen=f"--config {path}: strategy = {_shown(strategy)}",
-            fix=f"strategy = {toml_value(near)}; there are: {', '.join(STRATEGIES)}",
+            fix=f"strategy = {' or '.join(map(toml_value, near))}; there are: {', '.join(STRATEGIES)}",
         )
 
 

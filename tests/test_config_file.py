@@ -63,6 +63,7 @@ def test_every_option_has_a_place_in_a_file(file: Path) -> None:
         ("epochs = 3", "epochs", "[training]"),
         ('model = "resnet18"', 'model = "resnet18"', "[model]"),
         ('strategy = "ddpp"', '"ddpp"', '"ddp"'),
+        ('strategy = "dpp"', '"dpp"', '"ddp"'),
         ("strategy = 3", "strategy = 3", '"ddp"'),
         ("strategy = ['ddp']", "strategy = [...]", '"ddp"'),
         ("[strategy]\nname = 'ddp'", "strategy = {...}", '"ddp"'),
