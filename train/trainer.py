@@ -335,12 +335,12 @@ class Trainer:
             # The sum that was begun some steps ago is there by now: on all ranks alike, and no device is waited for.
             self.finish_sync(sums)
             self.display.step(done, progress.step)
-            if self.warned:
-                break
             # After the last step one is written anyway.
-            if self.is_due and done < sampler.num_steps:
+            if self.is_due and not self.warned and done < sampler.num_steps:
                 self.save_midway(sums, done)
             self.start_sync(sums)
+            if self.warned:
+                break
         self.times.stop()
         self.finish_sync(sums)
         self.progress.sums, self.progress.sample = self.settle(sums, done)

@@ -65,6 +65,9 @@ def test_one_ranks_warning_stops_all_and_loses_nothing(train, argv_of_three, str
     assert "--resume" in ended[0].err
     assert not ended[1].err
     assert not (tmp_path / "run" / "summary.json").exists()
+    if every == 1:  # also of the step at which it stopped
+        lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+        assert [line["step"] for line in lines if line["kind"] == "steps"] == list(range(1, stopped + 1))
     train([*argv, "--resume"], 2, ok=True)
     assert_same_bits(straight, tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
