@@ -21,7 +21,7 @@ from muster.train import compilation, data, models, optim, parallel
 from muster.train.checkpoint import CheckpointManager, Progress, Statistics, TrainState, is_complete
 from muster.train.checkpoint.run_directory import Run, differences, restore, share_run
 from muster.train.compilation import compile_loss, uncompiled
-from muster.train.data.loader import Batches, count_cores, open_batches
+from muster.train.data.loader import Batches, Tensors, count_cores, open_batches
 from muster.train.data.sampler import TrainSampler, reseed, seed_of
 from muster.train.data.source import Source
 from muster.train.distributed.world import CHECKPOINT, COMPUTING, DATA, ENDING, VALIDATION, World, to_device
@@ -46,9 +46,6 @@ WAIT_S = 2.0
 
 LOG_ALL, LOG_STEPS = 1000, 50
 """The last of these steps, and how many lie between two lines after it."""
-
-Batch = tuple[torch.Tensor, torch.Tensor]
-"""Inputs and targets, on the device."""
 
 
 class Trainer:
@@ -345,7 +342,7 @@ class Trainer:
         self.finish_sync(sums)
         self.progress.sums, self.progress.sample = self.settle(sums, done)
 
-    def train_step(self, batches: Iterator[Batch], sums: Sums) -> None:
+    def train_step(self, batches: Iterator[Tensors], sums: Sums) -> None:
         """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
         options, progress, world = self.options, self.progress, self.world
         lr = lr_at(options, self.highest_lr, progress.step, self.num_steps, self.lr_ahead, self.lr_start)

@@ -30,6 +30,7 @@ PROBED = 10
 """Samples that are tried to learn how large one is."""
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets, on the device."""
 
 
 class Batch(NamedTuple):
