@@ -232,11 +232,7 @@ def main() -> None:
 def make_rows(
     wanted: Sequence[Case], trainings: Sequence[str], folder: Path, device: str, out: TextIO
 ) -> list[dict[str, Any]]:
-    """The rows of the cases `wanted`; prints each as soon as it is there: all of them take minutes.
-
-    Args:
-        device: what all train on, the single process too.
-        out: where rows are printed.
+    """The rows of the cases `wanted`; prints each to `out` as soon as it is there: all of them take minutes.
 
     Raises:
         MusterError: the single process failed.

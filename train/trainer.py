@@ -406,11 +406,7 @@ class Trainer:
         return totals[:3]
 
     def save(self, progress: Progress, own: Statistics) -> None:
-        """Writes a checkpoint, on all ranks.
-
-        Args:
-            own: this rank's running statistics, where those of others are others.
-        """
+        """Writes a checkpoint, on all ranks; `own` are this rank's running statistics, where others have other ones."""
         world = self.world
         world.status.enter(CHECKPOINT)
         self.manager.save(

@@ -21,9 +21,6 @@ from muster.train.health.faults import SharedFault
 def backend_for(wanted: str, device: torch.device, strategy: str, *, share_gpus: bool = False) -> str:
     """What ranks on devices like `device` speak through, where `--backend` is `wanted`.
 
-    Args:
-        share_gpus: ranks may share a GPU, which NCCL refuses.
-
     Raises:
         MusterError: this torch does not have it, or it does not do on these devices what `strategy` needs.
     """

@@ -83,11 +83,9 @@ class World:
 
     Attributes:
         store: the key-value store shared by all ranks; None where this process has not met them.
-        hosts: the host of each rank, by rank.
         dp: (dp_rank, dp_size), where several ranks train on the same data; None where each rank has data of its own.
         reports_loss: whether this rank reports the loss of its data, which others may train on too.
         waits: counts the time in which a step can't go on because of other ranks, where the strategy can measure it.
-        status: how far this rank is.
     """
 
     rank: int = 0
@@ -267,9 +265,6 @@ def device_for(world: World, wanted: str, *, share_gpus: bool = False) -> torch.
 
     A process that sees one GPU takes it, whatever its local rank: Slurm's --gpus-per-task=1 shows each task
     only its own, as number 0.
-
-    Args:
-        share_gpus: processes may share a GPU.
 
     Raises:
         MusterError: a GPU was asked for and there is none, or not one for each process.

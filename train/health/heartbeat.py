@@ -65,7 +65,6 @@ class Beat(NamedTuple):
     """One heartbeat of a rank.
 
     Attributes:
-        number: counts the beats.
         requests_dump: of rank 0: whether all shall write their stacks.
     """
 

@@ -156,11 +156,7 @@ class TimedStage(PipelineStage):
 
 
 class StagedGradients(Gradients):
-    """Micro-batches through the stages of a pipeline, and the gradients of several pipelines averaged.
-
-    Args:
-        model: this rank's layers.
-    """
+    """Micro-batches through the stages of a pipeline, and the gradients of several pipelines averaged."""
 
     def __init__(self, model: nn.Module, plan: Pipeline) -> None:
         super().__init__(1)

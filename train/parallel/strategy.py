@@ -207,11 +207,9 @@ def hold(held: dict[Tensor, Tensor], parameter: Tensor) -> None:
 class ExactGradients(Gradients):
     """Gradients of one step's micro-batches, added up in double precision.
 
-    Args:
-        num_parts: micro-batches of a step over all ranks: the sum is divided by it.
-
     Attributes:
-        held: the sum of each parameter's gradients, which the parameter itself does not keep until the step's end.
+        num_parts: micro-batches of a step over all ranks: the sum is divided by it.
+        held: the sum of each parameter's gradients, which the parameter itself gets at the end of the step.
     """
 
     def __init__(self, model: nn.Module, num_parts: int) -> None:
@@ -247,7 +245,6 @@ class Strategy:
 
     Attributes:
         world: of this rank; from `assign_data` on with the part of the data that it trains on.
-        options: of the training.
     """
 
     def __init__(self, world: World, options: Options) -> None:

@@ -44,12 +44,9 @@ class Lines:
 
 
 class Tee(io.TextIOBase):
-    """A stream like `screen` whose lines go to the log too, without colours and without what was overwritten.
+    """A stream whose text goes to `screen` (or by whole lines to `lines`), and as plain lines to `log`.
 
     A screen that takes no more (a full disk, a terminal that was closed, a pipe that nobody reads) ends no training.
-
-    Args:
-        lines: where they are shown in place of `screen`.
     """
 
     def __init__(self, screen: TextIO, log: TextIO, lines: Lines | None = None) -> None:

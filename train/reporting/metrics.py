@@ -169,11 +169,7 @@ class StepTimes:
             self.seconds.append(seconds)
 
     def recent(self, num_targets: int, unit: str) -> dict[str, float | None]:
-        """Rate and time of the steps since the last call, as far as they are known: nothing is waited for.
-
-        Args:
-            num_targets: images or tokens of a step.
-        """
+        """Rate and time of the steps, of `num_targets` images or tokens, that are known since the last call."""
         steps, self.num_reported = self.seconds[self.num_reported :], len(self.seconds)
         mean_s = sum(steps) / len(steps) if steps else None
         return {
@@ -184,11 +180,7 @@ class StepTimes:
         }
 
     def of_this_rank(self, waits_s: float | None) -> dict[str, float | None]:
-        """Mean seconds of this rank's steps, and of the parts of them.
-
-        Args:
-            waits_s: seconds of all steps that count in which this rank waited for others; None: not known.
-        """
+        """Mean seconds of a step and its parts; in all, `waits_s` went by waiting for other ranks (None: not known)."""
         self.stretches.read(wait=True)
         number = len(self.seconds)
         if number == 0:
@@ -199,11 +191,7 @@ class StepTimes:
         return {"step_s": step_s, "data_wait_s": min(data_s, step_s), "waits_s": waits_s, "busy_s": busy_s}
 
     def summary(self, global_batch: int, world_size: int, unit: str = "images") -> dict[str, object]:
-        """Rates and times of the steps after the first; of the first where it is the only one. None without any.
-
-        Args:
-            global_batch: images or tokens of a step, whichever is the `unit`.
-        """
+        """Rates and times of the steps, of `global_batch` images or tokens; of the first where it is the only one."""
         self.stretches.read(wait=True)
         if self.first_s is None:
             names = "step_time_s", "first_step_s", "data_wait_share"
