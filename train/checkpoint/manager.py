@@ -214,13 +214,11 @@ def open_stager(world: World) -> DefaultStager:
 
 
 def share_out(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Tensor]:
-    """Those of `tensors` that this rank has to copy and write; what all ranks hold alike is kept by one of them each.
+    """Those of `tensors` that this rank copies and writes; of weights and moments that all ranks hold alike, a share.
 
-    Where names or sizes of weights differ between ranks (or those of moments), all that this rank has of them: torch's
-    planner then finds what several hold, after each of them has copied it.
+    Where their names or sizes differ between ranks, it copies all that it has; torch's planner then finds the copies.
 
     Args:
-        tensors: a rank's running statistics are its own; all others of one name are the same on all ranks, or parts.
         group: of all ranks; None where there is one.
     """
     if group is None:

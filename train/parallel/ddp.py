@@ -2,7 +2,6 @@
 
 import inspect
 import sys
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -77,14 +76,15 @@ class DDP(Strategy):
         world, options = self.world, self.options
         if not options.zero1:
             return optimizer
-        parts = deal((parameter for group in optimizer.param_groups for parameter in group["params"]), world.world_size)
+        weights = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parts = partition(weights, world.world_size)
         own = set(parts[world.rank])
         for group in optimizer.param_groups:
             group["params"] = [parameter for parameter in group["params"] if parameter in own]
 
         def stepped(*_: Any) -> None:
             with world.waits.running():
-                exchange(parts)
+                broadcast_weights(parts)
 
         optimizer.register_step_post_hook(stepped)
         return optimizer
@@ -120,7 +120,7 @@ class DDP(Strategy):
         return model.no_sync()
 
 
-def deal(parameters: Iterable[Tensor], num_ranks: int) -> list[list[Tensor]]:
+def partition(parameters: list[Tensor], num_ranks: int) -> list[list[Tensor]]:
     """`parameters` in `num_ranks` lists of about the same size: the largest first, each to the least that there is."""
     parts: list[list[Tensor]] = [[] for _ in range(num_ranks)]
     sizes = [0] * num_ranks
@@ -131,7 +131,7 @@ def deal(parameters: Iterable[Tensor], num_ranks: int) -> list[list[Tensor]]:
     return parts
 
 
-def exchange(parts: list[list[Tensor]]) -> None:
+def broadcast_weights(parts: list[list[Tensor]]) -> None:
     """Gives each rank the weights `parts[r]` of rank r, and lets go of their gradients, which no optimizer knows of."""
     for rank, weights in enumerate(parts):
         if not weights:

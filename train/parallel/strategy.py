@@ -126,7 +126,7 @@ class Gradients:
         if self.waits is None:
             scaled.backward()
         else:
-            go_back(scaled, self.waits)
+            timed_backward(scaled, self.waits)
         sums.add(loss, self.predictions(outputs), targets)
 
     def waits_s(self) -> float | None:
@@ -171,7 +171,7 @@ def send_as_one(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) -> 
         tensor.copy_(part.view_as(tensor))
 
 
-def go_back(loss: Tensor, waits: Stopwatch) -> None:
+def timed_backward(loss: Tensor, waits: Stopwatch) -> None:
     """The backward pass from `loss`; what comes after this rank's own part of it is counted by `waits`.
 
     What is to be called at the end of a backward pass is called in the order in which it was asked for: this asks at
