@@ -1,4 +1,4 @@
-"""The way of a run, top to bottom: build, fit, train_step, evaluate, save; for every strategy, model and source."""
+"""A training run from top to bottom: build, fit, train_step, evaluate, save; for every strategy, model and source."""
 
 import json
 import math
@@ -54,12 +54,12 @@ class Trainer:
     Attributes:
         name: of the strategy.
         given: the options as the user gave them; `options` have what was left open.
-        settings: the options with what `auto` and `default` came to, as a summary and a checkpoint have them.
+        settings: the options with `auto` and `default` resolved, as summaries and checkpoints have them.
         model: as its strategy has wrapped it; `trained` is what training changes of it.
         notice: whether this rank was warned that it will be stopped.
-        saves: checkpoints that are complete on the disk and yet to be reported: their steps and seconds.
-        warned: whether any rank was, as all ranks know: they stop after this step.
-        is_due: whether a checkpoint within the epoch is due, as all ranks know.
+        saves: step and seconds of each checkpoint that is complete on the disk and not yet reported.
+        warned: whether any rank was warned; the same on all ranks, which stop after this step.
+        is_due: whether a checkpoint within the epoch is due; the same on all ranks.
         saved_step: the step of this run's last checkpoint; None without one.
     """
 
@@ -157,7 +157,7 @@ class Trainer:
         self.trained = TrainState(model=inner, optimizer=optimizer)
 
     def open_checkpoints(self) -> None:
-        """Opens the run's checkpoints, and takes up the one that the run goes on from, where it does."""
+        """Opens the run's checkpoints; a resumed run loads the one that it continues."""
         options = self.options
         self.identity = {"model": options.model, "num_classes": self.source.num_classes, "optimizer": options.optimizer}
         self.manager = CheckpointManager(
@@ -247,7 +247,7 @@ class Trainer:
         return self.world.gather(has_one)[0]
 
     def open_tracker(self) -> Tracker:
-        """What sends the numbers of metrics.jsonl elsewhere too, on rank 0."""
+        """Opens the tracker that rank 0 sends the numbers of metrics.jsonl to."""
         kind = self.options.track if self.world.main else "none"
         place = self.run.folder, self.progress.step, self.settings
         return agree(self.world, lambda: trackers.open_tracker(kind, *place, self.display.note))
@@ -427,7 +427,7 @@ class Trainer:
         self.is_due = False
 
     def save_midway(self, sums: Sums, steps: int) -> None:
-        """Writes a checkpoint within an epoch, `steps` after it was gone on with. What is trained does not change."""
+        """Writes a checkpoint within an epoch, `steps` after it was begun or resumed; training is not changed by it."""
         started = time.perf_counter()
         self.times.stop()
         all_sums, sample = self.settle(sums, steps)
@@ -440,10 +440,7 @@ class Trainer:
         self.sync.since = step, before + time.perf_counter() - started  # of which none was a step's
 
     def settle(self, sums: Sums, steps: int) -> tuple[list[float], int]:
-        """The epoch's sums and its used samples, where so many `steps` were done since the epoch was gone on with.
-
-        All ranks have the same weights after it.
-        """
+        """The sums over all ranks and the used samples of the epoch, `steps` after it was begun or resumed."""
         self.gradients.check()
         totals = self.total(sums.values).tolist()
         if not math.isfinite(totals[0]):
@@ -625,7 +622,7 @@ def can_resume() -> None:
 
 
 def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple[int, int, float]:
-    """Steps of the whole run, by how many a cosine is further along than they are, and after how many it begins.
+    """The steps of the whole run, how many steps a cosine is ahead of them, and the step at which it begins.
 
     A run that goes on with another number of ranks has made steps of another size. Its cosine follows the data that
     is used, from the end of the warm-up to that of the run; with `--max-steps` or `--lr-steps` it follows the steps.

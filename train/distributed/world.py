@@ -85,7 +85,7 @@ class World:
         store: the key-value store shared by all ranks; None where this process has not met them.
         dp: (dp_rank, dp_size), where several ranks train on the same data; None where each rank has data of its own.
         reports_loss: whether this rank reports the loss of its data, which others may train on too.
-        waits: counts the time in which a step can't go on because of other ranks, where the strategy can measure it.
+        waits: the time that steps wait for other ranks, where the strategy can measure it.
     """
 
     rank: int = 0
@@ -334,7 +334,7 @@ def open_side_group(world: World) -> Any:
 
 @contextmanager
 def silent_stdout() -> Iterator[None]:
-    """Nothing comes out of standard output: each rank's gloo says there, in torch 2.10, how many peers it has."""
+    """A context without standard output, on which gloo of torch 2.10 prints how many peers each rank has."""
     own, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     sys.stdout.flush()
     os.dup2(nothing, 1)

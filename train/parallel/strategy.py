@@ -164,7 +164,7 @@ class Gradients:
 
 @torch.no_grad()
 def send_as_one(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) -> None:
-    """Calls `send`, which changes what it gets, with all numbers of `tensors` in one; they have the result."""
+    """Calls `send` once, on one flat copy of all `tensors` that it changes in place, and copies the result back."""
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     send(flat)
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
@@ -172,10 +172,9 @@ def send_as_one(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) -> 
 
 
 def timed_backward(loss: Tensor, waits: Stopwatch) -> None:
-    """The backward pass from `loss`; what comes after this rank's own part of it is counted by `waits`.
+    """The backward pass from `loss`; `waits` counts the time that DistributedDataParallel waits for buckets at its end.
 
-    What is to be called at the end of a backward pass is called in the order in which it was asked for: this asks at
-    the first gradient, DistributedDataParallel (which then waits for the buckets) at the last.
+    Callbacks of that end run in the order in which they were queued: this one at the first gradient, DDP's at the last.
     """
     computed: list[Mark | None] = []
 

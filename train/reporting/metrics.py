@@ -17,13 +17,13 @@ Mark = float | torch.cuda.Event
 
 
 class Stopwatch:
-    """Adds up stretches of time; on a GPU by events, once they have come to pass.
+    """Adds up stretches of time; on a GPU they are measured by events, which are read when the device has passed them.
 
     Args:
         note: takes the seconds of each stretch, in their order, in place of `add`.
 
     Attributes:
-        is_counting: False where the stretches that begin now are none of what is measured.
+        is_counting: whether stretches that begin now count.
     """
 
     def __init__(
@@ -84,12 +84,10 @@ class Stopwatch:
 
 
 class StepTimes:
-    """Seconds of each step, of the waits in them, and of the first step.
+    """Seconds of each step, of the waits in them, and of the first step, which compiles, allocates and starts workers.
 
     A step lasts from the end of the one before (or the start of its epoch) to its own end. On a GPU that is the
-    device's time, by events that are read once they have come to pass; nothing waits for them. A wait for data is then
-    the time in which the device had nothing to do before the data came.
-    The first step of the process is kept apart: it compiles, allocates and starts workers.
+    device's time, and a wait for data is the time in which the device had nothing to do before they came.
 
     Args:
         profile: takes a trace of some steps, which then don't count.
@@ -97,9 +95,8 @@ class StepTimes:
 
     Attributes:
         seconds: of each step that counts.
-        data: counts the waits for data in them.
-        waits: counts the waits for other ranks in them; a loop puts that of its world here.
-        energy: counts what they take.
+        data: the waits for data in them.
+        waits: the waits for other ranks in them; the trainer puts its world's stopwatch here.
     """
 
     def __init__(self, device: torch.device, profile: Profile | None = None, started: float | None = None) -> None:
@@ -116,17 +113,14 @@ class StepTimes:
         self.last: Mark | None = None
 
     def start(self) -> None:
-        """Begins a step, which counts unless it is the first or is profiled.
-
-        What lies between epochs is no part of a step: this is called after it.
-        """
+        """Begins a step, which counts unless it is the first or is profiled; called at the start of each epoch."""
         if self.profile is not None:
             self.profile.begin(self.num_steps)
         self.count(self.num_steps > 0 and (self.profile is None or not self.profile.running))
         self.last = self.stretches.now()
 
     def stop(self) -> None:
-        """Ends an epoch: what is waited for from now on is none of a step's."""
+        """Ends an epoch: waits from now on are not those of a step."""
         self.stretches.read(wait=True)  # the device is through, as it has to be for the epoch's loss anyway
         self.count(False)
         if self.profile is not None:
