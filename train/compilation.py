@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train.models import units_of
+from muster.train.models import blocks_of
 from muster.train.models.gpt import GPT
 from muster.train.parallel.strategy import Gradients
 
@@ -64,7 +64,7 @@ def compile_model(model: nn.Module, options: Options) -> None:
     for name in SOURCES_OF_NOISE if not os.environ.get("MUSTER_DEBUG") else ():
         logging.getLogger(name).setLevel(logging.ERROR)
     is_sharded = any(isinstance(part, FSDPModule) for part in model.modules())
-    for part in units_of(model) if is_sharded or isinstance(model, GPT) else [model]:
+    for part in blocks_of(model) if is_sharded or isinstance(model, GPT) else [model]:
         part.forward = compiled(part.forward, options)  # and not part.compile(): that would take in the hooks
     if isinstance(model, GPT) and model.embed is not None:
         model.embed.register_forward_hook(arrived)

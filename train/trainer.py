@@ -267,7 +267,7 @@ class Trainer:
         self.times.waits = world.waits
         if options.profile:
             # Hooks that name a layer would have a compiled model compiled again.
-            units = set(models.units_of(self.trained.model)) if options.compile == "off" else set()
+            units = set(models.blocks_of(self.trained.model)) if options.compile == "off" else set()
             layers = {name: module for name, module in self.trained.model.named_modules() if module in units}
             num_steps = self.num_steps - progress.step
             self.times.profile = Profile(self.run.folder, num_steps, layers, world.device, main=world.main)

@@ -1,7 +1,7 @@
 """Checkpoints of a run: saved whole or not at all, found again, and checked while they are read.
 
-One is a folder `step-00000010/`, written by all ranks side by side (storage.py says how), and fits any number of ranks
-and any strategy again. While it is written it has another name, and `latest` names only complete ones.
+Each is a folder `step-00000010/`, written by all ranks at once (storage.py), for any strategy and number of ranks to
+read. It gets that name when it is complete, and `latest` names it then.
 """
 
 import re
@@ -201,7 +201,7 @@ class CheckpointManager:
 
 
 def open_stager(world: World) -> DefaultStager:
-    """Copies what training goes on to change, each time into the memory of the time before; on GPUs it is pinned."""
+    """What copies tensors that training goes on to change, each time into the same memory, which is pinned for GPUs."""
     is_gpu = world.device.type == "cuda"
     return DefaultStager(
         StagingOptions(
@@ -244,7 +244,7 @@ def step_of(path: Path) -> int:
 
 
 def is_named_as_one(path: Path) -> bool:
-    """True for a path that has a checkpoint's name, and is no folder of a run of that name."""
+    """True for a path with a checkpoint's name, unless it is the folder of a run of that name."""
     return step_of(path) >= 0 and not folder_of(path).is_dir()
 
 
@@ -443,7 +443,7 @@ class TrainState:
 
 
 def misfit(index: State, model: nn.Module) -> str | None:
-    """Why the checkpoint's weights are not those of `model`; None if they are."""
+    """In what the checkpoint's weights differ from those of `model` by name or shape; None if they don't."""
     own = {f"model/{name}": list(tensor.shape) for name, tensor in model.state_dict().items()}
     saved = {name: entry["shape"] for name, entry in index["tensors"].items() if name.startswith("model/")}
     for name in sorted(own if getattr(model, "is_part", False) else own | saved):

@@ -93,7 +93,7 @@ class Reader(Dataset[Batch]):
 def ahead(
     batches: Iterable[Batch], place: Callable[[Batch], Tensors | None], side: torch.cuda.Stream
 ) -> Iterator[tuple[Batch, Tensors | None]]:
-    """Each of `batches`, and what `place` makes of it on the stream `side` while the one before is computed with."""
+    """Each of `batches`, with what `place` made of it on the stream `side` while the batch before was in use."""
     waiting: tuple[Batch, Tensors | None, Any] | None = None
     for batch in batches:
         with torch.cuda.stream(side):
@@ -263,12 +263,12 @@ class Batches:
 
 
 def identity(batch: Any) -> Any:
-    """`batch`: the reader has made a batch of it already."""
+    """`batch`, which the reader has collated already."""
     return batch
 
 
 def begin_worker(worker: int) -> None:
-    """Begins a worker: signals are the rank's affair, and a rank that ended while they spoke is no error to show."""
+    """Prepares a worker: signals are left to its rank, and that the rank has ended is no error to show."""
     leave_signals_to_trainer()
     show = sys.excepthook
 

@@ -172,7 +172,7 @@ class World:
 
 
 def to_device(values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """`values` as a tensor on `device`; the host does not wait for what the device has still to do."""
+    """`values` as a tensor on `device`, without waiting for the device's queue."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
     # From pinned memory: a copy from any other waits for all that the device has to do.

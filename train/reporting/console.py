@@ -106,7 +106,7 @@ _outputs = Outputs()
 
 
 def show(log: TextIO, prefix: str | None) -> None:
-    """From now on what this rank prints goes to `log` too; with a `prefix`, by whole lines that begin so."""
+    """From now on what this rank prints goes to `log` too; to the console, by whole lines after `prefix`, if there is one."""
     _outputs.log = log
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -144,7 +144,7 @@ def replace_stream(name: str, stream: Tee) -> None:
 
 
 def notify(text: str) -> None:
-    """Prints `text`, which the user has to know, on the console, whichever ranks are shown there, and in the log."""
+    """Prints `text`, which the user has to read, on the console (of ranks that are hidden too) and in the log."""
     with suppress(OSError):
         print(ERASE + text if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
     if _outputs.console is not None:
@@ -173,7 +173,7 @@ def write_log(log: TextIO, text: str) -> None:
 
 
 def plain(text: str) -> str:
-    """The lines of `text` as they stand there in the end: some are written over."""
+    """`text` without escape sequences, and of each line what stands after its last carriage return."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in ESCAPES.sub("", text).split("\n"))
 
 
