@@ -4,7 +4,6 @@ import json
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
@@ -57,7 +56,6 @@ class Trainer:
         settings: the options with `auto` and `default` resolved, as summaries and checkpoints have them.
         model: as its strategy has wrapped it; `trained` is what training changes of it.
         notice: whether this rank was warned that it will be stopped.
-        saves: step and seconds of each checkpoint that is complete on the disk and not yet reported.
         warned: whether any rank was warned; the same on all ranks, which stop after this step.
         is_due: whether a checkpoint within the epoch is due; the same on all ranks.
         saved_step: the step of this run's last checkpoint; None without one.
@@ -83,7 +81,6 @@ class Trainer:
         self.world = world
         self.progress = Progress()
         self.notice, self.grace = PreemptionNotice(), GracePeriod(math.inf, "not known")
-        self.saves: deque[tuple[int, float]] = deque()
         self.limit_notes: list[str] = []
         self.log: Log | None = None
         self.tracker: Tracker | None = None
@@ -214,7 +211,6 @@ class Trainer:
             before_s = 0.0 if self.log is None else self.log.seconds
             self.times = StepTimes(world.device, started=self.started - before_s)
             self.begin()
-            self.manager.on_saved = lambda step, seconds: self.saves.append((step, seconds))  # in another thread
             self.notice.listen()
             memory.collect_garbage()
             try:
@@ -527,8 +523,8 @@ class Trainer:
 
     def report_saves(self) -> None:
         """Reports the checkpoints that have become complete on the disk."""
-        while self.saves:
-            step, seconds = self.saves.popleft()
+        while self.manager.completed:
+            step, seconds = self.manager.completed.popleft()
             can_resume()
             if self.log is None:
                 continue

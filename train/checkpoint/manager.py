@@ -9,6 +9,7 @@ import shutil
 import time
 import warnings
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -145,7 +146,7 @@ class CheckpointManager:
         in_background: the ranks go on while they write; a failure is known at the next checkpoint, or at the end.
 
     Attributes:
-        on_saved: is called for each checkpoint that is complete, in another thread: its step, and its seconds.
+        completed: step and seconds of each checkpoint that is complete on the disk; the trainer reports and removes it.
     """
 
     def __init__(self, run: Path, world: World, *, keep: int, in_background: bool) -> None:
@@ -156,7 +157,7 @@ class CheckpointManager:
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.under_way: Future[None] | None = None
         self.stager = open_stager(world) if in_background else None
-        self.on_saved: Callable[[int, float], None] = lambda step, seconds: None
+        self.completed: deque[tuple[int, float]] = deque()
 
     def save(self, state: State, step: int) -> None:
         """Begins a checkpoint of `state`, which may change as soon as this returns.
@@ -175,14 +176,14 @@ class CheckpointManager:
             self.wait()
 
     def _write(self, tensors: State, plain: State, step: int, started: float) -> None:
-        """Writes a checkpoint that was begun at `started`, and reports it before anybody who waits goes on."""
+        """Writes a checkpoint that was begun at `started`; it is in `completed` before anybody who waits goes on."""
         partial = partial_of(self.run, step)
         writer = CheckpointWriter(partial, plain, lambda: publish(self.run, partial, step, self.keep))
         try:
             dcp_save(tensors, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
         except CheckpointException as error:
             raise not_written(self.run, step, error) from error
-        self.on_saved(step, time.perf_counter() - started)
+        self.completed.append((step, time.perf_counter() - started))
 
     def wait(self, limit_s: float | None = None) -> None:
         """Returns when what was begun is complete.

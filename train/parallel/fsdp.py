@@ -11,7 +11,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train.distributed.world import World, open_mesh
-from muster.train.models import place, blocks_of
+from muster.train.models import blocks_of, place
 from muster.train.optim import Precision
 from muster.train.parallel.strategy import Gradients, Strategy, are_exact
 from muster.units import processes

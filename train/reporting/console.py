@@ -106,7 +106,7 @@ _outputs = Outputs()
 
 
 def show(log: TextIO, prefix: str | None) -> None:
-    """From now on what this rank prints goes to `log` too; to the console, by whole lines after `prefix`, if there is one."""
+    """From now on what this rank prints goes to `log` too, and to the console; with a `prefix`, by whole lines."""
     _outputs.log = log
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
