@@ -1,10 +1,9 @@
 """Compiling the model: `--compile`.
 
-What is compiled is the forward pass of a part, and with it its backward pass; hooks stay outside, as those of fsdp and
-tp are. A transformer is compiled layer by layer: its layers are alike, so that one is compiled and all are served,
-whatever strategy cuts or deals them out, and ddp gets the gradients of a layer as soon as they are there. So are the
-blocks of any model that is cut over ranks. Another model is compiled whole; within ddp torch cuts its graph where a
-bucket of gradients is full, so that these travel while the rest is computed.
+Forward methods are compiled, and with them their backward passes, but no hooks (those of fsdp and tp). A transformer is
+compiled layer by layer: its layers are alike, so one compilation serves all, and ddp gets the gradients of a layer as
+soon as they are there. So are the blocks of any model that is sharded. Another model is compiled whole; within ddp
+torch splits its graph where a bucket of gradients is full, so that these travel while the rest is computed.
 
 Source: https://docs.pytorch.org/docs/stable/torch.compiler_faq.html (DistributedDataParallel, FullyShardedDataParallel)
 """

@@ -1,7 +1,7 @@
 """`python -m muster.train.selftest`: trains here with each strategy, and compares with one process: PASS or FAIL.
 
-Each row is real trainings on this machine, in fp32, of a small transformer on this program's own sources. They are laid
-beside those of one process that accumulates over the same micro-batches. For whoever has to trust an installation.
+Each row compares trainings on this machine, in fp32, of a small transformer on this program's own sources, with those
+of one process that accumulates over the same micro-batches. For whoever has to trust an installation.
 """
 
 import sys

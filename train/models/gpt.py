@@ -1,8 +1,8 @@
 """A transformer that predicts the next token, of the shape of Llama 3.
 
-It is written to be cut: layers stand in a dictionary by number, so that a stage of a pipeline keeps some of them and
-their names; heads are counted from what a projection returns, so that a rank may have a part of them; nothing is kept
-between calls, and each weight is drawn by its own name, so that any part of the model can be made alone.
+It is written to be cut: layers are in a dictionary by number, so that a stage of a pipeline keeps some under their
+names; heads are counted from what a projection returns, so that a rank may have a part of them; each weight is drawn
+by its own name, so that any part of the model can be made alone.
 """
 
 import math

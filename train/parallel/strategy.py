@@ -1,12 +1,12 @@
 """What a strategy is: how one model becomes one model on many ranks, and how one step's gradients come together.
 
-`Strategy` itself is a single process: what a subclass does not override is right for it as it stands here. `Gradients`
-computes a step's micro-batches: their losses, which `Sums` adds up, and their gradients. By default parameters and
-torch's wrappers add these up by themselves. In fp32 the order of a sum decides its last bit, and rings, trees and a
-single process that accumulates all have orders of their own; a ResNet at its start can turn a last bit into another
-path within ten steps. With `--deterministic` on CPUs, where one compares and debugs, gradients are added up in double
-precision and rounded once: then 4 ranks, 2 ranks that accumulate 2, and 1 process that accumulates 4 train the same
-weights, bit for bit.
+`Strategy` itself is a single process; subclasses override what is different. `Gradients` computes a step's
+micro-batches: their losses, which `Sums` adds up, and their gradients, which parameters and torch's wrappers add up.
+
+In fp32 the order of a sum decides its last bit, and each strategy has an order of its own; a ResNet at its start can
+turn a last bit into another path within ten steps. With `--deterministic` on CPUs gradients are therefore added up in
+double precision and rounded once: then 4 ranks, 2 ranks that accumulate 2, and 1 process that accumulates 4 train the
+same weights, bit for bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -230,7 +230,7 @@ class ExactGradients(Gradients):
 class Strategy:
     """One process on one device. Subclasses spread the model over ranks; all of `options` are settled.
 
-    A wrapper has to see to it that, on every rank,
+    Of a subclass the trainer expects that, on every rank,
 
     - parameters and buffers are equal when training begins (`wrap`), and the running statistics of batch normalisation
       are plain buffers of the unwrapped module: the trainer makes them the mean over all ranks before they are used;
