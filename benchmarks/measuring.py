@@ -23,7 +23,7 @@ from muster.config import Options
 from muster.train import trainer as looping
 from muster.train.checkpoint import Progress
 from muster.train.distributed.world import World
-from muster.train.parallel.strategy import Sums, go_back
+from muster.train.parallel.strategy import Sums, timed_backward
 from muster.train.reporting.metrics import StepTimes
 from muster.train.reporting.summary import Log
 from muster.train.trainer import Trainer
@@ -102,7 +102,7 @@ def empty_steps(times: StepTimes, *, waits: bool) -> float:
             pass
         loss = weight.sum()
         if waits:
-            go_back(loss, times.waits)
+            timed_backward(loss, times.waits)
         else:
             loss.backward()
         times.step()

@@ -6,7 +6,8 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from results import ROOT
 sys.path.insert(0, str(ROOT))
 
 from muster.config import Options
+from muster.train.checkpoint import CheckpointManager
 from muster.train.distributed.world import World
 from muster.train.reporting.display import Display
 from muster.train.reporting.metrics import StepTimes
@@ -38,6 +40,7 @@ def trainer_of(options: Options, world: World, kind: type[Trainer] = Trainer, **
     trainer.spread_model()
     trainer.display = Display(enabled=False, epochs=1, global_batch=1)
     trainer.times = StepTimes(world.device)
+    trainer.manager = cast(CheckpointManager, SimpleNamespace(completed=()))
     for name, part in parts.items():
         setattr(trainer, name, part)
     trainer.begin()

@@ -1,10 +1,9 @@
 """Compiling the model: `--compile`.
 
-What is compiled is the forward pass of a part, and with it its backward pass; hooks stay outside, as those of fsdp and
-tp are. A transformer is compiled layer by layer: its layers are alike, so that one is compiled and all are served,
-whatever strategy cuts or deals them out, and ddp gets the gradients of a layer as soon as they are there. So are the
-blocks of any model that is cut over ranks. Another model is compiled whole; within ddp torch cuts its graph where a
-bucket of gradients is full, so that these travel while the rest is computed.
+Forward methods are compiled, and with them their backward passes, but no hooks (those of fsdp and tp). A transformer is
+compiled layer by layer: its layers are alike, so one compilation serves all, and ddp gets the gradients of a layer as
+soon as they are there. So are the blocks of any model that is sharded. Another model is compiled whole; within ddp
+torch splits its graph where a bucket of gradients is full, so that these travel while the rest is computed.
 
 Source: https://docs.pytorch.org/docs/stable/torch.compiler_faq.html (DistributedDataParallel, FullyShardedDataParallel)
 """
@@ -24,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train.models import units_of
+from muster.train.models import blocks_of
 from muster.train.models.gpt import GPT
 from muster.train.parallel.strategy import Gradients
 
@@ -64,7 +63,7 @@ def compile_model(model: nn.Module, options: Options) -> None:
     for name in SOURCES_OF_NOISE if not os.environ.get("MUSTER_DEBUG") else ():
         logging.getLogger(name).setLevel(logging.ERROR)
     is_sharded = any(isinstance(part, FSDPModule) for part in model.modules())
-    for part in units_of(model) if is_sharded or isinstance(model, GPT) else [model]:
+    for part in blocks_of(model) if is_sharded or isinstance(model, GPT) else [model]:
         part.forward = compiled(part.forward, options)  # and not part.compile(): that would take in the hooks
     if isinstance(model, GPT) and model.embed is not None:
         model.embed.register_forward_hook(arrived)

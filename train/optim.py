@@ -1,7 +1,6 @@
 """The optimizer, and the precision in which it is trained."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,8 +72,4 @@ def has_bf16(device: torch.device) -> bool:
     """True where bfloat16 is computed by hardware: emulated, it is slower than fp32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    try:
-        words = set(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        return False
-    return bool(words & {"avx512_bf16", "amx_bf16"})
+    return torch.cpu._is_avx512_bf16_supported()  # CPUs with AMX have it too

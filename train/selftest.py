@@ -1,7 +1,7 @@
 """`python -m muster.train.selftest`: trains here with each strategy, and compares with one process: PASS or FAIL.
 
-Each row is real trainings on this machine, in fp32, of a small transformer on this program's own sources. They are laid
-beside those of one process that accumulates over the same micro-batches. For whoever has to trust an installation.
+Each row compares trainings on this machine, in fp32, of a small transformer on this program's own sources, with those
+of one process that accumulates over the same micro-batches. For whoever has to trust an installation.
 """
 
 import sys
@@ -232,11 +232,7 @@ def main() -> None:
 def make_rows(
     wanted: Sequence[Case], trainings: Sequence[str], folder: Path, device: str, out: TextIO
 ) -> list[dict[str, Any]]:
-    """The rows of the cases `wanted`; prints each as soon as it is there: all of them take minutes.
-
-    Args:
-        device: what all train on, the single process too.
-        out: where rows are printed.
+    """The rows of the cases `wanted`; prints each to `out` as soon as it is there: all of them take minutes.
 
     Raises:
         MusterError: the single process failed.

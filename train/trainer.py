@@ -1,10 +1,9 @@
-"""The way of a run, top to bottom: build, fit, train_step, evaluate, save; for every strategy, model and source."""
+"""A training run from top to bottom: build, fit, train_step, evaluate, save; for every strategy, model and source."""
 
 import json
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
@@ -21,7 +20,7 @@ from muster.train import compilation, data, models, optim, parallel
 from muster.train.checkpoint import CheckpointManager, Progress, Statistics, TrainState, is_complete
 from muster.train.checkpoint.run_directory import Run, differences, restore, share_run
 from muster.train.compilation import compile_loss, uncompiled
-from muster.train.data.loader import Batches, count_cores, open_batches
+from muster.train.data.loader import Batches, Tensors, count_cores, open_batches
 from muster.train.data.sampler import TrainSampler, reseed, seed_of
 from muster.train.data.source import Source
 from muster.train.distributed.world import CHECKPOINT, COMPUTING, DATA, ENDING, VALIDATION, World, to_device
@@ -47,9 +46,6 @@ WAIT_S = 2.0
 LOG_ALL, LOG_STEPS = 1000, 50
 """The last of these steps, and how many lie between two lines after it."""
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-"""Inputs and targets, on the device."""
-
 
 class Trainer:
     """One rank's training.
@@ -57,12 +53,11 @@ class Trainer:
     Attributes:
         name: of the strategy.
         given: the options as the user gave them; `options` have what was left open.
-        settings: the options with what `auto` and `default` came to, as a summary and a checkpoint have them.
+        settings: the options with `auto` and `default` resolved, as summaries and checkpoints have them.
         model: as its strategy has wrapped it; `trained` is what training changes of it.
         notice: whether this rank was warned that it will be stopped.
-        saves: checkpoints that are complete on the disk and yet to be reported: their steps and seconds.
-        warned: whether any rank was, as all ranks know: they stop after this step.
-        is_due: whether a checkpoint within the epoch is due, as all ranks know.
+        warned: whether any rank was warned; the same on all ranks, which stop after this step.
+        is_due: whether a checkpoint within the epoch is due; the same on all ranks.
         saved_step: the step of this run's last checkpoint; None without one.
     """
 
@@ -86,7 +81,6 @@ class Trainer:
         self.world = world
         self.progress = Progress()
         self.notice, self.grace = PreemptionNotice(), GracePeriod(math.inf, "not known")
-        self.saves: deque[tuple[int, float]] = deque()
         self.limit_notes: list[str] = []
         self.log: Log | None = None
         self.tracker: Tracker | None = None
@@ -160,7 +154,7 @@ class Trainer:
         self.trained = TrainState(model=inner, optimizer=optimizer)
 
     def open_checkpoints(self) -> None:
-        """Opens the run's checkpoints, and takes up the one that the run goes on from, where it does."""
+        """Opens the run's checkpoints; a resumed run loads the one that it continues."""
         options = self.options
         self.identity = {"model": options.model, "num_classes": self.source.num_classes, "optimizer": options.optimizer}
         self.manager = CheckpointManager(
@@ -217,7 +211,6 @@ class Trainer:
             before_s = 0.0 if self.log is None else self.log.seconds
             self.times = StepTimes(world.device, started=self.started - before_s)
             self.begin()
-            self.manager.on_saved = lambda step, seconds: self.saves.append((step, seconds))  # in another thread
             self.notice.listen()
             memory.collect_garbage()
             try:
@@ -250,7 +243,7 @@ class Trainer:
         return self.world.gather(has_one)[0]
 
     def open_tracker(self) -> Tracker:
-        """What sends the numbers of metrics.jsonl elsewhere too, on rank 0."""
+        """Opens the tracker that rank 0 sends the numbers of metrics.jsonl to."""
         kind = self.options.track if self.world.main else "none"
         place = self.run.folder, self.progress.step, self.settings
         return agree(self.world, lambda: trackers.open_tracker(kind, *place, self.display.note))
@@ -270,7 +263,7 @@ class Trainer:
         self.times.waits = world.waits
         if options.profile:
             # Hooks that name a layer would have a compiled model compiled again.
-            units = set(models.units_of(self.trained.model)) if options.compile == "off" else set()
+            units = set(models.blocks_of(self.trained.model)) if options.compile == "off" else set()
             layers = {name: module for name, module in self.trained.model.named_modules() if module in units}
             num_steps = self.num_steps - progress.step
             self.times.profile = Profile(self.run.folder, num_steps, layers, world.device, main=world.main)
@@ -345,7 +338,7 @@ class Trainer:
         self.finish_sync(sums)
         self.progress.sums, self.progress.sample = self.settle(sums, done)
 
-    def train_step(self, batches: Iterator[Batch], sums: Sums) -> None:
+    def train_step(self, batches: Iterator[Tensors], sums: Sums) -> None:
         """One step of the optimizer, over `--accumulate` micro-batches. Nothing here waits for the device."""
         options, progress, world = self.options, self.progress, self.world
         lr = lr_at(options, self.highest_lr, progress.step, self.num_steps, self.lr_ahead, self.lr_start)
@@ -409,11 +402,7 @@ class Trainer:
         return totals[:3]
 
     def save(self, progress: Progress, own: Statistics) -> None:
-        """Writes a checkpoint, on all ranks.
-
-        Args:
-            own: this rank's running statistics, where those of others are others.
-        """
+        """Writes a checkpoint, on all ranks; `own` are this rank's running statistics, where others have other ones."""
         world = self.world
         world.status.enter(CHECKPOINT)
         self.manager.save(
@@ -434,7 +423,7 @@ class Trainer:
         self.is_due = False
 
     def save_midway(self, sums: Sums, steps: int) -> None:
-        """Writes a checkpoint within an epoch, `steps` after it was gone on with. What is trained does not change."""
+        """Writes a checkpoint within an epoch, `steps` after it was begun or resumed; training is not changed by it."""
         started = time.perf_counter()
         self.times.stop()
         all_sums, sample = self.settle(sums, steps)
@@ -447,10 +436,7 @@ class Trainer:
         self.sync.since = step, before + time.perf_counter() - started  # of which none was a step's
 
     def settle(self, sums: Sums, steps: int) -> tuple[list[float], int]:
-        """The epoch's sums and its used samples, where so many `steps` were done since the epoch was gone on with.
-
-        All ranks have the same weights after it.
-        """
+        """The sums over all ranks and the used samples of the epoch, `steps` after it was begun or resumed."""
         self.gradients.check()
         totals = self.total(sums.values).tolist()
         if not math.isfinite(totals[0]):
@@ -537,8 +523,8 @@ class Trainer:
 
     def report_saves(self) -> None:
         """Reports the checkpoints that have become complete on the disk."""
-        while self.saves:
-            step, seconds = self.saves.popleft()
+        while self.manager.completed:
+            step, seconds = self.manager.completed.popleft()
             can_resume()
             if self.log is None:
                 continue
@@ -632,7 +618,7 @@ def can_resume() -> None:
 
 
 def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple[int, int, float]:
-    """Steps of the whole run, by how many a cosine is further along than they are, and after how many it begins.
+    """The steps of the whole run, how many steps a cosine is ahead of them, and the step at which it begins.
 
     A run that goes on with another number of ranks has made steps of another size. Its cosine follows the data that
     is used, from the end of the warm-up to that of the run; with `--max-steps` or `--lr-steps` it follows the steps.

@@ -1,7 +1,7 @@
 """Checkpoints of a run: saved whole or not at all, found again, and checked while they are read.
 
-One is a folder `step-00000010/`, written by all ranks side by side (storage.py says how), and fits any number of ranks
-and any strategy again. While it is written it has another name, and `latest` names only complete ones.
+Each is a folder `step-00000010/`, written by all ranks at once (storage.py), for any strategy and number of ranks to
+read. It gets that name when it is complete, and `latest` names it then.
 """
 
 import re
@@ -9,6 +9,7 @@ import shutil
 import time
 import warnings
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -145,7 +146,7 @@ class CheckpointManager:
         in_background: the ranks go on while they write; a failure is known at the next checkpoint, or at the end.
 
     Attributes:
-        on_saved: is called for each checkpoint that is complete, in another thread: its step, and its seconds.
+        completed: step and seconds of each checkpoint that is complete on the disk; the trainer reports and removes it.
     """
 
     def __init__(self, run: Path, world: World, *, keep: int, in_background: bool) -> None:
@@ -156,7 +157,7 @@ class CheckpointManager:
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.under_way: Future[None] | None = None
         self.stager = open_stager(world) if in_background else None
-        self.on_saved: Callable[[int, float], None] = lambda step, seconds: None
+        self.completed: deque[tuple[int, float]] = deque()
 
     def save(self, state: State, step: int) -> None:
         """Begins a checkpoint of `state`, which may change as soon as this returns.
@@ -175,14 +176,14 @@ class CheckpointManager:
             self.wait()
 
     def _write(self, tensors: State, plain: State, step: int, started: float) -> None:
-        """Writes a checkpoint that was begun at `started`, and reports it before anybody who waits goes on."""
+        """Writes a checkpoint that was begun at `started`; it is in `completed` before anybody who waits goes on."""
         partial = partial_of(self.run, step)
         writer = CheckpointWriter(partial, plain, lambda: publish(self.run, partial, step, self.keep))
         try:
             dcp_save(tensors, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
         except CheckpointException as error:
             raise not_written(self.run, step, error) from error
-        self.on_saved(step, time.perf_counter() - started)
+        self.completed.append((step, time.perf_counter() - started))
 
     def wait(self, limit_s: float | None = None) -> None:
         """Returns when what was begun is complete.
@@ -201,7 +202,7 @@ class CheckpointManager:
 
 
 def open_stager(world: World) -> DefaultStager:
-    """Copies what training goes on to change, each time into the memory of the time before; on GPUs it is pinned."""
+    """What copies tensors that training goes on to change, each time into the same memory, which is pinned for GPUs."""
     is_gpu = world.device.type == "cuda"
     return DefaultStager(
         StagingOptions(
@@ -214,13 +215,11 @@ def open_stager(world: World) -> DefaultStager:
 
 
 def share_out(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Tensor]:
-    """Those of `tensors` that this rank has to copy and write; what all ranks hold alike is kept by one of them each.
+    """Those of `tensors` that this rank copies and writes; of weights and moments that all ranks hold alike, a share.
 
-    Where names or sizes of weights differ between ranks (or those of moments), all that this rank has of them: torch's
-    planner then finds what several hold, after each of them has copied it.
+    Where their names or sizes differ between ranks, it copies all that it has; torch's planner then finds the copies.
 
     Args:
-        tensors: a rank's running statistics are its own; all others of one name are the same on all ranks, or parts.
         group: of all ranks; None where there is one.
     """
     if group is None:
@@ -246,7 +245,7 @@ def step_of(path: Path) -> int:
 
 
 def is_named_as_one(path: Path) -> bool:
-    """True for a path that has a checkpoint's name, and is no folder of a run of that name."""
+    """True for a path with a checkpoint's name, unless it is the folder of a run of that name."""
     return step_of(path) >= 0 and not folder_of(path).is_dir()
 
 
@@ -445,7 +444,7 @@ class TrainState:
 
 
 def misfit(index: State, model: nn.Module) -> str | None:
-    """Why the checkpoint's weights are not those of `model`; None if they are."""
+    """In what the checkpoint's weights differ from those of `model` by name or shape; None if they don't."""
     own = {f"model/{name}": list(tensor.shape) for name, tensor in model.state_dict().items()}
     saved = {name: entry["shape"] for name, entry in index["tensors"].items() if name.startswith("model/")}
     for name in sorted(own if getattr(model, "is_part", False) else own | saved):

@@ -95,9 +95,10 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
     Raises:
         MusterError: the folder holds a run that is not to be continued, or what to continue can't be read.
     """
+    base = Path(options.runs_dir) / (options.name or default_name(options, strategy))
     try:
-        begun = begun_by(launch, options, strategy) if launch else None
-        run = begun or choose_folder(options, strategy)
+        begun = begun_by(launch, options, base) if launch else None
+        run = begun or choose_folder(options, base)
         claim(run.folder, launch)
         if launch and begun is None:  # should it start its ranks again
             start = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": latest(run.folder)}
@@ -111,9 +112,8 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
         ) from error
 
 
-def begun_by(launch: str, options: Options, strategy: str) -> Run | None:
+def begun_by(launch: str, options: Options, base: Path) -> Run | None:
     """The run that this `launch` has begun before it started its ranks again, to continue from its last checkpoint."""
-    base = base_of(options, strategy)
     given = Path(options.resume or "")
     folders = {given, given.parent.parent, given.parent, base.parent / given} if options.resume else set[Path]()
     for folder in [*([base] if options.name else numbered(base)), *folders]:
@@ -139,14 +139,8 @@ def latest(folder: Path) -> str:
     return f"{paths[0].name} {paths[0].stat().st_mtime_ns}" if paths else ""
 
 
-def base_of(options: Options, strategy: str) -> Path:
-    """The run's folder, but for a number after it."""
-    return Path(options.runs_dir) / (options.name or default_name(options, strategy))
-
-
-def choose_folder(options: Options, strategy: str) -> Run:
-    """As `choose_run`, with OSError for folders that can't be made."""
-    base = base_of(options, strategy)
+def choose_folder(options: Options, base: Path) -> Run:
+    """As `choose_run`, where the launch begins; raises OSError for folders that can't be made."""
     if options.resume is None:
         return Run(new_folder(base, explicit=options.name is not None))
     if options.resume not in ("auto", "latest"):

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -24,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from muster.errors import MusterError
@@ -209,22 +210,17 @@ def dtype_of(entry: Mapping[str, Any]) -> torch.dtype:
     return dtype
 
 
-class CheckpointReader(StorageReader):
-    """Reads what each rank needs of a checkpoint in `folder`, by torch.distributed.checkpoint."""
+class CheckpointReader(FileSystemReader):
+    """Reads what each rank needs of a checkpoint in `folder`: torch's reader, for the files of CheckpointWriter."""
 
     def __init__(self, folder: Path, tensors: Mapping[str, Any]) -> None:
-        super().__init__()
+        super().__init__(folder)
         self.folder = folder
         self.tensors = tensors
-        self.places = {
-            MetadataIndex(name, chunk["offsets"]): chunk for name, entry in tensors.items() for chunk in entry["chunks"]
-        }
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is kept."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         described: dict[str, Any] = {}
+        places: dict[MetadataIndex, Mapping[str, Any]] = {}
         for name, entry in self.tensors.items():
             chunks = [
                 ChunkStorageMetadata(torch.Size(chunk["offsets"]), torch.Size(chunk["sizes"]))
@@ -232,26 +228,14 @@ class CheckpointReader(StorageReader):
             ]
             properties = TensorProperties(dtype=dtype_of(entry))
             described[name] = TensorStorageMetadata(properties, torch.Size(entry["shape"]), chunks)
-        return Metadata(described)
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing more is needed."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
+            places |= {MetadataIndex(name, chunk["offsets"]): chunk for chunk in entry["chunks"]}
+        return Metadata(described, storage_data=places)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         assert isinstance(planner, DefaultLoadPlanner)
         for item in plan.items:
             dtype = dtype_of(self.tensors[item.storage_index.fqn])
-            chunk = read_chunk(self.folder, self.places[item.storage_index], dtype)
+            chunk = read_chunk(self.folder, self.storage_data[item.storage_index], dtype)
             box = tuple(slice(at, at + size) for at, size in zip(item.storage_offsets, item.lengths, strict=True))
             planner.resolve_tensor(item).detach().copy_(chunk[box])
         return done(None)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return False

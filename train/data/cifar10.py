@@ -13,8 +13,7 @@ from muster.train.data.source import InMemory, Source
 class Augmented(InMemory):
     """Training images, each moved by up to an eighth each way over black, and flipped by chance.
 
-    The same bits as by RandomCrop and RandomHorizontalFlip of torchvision's v2, in less time: with images as small as
-    these they spend most of it on looking at what they were given.
+    The same bits as by RandomCrop and RandomHorizontalFlip of torchvision's v2, which take longer on such small images.
     """
 
     random = True

@@ -24,12 +24,13 @@ from muster.train.models import IGNORED
 from muster.units import processes
 
 AHEAD = 2
-"""Batches that each worker makes before they are asked for: DataLoader's own default."""
+"""Batches that each worker makes before they are asked for (prefetch_factor): DataLoader's own default."""
 
 PROBED = 10
 """Samples that are tried to learn how large one is."""
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets, on the device."""
 
 
 class Batch(NamedTuple):
@@ -92,7 +93,7 @@ class Reader(Dataset[Batch]):
 def ahead(
     batches: Iterable[Batch], place: Callable[[Batch], Tensors | None], side: torch.cuda.Stream
 ) -> Iterator[tuple[Batch, Tensors | None]]:
-    """Each of `batches`, and what `place` makes of it on the stream `side` while the one before is computed with."""
+    """Each of `batches`, with what `place` made of it on the stream `side` while the batch before was in use."""
     waiting: tuple[Batch, Tensors | None, Any] | None = None
     for batch in batches:
         with torch.cuda.stream(side):
@@ -146,11 +147,11 @@ class Batches:
         if world.device.type == "cuda" and not source.on_device:
             self.side = torch.cuda.Stream(world.device)
         self.loader: DataLoader[Batch] | None = None
-        self.start_workers(0)
+        self.make_loader(0)
         self.mean = torch.tensor(source.mean, device=world.device).mul(255).view(1, 3, 1, 1)
         self.std = torch.tensor(source.std, device=world.device).mul(255).view(1, 3, 1, 1)
 
-    def start_workers(self, num_workers: int) -> None:
+    def make_loader(self, num_workers: int) -> None:
         """Makes the loader anew, with so many processes; they start with the first epoch."""
         self.num_workers = num_workers
         if self.source.on_device:
@@ -262,12 +263,12 @@ class Batches:
 
 
 def identity(batch: Any) -> Any:
-    """`batch`: the reader has made a batch of it already."""
+    """`batch`, which the reader has collated already."""
     return batch
 
 
 def begin_worker(worker: int) -> None:
-    """Begins a worker: signals are the rank's affair, and a rank that ended while they spoke is no error to show."""
+    """Prepares a worker: signals are left to its rank, and that the rank has ended is no error to show."""
     leave_signals_to_trainer()
     show = sys.excepthook
 
@@ -307,7 +308,7 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
         len(source.valid), batch_size=options.batch_size, rank=world.dp_rank, world_size=world.dp_size
     )
     train, valid = (Batches(source, chooser, options, world) for chooser in (sampler, valid_sampler))
-    start_workers(train, valid, options, world, cores)
+    choose_num_workers(train, valid, options, world, cores)
     return train, valid
 
 
@@ -323,7 +324,7 @@ MOST_WORKERS = 16
 """Of a rank, where the user gives no number."""
 
 
-def start_workers(train: Batches, valid: Batches, options: Options, world: World, cores: int) -> None:
+def choose_num_workers(train: Batches, valid: Batches, options: Options, world: World, cores: int) -> None:
     """Gives both the workers that the user wants, or else as many as cores and /dev/shm allow.
 
     Raises:
@@ -350,7 +351,7 @@ def start_workers(train: Batches, valid: Batches, options: Options, world: World
                 f"{fitting} instead of {wanted} workers a rank load {'training' if batches.train else 'validation'} "
                 "data: /dev/shm holds no more; docker run --shm-size or --ipc=host makes it larger"
             )
-        batches.start_workers(fitting)
+        batches.make_loader(fitting)
 
 
 def count_cores(world: World) -> int:

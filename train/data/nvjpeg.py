@@ -16,8 +16,6 @@ class Encoded(NamedTuple):
 
     Attributes:
         contents: their bytes, end to end: one tensor, since workers hand over each by a file of its own.
-        lengths: of each.
-        crops: what is used of each.
     """
 
     contents: torch.Tensor

@@ -21,9 +21,6 @@ from muster.train.health.faults import SharedFault
 def backend_for(wanted: str, device: torch.device, strategy: str, *, share_gpus: bool = False) -> str:
     """What ranks on devices like `device` speak through, where `--backend` is `wanted`.
 
-    Args:
-        share_gpus: ranks may share a GPU, which NCCL refuses.
-
     Raises:
         MusterError: this torch does not have it, or it does not do on these devices what `strategy` needs.
     """
@@ -130,10 +127,8 @@ def check_interfaces(host: str) -> None:
 def run_gloo_on_one_thread() -> None:
     """Gives each group of gloo that is made from now on one worker thread in place of two.
 
-    The two of torch 2.10 to 2.15 write down the name of the last collective without a lock. Names of more than 15
-    letters lie on the heap, and are freed twice: "malloc(): unaligned tcache chunk detected", or a segmentation fault.
-    Tensor parallelism has such names (ALLGATHER_COALESCED).
-
+    The two of torch 2.10 to 2.15 set the name of the last collective without a lock. Names of more than 15 letters, as
+    of tensor parallelism, are freed twice: "malloc(): unaligned tcache chunk detected", or a segmentation fault.
     torch has no option for the number of threads, but makes every group of gloo by this name of its module.
     """
     module: Any = distributed_c10d

@@ -83,11 +83,9 @@ class World:
 
     Attributes:
         store: the key-value store shared by all ranks; None where this process has not met them.
-        hosts: the host of each rank, by rank.
         dp: (dp_rank, dp_size), where several ranks train on the same data; None where each rank has data of its own.
         reports_loss: whether this rank reports the loss of its data, which others may train on too.
-        waits: counts the time in which a step can't go on because of other ranks, where the strategy can measure it.
-        status: how far this rank is.
+        waits: the time that steps wait for other ranks, where the strategy can measure it.
     """
 
     rank: int = 0
@@ -174,7 +172,7 @@ class World:
 
 
 def to_device(values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """`values` as a tensor on `device`; the host does not wait for what the device has still to do."""
+    """`values` as a tensor on `device`, without waiting for the device's queue."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
     # From pinned memory: a copy from any other waits for all that the device has to do.
@@ -268,9 +266,6 @@ def device_for(world: World, wanted: str, *, share_gpus: bool = False) -> torch.
     A process that sees one GPU takes it, whatever its local rank: Slurm's --gpus-per-task=1 shows each task
     only its own, as number 0.
 
-    Args:
-        share_gpus: processes may share a GPU.
-
     Raises:
         MusterError: a GPU was asked for and there is none, or not one for each process.
     """
@@ -339,7 +334,7 @@ def open_side_group(world: World) -> Any:
 
 @contextmanager
 def silent_stdout() -> Iterator[None]:
-    """Nothing comes out of standard output: each rank's gloo says there, in torch 2.10, how many peers it has."""
+    """A context without standard output, on which gloo of torch 2.10 prints how many peers each rank has."""
     own, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     sys.stdout.flush()
     os.dup2(nothing, 1)

@@ -1,7 +1,7 @@
 """A rank's heartbeat: every few seconds it sends how far it is, and reads how far others are.
 
-Rank 0 reads the beats of all ranks, and the others read that of rank 0. So a rank that is dead or stands still is
-named, and the run ends, also where the others wait for it in a collective that does not notice.
+Rank 0 reads the beats of all ranks, the others that of rank 0. So a rank that is dead or hangs is named and ends the
+run, where the collective in which the others wait would not notice.
 """
 
 import faulthandler
@@ -41,7 +41,7 @@ SILENT_S = 300
 does not deliver stops a process inside of Python's lock, and a file server's standby takes minutes to come up."""
 
 BEATS_AFTER_LOSS = 3
-"""Beats that may be missing where some rank has lost a connection, so that a death is likely."""
+"""Beats that may be missing where some rank has lost a connection, and so another is probably dead."""
 
 PATIENT = 5
 """How many times as long a rank may stand still at set-up, while it compiles, at a checkpoint and at the end.
@@ -65,7 +65,6 @@ class Beat(NamedTuple):
     """One heartbeat of a rank.
 
     Attributes:
-        number: counts the beats.
         requests_dump: of rank 0: whether all shall write their stacks.
     """
 
@@ -119,7 +118,7 @@ class Monitor:
         return sorted(rank for rank in self.present if self.silent[rank] >= max(1, turns - 1))
 
     def is_hung(self, turns: float) -> bool:
-        """Whether a rank has stood still for so many turns; for more while any has a reason to take its time."""
+        """Whether a rank has stood still for so many turns, or PATIENT times as many while any may take its time."""
         # One that has lost another rank waits to hear why, and ends.
         limit = turns * (PATIENT if any(self.last[rank].is_patient for rank in self.present) else 1)
         return any(self.still[rank] >= limit for rank in self.present if not self.last[rank].lost_peer)

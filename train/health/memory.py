@@ -46,24 +46,21 @@ LARGE_BYTES = 2**30, 2**25
 def keep_heap(environ: Mapping[str, str] = os.environ) -> bool:
     """True where from now on the heap keeps what it was given back, for the next step to use again.
 
-    By itself glibc returns large blocks to the system at once, which fills them with zeros when they are needed again:
-    9 % of a step of ResNet-18 on a CPU. Variables of the user's, of another allocator too, have precedence.
+    By itself glibc returns large blocks to the system, which fills them with zeros when they are needed again: 9 % of a
+    step of ResNet-18 on a CPU. What the user has set by variables, another allocator too, has precedence.
 
     Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
     if any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in environ):
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
+    mallopt = ctypes.CDLL(None).mallopt
     return any(mallopt(M_MMAP_THRESHOLD, size) for size in LARGE_BYTES) and bool(mallopt(M_TRIM_THRESHOLD, NEVER))
 
 
 def collect_garbage() -> None:
-    """From now on Python collects garbage, which it has not done while modules were loaded.
+    """From now on Python collects garbage, which would take an eighth of the start-up while modules are loaded.
 
-    Imports make some hundred thousand objects that stay. To look through them again and again while they are made is
-    an eighth of the start-up. Here they count as old at once: the first steps need not look through them either.
+    Their hundred thousand objects stay. They count as old from here on, so that the first steps don't scan them either.
 
     Source: https://docs.python.org/3/library/gc.html#gc.unfreeze
     """

@@ -47,15 +47,12 @@ def place(model: nn.Module, device: torch.device, layout: torch.memory_format, s
     return model
 
 
-def units_of(model: nn.Module) -> list[nn.Module]:
-    """The parts of `model` that follow one another: a transformer's layers, the blocks of a classifier of images.
-
-    They are the members of its lists and dictionaries of modules that have weights, without the parts of parts.
-    """
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of `model`: the outermost modules with weights in an nn.Sequential, nn.ModuleList or nn.ModuleDict."""
     units: list[nn.Module] = []
     for child in model.children():
         if isinstance(model, nn.Sequential | nn.ModuleList | nn.ModuleDict) and any(True for _ in child.parameters()):
             units.append(child)
         else:
-            units += units_of(child)
+            units += blocks_of(child)
     return units

@@ -1,8 +1,8 @@
 """A transformer that predicts the next token, of the shape of Llama 3.
 
-It is written to be cut: layers stand in a dictionary by number, so that a stage of a pipeline keeps some of them and
-their names; heads are counted from what a projection returns, so that a rank may have a part of them; nothing is kept
-between calls, and each weight is drawn by its own name, so that any part of the model can be made alone.
+It is written to be cut: layers are in a dictionary by number, so that a stage of a pipeline keeps some under their
+names; heads are counted from what a projection returns, so that a rank may have a part of them; each weight is drawn
+by its own name, so that any part of the model can be made alone.
 """
 
 import math
@@ -44,25 +44,16 @@ class Shape:
     theta: float = 10_000.0
 
 
+LLAMA_3 = partial(Shape, num_heads=32, num_kv_heads=8, vocab=128_256, theta=500_000.0)
+
 # 1b and 8b have the shapes of Llama 3.2 1B and Llama 3 8B (huggingface.co/meta-llama, config.json), but for the
 # embedding, which the 1B shares with the output there; 124m has the width, depth and heads of the small GPT-2.
 SHAPES = {
     "gpt-tiny": Shape(dim=128, num_layers=4, num_heads=4, num_kv_heads=2, hidden=384, context=128),
     "gpt-small": Shape(dim=384, num_layers=6, num_heads=6, num_kv_heads=6, hidden=1024, context=256),
     "gpt-124m": Shape(dim=768, num_layers=12, num_heads=12, num_kv_heads=12, hidden=2048, context=1024, vocab=50_304),
-    "gpt-1b": Shape(
-        dim=2048, num_layers=16, num_heads=32, num_kv_heads=8, hidden=8192, context=4096, vocab=128_256, theta=500_000.0
-    ),
-    "gpt-8b": Shape(
-        dim=4096,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        hidden=14336,
-        context=8192,
-        vocab=128_256,
-        theta=500_000.0,
-    ),
+    "gpt-1b": LLAMA_3(dim=2048, num_layers=16, hidden=8192, context=4096),
+    "gpt-8b": LLAMA_3(dim=4096, num_layers=32, hidden=14336, context=8192),
 }
 
 assert tuple(SHAPES) == TRANSFORMERS
@@ -88,7 +79,7 @@ def shape_of(name: str) -> Shape:
 
 
 @lru_cache(maxsize=8)
-def rotation(seq_len: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_angles(seq_len: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosine and sine (TE) of the angle by which each pair of a head's numbers is turned at each place."""
     places_T = torch.arange(seq_len, device=device, dtype=torch.float32)
     pairs_E = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
@@ -96,7 +87,7 @@ def rotation(seq_len: int, head_dim: int, theta: float, device: torch.device) ->
     return angles_TE.cos(), angles_TE.sin()
 
 
-def turn(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+def apply_rotary(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
     """Queries or keys, turned by their places (RoFormer, arXiv 2104.09864); the halves of a head are its pairs."""
     half = x_BHTE.shape[-1] // 2
     turned = x_BHTE * torch.cat((cos_TE, cos_TE), dim=-1)
@@ -105,8 +96,8 @@ def turn(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
     return turned
 
 
-class Turn(torch.autograd.Function):
-    """`turn`, whose gradient is a turn too, back by the same angles.
+class Rotary(torch.autograd.Function):
+    """`apply_rotary`, whose gradient is turned back by the same angles.
 
     What autograd would make of it is twice as long on CPUs: it adds up a tensor of the whole size for each half.
     """
@@ -114,12 +105,12 @@ class Turn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
         ctx.angles = cos_TE, sin_TE
-        return turn(x_BHTE, cos_TE, sin_TE)
+        return apply_rotary(x_BHTE, cos_TE, sin_TE)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         cos_TE, sin_TE = ctx.angles
-        return turn(gradients[0], cos_TE, -sin_TE), None, None
+        return apply_rotary(gradients[0], cos_TE, -sin_TE), None, None
 
 
 def widened(weight: Tensor, x: Tensor) -> Tensor:
@@ -134,17 +125,17 @@ class Linear(nn.Linear):
         return linear(input, widened(self.weight, input))
 
 
-class Norm(nn.RMSNorm):
+class RMSNorm(nn.RMSNorm):
     """A norm that is as precise as its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight = widened(self.weight, x)
         if x.is_cpu and x.dtype == weight.dtype != torch.bfloat16 and not isinstance(x, DTensor):
-            return RootMeanSquare.apply(x, weight, self.eps)
+            return RMSNormOnCPU.apply(x, weight, self.eps)
         return rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
-class RootMeanSquare(torch.autograd.Function):
+class RMSNormOnCPU(torch.autograd.Function):
     """torch's rms_norm, which on CPUs is a chain of small operations: their gradients take half as long again."""
 
     @staticmethod
@@ -183,9 +174,9 @@ class Attention(nn.Module):
             projection(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.query, self.key, self.value)
         )
-        around = rotation(query.shape[2], self.head_dim, self.theta, query.device)
+        angles = rotary_angles(query.shape[2], self.head_dim, self.theta, query.device)
         precise = torch.promote_types(query.dtype, torch.float32)
-        query, key = (Turn.apply(part.to(precise), *around).to(part.dtype) for part in (query, key))
+        query, key = (Rotary.apply(part.to(precise), *angles).to(part.dtype) for part in (query, key))
         groups = query.shape[1] // key.shape[1]
         if groups > 1:
             key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
@@ -205,11 +196,11 @@ class FeedForward(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         gate_BTF, up_BTF = self.gate(x_BTD), self.up(x_BTD)
         if x_BTD.is_cpu and not isinstance(gate_BTF, DTensor):
-            return self.down(Gated.apply(gate_BTF, up_BTF))
+            return self.down(SwiGLU.apply(gate_BTF, up_BTF))
         return self.down(silu(gate_BTF) * up_BTF)
 
 
-class Gated(torch.autograd.Function):
+class SwiGLU(torch.autograd.Function):
     """silu(gate) * up, which computes silu again for the gradient: on CPUs faster than to keep it in memory."""
 
     @staticmethod
@@ -233,9 +224,9 @@ class Layer(nn.Module):
     def __init__(self, shape: Shape, recompute: str) -> None:
         super().__init__()
         self.recompute = recompute
-        self.attention_norm = Norm(shape.dim, eps=1e-5)
+        self.attention_norm = RMSNorm(shape.dim, eps=1e-5)
         self.attention = Attention(shape)
-        self.feed_forward_norm = Norm(shape.dim, eps=1e-5)
+        self.feed_forward_norm = RMSNorm(shape.dim, eps=1e-5)
         self.feed_forward = FeedForward(shape)
 
     def compute(self, x_BTD: Tensor) -> Tensor:
@@ -271,7 +262,7 @@ class GPT(nn.Module):
         self.exact = exact
         self.embed: nn.Embedding | None = nn.Embedding(num_tokens, shape.dim)
         self.layers = nn.ModuleDict({str(number): Layer(shape, recompute) for number in range(shape.num_layers)})
-        self.norm: nn.RMSNorm | None = Norm(shape.dim, eps=1e-5)
+        self.norm: nn.RMSNorm | None = RMSNorm(shape.dim, eps=1e-5)
         self.output: nn.Linear | None = Linear(shape.dim, num_tokens, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -314,7 +305,7 @@ def layers_of(shape: Shape, stage: int, num_stages: int) -> range:
     return range(stage * shape.num_layers // num_stages, (stage + 1) * shape.num_layers // num_stages)
 
 
-def keep(model: GPT, stages: list[int], num_stages: int) -> None:
+def keep_stages(model: GPT, stages: list[int], num_stages: int) -> None:
     """Takes all out of `model` that none of `stages` (from 0) needs."""
     model.is_part = True
     kept = {str(layer) for stage in stages for layer in layers_of(model.shape, stage, num_stages)}
@@ -326,7 +317,7 @@ def keep(model: GPT, stages: list[int], num_stages: int) -> None:
         model.norm = model.output = None
 
 
-def part(model: GPT, stage: int, num_stages: int) -> GPT:
+def stage_of(model: GPT, stage: int, num_stages: int) -> GPT:
     """One stage of `model`, with the same layers and weights, not copies of them."""
     with torch.device("meta"):
         one = GPT(replace(model.shape, num_layers=0), 1, exact=model.exact)

@@ -1,6 +1,7 @@
 """The classification models of torchvision, by name."""
 
 from functools import partial
+from typing import Any
 
 import torch
 import torchvision.models
@@ -22,9 +23,8 @@ def build(options: Options, num_classes: int, image_size: int) -> nn.Module:
     """
     name = options.model
     check_classifier(name, torchvision.models.list_models(module=torchvision.models))
-    arguments = arguments_for(name, image_size)
-    small = probe(name, arguments, num_classes, image_size, options.batch_size)
-    model = construct(name, num_classes, arguments)
+    small = probe(name, num_classes, image_size, options.batch_size)
+    model = construct(name, num_classes, image_size)
     for path, module in model.named_modules():
         if type(module) is nn.Conv2d and module.kernel_size != (1, 1) and (path in small or module.stride != (1, 1)):
             module.__class__ = SmallConv2d
@@ -59,18 +59,7 @@ class SmallConv2d(nn.Conv2d):
         return conv2d(input, weight, self.bias, groups=self.groups)
 
 
-def arguments_for(name: str, image_size: int) -> dict[str, object]:
-    """What the model's builder must be told besides the number of classes."""
-    if name.startswith("vit_"):
-        return {"image_size": image_size}
-    if name.startswith("maxvit"):
-        return {"input_size": (image_size, image_size)}
-    if name in ("googlenet", "inception_v3"):
-        return {"init_weights": True}
-    return {}
-
-
-def probe(name: str, arguments: dict[str, object], num_classes: int, image_size: int, batch_size: int) -> set[str]:
+def probe(name: str, num_classes: int, image_size: int, batch_size: int) -> set[str]:
     """The paths of the model's convolutions, those of groups apart, that make maps of SMALL pixels a side at most.
 
     They are found by images without content, which pass through the model without content.
@@ -86,7 +75,7 @@ def probe(name: str, arguments: dict[str, object], num_classes: int, image_size:
 
     try:
         with torch.device("meta"):
-            model = construct(name, num_classes, arguments)
+            model = construct(name, num_classes, image_size)
             for path, module in model.named_modules():
                 if type(module) is nn.Conv2d and module.groups == 1:  # the others were not measured
                     module.register_forward_hook(partial(note, path))
@@ -102,11 +91,18 @@ def probe(name: str, arguments: dict[str, object], num_classes: int, image_size:
     return small
 
 
-def construct(name: str, num_classes: int, arguments: dict[str, object]) -> nn.Module:
+def construct(name: str, num_classes: int, image_size: int) -> nn.Module:
     """The model, on the device of the context; on the meta device without content."""
+    settings: dict[str, Any] = {"weights": None, "num_classes": num_classes}
+    if name.startswith("vit_"):
+        settings["image_size"] = image_size
+    elif name.startswith("maxvit"):
+        settings["input_size"] = (image_size, image_size)
+    elif name in ("googlenet", "inception_v3"):
+        settings["init_weights"] = True
     try:
-        return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **arguments)
+        return torchvision.models.get_model(name, **settings)
     except NotImplementedError:
         # The builders of regnet_... calculate widths by tensors, which must have content.
         with torch.device("cpu"):
-            return torchvision.models.get_model(name, weights=None, num_classes=num_classes, **arguments).to("meta")
+            return torchvision.models.get_model(name, **settings).to("meta")

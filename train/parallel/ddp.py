@@ -2,7 +2,6 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -77,14 +76,15 @@ class DDP(Strategy):
         world, options = self.world, self.options
         if not options.zero1:
             return optimizer
-        parts = deal((parameter for group in optimizer.param_groups for parameter in group["params"]), world.world_size)
+        weights = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parts = partition(weights, world.world_size)
         own = set(parts[world.rank])
         for group in optimizer.param_groups:
             group["params"] = [parameter for parameter in group["params"] if parameter in own]
 
         def stepped(*_: Any) -> None:
             with world.waits.running():
-                exchange(parts)
+                broadcast_weights(parts)
 
         optimizer.register_step_post_hook(stepped)
         return optimizer
@@ -98,15 +98,17 @@ class DDP(Strategy):
         assert isinstance(model, DistributedDataParallel)
         if options.comm_hook == "none" and are_exact(world, options):
             return ExactAverages(model, world, options)
-        gradients = Gradients(options.accumulate)
+        gradients: Gradients
         if options.comm_hook == "powersgd":
-            gradients = PowerGradients(options, world)
+            gradients = PowerSGDGradients(options, world)
+            model.register_comm_hook(gradients, PowerSGDGradients.reduce)
         elif options.comm_hook == "fp16":
             gradients = HalfGradients(options.accumulate, world)
-        elif options.comm_hook == "bf16":
-            gradients = HookedGradients(options.accumulate, bf16_compress_hook)
-        if isinstance(gradients, HookedGradients):
-            model.register_comm_hook(gradients, type(gradients).reduce)
+            model.register_comm_hook(gradients, HalfGradients.reduce)
+        else:
+            gradients = Gradients(options.accumulate)
+            if options.comm_hook == "bf16":
+                model.register_comm_hook(None, bf16_compress_hook)
         gradients.waits = None if options.sync_bn else world.waits
         return gradients
 
@@ -118,7 +120,7 @@ class DDP(Strategy):
         return model.no_sync()
 
 
-def deal(parameters: Iterable[Tensor], num_ranks: int) -> list[list[Tensor]]:
+def partition(parameters: list[Tensor], num_ranks: int) -> list[list[Tensor]]:
     """`parameters` in `num_ranks` lists of about the same size: the largest first, each to the least that there is."""
     parts: list[list[Tensor]] = [[] for _ in range(num_ranks)]
     sizes = [0] * num_ranks
@@ -129,7 +131,7 @@ def deal(parameters: Iterable[Tensor], num_ranks: int) -> list[list[Tensor]]:
     return parts
 
 
-def exchange(parts: list[list[Tensor]]) -> None:
+def broadcast_weights(parts: list[list[Tensor]]) -> None:
     """Gives each rank the weights `parts[r]` of rank r, and lets go of their gradients, which no optimizer knows of."""
     for rank, weights in enumerate(parts):
         if not weights:
@@ -164,37 +166,21 @@ class ExactAverages(ExactGradients):
         return self.world.waits.total()
 
 
-class HookedGradients(Gradients):
-    """Gradients averaged bucket by bucket, by a hook of torch's.
-
-    Args:
-        hook: takes `state` and a bucket, and returns its mean over all ranks.
-    """
-
-    def __init__(self, divisor: int, hook: Callable[..., torch.futures.Future[Tensor]], state: Any = None) -> None:
-        super().__init__(divisor)
-        self.hook = hook
-        self.state = state
-
-    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
-        """The mean over all ranks, for DistributedDataParallel's communication hook."""
-        return self.hook(self.state, bucket)
-
-
-class HalfGradients(HookedGradients):
+class HalfGradients(Gradients):
     """Gradients that travel as fp16, of which none may be too large for it."""
 
     def __init__(self, divisor: int, world: World) -> None:
-        super().__init__(divisor, fp16_compress_hook)
+        super().__init__(divisor)
         self.world = world
         self.too_large = torch.zeros((), device=world.device)
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
+        """The mean of `bucket` over all ranks, for DistributedDataParallel.register_comm_hook."""
         low, high = torch.aminmax(bucket.buffer())
         largest = torch.maximum(-low, high)
         # The hook divides before it adds up, so a sum stays in range. The loss shows what was no number before.
         self.too_large += (largest > torch.finfo(torch.float16).max) & largest.isfinite()
-        return super().reduce(bucket)
+        return fp16_compress_hook(None, bucket)  # pyright: ignore[reportArgumentType]
 
     def check(self) -> None:
         """Raises SharedFault, on all ranks, where a gradient of any was too large."""
@@ -207,14 +193,15 @@ class HalfGradients(HookedGradients):
             )
 
 
-class PowerGradients(HookedGradients):
+class PowerSGDGradients(Gradients):
     """Gradients that travel as products of two narrow matrices (PowerSGD), from a step on; before it as they are.
 
     What the products miss is added to the next step's gradients. A run that is continued begins without it.
     """
 
     def __init__(self, options: Options, world: World) -> None:
-        state = PowerSGDState(
+        super().__init__(options.accumulate)
+        self.state = PowerSGDState(
             None,
             matrix_approximation_rank=options.powersgd_rank,
             start_powerSGD_iter=sys.maxsize,  # `begin` knows when
@@ -222,13 +209,13 @@ class PowerGradients(HookedGradients):
             orthogonalization_epsilon=1e-8,  # pyright: ignore[reportArgumentType]
             random_seed=options.seed % 2**32,  # NumPy's seeds have no more bits
         )
-        super().__init__(options.accumulate, powerSGD_hook, state)
         self.start = options.warmup_steps if options.powersgd_start is None else options.powersgd_start
         self.world = world
         self.turns = 0
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
-        mean = super().reduce(bucket)
+        """The mean of `bucket` over all ranks, for DistributedDataParallel.register_comm_hook."""
+        mean = powerSGD_hook(self.state, bucket)
         if self.world.device.type == "cpu":
             # A bucket takes three rounds, and each begins when the one before ends: those of several buckets would mix,
             # on each rank in another order.

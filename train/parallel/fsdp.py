@@ -11,7 +11,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train.distributed.world import World, open_mesh
-from muster.train.models import place, units_of
+from muster.train.models import blocks_of, place
 from muster.train.optim import Precision
 from muster.train.parallel.strategy import Gradients, Strategy, are_exact
 from muster.units import processes
@@ -82,5 +82,5 @@ def shard(model: nn.Module, mesh: DeviceMesh, world: World, options: Options, pr
         reduce_dtype=torch.float64 if are_exact(world, options) else torch.float32,
     )
     offload = CPUOffloadPolicy(pin_memory=world.device.type != "cpu") if options.cpu_offload else OffloadPolicy()
-    for unit in [*units_of(model), model]:
+    for unit in [*blocks_of(model), model]:
         fully_shard(unit, mesh=mesh, mp_policy=dtypes, offload_policy=offload)

@@ -118,7 +118,7 @@ class Pipeline(Strategy):
     def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
         """The layers of `model` that are this rank's, and its ends where they are; all of it, in a world of one."""
         assert isinstance(model, gpt.GPT)
-        gpt.keep(model, self.own_stages, self.num_stages)
+        gpt.keep_stages(model, self.own_stages, self.num_stages)
         return place(model, self.world.device, torch.preserve_format, self.options.seed)
 
     def gradients(self, model: nn.Module) -> Gradients:
@@ -156,11 +156,7 @@ class TimedStage(PipelineStage):
 
 
 class StagedGradients(Gradients):
-    """Micro-batches through the stages of a pipeline, and the gradients of several pipelines averaged.
-
-    Args:
-        model: this rank's layers.
-    """
+    """Micro-batches through the stages of a pipeline, and the gradients of several pipelines averaged."""
 
     def __init__(self, model: nn.Module, plan: Pipeline) -> None:
         super().__init__(1)
@@ -174,7 +170,7 @@ class StagedGradients(Gradients):
         mesh = open_mesh(world, data=world.dp_size, stage=plan.size)
         self.line, self.peers = mesh.get_group("stage"), mesh.get_group("data")
         numbers, count = plan.own_stages, plan.num_stages
-        self.parts = {number: gpt.part(model, number, count) for number in numbers}
+        self.parts = {number: gpt.stage_of(model, number, count) for number in numbers}
         self.held: dict[Tensor, Tensor] = {}
         self.busy, self.turns = Stopwatch(world.device), Stopwatch(world.device)
         options_of_all = {"group": self.line, "busy": self.busy, "computed": self.hold_part}

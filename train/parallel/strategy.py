@@ -1,12 +1,12 @@
 """What a strategy is: how one model becomes one model on many ranks, and how one step's gradients come together.
 
-`Strategy` itself is a single process: what a subclass does not override is right for it as it stands here. `Gradients`
-computes a step's micro-batches: their losses, which `Sums` adds up, and their gradients. By default parameters and
-torch's wrappers add these up by themselves. In fp32 the order of a sum decides its last bit, and rings, trees and a
-single process that accumulates all have orders of their own; a ResNet at its start can turn a last bit into another
-path within ten steps. With `--deterministic` on CPUs, where one compares and debugs, gradients are added up in double
-precision and rounded once: then 4 ranks, 2 ranks that accumulate 2, and 1 process that accumulates 4 train the same
-weights, bit for bit.
+`Strategy` itself is a single process; subclasses override what is different. `Gradients` computes a step's
+micro-batches: their losses, which `Sums` adds up, and their gradients, which parameters and torch's wrappers add up.
+
+In fp32 the order of a sum decides its last bit, and each strategy has an order of its own; a ResNet at its start can
+turn a last bit into another path within ten steps. With `--deterministic` on CPUs gradients are therefore added up in
+double precision and rounded once: then 4 ranks, 2 ranks that accumulate 2, and 1 process that accumulates 4 train the
+same weights, bit for bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -126,7 +126,7 @@ class Gradients:
         if self.waits is None:
             scaled.backward()
         else:
-            go_back(scaled, self.waits)
+            timed_backward(scaled, self.waits)
         sums.add(loss, self.predictions(outputs), targets)
 
     def waits_s(self) -> float | None:
@@ -164,18 +164,17 @@ class Gradients:
 
 @torch.no_grad()
 def send_as_one(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) -> None:
-    """Calls `send`, which changes what it gets, with all numbers of `tensors` in one; they have the result."""
+    """Calls `send` once, on one flat copy of all `tensors` that it changes in place, and copies the result back."""
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     send(flat)
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
 
 
-def go_back(loss: Tensor, waits: Stopwatch) -> None:
-    """The backward pass from `loss`; what comes after this rank's own part of it is counted by `waits`.
+def timed_backward(loss: Tensor, waits: Stopwatch) -> None:
+    """The backward pass from `loss`; `waits` counts the time that DistributedDataParallel waits for buckets at its end.
 
-    What is to be called at the end of a backward pass is called in the order in which it was asked for: this asks at
-    the first gradient, DistributedDataParallel (which then waits for the buckets) at the last.
+    Callbacks of that end run in the order in which they were queued: this one at the first gradient, DDP's at the last.
     """
     computed: list[Mark | None] = []
 
@@ -207,11 +206,9 @@ def hold(held: dict[Tensor, Tensor], parameter: Tensor) -> None:
 class ExactGradients(Gradients):
     """Gradients of one step's micro-batches, added up in double precision.
 
-    Args:
-        num_parts: micro-batches of a step over all ranks: the sum is divided by it.
-
     Attributes:
-        held: the sum of each parameter's gradients, which the parameter itself does not keep until the step's end.
+        num_parts: micro-batches of a step over all ranks: the sum is divided by it.
+        held: the sum of each parameter's gradients, which the parameter itself gets at the end of the step.
     """
 
     def __init__(self, model: nn.Module, num_parts: int) -> None:
@@ -233,7 +230,7 @@ class ExactGradients(Gradients):
 class Strategy:
     """One process on one device. Subclasses spread the model over ranks; all of `options` are settled.
 
-    A wrapper has to see to it that, on every rank,
+    Of a subclass the trainer expects that, on every rank,
 
     - parameters and buffers are equal when training begins (`wrap`), and the running statistics of batch normalisation
       are plain buffers of the unwrapped module: the trainer makes them the mean over all ranks before they are used;
@@ -247,7 +244,6 @@ class Strategy:
 
     Attributes:
         world: of this rank; from `assign_data` on with the part of the data that it trains on.
-        options: of the training.
     """
 
     def __init__(self, world: World, options: Options) -> None:

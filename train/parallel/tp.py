@@ -133,10 +133,8 @@ class ShardedLogits:
 
     Source: Megatron-LM, arXiv 1909.08053, section 3
 
-    Args:
-        num_tokens: of the vocabulary.
-
     Attributes:
+        num_tokens: of the vocabulary.
         shard_size: how many tokens' logits a rank has; the last one may have fewer.
         shard_start: the first of them on this rank.
     """

@@ -44,12 +44,9 @@ class Lines:
 
 
 class Tee(io.TextIOBase):
-    """A stream like `screen` whose lines go to the log too, without colours and without what was overwritten.
+    """A stream whose text goes to `screen` (or by whole lines to `lines`), and as plain lines to `log`.
 
     A screen that takes no more (a full disk, a terminal that was closed, a pipe that nobody reads) ends no training.
-
-    Args:
-        lines: where they are shown in place of `screen`.
     """
 
     def __init__(self, screen: TextIO, log: TextIO, lines: Lines | None = None) -> None:
@@ -109,7 +106,7 @@ _outputs = Outputs()
 
 
 def show(log: TextIO, prefix: str | None) -> None:
-    """From now on what this rank prints goes to `log` too; with a `prefix`, by whole lines that begin so."""
+    """From now on what this rank prints goes to `log` too, and to the console; with a `prefix`, by whole lines."""
     _outputs.log = log
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -147,7 +144,7 @@ def replace_stream(name: str, stream: Tee) -> None:
 
 
 def notify(text: str) -> None:
-    """Prints `text`, which the user has to know, on the console, whichever ranks are shown there, and in the log."""
+    """Prints `text`, which the user has to read, on the console (of ranks that are hidden too) and in the log."""
     with suppress(OSError):
         print(ERASE + text if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
     if _outputs.console is not None:
@@ -176,7 +173,7 @@ def write_log(log: TextIO, text: str) -> None:
 
 
 def plain(text: str) -> str:
-    """The lines of `text` as they stand there in the end: some are written over."""
+    """`text` without escape sequences, and of each line what stands after its last carriage return."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in ESCAPES.sub("", text).split("\n"))
 
 

@@ -199,11 +199,7 @@ def promised_gpus(environ: Mapping[str, str], world: World) -> list[str]:
 
 
 def table(summary: dict[str, Any], unit: str, width: int) -> Table:
-    """The table of `summary`.
-
-    Args:
-        unit: images or tokens.
-    """
+    """The table of `summary`; its `unit` is images or tokens."""
     device = "GPU" if summary["device"].startswith("cuda") else "process"
     shown = Table(box=box.ROUNDED, show_header=False, width=width, padding=(0, 1))
     shown.add_column(style="dim", no_wrap=True)

@@ -29,7 +29,7 @@ def count_flops(options: Options, num_classes: int, size: int) -> float:
         else:
             from muster.train.models import images  # here and not above: see train/models
 
-            model = images.construct(options.model, num_classes, images.arguments_for(options.model, size))
+            model = images.construct(options.model, num_classes, size)
             inputs, targets = torch.empty(BATCH, 3, size, size), torch.zeros(BATCH, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         loss_of(model(inputs), targets).backward()

@@ -17,13 +17,13 @@ Mark = float | torch.cuda.Event
 
 
 class Stopwatch:
-    """Adds up stretches of time; on a GPU by events, once they have come to pass.
+    """Adds up stretches of time; on a GPU they are measured by events, which are read when the device has passed them.
 
     Args:
         note: takes the seconds of each stretch, in their order, in place of `add`.
 
     Attributes:
-        is_counting: False where the stretches that begin now are none of what is measured.
+        is_counting: whether stretches that begin now count.
     """
 
     def __init__(
@@ -84,12 +84,10 @@ class Stopwatch:
 
 
 class StepTimes:
-    """Seconds of each step, of the waits in them, and of the first step.
+    """Seconds of each step, of the waits in them, and of the first step, which compiles, allocates and starts workers.
 
     A step lasts from the end of the one before (or the start of its epoch) to its own end. On a GPU that is the
-    device's time, by events that are read once they have come to pass; nothing waits for them. A wait for data is then
-    the time in which the device had nothing to do before the data came.
-    The first step of the process is kept apart: it compiles, allocates and starts workers.
+    device's time, and a wait for data is the time in which the device had nothing to do before they came.
 
     Args:
         profile: takes a trace of some steps, which then don't count.
@@ -97,9 +95,8 @@ class StepTimes:
 
     Attributes:
         seconds: of each step that counts.
-        data: counts the waits for data in them.
-        waits: counts the waits for other ranks in them; a loop puts that of its world here.
-        energy: counts what they take.
+        data: the waits for data in them.
+        waits: the waits for other ranks in them; the trainer puts its world's stopwatch here.
     """
 
     def __init__(self, device: torch.device, profile: Profile | None = None, started: float | None = None) -> None:
@@ -116,17 +113,14 @@ class StepTimes:
         self.last: Mark | None = None
 
     def start(self) -> None:
-        """Begins a step, which counts unless it is the first or is profiled.
-
-        What lies between epochs is no part of a step: this is called after it.
-        """
+        """Begins a step, which counts unless it is the first or is profiled; called at the start of each epoch."""
         if self.profile is not None:
             self.profile.begin(self.num_steps)
         self.count(self.num_steps > 0 and (self.profile is None or not self.profile.running))
         self.last = self.stretches.now()
 
     def stop(self) -> None:
-        """Ends an epoch: what is waited for from now on is none of a step's."""
+        """Ends an epoch: waits from now on are not those of a step."""
         self.stretches.read(wait=True)  # the device is through, as it has to be for the epoch's loss anyway
         self.count(False)
         if self.profile is not None:
@@ -169,11 +163,7 @@ class StepTimes:
             self.seconds.append(seconds)
 
     def recent(self, num_targets: int, unit: str) -> dict[str, float | None]:
-        """Rate and time of the steps since the last call, as far as they are known: nothing is waited for.
-
-        Args:
-            num_targets: images or tokens of a step.
-        """
+        """Rate and time of the steps, of `num_targets` images or tokens, that are known since the last call."""
         steps, self.num_reported = self.seconds[self.num_reported :], len(self.seconds)
         mean_s = sum(steps) / len(steps) if steps else None
         return {
@@ -184,11 +174,7 @@ class StepTimes:
         }
 
     def of_this_rank(self, waits_s: float | None) -> dict[str, float | None]:
-        """Mean seconds of this rank's steps, and of the parts of them.
-
-        Args:
-            waits_s: seconds of all steps that count in which this rank waited for others; None: not known.
-        """
+        """Mean seconds of a step and its parts; in all, `waits_s` went by waiting for other ranks (None: not known)."""
         self.stretches.read(wait=True)
         number = len(self.seconds)
         if number == 0:
@@ -199,11 +185,7 @@ class StepTimes:
         return {"step_s": step_s, "data_wait_s": min(data_s, step_s), "waits_s": waits_s, "busy_s": busy_s}
 
     def summary(self, global_batch: int, world_size: int, unit: str = "images") -> dict[str, object]:
-        """Rates and times of the steps after the first; of the first where it is the only one. None without any.
-
-        Args:
-            global_batch: images or tokens of a step, whichever is the `unit`.
-        """
+        """Rates and times of the steps, of `global_batch` images or tokens; of the first where it is the only one."""
         self.stretches.read(wait=True)
         if self.first_s is None:
             names = "step_time_s", "first_step_s", "data_wait_share"

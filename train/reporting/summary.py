@@ -32,12 +32,7 @@ from muster.variables import LaunchVariable
 
 @dataclass(frozen=True)
 class Setup:
-    """What trains, and on what, as the header and the summary of a run show it.
-
-    Attributes:
-        strategy: its name.
-        num_parameters: of the whole model.
-    """
+    """What trains, and on what, as the header and the summary of a run show it."""
 
     strategy: str
     options: Options
@@ -97,8 +92,6 @@ def collect(
     Args:
         waits_s: seconds in which this rank waited for others; None where that is not known.
         bad: this rank's samples that can't be read, with the reason of each.
-        seconds: that the run took.
-        note: shows the user a line.
     """
     options, world, source, run = setup.options, setup.world, setup.source, setup.run
     # dp drives all GPUs of the machine from one process, and one counter is that of one GPU.
@@ -235,12 +228,7 @@ def traced(profile: Profile | None, note: Callable[[str], None]) -> dict[str, An
 
 
 def work(setup: Setup, rate: float | None, num_devices: int, note: Callable[[str], None]) -> dict[str, Any]:
-    """Operations of a sample, a second and at most; null is what is not known.
-
-    Args:
-        rate: images or tokens a second of a rank, if there is one.
-        num_devices: of a rank.
-    """
+    """Floating-point operations: of a sample; of a rank a second, at `rate` images or tokens a second; at most."""
     options, source = setup.options, setup.source
     peak = flops.peak_flops(setup.world.device, bf16=setup.precision.bf16, convolves=source.unit == "images")
     try:

@@ -132,8 +132,6 @@ def open_tracker(
 
     Args:
         kind: as `--track` has it; none on the other ranks.
-        settings: what the run is made with, as its summary says it.
-        note: shows the user a line.
 
     Raises:
         MusterError: its package is not installed, or it can't be opened.

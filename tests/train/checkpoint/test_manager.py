@@ -14,7 +14,6 @@ from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint
 from muster.train.checkpoint import storage
-from muster.train.distributed.world import World
 from tests.train.comparing import save
 
 
@@ -280,17 +279,3 @@ def test_a_disk_that_fails_at_the_very_end_is_told_as_it_is(tmp_path, monkeypatc
     monkeypatch.setattr(storage, "sync_folder", fail)
     with pytest.raises(OSError, match="Input/output error"):
         storage.write_text(tmp_path / "latest", "step-00000010")
-
-
-def test_what_could_not_be_told_of_a_checkpoint_ends_the_run_and_not_the_executor(tmp_path, caplog):
-    """As where the run's file system goes between a checkpoint's last file and its line in metrics.jsonl."""
-    manager = checkpoint.CheckpointManager(tmp_path, World(), keep=2, in_background=True)
-
-    def refuse(step, seconds):
-        raise MusterError("metrics.jsonl could not be written", seen="a test", fix="none")
-
-    manager.on_saved = refuse
-    manager.save(state(1), step=10)
-    with pytest.raises(MusterError, match=r"metrics\.jsonl"):
-        manager.wait(60)
-    assert not [record for record in caplog.records if record.name == "concurrent.futures"]

@@ -179,7 +179,7 @@ def test_workers_use_one_thread_and_have_seeds_of_their_own(tmp_path, make_image
         source = data.open_source(asked)
         batches = loader.Batches(source, [[loader.Draw(0, 0)], [loader.Draw(1, 0)]], asked, World(rank=rank))
         batches.reader = Reader(Telling(), seed=0, replace=False)
-        batches.start_workers(2)
+        batches.make_loader(2)
         for batch in batches.loader:
             assert batch.inputs[0, 0] == 1
             seeds.add(int(batch.labels[0]))

@@ -10,7 +10,7 @@ from muster.errors import MusterError
 from muster.train import checkpoint
 from muster.train.checkpoint.run_directory import differences
 from muster.train.distributed.world import World
-from muster.train.parallel.ddp import PowerGradients
+from muster.train.parallel.ddp import PowerSGDGradients
 from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained, vector
 
 # Each rank says what it adds up with the others.
@@ -103,7 +103,7 @@ def test_gradients_too_large_for_fp16_are_told(train, tmp_path):
 
 def test_powersgd_takes_any_seed():
     asked = Options(comm_hook="powersgd", seed=20261125173536)
-    assert PowerGradients(asked, World()).start == asked.warmup_steps
+    assert PowerSGDGradients(asked, World()).start == asked.warmup_steps
 
 
 @pytest.mark.process

@@ -107,12 +107,12 @@ def test_stages_are_the_model_cut_up(num_stages):
     x = inputs = torch.arange(32).view(2, 16)
     for stage in range(num_stages):
         own = models.build(options, 50, 16)
-        gpt.keep(own, [stage], num_stages)
+        gpt.keep_stages(own, [stage], num_stages)
         models.place(own, torch.device("cpu"), torch.preserve_format, 0)
         assert {name: tensor for name, tensor in whole.state_dict().items() if name in own.state_dict()}.keys() == set(
             own.state_dict()
         )
-        x = gpt.part(own, stage, num_stages)(x)
+        x = gpt.stage_of(own, stage, num_stages)(x)
     assert torch.equal(x, whole(inputs))
 
 

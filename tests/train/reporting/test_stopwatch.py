@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from muster.train.distributed.world import World
-from muster.train.parallel.strategy import go_back
+from muster.train.parallel.strategy import timed_backward
 from muster.train.reporting.metrics import Stopwatch
 from muster.train.reporting.summary import compare_ranks
 from tests.train.comparing import TEXT
@@ -58,12 +58,12 @@ def test_what_comes_after_the_own_part_of_a_backward_pass_is_counted():
         torch.autograd.Variable._execution_engine.queue_callback(lambda: pause.set_result(waits.seconds))
 
     model.bias.register_hook(reduce)
-    go_back(loss, waits)
+    timed_backward(loss, waits)
     assert pause.wait() == 0  # was called in between
     assert waits.seconds > 0
     assert torch.equal(model.weight.grad, expected)
     paused = Stopwatch(torch.device("cpu"), is_counting=False)
-    go_back(nn.Linear(4, 4)(torch.randn(2, 4)).sum(), paused)
+    timed_backward(nn.Linear(4, 4)(torch.randn(2, 4)).sum(), paused)
     assert paused.seconds == 0
 
 
