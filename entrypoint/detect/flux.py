@@ -27,7 +27,8 @@ PREFIXES = ("FLUX_",)
 # /system.slice/flux.service                                   and imp-shell-0-f123.service
 # Source: https://flux-framework.readthedocs.io/projects/flux-core/en/latest/guide/admin.html
 CGROUP = re.compile(r"/flux\.service\b|/imp-shell-[^/\s]+")
-PARENT = re.compile(r"^flux-(shell|broker)$")
+# The broker calls itself flux-broker-0, by its rank.
+PARENT = re.compile(r"^flux-(shell|broker)(-\d+)?$")
 
 FIX = "start the command by Flux itself: `flux run -N NODES -n NODES --exclusive train ddp`"
 FIX_HOSTS = "where the nodes share no folder, set MASTER_ADDR to the first one's name"

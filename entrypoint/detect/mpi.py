@@ -125,10 +125,6 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
     if "FLUX_TASK_RANK" in env and _is_of(env, "FLUX_TASK_RANK", "FLUX_JOB_SIZE"):
         return Rejected(f"{read.seen(HYDRA.rank, HYDRA.size)} is Flux's own", is_certain=True)
     of_pmi = {HYDRA.rank, HYDRA.size} & env.keys()
-    if not of_pmi and "FLUX_URI" in env:
-        # The rest of what Hydra gave a broker of Flux, which takes these two for itself and away from its shells.
-        reason = f"{read.seen(*present)} without PMI_RANK: Hydra started Flux, which started this process"
-        return Rejected(reason, is_certain=True)
     if "PALS_APID" in env and env.get("PALS_RANKID") == env.get("PMI_RANK"):
         return None
     if len(present) == len(of_pmi):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.entrypoint import recording
+from muster.entrypoint.detect import traces
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
@@ -192,6 +193,15 @@ def test_an_instance_of_flux_left_over_from_elsewhere_is_no_launcher_of_this_job
     with pytest.raises(MusterError) as refusal:
         detect(changed(script, TMPDIR="/var/tmp/pbs.37.pbshead"))
     assert refusal.value.fix.startswith("mpiexec ")
+
+
+def test_a_task_of_srun_that_merely_sees_an_instance_of_flux_is_no_shell_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = replace(recording.load(FOLDERS / "documented" / "flux_in_slurm_shell.node01.x.env"), is_live=True)
+    monkeypatch.setattr(traces, "ancestors", lambda: ["bash", "flux-broker-0", "slurmstepd"])
+    with pytest.raises(MusterError, match="nothing started this process on each of them"):
+        detect(shell)
+    monkeypatch.setattr(traces, "ancestors", lambda: ["slurmstepd", "systemd"])
+    assert detect(shell).launcher == "srun"
 
 
 def test_flux_in_turns_is_refused_by_all_its_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

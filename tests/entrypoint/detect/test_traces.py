@@ -69,6 +69,7 @@ def test_a_machine_without_a_job_has_no_trace(cgroup: str) -> None:
         ("pbs_mom", "pbs"),
         ("sge_shepherd", "grid_engine"),
         ("flux-shell", "flux"),
+        ("flux-broker-0", "flux"),
         ("res", "lsf"),
         ("palsd", "pals"),
         ("hydra_pmi_proxy", "mpi"),
