@@ -45,7 +45,7 @@ FIX_BLAUNCH = "submit with one slot a host: `bsub -n NODES -R 'span[ptile=1]'`, 
 
 def job(env: Environment) -> Job | None:
     """The LSF job in `env`, or None where there is none."""
-    if not {"LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_DJOB_RANKFILE"} & env.keys():
+    if not {"LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_DJOB_RANKFILE", "LSB_HOSTS", "LSF_PM_TASKID"} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
     job_id = str(read.identifier("LSB_JOBID"))

@@ -44,7 +44,8 @@ FIX_HOSTS = "in the job script: export MUSTER_HOSTS=$(awk '!seen[$1]++ {print $1
 
 def job(env: Environment) -> Job | None:
     """The PBS job in `env`, or None where there is none."""
-    if not {"PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE"} & env.keys():
+    # Any one of them is enough, as in a container that was given but some.
+    if not {"PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM"} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
     job_id = env.get("PBS_JOBID", "")
@@ -65,6 +66,8 @@ def job(env: Environment) -> Job | None:
         cpus_on_node=read.optional("NCPUS"),
         default_threads=_default_threads(env),
         launch=_launch(env, len(slots) or "NODES"),
+        # Torque writes the file on the first node alone. PBS_NUM_PPN is Torque's.
+        is_shared="PBS_NUM_PPN" not in env or len(slots) == 1,
         gpu_request="qsub -l select=NODES:ngpus={gpus}",
         problem=problem,
         sources={
@@ -126,7 +129,6 @@ def _default_threads(env: Environment) -> str | None:
 
 def is_task(env: Environment) -> bool:
     """Whether PBS itself started this process, beside the job script."""
-    # PBS_NUM_PPN is Torque's alone.
     pattern = r"(?!1$)[0-9]{1,8}" if "PBS_NUM_PPN" in env else r"[0-9A-Fa-f]{8}"
     return re.fullmatch(pattern, env.get("PBS_TASKNUM", "")) is not None
 
@@ -142,9 +144,10 @@ def task(env: Environment, job: Job) -> Task | None:
     mark = f"PBS_TASKNUM={env['PBS_TASKNUM']}"
     train = Path(sys.executable).with_name("train")
     path = shlex.quote(str(train)) if env.is_live and train.is_file() else "/PATH/TO/train"
+    remote = "pbsdsh -h" if "PBS_NUM_PPN" in env else "pbs_tmrsh"
     fix = (
         "for each host of the job, the index counted from 0, with the path of train: "
-        f"pbs_tmrsh HOST env MUSTER_HOSTS=HOST0,HOST1 MUSTER_NODE_RANK=INDEX {path} ddp"
+        f"{remote} HOST env MUSTER_HOSTS=HOST0,HOST1 MUSTER_NODE_RANK=INDEX {path} ddp"
     )
     if max(job.slots, default=1) > 1:
         raise MusterError(

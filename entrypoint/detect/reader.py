@@ -106,10 +106,17 @@ class Reader:
             MusterError: it could be several of them.
         """
         try:
-            return hostlist.index_of(hosts, self.env.host)
+            own = hostlist.index_of(hosts, self.env.host)
         except hostlist.HostListError as reason:
             wrong = f"which of the nodes this one is can't be told: {reason}"
             raise MusterError(wrong, seen=source, fix=self.fix) from None
+        if own is None and self.env.is_live and any(map(hostlist.is_address, hosts)):
+            # Here and not above: few lists have addresses.
+            from muster.entrypoint.rendezvous import network
+
+            addresses = ((place, host) for place, host in enumerate(hosts) if hostlist.is_address(host))
+            own = next((place for place, address in addresses if network.is_own(address)), None)
+        return own
 
     def cpus(self, slots: Mapping[str, int]) -> int | None:
         """The cores that the slots of this host stand for; None where it has one, which may be a whole node."""

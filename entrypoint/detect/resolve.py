@@ -60,7 +60,7 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
         rejected += (f"{unused}: set by hand or left over, not used",)
     notes = task.notes
     if "MUSTER_HOSTS" in env:
-        notes = (f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours: it was taken", *notes)
+        notes = (f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours and was taken, hosts: {len(job.hosts)}", *notes)
     of_launcher = {} if job.job_id or not task.job_id else {"job_id": f"{task.launcher}'s own"}
     # One task a node is an agent, which starts the node's ranks; of several each is a rank.
     if max(task.tasks_per_node) > 1:
@@ -217,16 +217,17 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
     places = [name for name in ("ALPS_APP_PE", "MPT_MPI_RANK") if name in env]
     if job is NO_SCHEDULER:
         places += [name for name in ("WORLD_SIZE", "PET_NNODES", *manual.NUMBERS) if env.get(name, "1") != "1"]
+        places += [name for name in ("RANK", "NODE_RANK", "PET_NODE_RANK") if env.get(name, "0") != "0"]
         places += [name for name, mark in manual.LISTS.items() if mark in env.get(name, "")]
         # OAR's file has a line for each core.
         if "OAR_NODEFILE" in env and len(set(Reader(env, FIX_OAR).text_file("OAR_NODEFILE").split())) > 1:
             places.append("OAR_NODEFILE")
-        others = r"PMIX_RANK|JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX"
+        others = r"PMIX_RANK|JOB_COMPLETION_INDEX|K_MPI_JOB_ROLE|VC_\w+_HOSTS|V[CK]_TASK_INDEX"
         places += [name for name in env if re.fullmatch(others, name)]
     if places and options.num_nodes != 1:
         raise MusterError(
             "these variables speak of several processes or nodes, but nothing tells which of them this is",
-            seen=seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
+            seen=seen(env, *dict.fromkeys(("RANK", "LOCAL_RANK", "PET_NODE_RANK", *places))),
             fix="on each node: --nnodes N --node-rank I --master-addr HOST; or, if it is but one node, --nnodes 1; or "
             f"unset {' '.join(places)}, if left over",
         )

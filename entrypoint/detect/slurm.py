@@ -59,8 +59,9 @@ def job(env: Environment) -> Job | None:
     """The Slurm job in `env`, or None where there is none."""
     # Any one of them is enough: a job with one variable lost must not pass for a machine without a scheduler. A
     # container may have been given those of the task alone.
-    of_task = {"SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"}
-    if not {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", *of_task} & env.keys():
+    of_task = {"SLURM_GTIDS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"}
+    lists = {"SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}
+    if not {"SLURM_JOB_ID", "SLURM_JOBID", *lists, *of_task} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
     read.sources["attempt"] = "no SLURM_RESTART_COUNT: the first run"

@@ -237,6 +237,19 @@ def test_different_numbers_of_processes_as_the_file_of_nodes_has_them() -> None:
         detect(Environment({**of_pbs, **hydra(2, 3, 1, 2), INTERFACE: "pbsn1"}, "pbsn1", nodes))
 
 
+def test_a_file_of_nodes_that_torque_writes_on_the_first_host_alone_numbers_no_nodes() -> None:
+    of_torque = {"PBS_JOBID": "9.srv", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": "/var/spool/torque/aux//9.srv"}
+    of_torque |= {"PBS_NUM_PPN": "2", "PBS_TASKNUM": "1"}
+    nodes = {"PBS_NODEFILE": "c1\nc1\nc2\nc2\n"}
+    found: list[Allocation] = []
+    for rank, host in enumerate(("c1", "c1", "c2", "c2")):
+        env = hydra(rank, 4, rank % 2, 2, **of_torque, **{INTERFACE: host})
+        found.append(detect(replace(env, host=host, files=nodes if host == "c1" else {})))
+    assert [place(one) for one in found] == [(0, 0, 0, 4), (0, 1, 1, 4), (1, 0, 2, 4), (1, 1, 3, 4)]
+    # Else the first node's would meet at its name, and wait for the others, who look for a file.
+    assert {one.hosts for one in found} == {()}
+
+
 def test_hosts_in_turns_are_told_of_a_process_a_node() -> None:
     of_pbs = recording.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank3.pbsn2.env")
     nodes = {"PBS_NODEFILE": "pbsn1\npbsn2\npbsn1\npbsn2\n"}

@@ -126,7 +126,7 @@ DONORS = {
 # a job of LSF whose hosts and slots they fit, nor those of Flux in an indexed Job, as the Flux Operator's pods are.
 WITHOUT_EVIDENCE = (
     "pod_alone", "flux_instance", "flux_operator_shell", "flux_in_pbs_instance-script", "flux_in_pals_shell",
-    "flux_in_slurm_shell", "indexed_job", "lsf_blaunch_slots",
+    "flux_in_slurm_shell", "indexed_job", "lsf_blaunch_slots", "mpijob_launcher",
 )  # fmt: skip
 # Flux's recordings come with the PBS around them; a container's service variables are no part of a job.
 ONLY = {"flux": re.compile("FLUX_"), "pals": re.compile("PALS_|PMI_")}

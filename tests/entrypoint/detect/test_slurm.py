@@ -53,6 +53,7 @@ def test_a_shell_by_ssh_on_a_node_of_a_job_is_told_the_way_in() -> None:
 def test_a_task_whose_container_got_its_rank_alone_does_not_train_alone() -> None:
     """As by docker run -e SLURM_PROCID -e SLURM_NTASKS."""
     of_step = [("SLURM_STEP_ID",), ("SLURM_STEP_NODELIST", "SLURM_NODEID")]
+    of_step += [("SLURM_NODELIST", "SLURM_NTASKS"), ("SLURM_TASKS_PER_NODE",), ("SLURM_GTIDS",)]
     for names in (("SLURM_PROCID", "SLURM_NTASKS"), ("SLURM_NODEID", "SLURM_NNODES"), ("SLURM_LOCALID",), *of_step):
         with pytest.raises(MusterError, match="SLURM_JOB_ID is missing") as refusal:
             detect(Environment({name: step()[name] for name in names}, host="node02", engine="docker"))
