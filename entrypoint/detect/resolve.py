@@ -44,12 +44,12 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
     else:
         task, losers = families.find_task(env, job)
         rejected += losers
-        if job is NO_SCHEDULER and not is_single:
-            _check_traces(env, options, task)
+        traced = _check_traces(env, options, task) if job is NO_SCHEDULER and not is_single else ()
         if task:
             task = _launched(env, options, job, task, command)
         else:
             task = _alone(env, options, job, command, is_one_node=is_single or options.num_nodes == 1)
+        task = replace(task, notes=traced + task.notes)
         # Users set single ones of these for a script of their own; launchers set LOCAL_RANK beside a size.
         if task.tasks_on_node == 1 and "LOCAL_RANK" in env:
             Reader(env, "").check_inner_launcher("job")
@@ -270,19 +270,25 @@ def _check_one_node(env: Environment, job: Job, command: Sequence[str], *, is_on
         )
 
 
-def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -> None:
-    """Refuses a process in a container that none of the variables of the job around it have reached."""
-    if not env.is_live or env.engine is None or options.num_nodes == 1:
-        return
-    if task and task.num_nodes > 1:
-        return
-    # Here and not above: few launches are in a container without a job's variables.
+def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -> tuple[str, ...]:
+    """Refuses a process in a container that none of the variables of the job around it have reached.
+
+    Outside of containers somebody took them away, as sudo does: that is a note.
+    """
+    if not env.is_live or options.num_nodes == 1 or (task and task.num_nodes > 1):
+        return ()
+    # Here and not above: few launches are without a job's variables.
     from muster.entrypoint.detect import traces
 
-    found, is_own_pid_namespace = traces.read()
+    found, is_own_pid_namespace = traces.read(is_container=env.engine is not None)
     # Inside the container mpirun may have started this process: that is no trace of a launcher outside.
     if found is None or (task and found.owner not in families.schedulers()):
-        return
+        return ()
+    if env.engine is None:
+        return (
+            f"{found.seen} tells of a job of {found.owner}, and none of its variables are here: this process trains "
+            "alone. sudo and env -i take them away",
+        )
     raise MusterError(
         f"this container is inside a job of {found.owner}, but none of its variables reached it",
         seen=f"{found.seen}, and this is a container of {env.engine}",

@@ -50,10 +50,13 @@ def find(cgroup: str, mounts: str, ancestors: Iterable[str]) -> Trace | None:
     return None
 
 
-def read() -> tuple[Trace | None, bool]:
-    """The strongest trace of a job that this process sees, and whether Apptainer hid the processes outside."""
+def read(*, is_container: bool = True) -> tuple[Trace | None, bool]:
+    """The strongest trace of a job that this process sees, and whether Apptainer hid the processes outside.
+
+    Outside of a container the mounts are the host's, and may be of any job on it.
+    """
     names = ancestors()
-    first = find(text_of(PROC / "cgroup"), text_of(PROC / "mountinfo"), names)
+    first = find(text_of(PROC / "cgroup"), text_of(PROC / "mountinfo") if is_container else "", names)
     return first, names[-1:] == [_APPTAINERS_INIT]
 
 

@@ -189,7 +189,26 @@ def test_what_the_user_says_by_hand_goes_on(leave_traces: Callable[..., None]) -
     assert alone(nnodes="1") == "local"
     assert alone(MUSTER_HOSTS="node01") == "manual"
     assert alone(nnodes="2", MUSTER_NODE_RANK="0") == "manual"
-    assert alone(engine=None) == "local"
+
+
+@pytest.mark.parametrize(
+    ("names", "cgroup"),
+    [(["sudo", "slurmstepd"], SESSION), (["bash"], "0::/system.slice/slurmstepd.scope/job_9/step_0/user/task_0\n")],
+)
+def test_a_process_from_which_sudo_took_the_jobs_variables_is_not_silently_alone(
+    leave_traces: Callable[..., None], names: list[str], cgroup: str
+) -> None:
+    bare = Environment({}, "node01", is_live=True)
+
+    def notes(**options: str) -> str:
+        return " ".join(resolve.resolve(bare, LaunchOptions(**options), ["train", "ddp"]).notes)
+
+    leave_traces(names, cgroup)
+    assert "a job of slurm" in notes()
+    assert notes(nnodes="1") == ""
+    # The mounts of a host are those of all its jobs.
+    leave_traces(["bash"], SESSION, MOUNTS + NODE_FILE)
+    assert notes() == ""
 
 
 def test_one_process_that_is_meant_to_be_alone_goes_on(leave_traces: Callable[..., None]) -> None:
