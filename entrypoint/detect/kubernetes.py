@@ -43,27 +43,26 @@ def job(env: Environment) -> Job | None:
     if "KUBERNETES_SERVICE_HOST" not in env:
         return None
     pod = _pod(env)
+    of_pod = pod.sources if pod else dict[str, str]()
     if pod is None:
         # One of these alone tells of several pods. The last two are a LeaderWorkerSet's and an MPIJob's.
         places = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "LWS_WORKER_INDEX", "K_MPI_JOB_ROLE")
         index = Reader(env, FIX).seen(*places)
         if not index or env.get("LWS_GROUP_SIZE") == "1":
             return None
-        num_source, hosts, host_source = f"{index}: one of several pods", (), _NO_NAMES
-    else:
-        num_source, hosts, host_source = pod.sources["num_nodes"], pod.hosts, pod.sources["hosts"]
+        of_pod = {"num_nodes": f"{index}: one of several pods", "hosts": _NO_NAMES}
     fix = FIX_MPI if "K_MPI_JOB_ROLE" in env else FIX
-    problem = MusterError("nothing tells the names of the job's pods", seen=num_source, fix=fix)
+    problem = MusterError("nothing tells the names of the job's pods", seen=of_pod["num_nodes"], fix=fix)
     return Job(
         scheduler="kubernetes",
         job_id=None,
-        hosts=hosts,
+        hosts=pod.hosts if pod else (),
         num_nodes=pod.num_nodes if pod else None,
         launch=fix.replace("train ddp", "{command}"),
         gpu_request="nvidia.com/gpu: {gpus} in the limits of the pod's resources",
         is_host_proved=True,
-        problem=None if hosts else problem,
-        sources={"scheduler": "KUBERNETES_SERVICE_HOST", "num_nodes": num_source, "hosts": host_source},
+        problem=None if pod and pod.hosts else problem,
+        sources={**of_pod, "scheduler": "KUBERNETES_SERVICE_HOST"},
     )
 
 

@@ -15,8 +15,7 @@ from muster.entrypoint.detect.reader import Reader, seen
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
-# Of schedulers without a family here, and of scripts for torchrun: how many nodes a job has. And what a container may
-# have been given of a job of Slurm's or Grid Engine's.
+# How many nodes a job has, of schedulers without a family here and scripts for torchrun; or all that is left of one.
 # Source: https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
 # Source: https://docs.skypilot.co/en/stable/running-jobs/distributed-jobs.html
 # Source: https://htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html

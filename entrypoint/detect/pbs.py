@@ -44,7 +44,6 @@ FIX_HOSTS = "in the job script: export MUSTER_HOSTS=$(awk '!seen[$1]++ {print $1
 
 def job(env: Environment) -> Job | None:
     """The PBS job in `env`, or None where there is none."""
-    # Any one of them is enough, as in a container that was given but some.
     if not {"PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM"} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
@@ -68,7 +67,7 @@ def job(env: Environment) -> Job | None:
         launch=_launch(env, len(slots) or "NODES"),
         # Torque writes the file on the first node alone. PBS_NUM_PPN is Torque's.
         is_shared="PBS_NUM_PPN" not in env or len(slots) == 1,
-        gpu_request="qsub -l select=NODES:ngpus={gpus}",
+        gpu_request=f"qsub -l select={len(slots) or 'NODES'}:ngpus={{gpus}}",
         problem=problem,
         sources={
             "scheduler": f"PBS_JOBID={job_id}",
@@ -93,9 +92,8 @@ def _launch(env: Environment, num_nodes: int | str) -> str:
 
 def _slots(read: Reader) -> dict[str, int]:
     """The hosts in the order in which the file names them first, and how often it names each."""
-    text = _own_node_file(read.env) if is_task(read.env) and not read.env.get("PBS_NODEFILE") else None
-    if text is None:
-        text = Reader(read.env, FIX_HOSTS).text_file("PBS_NODEFILE")
+    own = _own_node_file(read.env) if is_task(read.env) and not read.env.get("PBS_NODEFILE") else None
+    text = own or Reader(read.env, FIX_HOSTS).text_file("PBS_NODEFILE")
     lines = [(line.strip(), "1") for line in text.splitlines() if line.strip()]
     return read.slots(lines, "PBS's list of nodes", "PBS_NODEFILE", "PBS_JOBID")
 

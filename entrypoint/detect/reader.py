@@ -11,6 +11,7 @@ from typing import TypeVar
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.hostlist import MAX_COUNT, MAX_ID, whole_number
 from muster.entrypoint.environment import Environment
+from muster.entrypoint.rendezvous import network
 from muster.errors import MusterError
 
 T = TypeVar("T")
@@ -110,12 +111,8 @@ class Reader:
         except hostlist.HostListError as reason:
             wrong = f"which of the nodes this one is can't be told: {reason}"
             raise MusterError(wrong, seen=source, fix=self.fix) from None
-        if own is None and self.env.is_live and any(map(hostlist.is_address, hosts)):
-            # Here and not above: few lists have addresses.
-            from muster.entrypoint.rendezvous import network
-
-            addresses = ((place, host) for place, host in enumerate(hosts) if hostlist.is_address(host))
-            own = next((place for place, address in addresses if network.is_own(address)), None)
+        if own is None and self.env.is_live:
+            own = next((i for i, host in enumerate(hosts) if hostlist.is_address(host) and network.is_own(host)), None)
         return own
 
     def cpus(self, slots: Mapping[str, int]) -> int | None:

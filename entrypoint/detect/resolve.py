@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from muster.entrypoint import resources
-from muster.entrypoint.detect import families, hostlist, manual
+from muster.entrypoint.detect import families, hostlist, manual, traces
 from muster.entrypoint.detect.allocation import NO_SCHEDULER, Allocation, Job, Task
 from muster.entrypoint.detect.reader import Reader, seen
 from muster.entrypoint.environment import Environment
@@ -260,8 +260,7 @@ def _check_one_node(env: Environment, job: Job, command: Sequence[str], *, is_on
             fix=job.launch_line(command),
         )
     # PBS leaves the script's own host out of its list where the first chunk has mpiprocs=0: then there are two.
-    is_here = job.is_host_proved or not job.hosts or not env.host
-    if not is_here and hostlist.short(env.host or "") != hostlist.short(job.hosts[0]):
+    if job.hosts and env.host and not job.is_host_proved and hostlist.short(env.host) != hostlist.short(job.hosts[0]):
         alone = f"to use this host alone: MUSTER_HOSTS={env.host} {shlex.join(command)}"
         raise MusterError(
             f"{job.scheduler} lists {job.hosts[0]} only, and this is {env.host}",
@@ -271,28 +270,19 @@ def _check_one_node(env: Environment, job: Job, command: Sequence[str], *, is_on
 
 
 def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -> tuple[str, ...]:
-    """Refuses a process in a container that none of the variables of the job around it have reached.
-
-    Outside of containers somebody took them away, as sudo does: that is a note.
-    """
+    """Refuses a process in a container that none of the variables of the job around it have reached; else a note."""
     if not env.is_live or options.num_nodes == 1 or (task and task.num_nodes > 1):
         return ()
-    # Here and not above: few launches are without a job's variables.
-    from muster.entrypoint.detect import traces
-
-    found, is_own_pid_namespace = traces.read(is_container=env.engine is not None)
+    found = traces.read(is_container=env.engine is not None)
     # Inside the container mpirun may have started this process: that is no trace of a launcher outside.
     if found is None or (task and found.owner not in families.schedulers()):
         return ()
     if env.engine is None:
-        return (
-            f"{found.seen} tells of a job of {found.owner}, and none of its variables are here: this process trains "
-            "alone. sudo and env -i take them away",
-        )
+        return (f"alone, though {found.seen} is {found.owner}'s: sudo or env -i may have taken its variables away",)
     raise MusterError(
         f"this container is inside a job of {found.owner}, but none of its variables reached it",
         seen=f"{found.seen}, and this is a container of {env.engine}",
-        fix=f"{env.way_in(is_own_pid_namespace)}; or, if it is but one node, --nnodes 1",
+        fix=f"{env.way_in()}; or, if it is but one node, --nnodes 1",
     )
 
 

@@ -183,8 +183,7 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program)
     # Without empty elements, which mean the current folder.
     others = [folder for folder in env.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
     variables = {"LD_LIBRARY_PATH": os.pathsep.join(dict.fromkeys([str(library.parent), *others]))}
-    problem = prove(str(library), needed, {**env, **variables})
-    if problem:
+    if problem := prove(str(library), needed, {**env, **variables}):
         seen = f"{seen}; forward compatibility by {library}: {problem}"
         raise _too_old(toolkit, driver.cuda[0], seen, program)
     return Additions(variables, (f"{seen}: forward compatibility was put first, {library.parent}",))

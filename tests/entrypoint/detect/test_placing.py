@@ -176,8 +176,9 @@ def test_flux_that_disagrees_with_a_launcher_inside_it() -> None:
 def test_flux_in_turns_and_uneven_flux_are_refused() -> None:
     with pytest.raises(MusterError, match=r"don't lie in blocks, .* which node this is can't be told"):
         detect(changed(FLUX, FLUX_TASK_RANK="2", PMI_RANK="2"))
-    with pytest.raises(MusterError, match="different numbers of tasks"):
+    with pytest.raises(MusterError, match="different numbers of tasks") as refusal:
         detect(changed(FLUX, FLUX_JOB_SIZE="5", PMI_SIZE="5"))
+    assert "flux run -N 2 -n 2 --exclusive train ddp" in refusal.value.fix
 
 
 def test_no_launch_line_can_be_made_to_run_something_else() -> None:

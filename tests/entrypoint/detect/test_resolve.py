@@ -54,7 +54,7 @@ def test_a_file_that_cannot_be_seen_is_named_with_the_options_that_show_it(tmp_p
     with pytest.raises(MusterError) as refusal:
         detect(live)
     assert f"--bind {path}," in refusal.value.fix
-    assert f"-v {path}:{path}:ro" in refusal.value.fix
+    assert f"--volume {path}:{path}:ro" in refusal.value.fix
     assert "MUSTER_HOSTS=" in refusal.value.fix
     assert str(path) in refusal.value.seen
 
@@ -276,8 +276,9 @@ def test_the_launch_node_is_no_node_that_jsrun_leaves_out() -> None:
 def test_blaunch_with_several_slots_a_host_is_refused(slots: int) -> None:
     hosts = ["hosta"] * slots + ["hostb"] * slots
     told = {"LSB_HOSTS": " ".join(hosts), "LSB_MCPU_HOSTS": f"hosta {slots} hostb {slots}"}
-    with pytest.raises(MusterError, match="a task for each slot or one for each host"):
+    with pytest.raises(MusterError, match="a task for each slot or one for each host") as refusal:
         detect(changed(LSF, **told, LSB_DJOB_NUMPROC=str(2 * slots)))
+    assert "bsub -n 2 -R" in refusal.value.fix
 
 
 def test_tasks_of_torques_pbsdsh_are_told_from_its_job_script() -> None:
