@@ -200,11 +200,10 @@ def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]
     """
     winner: Task | None = None
     losers: dict[str, Rejected] = {}
-    is_below_broker = _is_below_broker(env)
     for family in _present(env):
         is_foreign = family.is_scheduler and job.scheduler not in (family.name, "local")
         reason = f"belongs to {family.name}, and this is a job of {job.scheduler}"
-        if is_below_broker and family.name != "flux":
+        if family.name != "flux" and _is_below_broker(env):
             is_foreign, reason = True, "started Flux, which started this process"
         for launcher, detect in family.module.TASKS.items():
             found: Task | Rejected | None

@@ -58,7 +58,7 @@ def job(env: Environment) -> Job | None:
     # Any one of them is enough: a job with one variable lost must not pass for a machine without a scheduler. A
     # container may have been given those of the task alone.
     of_task = {"SLURM_GTIDS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"}
-    lists = {"SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}
+    lists = {"SLURM_HET_SIZE", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_TASKS_PER_NODE"}
     if not {"SLURM_JOB_ID", "SLURM_JOBID", *lists, *of_task} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
@@ -128,7 +128,9 @@ def _groups(read: Reader) -> list[tuple[str, ...]]:
 
 def task(env: Environment, job: Job) -> Task | None:
     """The task of a step that this process is, or None outside a step. The step tells all of it, the `job` nothing."""
-    if "SLURM_STEP_ID" not in env:
+    # The batch script has these as well, each of them 0: others are a task's that lost its SLURM_STEP_ID.
+    places = {env.get(name, "0") for name in ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID")}
+    if "SLURM_STEP_ID" not in env and places == {"0"}:
         return None
     read = Reader(env, FIX_TASK)
     step = read.identifier("SLURM_STEP_ID", "launcher")

@@ -170,8 +170,7 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program)
         if own is None or own >= needed or needed not in FIRST_DRIVER:
             return Additions()
         # Newer than the kernel's part: somebody, docker's runtime for one, has put forward compatibility first already.
-        problem = prove(LIBCUDA, needed, env)
-        if not problem:
+        if not (problem := prove(LIBCUDA, needed, env)):
             return Additions()
         seen = f"{driver} supports CUDA {own}, {toolkit}; the forward compatibility that is first here: {problem}"
         raise _too_old(toolkit, own, seen, program)
