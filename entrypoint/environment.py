@@ -59,14 +59,13 @@ class Environment(Mapping[str, str]):
     def __len__(self) -> int:
         return len(self.variables)
 
-    def way_in(self, is_own_pid_namespace: bool = False) -> str:
+    def way_in(self) -> str:
         """What lets a job's variables into a container of this process's engine."""
         name = self.engine
         if name == "apptainer":
-            option = "--containall" if is_own_pid_namespace else "--cleanenv"
             return (
-                f"leave {option} out of apptainer's options, or in each task: "
-                f'eval "apptainer exec {option} $(muster env --apptainer-args) IMAGE COMMAND"'
+                "leave --cleanenv or --containall out of apptainer's options, or in each task: "
+                'eval "apptainer exec --cleanenv $(muster env --apptainer-args) IMAGE COMMAND"'
             )
         if name in ("docker", "podman"):
             return f"{name} passes none by itself: {name} run $(muster env --docker-args) IMAGE COMMAND"
@@ -74,14 +73,9 @@ class Environment(Mapping[str, str]):
 
     def bind_option(self, path: str) -> str:
         """The option that shows the file `path`, quoted for a shell, to a container of this process's engine."""
-        options = {
-            "apptainer": f"apptainer exec --bind {path}",
-            "docker": f"docker run --volume {path}:{path}:ro",
-            "podman": f"podman run --volume {path}:{path}:ro",
-        }
-        return (
-            options.get(self.engine or "") or f"in a container: {options['apptainer']}, docker run -v {path}:{path}:ro"
-        )
+        bind, volume = f"apptainer exec --bind {path}", f"run --volume {path}:{path}:ro"
+        options = {"apptainer": bind, "docker": f"docker {volume}", "podman": f"podman {volume}"}
+        return options.get(self.engine or "") or f"in a container: {bind}, docker {volume}"
 
 
 def container_engine(variables: Mapping[str, str], root: Path | None = FILESYSTEM, project: Path = ROOT) -> str | None:

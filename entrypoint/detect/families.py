@@ -181,6 +181,16 @@ def _holds_flux(outer: _Candidate, env: Environment) -> bool:
     return set(env.get("SLURM_STEP_TASKS_PER_NODE", "").split(",")) <= one_a_node
 
 
+def _is_below_broker(env: Environment) -> bool:
+    """Whether Flux's broker started this process: what started the broker has left its variables here."""
+    if "FLUX_URI" not in env or {"FLUX_JOB_ID", "FLUX_TASK_RANK"} & env.keys():
+        return False
+    # Here and not above: few processes see an instance of Flux.
+    from muster.entrypoint.detect import traces
+
+    return not env.is_live or any(name.startswith("flux-broker") for name in traces.ancestors())
+
+
 def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]:
     """Which task of which launcher this process is, or None where nothing started it as one of several; and the losers.
 
@@ -192,6 +202,9 @@ def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]
     losers: dict[str, Rejected] = {}
     for family in _present(env):
         is_foreign = family.is_scheduler and job.scheduler not in (family.name, "local")
+        reason = f"belongs to {family.name}, and this is a job of {job.scheduler}"
+        if family.name != "flux" and _is_below_broker(env):
+            is_foreign, reason = True, "started Flux, which started this process"
         for launcher, detect in family.module.TASKS.items():
             found: Task | Rejected | None
             try:
@@ -201,7 +214,6 @@ def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]
                     raise
                 found = Rejected(error.wrong, is_certain=True)
             if is_foreign and found:
-                reason = f"belongs to {family.name}, and this is a job of {job.scheduler}"
                 found = Rejected(reason, is_certain=True)
             if isinstance(found, Rejected):
                 losers[launcher] = found

@@ -15,6 +15,7 @@ Source: https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man7/
 import re
 
 from muster.entrypoint.detect.allocation import Job, Task
+from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.detect.mpi import Names, Ranks, by_rank
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
@@ -27,9 +28,9 @@ PREFIXES = ("FLUX_",)
 # /system.slice/flux.service                                   and imp-shell-0-f123.service
 # Source: https://flux-framework.readthedocs.io/projects/flux-core/en/latest/guide/admin.html
 CGROUP = re.compile(r"/flux\.service\b|/imp-shell-[^/\s]+")
-PARENT = re.compile(r"^flux-(shell|broker)$")
+# The broker calls itself flux-broker-0, by its rank.
+PARENT = re.compile(r"^flux-(shell|broker)(-\d+)?$")
 
-FIX = "start the command by Flux itself: `flux run -N NODES -n NODES --exclusive train ddp`"
 FIX_HOSTS = "where the nodes share no folder, set MASTER_ADDR to the first one's name"
 
 
@@ -37,11 +38,11 @@ def job(env: Environment) -> Job | None:
     """The Flux job, or the instance of Flux, that `env` belongs to, or None where there is none."""
     if not {"FLUX_JOB_ID", "FLUX_TASK_RANK", "FLUX_URI"} & env.keys():
         return None
-    read = Reader(env, FIX)
+    read = Reader(env, _fix(env))
     is_job = "FLUX_JOB_ID" in env or "FLUX_TASK_RANK" in env
     job_id = env.get("FLUX_JOB_ID")
     if is_job and not re.fullmatch(r"[ƒf][0-9A-Za-z]+", job_id or ""):
-        raise MusterError("FLUX_JOB_ID is missing or no job id", seen=f"FLUX_JOB_ID={job_id}", fix=FIX)
+        raise MusterError("FLUX_JOB_ID is missing or no job id", seen=f"FLUX_JOB_ID={job_id}", fix=read.fix)
     num_nodes = read.number("FLUX_JOB_NNODES") if is_job else None
     source = read.seen("FLUX_JOB_NNODES") or read.seen("FLUX_URI")
     return Job(
@@ -50,7 +51,9 @@ def job(env: Environment) -> Job | None:
         num_nodes=num_nodes,
         launch=launch(num_nodes),
         gpu_request="flux batch or flux run with --gpus-per-node={gpus}, or -g 1 for a task",
-        problem=MusterError("Flux does not say which nodes its job has", seen=source, fix=FIX_HOSTS if is_job else FIX),
+        problem=MusterError(
+            "Flux does not say which nodes its job has", seen=source, fix=FIX_HOSTS if is_job else read.fix
+        ),
         sources={
             "scheduler": read.seen("FLUX_JOB_ID") or read.seen("FLUX_URI"),
             "job_id": read.seen("FLUX_JOB_ID") or "none: a shell of the instance",
@@ -67,6 +70,11 @@ def launch(num_nodes: int | None) -> str:
     return f"flux run -N {nodes} -n {nodes} --exclusive {{command}}"
 
 
+def _fix(env: Environment) -> str:
+    line = launch(whole_number(env.get("FLUX_JOB_NNODES", "")))
+    return f"start the command by Flux itself: `{line.replace('{command}', 'train ddp')}`"
+
+
 def task(env: Environment, job: Job) -> Task | None:
     """The Flux task that this process is, or None outside a Flux job.
 
@@ -75,7 +83,7 @@ def task(env: Environment, job: Job) -> Task | None:
     """
     if not {*TASK_NAMES, "FLUX_JOB_ID"} & env.keys():
         return None
-    read = Reader(env, FIX)
+    read = Reader(env, _fix(env))
     rank, size, local_rank, num_nodes = (read.number(name) for name in TASK_NAMES)
     fits = rank < size and 1 <= num_nodes <= size
     read.agree(fits, "Flux's variables contradict each other", *TASK_NAMES)
@@ -84,7 +92,7 @@ def task(env: Environment, job: Job) -> Task | None:
         raise MusterError(
             "Flux and another launcher disagree on which process this is",
             seen=read.seen(*TASK_NAMES, "PMI_RANK", "PMI_SIZE"),
-            fix=f"{FIX}, without mpiexec inside the task",
+            fix=f"{read.fix}, without mpiexec inside the task",
         )
     read.agree(size % num_nodes == 0, "the nodes have different numbers of tasks", *TASK_NAMES)
     ranks = Ranks(rank, size, local_rank, size // num_nodes)

@@ -4,10 +4,12 @@
     PyTorchJob before 1.7          RANK=1 WORLD_SIZE=2: they count pods, not processes
     Volcano                        VC_WORKER_HOSTS=job-worker-0.job,job-worker-1.job VC_TASK_INDEX=1 (VK_TASK_INDEX)
     indexed Job, JobSet            JOB_COMPLETION_INDEX=1; how many there are is not told
+    MPIJob                         K_MPI_JOB_ROLE=launcher, whose mpirun starts processes in the pods with =worker
 
 Source: https://github.com/kubeflow/training-operator/blob/master/pkg/controller.v1/pytorch/envvar.go
 Source: https://github.com/volcano-sh/volcano/blob/master/docs/user-guide/how_to_use_svc_plugin.md
 Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
+Source: https://github.com/kubeflow/mpi-operator/blob/master/pkg/controller/mpi_job_controller.go
 Source: https://lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables/
 """
 
@@ -22,14 +24,15 @@ from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
 VARIABLES = (
-    "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "LWS_GROUP_SIZE",
-    "LWS_WORKER_INDEX", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE",
-    "PET_RDZV_ENDPOINT", "VC_MASTER_HOSTS", "VC_TASK_INDEX", "VC_WORKER_HOSTS", "VK_TASK_INDEX",
+    "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "K_MPI_JOB_ROLE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE",
+    "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK",
+    "PET_NPROC_PER_NODE", "PET_RDZV_ENDPOINT", "VC_MASTER_HOSTS", "VC_TASK_INDEX", "VC_WORKER_HOSTS", "VK_TASK_INDEX",
 )  # fmt: skip
 
 PREFIXES = ("LWS_", "PET_", "VC_", "VK_")
 
 FIX = "on each pod: train ddp --nnodes PODS --node-rank INDEX --master-addr HOST"
+FIX_MPI = "in the launcher's pod: mpirun -n PODS --map-by ppr:1:node train ddp"
 
 _HOSTS_OF_VOLCANO = re.compile(r"VC_\w+_HOSTS")
 _NO_NAMES = "no names of pods"
@@ -40,26 +43,26 @@ def job(env: Environment) -> Job | None:
     if "KUBERNETES_SERVICE_HOST" not in env:
         return None
     pod = _pod(env)
+    of_pod = pod.sources if pod else dict[str, str]()
     if pod is None:
-        # One of these alone tells of several pods. The last is a LeaderWorkerSet's.
-        places = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "LWS_WORKER_INDEX")
+        # One of these alone tells of several pods. The last two are a LeaderWorkerSet's and an MPIJob's.
+        places = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "LWS_WORKER_INDEX", "K_MPI_JOB_ROLE")
         index = Reader(env, FIX).seen(*places)
         if not index or env.get("LWS_GROUP_SIZE") == "1":
             return None
-        num_source, hosts, host_source = f"{index}: one of several pods", (), _NO_NAMES
-    else:
-        num_source, hosts, host_source = pod.sources["num_nodes"], pod.hosts, pod.sources["hosts"]
-    problem = MusterError("nothing tells the names of the job's pods", seen=num_source, fix=FIX)
+        of_pod = {"num_nodes": f"{index}: one of several pods", "hosts": _NO_NAMES}
+    fix = FIX_MPI if "K_MPI_JOB_ROLE" in env else FIX
+    problem = MusterError("nothing tells the names of the job's pods", seen=of_pod["num_nodes"], fix=fix)
     return Job(
         scheduler="kubernetes",
         job_id=None,
-        hosts=hosts,
+        hosts=pod.hosts if pod else (),
         num_nodes=pod.num_nodes if pod else None,
-        launch=FIX.replace("train ddp", "{command}"),
+        launch=fix.replace("train ddp", "{command}"),
         gpu_request="nvidia.com/gpu: {gpus} in the limits of the pod's resources",
         is_host_proved=True,
-        problem=None if hosts else problem,
-        sources={"scheduler": "KUBERNETES_SERVICE_HOST", "num_nodes": num_source, "hosts": host_source},
+        problem=None if pod and pod.hosts else problem,
+        sources={**of_pod, "scheduler": "KUBERNETES_SERVICE_HOST"},
     )
 
 

@@ -45,7 +45,7 @@ FIX_BLAUNCH = "submit with one slot a host: `bsub -n NODES -R 'span[ptile=1]'`, 
 
 def job(env: Environment) -> Job | None:
     """The LSF job in `env`, or None where there is none."""
-    if not {"LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_DJOB_RANKFILE"} & env.keys():
+    if not {"LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_DJOB_RANKFILE", "LSB_HOSTS", "LSF_PM_TASKID"} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
     job_id = str(read.identifier("LSB_JOBID"))
@@ -133,7 +133,7 @@ def blaunch_task(env: Environment, job: Job) -> Task | None:
     """
     if "LSF_PM_TASKID" not in env or job.scheduler != "lsf":
         return None
-    read = Reader(env, FIX_BLAUNCH)
+    read = Reader(env, FIX_BLAUNCH.replace("NODES", str(job.num_nodes or "NODES")))
     task = read.number("LSF_PM_TASKID")
     if job.problem:
         raise job.problem
@@ -142,11 +142,11 @@ def blaunch_task(env: Environment, job: Job) -> Task | None:
         raise MusterError(
             "blaunch may have started a task for each slot or one for each host: which of them this is can't be told",
             seen=seen,
-            fix=f"{FIX_BLAUNCH}; or {job.launch_line(['train', 'ddp'])}",
+            fix=f"{read.fix}; or {job.launch_line(['train', 'ddp'])}",
         )
     own = read.own_index(job.hosts, seen)
     if not 1 <= task <= len(job.hosts) or own not in (None, task - 1):
-        raise MusterError("blaunch's task does not fit the job's list of hosts", seen=seen, fix=FIX_BLAUNCH)
+        raise MusterError("blaunch's task does not fit the job's list of hosts", seen=seen, fix=read.fix)
     sources = {"launcher": f"LSF_PM_TASKID={task}", "node_rank": f"LSF_PM_TASKID={task}, counted from 1"}
     return Task.one_a_node("blaunch", task - 1, len(job.hosts), job.hosts, sources)
 

@@ -15,19 +15,20 @@ from muster.entrypoint.detect.reader import Reader, seen
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
-# Of schedulers without a family here, and of scripts for torchrun: how many nodes a job has.
+# How many nodes a job has, of schedulers without a family here and scripts for torchrun; or all that is left of one.
 # Source: https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
 # Source: https://docs.skypilot.co/en/stable/running-jobs/distributed-jobs.html
 # Source: https://htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html
 NUMBERS = (
-    "AWS_BATCH_JOB_NUM_NODES", "COBALT_JOBSIZE", "DSTACK_NODES_NUM", "NNODES", "NUM_NODES", "PJM_NODE",
-    "SKYPILOT_NUM_NODES", "_CONDOR_NPROCS",
+    "AWS_BATCH_JOB_NUM_NODES", "COBALT_JOBSIZE", "DSTACK_NODES_NUM", "NHOSTS", "NNODES", "NUM_NODES", "PJM_NODE",
+    "SKYPILOT_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_NUM_TASKS", "_CONDOR_NPROCS",
 )  # fmt: skip
 # Others list their nodes; with this in the list they are several. SageMaker's is ["algo-1","algo-2"].
 # Source: https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables
 # Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training
 LISTS = {"AZ_BATCH_HOST_LIST": ",", "CLUSTER_SPEC": "workerpool1", "SM_HOSTS": ","}
-VARIABLES = ("ALPS_APP_PE", "MUSTER_HOSTS", "MUSTER_NODE_RANK", *NUMBERS, *LISTS, "OAR_NODEFILE")
+VARIABLES = ("ALPS_APP_PE", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", *NUMBERS, *LISTS, "OAR_NODEFILE")
 TEXT_FILES = ("OAR_NODEFILE",)
 
 FIX = "MUSTER_HOSTS=node01,node02 or MUSTER_HOSTS=node[01-02], the same on all nodes"
@@ -37,10 +38,18 @@ def listed(env: Environment) -> Job:
     """The nodes that MUSTER_HOSTS lists.
 
     Raises:
-        MusterError: it is no list of hosts.
+        MusterError: it is no list of hosts, or one in which a name does not stand for one host.
     """
     with_commas = re.sub(r"\s+", ",", env["MUSTER_HOSTS"].strip())
-    hosts = Reader(Environment({"MUSTER_HOSTS": with_commas}), FIX).hosts("MUSTER_HOSTS")
+    read = Reader(Environment({"MUSTER_HOSTS": with_commas}), FIX)
+    hosts = read.hosts("MUSTER_HOSTS")
+    undotted = {host for host in hosts if "." not in host}
+    for wrong, found in (
+        ("a host with a number of slots, or a port", [host for host in hosts if host.count(":") == 1]),
+        ("each host itself", {"localhost", "127.0.0.1", "::1"}.intersection(hosts) if len(hosts) > 1 else ()),
+        ("listed without its domain, too", [host for host in hosts if "." in host and host.split(".")[0] in undotted]),
+    ):
+        read.agree(not found, f"{next(iter(found), '')} is {wrong}", "MUSTER_HOSTS")
     source = seen(env, "MUSTER_HOSTS")
     return Job(
         scheduler="manual",

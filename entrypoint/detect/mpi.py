@@ -33,6 +33,7 @@ from muster.entrypoint.detect.allocation import Job, Rejected, Task
 from muster.entrypoint.detect.hostlist import MAX_COUNT
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
+from muster.entrypoint.rendezvous import network
 from muster.errors import MusterError
 from muster.units import processes
 
@@ -81,8 +82,7 @@ def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
         if job.scheduler in ("lsf", "local"):
             return None
         return Rejected(f"{read.seen(JSRUN.rank)} says the same: jsrun set them, in a job of LSF")
-    elsewhere = _made_elsewhere(env, "PMIX_HOSTNAME")
-    if elsewhere:
+    if elsewhere := _made_elsewhere(env, "PMIX_HOSTNAME"):
         return elsewhere
     ranks = read_ranks(OPENMPI, read)
     if "PMIX_RANK" not in env or "PMIX_NAMESPACE" not in env:
@@ -125,10 +125,6 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
     if "FLUX_TASK_RANK" in env and _is_of(env, "FLUX_TASK_RANK", "FLUX_JOB_SIZE"):
         return Rejected(f"{read.seen(HYDRA.rank, HYDRA.size)} is Flux's own", is_certain=True)
     of_pmi = {HYDRA.rank, HYDRA.size} & env.keys()
-    if not of_pmi and "FLUX_URI" in env:
-        # The rest of what Hydra gave a broker of Flux, which takes these two for itself and away from its shells.
-        reason = f"{read.seen(*present)} without PMI_RANK: Hydra started Flux, which started this process"
-        return Rejected(reason, is_certain=True)
     if "PALS_APID" in env and env.get("PALS_RANKID") == env.get("PMI_RANK"):
         return None
     if len(present) == len(of_pmi):
@@ -163,13 +159,7 @@ def _made_elsewhere(env: Environment, name: str) -> Rejected | None:
     if not env.host or not hostlist.is_name(host) or hostlist.short(host) == hostlist.short(env.host):
         return None
     # Hydra has it from its user: mpiexec -hosts localhost, 10.0.0.2, node02-ib. A recording can't tell whose these are.
-    if env.is_live:
-        # Here and not above: names that differ are rare.
-        from muster.entrypoint.rendezvous import network
-
-        if network.is_own(host):
-            return None
-    elif host == "localhost" or hostlist.is_address(host):
+    if network.is_own(host) if env.is_live else host == "localhost" or hostlist.is_address(host):
         return None
     return Rejected(f"{name}={host}, but this host is {env.host}")
 

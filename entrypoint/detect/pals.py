@@ -49,8 +49,7 @@ def task(env: Environment, job: Job) -> Task | Rejected | None:
     if not {"PALS_APID", *_NAMES} & env.keys():
         return None
     read = Reader(env, FIX)
-    owner = _owner(env)
-    if owner:
+    if owner := _owner(env):
         return Rejected(f"{read.seen('PALS_APID', 'PALS_RANKID')} was set by {owner}, for Cray MPI", is_certain=True)
     if job.scheduler not in ("pbs", "manual", "local"):
         return Rejected(f"{read.seen('PALS_APID')}, but this is a job of {job.scheduler}")

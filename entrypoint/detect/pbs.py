@@ -44,7 +44,7 @@ FIX_HOSTS = "in the job script: export MUSTER_HOSTS=$(awk '!seen[$1]++ {print $1
 
 def job(env: Environment) -> Job | None:
     """The PBS job in `env`, or None where there is none."""
-    if not {"PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE"} & env.keys():
+    if not {"PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM"} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
     job_id = env.get("PBS_JOBID", "")
@@ -65,7 +65,9 @@ def job(env: Environment) -> Job | None:
         cpus_on_node=read.optional("NCPUS"),
         default_threads=_default_threads(env),
         launch=_launch(env, len(slots) or "NODES"),
-        gpu_request="qsub -l select=NODES:ngpus={gpus}",
+        # Torque writes the file on the first node alone. PBS_NUM_PPN is Torque's.
+        is_shared="PBS_NUM_PPN" not in env or len(slots) == 1,
+        gpu_request=f"qsub -l select={len(slots) or 'NODES'}:ngpus={{gpus}}",
         problem=problem,
         sources={
             "scheduler": f"PBS_JOBID={job_id}",
@@ -90,9 +92,8 @@ def _launch(env: Environment, num_nodes: int | str) -> str:
 
 def _slots(read: Reader) -> dict[str, int]:
     """The hosts in the order in which the file names them first, and how often it names each."""
-    text = _own_node_file(read.env) if is_task(read.env) and not read.env.get("PBS_NODEFILE") else None
-    if text is None:
-        text = Reader(read.env, FIX_HOSTS).text_file("PBS_NODEFILE")
+    own = _own_node_file(read.env) if is_task(read.env) and not read.env.get("PBS_NODEFILE") else None
+    text = own or Reader(read.env, FIX_HOSTS).text_file("PBS_NODEFILE")
     lines = [(line.strip(), "1") for line in text.splitlines() if line.strip()]
     return read.slots(lines, "PBS's list of nodes", "PBS_NODEFILE", "PBS_JOBID")
 
@@ -126,7 +127,6 @@ def _default_threads(env: Environment) -> str | None:
 
 def is_task(env: Environment) -> bool:
     """Whether PBS itself started this process, beside the job script."""
-    # PBS_NUM_PPN is Torque's alone.
     pattern = r"(?!1$)[0-9]{1,8}" if "PBS_NUM_PPN" in env else r"[0-9A-Fa-f]{8}"
     return re.fullmatch(pattern, env.get("PBS_TASKNUM", "")) is not None
 
@@ -142,9 +142,10 @@ def task(env: Environment, job: Job) -> Task | None:
     mark = f"PBS_TASKNUM={env['PBS_TASKNUM']}"
     train = Path(sys.executable).with_name("train")
     path = shlex.quote(str(train)) if env.is_live and train.is_file() else "/PATH/TO/train"
+    remote = "pbsdsh -h" if "PBS_NUM_PPN" in env else "pbs_tmrsh"
     fix = (
         "for each host of the job, the index counted from 0, with the path of train: "
-        f"pbs_tmrsh HOST env MUSTER_HOSTS=HOST0,HOST1 MUSTER_NODE_RANK=INDEX {path} ddp"
+        f"{remote} HOST env MUSTER_HOSTS=HOST0,HOST1 MUSTER_NODE_RANK=INDEX {path} ddp"
     )
     if max(job.slots, default=1) > 1:
         raise MusterError(

@@ -11,6 +11,7 @@ from typing import TypeVar
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.hostlist import MAX_COUNT, MAX_ID, whole_number
 from muster.entrypoint.environment import Environment
+from muster.entrypoint.rendezvous import network
 from muster.errors import MusterError
 
 T = TypeVar("T")
@@ -106,10 +107,13 @@ class Reader:
             MusterError: it could be several of them.
         """
         try:
-            return hostlist.index_of(hosts, self.env.host)
+            own = hostlist.index_of(hosts, self.env.host)
         except hostlist.HostListError as reason:
             wrong = f"which of the nodes this one is can't be told: {reason}"
             raise MusterError(wrong, seen=source, fix=self.fix) from None
+        if own is None and self.env.is_live:
+            own = next((i for i, host in enumerate(hosts) if hostlist.is_address(host) and network.is_own(host)), None)
+        return own
 
     def cpus(self, slots: Mapping[str, int]) -> int | None:
         """The cores that the slots of this host stand for; None where it has one, which may be a whole node."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from muster.entrypoint import resources
-from muster.entrypoint.detect import families, hostlist, manual
+from muster.entrypoint.detect import families, hostlist, manual, traces
 from muster.entrypoint.detect.allocation import NO_SCHEDULER, Allocation, Job, Task
 from muster.entrypoint.detect.reader import Reader, seen
 from muster.entrypoint.environment import Environment
@@ -44,12 +44,12 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
     else:
         task, losers = families.find_task(env, job)
         rejected += losers
-        if job is NO_SCHEDULER and not is_single:
-            _check_traces(env, options, task)
+        traced = _check_traces(env, options, task) if job is NO_SCHEDULER and not is_single else ()
         if task:
             task = _launched(env, options, job, task, command)
         else:
             task = _alone(env, options, job, command, is_one_node=is_single or options.num_nodes == 1)
+        task = replace(task, notes=traced + task.notes)
         # Users set single ones of these for a script of their own; launchers set LOCAL_RANK beside a size.
         if task.tasks_on_node == 1 and "LOCAL_RANK" in env:
             Reader(env, "").check_inner_launcher("job")
@@ -60,7 +60,7 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
         rejected += (f"{unused}: set by hand or left over, not used",)
     notes = task.notes
     if "MUSTER_HOSTS" in env:
-        notes = (f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours: it was taken", *notes)
+        notes = (f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours and was taken, hosts: {len(job.hosts)}", *notes)
     of_launcher = {} if job.job_id or not task.job_id else {"job_id": f"{task.launcher}'s own"}
     # One task a node is an agent, which starts the node's ranks; of several each is a rank.
     if max(task.tasks_per_node) > 1:
@@ -217,16 +217,17 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
     places = [name for name in ("ALPS_APP_PE", "MPT_MPI_RANK") if name in env]
     if job is NO_SCHEDULER:
         places += [name for name in ("WORLD_SIZE", "PET_NNODES", *manual.NUMBERS) if env.get(name, "1") != "1"]
+        places += [name for name in ("RANK", "NODE_RANK", "PET_NODE_RANK") if env.get(name, "0") != "0"]
         places += [name for name, mark in manual.LISTS.items() if mark in env.get(name, "")]
         # OAR's file has a line for each core.
         if "OAR_NODEFILE" in env and len(set(Reader(env, FIX_OAR).text_file("OAR_NODEFILE").split())) > 1:
             places.append("OAR_NODEFILE")
-        others = r"PMIX_RANK|JOB_COMPLETION_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX"
+        others = r"PMIX_RANK|JOB_COMPLETION_INDEX|K_MPI_JOB_ROLE|VC_\w+_HOSTS|V[CK]_TASK_INDEX"
         places += [name for name in env if re.fullmatch(others, name)]
     if places and options.num_nodes != 1:
         raise MusterError(
             "these variables speak of several processes or nodes, but nothing tells which of them this is",
-            seen=seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
+            seen=seen(env, *dict.fromkeys(("RANK", "LOCAL_RANK", "PET_NODE_RANK", *places))),
             fix="on each node: --nnodes N --node-rank I --master-addr HOST; or, if it is but one node, --nnodes 1; or "
             f"unset {' '.join(places)}, if left over",
         )
@@ -259,8 +260,7 @@ def _check_one_node(env: Environment, job: Job, command: Sequence[str], *, is_on
             fix=job.launch_line(command),
         )
     # PBS leaves the script's own host out of its list where the first chunk has mpiprocs=0: then there are two.
-    is_here = job.is_host_proved or not job.hosts or not env.host
-    if not is_here and hostlist.short(env.host or "") != hostlist.short(job.hosts[0]):
+    if job.hosts and env.host and not job.is_host_proved and hostlist.short(env.host) != hostlist.short(job.hosts[0]):
         alone = f"to use this host alone: MUSTER_HOSTS={env.host} {shlex.join(command)}"
         raise MusterError(
             f"{job.scheduler} lists {job.hosts[0]} only, and this is {env.host}",
@@ -269,23 +269,20 @@ def _check_one_node(env: Environment, job: Job, command: Sequence[str], *, is_on
         )
 
 
-def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -> None:
-    """Refuses a process in a container that none of the variables of the job around it have reached."""
-    if not env.is_live or env.engine is None or options.num_nodes == 1:
-        return
-    if task and task.num_nodes > 1:
-        return
-    # Here and not above: few launches are in a container without a job's variables.
-    from muster.entrypoint.detect import traces
-
-    found, is_own_pid_namespace = traces.read()
+def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -> tuple[str, ...]:
+    """Refuses a process in a container that none of the variables of the job around it have reached; else a note."""
+    if not env.is_live or options.num_nodes == 1 or (task and task.num_nodes > 1):
+        return ()
+    found = traces.read(is_container=env.engine is not None)
     # Inside the container mpirun may have started this process: that is no trace of a launcher outside.
     if found is None or (task and found.owner not in families.schedulers()):
-        return
+        return ()
+    if env.engine is None:
+        return (f"alone, though {found.seen} is {found.owner}'s: sudo or env -i may have taken its variables away",)
     raise MusterError(
         f"this container is inside a job of {found.owner}, but none of its variables reached it",
         seen=f"{found.seen}, and this is a container of {env.engine}",
-        fix=f"{env.way_in(is_own_pid_namespace)}; or, if it is but one node, --nnodes 1",
+        fix=f"{env.way_in()}; or, if it is but one node, --nnodes 1",
     )
 
 

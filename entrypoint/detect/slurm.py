@@ -13,15 +13,13 @@ Source: https://github.com/ParaStation/psmgmt/blob/master/plugins/psslurm/src/ps
 """
 
 import re
+from itertools import chain
 
 from muster.entrypoint.detect.allocation import Job, Task
 from muster.entrypoint.detect.hostlist import MAX_ID, whole_number
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
-
-MAX_HET_GROUPS = 128
-"""Groups of a heterogeneous job: Slurm's own MAX_HET_JOB_COMPS."""
 
 VARIABLES = (
     "SLURM_CPUS_ON_NODE", "SLURM_DISTRIBUTION", "SLURM_GPUS_ON_NODE", "SLURM_GTIDS", "SLURM_HET_SIZE", "SLURM_JOBID",
@@ -59,8 +57,9 @@ def job(env: Environment) -> Job | None:
     """The Slurm job in `env`, or None where there is none."""
     # Any one of them is enough: a job with one variable lost must not pass for a machine without a scheduler. A
     # container may have been given those of the task alone.
-    of_task = {"SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"}
-    if not {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", *of_task} & env.keys():
+    of_task = {"SLURM_GTIDS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"}
+    lists = {"SLURM_HET_SIZE", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_TASKS_PER_NODE"}
+    if not {"SLURM_JOB_ID", "SLURM_JOBID", *lists, *of_task} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
     read.sources["attempt"] = "no SLURM_RESTART_COUNT: the first run"
@@ -76,7 +75,7 @@ def job(env: Environment) -> Job | None:
             fix=f"in place of ssh: srun --jobid={job_id} --overlap --nodes=N --ntasks=N --ntasks-per-node=1 train ddp",
         )
     groups = _groups(read)
-    hosts = _flat(groups)
+    hosts = tuple(dict.fromkeys(chain(*groups)))
     if not groups:
         hosts = read.hosts("SLURM_JOB_NODELIST", "hosts")
         num_nodes = read.number("SLURM_JOB_NUM_NODES", "num_nodes")
@@ -120,20 +119,18 @@ def _groups(read: Reader) -> list[tuple[str, ...]]:
     """
     if "SLURM_HET_SIZE" not in read.env:
         return []
-    size = read.number("SLURM_HET_SIZE", most=MAX_HET_GROUPS)
+    size = read.number("SLURM_HET_SIZE", most=128)  # Slurm's own MAX_HET_JOB_COMPS
     names = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(size)]
     names = [name if name in read.env else name.replace("_HET_", "_PACK_") for name in names]
     read.sources["hosts"] = read.sources["num_nodes"] = read.seen(*names)
     return [read.hosts(name) for name in names]
 
 
-def _flat(groups: list[tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(host for group in groups for host in group))
-
-
 def task(env: Environment, job: Job) -> Task | None:
     """The task of a step that this process is, or None outside a step. The step tells all of it, the `job` nothing."""
-    if "SLURM_STEP_ID" not in env:
+    # The batch script has these as well, each of them 0: others are a task's that lost its SLURM_STEP_ID.
+    places = {env.get(name, "0") for name in ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID")}
+    if "SLURM_STEP_ID" not in env and places == {"0"}:
         return None
     read = Reader(env, FIX_TASK)
     step = read.identifier("SLURM_STEP_ID", "launcher")
@@ -151,7 +148,7 @@ def task(env: Environment, job: Job) -> Task | None:
         )
     listed = read.hosts("SLURM_STEP_NODELIST", "hosts")
     members = set(listed)
-    in_groups = tuple(host for host in _flat(_groups(Reader(env, FIX_JOB))) if host in members)
+    in_groups = tuple(host for host in dict.fromkeys(chain(*_groups(Reader(env, FIX_JOB)))) if host in members)
     hosts = in_groups if len(in_groups) == len(listed) else listed
     tasks_per_node = read.counts("SLURM_STEP_TASKS_PER_NODE", "tasks_on_node")
     num_nodes = read.number("SLURM_STEP_NUM_NODES", "num_nodes")

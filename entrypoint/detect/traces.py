@@ -18,9 +18,6 @@ from muster.entrypoint.detect.families import FAMILIES
 
 PROC = Path("/proc/self")
 
-# The first process of a PID namespace that Apptainer made: --pid, --containall.
-_APPTAINERS_INIT = "appinit"
-
 
 class Trace(NamedTuple):
     """What tells of a job: the family that left it, and where it was seen."""
@@ -50,11 +47,9 @@ def find(cgroup: str, mounts: str, ancestors: Iterable[str]) -> Trace | None:
     return None
 
 
-def read() -> tuple[Trace | None, bool]:
-    """The strongest trace of a job that this process sees, and whether Apptainer hid the processes outside."""
-    names = ancestors()
-    first = find(text_of(PROC / "cgroup"), text_of(PROC / "mountinfo"), names)
-    return first, names[-1:] == [_APPTAINERS_INIT]
+def read(*, is_container: bool = True) -> Trace | None:
+    """The strongest trace of a job that this process sees. Outside of a container the mounts may be of any job."""
+    return find(text_of(PROC / "cgroup"), text_of(PROC / "mountinfo") if is_container else "", ancestors())
 
 
 def ancestors() -> list[str]:

@@ -170,8 +170,7 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program)
         if own is None or own >= needed or needed not in FIRST_DRIVER:
             return Additions()
         # Newer than the kernel's part: somebody, docker's runtime for one, has put forward compatibility first already.
-        problem = prove(LIBCUDA, needed, env)
-        if not problem:
+        if not (problem := prove(LIBCUDA, needed, env)):
             return Additions()
         seen = f"{driver} supports CUDA {own}, {toolkit}; the forward compatibility that is first here: {problem}"
         raise _too_old(toolkit, own, seen, program)
@@ -183,8 +182,7 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program)
     # Without empty elements, which mean the current folder.
     others = [folder for folder in env.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
     variables = {"LD_LIBRARY_PATH": os.pathsep.join(dict.fromkeys([str(library.parent), *others]))}
-    problem = prove(str(library), needed, {**env, **variables})
-    if problem:
+    if problem := prove(str(library), needed, {**env, **variables}):
         seen = f"{seen}; forward compatibility by {library}: {problem}"
         raise _too_old(toolkit, driver.cuda[0], seen, program)
     return Additions(variables, (f"{seen}: forward compatibility was put first, {library.parent}",))

@@ -3,7 +3,7 @@
 import os
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,14 +91,13 @@ class Additions:
     folders: tuple[Folder, ...] = ()
 
     @classmethod
-    def merged(cls, parts: Iterable["Additions"]) -> "Additions":
+    def merged(cls, parts: Sequence["Additions"]) -> "Additions":
         """All of `parts`; of a variable that several set, the last one's value."""
-        every = list(parts)
         return cls(
-            variables={name: value for part in every for name, value in part.variables.items()},
-            notes=tuple(note for part in every for note in part.notes),
-            removed=tuple(name for part in every for name in part.removed),
-            folders=tuple(folder for part in every for folder in part.folders),
+            variables={name: value for part in parts for name, value in part.variables.items()},
+            notes=tuple(note for part in parts for note in part.notes),
+            removed=tuple(name for part in parts for name in part.removed),
+            folders=tuple(folder for part in parts for folder in part.folders),
         )
 
 

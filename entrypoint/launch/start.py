@@ -160,11 +160,9 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
         raise MusterError(refusal.wrong, seen=seen, fix=fix, code=refusal.code) from None
     if site and options.interface != asked.interface:
         # The rendezvous takes all options for the user's.
-        sources = {**rendezvous.sources, "interface": f"the profile {site.name}"}
-        rendezvous = replace(rendezvous, sources=sources)
+        rendezvous = replace(rendezvous, sources={**rendezvous.sources, "interface": f"the profile {site.name}"})
     gpus = site.site.nodes.gpus if site else None
-    missing = resources.without_gpus(env, allocation, options, typed, gpus.value if gpus else 0)
-    if missing:
+    if missing := resources.without_gpus(env, allocation, options, typed, gpus.value if gpus else 0):
         of_site = replace(of_site, notes=(*of_site.notes, missing))
     return Context(env, options, allocation, rendezvous, site, of_site)
 

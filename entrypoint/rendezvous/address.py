@@ -114,8 +114,8 @@ def by_file(rendezvous: Rendezvous, allocation: Allocation, env: Environment, op
         interface=options.interface,
         # mpirun by ssh starts the processes of its own host with the job's variables, and all others without.
         hint="mpirun gave no scheduler's variables to this host; in a job of PBS carry them along: "
-        "mpirun -x PBS_JOBID -x PBS_ENVIRONMENT -x PBS_NODEFILE"
-        if allocation.launcher == "openmpi" and allocation.scheduler == "local"
+        "mpirun -x PBS_JOBID -x PBS_ENVIRONMENT -x PBS_NODEFILE, or mpirun_rsh -export"
+        if allocation.launcher in ("openmpi", "mvapich") and allocation.scheduler == "local"
         else "",
     )
     rendezvous_file.exit_on_terminate()

@@ -124,10 +124,8 @@ def head(text: str) -> str:
 
 def _whys(wanted: Mapping[str, Any], env: Environment) -> Iterator[str]:
     """What tells that `env` is of the site that has these patterns; nothing where it is not."""
-    for name in CLUSTER:
-        if _is_like(env.get(name), wanted.get("cluster", ())):
-            yield f"{name}={env[name]}"
-            break
+    clusters = [name for name in CLUSTER if _is_like(env.get(name), wanted.get("cluster", ()))]
+    yield from (f"{name}={env[name]}" for name in clusters[:1])
     hosts = wanted.get("hosts", ())
     if _is_like(env.host, hosts) or _is_like((env.host or "").partition(".")[0], hosts):
         yield f"host {env.host}"

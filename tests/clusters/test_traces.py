@@ -30,7 +30,7 @@ def refused(text: str, owner: str, process: str) -> None:
     wrong, seen, fix = lines_of_error(text)[:3]
     assert wrong == WRONG.format(owner)
     assert f"the process {process} above this one" in seen
-    assert "leave --cleanenv out" in fix
+    assert "leave --cleanenv or --containall out" in fix
 
 
 def test_slurm(slurm2: SlurmCluster) -> None:

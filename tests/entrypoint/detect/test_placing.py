@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.entrypoint import recording
+from muster.entrypoint.detect import traces
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
@@ -175,8 +176,9 @@ def test_flux_that_disagrees_with_a_launcher_inside_it() -> None:
 def test_flux_in_turns_and_uneven_flux_are_refused() -> None:
     with pytest.raises(MusterError, match=r"don't lie in blocks, .* which node this is can't be told"):
         detect(changed(FLUX, FLUX_TASK_RANK="2", PMI_RANK="2"))
-    with pytest.raises(MusterError, match="different numbers of tasks"):
+    with pytest.raises(MusterError, match="different numbers of tasks") as refusal:
         detect(changed(FLUX, FLUX_JOB_SIZE="5", PMI_SIZE="5"))
+    assert "flux run -N 2 -n 2 --exclusive train ddp" in refusal.value.fix
 
 
 def test_no_launch_line_can_be_made_to_run_something_else() -> None:
@@ -192,6 +194,15 @@ def test_an_instance_of_flux_left_over_from_elsewhere_is_no_launcher_of_this_job
     with pytest.raises(MusterError) as refusal:
         detect(changed(script, TMPDIR="/var/tmp/pbs.37.pbshead"))
     assert refusal.value.fix.startswith("mpiexec ")
+
+
+def test_a_task_of_srun_that_merely_sees_an_instance_of_flux_is_no_shell_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = replace(recording.load(FOLDERS / "documented" / "flux_in_slurm_shell.node01.x.env"), is_live=True)
+    monkeypatch.setattr(traces, "ancestors", lambda: ["bash", "flux-broker-0", "slurmstepd"])
+    with pytest.raises(MusterError, match="nothing started this process on each of them"):
+        detect(shell)
+    monkeypatch.setattr(traces, "ancestors", lambda: ["slurmstepd", "systemd"])
+    assert detect(shell).launcher == "srun"
 
 
 def test_flux_in_turns_is_refused_by_all_its_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -225,6 +236,19 @@ def test_different_numbers_of_processes_as_the_file_of_nodes_has_them() -> None:
     # In turns the ranks are not where the counts alone would put them.
     with pytest.raises(MusterError, match="different numbers of processes"):
         detect(Environment({**of_pbs, **hydra(2, 3, 1, 2), INTERFACE: "pbsn1"}, "pbsn1", nodes))
+
+
+def test_a_file_of_nodes_that_torque_writes_on_the_first_host_alone_numbers_no_nodes() -> None:
+    of_torque = {"PBS_JOBID": "9.srv", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": "/var/spool/torque/aux//9.srv"}
+    of_torque |= {"PBS_NUM_PPN": "2", "PBS_TASKNUM": "1"}
+    nodes = {"PBS_NODEFILE": "c1\nc1\nc2\nc2\n"}
+    found: list[Allocation] = []
+    for rank, host in enumerate(("c1", "c1", "c2", "c2")):
+        env = hydra(rank, 4, rank % 2, 2, **of_torque, **{INTERFACE: host})
+        found.append(detect(replace(env, host=host, files=nodes if host == "c1" else {})))
+    assert [place(one) for one in found] == [(0, 0, 0, 4), (0, 1, 1, 4), (1, 0, 2, 4), (1, 1, 3, 4)]
+    # Else the first node's would meet at its name, and wait for the others, who look for a file.
+    assert {one.hosts for one in found} == {()}
 
 
 def test_hosts_in_turns_are_told_of_a_process_a_node() -> None:

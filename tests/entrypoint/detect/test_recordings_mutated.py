@@ -36,6 +36,7 @@ SOLE_WITNESSES = {
     "pbs_shape_a_nompiprocs": {"file PBS_NODEFILE"},
     "pbs_shape_b_nodesppn": {"file PBS_NODEFILE"},
     "flux_in_pbs_instance-script": {"file PBS_NODEFILE"},
+    "flux_in_pals_shell": {"file PBS_NODEFILE"},
     # The names of hosts: a wrong one does not resolve, and the start says so.
     "kubeflow_trainjob": {"PET_MASTER_ADDR", "PET_NNODES"},
     "volcano_pytorch": {"VC_MASTER_HOSTS", "VC_WORKER_HOSTS"},
@@ -43,6 +44,7 @@ SOLE_WITNESSES = {
     # The one variable that makes it what it is.
     "indexed_job": {"JOB_COMPLETION_INDEX"},
     "flux_instance": {"FLUX_URI"},
+    "flux_in_slurm_shell": {"FLUX_URI"},
     "flux_operator_shell": {"FLUX_URI", "JOB_COMPLETION_INDEX"},
     "arbitrary": {"SLURM_DISTRIBUTION"},
 }
@@ -123,8 +125,8 @@ DONORS = {
 # Where nothing tells of a job, a whole family's variables can't be told from the real ones. Nor can those of jsrun in
 # a job of LSF whose hosts and slots they fit, nor those of Flux in an indexed Job, as the Flux Operator's pods are.
 WITHOUT_EVIDENCE = (
-    "pod_alone", "flux_instance", "flux_operator_shell", "flux_in_pbs_instance-script", "indexed_job",
-    "lsf_blaunch_slots",
+    "pod_alone", "flux_instance", "flux_operator_shell", "flux_in_pbs_instance-script", "flux_in_pals_shell",
+    "flux_in_slurm_shell", "indexed_job", "lsf_blaunch_slots", "mpijob_launcher",
 )  # fmt: skip
 # Flux's recordings come with the PBS around them; a container's service variables are no part of a job.
 ONLY = {"flux": re.compile("FLUX_"), "pals": re.compile("PALS_|PMI_")}

@@ -1,5 +1,6 @@
 """Schedulers: files that can't be seen, MUSTER_HOSTS, two schedulers at once, names of hosts."""
 
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ from muster.entrypoint.detect import families, resolve
 from muster.entrypoint.detect.hostlist import HostListError, index_of
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
+from muster.entrypoint.rendezvous import network
 from muster.errors import MusterError
 from tests.entrypoint.recorded import FOLDERS, detect
 
@@ -52,7 +54,7 @@ def test_a_file_that_cannot_be_seen_is_named_with_the_options_that_show_it(tmp_p
     with pytest.raises(MusterError) as refusal:
         detect(live)
     assert f"--bind {path}," in refusal.value.fix
-    assert f"-v {path}:{path}:ro" in refusal.value.fix
+    assert f"--volume {path}:{path}:ro" in refusal.value.fix
     assert "MUSTER_HOSTS=" in refusal.value.fix
     assert str(path) in refusal.value.seen
 
@@ -109,6 +111,34 @@ def test_listed_hosts_without_a_scheduler_are_a_launch_by_hand() -> None:
         detect(Environment({"MUSTER_HOSTS": "alpha,beta"}, host="gamma"))
     with pytest.raises(MusterError, match="MUSTER_HOSTS can't be read"):
         detect(Environment({"MUSTER_HOSTS": "alpha[1-"}, host="alpha"))
+    twice = detect(Environment({"MUSTER_HOSTS": "alpha,alpha,beta,beta"}, host="beta"))
+    assert (twice.node_rank, twice.num_nodes) == (1, 2)
+    assert "hosts: 2" in twice.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("listed", "wrong"),
+    [
+        ("alpha:4,beta:4", "alpha:4 is a host with a number of slots"),
+        ("localhost,alpha", "localhost is each host itself"),
+        ("127.0.0.1 alpha", "127.0.0.1 is each host itself"),
+        ("alpha,alpha.example.org", "alpha.example.org is listed without its domain, too"),
+    ],
+)
+def test_what_does_not_stand_for_one_host_is_no_listed_host(listed: str, wrong: str) -> None:
+    """On the other nodes the same list would seem right, and they would wait in vain."""
+    with pytest.raises(MusterError, match=re.escape(wrong)) as refusal:
+        detect(Environment({"MUSTER_HOSTS": listed}, host="alpha"))
+    assert refusal.value.seen.startswith("MUSTER_HOSTS=")
+
+
+def test_listed_addresses_are_known_by_the_hosts_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "is_own", lambda host: host == "192.0.2.8")
+    env = Environment({"MUSTER_HOSTS": "192.0.2.7,192.0.2.8"}, host="alpha", is_live=True)
+    found = detect(env)
+    assert (found.node_rank, found.hosts) == (1, ("192.0.2.7", "192.0.2.8"))
+    with pytest.raises(MusterError, match="this host, alpha, is not in the job's list"):
+        detect(replace(env, is_live=False))
 
 
 def test_listed_hosts_do_not_make_a_job_script_a_task() -> None:
@@ -166,6 +196,19 @@ def test_processes_of_launchers_that_tell_a_rank_only_do_not_train_alone_each() 
         assert detect(env, LaunchOptions(nnodes="1")).num_nodes == 1
     # A job submitted from a shell that srun has started by PMIx.
     assert detect(changed(PBS, **of_prterun)).num_nodes == 1
+
+
+@pytest.mark.parametrize("name", ["LSB_HOSTS", "LSF_PM_TASKID"])
+def test_a_task_of_blaunch_that_lost_its_job_does_not_train_alone(name: str) -> None:
+    """As in a container that got this variable alone, and by lsrun outside of any job."""
+    with pytest.raises(MusterError, match="LSB_JOBID is missing"):
+        detect(Environment({name: BLAUNCH[name]}, host="hosta"))
+
+
+@pytest.mark.parametrize("name", ["PBS_TASKNUM", "PBS_NODENUM"])
+def test_a_task_of_pbs_that_lost_its_job_does_not_train_alone(name: str) -> None:
+    with pytest.raises(MusterError, match="PBS_JOBID is missing"):
+        detect(Environment({name: PBS_TASK[name]}, host="pbsn2"))
 
 
 def test_a_login_node_is_not_the_one_node_of_a_job_of_lsf() -> None:
@@ -233,8 +276,9 @@ def test_the_launch_node_is_no_node_that_jsrun_leaves_out() -> None:
 def test_blaunch_with_several_slots_a_host_is_refused(slots: int) -> None:
     hosts = ["hosta"] * slots + ["hostb"] * slots
     told = {"LSB_HOSTS": " ".join(hosts), "LSB_MCPU_HOSTS": f"hosta {slots} hostb {slots}"}
-    with pytest.raises(MusterError, match="a task for each slot or one for each host"):
+    with pytest.raises(MusterError, match="a task for each slot or one for each host") as refusal:
         detect(changed(LSF, **told, LSB_DJOB_NUMPROC=str(2 * slots)))
+    assert "bsub -n 2 -R" in refusal.value.fix
 
 
 def test_tasks_of_torques_pbsdsh_are_told_from_its_job_script() -> None:
@@ -249,6 +293,10 @@ def test_tasks_of_torques_pbsdsh_are_told_from_its_job_script() -> None:
     found = detect(process("c2", "2", "c1\nc2\n"))
     assert (found.launcher, found.node_rank, found.num_nodes) == ("pbsdsh", 1, 2)
     assert detect(process("c1", "1", "c1\nc1\n")).launcher == "local"
+    # Torque has no pbs_tmrsh.
+    with pytest.raises(MusterError) as refusal:
+        detect(process("c1", "3", "c1\nc1\n"))
+    assert "pbsdsh -h HOST env MUSTER_HOSTS=" in refusal.value.fix
 
 
 def test_gpus_of_grid_engine_are_counted() -> None:
@@ -369,6 +417,10 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ("COBALT_JOBSIZE", "2", "1"),
         ("DSTACK_NODES_NUM", "2", "1"),
         ("NNODES", "2", "1"),
+        ("NODE_RANK", "1", "0"),
+        ("RANK", "1", "0"),
+        ("SLURM_NTASKS", "2", "1"),
+        ("SLURM_JOB_NUM_NODES", "2", "1"),
         ("NUM_NODES", "2", "1"),
         ("PJM_NODE", "4", "1"),
         ("SKYPILOT_NUM_NODES", "2", "1"),

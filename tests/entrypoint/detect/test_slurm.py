@@ -53,10 +53,25 @@ def test_a_shell_by_ssh_on_a_node_of_a_job_is_told_the_way_in() -> None:
 def test_a_task_whose_container_got_its_rank_alone_does_not_train_alone() -> None:
     """As by docker run -e SLURM_PROCID -e SLURM_NTASKS."""
     of_step = [("SLURM_STEP_ID",), ("SLURM_STEP_NODELIST", "SLURM_NODEID")]
+    of_step += [("SLURM_NODELIST", "SLURM_NTASKS"), ("SLURM_TASKS_PER_NODE",), ("SLURM_GTIDS",)]
+    heterogeneous = recording.load(FOLDERS / "slurm_own" / "het_group_1.node02.0.env")
+    with pytest.raises(MusterError, match="SLURM_JOB_ID is missing"):
+        detect(Environment({name: heterogeneous[name] for name in heterogeneous if "HET_" in name}, host="node02"))
     for names in (("SLURM_PROCID", "SLURM_NTASKS"), ("SLURM_NODEID", "SLURM_NNODES"), ("SLURM_LOCALID",), *of_step):
         with pytest.raises(MusterError, match="SLURM_JOB_ID is missing") as refusal:
             detect(Environment({name: step()[name] for name in names}, host="node02", engine="docker"))
         assert "docker run" in refusal.value.fix
+
+
+@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_LOCALID"])
+def test_the_second_task_of_a_node_that_lost_the_steps_number_does_not_train_alone(name: str) -> None:
+    """As by docker run -e SLURM_JOB_ID -e SLURM_JOB_NODELIST -e SLURM_JOB_NUM_NODES -e SLURM_PROCID."""
+    job = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "node02", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2"}
+    with pytest.raises(MusterError, match="SLURM_STEP_ID is missing") as refusal:
+        detect(Environment({**job, name: "1"}, host="node02", engine="docker"))
+    assert "docker run" in refusal.value.fix
+    # The batch script.
+    assert detect(Environment({**job, name: "0"}, host="node02")).num_nodes == 1
 
 
 def test_a_step_that_keeps_the_jobs_variables_is_told_why_it_is_refused() -> None:
