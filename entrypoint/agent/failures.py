@@ -78,10 +78,10 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
     rank = first_of({rank: failures[rank] for rank in unreported})
     first = failures[rank]
     how = how_ended(first.exitcode)
-    fix = "read what it said above; `muster run --debug` shows this program's traceback too"
+    fix = "read what it said above"
     if first.pid in status.ended:
         how, fix = f"was ended: {status.ended[first.pid]}", "look what that rank's node said"
-    elif status.elsewhere:
+    elif status.elsewhere and first.exitcode != ExitCode.USER_MUST_CHANGE:  # a wrong option follows from no other rank
         how, fix = f"{how} after another: {status.elsewhere}", "look what that rank's node said"
     elif first.exitcode < 0:
         fix = FIX_BY_SIGNAL.get(first.signal_name(), fix)

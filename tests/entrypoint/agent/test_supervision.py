@@ -246,6 +246,11 @@ os.write(1, b"works\\n" if works else b"is done\\n")
 if works:
     while not os.path.exists("go"):
         time.sleep(0.05)
+if sys.argv[1] == "all fail":
+    open(os.environ["RANK"], "w").close()
+    while not (os.path.exists("0") and os.path.exists("1")):
+        time.sleep(0.01)
+    sys.exit(2)
 """
 
 
@@ -260,7 +265,7 @@ def two_nodes(
 ) -> Iterator[list["subprocess.Popen[str]"]]:
     """The agents of two nodes with a worker each; those of the ranks in `words` work until there is a file `go`.
 
-    `second`: variables of the second one.
+    `words` "all fail": both end at once, with 2. `second`: variables of the second one.
     """
     (folder / "script.py").write_text(WORKS)
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
@@ -296,6 +301,15 @@ def two_nodes(
         for node in nodes:
             node.kill()
             node.communicate()
+
+
+@pytest.mark.full
+def test_an_option_that_no_rank_knows_is_no_other_ranks_fault(tmp_path: Path) -> None:
+    with two_nodes(tmp_path, "all fail") as nodes:
+        said = [node.communicate(timeout=60)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [1, 1], said
+    for rank in range(2):
+        assert f"error: rank {rank} on {socket.gethostname()} ended with exit code 2\n" in said[rank]
 
 
 @pytest.mark.full
