@@ -58,7 +58,6 @@ WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.2
-NOTICE_AFTER_S = 20.0
 
 # What torchrun logs about an end; the lines below report it better.
 _LOGGERS = (
@@ -178,7 +177,7 @@ def wait_for(address: str, port: int, timeout_s: float) -> None:
     """
     end = time.monotonic() + timeout_s
     line = f"{socket.gethostname()} waits for {address}:{port}, {timeout_s:.0f} s at most"
-    with notify_if_slow(one_line(line), after_s=NOTICE_AFTER_S):
+    with notify_if_slow(one_line(line), after_s=rendezvous.NOTICE_AFTER_S):
         while True:
             try:
                 socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S).close()

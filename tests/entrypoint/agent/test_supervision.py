@@ -8,11 +8,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+import torch.distributed as dist
 
 from muster.entrypoint.agent.agent import LEFT, TIE, leave
 from muster.entrypoint.agent.failures import how_ended
@@ -142,6 +145,33 @@ def test_one_failure_on_another_node_keeps_nobody_waiting(tmp_path: Path, others
         for node in nodes:
             node.kill()
             node.communicate()
+
+
+def test_nodes_that_wait_for_another_hear_of_ctrl_c(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    argv = [*AGENT, "--nnodes=3", "--nproc-per-node=1", "--rdzv-backend=static", "--rdzv-conf=timeout=100"]
+    argv += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    # What starts the tests in the background may have them ignore it.
+    hears = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    env = {**kept, "PYTHONPATH": str(ROOT)}
+    nodes = [
+        subprocess.Popen([*argv, f"--node-rank={rank}", "x.py"], cwd=tmp_path, env=env, **hears) for rank in (0, 1)
+    ]
+    try:
+        torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+        store = torchs("127.0.0.1", port, wait_for_workers=False, timeout=timedelta(seconds=60))
+        store.wait(["muster/came/0", "muster/came/1"])
+        nodes[1].send_signal(signal.SIGINT)
+        assert nodes[1].wait(15) == 130
+        assert not store.check(["muster/came/1"])  # or it would not be let in when it is started again
+        nodes[0].send_signal(signal.SIGINT)
+        assert nodes[0].wait(15) == 130
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
 
 
 JOINS = """
