@@ -112,9 +112,9 @@ class StaticNodes(StaticTCPRendezvous):
             where = (LOOPBACK_ADDRESS, self.master_port)
             self._store = torchs(*where, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
         elif self._store is None:
-            # As torch makes it, but on node rank 0 up at once, and not when all have come: they are counted below.
+            # As torch makes it, but up at once, and not when all have come: they are counted below.
             server = (self.master_addr, self.master_port, self.world_size, self.rank == 0, self.timeout)
-            self._store = torchs(*server, multi_tenant=True, wait_for_workers=self.rank > 0)
+            self._store = torchs(*server, multi_tenant=True, wait_for_workers=False)
             call(self._store, self.rank, self.world_size, self.timeout)
         return super().next_rendezvous()
 
@@ -129,10 +129,8 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
     here = PrefixStore("muster", store)
     others = here.compare_set("num_nodes", "", str(num_nodes)).decode()
     if others != str(num_nodes):
-        fix = "start all nodes with the same --nnodes"
-        raise MusterError(
-            "the nodes differ in how many they are", seen=f"{num_nodes} here, {others} elsewhere", fix=fix
-        )
+        seen = f"{num_nodes} here, {others} elsewhere"
+        raise MusterError("the nodes differ in how many they are", seen=seen, fix="give all of them the same --nnodes")
     own = f"{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex}"
     first = here.compare_set(f"came/{node_rank}", "", own).decode()
     if first != own:
