@@ -57,8 +57,6 @@ WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What schedulers send some time before SIGKILL: the trainers handle the same ones (train/health/preemption.py)."""
 
 CONNECT_TIMEOUT_S = 5.0
-RETRY_S = 0.2
-NOTICE_AFTER_S = 20.0
 
 # What torchrun logs about an end; the lines below report it better.
 _LOGGERS = (
@@ -93,18 +91,16 @@ def main(argv: list[str], folder: str) -> int:
     if isinstance(error, SignalException):
         status.warning = error.sigval.name
         return status.answer()
-    if isinstance(error, MusterError):
-        notify(error)
-        return error.code
-    if error:
+    if error and not isinstance(error, MusterError):
         if status.warning == "SIGINT":
             return status.answer()
         if os.environ.get("MUSTER_DEBUG"):
             raise error
-        endpoint = f"{address}:{port}"
-        failure = lost_nodes(endpoint, error) if status.workers else not_met(address, port, arguments.nnodes, error)
-        notify(failure)
-        return failure.code
+        where = (address, port)
+        error = lost_nodes(*where, error) if status.workers else not_met(*where, arguments.nnodes, error)
+    if error:
+        notify(error)
+        return error.code
     if failures and status.explains(failures):
         return status.answer()
     return report(failures, status) if failures else ExitCode.DONE
@@ -178,7 +174,7 @@ def wait_for(address: str, port: int, timeout_s: float) -> None:
     """
     end = time.monotonic() + timeout_s
     line = f"{socket.gethostname()} waits for {address}:{port}, {timeout_s:.0f} s at most"
-    with notify_if_slow(one_line(line), after_s=NOTICE_AFTER_S):
+    with notify_if_slow(one_line(line), after_s=rendezvous.NOTICE_AFTER_S):
         while True:
             try:
                 socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S).close()
@@ -187,7 +183,7 @@ def wait_for(address: str, port: int, timeout_s: float) -> None:
                 if time.monotonic() >= end:
                     late = f"nothing listened on {address}:{port} within {timeout_s:.0f} s: {why}"
                     raise TimeoutError(late) from None
-            time.sleep(RETRY_S)
+            time.sleep(rendezvous.POLL_S)
 
 
 if __name__ == "__main__":

@@ -78,10 +78,10 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
     rank = first_of({rank: failures[rank] for rank in unreported})
     first = failures[rank]
     how = how_ended(first.exitcode)
-    fix = "read what it said above; `muster run --debug` shows this program's traceback too"
+    fix = "read what it said above"
     if first.pid in status.ended:
         how, fix = f"was ended: {status.ended[first.pid]}", "look what that rank's node said"
-    elif status.elsewhere:
+    elif status.elsewhere and first.exitcode != ExitCode.USER_MUST_CHANGE:  # a wrong option follows from no other rank
         how, fix = f"{how} after another: {status.elsewhere}", "look what that rank's node said"
     elif first.exitcode < 0:
         fix = FIX_BY_SIGNAL.get(first.signal_name(), fix)
@@ -150,7 +150,7 @@ def not_met(address: str, port: int, num_nodes: str, error: Exception) -> Muster
     return MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
 
 
-def lost_nodes(endpoint: str, error: Exception) -> MusterError:
+def lost_nodes(address: str, port: int, error: Exception) -> MusterError:
     """The error for nodes that had met, and then lost each other."""
     host, fix = socket.gethostname(), "look what the other nodes said; --resume goes on"
     if isinstance(error, RendezvousClosedError):
@@ -158,7 +158,7 @@ def lost_nodes(endpoint: str, error: Exception) -> MusterError:
     elif isinstance(error, RendezvousTimeoutError):
         wrong, fix = f"{host} waited in vain for enough nodes to start again", f"--nnodes=MIN:MAX, or {fix}"
     else:
-        wrong = f"{host} has lost the node at {endpoint}, by which all nodes meet: without it none can start again"
+        wrong = f"{host} has lost the node at {address}:{port}, by which all meet: without it none can start again"
         fix = "start the job again, without that node: --resume goes on"
     return MusterError(wrong, seen=_in_one_line(error), fix=fix, code=ExitCode.FAILED)
 

@@ -8,12 +8,14 @@ import argparse
 import os
 import re
 import socket
+import time
 import uuid
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -25,10 +27,14 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from muster.entrypoint.rendezvous.network import within
-from muster.errors import MusterError
+from muster.errors import MusterError, notify_if_slow, one_line
 from muster.variables import LaunchVariable
 
 LOOPBACK_ADDRESS = "127.0.0.1"
+
+ALL_CAME = "all came"
+NOTICE_AFTER_S = 20.0
+POLL_S = 0.2
 
 STORE_S = 30.0
 """Seconds for one answer of the store by which nodes come and go."""
@@ -106,21 +112,25 @@ class StaticNodes(StaticTCPRendezvous):
             where = (LOOPBACK_ADDRESS, self.master_port)
             self._store = torchs(*where, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
         elif self._store is None:
-            # As torch makes it, but on node rank 0 up at once, and not when all have come: they are counted below.
+            # As torch makes it, but up at once, and not when all have come: they are counted below.
             server = (self.master_addr, self.master_port, self.world_size, self.rank == 0, self.timeout)
-            self._store = torchs(*server, multi_tenant=True, wait_for_workers=self.rank > 0)
+            self._store = torchs(*server, multi_tenant=True, wait_for_workers=False)
             call(self._store, self.rank, self.world_size, self.timeout)
         return super().next_rendezvous()
 
 
 def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
-    """Returns, on node rank 0, when all nodes have come; on others at once.
+    """Returns when all nodes have come.
 
     Raises:
-        MusterError: another process has come as this node.
-        TimeoutError: some did not within `limit`; it names them.
+        MusterError: another process has come as this node, or for another number of nodes.
+        TimeoutError: some did not within `limit`; on node rank 0 it names them.
     """
     here = PrefixStore("muster", store)
+    others = here.compare_set("num_nodes", "", str(num_nodes)).decode()
+    if others != str(num_nodes):
+        seen = f"{num_nodes} here, {others} elsewhere"
+        raise MusterError("the nodes differ in how many they are", seen=seen, fix="give all of them the same --nnodes")
     own = f"{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex}"
     first = here.compare_set(f"came/{node_rank}", "", own).decode()
     if first != own:
@@ -131,19 +141,27 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
             fix="start one process on each node, each with a node rank of its own",
         )
     if node_rank:
-        return
+        try:
+            # In another thread: inside torch this one would hear of no signal.
+            return within(limit.total_seconds() + STORE_S, lambda: here.wait([ALL_CAME], limit))
+        except SignalException:
+            here.clone().delete_key(f"came/{node_rank}")  # it may come again
+            raise
     keys = [f"came/{number}" for number in range(num_nodes)]
-    try:
-        here.wait(keys, limit)
-    except dist.DistError:
-        names = os.environ.get(LaunchVariable.NODES, "").split(",")
-        if len(names) != num_nodes:
-            names = [f"node rank {number}" for number in range(num_nodes)]
-        absent = [name for name, key in zip(names, keys, strict=True) if not here.check([key])]
-        if absent:
-            shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
-            came = f"{num_nodes - len(absent)} of {num_nodes} did"
-            raise TimeoutError(f"{shown} did not come within {limit.total_seconds():.0f} s; {came}") from None
+    end = time.monotonic() + limit.total_seconds()
+    line = f"{socket.gethostname()} waits for the other nodes, {limit.total_seconds():.0f} s at most"
+    with notify_if_slow(one_line(line), after_s=NOTICE_AFTER_S):
+        while not here.check(keys) and time.monotonic() < end:
+            time.sleep(POLL_S)
+    names = os.environ.get(LaunchVariable.NODES, "").split(",")
+    if len(names) != num_nodes:
+        names = [f"node rank {number}" for number in range(num_nodes)]
+    absent = [name for name, key in zip(names, keys, strict=True) if not here.check([key])]
+    if absent:
+        shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
+        came = f"{num_nodes - len(absent)} of {num_nodes} did"
+        raise TimeoutError(f"{shown} did not come within {limit.total_seconds():.0f} s; {came}")
+    here.set(ALL_CAME, "")
 
 
 class Backend(C10dRendezvousBackend):

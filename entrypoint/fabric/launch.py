@@ -95,18 +95,10 @@ def is_host(root: Path) -> bool:
     return os.path.isdir(root / "etc") or os.path.isdir(root / "usr")
 
 
-def bound_libraries(folder: Path) -> list[Path]:
-    """The libraries that `muster fabric binds` put there, sorted."""
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
-
-
 def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
     """What the host's root gives, or what `muster fabric binds` put there; without both the image's own libraries."""
     has_host = is_host(places.host)
-    bound = [] if has_host else bound_libraries(places.bound)
+    bound = [] if has_host else sorted(places.bound.glob("*"))
     if not (has_host or bound or need.is_strict):
         return Additions()
     from muster.entrypoint.fabric import proof, stage

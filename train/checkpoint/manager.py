@@ -262,12 +262,16 @@ def by_step(run: Path) -> list[Path]:
 
 def saved(run: Path) -> list[Path]:
     """The run's checkpoints to continue from: the one that `latest` names, then the ones before it."""
-    paths = by_step(run)
-    with suppress(OSError, UnicodeDecodeError):
-        latest = folder_of(run) / (folder_of(run) / LATEST).read_text().strip()
-        if latest in paths:
-            return [latest, *(path for path in paths if step_of(path) < step_of(latest))]
-    return paths
+    paths, latest = by_step(run), latest_of(run)
+    return paths[paths.index(latest) :] if latest in paths else paths
+
+
+def latest_of(run: Path) -> Path:
+    """The checkpoint that `latest` names, though it may be gone; where nothing can be read, a path that is none."""
+    try:
+        return folder_of(run) / (folder_of(run) / LATEST).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return folder_of(run)
 
 
 def load(path: Path) -> State:

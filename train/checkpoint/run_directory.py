@@ -23,7 +23,7 @@ from muster.config import Options
 from muster.errors import MusterError
 from muster.train import checkpoint
 from muster.train.checkpoint import CheckpointManager, TrainState
-from muster.train.checkpoint.manager import first_whole, misfit, newest_first
+from muster.train.checkpoint.manager import first_whole, latest_of, misfit, newest_first, step_of
 from muster.train.checkpoint.storage import write_text
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree
@@ -212,7 +212,10 @@ def with_newest(folder: Path) -> Run:
         MusterError: it has none.
     """
     checkpoint.put_back(folder)
-    return Run(folder, newest_first(folder))
+    run, latest = Run(folder, newest_first(folder)), latest_of(folder)
+    if step_of(latest) > step_of(run.candidates[0]):
+        run.notes.append(f"checkpoint {latest.name} is passed over: it is gone, or has no index")
+    return run
 
 
 def new_folder(base: Path, *, explicit: bool) -> Path:

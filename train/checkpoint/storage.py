@@ -74,7 +74,7 @@ class Damaged(Exception):
 
 def unreadable(path: Path, reason: str) -> MusterError:
     """The error for a user whose checkpoint is damaged."""
-    fix = "--resume auto takes the run's last checkpoint that is whole"
+    fix = "--resume auto takes the run's last checkpoint that is whole; where none is, another --name begins a new run"
     return MusterError(f"{UNREADABLE}: {reason}", seen=str(path), fix=fix)
 
 

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -126,12 +125,8 @@ def open_source(options: Options, world: World | None = None) -> Source:
             should be, or nodes have different ones.
     """
     world = world or World()
-
-    def import_source() -> ModuleType:
-        check_data(options.data, options.model)
-        return import_module("muster.train.data." + options.data.partition(":")[0])
-
-    module = agree(world, import_source)
+    agree(world, lambda: check_data(options.data, options.model))
+    module = import_module("muster.train.data." + options.data.partition(":")[0])
     found: list[Any] = []
     if hasattr(module, "scan"):
         found.append(agree(world, lambda: module.scan(options) if world.main else None))

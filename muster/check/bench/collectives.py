@@ -152,9 +152,6 @@ class Collective:
     is_in_place: bool = False
     root: int = -1
 
-    def bus_factor(self, num_ranks: int) -> float:
-        return self.passes * (num_ranks - 1) / num_ranks if self.passes else 1.0
-
     def part(self, world: World, size: int) -> int:
         """The elements of a part of a message of about `size` bytes; one at least."""
         return max(1, size // ELEMENT // (world.world_size if self.is_split else 1))

@@ -44,11 +44,23 @@ def test_a_second_process_of_a_node_is_refused_where_the_nodes_meet() -> None:
     """As pbsdsh starts them: one for each line of the job's file of nodes."""
     store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
     meeting = store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    call(meeting, 1, 2, timedelta(seconds=5))
+    second = Thread(target=call, args=(meeting.clone(), 1, 2, timedelta(seconds=5)))
+    second.start()
     call(meeting, 0, 2, timedelta(seconds=5))
+    second.join()
     for node_rank in (0, 1):
         with pytest.raises(MusterError, match=f"two processes take themselves for node rank {node_rank}"):
             call(meeting, node_rank, 2, timedelta(seconds=5))
+
+
+def test_nodes_that_differ_in_their_number_are_refused_where_they_meet() -> None:
+    """They would train, and then wait for each other for ever."""
+    store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    meeting = store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with pytest.raises(TimeoutError, match="node rank 1 did not come"):
+        call(meeting, 0, 2, timedelta(seconds=0))
+    with pytest.raises(MusterError, match="how many they are"):
+        call(meeting, 1, 3, timedelta(seconds=0))
 
 
 def test_a_node_that_waits_for_another_still_gives_signs_of_life() -> None:

@@ -8,11 +8,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+import torch.distributed as dist
 
 from muster.entrypoint.agent.agent import LEFT, TIE, leave
 from muster.entrypoint.agent.failures import how_ended
@@ -144,6 +147,33 @@ def test_one_failure_on_another_node_keeps_nobody_waiting(tmp_path: Path, others
             node.communicate()
 
 
+def test_nodes_that_wait_for_another_hear_of_ctrl_c(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    argv = [*AGENT, "--nnodes=3", "--nproc-per-node=1", "--rdzv-backend=static", "--rdzv-conf=timeout=100"]
+    argv += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    # What starts the tests in the background may have them ignore it.
+    hears = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    env = {**kept, "PYTHONPATH": str(ROOT)}
+    nodes = [
+        subprocess.Popen([*argv, f"--node-rank={rank}", "x.py"], cwd=tmp_path, env=env, **hears) for rank in (0, 1)
+    ]
+    try:
+        torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+        store = torchs("127.0.0.1", port, wait_for_workers=False, timeout=timedelta(seconds=60))
+        store.wait(["muster/came/0", "muster/came/1"])
+        nodes[1].send_signal(signal.SIGINT)
+        assert nodes[1].wait(15) == 130
+        assert not store.check(["muster/came/1"])  # or it would not be let in when it is started again
+        nodes[0].send_signal(signal.SIGINT)
+        assert nodes[0].wait(15) == 130
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+
+
 JOINS = """
 import time, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -246,6 +276,11 @@ os.write(1, b"works\\n" if works else b"is done\\n")
 if works:
     while not os.path.exists("go"):
         time.sleep(0.05)
+if sys.argv[1] == "all fail":
+    open(os.environ["RANK"], "w").close()
+    while not (os.path.exists("0") and os.path.exists("1")):
+        time.sleep(0.01)
+    sys.exit(2)
 """
 
 
@@ -260,7 +295,7 @@ def two_nodes(
 ) -> Iterator[list["subprocess.Popen[str]"]]:
     """The agents of two nodes with a worker each; those of the ranks in `words` work until there is a file `go`.
 
-    `second`: variables of the second one.
+    `words` "all fail": both end at once, with 2. `second`: variables of the second one.
     """
     (folder / "script.py").write_text(WORKS)
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
@@ -296,6 +331,15 @@ def two_nodes(
         for node in nodes:
             node.kill()
             node.communicate()
+
+
+@pytest.mark.full
+def test_an_option_that_no_rank_knows_is_no_other_ranks_fault(tmp_path: Path) -> None:
+    with two_nodes(tmp_path, "all fail") as nodes:
+        said = [node.communicate(timeout=60)[1] for node in nodes]
+    assert [node.returncode for node in nodes] == [1, 1], said
+    for rank in range(2):
+        assert f"error: rank {rank} on {socket.gethostname()} ended with exit code 2\n" in said[rank]
 
 
 @pytest.mark.full

@@ -1,3 +1,4 @@
+import shutil
 import socket
 import subprocess
 import sys
@@ -65,6 +66,19 @@ def test_resume_takes_the_newest_that_has_a_checkpoint(tmp_path):
     assert choose_run(options(tmp_path, resume="auto"), "ddp").folder == first
     chosen = choose_run(options(tmp_path, resume="auto", name="resnet18-digits-ddp-2"), "ddp")
     assert (chosen.folder, chosen.resumed_from) == (second, checkpoint.saved(second)[0])
+
+
+@pytest.mark.parametrize("gone", ["", "index"], ids=["all of it", "its index"])
+def test_a_last_checkpoint_that_is_gone_is_told(tmp_path, gone):
+    folder = tmp_path / "runs" / "mine"
+    for step in (1, 2):
+        with_checkpoint(folder, step)
+    before, last = sorted((folder / "checkpoints").glob("step-*"))
+    (last / gone).unlink() if gone else shutil.rmtree(last)
+    for resume in ("auto", str(folder)):
+        chosen = choose_run(options(tmp_path, resume=resume, name="mine"), "ddp")
+        assert chosen.candidates == [before]
+        assert any(last.name in note for note in chosen.notes)
 
 
 def test_resume_with_nothing_there_starts_and_says_so(tmp_path):
