@@ -52,7 +52,7 @@ class Command(TyperCommand):
 
 
 def _lines(command: TyperCommand, ctx: Any, columns: int, is_all: bool) -> Iterator[str]:
-    arguments = [name.upper() for name in map(_metavar_of_argument, ctx.command.params) if name]
+    arguments = [(each.metavar or each.name).upper() for each in ctx.command.params if each.param_type_name != "option"]
     yield " ".join([f"Usage: {ctx.command_path} [OPTIONS]", *arguments])
     yield ""
     yield from textwrap.wrap(command.help or "", columns)
@@ -64,7 +64,8 @@ def _lines(command: TyperCommand, ctx: Any, columns: int, is_all: bool) -> Itera
     others = {name for name in OF_STRATEGY if name != command.name}
     num_left = 0
     for parameter in ctx.command.params:
-        if not _is_option(parameter) or parameter.rich_help_panel in others:
+        is_option = parameter.param_type_name == "option" and parameter.name != "help"
+        if not is_option or parameter.rich_help_panel in others:
             continue
         if is_all or _is_brief(parameter):
             groups.setdefault(parameter.rich_help_panel or "Options", []).append(parameter)
@@ -78,14 +79,6 @@ def _lines(command: TyperCommand, ctx: Any, columns: int, is_all: bool) -> Itera
     yield ""
     if num_left:
         yield f"{num_left} more options: {ctx.command_path} {NAMES[-1]}"
-
-
-def _is_option(parameter: Any) -> bool:
-    return parameter.param_type_name == "option" and parameter.name != "help"
-
-
-def _metavar_of_argument(parameter: Any) -> str:
-    return "" if parameter.param_type_name == "option" else (parameter.metavar or parameter.name)
 
 
 def _is_brief(parameter: Any) -> bool:
