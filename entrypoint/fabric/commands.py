@@ -41,7 +41,7 @@ def add_to(app: typer.Typer) -> None:
     fabric = typer.Typer(help="The host's network in the container: what there is, what fits.", no_args_is_help=True)
     fabric.command("find", help="Show the host's devices and interfaces; its root is mounted at /host.")(_find)
     fabric.command("plan", help="Show which of the host's libraries fit into this image, or why not.")(_plan)
-    fabric.command("binds", help="Print an engine's options for them, one by one, without /host.")(_binds)
+    fabric.command("binds", help="Print an engine's options for the host's libraries, without /host.")(_binds)
     fabric.command("check", help="Open NCCL's plugin here and now, and show what it can send by.")(_check)
     app.add_typer(fabric, name="fabric")
 
