@@ -7,9 +7,10 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial, wraps
+from importlib.util import find_spec
 from itertools import takewhile
 from operator import methodcaller
 from pathlib import Path
@@ -181,7 +182,7 @@ def _is_here(config: str | None) -> bool:
 
 
 def _export(
-    run: Annotated[str, typer.Argument(help="The run's folder, or one of its checkpoints.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's folder, or one of its checkpoints.")],
     to: Annotated[str | None, typer.Option(help="The file. Default: weights.pt in the run's folder.")] = None,
 ) -> None:
     _become("muster.train.export", *([] if to is None else [f"--to={to}"]), "--", run)
@@ -266,7 +267,7 @@ def _commands() -> typer.Typer:
     site = Annotated[str, typer.Argument(metavar="SITE", help="A site's profile, by name or file; or list.")]
     words = Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- COMMAND...]", help="What runs on each node. Default: train ddp."),
+        typer.Argument(metavar="-- COMMAND", help="What runs on each node. Default: train ddp."),
     ]
     app.command("job", help="Print a job script for a site; 'muster job list' names them.")(
         command(_job, JobOptions, site=site, command=words)
@@ -287,9 +288,8 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
         if script[:1] == ["-m"]:
             how, script = replace(how, module=True), script[1:]
         if not script or script[0].startswith("-"):
-            raise MusterError(
-                "no script after python", seen=shlex.join(["muster", *sys.argv[1:]]), fix="muster run SCRIPT.py"
-            )
+            fix = "muster run SCRIPT.py; with options of python's: muster run --no-python python OPTIONS SCRIPT.py"
+            raise MusterError("no script after python", seen=shlex.join(["muster", *sys.argv[1:]]), fix=fix)
     if how.module and how.no_python:
         raise MusterError("a module is run by python", seen="-m with --no-python", fix="give one of the two")
     kind = "module" if how.module else "program" if how.no_python else "script"
@@ -297,20 +297,15 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
         kind = "program"
     # os.path's answer is no where this user may not look; Path's is an OSError.
     if kind == "script" and not os.path.isfile(script[0]):
-        raise MusterError(
-            "there is no such script",
-            seen=script[0],
-            fix="muster run SCRIPT.py, muster run -m MODULE or muster run --no-python PROGRAM",
-        )
+        fix = "muster run SCRIPT.py, muster run -m MODULE or muster run --no-python PROGRAM"
+        raise MusterError("there is no such script", seen=script[0], fix=fix)
     if kind == "script":
         _check_is_python(script[0])
+    if kind == "module":
+        _check_is_module(script[0])
     if kind == "program" and shutil.which(script[0]) is None:
-        raise MusterError(
-            "there is no such program, or it can't be run",
-            seen=script[0],
-            fix="the path of an executable file, such as ./PROGRAM; a script of Python: without --no-python, "
-            "or python SCRIPT",
-        )
+        fix = "the path of an executable file, such as ./PROGRAM; for a script of Python: python SCRIPT"
+        raise MusterError("there is no such program, or it can't be run", seen=script[0], fix=fix)
     program = Program(kind, tuple(script), framework=how.framework, torchrun=torchrun.passed_on())
     start.start(torchrun.decided(options), program, ["muster", *sys.argv[1:]], is_single=False)
 
@@ -326,6 +321,15 @@ def _check_is_python(path: str) -> None:
         seen = "a compiled program" if first.startswith(b"\x7fELF") else first.decode(errors="replace").strip()
         fix = f"muster run --no-python {shlex.quote(path)}"
         raise MusterError(f"{path} is no script of Python", seen=one_line(seen), fix=fix)
+
+
+def _check_is_module(name: str) -> None:
+    sys.path.append("")  # python -m looks in the working directory too
+    with suppress(ValueError):  # of an empty name
+        if find_spec(name.partition(".")[0]) and not name.endswith(".py"):
+            return
+    fix = "muster run SCRIPT.py, or muster run -m MODULE by a name without .py, from the folder that it is in"
+    raise MusterError("there is no such module", seen=name, fix=fix)
 
 
 def _start_check(name: str) -> Callable[..., None]:
@@ -466,4 +470,6 @@ def _usage(error: Any, typed: list[str], path: str) -> MusterError:
     if path == "muster" and {"train", *STRATEGIES} & set(typed[1:2]):
         # As in `docker run muster train ddp`, where it is the image.
         fix = shlex.join(["train", *typed[2 if typed[1] == "train" else 1 :]])
+    if path == "train" and typed[1].lower() in STRATEGIES:
+        fix = shlex.join(["train", typed[1].lower(), *typed[2:]])
     return MusterError(wrong, seen=shlex.join(typed), fix=fix or f"{path} --help lists what there is")

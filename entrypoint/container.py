@@ -13,7 +13,7 @@ from typing import NamedTuple
 from muster.entrypoint import recording
 from muster.entrypoint.detect import families
 from muster.entrypoint.detect.allocation import NO_SCHEDULER, Job
-from muster.entrypoint.environment import Environment
+from muster.entrypoint.environment import NAME, Environment
 from muster.errors import MusterError
 
 # Of users and of our own job scripts, beside those of the families. TMPDIR is not among them: it names a folder of the
@@ -83,8 +83,8 @@ def apptainer(env: Environment) -> ContainerOptions:
     evaluated = [name for name in present if re.search(r"[$`\\]", env[name]) or not env[name].isprintable()]
     words = [word for name in present if name not in evaluated for word in ("--env", assignment(name, env[name]))]
     for path in _files(env):
-        if re.search(r"[:,\n]", path):
-            raise _unusable("apptainer's --bind takes no colons and commas", path)
+        if re.search("[:,]", path) or not path.isprintable():
+            raise _unusable("apptainer's --bind takes no colons, commas and control characters", path)
         words += ["--bind", path]
     if evaluated:
         notes.append(f"left out, as Apptainer has a shell read what is in them: {', '.join(evaluated)}")
@@ -124,7 +124,8 @@ def _found(env: Environment) -> tuple[Job, bool]:
 def _present(env: Environment) -> tuple[list[str], list[str]]:
     """The variables of the job, and of its user, without those that may be secret; and a note on how many these are."""
     known, prefixes = names(), (*families.names("PREFIXES"), *_PREFIXES)
-    wanted = sorted(name for name in env if name in known or name.startswith(prefixes))
+    # Other names than a shell's have no place on a line of options: a blank in one would make two words of it.
+    wanted = sorted(name for name in env if NAME.fullmatch(name) and (name in known or name.startswith(prefixes)))
     # Flux keeps its sockets there: this shows inside of which job it runs.
     if "TMPDIR" in env and env.get("FLUX_URI", "").startswith(f"local://{env['TMPDIR']}"):
         wanted.append("TMPDIR")

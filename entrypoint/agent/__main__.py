@@ -61,11 +61,11 @@ CONNECT_TIMEOUT_S = 5.0
 # What torchrun logs about an end; the lines below report it better.
 _LOGGERS = (
     "torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api",
-    "torch.multiprocessing.spawn",
+    "torch.multiprocessing.spawn", "torch.numa.binding",
 )  # fmt: skip
 _REPORTED_BELOW = (
     "Sending process %s closing signal %s", "Closing process %s via signal %s", "Terminating process %s via signal",
-    "failed (exitcode: %s)", "Received %s death signal",
+    "failed (exitcode: %s)", "Received %s death signal", "Failed to apply NUMA binding",
 )  # fmt: skip
 
 
@@ -157,9 +157,10 @@ class Warned(Status):
             return ExitCode.INTERRUPTED
         # Our trainers had not begun, and can be started again as they were; of other programs nobody knows that.
         can_start_again = is_ours() and name in {number.name for number in WARNINGS}
+        is_training = can_start_again and os.environ[LaunchVariable.COMMAND].startswith("train ")
         # A rank whose training has begun has reported its log.
         has_begun = any(os.scandir(os.environ[LaunchVariable.RANK_REPORTS]))
-        when = " before the training began" if can_start_again and not has_begun else ""
+        when = " before the training began" if is_training and not has_begun else ""
         notify(f"muster: ended by {name} on {socket.gethostname()}{when}")
         return ExitCode.PREEMPTED if can_start_again else ExitCode.FAILED
 

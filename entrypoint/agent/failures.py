@@ -20,12 +20,12 @@ WARNED = (-10, -12, -15)
 """Exit codes of workers that a warning has ended: their scheduler stops all."""
 
 FIX_BY_SIGNAL = {
-    "SIGKILL": "most often memory: ask the scheduler for more, or take a smaller --batch-size or fewer loader workers",
+    "SIGKILL": "most often memory: ask the scheduler for more, or take a smaller batch or fewer data workers",
     "SIGABRT": "on GPUs most often NCCL, as a collective was out of time: look in the logs for the rank that did not "
-    "come to it; where it may take as long: --timeout-s SECONDS. On CPUs, at the end of a script that has done its "
-    "work, a thread of gloo's that was not done: flush what was printed, then os._exit(0)",
-    "SIGBUS": "/dev/shm is full (docker run --shm-size=8g, or --train-num-workers 0), or a file of tokens was cut "
-    "short while it was read",
+    "come to it; where it may take as long: a longer time-out (train: --timeout-s). On CPUs, at the end of a script "
+    "that has done its work, a thread of gloo's that was not done: flush what was printed, then os._exit(0)",
+    "SIGBUS": "/dev/shm is full (docker run --shm-size=8g, or no data workers), or a file became shorter meanwhile",
+    "SIGSEGV": "a fault in compiled code: with PYTHONFAULTHANDLER=1 Python shows which line of an own script called it",
 }
 
 
@@ -78,7 +78,8 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
     rank = first_of({rank: failures[rank] for rank in unreported})
     first = failures[rank]
     how = how_ended(first.exitcode)
-    fix = "read what it said above"
+    more = "--debug shows its traceback" if is_ours() else "--tee 3 --log-dir FOLDER tells the ranks' lines apart"
+    fix = f"read what it said above; {more}"
     if first.pid in status.ended:
         how, fix = f"was ended: {status.ended[first.pid]}", "look what that rank's node said"
     elif status.elsewhere and first.exitcode != ExitCode.USER_MUST_CHANGE:  # a wrong option follows from no other rank
@@ -131,7 +132,8 @@ def message_of(failure: ProcessFailure) -> str:
 
 def not_started(error: Exception) -> MusterError:
     """The error for ranks that can't be started, or have no place for their logs."""
-    fix = "--log-dir FOLDER or TMPDIR=FOLDER, with room, in which you may write; without GPUs: no --numa-binding"
+    fix = "--log-dir FOLDER or TMPDIR=FOLDER, with room, in which you may write"
+    fix = "leave out --numa-binding: it needs GPUs, and numactl" if "NUMA" in str(error) else fix
     wrong = f"the ranks of {socket.gethostname()} can't be started"
     return MusterError(wrong, seen=_in_one_line(error), fix=fix)
 
@@ -143,10 +145,7 @@ def not_met(address: str, port: int, num_nodes: str, error: Exception) -> Muster
         fix = "--master-port PORT, the same on all nodes, with a free port"
         return MusterError(f"port {port} on {host} is taken", seen=seen, fix=fix)
     wrong = f"{host} did not meet the others at {address}:{port}"
-    fix = (
-        f"look whether the command started on all {num_nodes} nodes, and whether the port is open between "
-        "them; a slow start: --rdzv-timeout SECONDS"
-    )
+    fix = f"look whether all {num_nodes} nodes have started it, and can reach the port; a slow start: --rdzv-timeout N"
     return MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
 
 

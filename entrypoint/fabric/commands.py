@@ -38,15 +38,10 @@ Engine = Annotated[Literal["apptainer", "podman", "docker"], typer.Option("--for
 
 def add_to(app: typer.Typer) -> None:
     """Adds the command to `muster`."""
-    fabric = typer.Typer(
-        help="The host's network in the container: what there is, what fits.",
-        no_args_is_help=True,
-    )
+    fabric = typer.Typer(help="The host's network in the container: what there is, what fits.", no_args_is_help=True)
     fabric.command("find", help="Show the host's devices and interfaces; its root is mounted at /host.")(_find)
-    fabric.command("plan", help="Show which of the host's libraries go into this image, or why they can't.")(_plan)
-    fabric.command("binds", help="Print a container engine's options that bring them in one by one, without /host.")(
-        _binds
-    )
+    fabric.command("plan", help="Show which of the host's libraries fit into this image, or why not.")(_plan)
+    fabric.command("binds", help="Print an engine's options for the host's libraries, without /host.")(_binds)
     fabric.command("check", help="Open NCCL's plugin here and now, and show what it can send by.")(_check)
     app.add_typer(fabric, name="fabric")
 

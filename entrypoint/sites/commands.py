@@ -24,7 +24,7 @@ def add_to(app: typer.Typer) -> None:
 
 def _site(
     what: Annotated[
-        str | None, typer.Argument(metavar="[NAME|FILE|list]", help="A site's name or file. Default: this site.")
+        str | None, typer.Argument(metavar="NAME|FILE|list", help="A site's name or file. Default: this site.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     env_file: Annotated[

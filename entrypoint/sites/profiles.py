@@ -4,6 +4,7 @@ The schema says which keys there are and what they hold; the rules below say wha
 A profile's values end up in job scripts, in variables and in messages: none may hold what ends a line.
 """
 
+import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -182,4 +183,6 @@ def _wrong(key: str, text: str) -> str | None:
 
 
 def _unknown(what: str, name: str, names: tuple[str, ...]) -> MusterError:
-    return MusterError(f"there is no {what} of this name", seen=name, fix=f"one of these: {' '.join(names) or 'none'}")
+    near = "".join(f"{each}, or " for each in difflib.get_close_matches(name.lower(), names, n=1))
+    fix = f"{near}one of these: {' '.join(names) or 'none'}"
+    return MusterError(f"there is no {what} of this name", seen=name, fix=fix)

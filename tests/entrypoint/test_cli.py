@@ -87,6 +87,7 @@ def test_a_refusal_is_three_lines_and_code_2(command: Run, recordings: Path) -> 
         (["ddp", "--clip-norm", "inf"], "no finite number", "--help"),
         (["ddp", "--lr-scale", "cubic"], "--lr-scale", "none or linear or sqrt"),
         (["dpp"], "dpp", "train dp or train ddp"),
+        (["FSDP", "--epochs", "3"], "FSDP", "train fsdp --epochs 3"),
         (["xyzzy"], "xyzzy", "--help"),
         (["ddp", "--learning_rate", "1"], "--learning-rate", "train ddp --lr"),
         (["ddp", "--gpus", "2"], "--gpus", "train ddp --nproc-per-node"),
@@ -317,8 +318,11 @@ def test_a_failing_rank_of_an_own_script_is_named_and_ends_the_launch_with_1(
     answer = command("muster", "run", str(hello), str(code), cwd=hello.parent)
     assert answer.returncode == 1
     assert "Traceback" not in answer.stderr
-    wrong, _, _ = three_lines("\n".join(answer.stderr.splitlines()[-3:]))
+    wrong, _, fix = three_lines("\n".join(answer.stderr.splitlines()[-3:]))
     assert f"rank 1 on {socket.gethostname()} ended with exit code {code}" in wrong
+    # --debug shows tracebacks of this project's programs alone.
+    assert "--debug" not in fix
+    assert "--tee 3" in fix
 
 
 # The first rank that ends has the agent end the others, be they started or not yet.
@@ -349,15 +353,17 @@ def test_an_own_script_is_started_again_whatever_its_code(
 
 
 @pytest.mark.process
-def test_a_worker_killed_by_a_signal_is_named(command: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "words"), [("SIGKILL", "memory"), ("SIGSEGV", "PYTHONFAULTHANDLER=1")])
+def test_a_worker_killed_by_a_signal_is_named(command: Run, tmp_path: Path, name: str, words: str) -> None:
     script = tmp_path / "killed.py"
-    script.write_text("import os, signal\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n")
+    script.write_text(f"import os, signal\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.{name})\n")
     answer = command("muster", "run", str(script))
     assert answer.returncode == 1
     wrong, _, fix = three_lines("\n".join(answer.stderr.splitlines()[-3:]))
     assert "rank 1" in wrong
-    assert "SIGKILL" in wrong
-    assert "memory" in fix
+    assert name in wrong
+    assert words in fix
+    assert "--" not in fix  # a trainer's options, which an own script does not have
 
 
 @pytest.mark.process
@@ -415,10 +421,14 @@ def test_two_nodes_by_hand_on_one_machine(command: Run, hello: Path) -> None:
         ["run", "--no-python", "no-such-program"],
         ["run", "--framework=jax", "--", "no-such-program"],
         ["run", "-m", "--no-python", "x"],
+        ["run", "-m", "no_such_package.module"],
+        ["run", "-m", "mine.py"],
+        ["run", "-m", ""],
         ["run"],
     ],
 )
 def test_a_program_that_is_none(command: Run, tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "mine.py").touch()
     answer = command("muster", *arguments, cwd=tmp_path)
     assert answer.returncode == 2
     three_lines(answer.stderr)
@@ -579,6 +589,11 @@ def test_each_command_has_one_line_of_help_on_80_columns(command: Run, name: str
     assert [line for line in lines if line.startswith("│  ")] == []
 
 
+def test_what_may_be_left_out_stands_in_one_pair_of_brackets(command: Run) -> None:
+    usage = [command("muster", name, "--help").stdout.strip().splitlines()[0] for name in ("job", "site")]
+    assert not any("[[" in line or "]]" in line for line in usage), usage
+
+
 @pytest.mark.parametrize(
     "place",
     ["cwd", pytest.param("PYTHONPATH", marks=pytest.mark.full), pytest.param("package", marks=pytest.mark.full)],
@@ -642,11 +657,19 @@ def test_an_endpoint_of_torchrun_is_the_place_to_meet(command: Run, hello: Path)
     assert "--master-addr=127.0.0.1 --master-port=29501" in answer.stdout
 
 
-@pytest.mark.parametrize(("words", "end"), [(["python3", "-u"], ""), (["python", "-m"], "-m ")])
+@pytest.mark.parametrize(
+    ("words", "end"), [(["python3", "-u", "hello.py"], "hello.py"), (["python", "-m", "hello"], "-m hello")]
+)
 def test_python_may_stand_before_the_script(command: Run, hello: Path, words: list[str], end: str) -> None:
-    answer = command("muster", "run", "--dry-run", "--nproc-per-node=2", *words, str(hello), "x")
+    answer = command("muster", "run", "--dry-run", "--nproc-per-node=2", *words, "x", cwd=hello.parent)
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.rstrip().endswith(f" --max-restarts=0 {end}{hello} x")
+    assert answer.stdout.rstrip().endswith(f" --max-restarts=0 {end} x")
+
+
+def test_an_option_of_pythons_is_told_the_way_that_takes_it(command: Run, hello: Path) -> None:
+    answer = command("muster", "run", "python", "-O", str(hello))
+    assert answer.returncode == 2
+    assert "muster run --no-python python" in three_lines(answer.stderr)[2]
 
 
 def test_a_program_that_is_not_python_is_refused_with_the_option_for_it(command: Run, tmp_path: Path) -> None:

@@ -114,7 +114,10 @@ def test_only_files_that_exist_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("of", "name"),
-    [("docker", "a:b"), ("docker", "a b"), ("docker", "$(id)"), ("apptainer", "a:b"), ("apptainer", "a,b")],
+    [
+        *(("docker", "a:b"), ("docker", "a b"), ("docker", "$(id)")),
+        *(("apptainer", "a:b"), ("apptainer", "a,b"), ("apptainer", "a\x1b[31m")),
+    ],
 )
 def test_a_path_that_cannot_be_passed_is_an_error(tmp_path: Path, of: str, name: str) -> None:
     nodes = tmp_path / name
@@ -216,6 +219,13 @@ def test_what_apptainers_own_shell_would_run_is_left_out() -> None:
     found = container.apptainer(Environment(hostile))
     assert found.words == ("--env", "SLURM_JOB_ID=7")
     assert any("SLURM_JOB_NAME, SLURM_X, SLURM_Y" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", ["NCCL_A --privileged", "SLURM_$(id)", "NCCL_*", "MUSTER_\x1b[31m"])
+def test_a_name_that_no_shell_takes_is_in_no_line_of_options(name: str) -> None:
+    env = Environment({"SLURM_JOB_ID": "1", name: "1"})
+    for found in (container.docker(env), container.apptainer(env)):
+        assert name not in " ".join(found.words)
 
 
 def test_the_command_prints_one_line(command: Run) -> None:

@@ -286,17 +286,19 @@ def test_a_terminal_that_is_closed_ends_nothing_under_nohup(tmp_path: Path, nohu
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "code", "words"),
+    ("command", "first", "second", "code", "words"),
     [
-        ("SIGINT", "SIGTERM", 130, "was interrupted"),  # as LSF's bkill sends them
-        ("SIGUSR1", "SIGHUP", 1, "ended by SIGHUP"),
-        ("SIGTERM", "SIGTERM", 75, "ended by SIGTERM"),
+        ("train ddp", "SIGINT", "SIGTERM", 130, "was interrupted"),  # as LSF's bkill sends them
+        ("train ddp", "SIGUSR1", "SIGHUP", 1, "ended by SIGHUP"),
+        ("train ddp", "SIGTERM", "SIGTERM", 75, "ended by SIGTERM"),
+        ("muster bench", "SIGTERM", "SIGTERM", 75, "ended by SIGTERM"),
     ],
 )
 def test_of_two_signals_the_one_that_ends_the_launch_is_told(
-    tmp_path: Path, first: str, second: str, code: int, words: str
+    tmp_path: Path, command: str, first: str, second: str, code: int, words: str
 ) -> None:
-    with started(tmp_path, "reports", first, MUSTER_COMMAND="train ddp") as agent:
+    reports = "reports" if command.startswith("train") else "no reports"
+    with started(tmp_path, reports, first, MUSTER_COMMAND=command) as agent:
         assert agent.stdout is not None
         try:
             agent.send_signal(getattr(signal, first))
