@@ -175,8 +175,8 @@ class DataOptions:
     data: Annotated[
         str,
         _data(
-            help="Images: synthetic, fake, digits, cifar10:FOLDER, imagefolder:FOLDER, or shards:FOLDER as 'train pack' "
-            "makes it (for transformers, tokens: synthetic or tokens:PATH). Shards are tar files as webdataset's. PATH is "
+            help="Images: synthetic, fake, digits, cifar10:FOLDER, imagefolder:FOLDER, shards:FOLDER "
+            "('train pack' makes it) or, for transformers, tokens:PATH. Shards are tar files as webdataset's. PATH is "
             "a text, a folder with texts (both read as bytes), or a .bin, .u16, .u32 or .npy file.",
             autocompletion=_complete_data,
         ),
