@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import socket
+import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -105,17 +106,16 @@ class Shards(EncodedImages):
         Images would have the classes of others, and nothing would fail.
         """
         for index in np.linspace(0, len(self) - 1, NUM_CHECKED, dtype=int):
-            length = int(self.samples["length"][index])
+            expected = f"an image of {self.samples['length'][index]} bytes"
             try:
-                size = self.header(index).size
-                found = f"an image of {size} bytes"
+                found = f"an image of {self.header(index).size} bytes"
             except (OSError, tarfile.TarError) as error:
-                size, found = None, str(error)
-            if size != length:
+                found = str(error)
+            if found != expected:
+                place = f"{self.shards[self.samples['shard'][index]]} on {socket.gethostname()}"
                 raise MusterError(
-                    "the shards of this host are not those of rank 0's",
-                    seen=f"{self.shards[self.samples['shard'][index]]} on {socket.gethostname()}, at byte "
-                    f"{self.samples['offset'][index]}: {found}; rank 0 has one of {length} bytes",
+                    "the shards of this host are not those of rank 0",
+                    seen=f"{place}, at byte {self.samples['offset'][index]}: {found}; rank 0 has {expected}",
                     fix="copy the same shards to every node",
                 )
 
@@ -193,6 +193,9 @@ def open_index(folder: Path, seen: str) -> tuple[list[str], np.ndarray, str | No
         raise MusterError(f"the shards can't be read: {error.strerror}", seen=error.filename, fix=READABLE) from error
     if not names:
         raise MusterError("the folder holds no uncompressed tar files", seen=f"{seen} ({folder})", fix=LAYOUT)
+    odd = [name for name, state in zip(names, states, strict=True) if not stat.S_ISREG(state.st_mode)]
+    if odd:  # a pipe would hold its reader for ever
+        raise MusterError("what is named as a shard is no file", seen=str(folder / odd[0]), fix="remove it")
     facts = [(name, state.st_size, state.st_mtime_ns) for name, state in zip(names, states, strict=True)]
     identity = blake2b(repr(facts).encode()).hexdigest()
     kept = load_index(folder / INDEX, identity)

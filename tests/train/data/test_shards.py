@@ -227,6 +227,12 @@ def test_a_pipe_that_is_named_as_an_image_is_refused(packed, tmp_path):
         pack.pack(packed[0], tmp_path / "out", shard_mb=1, seed=3)
 
 
+def test_a_pipe_that_is_named_as_a_shard_is_refused(packed):
+    os.mkfifo(packed[1] / "train" / "pipe.tar")
+    with pytest.raises(MusterError, match="is no file"):
+        shards.scan(options(packed[1]))
+
+
 def test_a_missing_folder_of_images_is_told_in_words_of_the_command(tmp_path):
     with pytest.raises(MusterError) as error:
         pack.pack(tmp_path / "none", tmp_path / "out", shard_mb=1, seed=3)
