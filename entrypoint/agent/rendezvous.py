@@ -135,8 +135,7 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
     first = here.compare_set(f"came/{node_rank}", "", own).decode()
     if first != own:
         raise MusterError(
-            f"two processes take themselves for node rank {node_rank}: one of them was started twice, or its place is "
-            "wrong",
+            f"two processes take themselves for node rank {node_rank}: one was started twice, or its place is wrong",
             seen=" and ".join(each.rpartition(", ")[0] for each in (first, own)),
             fix="start one process on each node, each with a node rank of its own",
         )
@@ -156,7 +155,8 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
     names = os.environ.get(LaunchVariable.NODES, "").split(",")
     if len(names) != num_nodes:
         names = [f"node rank {number}" for number in range(num_nodes)]
-    absent = [name for name, key in zip(names, keys, strict=True) if not here.check([key])]
+    pairs = [] if here.check(keys) else zip(names, keys, strict=True)
+    absent = [name for name, key in pairs if not here.check([key])]
     if absent:
         shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
         came = f"{num_nodes - len(absent)} of {num_nodes} did"
