@@ -155,8 +155,8 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
     names = os.environ.get(LaunchVariable.NODES, "").split(",")
     if len(names) != num_nodes:
         names = [f"node rank {number}" for number in range(num_nodes)]
-    pairs = [] if here.check(keys) else zip(names, keys, strict=True)
-    absent = [name for name, key in pairs if not here.check([key])]
+    all_came = here.check(keys)
+    absent = [name for name, key in zip(names, keys, strict=True) if not (all_came or here.check([key]))]
     if absent:
         shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
         came = f"{num_nodes - len(absent)} of {num_nodes} did"
