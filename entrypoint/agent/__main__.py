@@ -96,8 +96,7 @@ def main(argv: list[str], folder: str) -> int:
             return status.answer()
         if os.environ.get("MUSTER_DEBUG"):
             raise error
-        where = (address, port)
-        error = lost_nodes(*where, error) if status.workers else not_met(*where, arguments.nnodes, error)
+        error = lost_nodes(address, port, error) if status.workers else not_met(address, port, arguments.nnodes, error)
     if error:
         notify(error)
         return error.code

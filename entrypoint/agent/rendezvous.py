@@ -31,7 +31,6 @@ from muster.errors import MusterError, notify_if_slow, one_line
 from muster.variables import LaunchVariable
 
 LOOPBACK_ADDRESS = "127.0.0.1"
-
 ALL_CAME = "all came"
 NOTICE_AFTER_S = 20.0
 POLL_S = 0.2
@@ -150,12 +149,11 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
     end = time.monotonic() + limit.total_seconds()
     line = f"{socket.gethostname()} waits for the other nodes, {limit.total_seconds():.0f} s at most"
     with notify_if_slow(one_line(line), after_s=NOTICE_AFTER_S):
-        while not here.check(keys) and time.monotonic() < end:
+        while not (all_came := here.check(keys)) and time.monotonic() < end:
             time.sleep(POLL_S)
     names = os.environ.get(LaunchVariable.NODES, "").split(",")
     if len(names) != num_nodes:
         names = [f"node rank {number}" for number in range(num_nodes)]
-    all_came = here.check(keys)
     absent = [name for name, key in zip(names, keys, strict=True) if not (all_came or here.check([key]))]
     if absent:
         shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")

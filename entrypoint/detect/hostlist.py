@@ -134,6 +134,8 @@ def expand_counts(text: str) -> tuple[int, ...]:
     Raises:
         HostListError: something else than counts and repetitions.
     """
+    if len(text) > MAX_TEXT:
+        raise HostListError(f"it has {len(text)} characters")
     counts: list[int] = []
     for piece in text.split(","):
         match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", piece.strip())

@@ -87,8 +87,7 @@ def images_below(folder: str, above: tuple[str, ...]) -> list[str]:
         above: the real paths of the folders on the way here.
 
     Raises:
-        MusterError: a link leads back to a folder above it: its images would be found again without end. Or a pipe, a
-            socket or a device has an image's name.
+        MusterError: a link leads back to a folder above it, without end; or what is no file has an image's name.
         OSError: a folder can't be looked at.
     """
     real = os.path.realpath(folder)

@@ -186,6 +186,11 @@ def test_what_the_user_has_set_stays(name):
     assert not memory.keep_heap({name: "1"})
 
 
+def test_a_c_library_without_mallopt_ends_no_training(monkeypatch):
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    assert not memory.keep_heap({})
+
+
 TRAIN = """
 import gc, sys
 from muster.train.trainer import Trainer
