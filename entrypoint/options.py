@@ -228,7 +228,7 @@ class TorchrunOptions:
 class ShowOptions:
     """How `muster detect` answers."""
 
-    as_json: Annotated[bool, _look("--json", help="For programs.")] = False
+    as_json: Annotated[bool, _look("--json", help="Print JSON, for programs.")] = False
     record: Annotated[str | None, _look(help="Write this process's environment, without secrets, to a new file.")] = (
         None
     )

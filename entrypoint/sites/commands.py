@@ -26,7 +26,7 @@ def _site(
     what: Annotated[
         str | None, typer.Argument(metavar="NAME|FILE|list", help="A site's name or file. Default: this site.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
     env_file: Annotated[
         str | None, typer.Option("--env-file", help="Recognise the site of a recorded environment, not of this one.")
     ] = None,
@@ -84,7 +84,7 @@ def new_table(first: str, *headings: str) -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column(first, style="bold", overflow="fold")
     for heading in headings:
         table.add_column(heading, overflow="fold")

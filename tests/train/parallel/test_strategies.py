@@ -89,7 +89,7 @@ def test_the_help_says_which_is_for_what():
     ("argv", "words"),
     [
         (["tp", "--model=resnet18"], "cuts transformers"),
-        (["ddp", "--replicate=2"], "knows nothing of --replicate"),
+        (["ddp", "--replicate=2"], "has no option --replicate"),
         (["ddp", "--activation-checkpoint=full"], "can't compute its activations again"),
     ],
 )
