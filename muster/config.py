@@ -38,7 +38,7 @@ STRATEGIES = {
     "single": "One process: what every other strategy is measured against.",
     "dp": "One process, its GPUs by threads (DataParallel); ddp is faster.",
     "ddp": "A replica of the model on each rank (DistributedDataParallel).",
-    "fsdp": "Weights, gradients, optimizer state sharded over ranks (fully_shard).",
+    "fsdp": "Weights, gradients, optimizer state sharded (fully_shard).",
     "tp": "A transformer's matrices and sequences split over ranks.",
     "pipeline": "A transformer's layers split into stages, one or more a rank.",
 }
