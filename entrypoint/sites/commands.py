@@ -53,7 +53,7 @@ def _site(
             print("null")
         else:
             known = [f"host {env.host}", *(f"{name}={env[name]}" for name in recognise.CLUSTER if env.get(name))]
-            print(f"no profile is of this site ({one_line(', '.join(known))}): all is found at the start.")
+            print(f"there is no profile of this site ({one_line(', '.join(known))}): everything is found at the start.")
             print("muster site list shows those there are; docs/sites.md tells how to write one.")
 
 
