@@ -511,7 +511,7 @@ def check(strategy: str, options: Options) -> None:
         wrong = "--powersgd-rank and --powersgd-start are for gradients that travel by PowerSGD"
         raise MusterError(wrong, seen=typed(options, *of_power), fix="--comm-hook=powersgd, or leave them out")
     if strategy in ("tp", "pipeline") and not options.predicts_tokens:
-        wrong, flag = f"the strategy {strategy} cuts transformers, not {options.model}", f"--model={options.model}"
+        wrong, flag = f"the strategy {strategy} splits transformers, not {options.model}", f"--model={options.model}"
         fix = f"'train fsdp {flag}', or a transformer: --model=gpt-tiny"
         raise MusterError(wrong, seen=f"train {strategy} {flag}", fix=fix)
     of_end = typed(options, "lr_steps", "lr_end")
@@ -523,7 +523,7 @@ def check(strategy: str, options: Options) -> None:
         raise MusterError(wrong, seen=f"train dp {flag}", fix=f"'train ddp {flag}', which is faster in any case")
     whole = typed(options, "activation_checkpoint", "compile")
     if options.schedule == "zero-bubble" and whole:
-        wrong = "the zero-bubble schedule parts the backward pass: what is compiled or computed again can't be parted"
+        wrong = "the zero-bubble schedule splits the backward pass: what is compiled or computed again can't be split"
         fix = f"--schedule=interleaved, or leave out {whole}"
         raise MusterError(wrong, seen=f"--schedule=zero-bubble {whole}", fix=fix)
     if options.activation_checkpoint != "none" and not options.predicts_tokens:

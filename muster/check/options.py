@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from muster.arguments import option
 
-WHAT, ANSWER = "What", "The answer"
+WHAT, ANSWER = "What", "Output"
 
 WAIT = option(help="Seconds that ranks wait for each other.", panel=WHAT, min=1, max=999_999)
 
@@ -33,7 +33,7 @@ class BenchOptions:
         str,
         option(
             help="Some of all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, send_recv, barrier, "
-            "by commas; or all.",
+            "separated by commas; or all.",
             panel=WHAT,
         ),
     ] = "all"

@@ -98,7 +98,7 @@ class Pipeline(Strategy):
             fits = fits and parts % max(1, parts // size) == 0
         if not fits:
             raise MusterError(
-                f"a batch of {options.batch_size} can't pass in {parts} parts by the schedule {options.schedule}",
+                f"a batch of {options.batch_size} can't be split into {parts} parts for {options.schedule}",
                 seen=f"--batch-size={options.batch_size} --microbatches={parts}, pipelines of {size} ranks",
                 fix=f"--batch-size={2 * size} or a multiple of it, without --microbatches",
             )
