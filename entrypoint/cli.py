@@ -189,17 +189,19 @@ def _export(
 
 
 def _pack(
-    folder: Annotated[str, typer.Argument(help="The images: FOLDER/CLASS/IMAGE, or with train/ and val/ above CLASS.")],
-    out: Annotated[str, typer.Argument(help="A new folder for the tar files.")],
-    shard_mb: Annotated[int, typer.Option(help="The most megabytes of one tar file.", min=1)] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the order in which images are mixed.", min=0)] = 0,
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="FOLDER/CLASS/IMAGE, or with train/ and val/ above CLASS.")
+    ],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="A new folder for the tar files.")],
+    shard_mb: Annotated[int, typer.Option(help="Largest size of a tar file, in MB.", min=1)] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of the images' random order.", min=0)] = 0,
 ) -> None:
     _become("muster.train.data.pack", f"--shard-mb={shard_mb}", f"--seed={seed}", "--", folder, out)
 
 
 def _selftest(
     ranks: Annotated[int | None, typer.Option(help="2, 4 or 8 processes. Default: one a GPU, or 2.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     if ranks not in (None, 2, 4, 8):
         raise MusterError("selftest runs on 2, 4 or 8 ranks", seen=f"--ranks={ranks}", fix="train selftest --ranks 2")

@@ -11,9 +11,9 @@ import typer
 from muster.arguments import option
 from muster.errors import MusterError
 
-_launch = partial(option, panel="Launch (found by itself in a job)")
+_launch = partial(option, panel="Launch (found automatically in a job)")
 _torchrun = partial(option, panel="Launch (torchrun's own, where it starts the ranks)")
-_host = partial(option, panel="This site and its network (found by itself)")
+_host = partial(option, panel="This site and its network (found automatically)")
 _look = partial(option, panel="Look first")
 _kubernetes = partial(option, panel="Kubernetes")
 
@@ -228,7 +228,7 @@ class TorchrunOptions:
 class ShowOptions:
     """How `muster detect` answers."""
 
-    as_json: Annotated[bool, _look("--json", help="For programs.")] = False
+    as_json: Annotated[bool, _look("--json", help="Print JSON, for programs.")] = False
     record: Annotated[str | None, _look(help="Write this process's environment, without secrets, to a new file.")] = (
         None
     )

@@ -38,9 +38,9 @@ STRATEGIES = {
     "single": "One process: what every other strategy is measured against.",
     "dp": "One process, its GPUs by threads (DataParallel); ddp is faster.",
     "ddp": "A replica of the model on each rank (DistributedDataParallel).",
-    "fsdp": "Weights, gradients and moments cut over ranks (fully_shard).",
-    "tp": "A transformer's matrices and sequences cut over ranks.",
-    "pipeline": "A transformer's layers dealt out to ranks, which take turns.",
+    "fsdp": "Weights, gradients, optimizer state sharded (fully_shard).",
+    "tp": "A transformer's matrices and sequences split over ranks.",
+    "pipeline": "A transformer's layers split into stages, one or more a rank.",
 }
 """The strategies, each a file in train/parallel, and what the help says of them."""
 
@@ -239,11 +239,11 @@ class TrainingOptions:
     warmup_steps: Annotated[int, _training(help="Steps over which the learning rate rises from nearly 0.", min=0)] = 20
     lr_schedule: Annotated[
         Literal["constant", "cosine"],
-        _training(help="The learning rate after its rise: as it is, or down to --lr-end in half a cosine."),
+        _training(help="The learning rate after warm-up: constant, or half a cosine down to --lr-end."),
     ] = "constant"
     lr_steps: Annotated[
         int | None,
-        _training(help="The step at which the cosine ends. Default: the last by --epochs or --max-steps.", min=1),
+        _training(help="The step at which the cosine ends. Default: the last one of --epochs or --max-steps.", min=1),
     ] = None
     lr_end: Annotated[
         float, _training(help="Where the cosine ends, as a share of the learning rate.", min=0.0, max=1.0)
@@ -252,11 +252,9 @@ class TrainingOptions:
     weight_decay: Annotated[float, _training(help="Weight decay.", min=0.0, max=1e30)] = 1e-4
     decay_norms: Annotated[bool, _training(help="Weight decay on norms and biases too.")] = False
     label_smoothing: Annotated[
-        float, _training(help="The share of each target that goes to all classes alike.", min=0.0, max=1.0)
+        float, _training(help="The share of each target that is spread over all classes.", min=0.0, max=1.0)
     ] = 0.0
-    clip_norm: Annotated[
-        float | None, _training(help="The largest norm of all gradients together; longer ones are cut to it.", min=0.0)
-    ] = None
+    clip_norm: Annotated[float | None, _training(help="Clip the norm of all gradients to this.", min=0.0)] = None
     seed: Annotated[int, _training(help="One seed for all ranks: split, weights, order.", min=0)] = 0
 
 
@@ -264,8 +262,8 @@ class TrainingOptions:
 class FSDPOptions:
     """Of fsdp alone."""
 
-    replicate: Annotated[int, _fsdp(help="Groups of ranks, each with a whole model cut over its ranks.", min=1)] = 1
-    cpu_offload: Annotated[bool, _fsdp(help="Weights and moments stay in the host's memory.")] = False
+    replicate: Annotated[int, _fsdp(help="Groups of ranks; each group shards one whole model.", min=1)] = 1
+    cpu_offload: Annotated[bool, _fsdp(help="Weights and optimizer state stay in the host's memory.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +271,7 @@ class DDPOptions:
     """Of ddp alone."""
 
     comm_hook: Annotated[
-        Literal["none", "bf16", "fp16", "powersgd"], _ddp(help="What gradients become on their way between ranks.")
+        Literal["none", "bf16", "fp16", "powersgd"], _ddp(help="How gradients are compressed between ranks.")
     ] = "none"
     powersgd_rank: Annotated[
         int, _ddp(help="Columns of PowerSGD's matrices; fewer send less, and learn less.", min=1)
@@ -281,11 +279,11 @@ class DDPOptions:
     powersgd_start: Annotated[
         int | None, _ddp(help="Steps before PowerSGD, by plain averages. Default: --warmup-steps.", min=0)
     ] = None
-    zero1: Annotated[bool, _ddp(help="The optimizer's moments are dealt out to the ranks.")] = False
+    zero1: Annotated[bool, _ddp(help="Split the optimizer state over the ranks.")] = False
     bucket_mb: Annotated[
         int | None, _ddp(help="MiB of gradients that are sent at a time. Default: 25, but 1 at first.", min=1, max=MOST)
     ] = None
-    sync_bn: Annotated[bool, _ddp(help="Normalise over the batches of all ranks, on GPUs.")] = False
+    sync_bn: Annotated[bool, _ddp(help="Batch normalisation over all ranks, on GPUs.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +291,7 @@ class TensorParallelOptions:
     """Of tp alone."""
 
     tensor_parallel: Annotated[
-        int | None, _tp(help="Neighbouring ranks that cut each layer between them. Default: all.", min=1)
+        int | None, _tp(help="Neighbouring ranks that share each layer. Default: all.", min=1)
     ] = None
 
 
@@ -301,14 +299,14 @@ class TensorParallelOptions:
 class PipelineOptions:
     """Of pipeline alone."""
 
-    pipeline_parallel: Annotated[int | None, _pipeline(help="Neighbouring ranks in a line. Default: all.", min=2)] = (
-        None
-    )
+    pipeline_parallel: Annotated[
+        int | None, _pipeline(help="Neighbouring ranks in a pipeline. Default: all.", min=2)
+    ] = None
     microbatches: Annotated[
-        int | None, _pipeline(help="Parts of a batch that follow each other. Default: 2 a rank.", min=1)
+        int | None, _pipeline(help="Parts that a batch is split into. Default: 2 a rank.", min=1)
     ] = None
     schedule: Annotated[
-        Literal["gpipe", "1f1b", "interleaved", "zero-bubble"], _pipeline(help="In which order they go there and back.")
+        Literal["gpipe", "1f1b", "interleaved", "zero-bubble"], _pipeline(help="Order of forward and backward passes.")
     ] = "1f1b"
 
 
@@ -393,7 +391,7 @@ class RunOptions:
         ),
     ] = "rank0"
     keep_checkpoints: Annotated[int, _run(help="How many checkpoints stay; the older ones are removed.", min=1)] = 2
-    blocking_save: Annotated[bool, _run(help="Write checkpoints while training waits, not behind it.")] = False
+    blocking_save: Annotated[bool, _run(help="Training waits while a checkpoint is written.")] = False
     save_every: Annotated[
         float, _run(help="Minutes from one checkpoint to the next within an epoch; 0: only after each epoch.", min=0.0)
     ] = 30.0
@@ -491,12 +489,12 @@ OF_STRATEGY = tuple(name for name in STRATEGIES if name in SECTIONS.values())
 
 WHICH = """\
 Which one?  nodes  GPUs a node  when
-single      1      1            what you measure the others against
-dp          1      some         only to compare
-ddp         any    any          it fits on one GPU: the first choice
-fsdp        any    any          it does not; see --replicate on many nodes
-tp          any    2 to 8       gpt-...: its layers are too large for fsdp
-pipeline    any    any          gpt-...: slow network between many nodes
+single      1      1            as the reference for the others
+dp          1      some         to compare with ddp, only
+ddp         any    any          the model fits on one GPU: first choice
+fsdp        any    any          it does not fit; many nodes: --replicate
+tp          any    2 to 8       gpt-...: a layer is too large for fsdp
+pipeline    any    any          gpt-...: many nodes on a slow network
 """
 """Which strategy is for what, for the help text."""
 
@@ -506,14 +504,14 @@ def check(strategy: str, options: Options) -> None:
     for other in OF_STRATEGY:
         flags = typed(options, *(name for name, section in SECTIONS.items() if section == other))
         if flags and strategy != other:
-            wrong = f"the strategy {strategy} knows nothing of {flags.partition('=')[0]}"
+            wrong = f"the strategy {strategy} has no option {flags.partition('=')[0]}"
             raise MusterError(wrong, seen=f"train {strategy} {flags}", fix=f"'train {other} {flags}', or leave it out")
     of_power = ("comm_hook", "powersgd_rank", "powersgd_start")
     if options.comm_hook != "powersgd" and typed(options, *of_power[1:]):
         wrong = "--powersgd-rank and --powersgd-start are for gradients that travel by PowerSGD"
         raise MusterError(wrong, seen=typed(options, *of_power), fix="--comm-hook=powersgd, or leave them out")
     if strategy in ("tp", "pipeline") and not options.predicts_tokens:
-        wrong, flag = f"the strategy {strategy} cuts transformers, not {options.model}", f"--model={options.model}"
+        wrong, flag = f"the strategy {strategy} splits transformers, not {options.model}", f"--model={options.model}"
         fix = f"'train fsdp {flag}', or a transformer: --model=gpt-tiny"
         raise MusterError(wrong, seen=f"train {strategy} {flag}", fix=fix)
     of_end = typed(options, "lr_steps", "lr_end")
@@ -525,7 +523,7 @@ def check(strategy: str, options: Options) -> None:
         raise MusterError(wrong, seen=f"train dp {flag}", fix=f"'train ddp {flag}', which is faster in any case")
     whole = typed(options, "activation_checkpoint", "compile")
     if options.schedule == "zero-bubble" and whole:
-        wrong = "the zero-bubble schedule parts the backward pass: what is compiled or computed again can't be parted"
+        wrong = "the zero-bubble schedule splits the backward pass: what is compiled or computed again can't be split"
         fix = f"--schedule=interleaved, or leave out {whole}"
         raise MusterError(wrong, seen=f"--schedule=zero-bubble {whole}", fix=fix)
     if options.activation_checkpoint != "none" and not options.predicts_tokens:

@@ -237,8 +237,8 @@ def make_rows(
     Raises:
         MusterError: the single process failed.
     """
-    what = "how far weights after 3 steps of SGD and of AdamW, and the loss, are from its own, in fp32"
-    print(f"muster: trains the single process, then {len(wanted)} rows beside it: {what}", file=sys.stderr, flush=True)
+    what = "each shows how far its weights (after 3 steps of SGD, of AdamW) and its loss are from the single's, in fp32"
+    print(f"muster: trains a single process, then {len(wanted)} rows: {what}", file=sys.stderr, flush=True)
     on_device = f"--device={device}"
     singles = {steps: launch(Case("single", 1, (*split(1), on_device)), steps, folder) for steps in trainings}
     rows: list[dict[str, Any]] = []

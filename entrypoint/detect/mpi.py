@@ -131,7 +131,7 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
         if "SLURM_STEP_ID" in env and _is_of(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
             return None
         raise MusterError(
-            "PMI_RANK or PMI_SIZE is here without its companions: no launcher set it for this process",
+            "PMI_RANK or PMI_SIZE is set without the variables beside it: no launcher set it for this process",
             seen=read.seen(*present),
             fix=f"unset {' '.join(present)} if it is left over from another job; else {FIX_HYDRA}",
         )

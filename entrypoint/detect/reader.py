@@ -156,7 +156,7 @@ class Reader:
         # A container may have been given some of the variables, by name.
         if self.env.engine in ("apptainer", "docker", "podman"):
             fix = f"{self.env.way_in()}; or {fix}"
-        raise MusterError(f"{name} is missing, though its companions are there", seen=f"no {name}", fix=fix)
+        raise MusterError(f"{name} is missing, but variables that go with it are set", seen=f"no {name}", fix=fix)
 
     def _note(self, field: str | None, name: str) -> None:
         if field:

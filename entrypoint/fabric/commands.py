@@ -30,10 +30,10 @@ FabricName = Annotated[
 ]
 SiteName = Annotated[str, typer.Option("--site", envvar="MUSTER_SITE", help="A site's name or file, auto or off.")]
 Nodes = Annotated[
-    int | None, typer.Option("--nodes", min=1, help="Of the job. Default: those of this job, and 2 outside of one.")
+    int | None, typer.Option("--nodes", min=1, help="Nodes of the job. Default: this job's; 2 outside of a job.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-Engine = Annotated[Literal["apptainer", "podman", "docker"], typer.Option("--format", help="For whom.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Engine = Annotated[Literal["apptainer", "podman", "docker"], typer.Option("--format", help="The container engine.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -42,7 +42,7 @@ def add_to(app: typer.Typer) -> None:
     fabric.command("find", help="Show the host's devices and interfaces; its root is mounted at /host.")(_find)
     fabric.command("plan", help="Show which of the host's libraries fit into this image, or why not.")(_plan)
     fabric.command("binds", help="Print an engine's options for the host's libraries, without /host.")(_binds)
-    fabric.command("check", help="Open NCCL's plugin here and now, and show what it can send by.")(_check)
+    fabric.command("check", help="Load NCCL's network plugin, and show which networks it can use.")(_check)
     app.add_typer(fabric, name="fabric")
 
 

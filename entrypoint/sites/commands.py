@@ -26,7 +26,7 @@ def _site(
     what: Annotated[
         str | None, typer.Argument(metavar="NAME|FILE|list", help="A site's name or file. Default: this site.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
     env_file: Annotated[
         str | None, typer.Option("--env-file", help="Recognise the site of a recorded environment, not of this one.")
     ] = None,
@@ -53,7 +53,7 @@ def _site(
             print("null")
         else:
             known = [f"host {env.host}", *(f"{name}={env[name]}" for name in recognise.CLUSTER if env.get(name))]
-            print(f"no profile is of this site ({one_line(', '.join(known))}): all is found at the start.")
+            print(f"there is no profile of this site ({one_line(', '.join(known))}): everything is found at the start.")
             print("muster site list shows those there are; docs/sites.md tells how to write one.")
 
 
@@ -84,7 +84,7 @@ def new_table(first: str, *headings: str) -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column(first, style="bold", overflow="fold")
     for heading in headings:
         table.add_column(heading, overflow="fold")

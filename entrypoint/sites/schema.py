@@ -15,7 +15,7 @@ import msgspec
 
 Status = Literal["unverified", "documented", "verified"]
 STATUS: Mapping[Status, str] = {
-    "unverified": "put together of what was found, not tried",
+    "unverified": "put together from what was found, not tried",
     "documented": "as the centre describes it, not tried",
     "verified": "seen to work there",
 }

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from muster.arguments import option
 
-WHAT, ANSWER = "What", "The answer"
+WHAT, ANSWER = "What", "Output"
 
 WAIT = option(help="Seconds that ranks wait for each other.", panel=WHAT, min=1, max=999_999)
 
@@ -22,7 +22,7 @@ class DoctorOptions:
     ] = "runs"
     device: Annotated[Literal["auto", "cuda", "cpu"], option(help="What trainings will run on.", panel=WHAT)] = "auto"
     timeout_s: Annotated[int, WAIT] = 60
-    json: Annotated[bool, option("--json", help="Print an object for programs.", panel=ANSWER)] = False
+    json: Annotated[bool, option("--json", help="Print JSON, for programs.", panel=ANSWER)] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class BenchOptions:
         str,
         option(
             help="Some of all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, send_recv, barrier, "
-            "by commas; or all.",
+            "separated by commas; or all.",
             panel=WHAT,
         ),
     ] = "all"
@@ -43,9 +43,9 @@ class BenchOptions:
     device: Annotated[Literal["auto", "cuda", "cpu"], option(help="Where the buffers are.", panel=WHAT)] = "auto"
     min_size: Annotated[str, option(help="The smallest message: 1K, 4M, 1G (powers of 1024).", panel=WHAT)] = "1K"
     max_size: Annotated[str | None, option(help="The largest. Default: 64M by gloo, 1G by nccl.", panel=WHAT)] = None
-    factor: Annotated[int, option(help="From one size to the next.", panel=WHAT, min=2)] = 4
+    factor: Annotated[int, option(help="Each size is the one before times this.", panel=WHAT, min=2)] = 4
     iters: Annotated[int, option(help="Timed calls of each size.", panel=WHAT, min=1)] = 20
-    warmup: Annotated[int, option(help="Calls before them.", panel=WHAT, min=0)] = 5
+    warmup: Annotated[int, option(help="Calls before them, not timed.", panel=WHAT, min=0)] = 5
     pairwise: Annotated[
         bool, option("--pairwise", help="Every pair of nodes by itself: names the slow link or node.", panel=WHAT)
     ] = False
@@ -65,4 +65,4 @@ class BenchOptions:
         str | None,
         option("--save-baseline", help="Measure all in 5 passes, and write them there for later.", panel=ANSWER),
     ] = None
-    json: Annotated[bool, option("--json", help="Print an object for programs.", panel=ANSWER)] = False
+    json: Annotated[bool, option("--json", help="Print JSON, for programs.", panel=ANSWER)] = False

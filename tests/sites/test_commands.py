@@ -46,7 +46,7 @@ def test_where_the_image_can_not_run_nothing_is_started(command: Run) -> None:
 def test_where_no_site_is_recognised(command: Run, recording: str) -> None:
     answer = command("muster", "site", "--env-file", recording)
     assert answer.returncode == 0, answer.stderr
-    assert "no profile is of this site (host node02, SLURM_CLUSTER_NAME=fake)" in answer.stdout
+    assert "there is no profile of this site (host node02, SLURM_CLUSTER_NAME=fake)" in answer.stdout
     assert command("muster", "site", "--env-file", recording, "--json").stdout == "null\n"
 
 

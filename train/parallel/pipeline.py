@@ -71,7 +71,7 @@ class Pipeline(Strategy):
         return list(range(self.world.rank % self.size, self.num_stages, self.size))
 
     def check(self) -> None:
-        """Raises MusterError where the lines don't divide the world, the layers or the batch."""
+        """Raises MusterError where the pipelines don't divide the world, the layers or the batch."""
         world, options, size, parts = self.world, self.options, self.size, self.num_parts
         world_size, num_layers = world.world_size, gpt.shape_of(options.model).num_layers
         seen = (
@@ -79,7 +79,7 @@ class Pipeline(Strategy):
         )
         if world_size % size:
             raise MusterError(
-                f"{processes(world_size)} can't stand in lines of {size}",
+                f"{processes(world_size)} can't form pipelines of {size}",
                 seen=seen,
                 fix="--pipeline-parallel=N, where N divides the processes",
             )
@@ -98,8 +98,8 @@ class Pipeline(Strategy):
             fits = fits and parts % max(1, parts // size) == 0
         if not fits:
             raise MusterError(
-                f"a batch of {options.batch_size} can't pass in {parts} parts by the schedule {options.schedule}",
-                seen=f"--batch-size={options.batch_size} --microbatches={parts}, lines of {size} ranks",
+                f"a batch of {options.batch_size} can't be split into {parts} parts for {options.schedule}",
+                seen=f"--batch-size={options.batch_size} --microbatches={parts}, pipelines of {size} ranks",
                 fix=f"--batch-size={2 * size} or a multiple of it, without --microbatches",
             )
 

@@ -262,6 +262,6 @@ def chosen(text: str) -> tuple[str, ...]:
         raise MusterError(
             f"there is no collective '{unknown[0]}'" if unknown else "no collective is chosen",
             seen=f"--collectives={text}",
-            fix=f"--collectives with some of {', '.join(NAMES)}, by commas; or all",
+            fix=f"--collectives with some of {', '.join(NAMES)}, separated by commas; or all",
         )
     return NAMES if "all" in words else tuple(name for name in NAMES if name in words)

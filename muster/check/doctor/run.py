@@ -242,10 +242,10 @@ def _table(parts: Sequence[Part]) -> Table:
 
 def conclusion(findings: Sequence[Finding]) -> str:
     if not findings:
-        return "nothing was found that would stop, slow or falsify a training"
+        return "nothing was found that would stop a training, slow it down or make it wrong"
     num_failed = sum(finding.level == "failed" for finding in findings)
     num_warnings = len(findings) - num_failed
     warnings = plural(num_warnings, "warning")
     if not num_failed:
-        return f"{warnings}, look first; a training may run"
+        return f"{warnings}: see above; a training can run"
     return f"{plural(num_failed, 'finding')} to mend first" + (f", {warnings}" if num_warnings else "")

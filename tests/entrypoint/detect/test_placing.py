@@ -107,9 +107,9 @@ def test_pmi_beside_the_same_rank_of_pals_is_no_other_launcher() -> None:
 def test_pmi_alone_belongs_to_the_launcher_that_set_it() -> None:
     found = detect(changed(SRUN, PMI_RANK="2", PMI_SIZE="4"))
     assert (found.launcher, found.rank) == ("srun", 2)
-    with pytest.raises(MusterError, match="without its companions"):
+    with pytest.raises(MusterError, match="without the variables beside it"):
         detect(changed(SRUN, PMI_RANK="0", PMI_SIZE="4"))
-    with pytest.raises(MusterError, match="without its companions"):
+    with pytest.raises(MusterError, match="without the variables beside it"):
         detect(Environment({"PMI_RANK": "0", "PMI_SIZE": "2"}, host="laptop"))
 
 

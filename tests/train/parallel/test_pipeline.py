@@ -119,15 +119,15 @@ def test_stages_are_the_model_cut_up(num_stages):
 @pytest.mark.parametrize(
     ("world_size", "options", "wrong", "fix"),
     [
-        (4, {"pipeline_parallel": 3}, "4 processes can't stand in lines of 3", "divides the processes"),
+        (4, {"pipeline_parallel": 3}, "4 processes can't form pipelines of 3", "divides the processes"),
         (6, {}, "4 layers are too few for 6 stages", "smaller --pipeline-parallel"),
         (4, {"schedule": "interleaved"}, "4 layers are too few for 8 stages", "--schedule=1f1b"),
         (5, {}, "4 layers are too few for 5 stages", "fewer processes"),
-        (2, {"batch_size": 6}, "a batch of 6 can't pass in 4 parts", "--batch-size=4"),
-        (4, {"microbatches": 2}, "by the schedule 1f1b", "without --microbatches"),
-        (3, {"batch_size": 2}, "a batch of 2 can't pass", "--batch-size=6"),
-        (1, {"pipeline_parallel": 2}, "1 process can't stand in lines of 2", "divides the processes"),
-        (1, {"batch_size": 3}, "a batch of 3 can't pass in 2 parts", "--batch-size=2"),
+        (2, {"batch_size": 6}, "a batch of 6 can't be split into 4 parts", "--batch-size=4"),
+        (4, {"microbatches": 2}, "parts for 1f1b", "without --microbatches"),
+        (3, {"batch_size": 2}, "a batch of 2 can't be split into 6 parts", "--batch-size=6"),
+        (1, {"pipeline_parallel": 2}, "1 process can't form pipelines of 2", "divides the processes"),
+        (1, {"batch_size": 3}, "a batch of 3 can't be split into 2 parts", "--batch-size=2"),
     ],
 )
 def test_what_does_not_come_out_even_is_refused(world_size, options, wrong, fix):
@@ -150,6 +150,6 @@ def test_the_wait_is_that_of_the_paper():
 
 
 def test_what_can_not_be_parted():
-    with pytest.raises(MusterError, match="can't be parted") as raised:
+    with pytest.raises(MusterError, match="can't be split") as raised:
         check("pipeline", Options(model="gpt-tiny", schedule="zero-bubble", activation_checkpoint="full"))
     assert "--schedule=interleaved" in raised.value.fix

@@ -88,8 +88,8 @@ def test_the_help_says_which_is_for_what():
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["tp", "--model=resnet18"], "cuts transformers"),
-        (["ddp", "--replicate=2"], "knows nothing of --replicate"),
+        (["tp", "--model=resnet18"], "splits transformers"),
+        (["ddp", "--replicate=2"], "has no option --replicate"),
         (["ddp", "--activation-checkpoint=full"], "can't compute its activations again"),
     ],
 )

@@ -49,7 +49,7 @@ def test_what_does_not_come_out_even_is_refused(world_size, options, wrong, fix)
 
 
 def test_images_are_refused():
-    with pytest.raises(MusterError, match="cuts transformers") as raised:
+    with pytest.raises(MusterError, match="splits transformers") as raised:
         check("tp", Options())
     assert "train fsdp --model=resnet18" in raised.value.fix
 
