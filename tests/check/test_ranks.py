@@ -1,7 +1,6 @@
 """Ranks of a check without an answer: what is told of them."""
 
 import json
-import time
 from typing import Any
 
 import psutil
@@ -16,20 +15,19 @@ from muster.train.health.faults import SharedFault
 
 
 def absence(fault: dict[str, Any] | None = None, hosts: tuple[str, ...] = ("a", "b")) -> ranks.Absent:
-    """What rank 0 of two tells after it waited for the other one for two seconds."""
+    """What rank 0 of two tells after it waited for the other one: for two seconds, with a `fault` for an hour at most."""
     store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     if fault is not None:
         store.set("fault", json.dumps(fault))
-    world = World(rank=0, world_size=2, host="a", hosts=hosts, store=store, timeout_s=2)
+    world = World(rank=0, world_size=2, host="a", hosts=hosts, store=store, timeout_s=3600 if fault else 2)
     with pytest.raises(ranks.Absent) as raised:
         ranks.gather(world, "here")
     return raised.value
 
 
 def test_a_rank_that_died_is_told_as_that_and_the_check_failed() -> None:
-    started = time.monotonic()
+    # An agent has told of it: nobody waits to the end.
     found = absence({"rank": 1, "host": "b", "code": 1, "wrong": "it was ended by SIGKILL"})
-    assert time.monotonic() - started < 2  # an agent has told of it: nobody waits to the end
     finding = finding_of(found)
     assert (finding.host, finding.wrong) == ("b", "rank 1 on b died in the check")
     assert "SIGKILL" in finding.seen
