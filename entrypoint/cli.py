@@ -288,7 +288,7 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
         if script[:1] == ["-m"]:
             how, script = replace(how, module=True), script[1:]
         if not script or script[0].startswith("-"):
-            fix = "muster run SCRIPT.py; with options of python's: muster run --no-python python OPTIONS SCRIPT.py"
+            fix = shlex.join(["muster", "run", "--no-python", *sys.argv[2:]]) if script else "muster run SCRIPT.py"
             raise MusterError("no script after python", seen=shlex.join(["muster", *sys.argv[1:]]), fix=fix)
     if how.module and how.no_python:
         raise MusterError("a module is run by python", seen="-m with --no-python", fix="give one of the two")
