@@ -467,6 +467,10 @@ def _usage(error: Any, typed: list[str], path: str) -> MusterError:
         fix = " or ".join(f"{path} {name}" for name in re.findall("'(.+?)'", meant))
         return MusterError(wrong, seen=shlex.join(typed), fix=fix)
     fix = hints.of_value(parameter, path) if parameter is not None else None
+    is_missing = wrong.startswith("Missing argument") and path == "muster run"
+    if is_missing and typed[-2].startswith("-") and os.path.isfile(typed[-1]):
+        wrong = f"no script is left: {typed[-1]} was taken for the value of {typed[-2]}"
+        fix = f"{path} {typed[-2]} VALUE {shlex.quote(typed[-1])}"
     if path == "muster" and {"train", *STRATEGIES} & set(typed[1:2]):
         # As in `docker run muster train ddp`, where it is the image.
         fix = shlex.join(["train", *typed[2 if typed[1] == "train" else 1 :]])
