@@ -290,7 +290,7 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
         if script[:1] == ["-m"]:
             how, script = replace(how, module=True), script[1:]
         if not script or script[0].startswith("-"):
-            fix = "muster run SCRIPT.py; with options of python's: muster run --no-python python OPTIONS SCRIPT.py"
+            fix = shlex.join(["muster", "run", "--no-python", *sys.argv[2:]]) if script else "muster run SCRIPT.py"
             raise MusterError("no script after python", seen=shlex.join(["muster", *sys.argv[1:]]), fix=fix)
     if how.module and how.no_python:
         raise MusterError("a module is run by python", seen="-m with --no-python", fix="give one of the two")
@@ -469,6 +469,10 @@ def _usage(error: Any, typed: list[str], path: str) -> MusterError:
         fix = " or ".join(f"{path} {name}" for name in re.findall("'(.+?)'", meant))
         return MusterError(wrong, seen=shlex.join(typed), fix=fix)
     fix = hints.of_value(parameter, path) if parameter is not None else None
+    is_missing = wrong.startswith("Missing argument") and path == "muster run"
+    if is_missing and typed[-2].startswith("-") and os.path.isfile(typed[-1]):
+        wrong = f"no script is left: {typed[-1]} was taken for the value of {typed[-2]}"
+        fix = f"{path} {typed[-2]} VALUE {shlex.quote(typed[-1])}"
     if path == "muster" and {"train", *STRATEGIES} & set(typed[1:2]):
         # As in `docker run muster train ddp`, where it is the image.
         fix = shlex.join(["train", *typed[2 if typed[1] == "train" else 1 :]])

@@ -1,5 +1,6 @@
 """The launch options: how many, where, and what to do instead of starting. Shared by every launching command."""
 
+import os
 import re
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -214,6 +215,10 @@ class TorchrunOptions:
                     fix="--rdzv-timeout SECONDS",
                 )
             options = replace(options, rdzv_timeout=int(value))
+        # torch names a folder by it.
+        if not re.fullmatch(rb"[^/]{0,200}", os.fsencode(self.rdzv_id or "")):
+            wrong = "--rdzv-id is a name of at most 200 bytes, without /"
+            raise MusterError(wrong, seen=f"--rdzv-id={self.rdzv_id}", fix="--rdzv-id NAME, or leave it out")
         handled = {"SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGQUIT"}
         if not set(filter(None, self.signals_to_handle.split(","))) <= handled:
             raise MusterError(

@@ -41,7 +41,7 @@ class MusterError(Exception):
     def __init__(self, wrong: str, *, seen: str, fix: str, code: int = ExitCode.USER_MUST_CHANGE) -> None:
         super().__init__(wrong)
         self.wrong = wrong
-        self.seen = seen
+        self.seen = seen or "''"  # an empty word, as of a variable that is not set
         self.fix = fix
         self.code = code
 

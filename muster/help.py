@@ -14,21 +14,17 @@ from muster.config import OF_STRATEGY
 NAMES = ("-h", "--help", "--help-all")
 """The options that show a help text; the last one shows all of it."""
 
-BRIEF = frozenset(
-    (
-        # Model and data, training
-        *("model", "data", "image_size", "seq_len", "epochs", "batch_size", "max_steps", "optimizer", "lr"),
-        *("lr_schedule", "weight_decay", "seed"),
-        # Strategies
-        *("zero1", "sync_bn", "replicate", "cpu_offload", "tensor_parallel", "pipeline_parallel"),
-        *("microbatches", "schedule"),
-        # Speed, run, launch
-        *("bf16", "compile", "name", "resume", "config", "save_every", "nnodes", "nproc_per_node", "dry_run"),
-        # Commands of `muster`
-        *("module", "no_python", "framework", "as_json", "record", "format"),
-        *("docker_args", "apptainer_args"),
-    )
-)
+BRIEF = {
+    # Model and data, training
+    "model", "data", "image_size", "seq_len", "epochs", "batch_size", "max_steps", "optimizer", "lr",
+    "lr_schedule", "weight_decay", "seed",
+    # Strategies
+    "zero1", "sync_bn", "replicate", "cpu_offload", "tensor_parallel", "pipeline_parallel", "microbatches", "schedule",
+    # Speed, run, launch
+    "bf16", "compile", "name", "resume", "config", "save_every", "nnodes", "nproc_per_node", "dry_run",
+    # Commands of `muster`
+    "module", "no_python", "framework", "as_json", "record", "format", "docker_args", "apptainer_args",
+}  # fmt: skip
 """The options of trainings and launches that `--help` shows. Of other commands it shows all that are theirs alone."""
 
 TRAINING = ("Model", "Data", "Training", *OF_STRATEGY, "Speed", "Run")
@@ -60,25 +56,21 @@ def _lines(command: TyperCommand, ctx: Any, columns: int, is_all: bool) -> Itera
         yield ""
         yield "Examples:"
         yield from (f"  {example}" for example in command.epilog.splitlines())
+    options = [each for each in ctx.command.params if each.param_type_name == "option" and each.name != "help"]
+    of_others = {name for name in OF_STRATEGY if name != command.name}
+    options = [each for each in options if each.rich_help_panel not in of_others]
+    shown = [each for each in options if is_all or _is_brief(each)]
     groups: dict[str, list[Any]] = {}
-    others = {name for name in OF_STRATEGY if name != command.name}
-    num_left = 0
-    for parameter in ctx.command.params:
-        is_option = parameter.param_type_name == "option" and parameter.name != "help"
-        if not is_option or parameter.rich_help_panel in others:
-            continue
-        if is_all or _is_brief(parameter):
-            groups.setdefault(parameter.rich_help_panel or "Options", []).append(parameter)
-        else:
-            num_left += 1
+    for parameter in shown:
+        groups.setdefault(parameter.rich_help_panel or "Options", []).append(parameter)
     for heading in sorted(groups, key=lambda heading: heading.startswith(LAUNCH)):
         yield ""
         yield f"{'Strategy' if heading in OF_STRATEGY else heading}:"
         for parameter in groups[heading]:
             yield from _row(parameter, columns, is_all)
     yield ""
-    if num_left:
-        yield f"{num_left} more options: {ctx.command_path} {NAMES[-1]}"
+    if len(shown) < len(options):
+        yield f"{len(options) - len(shown)} more options: {ctx.command_path} {NAMES[-1]}"
 
 
 def _is_brief(parameter: Any) -> bool:
@@ -88,9 +80,11 @@ def _is_brief(parameter: Any) -> bool:
 
 def _row(parameter: Any, columns: int, is_all: bool) -> Iterator[str]:
     """The option's name and its help beside it; below it where the name is long."""
+    names = [", ".join(parameter.opts)]
     # What turns off a flag that is off anyway is for those who turn it on in a file.
-    names = "/".join([", ".join(parameter.opts), *(parameter.secondary_opts if parameter.default is not False else ())])
-    name = f"  {names} {_values(parameter)}".rstrip()
+    if parameter.default is not False:
+        names += parameter.secondary_opts
+    name = f"  {'/'.join(names)} {_values(parameter)}".rstrip()
     words = parameter.help
     if not is_all:  # up to the first full stop or semicolon
         words = re.split(r"[.;] ", words, maxsplit=1)[0].rstrip(".") + "."

@@ -2,6 +2,7 @@
 
     Kubeflow Trainer, PyTorchJob   PET_NNODES=2 PET_NODE_RANK=1 PET_NPROC_PER_NODE=4 MASTER_ADDR=job-master-0
     PyTorchJob before 1.7          RANK=1 WORLD_SIZE=2: they count pods, not processes
+    LeaderWorkerSet                LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=1 LWS_LEADER_ADDRESS=lws-0.lws.default
     Volcano                        VC_WORKER_HOSTS=job-worker-0.job,job-worker-1.job VC_TASK_INDEX=1 (VK_TASK_INDEX)
     indexed Job, JobSet            JOB_COMPLETION_INDEX=1; how many there are is not told
     MPIJob                         K_MPI_JOB_ROLE=launcher, whose mpirun starts processes in the pods with =worker
@@ -25,8 +26,9 @@ from muster.errors import MusterError
 
 VARIABLES = (
     "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "K_MPI_JOB_ROLE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE",
-    "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK",
-    "PET_NPROC_PER_NODE", "PET_RDZV_ENDPOINT", "VC_MASTER_HOSTS", "VC_TASK_INDEX", "VC_WORKER_HOSTS", "VK_TASK_INDEX",
+    "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES",
+    "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_RDZV_ENDPOINT", "VC_MASTER_HOSTS", "VC_TASK_INDEX", "VC_WORKER_HOSTS",
+    "VK_TASK_INDEX",
 )  # fmt: skip
 
 PREFIXES = ("LWS_", "PET_", "VC_", "VK_")
@@ -45,10 +47,9 @@ def job(env: Environment) -> Job | None:
     pod = _pod(env)
     of_pod = pod.sources if pod else dict[str, str]()
     if pod is None:
-        # One of these alone tells of several pods. The last two are a LeaderWorkerSet's and an MPIJob's.
-        places = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "LWS_WORKER_INDEX", "K_MPI_JOB_ROLE")
-        index = Reader(env, FIX).seen(*places)
-        if not index or env.get("LWS_GROUP_SIZE") == "1":
+        # One of these alone tells of several pods. The last is an MPIJob's.
+        index = Reader(env, FIX).seen("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "K_MPI_JOB_ROLE")
+        if not index:
             return None
         of_pod = {"num_nodes": f"{index}: one of several pods", "hosts": _NO_NAMES}
     fix = FIX_MPI if "K_MPI_JOB_ROLE" in env else FIX
@@ -81,6 +82,8 @@ def _pod(env: Environment) -> Task | None:
         return _counted(Reader(env, FIX), "PET_NNODES")
     if "RANK" in env or "WORLD_SIZE" in env:
         return _counted(Reader(env, FIX), "WORLD_SIZE")
+    if {"LWS_GROUP_SIZE", "LWS_WORKER_INDEX"} & env.keys():
+        return _counted(Reader(env, FIX), "LWS_GROUP_SIZE")
     return None
 
 
@@ -93,7 +96,7 @@ def _task(rank: int, num_pods: int, hosts: tuple[str, ...], of_rank: str, of_num
 def _counted(read: Reader, name: str) -> Task:
     env = read.env
     # All that tell this pod's place. Kubeflow Trainer sets several of them, and they agree.
-    places = [place for place in ("PET_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX") if place in env]
+    places = [name for name in ("PET_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX", "LWS_WORKER_INDEX") if name in env]
     # 1:3, or a number where elasticPolicy has no minReplicas and maxReplicas.
     if ":" in env.get(name, "") or ("PET_RDZV_ENDPOINT" in env and not places):
         fix = "leave elasticPolicy out of the PyTorchJob, with a fixed number of replicas"
@@ -118,22 +121,29 @@ def _counted(read: Reader, name: str) -> Task:
 
 
 def _rank_by_name(env: Environment) -> int | None:
-    """The rank that the name of a PyTorchJob's pod stands for: JOB-master-0, then JOB-worker-0, JOB-worker-1..."""
+    """The rank that a pod's name stands for: JOB-master-0, JOB-worker-0, JOB-worker-1...; LEADER, LEADER-1..."""
+    if leader := env.get("LWS_LEADER_ADDRESS", "").partition(".")[0]:
+        match = re.fullmatch(rf"{re.escape(leader)}(?:-([0-9]{{1,9}}))?", env.host or "")
+        return int(match[1] or 0) if match else None
     job = env.get("MASTER_ADDR", "").partition(".")[0].removesuffix("-master-0")
     match = re.fullmatch(rf"{re.escape(job)}-(master|worker)-([0-9]{{1,9}})", env.host or "") if job else None
     return int(match[2]) + (match[1] == "worker") if match else None
 
 
 def _indexed_names(env: Environment, rank: int, num_pods: int) -> tuple[tuple[str, ...], str]:
-    """The names of an indexed Job's pods, BASE-0 to BASE-N, where this pod's and the master's show that pattern."""
-    master = env.get("PET_MASTER_ADDR") or env.get("MASTER_ADDR", "")
+    """The names of all pods, where this one's and the first one's show their pattern.
+
+    Those of an indexed Job are BASE-0, BASE-1..., those of a LeaderWorkerSet's group LEADER, LEADER-1...
+    """
+    master = env.get("PET_MASTER_ADDR") or env.get("MASTER_ADDR") or env.get("LWS_LEADER_ADDRESS", "")
     name, dot, domain = master.partition(".")
-    base = name.removesuffix("-0")
-    is_own = env.host is not None and hostlist.short(env.host) == f"{base}-{rank}".lower()
-    is_pattern = is_own and base != name and hostlist.is_name(name) and num_pods <= hostlist.MAX_HOSTS
-    if not is_pattern or "JOB_COMPLETION_INDEX" not in env:
+    is_group = master == env.get("LWS_LEADER_ADDRESS")
+    base = name if is_group else name.removesuffix("-0")
+    is_indexed = base != name and "JOB_COMPLETION_INDEX" in env
+    is_own = env.host is not None and hostlist.short(env.host) == (f"{base}-{rank}" if rank else name).lower()
+    if not (is_own and (is_group or is_indexed) and hostlist.is_name(name) and num_pods <= hostlist.MAX_HOSTS):
         return (), _NO_NAMES
-    return tuple(f"{base}-{pod}{dot}{domain}" for pod in range(num_pods)), f"the pattern of {master}"
+    return (master, *(f"{base}-{pod}{dot}{domain}" for pod in range(1, num_pods))), f"the pattern of {master}"
 
 
 def _of_volcano(read: Reader) -> Task:

@@ -222,7 +222,7 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
         # OAR's file has a line for each core.
         if "OAR_NODEFILE" in env and len(set(Reader(env, FIX_OAR).text_file("OAR_NODEFILE").split())) > 1:
             places.append("OAR_NODEFILE")
-        others = r"PMIX_RANK|JOB_COMPLETION_INDEX|K_MPI_JOB_ROLE|VC_\w+_HOSTS|V[CK]_TASK_INDEX"
+        others = r"PMIX_RANK|JOB_COMPLETION_INDEX|K_MPI_JOB_ROLE|LWS_WORKER_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX"
         places += [name for name in env if re.fullmatch(others, name)]
     if places and options.num_nodes != 1:
         raise MusterError(

@@ -12,7 +12,9 @@ Source: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
 Source: https://github.com/ParaStation/psmgmt/blob/master/plugins/psslurm/src/psslurm/psslurmenv.c
 """
 
+import os
 import re
+from contextlib import suppress
 from itertools import chain
 
 from muster.entrypoint.detect.allocation import Job, Task
@@ -24,8 +26,8 @@ from muster.errors import MusterError
 VARIABLES = (
     "SLURM_CPUS_ON_NODE", "SLURM_DISTRIBUTION", "SLURM_GPUS_ON_NODE", "SLURM_GTIDS", "SLURM_HET_SIZE", "SLURM_JOBID",
     "SLURM_JOB_END_TIME", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_RESTART_COUNT",
-    "SLURM_JOB_START_TIME",
-    "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NODELIST", "SLURM_PROCID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID",
+    "SLURM_JOB_START_TIME", "SLURM_LOCALID",
+    "SLURM_NODEID", "SLURM_NODELIST", "SLURM_PROCID", "SLURM_PTY_PORT", "SLURM_RESTART_COUNT", "SLURM_STEP_ID",
     "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
     "SLURM_TASKS_PER_NODE", "SLURM_TASK_PID", "SLURMD_NODENAME",
     # The lists of a heterogeneous job's groups, of which few have more than 16.
@@ -47,6 +49,9 @@ FIX_JOB = (
     "start from a fresh job: `sbatch SCRIPT`, in it `srun ... train ddp`, without setting SLURM_ variables by hand"
 )
 FIX_TASK = "start the command by srun inside the job: `srun --ntasks-per-node=1 -n $SLURM_NNODES train ddp`"
+FIX_SHELL = (
+    f"{FIX_TASK.replace('srun --n', 'srun --overlap --n')}; or a shell of one task: `srun --ntasks=1 --pty bash`"
+)
 
 # Slurm's reserved step ids, from 0xfffffffb downwards: batch script, external step, interactive step, pending.
 # `salloc` gives its shell the interactive step: one task, whatever the job's size. It is a shell, not a launch.
@@ -126,6 +131,19 @@ def _groups(read: Reader) -> list[tuple[str, ...]]:
     return [read.hosts(name) for name in names]
 
 
+def _is_typed_in_a_shell() -> bool:
+    """Whether an interactive shell has started this command: as a process group of its own, which has the terminal.
+
+    `srun --pty` gives the terminal to the first task alone. A program that it starts itself leads its session; tasks
+    that srun starts from within such a shell have no terminal, though they inherit SLURM_PTY_PORT.
+
+    Source: https://slurm.schedmd.com/srun.html#OPT_pty
+    """
+    with suppress(OSError):  # of no terminal
+        return os.tcgetpgrp(0) == os.getpgrp() != os.getsid(0)
+    return False
+
+
 def task(env: Environment, job: Job) -> Task | None:
     """The task of a step that this process is, or None outside a step. The step tells all of it, the `job` nothing."""
     # The batch script has these as well, each of them 0: others are a task's that lost its SLURM_STEP_ID.
@@ -156,6 +174,9 @@ def task(env: Environment, job: Job) -> Task | None:
     node_rank = read.number("SLURM_NODEID", "node_rank")
     local_rank = read.number("SLURM_LOCALID", "local_rank")
     rank = read.number("SLURM_PROCID")
+    is_lone_shell = env.is_live and num_tasks > 1 and "SLURM_PTY_PORT" in env and _is_typed_in_a_shell()
+    wrong = f"this shell is one task of {num_tasks}, and the shells of the others ended as they had no terminal"
+    Reader(env, FIX_SHELL).agree(not is_lone_shell, wrong, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_PTY_PORT")
 
     def agree(holds: bool, about: str, *names: str) -> None:
         read.agree(holds, f"Slurm's variables disagree on {about}", *names)

@@ -125,11 +125,12 @@ def _found(root: Path, fabric: str) -> "Finding":
     from muster.entrypoint.fabric.find import find
     from muster.entrypoint.fabric.launch import is_host
 
+    finding = find(root, AUTO if fabric == OFF else fabric)
     if not is_host(root):
         seen = f"no {root}/etc and no {root}/usr"
         fix = "apptainer exec --bind /:/host:ro IMAGE muster fabric ..., docker run -v /:/host:ro IMAGE muster ..."
         raise MusterError("the host's root is not mounted here", seen=seen, fix=fix)
-    return find(root, AUTO if fabric == OFF else fabric)
+    return finding
 
 
 def _planned(root: Path, fabric: str, site: str, nodes: int | None) -> "FabricPlan":

@@ -21,6 +21,9 @@ from muster.errors import MusterError
 # Above Linux's ephemeral range (32768-60999): the kernel never hands these ports to a client that happens to be there.
 FIRST_PORT, NUM_PORTS = 61000, 4536
 
+ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR", "LWS_LEADER_ADDRESS")
+"""Variables with the address of node rank 0: Kubeflow's TrainJob sets the second alone, a LeaderWorkerSet the third."""
+
 
 @dataclass(frozen=True)
 class Rendezvous:
@@ -226,8 +229,7 @@ def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -
         return _checked("--master-addr", options.master_addr, allocation), "--master-addr"
     if allocation.num_nodes == 1:
         return "127.0.0.1", "one node"
-    # Kubeflow's TrainJob sets torchrun's own variables only.
-    for name in ("MASTER_ADDR", "PET_MASTER_ADDR"):
+    for name in ADDRESSES:
         if env.get(name):
             return _checked(name, env[name], allocation), f"{name}, {_setter(allocation)}"
     if allocation.hosts:
@@ -293,7 +295,7 @@ def _port(allocation: Allocation, env: Environment, options: LaunchOptions) -> t
     if allocation.job_id is None:
         # A pod has all ports to itself: where a list names the first one, the others need no folder that they share.
         is_listed_pod = allocation.launcher == "kubernetes" and bool(allocation.hosts)
-        is_given = options.master_addr or env.get("MASTER_ADDR", env.get("PET_MASTER_ADDR"))
+        is_given = options.master_addr or any(map(env.get, ADDRESSES))
         if allocation.launcher == "manual" or is_listed_pod or is_given:
             return FIRST_PORT, "the default without a job id"
         return None, f"a file in --rendezvous-dir={options.rendezvous_dir}"

@@ -62,7 +62,8 @@ def here(env: Environment, options: LaunchOptions, folder: Path = SITES) -> Reco
         try:
             return _loaded(options.site, why, folder)
         except MusterError as refusal:
-            raise MusterError(refusal.wrong, seen=f"{why}: {refusal.seen}", fix=refusal.fix) from None
+            seen = why if refusal.seen == options.site else f"{why}: {refusal.seen}"
+            raise MusterError(refusal.wrong, seen=seen, fix=refusal.fix) from None
     found = matches(env, folder)
     if not found:
         return None
@@ -124,15 +125,19 @@ def head(text: str) -> str:
 
 def _whys(wanted: Mapping[str, Any], env: Environment) -> Iterator[str]:
     """What tells that `env` is of the site that has these patterns; nothing where it is not."""
-    clusters = [name for name in CLUSTER if _is_like(env.get(name), wanted.get("cluster", ()))]
-    yield from (f"{name}={env[name]}" for name in clusters[:1])
-    hosts = wanted.get("hosts", ())
-    if _is_like(env.host, hosts) or _is_like((env.host or "").partition(".")[0], hosts):
-        yield f"host {env.host}"
+    for name in CLUSTER:
+        if _is_like(env.get(name), wanted.get("cluster", ())):
+            yield f"{name}={env[name]}"
+            break
+    host = env.host or ""
+    # With its domain or without.
+    if any(_is_like(name, wanted.get("hosts", ())) for name in (host, host.partition(".")[0])):
+        yield f"host {host}"
     variables = wanted.get("variables", {})
     # All of them: one alone may be another machine's of the same centre too.
     if variables and all(_is_like(env.get(name), [pattern]) for name, pattern in variables.items()):
-        yield from (f"{name}={env[name]}" for name in variables)
+        for name in variables:
+            yield f"{name}={env[name]}"
 
 
 def _is_like(text: str | None, patterns: Iterable[str]) -> bool:

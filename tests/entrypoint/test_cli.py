@@ -417,6 +417,7 @@ def test_two_nodes_by_hand_on_one_machine(command: Run, hello: Path) -> None:
     "arguments",
     [
         ["run", "none.py"],
+        ["run", ""],  # as "$SCRIPT" is where it is not set
         ["run", "a" * 300 + ".py"],  # longer than any file's name
         ["run", "--no-python", "no-such-program"],
         ["run", "--framework=jax", "--", "no-such-program"],
@@ -431,7 +432,7 @@ def test_a_program_that_is_none(command: Run, tmp_path: Path, arguments: list[st
     (tmp_path / "mine.py").touch()
     answer = command("muster", *arguments, cwd=tmp_path)
     assert answer.returncode == 2
-    three_lines(answer.stderr)
+    assert three_lines(answer.stderr)[1], "nothing was seen"
 
 
 @pytest.mark.parametrize(
@@ -640,6 +641,8 @@ def test_options_of_torchrun_are_taken_by_both_spellings(command: Run, hello: Pa
         (["--signals-to-handle=SIGUSR3"], "signals"),
         (["--spawn=2", "--tee=3"], "--spawn"),
         (["--spawn=2", "--nproc-per-node=3"], "two numbers of processes"),
+        (["--rdzv-id=a/b"], "--rdzv-id"),
+        (["--rdzv-id=" + "\N{SNOWMAN}" * 70], "--rdzv-id"),
     ],
 )
 def test_options_of_torchrun_that_contradict_the_launch_are_refused(
@@ -667,9 +670,19 @@ def test_python_may_stand_before_the_script(command: Run, hello: Path, words: li
 
 
 def test_an_option_of_pythons_is_told_the_way_that_takes_it(command: Run, hello: Path) -> None:
-    answer = command("muster", "run", "python", "-O", str(hello))
+    for words in (["-O", str(hello)], ["-c", "print('a b')"]):
+        answer = command("muster", "run", "--nproc-per-node=1", "python", *words)
+        assert answer.returncode == 2
+        told = ["muster", "run", "--no-python", "--nproc-per-node=1", "python", *words]
+        assert three_lines(answer.stderr)[2] == shlex.join(told)
+
+
+def test_a_script_in_the_place_of_an_options_value_is_told(command: Run, hello: Path) -> None:
+    answer = command("muster", "run", "--dry-run", "--nproc-per-node", hello.name, cwd=hello.parent)
     assert answer.returncode == 2
-    assert "muster run --no-python python" in three_lines(answer.stderr)[2]
+    wrong, _, fix = three_lines(answer.stderr)
+    assert f"{hello.name} was taken for the value of --nproc-per-node" in wrong
+    assert fix == f"muster run --nproc-per-node VALUE {hello.name}"
 
 
 def test_a_program_that_is_not_python_is_refused_with_the_option_for_it(command: Run, tmp_path: Path) -> None:

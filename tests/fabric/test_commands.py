@@ -117,11 +117,19 @@ def test_a_host_without_a_fabric_needs_no_options(run: Run, tmp_path: Path) -> N
     assert named.stdout.split() == ["--env", "MUSTER_FABRIC=tcp", "--env", "NCCL_NET=Socket"]
 
 
-@pytest.mark.parametrize("words", [("plan",), ("binds",)])
-def test_a_host_that_is_not_mounted(run: Run, tmp_path: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (("plan",), "--bind /:/host:ro"),
+        (("binds",), "--bind /:/host:ro"),
+        # What is wrong with or without a host comes first.
+        (("plan", "--fabric=foo"), "--fabric off|auto|efa"),
+    ],
+)
+def test_a_host_that_is_not_mounted(run: Run, tmp_path: Path, words: tuple[str, ...], fix: str) -> None:
     done = fabric(run, tmp_path / "nothing", *words)
     assert done.returncode == 2
-    assert "--bind /:/host:ro" in three_lines(done.stderr)[2]
+    assert fix in three_lines(done.stderr)[2]
 
 
 def test_check_opens_the_plugin(run: Run, slingshot: Path) -> None:

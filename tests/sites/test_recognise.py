@@ -120,8 +120,9 @@ def test_a_named_site_wins_over_what_is_recognised(folder: Path, tmp_path: Path)
     found = here(env, folder, str(path))
     assert found is not None
     assert (found.name, found.why, found.site.title) == (str(path), f"MUSTER_SITE={path}", "Mine")
-    with pytest.raises(MusterError, match="there is no site of this name"):
+    with pytest.raises(MusterError, match="there is no site of this name") as refused:
         here(env, folder, "testboster")
+    assert refused.value.seen == "--site=testboster"
 
 
 def test_only_the_head_is_read(tmp_path: Path) -> None:

@@ -119,9 +119,9 @@ def begun_by(launch: str, options: Options, base: Path) -> Run | None:
     for folder in [*([base] if options.name else numbered(base)), *folders]:
         try:
             begun = json.loads((folder / LAUNCH).read_text())
-        except (OSError, ValueError):
-            continue
-        if begun["launch"] != launch:
+            if begun["launch"] != launch:
+                continue
+        except (OSError, ValueError, TypeError, KeyError):  # there is none, or it is damaged
             continue
         if latest(folder) != begun["latest"]:
             run = with_newest(folder)

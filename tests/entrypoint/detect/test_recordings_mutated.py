@@ -39,6 +39,7 @@ SOLE_WITNESSES = {
     "flux_in_pals_shell": {"file PBS_NODEFILE"},
     # The names of hosts: a wrong one does not resolve, and the start says so.
     "kubeflow_trainjob": {"PET_MASTER_ADDR", "PET_NNODES"},
+    "leader_worker_set": {"LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS"},
     "volcano_pytorch": {"VC_MASTER_HOSTS", "VC_WORKER_HOSTS"},
     "volcano_workers": {"VC_WORKER_HOSTS"},
     # The one variable that makes it what it is.

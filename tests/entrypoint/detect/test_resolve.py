@@ -13,7 +13,7 @@ from muster.entrypoint.detect import families, resolve
 from muster.entrypoint.detect.hostlist import HostListError, index_of
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.rendezvous import network
+from muster.entrypoint.rendezvous import address, network
 from muster.errors import MusterError
 from tests.entrypoint.recorded import FOLDERS, detect
 
@@ -367,13 +367,20 @@ def test_volcanos_tasks_may_have_any_names() -> None:
         assert (found.node_rank, found.hosts[0]) == (rank, "job-leader-0.job")
 
 
-def test_the_pods_of_a_leaderworkerset_do_not_train_alone_each() -> None:
-    alone = recording.load(FOLDERS / "documented" / "pod_alone.notebook-0.x.env")
-    told = {"LWS_LEADER_ADDRESS": "lws-0.lws.default", "LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"}
-    with pytest.raises(MusterError, match="how many nodes this job of kubernetes has can't be told") as refusal:
-        detect(changed(alone, **told))
-    assert "--node-rank INDEX" in refusal.value.fix
-    assert detect(changed(alone, **told | {"LWS_GROUP_SIZE": "1", "LWS_WORKER_INDEX": "0"})).num_nodes == 1
+def test_the_pods_of_a_leaderworkerset_meet_at_their_leader() -> None:
+    worker = recording.load(FOLDERS / "documented" / "leader_worker_set.lws-0-1.1.env")
+    # Where pods are named by a hash, the leader's address alone is told.
+    for pod in (worker, changed(replace(worker, host="lws-7f9c-1"), LWS_LEADER_ADDRESS="10.0.0.7")):
+        found = detect(pod)
+        met = address.meet(found, pod, LaunchOptions())
+        assert (found.num_nodes, found.node_rank) == (2, 1)
+        assert (met.master_addr, met.master_port) == (pod["LWS_LEADER_ADDRESS"], address.FIRST_PORT)
+    with pytest.raises(MusterError, match="disagree on which pod this is"):
+        detect(replace(worker, host="lws-0"))
+    with pytest.raises(MusterError, match="LWS_GROUP_SIZE is missing"):
+        detect(replace(worker, variables={key: text for key, text in worker.items() if key != "LWS_GROUP_SIZE"}))
+    leader = recording.load(FOLDERS / "documented" / "leader_worker_set.lws-0.0.env")
+    assert detect(changed(leader, LWS_GROUP_SIZE="1")).num_nodes == 1
 
 
 def test_an_elastic_job_without_a_range_gives_its_pods_no_ranks_either() -> None:

@@ -1,5 +1,8 @@
 """Steps of Slurm whose variables were changed: what must be noticed, and what must not."""
 
+import shlex
+import subprocess
+
 import pytest
 
 from muster.entrypoint import recording
@@ -7,6 +10,7 @@ from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 from tests.entrypoint import recorded
+from tests.entrypoint.conftest import COMMANDS, clean_environment
 from tests.entrypoint.recorded import FOLDERS, detect
 
 FOLDER = FOLDERS / "slurm"
@@ -133,3 +137,18 @@ def test_the_groups_of_a_heterogeneous_job_by_their_old_names(recording: recorde
     assert any("_JOB_NODELIST_PACK_GROUP_" in name for name in old)
     found, truth = detect(Environment(old, env.host)), detect(env)
     assert (found.hosts, found.node_rank, found.rank) == (truth.hosts, truth.node_rank, truth.rank)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("how", "code"), [("-ic", 2), ("-c", 0)], ids=["typed", "in a script"])
+def test_what_is_typed_in_the_shell_of_one_task_does_not_wait_for_the_others(how: str, code: int) -> None:
+    """Of `srun -n2 --pty bash` the second shell has no terminal, and ends; a script runs in both tasks."""
+    job = {"JOB_ID": "9", "JOB_NODELIST": "node01", "JOB_NUM_NODES": "1", "PTY_PORT": "33841"}
+    step = {"STEP_ID": "0", "STEP_NODELIST": "node01", "STEP_NUM_NODES": "1", "STEP_NUM_TASKS": "2"}
+    place = {"STEP_TASKS_PER_NODE": "2", "NODEID": "0", "PROCID": "0", "LOCALID": "0"}
+    env = clean_environment() | {f"SLURM_{name}": value for name, value in {**job, **step, **place}.items()}
+    # The command that is the last word takes its shell's place.
+    shell = shlex.join(["bash", "--norc", how, f"{COMMANDS / 'muster'} detect; exit $?"])
+    done = subprocess.run(["script", "-qec", shell, "/dev/null"], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stdout
+    assert ("srun --overlap" in done.stdout) == (code == 2)
