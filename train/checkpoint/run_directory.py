@@ -228,6 +228,7 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
     if explicit:
         # A run that ended without a checkpoint gives its name back.
         if (base / "summary.json").exists() or checkpoint.saved(base):
+            refuse_second(base / WRITER, Writer.here(""))
             raise MusterError(
                 "there is a run of this name already, and runs are never overwritten",
                 seen=str(base),
@@ -301,12 +302,7 @@ def claim(folder: Path, launch: str) -> None:
                 file.write(msgspec.json.encode(own))
             break
         except FileExistsError:
-            if is_alive(path, own):
-                raise MusterError(
-                    "another training writes into this run's folder",
-                    seen=f"{path}: {path.read_text(errors='replace')[:400]}",
-                    fix="wait for its end, or choose another --name",
-                ) from None
+            refuse_second(path, own)
             path.unlink(missing_ok=True)
     released = Event()
 
@@ -317,6 +313,16 @@ def claim(folder: Path, launch: str) -> None:
 
     _claims[path] = released
     Thread(target=touch, daemon=True).start()
+
+
+def refuse_second(path: Path, own: Writer) -> None:
+    """Raises MusterError where the process that the file at `path` names still trains."""
+    if is_alive(path, own):
+        raise MusterError(
+            "another training writes into this run's folder",
+            seen=f"{path}: {path.read_text(errors='replace')[:400]}",
+            fix="wait for its end, or choose another --name",
+        )
 
 
 def is_alive(path: Path, own: Writer) -> bool:
