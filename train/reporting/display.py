@@ -242,8 +242,9 @@ def speed(shown: Table, summary: dict[str, Any], unit: str, device: str) -> None
         shown.add_row("waiting for stages", f"{summary['bubble_share']:.1%} of the time; {ideal}")
     slowest = summary.get("slowest_rank")
     if slowest is not None and slowest["ratio"] > STRAGGLES:
+        rank = f"{slowest['rank']} on {escape(one_line(slowest['host']))}"
         busy = f"busy {duration(slowest['seconds'])} a step, the median {duration(slowest['median_s'])}"
-        shown.add_row("slowest rank", f"[yellow]{slowest['rank']} on {escape(one_line(slowest['host']))}[/yellow], {busy}")
+        shown.add_row("slowest rank", f"[yellow]{rank}[/yellow], {busy}")
 
 
 def parts(shares: dict[str, Any], *, alone: bool) -> str:

@@ -25,7 +25,7 @@ def test_a_loss_that_is_no_number_is_null_in_the_file():
 def test_what_is_no_file_in_the_place_of_metrics_is_told_or_replaced(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.mkdir()
-    with pytest.raises(MusterError, match="metrics.jsonl could not be written: Is a directory"):
+    with pytest.raises(MusterError, match="could not be written: Is a directory"):
         Log(tmp_path, 0)
     path.rmdir()
     os.mkfifo(path)  # which would hold its reader for ever
