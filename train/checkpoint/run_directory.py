@@ -405,12 +405,14 @@ def read_fitting(path: Path, model: nn.Module, identity: dict[str, Any]) -> dict
     index = checkpoint.read_index(path)
     made_by = index["plain"].get("identity", {})
     for name, wanted in identity.items():
-        if made_by.get(name) != wanted:
-            word = name.replace("_", " ")
+        if (made := made_by.get(name)) != wanted:
+            word, fix = name, f"--{name}={made}"
+            if name == "num_classes":
+                word, fix = "number of classes or tokens", f"the checkpoint's data; of tokens --vocab-size={made}"
             raise MusterError(
-                f"the checkpoint is of another {word}: {made_by.get(name)}, this run has {wanted}",
+                f"the checkpoint is of another {word}: {made}, this run has {wanted}",
                 seen=str(path),
-                fix=f"give the {word} of the checkpoint, or leave out --resume",
+                fix=f"{fix}, or leave out --resume",
             )
     if (reason := misfit(index, model)) is not None:
         raise MusterError(
@@ -457,10 +459,12 @@ def rescaled(state: dict[str, Any], settings: dict[str, Any], world: World) -> l
     new_rate = highest_lr(settings["lr"], settings["lr_scale"], settings["accumulate"] * world.dp_size)
     if (batch, rate) == (new_batch, new_rate):
         return []
-    ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
+    count, before_count, what = world.world_size, state["world_size"], "rank"
+    if count == before_count:  # but in other groups, each of which takes a batch of its own
+        count, before_count, what = world.dp_size, state["dp_size"], "group"
     return [
-        f"goes on with {ranks} instead of {state['world_size']}: global batch {batch} -> {new_batch}, "
-        f"learning rate {rate:.4g} -> {new_rate:.4g} (--lr-scale={settings['lr_scale']})"
+        f"goes on with {count} {what}{'' if count == 1 else 's'} instead of {before_count}: global batch "
+        f"{batch} -> {new_batch}, learning rate {rate:.4g} -> {new_rate:.4g} (--lr-scale={settings['lr_scale']})"
     ]
 
 
