@@ -150,8 +150,7 @@ def choose_folder(options: Options, base: Path) -> Run:
         checkpoint.put_back(base)  # others of the candidates may be runs that go on in another job
     with_checkpoint = [folder for folder in candidates if checkpoint.saved(folder)]
     if with_checkpoint:
-        folder = max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime)
-        return with_newest(folder)
+        return with_newest(max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime))
     if options.resume == "latest":
         check_name(base)
     if options.name:
