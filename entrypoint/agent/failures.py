@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
-from muster.errors import ExitCode, MusterError, notify
+from muster.errors import RESUME, ExitCode, MusterError, notify
 from muster.variables import LaunchVariable, RankReport
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
         how, fix = f"was ended: {status.ended[first.pid]}", "look what that rank's node said"
     elif status.elsewhere and first.exitcode != ExitCode.USER_MUST_CHANGE:  # a wrong option follows from no other rank
         how, fix = f"{how} after another: {status.elsewhere}", "look what that rank's node said"
+    elif is_ours() and first.exitcode == ExitCode.INTERRUPTED:
+        how, fix = "was interrupted by SIGINT, which did not come to its launch", RESUME
     elif first.exitcode < 0:
         fix = FIX_BY_SIGNAL.get(first.signal_name(), fix)
     others = ", and this node's other ranks were stopped" if status.stopped & status.workers else ""

@@ -150,8 +150,7 @@ def choose_folder(options: Options, base: Path) -> Run:
         checkpoint.put_back(base)  # others of the candidates may be runs that go on in another job
     with_checkpoint = [folder for folder in candidates if checkpoint.saved(folder)]
     if with_checkpoint:
-        folder = max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime)
-        return with_newest(folder)
+        return with_newest(max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime))
     if options.resume == "latest":
         check_name(base)
     if options.name:
@@ -228,6 +227,7 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
     if explicit:
         # A run that ended without a checkpoint gives its name back.
         if (base / "summary.json").exists() or checkpoint.saved(base):
+            refuse_second(base / WRITER, Writer.here(""))
             raise MusterError(
                 "there is a run of this name already, and runs are never overwritten",
                 seen=str(base),
@@ -301,12 +301,7 @@ def claim(folder: Path, launch: str) -> None:
                 file.write(msgspec.json.encode(own))
             break
         except FileExistsError:
-            if is_alive(path, own):
-                raise MusterError(
-                    "another training writes into this run's folder",
-                    seen=f"{path}: {path.read_text(errors='replace')[:400]}",
-                    fix="wait for its end, or choose another --name",
-                ) from None
+            refuse_second(path, own)
             path.unlink(missing_ok=True)
     released = Event()
 
@@ -317,6 +312,16 @@ def claim(folder: Path, launch: str) -> None:
 
     _claims[path] = released
     Thread(target=touch, daemon=True).start()
+
+
+def refuse_second(path: Path, own: Writer) -> None:
+    """Raises MusterError where the process that the file at `path` names still trains."""
+    if is_alive(path, own):
+        raise MusterError(
+            "another training writes into this run's folder",
+            seen=f"{path}: {path.read_text(errors='replace')[:400]}",
+            fix="wait for its end, or choose another --name",
+        )
 
 
 def is_alive(path: Path, own: Writer) -> bool:
@@ -399,12 +404,14 @@ def read_fitting(path: Path, model: nn.Module, identity: dict[str, Any]) -> dict
     index = checkpoint.read_index(path)
     made_by = index["plain"].get("identity", {})
     for name, wanted in identity.items():
-        if made_by.get(name) != wanted:
-            word = name.replace("_", " ")
+        if (made := made_by.get(name)) != wanted:
+            word, fix = name, f"--{name}={made}"
+            if name == "num_classes":
+                word, fix = "number of classes or tokens", f"the checkpoint's data; of tokens --vocab-size={made}"
             raise MusterError(
-                f"the checkpoint is of another {word}: {made_by.get(name)}, this run has {wanted}",
+                f"the checkpoint is of another {word}: {made}, this run has {wanted}",
                 seen=str(path),
-                fix=f"give the {word} of the checkpoint, or leave out --resume",
+                fix=f"{fix}, or leave out --resume",
             )
     if (reason := misfit(index, model)) is not None:
         raise MusterError(
@@ -451,10 +458,12 @@ def rescaled(state: dict[str, Any], settings: dict[str, Any], world: World) -> l
     new_rate = highest_lr(settings["lr"], settings["lr_scale"], settings["accumulate"] * world.dp_size)
     if (batch, rate) == (new_batch, new_rate):
         return []
-    ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
+    count, before_count, what = world.world_size, state["world_size"], "rank"
+    if count == before_count:  # but in other groups, each of which takes a batch of its own
+        count, before_count, what = world.dp_size, state["dp_size"], "group"
     return [
-        f"goes on with {ranks} instead of {state['world_size']}: global batch {batch} -> {new_batch}, "
-        f"learning rate {rate:.4g} -> {new_rate:.4g} (--lr-scale={settings['lr_scale']})"
+        f"goes on with {count} {what}{'' if count == 1 else 's'} instead of {before_count}: global batch "
+        f"{batch} -> {new_batch}, learning rate {rate:.4g} -> {new_rate:.4g} (--lr-scale={settings['lr_scale']})"
     ]
 
 

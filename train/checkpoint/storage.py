@@ -189,6 +189,8 @@ def read_chunk(folder: Path, chunk: Mapping[str, Any], dtype: torch.dtype) -> to
         Damaged: they are not those that were written.
     """
     numbers = bytearray(chunk["length"])
+    if (folder / chunk["file"]).is_fifo():  # which would hold its reader for ever
+        raise Damaged(f"{chunk['file']} is a pipe")
     try:
         with (folder / chunk["file"]).open("rb") as file:
             file.seek(chunk["start"])

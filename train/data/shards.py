@@ -114,9 +114,9 @@ class Shards(EncodedImages):
             if found != expected:
                 place = f"{self.shards[self.samples['shard'][index]]} on {socket.gethostname()}"
                 raise MusterError(
-                    "the shards of this host are not those of rank 0",
-                    seen=f"{place}, at byte {self.samples['offset'][index]}: {found}; rank 0 has {expected}",
-                    fix="copy the same shards to every node",
+                    "the shards are not those whose headers were read, perhaps on another host",
+                    seen=f"{place}, at byte {self.samples['offset'][index]}: {found}; the headers said {expected}",
+                    fix=f"copy the same shards to every node; where they are, remove {INDEX} beside them",
                 )
 
     def content(self, index: int) -> bytes:

@@ -24,6 +24,7 @@ MOST_TOKENS = 1 << 20
 RUN_FILES = ("checkpoints", "metrics.jsonl", "summary.json")
 HOLDS = "see that the file holds what its name says: " + ", ".join([*TYPES, ".npy"])
 FIX = f"give a larger --vocab-size, or {HOLDS}"
+NO_TEXT = "the file is read as bytes, but holds zeros, as no text does: is it compressed, or of another format?"
 FIX_FILE = f"save the numbers as np.uint16 or np.uint32, or {HOLDS}"
 
 
@@ -175,7 +176,8 @@ def open_source(options: Options, num_tokens: int) -> Source:
     """The tokens of which there are `num_tokens` different ones, as `scan` says."""
     seq_len, folder = options.seq_len or shape_of(options.model).context, options.data.partition(":")[2]
     train, valid = open_parts(options)
-    pair = halves(Path(os.path.expanduser(folder)))
+    path = Path(os.path.expanduser(folder))
+    pair, is_text = halves(path), path.is_file() and path.suffix not in (*TYPES, ".npy")
     (train_name, valid_name), first = (map(str, pair), 0) if pair else ((folder, folder), len(train))
     return Source(
         train=Tokens(train_name, train, seq_len, num_tokens, keep_rest=False),
@@ -184,4 +186,5 @@ def open_source(options: Options, num_tokens: int) -> Source:
         size=seq_len,
         unit="tokens",
         fix_bad=FIX,
+        notes=(NO_TEXT,) if is_text and not train[:8192].all() else (),
     )

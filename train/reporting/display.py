@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from muster.config import Options
+from muster.errors import one_line
 from muster.train.distributed.world import World
 from muster.train.optim import highest_lr
 from muster.train.reporting import console
@@ -61,13 +62,13 @@ class Display:
         """Shows what will run, a line for each row."""
         width = max(map(len, rows))
         for name, value in rows.items():
-            self.console.print(f"[bold]{name:<{width}}[/bold]  {escape(value)}", soft_wrap=True)
+            self.console.print(f"[bold]{name:<{width}}[/bold]  {escape(one_line(value))}", soft_wrap=True)
         self.console.print()
 
     def note(self, text: str) -> None:
         """Shows one line that the user should read."""
         self.clear()
-        self.console.print(f"note: {text}", style="yellow", markup=False, soft_wrap=True)
+        self.console.print(f"note: {one_line(text)}", style="yellow", markup=False, soft_wrap=True)
 
     def start_epoch(self, epoch: int, num_steps: int) -> None:
         """Begins the display of an epoch (from 0) of `num_steps` steps."""
@@ -136,7 +137,7 @@ class Display:
         """Shows the table at the end of a run."""
         title = f"{summary['model']} on {summary['data']}, {summary['strategy']}"
         self.console.print()
-        self.console.print(title, style="bold", markup=False)
+        self.console.print(one_line(title), style="bold", markup=False)
         self.console.print(table(summary, self.unit, min(WIDTH, self.console.width)))
 
 
@@ -222,7 +223,7 @@ def table(summary: dict[str, Any], unit: str, width: int) -> Table:
     shown.add_row("steps in all", f"{summary['step']:,}, this run took {duration(summary['seconds'])}")
     if summary["bad_samples"]:
         shown.add_row("samples not readable", f"[yellow]{len(summary['bad_samples'])}[/yellow], see summary.json")
-    shown.add_row("files", escape(summary["folder"]))
+    shown.add_row("files", escape(one_line(summary["folder"])))
     return shown
 
 
@@ -241,8 +242,9 @@ def speed(shown: Table, summary: dict[str, Any], unit: str, device: str) -> None
         shown.add_row("waiting for stages", f"{summary['bubble_share']:.1%} of the time; {ideal}")
     slowest = summary.get("slowest_rank")
     if slowest is not None and slowest["ratio"] > STRAGGLES:
+        rank = f"{slowest['rank']} on {escape(one_line(slowest['host']))}"
         busy = f"busy {duration(slowest['seconds'])} a step, the median {duration(slowest['median_s'])}"
-        shown.add_row("slowest rank", f"[yellow]{slowest['rank']} on {escape(slowest['host'])}[/yellow], {busy}")
+        shown.add_row("slowest rank", f"[yellow]{rank}[/yellow], {busy}")
 
 
 def parts(shares: dict[str, Any], *, alone: bool) -> str:

@@ -299,7 +299,7 @@ class Log:
         self.path = folder / "metrics.jsonl"
         self.seconds = 0.0
         kept = []
-        for line in self.path.read_text(errors="replace").splitlines() if self.path.exists() else []:
+        for line in self.path.read_text(errors="replace").splitlines() if self.path.is_file() else []:
             try:
                 record = json.loads(line)
                 if record["step"] <= step:

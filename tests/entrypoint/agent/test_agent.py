@@ -98,6 +98,16 @@ def test_only_ranks_that_were_stopped_are_called_so(
     assert ("other ranks" in capsys.readouterr().err) == is_told
 
 
+def test_a_rank_that_was_interrupted_without_its_launch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MUSTER_COMMAND", "train ddp")
+    assert report({1: failure(101, 130, 99)}, Status(workers={101})) == 1
+    said = capsys.readouterr().err
+    assert "was interrupted by SIGINT, which did not come to its launch" in said
+    assert "--resume" in said
+
+
 def test_the_first_is_the_one_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -178,6 +178,14 @@ def test_nothing_is_executed(tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 
+def test_a_pipe_in_the_place_of_a_file_holds_nobody(tmp_path):
+    path = save(tmp_path, state(1), step=1, keep=1)
+    (path / "rank-00000").unlink()
+    os.mkfifo(path / "rank-00000")
+    with pytest.raises(MusterError, match="rank-00000 is a pipe"):
+        checkpoint.load(path)
+
+
 def test_what_is_saved_again_takes_the_place_of_the_first(tmp_path):
     for value in (1, 2):
         save(tmp_path, state(value), step=10, keep=2)

@@ -195,8 +195,8 @@ def test_data_that_have_grown_are_told(train, tmp_path):
     ("change", "words"),
     [
         ("--model=mobilenet_v3_large", ("mobilenet_v3_small", "mobilenet_v3_large")),
-        ("--data=digits", ("num classes: 2", "10")),
-        ("--optimizer=adamw", ("sgd", "adamw")),
+        ("--data=digits", ("number of classes or tokens: 2", "10", "--vocab-size=2, or leave out --resume")),
+        ("--optimizer=adamw", ("sgd", "adamw", "--optimizer=sgd, or leave out --resume")),
     ],
 )
 def test_a_checkpoint_of_something_else(train, common, straight, tmp_path, change, words):
@@ -218,3 +218,11 @@ def test_ranks_and_accumulation_may_trade_places():
     rescaled, differs = noted("gpt-tiny", {"lr_scale": "linear"}, {"lr_scale": "linear"})
     assert "1 rank instead of 2: global batch 64 -> 32, learning rate 0.002 -> 0.001 (--lr-scale=linear)" in rescaled
     assert "global_batch 64 -> 32" in differs
+
+
+def test_ranks_that_come_to_be_other_groups_are_told_as_groups():
+    """As 2 ranks that go on from ddp to tp: it said "2 ranks instead of 2"."""
+    settings = asdict(Options(model="gpt-tiny", seq_len=8).settled())
+    before = {"options": settings, "dp_size": 2, "world_size": 2}
+    one_group = World(world_size=2, dp=(0, 1))
+    assert "goes on with 1 group instead of 2: global batch 64 -> 32" in differences(before, settings, one_group)[0]

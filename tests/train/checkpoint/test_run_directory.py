@@ -146,6 +146,7 @@ def test_a_run_that_another_process_writes_is_refused_until_that_is_gone(tmp_pat
         assert other.stdout.readline() == "writes\n"
         monkeypatch.setattr(run_directory, "SILENT_S", 8.0)
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 3600.0)  # the clock was set meanwhile
+        with_checkpoint(runs / "mine")  # of which it would be said that --resume continues it
         if is_elsewhere:
             monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
         for resume in (None, "auto"):

@@ -131,6 +131,13 @@ def test_what_is_no_text(tmp_path, name, content, words):
     assert str(path) in raised.value.seen
 
 
+@pytest.mark.parametrize(("content", "is_noted"), [(b"PAR1\0" * 200, True), (b"a text " * 200, False)])
+def test_a_file_of_another_format_is_read_as_bytes_with_a_note(tmp_path, content, is_noted):
+    (tmp_path / "train.parquet").write_bytes(content)
+    source = data.open_source(Options(model="gpt-tiny", seq_len=8, data=f"tokens:{tmp_path / 'train.parquet'}"))
+    assert any("holds zeros, as no text does" in note for note in source.notes) == is_noted
+
+
 def test_numbers_that_no_tokenizer_has_are_told_before_a_model_is_built_for_them(tmp_path):
     path = write(tmp_path / "a.u32", [*range(99), 2**31], "<u4")
     with pytest.raises(MusterError, match="larger numbers than tokens are") as raised:

@@ -3,6 +3,7 @@
 import io
 
 import torch
+from rich.cells import cell_len
 
 from muster.train.reporting.console import plain
 from muster.train.reporting.display import Display
@@ -43,7 +44,7 @@ def shown(monkeypatch, enabled=True, **facts):
     out = io.StringIO()
     monkeypatch.setattr("sys.stdout", out)
     display = Display(enabled=enabled, epochs=90, global_batch=64)
-    display.header({"world": "2 processes", "run": "runs/[odd] name"})
+    display.header({"world": "2 processes", "run": "runs/[odd]\x1b[31m name"})
     display.start_epoch(0, 10)
     record = {
         "epoch": 1,
@@ -55,7 +56,7 @@ def shown(monkeypatch, enabled=True, **facts):
     }
     display.epoch({**record, "seconds": 1234.5})
     display.epoch({**record, "seconds": 1234.5, "valid_loss": 3.08e24})  # of a run that diverges
-    display.note("[red]careful[/red]")
+    display.note("[red]careful[/red]\x1b[31m")
     display.summary(SUMMARY | facts)
     return out.getvalue()
 
@@ -70,6 +71,16 @@ def test_a_log_file_gets_plain_text_of_80_columns(monkeypatch):
         assert words in text
     for words in ("989 TFLOP/s (MFU)", "7,654.3 kJ, 0.31 J an image", "20 min 34 s"):
         assert words in text
+
+
+def test_a_table_stays_whole_whatever_names_hold(monkeypatch):
+    """Of a run's folder and a host: an escape sequence, a byte that is no text, a line's end, wide letters."""
+    slowest = SUMMARY["slowest_rank"] | {"host": "node\x1b[2J"}
+    text = shown(monkeypatch, folder="runs/\x1b[31m\udc80\n日本", data="tokens:\x1b[31m", slowest_rank=slowest)
+    assert "\x1b" not in text
+    table = text[text.index("╭") :].splitlines()
+    assert {cell_len(line) for line in table} == {80}
+    assert "\\udc80\\n日本" in text
 
 
 def test_other_ranks_show_nothing(monkeypatch):

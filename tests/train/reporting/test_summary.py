@@ -3,8 +3,12 @@
 import importlib.metadata
 import json
 import math
+import os
 
-from muster.train.reporting.summary import strict_json, versions
+import pytest
+
+from muster.errors import MusterError
+from muster.train.reporting.summary import Log, strict_json, versions
 
 
 def test_a_torchvision_without_metadata_ends_no_run(monkeypatch):
@@ -16,3 +20,14 @@ def test_a_torchvision_without_metadata_ends_no_run(monkeypatch):
 def test_a_loss_that_is_no_number_is_null_in_the_file():
     text = strict_json({"final_valid_loss": math.nan, "epochs": [{"valid_loss": math.inf, "step": 3}], "lr": 1e-05})
     assert json.loads(text) == {"final_valid_loss": None, "epochs": [{"valid_loss": None, "step": 3}], "lr": 1e-05}
+
+
+def test_what_is_no_file_in_the_place_of_metrics_is_told_or_replaced(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.mkdir()
+    with pytest.raises(MusterError, match="could not be written: Is a directory"):
+        Log(tmp_path, 0)
+    path.rmdir()
+    os.mkfifo(path)  # which would hold its reader for ever
+    Log(tmp_path, 0).write({"step": 1})
+    assert path.read_text() == '{"step": 1}\n'
