@@ -12,6 +12,7 @@ from muster.entrypoint.launch.frameworks import bracketed
 from muster.entrypoint.launch.program import Launch
 from muster.entrypoint.rendezvous.address import Rendezvous
 from muster.errors import one_line
+from muster.units import plural
 
 if TYPE_CHECKING:
     from muster.entrypoint.launch.start import Context
@@ -40,9 +41,7 @@ def as_json(context: "Context", launch: Launch) -> str:
         "sources": sources,
         "argv": list(launch.argv),
         "env": dict(launch.additions.variables),
-        "site": {"name": site.name, "title": site.site.title, "status": site.site.status, "why": site.why}
-        if site
-        else None,
+        "site": site and {"name": site.name, "title": site.site.title, "status": site.site.status, "why": site.why},
     }
     # JSON escapes all control characters but this one.
     return json.dumps(answer, indent=2).replace("\x7f", r"\u007f")
@@ -134,13 +133,9 @@ def headline(allocation: Allocation, rendezvous: Rendezvous, launch: Launch) -> 
     if allocation.launcher != allocation.scheduler:
         job += f", {allocation.launcher}"
     ranks = sorted(set(allocation.ranks_per_node))
-    shape = f"{_count(allocation.num_nodes, 'node')} x {'-'.join(map(str, ranks))}"
+    shape = f"{plural(allocation.num_nodes, 'node')} x {'-'.join(map(str, ranks))}"
     place = f"{bracketed(rendezvous.address)}:{rendezvous.master_port}" if rendezvous.master_port else "this host"
-    line = f"muster: {job}: {shape} = {_count(allocation.world_size, 'rank')}, meeting on {place}"
+    line = f"muster: {job}: {shape} = {plural(allocation.world_size, 'rank')}, meeting on {place}"
     if rendezvous.interface:
         line += f" over {rendezvous.interface}"
     return "\n".join(map(one_line, [line, *(f"muster: {note}" for note in launch.additions.notes)]))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -22,9 +22,10 @@ def count(value: float | None) -> str:
     return NONE if value is None else f"{value:,.0f}"
 
 
-def processes(number: int) -> str:
-    """1 process, 2 processes."""
-    return f"{number} process{'' if number == 1 else 'es'}"
+def plural(number: int, noun: str) -> str:
+    """1 node, 2 nodes, 2 processes."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"
 
 
 def perplexity(loss: float) -> float:

@@ -51,7 +51,7 @@ def job(env: Environment) -> Job | None:
     job_id = str(read.identifier("JOB_ID"))
     task = env.get("SGE_TASK_ID", "undefined")
     slots, problem = slots_or_problem(lambda: _slots(read))
-    nodes = read.seen("PE_HOSTFILE") or "no PE_HOSTFILE"
+    nodes = read.sources.get("hosts") or read.seen("PE_HOSTFILE") or "no PE_HOSTFILE"
     hosts = ",".join(slots)
     return Job(
         scheduler="grid_engine",
@@ -82,9 +82,14 @@ def _slots(read: Reader) -> dict[str, int]:
     """The hosts in the file's order, with the number of slots on each, from however many queues."""
     env = read.env
     is_task = _is_task(env)
-    if not is_task and env.host and env.get("NHOSTS") == "1" and not {"PE", "PE_HOSTFILE"} & env.keys():
-        return {env.host: read.number("NSLOTS")}
-    lines = [line.split() for line in Reader(env, FIX_HOSTS).text_file("PE_HOSTFILE").splitlines()]
+    try:
+        lines = [line.split() for line in Reader(env, FIX_HOSTS).text_file("PE_HOSTFILE").splitlines()]
+    except MusterError:
+        # A job on one host does without its file, which a container may not see. A task counts its own host alone.
+        if not is_task and env.host and env.get("NHOSTS") == "1":
+            read.sources["hosts"] = "NHOSTS=1"
+            return {env.host: read.number("NSLOTS")}
+        raise
     pairs = [(words[0], "".join(words[1:2])) for words in lines if words]
     slots = read.slots(pairs, "Grid Engine's list of nodes", "PE_HOSTFILE", "NHOSTS")
     fits = is_task or env.get("NHOSTS", str(len(slots))) == str(len(slots))
@@ -98,14 +103,12 @@ def _is_task(env: Environment) -> bool:
     Raises:
         MusterError: what tells a task from a job that qrsh submitted is missing.
     """
-    if env.get("JOB_SCRIPT") != "QRSH":
-        return False
     # A job has .../active_jobs/2.1, the second task on node01 in it .../active_jobs/2.1/2.node01
     match = re.search(r"/active_jobs/[0-9]+\.[0-9]+(/[0-9]+\..+)?$", env.get("SGE_JOB_SPOOL_DIR", ""))
-    if match is None:
+    if match is None and env.get("JOB_SCRIPT") == "QRSH":
         wrong = "SGE_JOB_SPOOL_DIR does not tell whether this is a job or a task of one"
         raise Reader(env, FIX_JOB).error(wrong, "JOB_SCRIPT", "SGE_JOB_SPOOL_DIR")
-    return match[1] is not None
+    return match is not None and match[1] is not None
 
 
 def task(env: Environment, job: Job) -> Task | None:

@@ -35,7 +35,7 @@ from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.rendezvous import network
 from muster.errors import MusterError
-from muster.units import processes
+from muster.units import plural
 
 
 class Names(NamedTuple):
@@ -57,7 +57,7 @@ HYDRA_HOSTS = ("MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "PMI_HOSTNAME", "HYDRA_BSTRAP
 """What Hydra calls the host of a process: MPICH 4.0, MPICH 5.0, Intel MPI 2021."""
 MVAPICH = Names("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
 VARIABLES = (
-    *OPENMPI, *HYDRA, *HYDRA_HOSTS, *MVAPICH, "MPT_MPI_RANK", "OMPI_COMM_WORLD_NODE_RANK",
+    *OPENMPI, *HYDRA, *HYDRA_HOSTS, *MVAPICH, "I_MPI_HYDRA_UUID", "MPT_MPI_RANK", "OMPI_COMM_WORLD_NODE_RANK",
     "OMPI_MCA_orte_ess_num_procs", "OMPI_MCA_orte_num_nodes", "PMIX_DSTORE_21_BASE_PATH", "PMIX_HOSTNAME",
     "PMIX_NAMESPACE", "PMIX_RANK",
 )  # fmt: skip
@@ -269,7 +269,7 @@ def by_rank(
     if len(set(tasks_per_node)) == 1:
         _check_order(launcher, ranks, node_rank, read.seen(*names), is_known=bool(hosts) or known_node_rank is not None)
         if num_nodes > 1 and local_size > 1 and counted is None:
-            notes.append(f"each node is taken to run {processes(local_size)}, as this one does")
+            notes.append(f"each node is taken to run {plural(local_size, 'process')}, as this one does")
     fits = known_node_rank is None or known_node_rank == node_rank < len(tasks_per_node)
     read.agree(
         fits,

@@ -53,9 +53,7 @@ def job(env: Environment) -> Job | None:
     is_complete = env.get("PBS_ENVIRONMENT") in ("PBS_BATCH", "PBS_INTERACTIVE")
     read.agree(is_complete, "PBS_ENVIRONMENT is neither PBS_BATCH nor PBS_INTERACTIVE", "PBS_ENVIRONMENT", "PBS_JOBID")
     slots, problem = slots_or_problem(lambda: _slots(read))
-    nodes = (
-        read.seen("PBS_NODEFILE") or f"PBS's own file of job {job_id}" if slots else "no PBS_NODEFILE that can be read"
-    )
+    nodes = read.seen("PBS_NODEFILE") or "PBS's own file of this job" if slots else "no PBS_NODEFILE that can be read"
     return Job(
         scheduler="pbs",
         job_id=job_id,

@@ -12,7 +12,7 @@ import psutil
 
 from muster.entrypoint.detect import mpi
 from muster.entrypoint.detect.allocation import Allocation
-from muster.entrypoint.detect.hostlist import MAX_ID, is_address, whole_number
+from muster.entrypoint.detect.hostlist import MAX_ID, is_address, short, whole_number
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import network
@@ -105,7 +105,7 @@ def by_file(rendezvous: Rendezvous, allocation: Allocation, env: Environment, op
         world=f"{allocation.num_nodes} nodes{count}",
     )
     # This launch's identity: a job may start several at once.
-    launch = {"hydra": _hydra_launch(), "openmpi": env.get("PMIX_NAMESPACE", "")}.get(allocation.launcher, "")
+    launch = {"hydra": _hydra_launch(env), "openmpi": env.get("PMIX_NAMESPACE", "")}.get(allocation.launcher, "")
     peers = rendezvous_file.Peers(
         folder=Path(options.rendezvous_dir),
         job=launch or f"{rendezvous.rdzv_id}.{allocation.step}",
@@ -143,7 +143,7 @@ def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -
     if rank is None or size is None or not env.is_live:
         return
     # The name by which the others meet, in `by_file`.
-    launch = f"{env.get('FLUX_JOB_ID')}.0.0" if is_flux else _hydra_launch()
+    launch = f"{env.get('FLUX_JOB_ID')}.0.0" if is_flux else _hydra_launch(env)
     if not launch or options.master_addr or env.get("MASTER_ADDR"):
         return
     from muster.entrypoint.rendezvous import file as rendezvous_file
@@ -156,10 +156,10 @@ def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -
         rendezvous_file.meet(peers)
 
 
-def _hydra_launch() -> str:
-    """The identity of this launch of MPICH's mpiexec among others at the same time; empty where it can't be seen.
+def _hydra_launch(env: Environment) -> str:
+    """The identity of this launch of mpiexec among others at the same time; empty where it can't be seen.
 
-    Hydra sets no variable for it, but the proxy that starts a host's ranks gets where mpiexec listens:
+    Intel MPI tells it by a variable. In MPICH the proxy that starts a host's ranks gets where mpiexec listens:
 
         hydra_pmi_proxy --control-port node01:41525 --rmk user --launcher ssh ... --proxy-id 1
     """
@@ -170,7 +170,7 @@ def _hydra_launch() -> str:
                 return words[words.index("--control-port") + 1]
     except (psutil.Error, OSError, ValueError, IndexError):
         pass
-    return ""
+    return env.get("I_MPI_HYDRA_UUID", "")
 
 
 def is_open(rendezvous: Rendezvous, allocation: Allocation) -> bool:
@@ -264,6 +264,11 @@ def _checked(name: str, value: str, allocation: Allocation) -> str:
     if allocation.num_nodes > 1 and is_loopback and not is_meant:
         wrong = f"{name} is each node's own address, and {allocation.num_nodes} nodes can't meet there"
         raise MusterError(wrong, seen=seen, fix=fix)
+    # $(hostname) in each task, or the job's first node in a step without it. By hand the user numbers the nodes.
+    first = allocation.hosts[0] if allocation.hosts and allocation.launcher != "manual" else value
+    if short(value) != short(first) and short(value) in map(short, (*allocation.hosts, *allocation.job.hosts)):
+        wrong = f"{name} is another node than {first}, the first of this launch, where its ranks meet"
+        raise MusterError(wrong, seen=f"{seen}; {allocation.sources.get('hosts', '')[:200]}", fix=fix)
     return value
 
 

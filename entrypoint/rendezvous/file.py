@@ -29,9 +29,10 @@ from typing import TypeVar
 
 import msgspec
 
+from muster.control_groups import text_of
 from muster.entrypoint.rendezvous import network
 from muster.errors import ExitCode, MusterError, notify_if_slow, one_line
-from muster.units import processes
+from muster.units import plural
 
 POLL_S = 0.1
 # The others look less and less often: a thousand of them share a file system.
@@ -151,10 +152,7 @@ def meet(peers: Peers) -> tuple[str, int]:
 
 def machine() -> str:
     """This host's identity: fresh containers share names, and hosts of one kernel share its id."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
+    boot = text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
     return f"{socket.gethostname()} {boot}"
 
 
@@ -186,7 +184,7 @@ def check(participants: Mapping[int, Participant]) -> None:
     counts = Counter(one.machine for one in participants.values())
     for number, one in sorted(participants.items()):
         if counts[one.machine] != one.tasks_on_node:
-            counted = f"{processes(one.tasks_on_node)} on {one.host}, and there are {counts[one.machine]}"
+            counted = f"{plural(one.tasks_on_node, 'process')} on {one.host}, and there are {counts[one.machine]}"
             raise refusal(f"number {number} counts {counted}", number)
 
 

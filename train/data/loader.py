@@ -21,7 +21,7 @@ from muster.train.data.source import BadSample, Samples, Source
 from muster.train.distributed.world import World
 from muster.train.health.preemption import leave_signals_to_trainer
 from muster.train.models import IGNORED
-from muster.units import processes
+from muster.units import plural
 
 AHEAD = 2
 """Batches that each worker makes before they are asked for (prefetch_factor): DataLoader's own default."""
@@ -301,7 +301,8 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
     if sampler.num_steps == 0:
         raise MusterError(
             f"{len(source.train)} training samples don't fill one global batch of {sampler.global_batch}",
-            seen=f"--batch-size={options.batch_size}, {processes(world.world_size)}, --accumulate={options.accumulate}",
+            seen=f"--batch-size={options.batch_size}, {plural(world.world_size, 'process')}, "
+            f"--accumulate={options.accumulate}",
             fix="a smaller --batch-size or --accumulate, fewer processes, or more samples",
         )
     valid_sampler = ValidSampler(

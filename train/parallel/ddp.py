@@ -21,7 +21,7 @@ from muster.train.health.faults import SharedFault
 from muster.train.models import place
 from muster.train.optim import Precision
 from muster.train.parallel.strategy import ExactGradients, Gradients, Strategy, Sums, are_exact, send_as_one
-from muster.units import processes
+from muster.units import plural
 
 FIRST_STEPS = 2
 """Steps of a process after which DistributedDataParallel no longer changes what is in which bucket."""
@@ -38,7 +38,7 @@ class DDP(Strategy):
         if options.sync_bn and on_cpu:
             raise MusterError(
                 "batch normalisation over all ranks is for GPUs: torch has no kernel for CPUs",
-                seen=f"--sync-bn, {processes(world.world_size)} on CPUs",
+                seen=f"--sync-bn, {plural(world.world_size, 'process')} on CPUs",
                 fix="leave it out, or a larger --batch-size: each rank normalises by its own samples",
             )
         if options.comm_hook == "powersgd" and on_cpu and torch.cuda.is_available():

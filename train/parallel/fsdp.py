@@ -14,7 +14,7 @@ from muster.train.distributed.world import World, open_mesh
 from muster.train.models import blocks_of, place
 from muster.train.optim import Precision
 from muster.train.parallel.strategy import Gradients, Strategy, are_exact
-from muster.units import processes
+from muster.units import plural
 
 
 class FSDP(Strategy):
@@ -26,8 +26,8 @@ class FSDP(Strategy):
         world_size = world.world_size
         if world_size % options.replicate or options.replicate == world_size > 1:
             raise MusterError(
-                f"{processes(world_size)} can't be divided into {options.replicate} groups of two or more",
-                seen=f"--replicate={options.replicate}, {processes(world_size)}",
+                f"{plural(world_size, 'process')} can't be divided into {options.replicate} groups of two or more",
+                seen=f"--replicate={options.replicate}, {plural(world_size, 'process')}",
                 fix="--replicate=1, or fewer groups whose number divides the processes; 'train ddp' for whole models",
             )
 

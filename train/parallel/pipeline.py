@@ -36,7 +36,7 @@ from muster.train.parallel.strategy import (
     send_as_one,
 )
 from muster.train.reporting.metrics import Stopwatch
-from muster.units import processes
+from muster.units import plural
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -74,12 +74,11 @@ class Pipeline(Strategy):
         """Raises MusterError where the pipelines don't divide the world, the layers or the batch."""
         world, options, size, parts = self.world, self.options, self.size, self.num_parts
         world_size, num_layers = world.world_size, gpt.shape_of(options.model).num_layers
-        seen = (
-            f"{processes(world_size)}, --model={options.model} --pipeline-parallel={size} --schedule={options.schedule}"
-        )
+        options_seen = f"--model={options.model} --pipeline-parallel={size} --schedule={options.schedule}"
+        seen = f"{plural(world_size, 'process')}, {options_seen}"
         if world_size % size:
             raise MusterError(
-                f"{processes(world_size)} can't form pipelines of {size}",
+                f"{plural(world_size, 'process')} can't form pipelines of {size}",
                 seen=seen,
                 fix="--pipeline-parallel=N, where N divides the processes",
             )

@@ -29,7 +29,7 @@ from muster.train.models import IGNORED, gpt, place
 from muster.train.optim import Precision
 from muster.train.parallel import fsdp
 from muster.train.parallel.strategy import ExactGradients, Gradients, are_exact
-from muster.units import processes
+from muster.units import plural
 
 SEQUENCE = Shard(1)
 
@@ -54,7 +54,7 @@ class TensorParallel(fsdp.FSDP):
             if number % size:
                 raise MusterError(
                     f"{number} {name} can't be divided by {size} ranks",
-                    seen=f"--tensor-parallel={size}, {processes(world.world_size)}, --model={options.model}",
+                    seen=f"--tensor-parallel={size}, {plural(world.world_size, 'process')}, --model={options.model}",
                     fix=f"--tensor-parallel={math.gcd(*numbers.values())}, or a divisor of that",
                 )
 

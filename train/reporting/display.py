@@ -19,7 +19,7 @@ from muster.train.optim import highest_lr
 from muster.train.reporting import console
 from muster.train.reporting.console import ERASE, Tee
 from muster.train.reporting.summary import Setup
-from muster.units import duration, percent, processes, quantity
+from muster.units import duration, percent, plural, quantity
 
 WIDTH = 80
 LINE_EVERY_S = 15.0
@@ -149,16 +149,15 @@ def header(setup: Setup) -> dict[str, str]:
     kind = f"{source.num_classes} classes, {source.size} x {source.size} pixels"
     if source.unit == "tokens":
         kind = f"sequences of {source.size} tokens, {source.num_classes} different ones"
-    groups = "1 group" if world.dp_size == 1 else f"{world.dp_size} groups"
     momentum = f"momentum {options.momentum:g}, " if options.optimizer == "sgd" else ""
     rows = {
-        "world": f"{processes(world.world_size)} on {hosts} "
+        "world": f"{plural(world.world_size, 'process')} on {hosts} "
         f"({setup.strategy}{', ' + world.backend if world.backend else ''})",
         "device": f"{device}, {setup.precision}",
         "model": f"{options.model}, {setup.num_parameters / 1e6:.1f} M parameters",
         "data": f"{options.data}: {len(source.train):,} train, {len(source.valid):,} validate, " + kind,
         "batch": f"{setup.global_batch} "
-        f"({options.batch_size} x {processes(world.dp_size) if world.dp is None else groups}"
+        f"({options.batch_size} x {plural(world.dp_size, 'process' if world.dp is None else 'group')}"
         + (f" x {options.accumulate} accumulated)" if options.accumulate > 1 else ")"),
         "optimizer": f"{options.optimizer}, {momentum}weight decay {options.weight_decay:g}; seed {options.seed}",
         "lr": learning_rate(options, options.accumulate * world.dp_size),

@@ -21,6 +21,7 @@ FAMILIES = re.compile(
 SOLE_WITNESSES = {
     # Without a list of hosts the launcher's size is all that tells the number of nodes.
     "mpich_ssh": {"PMI_SIZE"},
+    "intel_mpi": {"PMI_SIZE"},
     "intel_mpi_ssh": {"PMI_SIZE"},
     "mvapich_ssh": {"MV2_COMM_WORLD_SIZE"},
     "pals_hidden": {"PMI_SIZE"},

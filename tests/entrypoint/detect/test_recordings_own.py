@@ -70,7 +70,8 @@ def test_a_recorded_process_is_where_its_name_says_or_refused(process: Process) 
 # Launches that must work, not only do no harm.
 STARTED = {
     "hydra_agent", "hydra_in_salloc", "hydra_in_salloc_one_a_node", "hydra_in_salloc_ppn1", "hydra_in_sbatch",
-    "hydra_master", "hydra_one_a_node", "hydra_one_host", "hydra_reversed", "ompi_agent", "ompi_in_salloc_one_a_node",
+    "hydra_master", "hydra_one_a_node", "hydra_one_host", "hydra_reversed", "intel_mpi_one_a_node",
+    "ompi_agent", "ompi_in_salloc_one_a_node",
     "ompi_in_sbatch", "ompi_in_sbatch_by_node", "ompi_master", "ompi_one_a_node", "ompi_one_host", "ompi_reversed",
     "srun_in_sbatch_in_task", "srun_in_task", "hydra", "ompi", "serial_script", "pe_one_host_script",
 }  # fmt: skip

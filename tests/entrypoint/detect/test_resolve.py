@@ -305,6 +305,16 @@ def test_gpus_of_grid_engine_are_counted() -> None:
     assert detect(changed(one_node, NHOSTS="1", SGE_HGR_gpu="0 1 3")).nproc_per_node == 3
 
 
+def test_a_job_of_grid_engine_on_one_host_needs_no_file_of_hosts() -> None:
+    """A container does not see the folder of the file, most often. A task of a larger job counts one host, too."""
+    script = recording.load(FOLDERS / "grid_engine_own" / "pe_one_host_script.node02.x.env")
+    found = detect(replace(script, files={}))
+    assert (found.hosts, found.mode, found.sources["hosts"]) == (("node02",), "agent", "NHOSTS=1")
+    for refused in (changed(script, NHOSTS="2"), recording.load(FOLDERS / "grid_engine" / "pe_two.qrsh_V.node02.env")):
+        with pytest.raises(MusterError, match="the file that PE_HOSTFILE names can't be read"):
+            detect(replace(refused, files={}))
+
+
 @pytest.mark.parametrize(
     ("hosts", "host", "place"),
     [

@@ -76,9 +76,13 @@ def test_launches_of_one_job_are_told_apart_where_their_launcher_has_a_name_for_
 ) -> None:
     plain = peers_of(hydra(1, 2, 0, 1), LaunchOptions(nproc_per_node="1"))
     assert not plain.is_unique
-    recorded = recording.load(FOLDERS / "mpi_own" / "ompi_one_a_node.node02.1.env")
-    named = peers_of(recorded, LaunchOptions(nproc_per_node="1"))
-    assert (named.job, named.is_unique) == (recorded["PMIX_NAMESPACE"], True)
+    for file, name in (
+        ("mpi_own/ompi_one_a_node.node02.1.env", "PMIX_NAMESPACE"),
+        ("mpi_own/intel_mpi_one_a_node.node02.1.env", "I_MPI_HYDRA_UUID"),
+    ):
+        recorded = recording.load(FOLDERS / file)
+        named = peers_of(recorded, LaunchOptions(nproc_per_node="1"))
+        assert (named.job, named.is_unique) == (recorded[name], True)
 
 
 def test_the_address_at_which_all_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,3 +167,28 @@ def test_the_others_are_told_of_a_refusal_by_a_file_unless_they_meet_at_an_addre
     rendezvous.refuse_all(refusal, Environment(flux, host="b", is_live=True), LaunchOptions())
     (peers,) = asked
     assert (peers.job, peers.number, peers.size, peers.participant) == ("f1.0.0", 1, 2, refusal)
+    intel = recording.load(FOLDERS / "mpi" / "intel_mpi.node02.3.env")
+    rendezvous.refuse_all(refusal, Environment(intel, host="node02", is_live=True), LaunchOptions())
+    assert (asked[1].job, asked[1].number, asked[1].size) == (intel["I_MPI_HYDRA_UUID"], 3, 4)
+
+
+@pytest.mark.parametrize("address", ["node02", "node02.cluster.org", "node00"], ids=["own", "domain", "not_of_step"])
+def test_an_address_of_another_node_than_the_first_is_refused(address: str) -> None:
+    """$(hostname) in each task; $(scontrol show hostnames | head -1) where a step leaves the job's first node out."""
+    variables = {
+        "SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "node[00-02]", "SLURM_JOB_NUM_NODES": "3", "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "node[01-02]", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1", "SLURM_LOCALID": "0", "SLURM_PROCID": "1",
+    }  # fmt: skip
+    for name in ("node01", "node01.cluster.org", "node01i", "10.0.0.7"):
+        env = Environment({**variables, "MASTER_ADDR": name}, host="node02")
+        assert rendezvous.meet(detect(env), env, LaunchOptions()).master_addr == name
+    env = Environment({**variables, "MASTER_ADDR": address}, host="node02")
+    with pytest.raises(MusterError, match="is another node than node01, the first of this launch") as caught:
+        rendezvous.meet(detect(env), env, LaunchOptions())
+    assert caught.value.fix == "unset MASTER_ADDR"
+    with pytest.raises(MusterError, match="is another node than node01"):
+        rendezvous.meet(detect(env), env, LaunchOptions(master_addr=address))
+    # Who numbers the nodes by hand knows which one is the first.
+    by_hand = LaunchOptions(nnodes="3", node_rank=1)
+    assert rendezvous.meet(detect(env, by_hand), env, by_hand).master_addr == address
