@@ -15,7 +15,7 @@ from muster.train.health.faults import SharedFault
 
 
 def absence(fault: dict[str, Any] | None = None, hosts: tuple[str, ...] = ("a", "b")) -> ranks.Absent:
-    """What rank 0 of two tells after it waited for the other one: for two seconds, with a `fault` for an hour at most."""
+    """What rank 0 of two tells after it waited for the other one: two seconds, with a `fault` an hour at most."""
     store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     if fault is not None:
         store.set("fault", json.dumps(fault))
