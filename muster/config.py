@@ -148,8 +148,10 @@ _run = partial(option, panel="Run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """Which model."""
+class Options:
+    """What to train, on what, how long; the options of every strategy."""
+
+    # Which model.
 
     model: Annotated[
         str,
@@ -167,10 +169,7 @@ class ModelOptions:
         ),
     ] = "none"
 
-
-@dataclass(frozen=True, kw_only=True)
-class DataOptions:
-    """What it learns from, and how that is read."""
+    # What it learns from, and how that is read.
 
     data: Annotated[
         str,
@@ -216,10 +215,7 @@ class DataOptions:
         Literal["stop", "skip"], _data(help="What a sample that can't be read does to the run.")
     ] = "stop"
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
-    """How long it learns, and how."""
+    # How long it learns, and how.
 
     epochs: Annotated[int, _training(help="Passes over the training data.", min=1)] = 10
     batch_size: Annotated[int, _training(help="Samples of one rank in one micro-batch.", min=1)] = 32
@@ -259,18 +255,12 @@ class TrainingOptions:
     ] = None
     seed: Annotated[int, _training(help="One seed for all ranks: split, weights, order.", min=0)] = 0
 
-
-@dataclass(frozen=True, kw_only=True)
-class FSDPOptions:
-    """Of fsdp alone."""
+    # Of fsdp alone.
 
     replicate: Annotated[int, _fsdp(help="Groups of ranks, each with a whole model cut over its ranks.", min=1)] = 1
     cpu_offload: Annotated[bool, _fsdp(help="Weights and moments stay in the host's memory.")] = False
 
-
-@dataclass(frozen=True, kw_only=True)
-class DDPOptions:
-    """Of ddp alone."""
+    # Of ddp alone.
 
     comm_hook: Annotated[
         Literal["none", "bf16", "fp16", "powersgd"], _ddp(help="What gradients become on their way between ranks.")
@@ -287,19 +277,13 @@ class DDPOptions:
     ] = None
     sync_bn: Annotated[bool, _ddp(help="Normalise over the batches of all ranks, on GPUs.")] = False
 
-
-@dataclass(frozen=True, kw_only=True)
-class TensorParallelOptions:
-    """Of tp alone."""
+    # Of tp alone.
 
     tensor_parallel: Annotated[
         int | None, _tp(help="Neighbouring ranks that cut each layer between them. Default: all.", min=1)
     ] = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineOptions:
-    """Of pipeline alone."""
+    # Of pipeline alone.
 
     pipeline_parallel: Annotated[int | None, _pipeline(help="Neighbouring ranks in a line. Default: all.", min=2)] = (
         None
@@ -311,10 +295,7 @@ class PipelineOptions:
         Literal["gpipe", "1f1b", "interleaved", "zero-bubble"], _pipeline(help="In which order they go there and back.")
     ] = "1f1b"
 
-
-@dataclass(frozen=True, kw_only=True)
-class SpeedOptions:
-    """What it runs on, and what makes it fast or exact."""
+    # What it runs on, and what makes it fast or exact.
 
     device: Annotated[Literal["auto", "cpu", "cuda"], _speed(help="auto takes a GPU where there is one.")] = "auto"
     backend: Annotated[
@@ -353,10 +334,7 @@ class SpeedOptions:
         ),
     ] = False
 
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Where the run leaves its files, what it says, and when it stops."""
+    # Where the run leaves its files, what it says, and when it stops.
 
     name: Annotated[
         str | None,
@@ -431,24 +409,6 @@ class RunOptions:
             min=10,
         ),
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(
-    RunOptions,
-    SpeedOptions,
-    PipelineOptions,
-    TensorParallelOptions,
-    DDPOptions,
-    FSDPOptions,
-    TrainingOptions,
-    DataOptions,
-    ModelOptions,
-):
-    """What to train, on what, how long; the options of every strategy.
-
-    The first of the base classes has the last fields.
-    """
 
     @property
     def predicts_tokens(self) -> bool:
