@@ -3,8 +3,9 @@
 import json
 import os
 import signal
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from muster import interruption
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.backends import backend_for, refuse_shared_gpus
 from muster.train.distributed.world import World, connect, device_for, read_environment
@@ -198,6 +200,19 @@ def host_of(rank: int, world: World) -> str:
     a_node = world.local_world_size or 1
     # Where nodes have different numbers of ranks, nobody here knows whose is which.
     return nodes[rank // a_node] if nodes and len(nodes) * a_node == world.world_size else ""
+
+
+def print_answer(prints: Callable[[], int]) -> int:
+    """The exit code that `prints` returns once it has printed; that of a failure where the output can't be written."""
+    try:
+        code = prints()
+        sys.stdout.flush()
+    except SystemExit:  # by rich, of a pipe whose reader has seen enough
+        return ExitCode.FAILED
+    except OSError as error:
+        interruption.give_up_output(error)
+        return ExitCode.FAILED
+    return code
 
 
 def leave(world: World | None, code: int) -> None:

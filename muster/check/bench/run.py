@@ -4,6 +4,7 @@ import os
 import traceback
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 
@@ -42,13 +43,12 @@ def run(options: BenchOptions) -> None:
         report = Report(options, world, setting)
         if options.pairwise:
             links = pairwise.run(world, options)
-            used = transport.used(world, options)
-            code = report.of_pairs(links, used) if world.main else 0
+            answer = partial(report.of_pairs, links, transport.used(world, options))
         else:
             sweep = Sweep(world, options, sizes, names)
             rows, used = measure(sweep, known)
-            code = report.of_sweep(rows, sweep, used, known) if world.main else 0
-        code = world.gather(code)[0]
+            answer = partial(report.of_sweep, rows, sweep, used, known)
+        code = world.gather(ranks.print_answer(answer) if world.main else 0)[0]
         close_group()
         watch.close()
     except Exception as error:

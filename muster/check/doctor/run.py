@@ -107,10 +107,7 @@ def run(options: DoctorOptions) -> None:
         seen, fix = str(error).strip().partition("\n")[0], "look what the other nodes said, then try again"
         report.why.append(Finding("failed", "absent", "" if world is None else world.host, wrong, seen, fix))
     if os.environ.get("RANK", "0") == "0":
-        if options.json:
-            print(json.dumps(as_object(report, world), indent=2), flush=True)
-        else:
-            print_all(Console(highlight=False), report, world)
+        code = ranks.print_answer(lambda: show(options, report, world))
     elif is_cut_off:
         # Nobody else knows of it.
         console.notify("\n".join(map(str, report.why)))
@@ -190,6 +187,15 @@ def examine(world: World, options: DoctorOptions, subjects: Sequence[Subject], r
 def absence(absent: ranks.Absent) -> Finding:
     about = DIED if absent.has_died else "absent"
     return Finding("failed", about, absent.host, absent.wrong, absent.seen, absent.fix)
+
+
+def show(options: DoctorOptions, report: Report, world: World | None) -> int:
+    """Prints the object for programs, or the tables for people; returns the exit code."""
+    if options.json:
+        print(json.dumps(as_object(report, world), indent=2))
+    else:
+        print_all(Console(highlight=False), report, world)
+    return report.code
 
 
 def as_object(report: Report, world: World | None) -> dict[str, Any]:

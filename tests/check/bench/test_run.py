@@ -210,6 +210,20 @@ def test_a_misspelt_collective_is_told_once(bench):
     assert errors(ended) == ["error: there is no collective 'barier'"]
 
 
+@pytest.mark.parametrize(
+    ("plant", "told"),
+    [
+        ("sys.stdout = open('/dev/full', 'w')", ["error: the output can't be written: No space left on device"]),
+        # As of a reader that has seen enough.
+        ("import os; ends = os.pipe(); os.close(ends[0]); sys.stdout = open(ends[1], 'w')", []),
+    ],
+)
+def test_output_that_can_not_be_written_ends_all_ranks(bench, plant, told):
+    ended = bench([*SMALL, "--collectives=barrier"], 2, plant)
+    assert [rank.code for rank in ended] == [1, 1]
+    assert errors(ended) == told
+
+
 def test_pairs_of_nodes_have_no_baseline(bench, tmp_path):
     path = tmp_path / "base.json"
     (ended,) = bench(["--device=cpu", "--pairwise", f"--save-baseline={path}"], 1)
