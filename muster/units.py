@@ -22,9 +22,14 @@ def count(value: float | None) -> str:
     return NONE if value is None else f"{value:,.0f}"
 
 
+def plural(number: int, word: str, ending: str = "s") -> str:
+    """ "1 node", "2 nodes"."""
+    return f"{number} {word}{'' if number == 1 else ending}"
+
+
 def processes(number: int) -> str:
     """1 process, 2 processes."""
-    return f"{number} process{'' if number == 1 else 'es'}"
+    return plural(number, "process", "es")
 
 
 def perplexity(loss: float) -> float:

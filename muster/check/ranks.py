@@ -21,6 +21,7 @@ from muster.train.distributed.world import World, connect, device_for, read_envi
 from muster.train.health import faults
 from muster.train.health.faults import SharedFault, agree
 from muster.train.reporting import console
+from muster.units import plural
 from muster.variables import LaunchVariable, RankReport
 
 MOST_LISTED = 4
@@ -178,11 +179,6 @@ def listed(values: Iterable[object], most: int = MOST_LISTED, between: str = ", 
     if len(names) <= most + 1:
         return between.join(names)
     return f"{between.join(names[:most])} and {len(names) - most} more"
-
-
-def plural(number: int, word: str) -> str:
-    """ "1 node", "2 nodes"."""
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def shape(world: World) -> str:

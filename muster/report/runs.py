@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from muster.errors import MusterError, one_line
-from muster.units import by_numbers
+from muster.units import by_numbers, plural
 
 SUMMARY, METRICS = "summary.json", "metrics.jsonl"
 
@@ -206,6 +206,6 @@ def _open(folder: Path) -> Run:
             seen=f"{path}: no line that can be read",
             fix="try again when it has trained some steps; or leave this run out",
         )
-    notes = (f"{num_damaged} lines of {METRICS} could not be read",) if num_damaged else ()
+    notes = (f"{plural(num_damaged, 'line')} of {METRICS} could not be read",) if num_damaged else ()
     label = folder.resolve().name or str(folder.resolve())
     return Run(folder, label, cast("Record", summary), tuple(kept), notes)

@@ -230,7 +230,7 @@ def line(row: Row) -> str:
     assert middle is not None
     if row.size:
         collective = BY_NAME[row.collective]
-        count = row.size // ELEMENT // (row.num_ranks if collective.is_split else 1)
+        count = row.size // ELEMENT // collective.num_parts(row.num_ranks)
         kind, redop, root = "float", "none" if collective.giver else "sum", collective.root
     mean, p50, p99 = (f"{each * 1e6:.1f}" for each in (middle.mean_s, middle.p50_s, middle.p99_s))
     wrong = NONE if row.num_wrong is None else row.num_wrong

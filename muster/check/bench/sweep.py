@@ -129,8 +129,7 @@ class Row:
         """The bus bandwidth; None where one rank has no others to speak to."""
         if self.algbw is None or self.num_ranks == 1:
             return None
-        passes = BY_NAME[self.collective].passes
-        return self.algbw * passes * (self.num_ranks - 1) / self.num_ranks if passes else self.algbw
+        return self.algbw * BY_NAME[self.collective].bus_factor(self.num_ranks)
 
     def figures(self) -> dict[str, Any]:
         """The row as JSON has it; what does not apply is None."""

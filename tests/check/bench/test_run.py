@@ -176,7 +176,7 @@ spoil("all_gather_into_tensor", lambda got, rank: got[100].add_(1) if rank == 1 
     assert "error: all_gather gave wrong values to rank 1 on " in ended[0].out
     assert "at 4K\n" in ended[0].out
     assert "element 100 of 4K was " in ended[0].out
-    assert "1 elements are wrong" in ended[0].out
+    assert "1 element is wrong" in ended[0].out
     assert ended[0].out.splitlines()[-1].startswith("failed: all_gather gave wrong values to rank 1")
     assert not (tmp_path / "base.json").exists()
 
