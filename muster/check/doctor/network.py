@@ -50,8 +50,8 @@ class Facts:
 
 def gather(world: World, options: DoctorOptions) -> Facts:
     """The way to this rank; of the first one of a host also its fabric and links."""
-    interface, address = attempt(lambda: choose(os.environ, own_addresses())) or ("", "")
-    own = Facts(address=address or None, interface=interface or None)
+    place = own_place(world)
+    own = Facts(address=place.address or None, interface=place.interface or None)
     if not leads_host(world):
         return own
     devices, memory = fabric.devices(), fabric.memory()
@@ -83,17 +83,18 @@ class Place:
     address: str
 
 
-def gather_places(world: World) -> list[Place]:
-    interfaces = own_addresses()
+def own_place(world: World) -> Place:
+    interfaces = attempt(own_addresses) or {}
     addresses = tuple(one for of_one in interfaces.values() for one in of_one if not is_loopback(one))
-    own = Place(world.rank, world.host, addresses, *choose(os.environ, interfaces))
-    return msgspec.convert(gather_hosts(world, asdict(own)), list[Place])
+    interface, address = attempt(lambda: choose(os.environ, interfaces)) or ("", "")
+    return Place(world.rank, world.host, addresses, interface, address)
 
 
-def targets(world: World, places: Sequence[Place]) -> list[Place]:
-    """The nodes that this rank, a node's first, tries to reach, and whose names it looks up."""
-    own = next(number for number, place in enumerate(places) if place.rank == world.rank)
-    return [places[other] for other in partners(own, len(places))]
+def gather_places(world: World) -> tuple[Place, list[Place]]:
+    """Where this node is found, and those that it tries to reach, and whose names it looks up."""
+    places = msgspec.convert(gather_hosts(world, asdict(own_place(world))), list[Place])
+    own = world.nodes.index(world.host)
+    return places[own], [places[other] for other in partners(own, len(places))]
 
 
 def is_loopback(address: str) -> bool:
