@@ -37,11 +37,10 @@ class Interruption:
         has_come: whether SIGINT has come.
     """
 
-    def __init__(self) -> None:
-        self.command = ""
-        self.advice = "the same command starts it again"
-        self.is_silent = False
-        self.has_come = False
+    command = ""
+    advice = "the same command starts it again"
+    is_silent = False
+    has_come = False
 
 
 current = Interruption()

@@ -195,12 +195,13 @@ def _read_files(options: BenchOptions, setting: Setting) -> Baseline | None:
         wrong = "pairs of nodes are held against each other, not against a baseline"
         raise MusterError(wrong, seen="--pairwise with --baseline or --save-baseline", fix="leave one of them out")
     if options.save_baseline is not None:
+        path = Path(options.save_baseline)
         with explain_write_error():  # now, and not when all is measured
-            folder = Path(options.save_baseline).absolute().parent
+            folder = path.absolute().parent
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
-        if os.path.exists(options.save_baseline):
-            read(options.save_baseline, "--save-baseline", setting)
+            if path.exists():
+                read(options.save_baseline, "--save-baseline", setting)
     return None if options.baseline is None else read(options.baseline, "--baseline", setting)
 
 

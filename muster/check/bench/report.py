@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -184,7 +183,7 @@ class Report:
 
     def about(self) -> dict[str, Any]:
         return {
-            "muster": metadata.version("muster"),
+            "muster": versions.installed("muster"),
             "torch": str(torch.__version__),
             "nccl": versions.nccl(),
             "date": datetime.now().astimezone().isoformat(timespec="seconds"),

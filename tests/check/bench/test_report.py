@@ -1,6 +1,7 @@
 """What is said where a file can't be written in the end: all that was measured, first."""
 
 import json
+from importlib import metadata
 from itertools import permutations
 from pathlib import Path
 
@@ -48,6 +49,13 @@ def test_a_table_is_shown_although_no_file_can_be_written(tmp_path, capsys, as_j
     else:
         assert "all_reduce" in said.out
         assert said.out.splitlines()[-1].startswith("ok: ")
+
+
+def test_where_muster_is_not_installed_as_a_package_its_version_is_not_known(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(metadata.MetadataPathFinder, "find_distributions", lambda *_, **__: iter(()))
+    of = report(tmp_path / "file", save_baseline=None, json=True)
+    assert of.of_sweep(ROWS, sweep(of), USED, None) == 0
+    assert json.loads(capsys.readouterr().out)["about"]["muster"] is None
 
 
 def test_a_run_that_fails_is_not_kept(tmp_path, capsys):

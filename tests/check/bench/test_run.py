@@ -148,11 +148,13 @@ def test_a_baseline_of_another_shape_is_neither_used_nor_replaced(bench, measure
     assert path.read_text() == before
 
 
-def test_a_baseline_that_can_not_be_written_is_told_before_anything_is_measured(bench, tmp_path):
+@pytest.mark.parametrize("name", ["file/base.json", "x" * 300, ""])
+def test_a_baseline_that_can_not_be_written_is_told_before_anything_is_measured(bench, tmp_path, name):
     (tmp_path / "file").touch()
-    (ended,) = bench([*SMALL, f"--save-baseline={tmp_path / 'file' / 'base.json'}"], 1)
+    path = tmp_path / name if name else ""  # as of a variable that is not set
+    (ended,) = bench([*SMALL, f"--save-baseline={path}"], 1)
     assert (ended.code, ended.out) == (2, "")
-    assert "the baseline can't be written" in ended.err
+    assert "error: the baseline can't be " in ended.err
 
 
 def test_one_rank_has_no_bus_bandwidth(bench):
