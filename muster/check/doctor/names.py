@@ -10,9 +10,10 @@ from threading import Thread
 from typing import NamedTuple
 
 from muster.check.doctor.finding import Finding, alike
-from muster.check.doctor.network import Place, gather_places, is_loopback
+from muster.check.doctor.network import Place, gather_places
 from muster.check.options import DoctorOptions
 from muster.check.ranks import leads_host, listed
+from muster.interfaces import is_loopback
 from muster.train.distributed.world import World
 
 NAME = "names"

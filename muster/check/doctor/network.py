@@ -7,19 +7,17 @@ Source: https://docs.kernel.org/admin-guide/abi-stable.html (infiniband), abi-te
 
 import os
 import re
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from ipaddress import ip_address
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from muster.check import fabric
 from muster.check.doctor.finding import Finding, alike, attempt, differences
 from muster.check.options import DoctorOptions
 from muster.check.ranks import gather_hosts, leads_host, listed, partners
+from muster.interfaces import is_loopback, own_addresses, towards
 from muster.train.distributed.world import World
 from muster.variables import LaunchVariable
 
@@ -97,29 +95,6 @@ def gather_places(world: World) -> tuple[Place, list[Place]]:
     return places[own], [places[other] for other in partners(own, len(places))]
 
 
-def is_loopback(address: str) -> bool:
-    """Whether this is an address that never leaves its host; False for names."""
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return False
-
-
-def own_addresses() -> dict[str, list[str]]:
-    """The IPv4 and IPv6 addresses of this host's interfaces, by name; IPv4 first, none that only one link knows."""
-    found: dict[str, list[str]] = {}
-    for name, entries in psutil.net_if_addrs().items():
-        addresses = [
-            entry.address.partition("%")[0]
-            for family in (socket.AF_INET, socket.AF_INET6)
-            for entry in entries
-            if entry.family == family and not entry.address.startswith("fe80:")
-        ]
-        if addresses:
-            found[name] = addresses
-    return found
-
-
 def choose(environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]) -> tuple[str, str]:
     """(interface, address) by which the other ranks find this node; empty where there is none.
 
@@ -129,17 +104,6 @@ def choose(environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]) 
         return next(((name, interfaces[name][0]) for name in listed.split(",") if name in interfaces), ("", ""))
     address = towards(environ.get("MASTER_ADDR", ""))
     return next((name for name, own in interfaces.items() if address in own), ""), address
-
-
-def towards(host: str) -> str:
-    """The address that this host would use as its own towards `host`, without sending anything; empty without one."""
-    try:
-        family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(place)
-            return str(probe.getsockname()[0]).partition("%")[0]
-    except (OSError, UnicodeError):
-        return ""
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
