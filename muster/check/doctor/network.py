@@ -17,6 +17,7 @@ from muster.check import fabric
 from muster.check.doctor.finding import Finding, alike, attempt, differences
 from muster.check.options import DoctorOptions
 from muster.check.ranks import gather_hosts, leads_host, listed, partners
+from muster.control_groups import text_of
 from muster.interfaces import is_loopback, own_addresses, towards
 from muster.train.distributed.world import World
 from muster.variables import LaunchVariable
@@ -151,7 +152,7 @@ def ports(sys: Path = Path("/sys")) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for folder in sorted(sys.glob("class/infiniband/*/ports/*")):
         # "4: ACTIVE", "200 Gb/sec (4X HDR)"
-        is_active = _read(folder / "state").endswith(": ACTIVE")
+        is_active = text_of(folder / "state").strip().endswith(": ACTIVE")
         found[f"{folder.parents[1].name}/{folder.name}"] = _number(folder / "rate") if is_active else None
     return found
 
@@ -179,9 +180,5 @@ def slow_pcie_links(sys: Path = Path("/sys")) -> dict[str, str]:
 
 def _number(path: Path) -> float | None:
     """The number at the start of a file: of "16.0 GT/s PCIe"."""
-    found = re.match(r"\d+(\.\d+)?", _read(path))
+    found = re.match(r"\d+(\.\d+)?", text_of(path))
     return float(found.group()) if found else None
-
-
-def _read(path: Path) -> str:
-    return attempt(lambda: path.read_text().strip()) or ""

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from muster.check.doctor.finding import Finding, alike, attempt
+from muster.check.doctor.finding import Finding, alike
 from muster.check.doctor.network import Place, gather_places
 from muster.check.options import DoctorOptions
 from muster.check.ranks import gather_hosts, leads_host, listed
+from muster.control_groups import text_of
 from muster.train.distributed.world import World
 
 NAME = "ports"
@@ -89,7 +90,7 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
 
 
 def ephemeral_range() -> str:
-    known = attempt(lambda: Path("/proc/sys/net/ipv4/ip_local_port_range").read_text())
+    known = text_of(Path("/proc/sys/net/ipv4/ip_local_port_range"))
     return "-".join((known or "32768 60999").split())
 
 
