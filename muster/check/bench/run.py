@@ -28,7 +28,7 @@ WAIT_S = 10
 
 def run(options: BenchOptions) -> None:
     """Measures, says the verdict on rank 0, and ends the process."""
-    world, sweep = None, None
+    world, sweep, doing = None, None, "the start"
     try:
         world = ranks.join(options.timeout_s)
         watch = Watch(world)
@@ -42,6 +42,7 @@ def run(options: BenchOptions) -> None:
         agree(world, lambda: open_group(world))
         report = Report(options, world, setting)
         if options.pairwise:
+            doing = "the measurement of pairs of nodes"
             links = pairwise.run(world, options)
             answer = partial(report.of_pairs, links, transport.used(world, options))
         else:
@@ -54,7 +55,7 @@ def run(options: BenchOptions) -> None:
     except Exception as error:
         if os.environ.get("MUSTER_DEBUG"):
             traceback.print_exc()
-        code = report_failure(world, error, sweep.doing if sweep else "the start")
+        code = report_failure(world, error, sweep.doing if sweep else doing)
     ranks.leave(world, code)
 
 

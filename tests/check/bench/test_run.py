@@ -237,6 +237,26 @@ def test_pairs_of_nodes_have_no_baseline(bench, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+PAIRS = """
+from dataclasses import replace
+from muster.check import ranks
+
+read = ranks.read_environment
+ranks.read_environment = lambda environ, timeout_s: replace(read(environ, timeout_s), host="node" + environ["RANK"])
+
+def barrier():
+    raise RuntimeError("Connection reset")
+
+dist.barrier = barrier
+"""
+
+
+def test_what_fails_among_pairs_of_nodes_is_told_as_that(bench):
+    ended = bench(["--device=cpu", "--pairwise"], 2, PAIRS)
+    assert [rank.code for rank in ended] == [1, 1]
+    assert errors(ended) == ["error: the ranks are all there, but the measurement of pairs of nodes failed"]
+
+
 @pytest.mark.full
 def test_a_rank_that_stands_still_is_named(bench):
     """The others end when they have waited, and it with them: a thread of its own hears of it."""
