@@ -130,7 +130,7 @@ def command(name: str, is_debugged: bool = False) -> Generator[None]:
     try:
         with clearing_up():
             yield
-            sys.stdout.flush()
+            print(end="", flush=True)  # there may be no standard output
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.ENOENT, errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
             raise

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
@@ -202,7 +201,7 @@ def print_answer(prints: Callable[[], int]) -> int:
     """The exit code that `prints` returns once it has printed; that of a failure where the output can't be written."""
     try:
         code = prints()
-        sys.stdout.flush()
+        print(end="", flush=True)  # there may be no standard output
     except SystemExit:  # by rich, of a pipe whose reader has seen enough
         return ExitCode.FAILED
     except OSError as error:
