@@ -179,3 +179,9 @@ def is_allowed(value: Any, kind: Any, info: Any) -> bool:
     if base not in (int, float):
         return True
     return (info.min is None or value >= info.min) and (info.max is None or value <= info.max)
+
+
+def limits_of(info: Any) -> str:
+    """The values that a number's option takes: "from 1 to 16", "from 1 on"; empty where it takes all."""
+    low, high = (f"{limit:g}" if isinstance(limit, float) else limit for limit in (info.min, info.max))
+    return "" if low is None else f"from {low} on" if high is None else f"from {low} to {high}"

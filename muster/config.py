@@ -148,8 +148,10 @@ _run = partial(option, panel="Run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """Which model."""
+class Options:
+    """What to train, on what, how long; the options of every strategy."""
+
+    # Which model.
 
     model: Annotated[
         str,
@@ -167,10 +169,7 @@ class ModelOptions:
         ),
     ] = "none"
 
-
-@dataclass(frozen=True, kw_only=True)
-class DataOptions:
-    """What it learns from, and how that is read."""
+    # What it learns from, and how that is read.
 
     data: Annotated[
         str,
@@ -216,10 +215,7 @@ class DataOptions:
         Literal["stop", "skip"], _data(help="What a sample that can't be read does to the run.")
     ] = "stop"
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
-    """How long it learns, and how."""
+    # How long it learns, and how.
 
     epochs: Annotated[int, _training(help="Passes over the training data.", min=1)] = 10
     batch_size: Annotated[int, _training(help="Samples of one rank in one micro-batch.", min=1)] = 32
@@ -257,18 +253,12 @@ class TrainingOptions:
     clip_norm: Annotated[float | None, _training(help="Clip the norm of all gradients to this.", min=0.0)] = None
     seed: Annotated[int, _training(help="One seed for all ranks: split, weights, order.", min=0)] = 0
 
-
-@dataclass(frozen=True, kw_only=True)
-class FSDPOptions:
-    """Of fsdp alone."""
+    # Of fsdp alone.
 
     replicate: Annotated[int, _fsdp(help="Groups of ranks; each group shards one whole model.", min=1)] = 1
     cpu_offload: Annotated[bool, _fsdp(help="Weights and optimizer state stay in the host's memory.")] = False
 
-
-@dataclass(frozen=True, kw_only=True)
-class DDPOptions:
-    """Of ddp alone."""
+    # Of ddp alone.
 
     comm_hook: Annotated[
         Literal["none", "bf16", "fp16", "powersgd"], _ddp(help="How gradients are compressed between ranks.")
@@ -285,19 +275,13 @@ class DDPOptions:
     ] = None
     sync_bn: Annotated[bool, _ddp(help="Batch normalisation over all ranks, on GPUs.")] = False
 
-
-@dataclass(frozen=True, kw_only=True)
-class TensorParallelOptions:
-    """Of tp alone."""
+    # Of tp alone.
 
     tensor_parallel: Annotated[
         int | None, _tp(help="Neighbouring ranks that share each layer. Default: all.", min=1)
     ] = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class PipelineOptions:
-    """Of pipeline alone."""
+    # Of pipeline alone.
 
     pipeline_parallel: Annotated[
         int | None, _pipeline(help="Neighbouring ranks in a pipeline. Default: all.", min=2)
@@ -309,10 +293,7 @@ class PipelineOptions:
         Literal["gpipe", "1f1b", "interleaved", "zero-bubble"], _pipeline(help="Order of forward and backward passes.")
     ] = "1f1b"
 
-
-@dataclass(frozen=True, kw_only=True)
-class SpeedOptions:
-    """What it runs on, and what makes it fast or exact."""
+    # What it runs on, and what makes it fast or exact.
 
     device: Annotated[Literal["auto", "cpu", "cuda"], _speed(help="auto takes a GPU where there is one.")] = "auto"
     backend: Annotated[
@@ -351,10 +332,7 @@ class SpeedOptions:
         ),
     ] = False
 
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Where the run leaves its files, what it says, and when it stops."""
+    # Where the run leaves its files, what it says, and when it stops.
 
     name: Annotated[
         str | None,
@@ -429,24 +407,6 @@ class RunOptions:
             min=10,
         ),
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(
-    RunOptions,
-    SpeedOptions,
-    PipelineOptions,
-    TensorParallelOptions,
-    DDPOptions,
-    FSDPOptions,
-    TrainingOptions,
-    DataOptions,
-    ModelOptions,
-):
-    """What to train, on what, how long; the options of every strategy.
-
-    The first of the base classes has the last fields.
-    """
 
     @property
     def predicts_tokens(self) -> bool:

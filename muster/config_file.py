@@ -18,7 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from muster.arguments import base_of, is_allowed, to_argv, with_home
+from muster.arguments import base_of, is_allowed, limits_of, to_argv, with_home
 from muster.config import OF_STRATEGY, SECTIONS, STRATEGIES, Options
 from muster.errors import MusterError
 from muster.hints import MEANT
@@ -175,10 +175,7 @@ def _expected(kind: Any, info: Any) -> str:
     if get_origin(base) is Literal:
         return " or ".join(toml_value(choice) for choice in get_args(base))
     words = {str: "a text in quotes", bool: "true or false", int: "a whole number", float: "a number"}[base]
-    low, high = info.min, info.max
-    if low is not None and high is not None:
-        return f"{words} from {low:g} to {high:g}"
-    return f"{words} from {low:g} on" if low is not None else words
+    return f"{words} {limits_of(info)}".rstrip()
 
 
 ONE_RUNS_OWN = ("name", "resume")

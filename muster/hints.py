@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from muster.arguments import limits_of
+
 _ELSEWHERE = {
     "--accumulate": "--accum --grad-accum --gradient-accumulation",
     "--batch-size": "--batchsize --bs",
@@ -72,7 +74,5 @@ def of_value(parameter: Any, path: str) -> str | None:
     choices = [str(choice) for choice in get_args(parameter.type_descriptor.annotation)]
     if choices:
         return f"{path} {name} " + " or ".join(choices)
-    low, high = parameter.min, parameter.max
-    if low is not None and high is not None:
-        return f"{path} {name} from {low:g} to {high:g}"
-    return f"{path} {name} with a number from {low:g} on" if low is not None else None
+    limits = limits_of(parameter)
+    return f"{path} {name} with a number {limits}" if limits else None

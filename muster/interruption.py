@@ -37,11 +37,10 @@ class Interruption:
         has_come: whether SIGINT has come.
     """
 
-    def __init__(self) -> None:
-        self.command = ""
-        self.advice = "the same command starts it again"
-        self.is_silent = False
-        self.has_come = False
+    command = ""
+    advice = "the same command starts it again"
+    is_silent = False
+    has_come = False
 
 
 current = Interruption()
@@ -131,7 +130,7 @@ def command(name: str, is_debugged: bool = False) -> Generator[None]:
     try:
         with clearing_up():
             yield
-            sys.stdout.flush()
+            print(end="", flush=True)  # there may be no standard output
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.ENOENT, errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
             raise
@@ -139,17 +138,22 @@ def command(name: str, is_debugged: bool = False) -> Generator[None]:
             wrong, fix = "the working directory is not there any more", "cd FOLDER, one that is there on every node"
             notify(MusterError(wrong, seen=os.environ.get("PWD", "."), fix=fix))
             sys.exit(ExitCode.USER_MUST_CHANGE)
-        # What is left is not written again while Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno != errno.EPIPE:  # of a pipe whose reader has seen enough nothing is said
-            wrong, fix = f"the output can't be written: {error.strerror}", "make room, or write to another file system"
-            notify(MusterError(wrong, seen="the standard output", fix=fix))
+        give_up_output(error)
         sys.exit(ExitCode.FAILED)
     except MusterError as error:
         if os.environ.get("MUSTER_DEBUG") or is_debugged:
             raise
         notify(error)
         sys.exit(error.code)
+
+
+def give_up_output(error: OSError) -> None:
+    """Tells that the standard output can't be written, but of a pipe whose reader has seen enough."""
+    # What is left is not written again while Python ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno != errno.EPIPE:
+        wrong, fix = f"the output can't be written: {error.strerror}", "make room, or write to another file system"
+        notify(MusterError(wrong, seen="the standard output", fix=fix))
 
 
 class _Watch:

@@ -73,6 +73,7 @@ def test_every_option_has_a_place_in_a_file(file: Path) -> None:
         ("[training]\nepochs = 0", "epochs = 0", "a whole number from 1 on"),
         ("[training]\nepochs = [3]", "epochs = ", "a whole number from 1 on"),
         ("[training]\nmomentum = 2", "momentum = 2", "from 0 to 1"),
+        ("[data]\nnum_classes = 1", "num_classes = 1", "a whole number from 2 to 1000000000"),
         ("[training]\nlr = nan", "lr = nan", "a number from 0 to 1e+30"),
         ("[training]\nweight_decay = 1e308", "weight_decay = 1e+308", "a number from 0 to 1e+30"),
         ("[training]\nlr = inf", "lr = inf", "a number from 0 to 1e+30"),

@@ -1,7 +1,6 @@
 """Addresses and interfaces of this host, towards the others. No packet is sent: the routing table is asked."""
 
 import errno
-import ipaddress
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,6 +10,7 @@ from typing import TypeVar
 import psutil
 
 from muster.errors import MusterError
+from muster.interfaces import is_loopback, own_addresses, towards
 
 T = TypeVar("T")
 
@@ -64,30 +64,18 @@ def is_own(host: str) -> bool:
         address = resolve(host, host)
     except MusterError:
         return False
-    entries = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
-    return is_loopback(address) or address in {entry.address.partition("%")[0] for entry in entries}
+    return is_loopback(address) or any(address in own for own in own_addresses().values())
 
 
 def interface_towards(address: str) -> str | None:
     """The network interface whose address this host would use as its own towards `address`; None if there is none."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))
-            own = str(probe.getsockname()[0])
-    except OSError:
-        return None
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == own for entry in addresses):
-            return name
-    return None
+    own = towards(address)
+    return next((name for name, addresses in own_addresses().items() if own in addresses), None)
 
 
 def address_of(interface: str | None) -> str | None:
     """The address of this host on `interface`, IPv4 where it has both; None without one."""
-    entries = psutil.net_if_addrs().get(interface or "", [])
-    found = {entry.family: entry.address for entry in entries if not entry.address.startswith("fe80:")}
-    return found.get(socket.AF_INET) or found.get(socket.AF_INET6)
+    return next(iter(own_addresses().get(interface or "", ())), None)
 
 
 def own_address(interface: str | None) -> str:
@@ -96,11 +84,6 @@ def own_address(interface: str | None) -> str:
     found = (address_of(name) for name in (interface, fabric_interface(()), *up))
     # A machine without any network can still run all ranks itself.
     return next(filter(None, found), "127.0.0.1")
-
-
-def is_loopback(address: str) -> bool:
-    """Whether `address`, an IPv4 or IPv6 address, never leaves the host."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def fabric_interface(targets: tuple[str, ...]) -> str | None:

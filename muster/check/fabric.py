@@ -13,6 +13,7 @@ import resource
 import sys
 from dataclasses import asdict, dataclass
 
+from muster import interruption
 from muster.check import versions
 from muster.check.versions import file_of
 from muster.variables import LaunchVariable
@@ -178,4 +179,6 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with interruption.command("muster fabric check"):
+        code = main(sys.argv[1:])
+    sys.exit(code)

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
@@ -13,12 +13,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from muster import interruption
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.backends import backend_for, refuse_shared_gpus
 from muster.train.distributed.world import World, connect, device_for, read_environment
 from muster.train.health import faults
 from muster.train.health.faults import SharedFault, agree
 from muster.train.reporting import console
+from muster.units import plural
 from muster.variables import LaunchVariable, RankReport
 
 MOST_LISTED = 4
@@ -178,11 +180,6 @@ def listed(values: Iterable[object], most: int = MOST_LISTED, between: str = ", 
     return f"{between.join(names[:most])} and {len(names) - most} more"
 
 
-def plural(number: int, word: str) -> str:
-    """ "1 node", "2 nodes"."""
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
 def shape(world: World) -> str:
     """ "2 nodes x 4 = 8 ranks"."""
     counts = sorted({world.hosts.count(host) for host in world.nodes})
@@ -198,6 +195,19 @@ def host_of(rank: int, world: World) -> str:
     a_node = world.local_world_size or 1
     # Where nodes have different numbers of ranks, nobody here knows whose is which.
     return nodes[rank // a_node] if nodes and len(nodes) * a_node == world.world_size else ""
+
+
+def print_answer(prints: Callable[[], int]) -> int:
+    """The exit code that `prints` returns once it has printed; that of a failure where the output can't be written."""
+    try:
+        code = prints()
+        print(end="", flush=True)  # there may be no standard output
+    except SystemExit:  # by rich, of a pipe whose reader has seen enough
+        return ExitCode.FAILED
+    except OSError as error:
+        interruption.give_up_output(error)
+        return ExitCode.FAILED
+    return code
 
 
 def leave(world: World | None, code: int) -> None:

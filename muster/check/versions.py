@@ -19,10 +19,6 @@ def versions() -> dict[str, Any]:
     import torch
 
     try:
-        torchvision = metadata.version("torchvision")
-    except metadata.PackageNotFoundError:
-        torchvision = None
-    try:
         cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
     except RuntimeError:
         # An older one is loaded than torch was built with: torch refuses to use it.
@@ -30,13 +26,18 @@ def versions() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "torchvision": torchvision,
+        "torchvision": installed("torchvision"),
         "cuda": torch.version.cuda,
         "nccl": nccl(),
         "cudnn": None if cudnn is None else dotted(cudnn),
         "glibc": platform.libc_ver()[1] or None,
         "machine": platform.machine(),
     }
+
+
+def installed(package: str) -> str | None:
+    """The version of a package; None where it was not installed as one."""
+    return next((found.version for found in metadata.distributions(name=package)), None)
 
 
 def nccl() -> dict[str, str] | None:

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from muster.errors import one_line
-from muster.report import charts, page, runs, scaling, tables
+from muster.report import page, runs, scaling, tables
 
 
 def report(given: list[str], output: Path | None) -> Path:
@@ -24,8 +24,7 @@ def report(given: list[str], output: Path | None) -> Path:
     scalings, left_out = scaling.find(found)
     notes += left_out
     tables.show(found, facts, scalings, notes)
-    html = page.render(found, facts, scalings, charts.of_scalings(scalings), charts.of_runs(found), notes)
-    return page.write(folder, html)
+    return page.write(folder, page.render(found, facts, scalings, notes))
 
 
 def main() -> None:

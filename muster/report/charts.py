@@ -1,4 +1,4 @@
-"""The charts of runs and of their scaling, drawn by matplotlib, which is loaded only where there is what to draw."""
+"""The charts of runs and of their scaling, drawn by matplotlib, which is loaded with the first of them."""
 
 import io
 import logging

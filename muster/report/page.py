@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.errors import MusterError, one_line
-from muster.report import scaling, tables
-from muster.report.charts import COLORS, Chart
+from muster.report import charts, scaling, tables
 from muster.report.runs import Run, record
 from muster.report.scaling import Scaling
 from muster.report.tables import Facts
@@ -65,15 +64,8 @@ def _unwritable(folder: Path, error: OSError) -> MusterError:
     )
 
 
-def render(
-    runs: Sequence[Run],
-    facts: Mapping[str, Facts],
-    scalings: Sequence[Scaling],
-    of_scalings: Sequence[Chart],
-    of_runs: Sequence[Chart],
-    notes: Sequence[str],
-) -> str:
-    """The whole file, by page.html. The same input gives the same bytes."""
+def render(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Scaling], notes: Sequence[str]) -> str:
+    """The whole file, by page.html, with its charts. The same input gives the same bytes."""
     import jinja2
     from markupsafe import Markup
 
@@ -97,14 +89,14 @@ def render(
     return environment.get_template("page.html").render(
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
         lead="; ".join(dict.fromkeys(run.work for run in runs if run.summary)),
-        colors=COLORS,
+        colors=charts.COLORS,
         notes=notes,
         runs=runs,
         facts=facts,
         scalings=[(found, *tables.of_scaling(found)) for found in scalings],
         definition=scaling.DEFINITION,
-        of_scalings=of_scalings,
-        of_runs=of_runs,
+        of_scalings=charts.of_scalings(scalings),
+        of_runs=charts.of_runs(runs),
         details=[(run, _software(run), record(run.value("options"))) for run in runs],
     )
 

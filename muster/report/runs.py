@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from muster.errors import MusterError, one_line
-from muster.units import by_numbers
+from muster.units import by_numbers, plural
 
 SUMMARY, METRICS = "summary.json", "metrics.jsonl"
 
@@ -163,6 +163,12 @@ def _holds_run(folder: Path) -> bool:
     return any(os.path.isfile(folder / name) for name in (SUMMARY, METRICS))
 
 
+def _content(path: Path) -> bytes:
+    if not path.is_file():  # a pipe that nobody writes to must not hold the report
+        raise OSError("it is no plain file")
+    return path.read_bytes()
+
+
 def _open(folder: Path) -> Run:
     """The run in `folder`.
 
@@ -174,12 +180,12 @@ def _open(folder: Path) -> Run:
     fix = "leave this run out; or remove the file: metrics.jsonl is then read alone"
     try:
         if path.exists():
-            summary = json.loads(path.read_bytes())
+            summary = json.loads(_content(path))
             if not isinstance(summary, dict) or not summary:
                 raise MusterError("a file of the run is damaged", seen=f"{path}: it holds no object", fix=fix)
         path, fix = folder / METRICS, "leave this run out"
         if path.exists():
-            text = path.read_bytes().decode("utf-8", errors="replace")
+            text = _content(path).decode("utf-8", errors="replace")
     except (OSError, ValueError, RecursionError) as error:
         raise MusterError("a file of the run can't be read", seen=f"{path}: {error}", fix=fix) from None
     kept: list[Record] = []
@@ -200,6 +206,6 @@ def _open(folder: Path) -> Run:
             seen=f"{path}: no line that can be read",
             fix="try again when it has trained some steps; or leave this run out",
         )
-    notes = (f"{num_damaged} lines of {METRICS} could not be read",) if num_damaged else ()
+    notes = (f"{plural(num_damaged, 'line')} of {METRICS} could not be read",) if num_damaged else ()
     label = folder.resolve().name or str(folder.resolve())
     return Run(folder, label, cast("Record", summary), tuple(kept), notes)

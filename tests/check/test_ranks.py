@@ -68,6 +68,11 @@ def test_ranks_with_different_kinds_of_devices_are_told(monkeypatch: pytest.Monk
     assert (raised.value.code, raised.value.seen) == (2, "CPUs on b, GPUs for the other ranks")
 
 
+def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)  # as Python has it after >&-
+    assert ranks.print_answer(lambda: 2) == 2
+
+
 def test_few_hosts_are_named_all() -> None:
     assert ranks.listed(list("abcde")) == "a, b, c, d, e"
     assert ranks.listed(list("abcdef")) == "a, b, c, d and 2 more"

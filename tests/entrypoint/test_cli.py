@@ -490,7 +490,10 @@ def test_a_site_that_there_is_not_is_told_with_the_variable_that_names_it(comman
 
 @pytest.mark.parametrize(
     "words",
-    [("muster", "job", "slurm"), ("muster", "env"), ("train", "ddp", "--dry-run"), ("muster", "--version")],
+    [
+        *(("muster", "job", "slurm"), ("muster", "env"), ("train", "ddp", "--dry-run"), ("muster", "--version")),
+        ("muster", "fabric", "check", "--fabric=off"),
+    ],
 )
 def test_output_that_can_not_be_written_is_told(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:  # every write to it says that the disk is full
@@ -504,7 +507,15 @@ def test_output_that_can_not_be_written_is_told(words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("muster", "job", "slurm"), ("muster", "detect", "--json"), ("train", "ddp", "--dry-run"), ("train", "--version")],
+    [
+        *(
+            ("muster", "job", "slurm"),
+            ("muster", "detect", "--json"),
+            ("train", "ddp", "--dry-run"),
+            ("train", "--version"),
+        ),
+        ("muster", "fabric", "check", "--fabric=off"),
+    ],
 )
 def test_a_reader_that_has_seen_enough_is_no_error(words: tuple[str, ...]) -> None:
     read, write = os.pipe()

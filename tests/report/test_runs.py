@@ -133,6 +133,16 @@ def test_a_damaged_summary_is_refused(make: Make, content: str) -> None:
     assert len(str(error.value).splitlines()) == 3
 
 
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(make: Make) -> None:
+    folder = make("piped")
+    (folder / "summary.json").unlink()
+    os.mkfifo(folder / "summary.json")
+    with pytest.raises(MusterError, match="can't be read") as error:
+        runs.read_all([str(folder)])
+    assert error.value.seen == f"{folder / 'summary.json'}: it is no plain file"
+
+
 @pytest.fixture
 def as_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In tmp_path, as a user to whom a folder can be closed: root reads all."""

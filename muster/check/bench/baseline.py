@@ -27,6 +27,7 @@ from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree
+from muster.units import plural
 from muster.variables import LaunchVariable
 
 SITE = LaunchVariable.SITE_FOUND
@@ -164,10 +165,10 @@ def errors(slow: Sequence[Slow], path: str) -> list[MusterError]:
         worst = max(own, key=lambda one: one.now_us / one.slowest_us)
         times = f"{worst.now_us / worst.slowest_us:.2f} times"
         size = f" of {shown(worst.size)}" if worst.size else ""
-        more = f", and too slow at {len(own) - 1} more sizes" if len(own) > 1 else ""
+        more = f", and too slow at {plural(len(own) - 1, 'more size')}" if len(own) > 1 else ""
         wrong = f"{name}{size} takes {times} as long as the slowest pass of the baseline{more}"
         seen = (
-            f"{worst.figure} {worst.now_us:.1f} us in the fastest of {worst.num_passes} passes; in "
+            f"{worst.figure} {worst.now_us:.1f} us in the fastest of {plural(worst.num_passes, 'pass')}; in "
             f"{path} {worst.slowest_us:.1f} us in the slowest, and passes differ by a factor of {worst.factor:.2f}"
         )
         fix = "muster bench --pairwise names the slow link or node; where it is to be so from now on: --save-baseline"
@@ -194,12 +195,13 @@ def _read_files(options: BenchOptions, setting: Setting) -> Baseline | None:
         wrong = "pairs of nodes are held against each other, not against a baseline"
         raise MusterError(wrong, seen="--pairwise with --baseline or --save-baseline", fix="leave one of them out")
     if options.save_baseline is not None:
+        path = Path(options.save_baseline)
         with explain_write_error():  # now, and not when all is measured
-            folder = Path(options.save_baseline).absolute().parent
+            folder = path.absolute().parent
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
-        if os.path.exists(options.save_baseline):
-            read(options.save_baseline, "--save-baseline", setting)
+            if path.exists():
+                read(options.save_baseline, "--save-baseline", setting)
     return None if options.baseline is None else read(options.baseline, "--baseline", setting)
 
 

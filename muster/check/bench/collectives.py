@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from muster.errors import MusterError
 from muster.train.distributed.world import World
+from muster.units import plural
 
 ROOT = 0
 
@@ -68,7 +69,8 @@ class WrongValues:
     def __str__(self) -> str:
         source = "" if self.source is None else f", from rank {self.source}"
         where = f"element {self.index} of {shown(self.size)} was {self.found}, not {self.expected:.0f}"
-        return f"{where}; {self.count} elements are wrong{source}"
+        wrong = f"{plural(self.count, 'element')} {'is' if self.count == 1 else 'are'} wrong"
+        return f"{where}; {wrong}{source}"
 
 
 def shown(size: int) -> str:
@@ -152,13 +154,20 @@ class Collective:
     is_in_place: bool = False
     root: int = -1
 
+    def bus_factor(self, num_ranks: int) -> float:
+        """What the algorithm bandwidth is multiplied by to get the bus bandwidth."""
+        return self.passes * (num_ranks - 1) / num_ranks if self.passes else 1.0
+
+    def num_parts(self, num_ranks: int) -> int:
+        return num_ranks if self.is_split else 1
+
     def part(self, world: World, size: int) -> int:
         """The elements of a part of a message of about `size` bytes; one at least."""
-        return max(1, size // ELEMENT // (world.world_size if self.is_split else 1))
+        return max(1, size // ELEMENT // self.num_parts(world.world_size))
 
     def size(self, world: World, size: int) -> int:
         """The bytes of its message that comes next to `size`: one of parts has equal ones."""
-        return self.part(world, size) * (world.world_size if self.is_split else 1) * ELEMENT
+        return self.part(world, size) * self.num_parts(world.world_size) * ELEMENT
 
     def buffers(self, world: World, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of what is sent, and of what is received, for a message of `size` bytes; in place they are one."""

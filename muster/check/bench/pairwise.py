@@ -253,8 +253,8 @@ def errors(rows: Sequence[Row]) -> list[MusterError]:
             slow.setdefault(node, []).append(own)
     others = [row for row in rows if slow.keys().isdisjoint(row.direction)]
     links = sorted((row for row in others if is_slow(row.best_gb_s, usual)), key=lambda row: row.best_gb_s)
-    rest = [row.gb_s for row in others if not is_slow(row.best_gb_s, usual)]
-    compared = f" where others have {bandwidth(median(rest))} GB/s" if rest else ""
+    rest = [row.best_gb_s for row in others if not is_slow(row.best_gb_s, usual)]
+    compared = f" where others have {bandwidth(median(rest))} GB/s, by their best messages" if rest else ""
     found: list[MusterError] = []
     for node, directions in slow.items():
         does = [f"{'sends' if own[0].source == node else 'receives'} at {_speeds(own)}" for own in directions]
@@ -322,7 +322,7 @@ def _which(rows: Sequence[Row]) -> str:
 
 def _speeds(rows: Sequence[Row]) -> str:
     """0.1 GB/s, or 0.1 to 0.2 GB/s."""
-    low, high = (pick(row.gb_s for row in rows) for pick in (min, max))
+    low, high = (pick(row.best_gb_s for row in rows) for pick in (min, max))
     return f"{bandwidth(low)} GB/s" if high < 1.1 * low else f"{bandwidth(low)} to {bandwidth(high)} GB/s"
 
 

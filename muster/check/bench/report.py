@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -184,7 +183,7 @@ class Report:
 
     def about(self) -> dict[str, Any]:
         return {
-            "muster": metadata.version("muster"),
+            "muster": versions.installed("muster"),
             "torch": str(torch.__version__),
             "nccl": versions.nccl(),
             "date": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -230,7 +229,7 @@ def line(row: Row) -> str:
     assert middle is not None
     if row.size:
         collective = BY_NAME[row.collective]
-        count = row.size // ELEMENT // (row.num_ranks if collective.is_split else 1)
+        count = row.size // ELEMENT // collective.num_parts(row.num_ranks)
         kind, redop, root = "float", "none" if collective.giver else "sum", collective.root
     mean, p50, p99 = (f"{each * 1e6:.1f}" for each in (middle.mean_s, middle.p50_s, middle.p99_s))
     wrong = NONE if row.num_wrong is None else row.num_wrong

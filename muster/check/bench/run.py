@@ -4,6 +4,7 @@ import os
 import traceback
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 
@@ -27,7 +28,7 @@ WAIT_S = 10
 
 def run(options: BenchOptions) -> None:
     """Measures, says the verdict on rank 0, and ends the process."""
-    world, sweep = None, None
+    world, sweep, doing = None, None, "the start"
     try:
         world = ranks.join(options.timeout_s)
         watch = Watch(world)
@@ -41,20 +42,20 @@ def run(options: BenchOptions) -> None:
         agree(world, lambda: open_group(world))
         report = Report(options, world, setting)
         if options.pairwise:
+            doing = "the measurement of pairs of nodes"
             links = pairwise.run(world, options)
-            used = transport.used(world, options)
-            code = report.of_pairs(links, used) if world.main else 0
+            answer = partial(report.of_pairs, links, transport.used(world, options))
         else:
             sweep = Sweep(world, options, sizes, names)
             rows, used = measure(sweep, known)
-            code = report.of_sweep(rows, sweep, used, known) if world.main else 0
-        code = world.gather(code)[0]
+            answer = partial(report.of_sweep, rows, sweep, used, known)
+        code = world.gather(ranks.print_answer(answer) if world.main else 0)[0]
         close_group()
         watch.close()
     except Exception as error:
         if os.environ.get("MUSTER_DEBUG"):
             traceback.print_exc()
-        code = report_failure(world, error, sweep.doing if sweep else "the start")
+        code = report_failure(world, error, sweep.doing if sweep else doing)
     ranks.leave(world, code)
 
 

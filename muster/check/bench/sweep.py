@@ -9,6 +9,7 @@ own end: on GPUs by events on the stream, on CPUs by the clock. From this, over 
 Source: https://github.com/NVIDIA/nccl-tests (README: -n, -w, -a)
 """
 
+import math
 import re
 import sys
 import time
@@ -19,7 +20,6 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -129,8 +129,7 @@ class Row:
         """The bus bandwidth; None where one rank has no others to speak to."""
         if self.algbw is None or self.num_ranks == 1:
             return None
-        passes = BY_NAME[self.collective].passes
-        return self.algbw * passes * (self.num_ranks - 1) / self.num_ranks if passes else self.algbw
+        return self.algbw * BY_NAME[self.collective].bus_factor(self.num_ranks)
 
     def figures(self) -> dict[str, Any]:
         """The row as JSON has it; what does not apply is None."""
@@ -224,10 +223,10 @@ class Sweep:
 
 def of_ranks(calls_of_ranks: Sequence[Sequence[float]]) -> Timing:
     """The timing of the seconds of each call, by rank."""
-    slowest = [max(calls) for calls in zip(*calls_of_ranks, strict=True)]
+    slowest = sorted(max(calls) for calls in zip(*calls_of_ranks, strict=True))
     mean_s = max(sum(calls) / len(calls) for calls in calls_of_ranks)
-    # Each is one of the calls, and no mean of two. numpy 2.5 leaves types in its own signature open.
-    p50_s, p99_s = np.percentile(slowest, (50, 99), method="inverted_cdf").tolist()  # pyright: ignore[reportUnknownMemberType]
+    # Each is one of the calls, and no mean of two.
+    p50_s, p99_s = (slowest[math.ceil(len(slowest) * percent / 100) - 1] for percent in (50, 99))
     return Timing(mean_s, p50_s, p99_s)
 
 

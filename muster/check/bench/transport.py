@@ -22,6 +22,7 @@ import msgspec
 
 from muster.check.options import BenchOptions
 from muster.check.ranks import listed
+from muster.control_groups import text_of
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import World
 from muster.variables import LaunchVariable
@@ -212,7 +213,7 @@ def expected(found: str, root: str = "/") -> tuple[str, bool]:
     """
     if found and found != "off":
         return (f"TCP by {FOUND}", False) if found in NO_RDMA else (f"{found} by {FOUND}", True)
-    states = [path.read_text() for path in Path(root).glob("sys/class/infiniband/*/ports/*/state")]
+    states = [text for path in Path(root).glob("sys/class/infiniband/*/ports/*/state") if (text := text_of(path))]
     verbs = sorted(Path(root).glob("dev/infiniband/uverbs*"))
     if states and not any("ACTIVE" in state for state in states):
         verbs = []

@@ -71,9 +71,9 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
-    first, *others = (facts[0] for facts in by_host.values())
-    if not others:
+    nodes = [facts[0] for facts in by_host.values()]
+    if len(nodes) == 1:
         return "one node, one clock"
-    ahead_s = [0.0, *(other.ahead_s(first) for other in others)]
-    widest_s = max(ahead_s) - min(ahead_s) + max(other.doubt_s(first) for other in others)
+    # What their clocks showed at the moment that they have in common lies between these two.
+    widest_s = max(node.left_s for node in nodes) - min(node.came_s for node in nodes)
     return f"the clocks of {len(by_host)} nodes agree to {max(0.001, widest_s):.3f} s"

@@ -26,7 +26,6 @@ SLOWED = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardwa
 MOST_LINKS = 36
 """More than any GPU has NVLinks."""
 
-
 CONTEXT = 256 * 2**20
 """Less than any process holds that uses a GPU: CUDA's context alone takes more."""
 

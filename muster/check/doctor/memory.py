@@ -13,8 +13,9 @@ from muster.check.doctor.finding import Finding, alike, differences
 from muster.check.doctor.gpus import num_gpus
 from muster.check.doctor.storage import Space, measure
 from muster.check.options import DoctorOptions
-from muster.check.ranks import leads_host, listed, plural
+from muster.check.ranks import leads_host, listed
 from muster.train.distributed.world import World
+from muster.units import plural
 
 NAME = "memory"
 
@@ -104,7 +105,7 @@ def _cores(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
         known = frozenset[int]().union(*sets)
         if numbers[host] < least * len(ranks):
             # Of a GPU's rank one core is full with what it launches: nothing is left for loading data.
-            wrong = f"{plural(numbers[host], 'core')} for {len(ranks)} ranks"
+            wrong = f"{plural(numbers[host], 'core')} for {plural(len(ranks), 'rank')}"
             seen = f"cores {listed(sorted(known), 8)}"
             seen += f", {ranks[0].quota:g} of them by the control group's limit" if ranks[0].quota is not None else ""
             fix = "ask for more cores a rank: --cpus-per-task in Slurm, ncpus in PBS, docker's --cpus; or fewer ranks"

@@ -10,9 +10,10 @@ from threading import Thread
 from typing import NamedTuple
 
 from muster.check.doctor.finding import Finding, alike
-from muster.check.doctor.network import Place, gather_places, is_loopback, targets
+from muster.check.doctor.network import Place, gather_places
 from muster.check.options import DoctorOptions
 from muster.check.ranks import leads_host, listed
+from muster.interfaces import is_loopback
 from muster.train.distributed.world import World
 
 NAME = "names"
@@ -58,12 +59,12 @@ class Facts:
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
     """What names lead to here, by the first rank of each host."""
-    places = gather_places(world)
+    own, others = gather_places(world)
     if not leads_host(world):
         return None
-    own, master = next(place for place in places if place.host == world.host), os.environ.get("MASTER_ADDR", "")
-    is_local = len(places) < 2 or is_loopback(master) or master == "localhost"
-    lookups = [] if is_local else look_up([own, *targets(world, places)])
+    master = os.environ.get("MASTER_ADDR", "")
+    is_local = not others or is_loopback(master) or master == "localhost"
+    lookups = [] if is_local else look_up([own, *others])
     return Facts(own, tuple(lookups), bool(os.environ.get("GLOO_SOCKET_IFNAME")))
 
 

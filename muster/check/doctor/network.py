@@ -7,19 +7,18 @@ Source: https://docs.kernel.org/admin-guide/abi-stable.html (infiniband), abi-te
 
 import os
 import re
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from ipaddress import ip_address
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from muster.check import fabric
 from muster.check.doctor.finding import Finding, alike, attempt, differences
 from muster.check.options import DoctorOptions
 from muster.check.ranks import gather_hosts, leads_host, listed, partners
+from muster.control_groups import text_of
+from muster.interfaces import is_loopback, own_addresses, towards
 from muster.train.distributed.world import World
 from muster.variables import LaunchVariable
 
@@ -50,8 +49,8 @@ class Facts:
 
 def gather(world: World, options: DoctorOptions) -> Facts:
     """The way to this rank; of the first one of a host also its fabric and links."""
-    interface, address = attempt(lambda: choose(os.environ, own_addresses())) or ("", "")
-    own = Facts(address=address or None, interface=interface or None)
+    place = own_place(world)
+    own = Facts(address=place.address or None, interface=place.interface or None)
     if not leads_host(world):
         return own
     devices, memory = fabric.devices(), fabric.memory()
@@ -83,40 +82,18 @@ class Place:
     address: str
 
 
-def gather_places(world: World) -> list[Place]:
-    interfaces = own_addresses()
+def own_place(world: World) -> Place:
+    interfaces = attempt(own_addresses) or {}
     addresses = tuple(one for of_one in interfaces.values() for one in of_one if not is_loopback(one))
-    own = Place(world.rank, world.host, addresses, *choose(os.environ, interfaces))
-    return msgspec.convert(gather_hosts(world, asdict(own)), list[Place])
+    interface, address = attempt(lambda: choose(os.environ, interfaces)) or ("", "")
+    return Place(world.rank, world.host, addresses, interface, address)
 
 
-def targets(world: World, places: Sequence[Place]) -> list[Place]:
-    """The nodes that this rank, a node's first, tries to reach, and whose names it looks up."""
-    own = next(number for number, place in enumerate(places) if place.rank == world.rank)
-    return [places[other] for other in partners(own, len(places))]
-
-
-def is_loopback(address: str) -> bool:
-    """Whether this is an address that never leaves its host; False for names."""
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return False
-
-
-def own_addresses() -> dict[str, list[str]]:
-    """The IPv4 and IPv6 addresses of this host's interfaces, by name; IPv4 first, none that only one link knows."""
-    found: dict[str, list[str]] = {}
-    for name, entries in psutil.net_if_addrs().items():
-        addresses = [
-            entry.address.partition("%")[0]
-            for family in (socket.AF_INET, socket.AF_INET6)
-            for entry in entries
-            if entry.family == family and not entry.address.startswith("fe80:")
-        ]
-        if addresses:
-            found[name] = addresses
-    return found
+def gather_places(world: World) -> tuple[Place, list[Place]]:
+    """Where this node is found, and those that it tries to reach, and whose names it looks up."""
+    places = msgspec.convert(gather_hosts(world, asdict(own_place(world))), list[Place])
+    own = world.nodes.index(world.host)
+    return places[own], [places[other] for other in partners(own, len(places))]
 
 
 def choose(environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]) -> tuple[str, str]:
@@ -128,17 +105,6 @@ def choose(environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]) 
         return next(((name, interfaces[name][0]) for name in listed.split(",") if name in interfaces), ("", ""))
     address = towards(environ.get("MASTER_ADDR", ""))
     return next((name for name, own in interfaces.items() if address in own), ""), address
-
-
-def towards(host: str) -> str:
-    """The address that this host would use as its own towards `host`, without sending anything; empty without one."""
-    try:
-        family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(place)
-            return str(probe.getsockname()[0]).partition("%")[0]
-    except (OSError, UnicodeError):
-        return ""
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
@@ -186,7 +152,7 @@ def ports(sys: Path = Path("/sys")) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for folder in sorted(sys.glob("class/infiniband/*/ports/*")):
         # "4: ACTIVE", "200 Gb/sec (4X HDR)"
-        is_active = _read(folder / "state").endswith(": ACTIVE")
+        is_active = text_of(folder / "state").strip().endswith(": ACTIVE")
         found[f"{folder.parents[1].name}/{folder.name}"] = _number(folder / "rate") if is_active else None
     return found
 
@@ -214,9 +180,5 @@ def slow_pcie_links(sys: Path = Path("/sys")) -> dict[str, str]:
 
 def _number(path: Path) -> float | None:
     """The number at the start of a file: of "16.0 GT/s PCIe"."""
-    found = re.match(r"\d+(\.\d+)?", _read(path))
+    found = re.match(r"\d+(\.\d+)?", text_of(path))
     return float(found.group()) if found else None
-
-
-def _read(path: Path) -> str:
-    return attempt(lambda: path.read_text().strip()) or ""

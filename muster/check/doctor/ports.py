@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from muster.check.doctor.finding import Finding, alike, attempt
-from muster.check.doctor.network import Place, gather_places, targets
+from muster.check.doctor.finding import Finding, alike
+from muster.check.doctor.network import Place, gather_places
 from muster.check.options import DoctorOptions
 from muster.check.ranks import gather_hosts, leads_host, listed
+from muster.control_groups import text_of
 from muster.train.distributed.world import World
 
 NAME = "ports"
@@ -65,9 +66,8 @@ class Facts:
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
     """Which other nodes this one reaches, by the first rank of each host."""
-    places = gather_places(world)
-    own = next(place for place in places if place.host == world.host)
-    is_asking = leads_host(world) and len(places) > 1
+    own, others = gather_places(world)
+    is_asking = leads_host(world) and bool(others)
     with contextlib.ExitStack() as stack:
         port, secret, wrong = 0, secrets.token_hex(16), ""
         if is_asking and not own.address:
@@ -77,21 +77,20 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
                 port = stack.enter_context(contextlib.closing(Listener(own.address, secret))).port
             except OSError as error:
                 wrong = f"can't listen at {own.address}: {error}"
-        answers = gather_hosts(world, [port, secret])
-        by_host = {place.host: each for place, each in zip(places, answers, strict=True)}
+        listeners = dict(zip(world.nodes, gather_hosts(world, [port, secret]), strict=True))
 
         def ask(other: Place) -> Probe:
-            return Probe(own.host, other.host, by_host[other.host][0], probe(other.address, *by_host[other.host]))
+            return Probe(own.host, other.host, listeners[other.host][0], probe(other.address, *listeners[other.host]))
 
-        others = targets(world, places) if is_asking else []
+        asked = [other for other in others if is_asking and listeners[other.host][0]]
         with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
-            probes = tuple(threads.map(ask, (other for other in others if by_host[other.host][0])))
+            probes = tuple(threads.map(ask, asked))
         gather_hosts(world, None)  # all have asked what they wanted to
     return Facts(own, wrong, probes) if leads_host(world) else None
 
 
 def ephemeral_range() -> str:
-    known = attempt(lambda: Path("/proc/sys/net/ipv4/ip_local_port_range").read_text())
+    known = text_of(Path("/proc/sys/net/ipv4/ip_local_port_range"))
     return "-".join((known or "32768 60999").split())
 
 

@@ -21,11 +21,12 @@ from muster.check import ranks
 from muster.check.doctor import clock, collectives, gpus, memory, names, network, ports, software, storage
 from muster.check.doctor.finding import DIED, Finding, code_of, worst
 from muster.check.options import DoctorOptions
-from muster.check.ranks import STYLES, listed, plural, shape
+from muster.check.ranks import STYLES, listed, shape
 from muster.errors import ExitCode, MusterError, one_line
 from muster.train.distributed.world import World
 from muster.train.health.faults import SharedFault
 from muster.train.reporting import console
+from muster.units import plural
 
 Subject = Any
 """A module with the functions that the `__init__` of this package describes."""
@@ -107,10 +108,7 @@ def run(options: DoctorOptions) -> None:
         seen, fix = str(error).strip().partition("\n")[0], "look what the other nodes said, then try again"
         report.why.append(Finding("failed", "absent", "" if world is None else world.host, wrong, seen, fix))
     if os.environ.get("RANK", "0") == "0":
-        if options.json:
-            print(json.dumps(as_object(report, world), indent=2), flush=True)
-        else:
-            print_all(Console(highlight=False), report, world)
+        code = ranks.print_answer(lambda: show(options, report, world))
     elif is_cut_off:
         # Nobody else knows of it.
         console.notify("\n".join(map(str, report.why)))
@@ -190,6 +188,15 @@ def examine(world: World, options: DoctorOptions, subjects: Sequence[Subject], r
 def absence(absent: ranks.Absent) -> Finding:
     about = DIED if absent.has_died else "absent"
     return Finding("failed", about, absent.host, absent.wrong, absent.seen, absent.fix)
+
+
+def show(options: DoctorOptions, report: Report, world: World | None) -> int:
+    """Prints the object for programs, or the tables for people; returns the exit code."""
+    if options.json:
+        print(json.dumps(as_object(report, world), indent=2))
+    else:
+        print_all(Console(highlight=False), report, world)
+    return report.code
 
 
 def as_object(report: Report, world: World | None) -> dict[str, Any]:

@@ -29,7 +29,6 @@ NOT_COMPARED = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "
 
 ONE_IMAGE = "start all nodes from the same image or folder: look for a copy on a node that was not updated"
 
-
 COMPARED: tuple[tuple[str, str, Level], ...] = (
     ("image", "image", "failed"),
     ("code", "code of this project", "failed"),

@@ -58,7 +58,7 @@ def measure(folder: str, limit_s: float = LIMIT_S) -> Space:
         return Space(**json.loads(processes.run(command, timeout_s=limit_s).stdout))
     except subprocess.TimeoutExpired:
         trouble = f"the file system did not answer within {limit_s:g} s"
-    except (ValueError, TypeError):
+    except (OSError, ValueError, TypeError):
         trouble = "the check ended without an answer"
     return Space(path=os.path.abspath(folder), trouble=trouble)
 

@@ -190,6 +190,13 @@ def test_links_that_differ_do_not_pass_although_none_stands_out() -> None:
     assert "two nodes" in verdict_of_pairs(healthy(2), HOSTS[:2], USED).says
 
 
+def test_what_is_said_are_the_figures_that_were_compared() -> None:
+    """A busy host makes all medians alike."""
+    rows = [replace(row, gb_s=0.01) for row in healthy(3)]
+    (wrong,) = judged([replace(row, best_gb_s=0.1 if row.direction == (HOSTS[0], HOSTS[1]) else 1) for row in rows])
+    assert wrong == "slow link: node01 -> node02, 0.1000 GB/s where others have 1.00 GB/s, by their best messages"
+
+
 def test_of_two_nodes_only_the_directions_can_be_compared() -> None:
     assert judged(slowed(healthy(2), (0, 1), (1, 0))) == []
     (wrong,) = judged(slowed(healthy(2), (0, 1)))

@@ -1,6 +1,7 @@
 """What is said where a file can't be written in the end: all that was measured, first."""
 
 import json
+from importlib import metadata
 from itertools import permutations
 from pathlib import Path
 
@@ -50,6 +51,13 @@ def test_a_table_is_shown_although_no_file_can_be_written(tmp_path, capsys, as_j
         assert said.out.splitlines()[-1].startswith("ok: ")
 
 
+def test_where_muster_is_not_installed_as_a_package_its_version_is_not_known(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(metadata.MetadataPathFinder, "find_distributions", lambda *_, **__: iter(()))
+    of = report(tmp_path / "file", save_baseline=None, json=True)
+    assert of.of_sweep(ROWS, sweep(of), USED, None) == 0
+    assert json.loads(capsys.readouterr().out)["about"]["muster"] is None
+
+
 def test_a_run_that_fails_is_not_kept(tmp_path, capsys):
     of = report(tmp_path / "file")
     fault = WrongValues("all_reduce", 1024, 1, "b", 7, 3.0, "nan", 2)
@@ -75,7 +83,8 @@ def test_pairs_end_with_the_verdict(tmp_path, capsys):
     assert of.of_pairs(links(slow=3), USED) == 1
     said = capsys.readouterr().out
     assert "GB/s, from" in said
-    assert said.splitlines()[-1] == "failed: slow link: a -> b, 0.3333 GB/s where others have 1.00 GB/s"
+    last = "failed: slow link: a -> b, 0.3333 GB/s where others have 1.00 GB/s, by their best messages"
+    assert said.splitlines()[-1] == last
     assert of.of_pairs(links(), USED) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "ok: no link is slow"
 

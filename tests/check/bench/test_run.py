@@ -148,11 +148,13 @@ def test_a_baseline_of_another_shape_is_neither_used_nor_replaced(bench, measure
     assert path.read_text() == before
 
 
-def test_a_baseline_that_can_not_be_written_is_told_before_anything_is_measured(bench, tmp_path):
+@pytest.mark.parametrize("name", ["file/base.json", "x" * 300, ""])
+def test_a_baseline_that_can_not_be_written_is_told_before_anything_is_measured(bench, tmp_path, name):
     (tmp_path / "file").touch()
-    (ended,) = bench([*SMALL, f"--save-baseline={tmp_path / 'file' / 'base.json'}"], 1)
+    path = tmp_path / name if name else ""  # as of a variable that is not set
+    (ended,) = bench([*SMALL, f"--save-baseline={path}"], 1)
     assert (ended.code, ended.out) == (2, "")
-    assert "the baseline can't be written" in ended.err
+    assert "error: the baseline can't be " in ended.err
 
 
 def test_one_rank_has_no_bus_bandwidth(bench):
@@ -176,7 +178,7 @@ spoil("all_gather_into_tensor", lambda got, rank: got[100].add_(1) if rank == 1 
     assert "error: all_gather gave wrong values to rank 1 on " in ended[0].out
     assert "at 4K\n" in ended[0].out
     assert "element 100 of 4K was " in ended[0].out
-    assert "1 elements are wrong" in ended[0].out
+    assert "1 element is wrong" in ended[0].out
     assert ended[0].out.splitlines()[-1].startswith("failed: all_gather gave wrong values to rank 1")
     assert not (tmp_path / "base.json").exists()
 
@@ -210,6 +212,20 @@ def test_a_misspelt_collective_is_told_once(bench):
     assert errors(ended) == ["error: there is no collective 'barier'"]
 
 
+@pytest.mark.parametrize(
+    ("plant", "told"),
+    [
+        ("sys.stdout = open('/dev/full', 'w')", ["error: the output can't be written: No space left on device"]),
+        # As of a reader that has seen enough.
+        ("import os; ends = os.pipe(); os.close(ends[0]); sys.stdout = open(ends[1], 'w')", []),
+    ],
+)
+def test_output_that_can_not_be_written_ends_all_ranks(bench, plant, told):
+    ended = bench([*SMALL, "--collectives=barrier"], 2, plant)
+    assert [rank.code for rank in ended] == [1, 1]
+    assert errors(ended) == told
+
+
 def test_pairs_of_nodes_have_no_baseline(bench, tmp_path):
     path = tmp_path / "base.json"
     (ended,) = bench(["--device=cpu", "--pairwise", f"--save-baseline={path}"], 1)
@@ -219,6 +235,26 @@ def test_pairs_of_nodes_have_no_baseline(bench, tmp_path):
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["pairs"] == []
     assert list(tmp_path.iterdir()) == []
+
+
+PAIRS = """
+from dataclasses import replace
+from muster.check import ranks
+
+read = ranks.read_environment
+ranks.read_environment = lambda environ, timeout_s: replace(read(environ, timeout_s), host="node" + environ["RANK"])
+
+def barrier():
+    raise RuntimeError("Connection reset")
+
+dist.barrier = barrier
+"""
+
+
+def test_what_fails_among_pairs_of_nodes_is_told_as_that(bench):
+    ended = bench(["--device=cpu", "--pairwise"], 2, PAIRS)
+    assert [rank.code for rank in ended] == [1, 1]
+    assert errors(ended) == ["error: the ranks are all there, but the measurement of pairs of nodes failed"]
 
 
 @pytest.mark.full

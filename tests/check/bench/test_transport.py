@@ -153,6 +153,10 @@ def test_devices_without_a_link_are_none(tmp_path: Path) -> None:
     assert expected() == (f"RDMA by {tmp_path}/dev/cxi0", True)
     (port / "state").write_text("4: ACTIVE\n")
     assert expected() == (f"RDMA by {tmp_path}/dev/infiniband/uverbs0", True)
+    # A state that can't be read says nothing.
+    (port / "state").unlink()
+    (port / "state").mkdir()
+    assert expected() == (f"RDMA by {tmp_path}/dev/infiniband/uverbs0", True)
 
 
 def test_why_there_is_no_network_is_told_where_nccl_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,10 @@ def test_clocks_that_agree_but_for_what_can_not_be_told():
     assert clock.summary(told).startswith("the clocks of 3 nodes agree to")
 
 
+def test_two_clocks_may_differ_by_what_is_in_doubt_of_both():
+    assert clock.summary(facts_of(("a", 0, 0), ("b", 0.2, 1), ("c", 0, 1))).endswith(" agree to 2.200 s")
+
+
 @pytest.mark.parametrize("off_s", [90.0, -3.5])
 def test_a_clock_that_is_off_is_named_with_its_offset(off_s):
     (finding,) = findings(("a", 0, 0), ("b", off_s, 0.01), ("c", 0, 0))

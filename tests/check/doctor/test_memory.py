@@ -51,4 +51,5 @@ def test_a_limit_of_processor_time() -> None:
     finding = only(with_ranks(healthy(1), "", lambda rank: {"quota": 2.5}))
     assert (finding.about, finding.wrong) == ("cores", "2 cores for 2 ranks")
     assert "2.5 of them" in finding.seen
+    assert only(with_ranks(healthy(1, 1), "", lambda rank: {"quota": 1.5})).wrong == "1 core for 1 rank"
     assert found(with_ranks(healthy(1), "", lambda rank: {"quota": 8.0})) == []

@@ -126,6 +126,14 @@ def test_a_full_disk_under_the_log_changes_nothing(tmp_path: Path) -> None:
     assert done.returncode == json.loads(done.stdout)["code"]
 
 
+def test_output_that_can_not_be_written_is_told(tmp_path: Path) -> None:
+    command = ["-m", "muster.check", "doctor", "--quick", "--device=cpu"]
+    done = start("python", *command, folder=tmp_path, before="exec >/dev/full")
+    assert done.returncode == 1
+    assert "error: the output can't be written: No space left on device\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_misspelt_option_is_told_in_three_lines(tmp_path: Path) -> None:
     done = start("python", "-m", "muster.check", "doctor", "--quik", folder=tmp_path)
     assert done.returncode == 2

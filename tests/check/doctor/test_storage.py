@@ -1,7 +1,11 @@
 """Where checkpoints go."""
 
+import errno
 from pathlib import Path
 
+import pytest
+
+from muster import processes
 from muster.check.doctor import storage, storage_probe
 from muster.check.doctor.storage import Space
 from tests.check.doctor.healthy import healthy, only, with_node
@@ -19,6 +23,14 @@ def test_the_room_in_a_folder(tmp_path: Path) -> None:
 
 def test_a_file_system_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
     assert storage.measure(str(tmp_path), limit_s=0).trouble == "the file system did not answer within 0 s"
+
+
+def test_a_look_that_can_not_be_started_costs_only_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")  # of a user with too many processes
+
+    monkeypatch.setattr(processes, "run", run)
+    assert storage.measure("/dev/shm").trouble == "the check ended without an answer"
 
 
 def test_where_checkpoints_go() -> None:

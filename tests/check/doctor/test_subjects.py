@@ -66,6 +66,7 @@ def test_a_look_that_fails_costs_only_its_own_answer(monkeypatch: pytest.MonkeyP
     ):
         monkeypatch.setattr(module, name, fail)
     assert network.gather(SECOND, DoctorOptions()).address is None
+    assert network.gather_places(World(host="a", hosts=("a",))) == (network.Place(0, "a", (), "", ""), [])
     installed = software.gather(SECOND, DoctorOptions())
     assert installed is not None
     assert installed.packages is None

@@ -1,0 +1,40 @@
+"""This host's network interfaces: their addresses, and which of them leads to another host. No packet is sent."""
+
+import socket
+from ipaddress import ip_address
+
+import psutil
+
+
+def own_addresses() -> dict[str, list[str]]:
+    """The IPv4 and IPv6 addresses of this host's interfaces, by name; IPv4 first, none that only one link knows."""
+    found: dict[str, list[str]] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        addresses = [
+            entry.address.partition("%")[0]
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for entry in entries
+            if entry.family == family and not entry.address.startswith("fe80:")
+        ]
+        if addresses:
+            found[name] = addresses
+    return found
+
+
+def towards(host: str) -> str:
+    """The address that this host would use as its own towards `host`, by the routing table; empty without one."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0]).partition("%")[0]
+    except (OSError, UnicodeError):
+        return ""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether this is an address that never leaves its host; False for names."""
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return False
