@@ -159,21 +159,12 @@ def _check(words: Sequence[str]) -> None:
         return
     app = _commands()
     for each in app.registered_commands:
-        each.callback = _only_parsed(each.callback)
+        callback: Any = each.callback  # what is parsed starts nothing
+        each.callback = wraps(callback)(lambda **_: None)  # pyright: ignore
     # The script of `muster run` may be among the arguments of a job, which come after these.
     is_open = typed[0] == "run" and from_argv(words[2:], *RUN, rest=[]) is not None
     if not is_open and typed[0] not in {group.name for group in app.registered_groups}:
         _run(app, "muster", list(words[1:]))
-
-
-def _only_parsed(callback: Any) -> Callable[..., None]:
-    """What takes the arguments of `callback`, and does nothing."""
-
-    @wraps(callback)
-    def start_nothing(**_: Any) -> None:
-        pass
-
-    return start_nothing
 
 
 def _is_here(config: str | None) -> bool:

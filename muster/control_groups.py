@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from muster.paths import text_of
+
 GROUPS = Path("/proc/self/cgroup")
 """The file that names the control groups of this process."""
 ROOT = Path("/sys/fs/cgroup")
@@ -39,11 +41,3 @@ def usable(num_cores: int) -> int:
 def _numbers(path: Path) -> list[int]:
     """The numbers in a file; words, and -1, stand for no limit."""
     return [int(word) for word in text_of(path).split() if word.isdecimal()]
-
-
-def text_of(path: Path) -> str:
-    """The content of a file; nothing where it can't be read."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -1,4 +1,4 @@
-"""Where the project's files are: in a clone, in the image, or among installed packages."""
+"""Where the project's files are: in a clone, in the image, or among installed packages; and what a file says."""
 
 from pathlib import Path
 
@@ -7,3 +7,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 JOBS = Path(__file__).parent / "jobs"
 """Profiles of sites and fabrics, and templates of job scripts."""
+
+
+def text_of(path: Path) -> str:
+    """The content of a file; nothing where it can't be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

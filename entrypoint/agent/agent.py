@@ -34,6 +34,7 @@ from muster.entrypoint.agent.failures import first_of, how_ended, is_ours, not_s
 from muster.entrypoint.agent.nodes import Nodes
 from muster.entrypoint.rendezvous.network import within
 from muster.errors import ExitCode, MusterError, notify
+from muster.units import plural
 from muster.variables import LaunchVariable
 
 BRIEFLY_S = 5.0
@@ -338,8 +339,7 @@ class Agent(LocalElasticAgent):
         os.environ[LaunchVariable.LAUNCH] = self._launch
         before, self._num_nodes = self._num_nodes, group.group_world_size
         if group.group_rank == 0 and before not in (0, self._num_nodes):
-            nodes = "1 node" if self._num_nodes == 1 else f"{self._num_nodes} nodes"
-            notify(f"muster: goes on with {nodes} instead of {before}")
+            notify(f"muster: goes on with {plural(self._num_nodes, 'node')} instead of {before}")
 
     def _check_restart(self, spec: Any, failures: Mapping[int, Any]) -> None:
         """Restarts are for accidents: torchrun counts them down whatever the reason."""

@@ -27,6 +27,7 @@ from muster.entrypoint.detect.manual import by_host
 from muster.entrypoint.detect.reader import Reader, slots_or_problem
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
+from muster.paths import text_of
 
 VARIABLES = ("NCPUS", "PBS_ENVIRONMENT", "PBS_JOBID", "PBS_NODEFILE", "PBS_NODENUM", "PBS_NUM_PPN", "PBS_TASKNUM")
 TEXT_FILES = ("PBS_NODEFILE",)
@@ -103,12 +104,9 @@ def _own_node_file(env: Environment) -> str | None:
     """
     if not env.is_live:
         return None
-    try:
-        settings = Path(env.get("PBS_CONF_FILE", "/etc/pbs.conf")).read_text()
-        home = re.search(r"^PBS_HOME=(.+)$", settings, re.MULTILINE)
-        return (Path(home[1].strip()) / "aux" / env["PBS_JOBID"]).read_text() if home else None
-    except (OSError, UnicodeDecodeError):
-        return None
+    settings = text_of(Path(env.get("PBS_CONF_FILE", "/etc/pbs.conf")))
+    home = re.search(r"^PBS_HOME=(.+)$", settings, re.MULTILINE)
+    return text_of(Path(home[1].strip()) / "aux" / env["PBS_JOBID"]) or None if home else None
 
 
 def _default_threads(env: Environment) -> str | None:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import psutil
 
-from muster.control_groups import text_of
 from muster.entrypoint.detect.families import FAMILIES
+from muster.paths import text_of
 
 PROC = Path("/proc/self")
 

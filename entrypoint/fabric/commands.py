@@ -134,10 +134,13 @@ def _found(root: Path, fabric: str) -> "Finding":
 
 
 def _planned(root: Path, fabric: str, site: str, nodes: int | None) -> "FabricPlan":
-    from muster.entrypoint.fabric.stage import plan_for
+    from muster.entrypoint.fabric import proof, stage
+    from muster.entrypoint.sites import profiles
+    from muster.entrypoint.sites.schema import Context
 
-    finding = _found(root, fabric)
-    plan = plan_for(finding, _num_nodes(nodes), os.environ, _site(site))
+    finding, context = _found(root, fabric), Context.here(_num_nodes(nodes))
+    profile, image = profiles.load_fabric(finding.fabric), proof.Image.here(os.environ)
+    plan = stage.make_plan(finding, profile, image, context, _site(site))
     # Where no device tells a fabric, NCCL is not held to TCP: it may know another network.
     return replace(plan, net=None) if finding.fabric == TCP and fabric in (AUTO, OFF) else plan
 

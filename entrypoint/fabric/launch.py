@@ -103,6 +103,7 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Plac
         return Additions()
     from muster.entrypoint.fabric import proof, stage
     from muster.entrypoint.sites import profiles
+    from muster.entrypoint.sites.schema import Context
 
     finding = _find(need, places)
     if finding.fabric == TCP and need.wanted == AUTO and not bound:
@@ -110,7 +111,7 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Plac
         return Additions({}, (one_line(f"fabric: none: {finding.why}"),) if need.is_several else ())
     profile = profiles.load_fabric(finding.fabric)
     if has_host:
-        plan = stage.plan_for(finding, need.num_nodes, env, site)
+        plan = stage.make_plan(finding, profile, proof.Image.here(env), Context.here(need.num_nodes), site)
     else:
         plan = stage.plan_without_host(finding, need.num_nodes, bound, site)
     if plan.refusals:

@@ -1,6 +1,6 @@
 """What the container gets of the host, and how: links in a folder of this user's own, or a container engine's options.
 
-    plan_for         the closure of the fabric's libraries, variables, files and devices, as a FabricPlan
+    make_plan        the closure of the fabric's libraries, variables, files and devices, as a FabricPlan
     links, make      links to the libraries in a private folder
     settings         the variables that lead there, or to where `muster fabric binds` put the libraries
     engine_options   what brings the same into a container of apptainer, docker or podman, one by one
@@ -100,19 +100,6 @@ class FabricPlan:
     notes: tuple[str, ...] = ()
 
 
-def plan_for(finding: Finding, num_nodes: int, env: Mapping[str, str], site: Site | None = None) -> FabricPlan:
-    """What a job on `num_nodes` takes of what was found, into this image.
-
-    Args:
-        env: the job's variables.
-        site: its libraries and variables come before the fabric's.
-
-    Raises:
-        MusterError: the loader can't be asked.
-    """
-    return make_plan(finding, profiles.load_fabric(finding.fabric), Image.here(env), Context.here(num_nodes), site)
-
-
 def plan_without_host(
     finding: Finding, num_nodes: int, bound: Sequence[Path] = (), site: Site | None = None
 ) -> FabricPlan:
@@ -142,9 +129,9 @@ def make_plan(
 
     Args:
         finding: what the host has.
-        profile: the fabric's.
+        profile: the fabric's, of the name that was found.
         image: what it goes into.
-        context: what conditions in the profile ask about.
+        context: what conditions in the profile ask about: the job's nodes, and the GPU.
         site: its libraries and variables come before the profile's.
 
     Raises:

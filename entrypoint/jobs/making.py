@@ -23,7 +23,7 @@ def make(name: str, wanted: Wanted, file: str | None = None) -> str:
         MusterError: there is no such profile, or it can't be.
     """
     script.check(name, wanted)
-    if name not in profiles.site_names() and script.of_family(name):
+    if name not in profiles.names_in(profiles.SITES) and script.of_family(name):
         site = Site(title=name, scheduler=name, status="documented")
     else:
         site = profiles.load_site(name)
@@ -38,7 +38,7 @@ def make(name: str, wanted: Wanted, file: str | None = None) -> str:
 def kept() -> Mapping[Path, str]:
     """The files of jobs/ that are made of the profiles there, and what they hold."""
     files: dict[Path, str] = {}
-    for name in profiles.site_names():
+    for name in profiles.names_in(profiles.SITES):
         site = profiles.load_site(name)
         if site.refused is not None:
             continue

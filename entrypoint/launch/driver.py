@@ -24,7 +24,7 @@ from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.launch.program import Additions, Program
 from muster.errors import MusterError
-from muster.paths import ROOT
+from muster.paths import ROOT, text_of
 from muster.units import by_numbers
 
 Version = tuple[int, int]
@@ -123,12 +123,7 @@ def toolkit_of(path: Path | None) -> Toolkit | None:
         __version__ = '2.15.0+cu132'
         cuda: Optional[str] = '13.2'
     """
-    if path is None:
-        return None
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return None
+    text = text_of(path) if path else ""
     torch = re.search(r"^__version__\b[^=\n]*=\s*['\"]([^'\"+]+)", text, re.MULTILINE)
     cuda = re.search(r"^cuda\b[^=\n]*=\s*['\"]([0-9]+)\.([0-9]+)", text, re.MULTILINE)
     return Toolkit(torch[1] if torch else "", (int(cuda[1]), int(cuda[2]))) if cuda else None
@@ -152,11 +147,7 @@ def find() -> Driver:
 def _module_version() -> str | None:
     # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder@...)
     for path in MODULE_VERSIONS:
-        try:
-            match = re.search(r"(?<![\w.])[0-9]{3,4}\.[0-9]+(?:\.[0-9]+)?(?![\w.])", path.read_text())
-        except (OSError, UnicodeDecodeError):
-            continue
-        if match:
+        if match := re.search(r"(?<![\w.])[0-9]{3,4}\.[0-9]+(?:\.[0-9]+)?(?![\w.])", text_of(path)):
             return match[0]
     return None
 

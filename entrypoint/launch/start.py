@@ -33,6 +33,8 @@ from muster.entrypoint.rendezvous.address import Rendezvous
 from muster.entrypoint.sites import defaults, recognise
 from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import ATTEMPT, MusterError, notify
+from muster.paths import text_of
+from muster.units import plural
 from muster.variables import LaunchVariable
 
 INIT = "tini"
@@ -253,7 +255,7 @@ def _threads(allocation: Allocation, env: Environment) -> Additions:
     num_cores = max(cores, cpus_on_node or 0)
     if num_ranks > MOST_RANKS_PER_CORE * num_cores:
         notes.append(
-            f"{num_ranks} ranks on this node share {num_cores} core{'' if num_cores == 1 else 's'}: they slow each "
+            f"{num_ranks} ranks on this node share {plural(num_cores, 'core')}: they slow each "
             f"other down, and each takes memory; --nproc-per-node {num_cores} starts one for each core"
         )
     threads = resources.threads_per_rank(cores, cpus_on_node, num_ranks, allocation.tasks_on_node)
@@ -293,10 +295,8 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
     """What a script that was made for another launch would do here; nothing of one that reads torchrun's variables."""
     if program.kind != "script":
         return ()
-    script, text = Path(program.words[0]), ""
-    with suppress(OSError):
-        text = script.read_text(encoding="utf-8", errors="replace")
-    name, num_ranks = script.name, allocation.nproc_per_node
+    script = Path(program.words[0])
+    name, text, num_ranks = script.name, text_of(script), allocation.nproc_per_node
     is_agent = allocation.mode == "agent"
     notes: list[str] = []
     number = next((each for each in ("SLURM_PROCID", "SLURM_LOCALID") if each in text and each in env), None)

@@ -29,9 +29,9 @@ from typing import TypeVar
 
 import msgspec
 
-from muster.control_groups import text_of
 from muster.entrypoint.rendezvous import network
 from muster.errors import ExitCode, MusterError, notify_if_slow, one_line
+from muster.paths import text_of
 from muster.units import plural
 
 POLL_S = 0.1

@@ -37,7 +37,7 @@ def _site(
 
     env = recording.load(Path(env_file)) if env_file else environment.live()
     if what == "list" and as_json:
-        _print_json({name: profiles.load_site(name) for name in profiles.site_names()})
+        _print_json({name: profiles.load_site(name) for name in profiles.names_in(profiles.SITES)})
     elif what == "list":
         print_list()
     elif what is not None:
@@ -71,7 +71,7 @@ def print_list() -> None:
     from muster.entrypoint.sites import profiles
 
     table = new_table("name", "", "scheduler", "fabric", "status")
-    for name in profiles.site_names():
+    for name in profiles.names_in(profiles.SITES):
         site = profiles.load_site(name)
         status = "refused" if site.refused else site.status
         words = (name, site.title, site.scheduler.replace("_", " "), site.extends or "-", status)

@@ -6,13 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.launch.program import Additions, where_unset
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.rendezvous import network
 from muster.entrypoint.sites.recognise import VARIABLE, Recognised
+from muster.interfaces import own_addresses
 from muster.units import by_numbers
 
 if TYPE_CHECKING:
@@ -75,12 +73,9 @@ def interface(prefixes: str) -> str | None:
 
     None where there is none.
     """
-    names = sorted(psutil.net_if_addrs(), key=by_numbers)
-    for prefix in prefixes.split(","):
-        for name in names:
-            if prefix and name.startswith(prefix) and network.address_of(name):
-                return name
-    return None
+    names = sorted(own_addresses(), key=by_numbers)
+    of_prefix = (name for prefix in prefixes.split(",") if prefix for name in names if name.startswith(prefix))
+    return next(of_prefix, None)
 
 
 def expanded(folder: str, env: Mapping[str, str]) -> str | None:

@@ -41,14 +41,9 @@ class BadProfile(MusterError):
         self.problems = problems
 
 
-def site_names(folder: Path = SITES) -> tuple[str, ...]:
-    """The names of the sites' profiles, sorted."""
+def names_in(folder: Path) -> tuple[str, ...]:
+    """The names of the profiles in `folder`, sorted."""
     return tuple(sorted(path.stem for path in folder.glob("*.toml")))
-
-
-def fabric_names(folder: Path = FABRICS) -> tuple[str, ...]:
-    """The names of the fabrics' profiles, sorted."""
-    return site_names(folder)
 
 
 def path_of(name_or_path: str | Path, folder: Path = SITES) -> Path:
@@ -70,9 +65,9 @@ def load_site(name_or_path: str | Path, folder: Path = SITES, fabrics: Path = FA
         MusterError: there is none, or it is no valid profile.
     """
     path = path_of(name_or_path, folder)
-    if path.parent == folder and path.stem not in site_names(folder):
-        raise _unknown("site", str(name_or_path), site_names(folder))
-    return _load(path, Site, fabric_names(fabrics))
+    if path.parent == folder and path.stem not in names_in(folder):
+        raise _unknown("site", str(name_or_path), names_in(folder))
+    return _load(path, Site, names_in(fabrics))
 
 
 def load_fabric(name: str, folder: Path = FABRICS) -> Fabric:
@@ -81,14 +76,14 @@ def load_fabric(name: str, folder: Path = FABRICS) -> Fabric:
     Raises:
         MusterError: there is none, or it is no valid profile.
     """
-    if name not in fabric_names(folder):
-        raise _unknown("fabric", name, fabric_names(folder))
+    if name not in names_in(folder):
+        raise _unknown("fabric", name, names_in(folder))
     return _load(folder / f"{name}.toml", Fabric)
 
 
 def fabrics(folder: Path = FABRICS) -> Mapping[str, Fabric]:
     """All fabrics' profiles, by name."""
-    return {name: load_fabric(name, folder) for name in fabric_names(folder)}
+    return {name: load_fabric(name, folder) for name in names_in(folder)}
 
 
 def libraries(site: Site | None, fabric: Fabric, context: Context | None = None) -> Libraries:

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from muster.paths import text_of
+
 Status = Literal["unverified", "documented", "verified"]
 STATUS: Mapping[Status, str] = {
     "unverified": "put together from what was found, not tried",
@@ -321,10 +323,6 @@ def gpu_name(gpus: Path = GPUS) -> str | None:
     Source: https://download.nvidia.com/XFree86/Linux-x86_64/550.54.14/README/procinterface.html
     """
     for path in sorted(gpus.glob("*/information")):
-        try:
-            match = re.search(r"^Model:\s*(.+?)\s*$", path.read_text(errors="replace"), re.MULTILINE)
-        except OSError:
-            continue
-        if match:
+        if match := re.search(r"^Model:\s*(.+?)\s*$", text_of(path), re.MULTILINE):
             return match[1]
     return None

@@ -54,9 +54,9 @@ def test_without_options_a_job_has_two_nodes_for_an_hour() -> None:
 def test_the_list_names_every_profile() -> None:
     lines = [line.rstrip() for line in job("list").stdout.splitlines()]
     names = [line.split()[0] for line in lines if line.strip()]
-    assert set(names) > set(profiles.site_names())
+    assert set(names) > set(profiles.names_in(profiles.SITES))
     refused = [line.split()[0] for line in lines if line.endswith("refused")]
-    assert refused == [name for name in profiles.site_names() if profiles.load_site(name).refused]
+    assert refused == [name for name in profiles.names_in(profiles.SITES) if profiles.load_site(name).refused]
 
 
 def test_an_unknown_site_is_told_with_those_there_are() -> None:

@@ -24,7 +24,7 @@ def test_a_kept_file_is_what_is_rendered(path: Path) -> None:
 
 def test_each_site_that_is_not_refused_has_its_script() -> None:
     assert {path for path in making.JOBS.iterdir() if path.is_file() and path.suffix != ".py"} == set(KEPT)
-    for name in profiles.site_names():
+    for name in profiles.names_in(profiles.SITES):
         has_file = any(path.stem == name or path.stem.startswith(f"{name}-") for path in KEPT)
         assert has_file == (profiles.load_site(name).refused is None)
 
@@ -117,7 +117,9 @@ def test_grid_engine_has_no_word_for_gpus() -> None:
         making.make("grid-engine", Wanted(gpus=4))
 
 
-@pytest.mark.parametrize("name", [name for name in profiles.site_names() if profiles.load_site(name).refused])
+@pytest.mark.parametrize(
+    "name", [name for name in profiles.names_in(profiles.SITES) if profiles.load_site(name).refused]
+)
 def test_a_site_that_runs_no_such_image_says_why(name: str) -> None:
     with pytest.raises(MusterError, match="this image does not run") as refusal:
         making.make(name, Wanted())

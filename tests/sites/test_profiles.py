@@ -25,7 +25,7 @@ def names(path: Path) -> str:
 def test_a_site_is_valid(path: Path) -> None:
     site = profiles.load_site(path.stem)
     assert site == profiles.load_site(path)
-    assert site.extends is None or site.extends in profiles.fabric_names()
+    assert site.extends is None or site.extends in profiles.names_in(profiles.FABRICS)
 
 
 @pytest.mark.parametrize("path", ALL_FABRICS, ids=names)
@@ -66,8 +66,8 @@ def test_the_head_ends_at_the_first_table() -> None:
 def test_names_are_the_files(tmp_path: Path) -> None:
     written(tmp_path, name="zeta")
     folder = written(tmp_path, name="alpha").parent
-    assert profiles.site_names(folder) == ("alpha", "zeta")
-    assert profiles.fabric_names(tmp_path / "fabrics") == ("infiniband",)
+    assert profiles.names_in(folder) == ("alpha", "zeta")
+    assert profiles.names_in(tmp_path / "fabrics") == ("infiniband",)
     assert profiles.load_site("zeta", folder, tmp_path / "fabrics").title == "Testbooster"
     assert set(profiles.fabrics(tmp_path / "fabrics")) == {"infiniband"}
 

@@ -14,8 +14,8 @@ FIRST = {
 
 
 def test_the_first_sites_are_there() -> None:
-    assert set(profiles.site_names()) >= FIRST
-    assert set(profiles.fabric_names()) == {"infiniband", "slingshot", "efa", "tcp"}
+    assert set(profiles.names_in(profiles.SITES)) >= FIRST
+    assert set(profiles.names_in(profiles.FABRICS)) == {"infiniband", "slingshot", "efa", "tcp"}
 
 
 @pytest.mark.parametrize(

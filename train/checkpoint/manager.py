@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 
 from muster.config import Options
 from muster.errors import RESUME, ExitCode, MusterError
+from muster.paths import text_of
 from muster.train.checkpoint.storage import (
     INDEX,
     NO_SUCH,
@@ -268,10 +269,7 @@ def saved(run: Path) -> list[Path]:
 
 def latest_of(run: Path) -> Path:
     """The checkpoint that `latest` names, though it may be gone; where nothing can be read, a path that is none."""
-    try:
-        return folder_of(run) / (folder_of(run) / LATEST).read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return folder_of(run)
+    return folder_of(run) / text_of(folder_of(run) / LATEST).strip()
 
 
 def load(path: Path) -> State:

@@ -21,6 +21,7 @@ from torch import nn
 
 from muster.config import Options
 from muster.errors import MusterError
+from muster.paths import text_of
 from muster.train import checkpoint
 from muster.train.checkpoint import CheckpointManager, TrainState
 from muster.train.checkpoint.manager import first_whole, latest_of, misfit, newest_first, step_of
@@ -29,6 +30,7 @@ from muster.train.distributed.world import World
 from muster.train.health.faults import agree
 from muster.train.optim import highest_lr
 from muster.train.reporting import console
+from muster.units import plural
 from muster.variables import LaunchVariable
 
 RESULT_OPTIONS = (
@@ -281,9 +283,8 @@ def started(pid: int) -> int | None:
 
     Source: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html (starttime)
     """
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
-    return None
+    status = text_of(Path(f"/proc/{pid}/stat"))
+    return int(status.rpartition(")")[2].split()[19]) if status else None
 
 
 def claim(folder: Path, launch: str) -> None:
@@ -462,8 +463,8 @@ def rescaled(state: dict[str, Any], settings: dict[str, Any], world: World) -> l
     if count == before_count:  # but in other groups, each of which takes a batch of its own
         count, before_count, what = world.dp_size, state["dp_size"], "group"
     return [
-        f"goes on with {count} {what}{'' if count == 1 else 's'} instead of {before_count}: global batch "
-        f"{batch} -> {new_batch}, learning rate {rate:.4g} -> {new_rate:.4g} (--lr-scale={settings['lr_scale']})"
+        f"goes on with {plural(count, what)} instead of {before_count}: global batch {batch} -> {new_batch}, "
+        f"learning rate {rate:.4g} -> {new_rate:.4g} (--lr-scale={settings['lr_scale']})"
     ]
 
 

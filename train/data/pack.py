@@ -20,7 +20,6 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -69,7 +68,6 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
             raise MusterError("the shards would be a class of the images", seen=f"FOLDER={folder} OUT={out}", fix=fix)
     else:
         halves = {"train": samples[: found.num_train], "val": samples[found.num_train :]}
-    made = [folder for folder in out.parents if not os.path.exists(folder)]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_folder(out, halves, found.classes, shard_mb * MB, seed)
@@ -77,13 +75,9 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
         raise MusterError(
             f"the shards can't be made: {error.strerror or error}",
             seen=os.fsdecode(error.filename or out),
-            fix="mend that, and pack again: nothing was left behind",
+            fix="mend that, and pack again: no shard was left behind",
             code=ExitCode.FAILED,
         ) from error
-    finally:
-        for folder in made:
-            with suppress(OSError):  # it holds the shards
-                folder.rmdir()
     return len(samples)
 
 

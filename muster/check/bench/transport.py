@@ -22,8 +22,8 @@ import msgspec
 
 from muster.check.options import BenchOptions
 from muster.check.ranks import listed
-from muster.control_groups import text_of
 from muster.errors import ExitCode, MusterError
+from muster.paths import text_of
 from muster.train.distributed.world import World
 from muster.variables import LaunchVariable
 

@@ -17,8 +17,8 @@ from muster.check import fabric
 from muster.check.doctor.finding import Finding, alike, attempt, differences
 from muster.check.options import DoctorOptions
 from muster.check.ranks import gather_hosts, leads_host, listed, partners
-from muster.control_groups import text_of
 from muster.interfaces import is_loopback, own_addresses, towards
+from muster.paths import text_of
 from muster.train.distributed.world import World
 from muster.variables import LaunchVariable
 

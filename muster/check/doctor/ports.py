@@ -19,7 +19,7 @@ from muster.check.doctor.finding import Finding, alike
 from muster.check.doctor.network import Place, gather_places
 from muster.check.options import DoctorOptions
 from muster.check.ranks import gather_hosts, leads_host, listed
-from muster.control_groups import text_of
+from muster.paths import text_of
 from muster.train.distributed.world import World
 
 NAME = "ports"
