@@ -116,7 +116,7 @@ def _counted(read: Reader, name: str) -> Task:
     read.agree(is_size, "the variables disagree on the number of pods", *shown)
     is_named = _rank_by_name(env) in (None, rank)
     read.agree(is_named, f"the name of this pod, {env.host}, and its variables disagree on which pod this is", *shown)
-    hosts, host_source = _indexed_names(env, rank, num_pods)
+    hosts, host_source = _names_of_pods(env, rank, num_pods)
     return _task(rank, num_pods, hosts, f"{place}={rank}", f"{name}={num_pods}", host_source)
 
 
@@ -130,7 +130,7 @@ def _rank_by_name(env: Environment) -> int | None:
     return int(match[2]) + (match[1] == "worker") if match else None
 
 
-def _indexed_names(env: Environment, rank: int, num_pods: int) -> tuple[tuple[str, ...], str]:
+def _names_of_pods(env: Environment, rank: int, num_pods: int) -> tuple[tuple[str, ...], str]:
     """The names of all pods, where this one's and the first one's show their pattern.
 
     Those of an indexed Job are BASE-0, BASE-1..., those of a LeaderWorkerSet's group LEADER, LEADER-1...

@@ -91,22 +91,21 @@ def _launch(env: Environment, num_nodes: int | str) -> str:
 
 def _slots(read: Reader) -> dict[str, int]:
     """The hosts in the order in which the file names them first, and how often it names each."""
-    own = _own_node_file(read.env) if is_task(read.env) and not read.env.get("PBS_NODEFILE") else None
+    own = _own_node_file(read.env) if is_task(read.env) and not read.env.get("PBS_NODEFILE") else ""
     text = own or Reader(read.env, FIX_HOSTS).text_file("PBS_NODEFILE")
     lines = [(line.strip(), "1") for line in text.splitlines() if line.strip()]
     return read.slots(lines, "PBS's list of nodes", "PBS_NODEFILE", "PBS_JOBID")
 
 
-def _own_node_file(env: Environment) -> str | None:
-    """The content of the job's file of nodes where PBS keeps it, or None where that can't be read.
+def _own_node_file(env: Environment) -> str:
+    """The content of the job's file of nodes where PBS keeps it; nothing where that can't be read.
 
     Source: https://help.altair.com/2022.1.0/PBS%20Professional/PBSAdminGuide2022.1.pdf (pbs.conf, PBS_HOME)
     """
     if not env.is_live:
-        return None
-    settings = text_of(Path(env.get("PBS_CONF_FILE", "/etc/pbs.conf")))
-    home = re.search(r"^PBS_HOME=(.+)$", settings, re.MULTILINE)
-    return text_of(Path(home[1].strip()) / "aux" / env["PBS_JOBID"]) or None if home else None
+        return ""
+    home = re.search(r"^PBS_HOME=(.+)$", text_of(Path(env.get("PBS_CONF_FILE", "/etc/pbs.conf"))), re.MULTILINE)
+    return text_of(Path(home[1].strip()) / "aux" / env["PBS_JOBID"]) if home else ""
 
 
 def _default_threads(env: Environment) -> str | None:

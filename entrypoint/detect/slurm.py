@@ -26,10 +26,9 @@ from muster.errors import MusterError
 VARIABLES = (
     "SLURM_CPUS_ON_NODE", "SLURM_DISTRIBUTION", "SLURM_GPUS_ON_NODE", "SLURM_GTIDS", "SLURM_HET_SIZE", "SLURM_JOBID",
     "SLURM_JOB_END_TIME", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_RESTART_COUNT",
-    "SLURM_JOB_START_TIME", "SLURM_LOCALID",
-    "SLURM_NODEID", "SLURM_NODELIST", "SLURM_PROCID", "SLURM_PTY_PORT", "SLURM_RESTART_COUNT", "SLURM_STEP_ID",
-    "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
-    "SLURM_TASKS_PER_NODE", "SLURM_TASK_PID", "SLURMD_NODENAME",
+    "SLURM_JOB_START_TIME", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NODELIST", "SLURM_PROCID", "SLURM_PTY_PORT",
+    "SLURM_RESTART_COUNT", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_TASK_PID", "SLURMD_NODENAME",
     # The lists of a heterogeneous job's groups, of which few have more than 16.
     *(
         f"SLURM_JOB_{what}_{kind}_GROUP_{group}"
@@ -50,7 +49,8 @@ FIX_JOB = (
 )
 FIX_TASK = "start the command by srun inside the job: `srun --ntasks-per-node=1 -n $SLURM_NNODES train ddp`"
 FIX_SHELL = (
-    f"{FIX_TASK.replace('srun --n', 'srun --overlap --n')}; or a shell of one task: `srun --ntasks=1 --pty bash`"
+    "start the command by srun: `srun --overlap --ntasks-per-node=1 -n $SLURM_NNODES train ddp`; "
+    "or a shell of one task: `srun --ntasks=1 --pty bash`"
 )
 
 # Slurm's reserved step ids, from 0xfffffffb downwards: batch script, external step, interactive step, pending.

@@ -125,6 +125,7 @@ def _found(root: Path, fabric: str) -> "Finding":
     from muster.entrypoint.fabric.find import find
     from muster.entrypoint.fabric.launch import is_host
 
+    # First, as it refuses a fabric that there is not: that is wrong whatever is mounted.
     finding = find(root, AUTO if fabric == OFF else fabric)
     if not is_host(root):
         seen = f"no {root}/etc and no {root}/usr"

@@ -64,7 +64,8 @@ def is_own(host: str) -> bool:
         address = resolve(host, host)
     except MusterError:
         return False
-    return is_loopback(address) or any(address in own for own in own_addresses().values())
+    entries = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
+    return is_loopback(address) or address in {entry.address.partition("%")[0] for entry in entries}
 
 
 def interface_towards(address: str) -> str | None:
