@@ -40,10 +40,6 @@ endif
 test-all: $(DEV) ## The tests of `make test` and all others: clusters, faults, the image
 	@$(BIN)/python -m tests.lanes all $(ARGS)
 
-.PHONY: test-rest
-test-rest: $(DEV) ## After `make test`: the rest of `make test-all`
-	@$(BIN)/python -m tests.lanes rest $(ARGS)
-
 .PHONY: test-long
 test-long: $(DEV) ## What takes long and rarely changes: a soak, the image built twice, torch for CUDA 12
 	@$(BIN)/python -m tests.lanes long $(ARGS)

@@ -1,6 +1,6 @@
 """Runs the tests in lanes, several at once, and shows how far each is.
 
-    python -m tests.lanes quick|rest|all|long [--jobs N]
+    python -m tests.lanes quick|all|long [--jobs N]
 
 A lane is one pytest process, or another command. Each failure is shown when it happens, with its output and the command
 that runs the test alone; a table of all lanes is the end. Exit code 0: all passed, 1: not all, 130: interrupted.
@@ -38,8 +38,7 @@ EVERY_S = 60
 """How often a log, which is no terminal, gets the state of the lanes."""
 
 QUICK = "(not full and not cluster and not image and not long) or quick"
-REST = f"not long and not ({QUICK})"
-MARKS = {"quick": QUICK, "rest": REST, "all": "not long"}
+MARKS = {"quick": QUICK, "all": "not long"}
 """The tests of each tier but the long one, by their marks."""
 
 
@@ -115,7 +114,7 @@ def lanes_of(tier: str) -> list[Lane]:
     static = make("static checks", "check")
     if tier == "quick":
         return [trainer, faults, launcher, checks, strategies, others, lane("slurm", marks, "tests/clusters"), static]
-    lanes = [
+    return [
         lane("image", marks, "tests/image"),
         trainer,
         lane("cluster faults", marks, *cluster_faults),
@@ -126,8 +125,8 @@ def lanes_of(tier: str) -> list[Lane]:
         launcher,
         checks,
         others,
+        static,
     ]
-    return [*lanes, static] if tier == "all" else lanes
 
 
 def lane(name: str, marks: str, *words: str) -> Lane:

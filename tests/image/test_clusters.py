@@ -19,7 +19,7 @@ from tests.clusters.weights import ONE_THREAD, STEPS, assert_world_of_four, line
 from tests.image.podman import Podman
 from tests.image.sif import Sif
 
-pytestmark = [pytest.mark.image, pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.image, pytest.mark.cluster, pytest.mark.timeout(4000)]
 
 TRAIN = ("train", "ddp", *STEPS)
 

@@ -19,7 +19,7 @@ from tests.image.conftest import BASE, ROOT, SENTINEL, commit_time, revision
 from tests.image.podman import Podman
 from tests.image.sif import Sif
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(4000)]
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 LOCK = (ROOT / "requirements.lock").read_bytes()

@@ -13,7 +13,7 @@ from tests.clusters.weights import ONE_THREAD, STEPS, assert_world_of_four
 from tests.fabric import nodes
 from tests.image.sif import Sif
 
-pytestmark = [pytest.mark.image, pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.image, pytest.mark.cluster, pytest.mark.timeout(4000)]
 
 HOSTS = ("node01", "node02")
 FABRIC = "fabric: slingshot: libnccl-net.so, libfabric.so.1, libcxi.so.1 from the host"

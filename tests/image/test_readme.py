@@ -16,7 +16,7 @@ from tests.docs import pages, running
 from tests.docs.running import ROOT
 from tests.image.sif import Sif
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(4000)]
 
 README = pages.read(ROOT / "README.md")
 

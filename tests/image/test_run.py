@@ -10,7 +10,7 @@ from muster.config import STRATEGIES
 from tests.clusters.deadline import wait_for
 from tests.image.podman import Podman
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(4000)]
 
 TRAIN = ("train", "ddp", "--epochs=1", "--max-steps=2", "--name=try")
 COMMANDS = [("train",), *(("train", strategy) for strategy in STRATEGIES), ("muster",)]

@@ -10,7 +10,7 @@ import pytest
 from tests.entrypoint import standins
 from tests.image.sif import Sif
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(4000)]
 
 TRAIN = ("train", "ddp", "--epochs=1", "--max-steps=2", "--name=try")
 SHOW = """
