@@ -49,7 +49,7 @@ def test_compiled_transformers_train_the_same(train, tmp_path, strategy):
 
 @pytest.mark.full
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_compiled_images_train_the_same(train, tmp_path, strategy):
     common = [*DIGITS, *STEPS, "--model=resnet18", "--image-size=32", "--lr=0.001", "--max-steps=2"]
     plain = trained(train, tmp_path, strategy, 2, common, "plain")

@@ -10,7 +10,9 @@ import pytest
 
 from tests.train.comparing import ROOT
 
-pytestmark = [pytest.mark.process, pytest.mark.once, pytest.mark.full]
+# A minute each. ddp learns in data/test_tokens.py and test_train.py, and all train as the single process does in
+# parallel/test_matrix.py.
+pytestmark = [pytest.mark.process, pytest.mark.once, pytest.mark.long]
 
 SOURCES = ROOT / "train" / "parallel"
 GPT = [
@@ -52,14 +54,7 @@ def learned(train, summary_of, tell, tmp_path):
 
 @pytest.mark.parametrize(
     ("strategy", "world_size", "batch_size"),
-    [
-        # A minute each. ddp learns in data/test_tokens.py, and all train as the single process in test_matrix.py.
-        pytest.param("single", 1, 16, marks=pytest.mark.long),
-        pytest.param("ddp", 2, 8, marks=pytest.mark.long),
-        pytest.param("fsdp", 2, 8, marks=pytest.mark.long),
-        ("tp", 2, 16),
-        ("pipeline", 2, 16),
-    ],
+    [("single", 1, 16), ("ddp", 2, 8), ("fsdp", 2, 8), ("tp", 2, 16), ("pipeline", 2, 16)],
 )
 def test_a_transformer_learns_the_sources_of_this_repository(learned, strategy, world_size, batch_size):
     known = entropy_of_bytes(SOURCES)
@@ -69,15 +64,7 @@ def test_a_transformer_learns_the_sources_of_this_repository(learned, strategy, 
     assert last["train_loss"] < 0.85 * known
 
 
-@pytest.mark.parametrize(
-    ("strategy", "world_size"),
-    [
-        pytest.param("single", 1, marks=pytest.mark.long),
-        ("dp", 1),
-        pytest.param("ddp", 2, marks=pytest.mark.long),  # learns all of them in test_train.py
-        pytest.param("fsdp", 2, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("dp", 1), ("ddp", 2), ("fsdp", 2)])
 def test_a_classifier_learns_the_digits(learned, strategy, world_size):
     title = "resnet18 on the digits: loss by epoch (by chance 2.30, accuracy 10%)"
     last = learned(title, strategy, world_size, [*RESNET, f"--batch-size={32 // world_size}"])

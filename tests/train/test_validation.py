@@ -26,10 +26,13 @@ OPTIONS = {
     ("pipeline", 3): ["--microbatches=3", "--batch-size=3"],
     ("pipeline", 4): ["--pipeline-parallel=2", "--microbatches=2", "--batch-size=2"],
 }
+TIERS = {(13, 3): (), (13, 4): (pytest.mark.full,), (1, 3): (pytest.mark.full,)}
+"""Marks of a number of samples on a number of ranks; those of all others are `long`."""
+
 CASES = [
     pytest.param(
         *(kind, num_valid, world_size, strategy),
-        marks=[] if (num_valid, world_size) == (13, 3) else pytest.mark.full,
+        marks=TIERS.get((num_valid, world_size), (pytest.mark.long,)),
     )
     for kind, worlds in WORLDS.items()
     for world_size, strategies in worlds.items()

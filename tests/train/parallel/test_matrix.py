@@ -1,6 +1,7 @@
 """Every strategy, in every combination that is allowed, trains what the single process trains, on 2 and on 4 ranks.
 
-Three steps in fp32 over the same micro-batches, by SGD with momentum and by AdamW. The differences are told at the end.
+Three steps in fp32 over the same micro-batches, by SGD with momentum, most by AdamW and with cut gradients too. The
+differences are told at the end.
 """
 
 from dataclasses import dataclass
@@ -45,10 +46,11 @@ class Row:
     world_size: int
     options: str = ""
     accumulate: int = 1
-    recipes: tuple[str, ...] = ("sgd", "adamw")
+    recipes: tuple[str, ...] = ("sgd",)
     images: tuple[str, ...] = ()
 
 
+# A schedule and what is computed again change no optimizer: SGD alone shows them.
 BOTH = ("sgd", "adamw")
 CUT = ("sgd", "sgd, cut", "adamw")
 LINE, LINES = "--batch-size=4 --microbatches=4", "--pipeline-parallel=2 --batch-size=2 --microbatches=2"
@@ -65,9 +67,9 @@ ROWS = [
     Row("fsdp", 2, "--activation-checkpoint=selective", accumulate=2),
     Row("fsdp", 4, "--activation-checkpoint=full"),
     Row("tp", 2, accumulate=4, recipes=CUT),
-    Row("tp", 2, "--activation-checkpoint=selective", accumulate=4, recipes=("sgd",)),
+    Row("tp", 2, "--activation-checkpoint=selective", accumulate=4),
     Row("tp", 4, "--tensor-parallel=2", accumulate=2, recipes=CUT),
-    Row("tp", 4, "--tensor-parallel=2 --activation-checkpoint=full", accumulate=2, recipes=("sgd",)),
+    Row("tp", 4, "--tensor-parallel=2 --activation-checkpoint=full", accumulate=2),
     *(Row("pipeline", 2, f"{LINE} --schedule={each}") for each in ("gpipe", "interleaved")),
     *(Row("pipeline", 2, f"{LINE} --schedule={each}", recipes=CUT) for each in ("1f1b", "zero-bubble")),
     *(Row("pipeline", 4, f"{LINE} --schedule={each}") for each in ("gpipe", "1f1b")),
