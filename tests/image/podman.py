@@ -67,7 +67,7 @@ class Podman:
         return done
 
     def run(
-        self, image: str, *words: object, options: Sequence[object] = (), timeout: float = 180
+        self, image: str, *words: object, options: Sequence[object] = (), timeout: float = 400
     ) -> subprocess.CompletedProcess[str]:
         """The ended `podman run --rm OPTIONS IMAGE WORDS...`, whatever its exit code."""
         return self("run", "--rm", *options, image, *words, timeout=timeout, check=False)

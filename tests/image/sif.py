@@ -34,7 +34,7 @@ class Sif:
         verb: str = "exec",
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
-        timeout: float = 180,
+        timeout: float = 400,
     ) -> subprocess.CompletedProcess[str]:
         """The ended command, whatever its exit code."""
         return subprocess.run(

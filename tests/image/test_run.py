@@ -35,21 +35,31 @@ def test_every_command_has_help(podman: Podman, image: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        [],
         ["--read-only", "--user=65534:65534", "--network=none"],
         ["--user=1000710000:0", "--cap-drop=all", "--security-opt=no-new-privileges"],
     ],
-    ids=["root", "read-only, nobody, no network", "OpenShift"],
+    ids=["read-only, nobody, no network", "OpenShift"],
 )
 def test_trains(podman: Podman, image: str, options: list[str]) -> None:
+    """As root it does so in test_readme.py."""
     assert_trained(podman.run(image, *TRAIN, options=options))
+
+
+ANYONE = ["--read-only", "--user=65534", "--network=none"]
 
 
 def test_compiles_as_anyone(podman: Podman, image: str) -> None:
     """By the image's compiler, and its Python's headers."""
+    code = "import torch; print(torch.compile(lambda x: (x.sin() + x.cos()).sum())(torch.zeros(8)).item())"
+    done = podman.run(image, "python", "-c", code, options=ANYONE)
+    assert done.stdout == "8.0\n", done.stderr
+
+
+@pytest.mark.long  # minutes of the compiler
+def test_trains_compiled_as_anyone(podman: Podman, image: str) -> None:
     small = ["--model=gpt-tiny", "--data=synthetic", "--seq-len=32", "--num-samples=64", "--batch-size=2"]
     words = ["train", "single", *small, "--epochs=1", "--max-steps=2", "--compile=default", "--name=try"]
-    done = podman.run(image, *words, options=["--read-only", "--user=65534", "--network=none"])
+    done = podman.run(image, *words, options=ANYONE, timeout=900)
     assert done.returncode == 0, done.stderr
     assert "compiles at the first step" in done.stdout
     assert "validation perplexity" in done.stdout
@@ -90,8 +100,15 @@ def test_a_script_beside_the_users_own_train_py(podman: Podman, image: str, tmp_
     assert_trained(podman.run(image, *TRAIN, options=[mount]))
 
 
-@pytest.mark.parametrize("entrypoint", [True, False], ids=["docker", "kubernetes"])
-@pytest.mark.parametrize("strategy", ["single", "ddp"])
+@pytest.mark.parametrize(
+    ("strategy", "entrypoint"),
+    [
+        pytest.param("single", True, id="single-docker", marks=pytest.mark.long),
+        pytest.param("single", False, id="single-kubernetes"),
+        pytest.param("ddp", True, id="ddp-docker"),
+        pytest.param("ddp", False, id="ddp-kubernetes", marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_reaches_the_trainer(podman: Podman, image: str, strategy: str, entrypoint: bool) -> None:
     """`docker stop` ends it at once, not by the KILL after ten seconds; process 1 is no shell."""
     words = ["train", strategy, "--data=synthetic", "--image-size=32", "--epochs=100000"]

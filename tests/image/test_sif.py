@@ -33,6 +33,7 @@ def test_trains(image_sif: Sif, verb: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "runs/try/summary.json").read_text())["world_size"] == 2
 
 
+@pytest.mark.long  # it did when the SIF was built
 def test_the_images_own_test_passes(image_sif: Sif) -> None:
     done = image_sif.run(verb="test")
     assert done.returncode == 0, done.stdout + done.stderr
