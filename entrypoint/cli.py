@@ -361,7 +361,10 @@ def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
     from muster.entrypoint.jobs.script import COMMAND, Wanted
     from muster.entrypoint.sites.commands import print_list
 
-    if site == "list" and not command:
+    if site == "list":
+        if command:
+            wrong, fix = "list is no site: it shows the sites' names", f"muster job SITE -- {shlex.join(command)}"
+            raise MusterError(wrong, seen=shlex.join(["muster", *sys.argv[1:]]), fix=fix)
         print_list()
         return
     if command:
@@ -453,8 +456,10 @@ def _usage(error: Any, typed: list[str], path: str) -> MusterError:
 
     asked, parameter = getattr(error, "option_name", None), getattr(error, "param", None)
     if asked is not None and context:
-        fix = hints.of_option(asked, context.command.params, path)
-        return MusterError(error.message, seen=shlex.join(typed), fix=fix)
+        # Of -epochs the parser knows -e alone, as one of several letters.
+        whole = next((word for word in typed if len(asked) == 2 and re.match(rf"-\w*{asked[1]}\w", word)), asked)
+        fix = hints.of_option(whole.partition("=")[0], context.command.params, path)
+        return MusterError(error.message.replace(asked, whole), seen=shlex.join(typed), fix=fix)
     wrong, _, meant = str(error.format_message()).replace("Value error, ", "").rstrip(".").partition(". Did you mean ")
     if meant:
         fix = " or ".join(f"{path} {name}" for name in re.findall("'(.+?)'", meant))

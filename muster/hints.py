@@ -54,6 +54,8 @@ def of_option(asked: str, parameters: Sequence[Any], path: str) -> str:
         return f"{path} {meant}"
     if word in ABSENT and path.startswith("train"):
         return ABSENT[word]
+    if word.startswith("--no-") and f"--{word[5:]}" in known:
+        return f"{path}, without {asked}"
     near = difflib.get_close_matches(word, known, n=1, cutoff=LEAST_ALIKE)
     if near:
         return f"{path} {near[0]}"

@@ -3,6 +3,7 @@
 Each value comes with the variable that it was read from.
 """
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,8 +30,7 @@ class Job:
         default_threads: OMP_NUM_THREADS as the scheduler itself sets it; None where it is the user's if it is there.
         start_time: when the job started, in unix seconds; None where nothing tells.
         end_time: when its time limit ends it, likewise.
-        launch: the line that starts a command once on each node, with `{command}` in the command's place, or `{quoted}`
-            where another shell reads it once more.
+        launch: the line that starts a command once on each node, for `with_command`.
         launch_one: the same for one process on one node; empty where that is typed on the first host itself.
         gpu_request: how GPUs are asked for, with `{gpus}` in their number's place; empty where nothing is known.
         is_shared: whether all the job's nodes see this list of hosts.
@@ -58,10 +58,16 @@ class Job:
     problem: MusterError | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def launch_line(self, command: Sequence[str]) -> str:
-        """The line for a job script that starts `command` once on each node."""
-        words = shlex.join(command)
-        return self.launch.replace("{command}", words).replace("{quoted}", shlex.quote(words))
+
+def with_command(text: str, command: Sequence[str]) -> str:
+    """`text` with what the user typed in the place of `{command}`.
+
+    `{quoted}` is for another shell that reads it once more. Between `{start}` and `{rest}` further options of ours go:
+    behind a script they would be the script's.
+    """
+    words, start = shlex.join(command), shlex.join(command[:2])
+    parts = {"command": words, "quoted": shlex.quote(words), "start": start, "rest": words[len(start) :]}
+    return re.sub("{(command|quoted|start|rest)}", lambda found: parts[found[1]], text)
 
 
 NO_SCHEDULER = Job(

@@ -71,8 +71,7 @@ def launch(num_nodes: int | None) -> str:
 
 
 def _fix(env: Environment) -> str:
-    line = launch(whole_number(env.get("FLUX_JOB_NNODES", "")))
-    return f"start the command by Flux itself: `{line.replace('{command}', 'train ddp')}`"
+    return f"start the command by Flux itself: `{launch(whole_number(env.get('FLUX_JOB_NNODES', '')))}`"
 
 
 def task(env: Environment, job: Job) -> Task | None:

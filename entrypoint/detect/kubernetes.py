@@ -33,8 +33,8 @@ VARIABLES = (
 
 PREFIXES = ("LWS_", "PET_", "VC_", "VK_")
 
-FIX = "on each pod: train ddp --nnodes PODS --node-rank INDEX --master-addr HOST"
-FIX_MPI = "in the launcher's pod: mpirun -n PODS --map-by ppr:1:node train ddp"
+FIX = "on each pod: {start} --nnodes PODS --node-rank INDEX --master-addr HOST{rest}"
+FIX_MPI = "in the launcher's pod: mpirun -n PODS --map-by ppr:1:node {command}"
 
 _HOSTS_OF_VOLCANO = re.compile(r"VC_\w+_HOSTS")
 _NO_NAMES = "no names of pods"
@@ -59,7 +59,7 @@ def job(env: Environment) -> Job | None:
         job_id=None,
         hosts=pod.hosts if pod else (),
         num_nodes=pod.num_nodes if pod else None,
-        launch=fix.replace("train ddp", "{command}"),
+        launch=fix,
         gpu_request="nvidia.com/gpu: {gpus} in the limits of the pod's resources",
         is_host_proved=True,
         problem=None if pod and pod.hosts else problem,

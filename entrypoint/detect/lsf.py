@@ -39,8 +39,8 @@ PREFIXES = ("LSB_", "LSF_", "JSM_")
 PARENT = re.compile(r"^(sbatchd|res)$")
 
 FIX_JOB = "start from a fresh job: `bsub < SCRIPT`, without setting LSB_ variables by hand"
-FIX_JSRUN = "start the command by jsrun itself: `jsrun --rs_per_host=1 --tasks_per_rs=1 ... train ddp`"
-FIX_BLAUNCH = "submit with one slot a host: `bsub -n NODES -R 'span[ptile=1]'`, in the job script: `blaunch train ddp`"
+FIX_JSRUN = "start the command by jsrun itself: `jsrun --rs_per_host=1 --tasks_per_rs=1 ... {command}`"
+FIX_BLAUNCH = "submit with one slot a host: `bsub -n NODES -R 'span[ptile=1]'`, in the job script: `blaunch {command}`"
 
 
 def job(env: Environment) -> Job | None:
@@ -142,7 +142,7 @@ def blaunch_task(env: Environment, job: Job) -> Task | None:
         raise MusterError(
             "blaunch may have started a task for each slot or one for each host: which of them this is can't be told",
             seen=seen,
-            fix=f"{read.fix}; or {job.launch_line(['train', 'ddp'])}",
+            fix=f"{read.fix}; or {job.launch}",
         )
     own = read.own_index(job.hosts, seen)
     if not 1 <= task <= len(job.hosts) or own not in (None, task - 1):

@@ -245,7 +245,7 @@ def by_rank(
             f"the launcher says that {local_size} of {ranks.size} processes run on each node, which makes "
             f"{num_nodes} nodes, but the job has {len(hosts)}",
             seen=f"{read.seen(*names)}, {job.sources['hosts']}",
-            fix=f"one process on each node: {job.launch_line(['train', 'ddp'])}; or as many on each, a node after "
+            fix=f"one process on each node: {job.launch}; or as many on each, a node after "
             "the other, from a shell or script of one job only",
         )
     elif num_nodes == 1:

@@ -136,17 +136,17 @@ def task(env: Environment, job: Job) -> Task | None:
         return None
     mark = f"PBS_TASKNUM={env['PBS_TASKNUM']}"
     train = Path(sys.executable).with_name("train")
-    path = shlex.quote(str(train)) if env.is_live and train.is_file() else "/PATH/TO/train"
+    folder = shlex.quote(str(train.parent)) if env.is_live and train.is_file() else "/PATH/TO"
     remote = "pbsdsh -h" if "PBS_NUM_PPN" in env else "pbs_tmrsh"
     fix = (
-        "for each host of the job, the index counted from 0, with the path of train: "
-        f"{remote} HOST env MUSTER_HOSTS=HOST0,HOST1 MUSTER_NODE_RANK=INDEX {path} ddp"
+        "for each host of the job, the index counted from 0, with the path of this command: "
+        f"{remote} HOST env MUSTER_HOSTS=HOST0,HOST1 MUSTER_NODE_RANK=INDEX {folder}/{{command}}"
     )
     if max(job.slots, default=1) > 1:
         raise MusterError(
             f"pbsdsh starts {max(job.slots)} tasks on a node of this job, and gives them no ranks",
             seen=f"{mark}, {job.sources['hosts']}",
-            fix=f"{job.launch_line(['train', 'ddp'])}; or {fix}",
+            fix=f"{job.launch}; or {fix}",
         )
     if job.problem:
         raise MusterError(job.problem.wrong, seen=f"{mark}, {job.problem.seen}", fix=f"{job.problem.fix}; then {fix}")

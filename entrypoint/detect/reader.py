@@ -195,7 +195,7 @@ class Reader:
 
 def seen(env: Environment, *names: str) -> str:
     """`NAME=VALUE` for each of `names` that there is."""
-    return " ".join(f"{name}={env[name][:200]}" for name in names if name in env)
+    return " ".join(f"{name}={env[name][:200]}" for name in dict.fromkeys(names) if name in env)
 
 
 def slots_or_problem(find: Callable[[], dict[str, int]]) -> tuple[dict[str, int], MusterError | None]:

@@ -1,13 +1,12 @@
 """environment -> Job of a scheduler, Task of a launcher -> Allocation, or the refusal of a world of the wrong shape."""
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
 from muster.entrypoint import resources
 from muster.entrypoint.detect import families, hostlist, manual, traces
-from muster.entrypoint.detect.allocation import NO_SCHEDULER, Allocation, Job, Task
+from muster.entrypoint.detect.allocation import NO_SCHEDULER, Allocation, Job, Task, with_command
 from muster.entrypoint.detect.reader import Reader, seen
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
@@ -29,11 +28,22 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
         MusterError: what is there contradicts itself or the options, or several nodes are allocated and nothing tells
             which of them this is: never a silent world of one.
     """
+    try:
+        found = _resolve(env, options, is_single=is_single)
+    except MusterError as refusal:
+        # Whoever raised it does not know the command.
+        refusal.fix = with_command(refusal.fix, command)
+        raise
+    return replace(found, notes=tuple(with_command(note, command) for note in found.notes))
+
+
+def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Allocation:
+    """The same, with `{command}` and its like in the place of what the user typed."""
     if "TORCHELASTIC_RUN_ID" in env:
         raise MusterError(
             "this process is a worker of torchrun already: a second torchrun inside it would start a world of its own",
             seen=f"TORCHELASTIC_RUN_ID={env['TORCHELASTIC_RUN_ID']}",
-            fix=f"start it without torchrun: {shlex.join(command)}; or, where this shell or job only was started from "
+            fix="start it without torchrun: {command}; or, where this shell or job only was started from "
             "inside one: unset TORCHELASTIC_RUN_ID LOCAL_RANK",
         )
     job, rejected = families.find_job(env)
@@ -46,15 +56,15 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
         rejected += losers
         traced = _check_traces(env, options, task) if job is NO_SCHEDULER and not is_single else ()
         if task:
-            task = _launched(env, options, job, task, command)
+            task = _launched(env, options, job, task)
         else:
-            task = _alone(env, options, job, command, is_one_node=is_single or options.num_nodes == 1)
+            task = _alone(env, options, job, is_one_node=is_single or options.num_nodes == 1)
         task = replace(task, notes=traced + task.notes)
         # Users set single ones of these for a script of their own; launchers set LOCAL_RANK beside a size.
         if task.tasks_on_node == 1 and "LOCAL_RANK" in env:
             Reader(env, "").check_inner_launcher("job")
     if is_single:
-        _check_single(task, command)
+        _check_single(task)
     unused = seen(env, "RANK", "WORLD_SIZE") if job.scheduler != "kubernetes" else ""
     if unused:
         rejected += (f"{unused}: set by hand or left over, not used",)
@@ -125,12 +135,12 @@ def _by_hand(env: Environment, options: LaunchOptions, job: Job) -> Task:
     return Task.one_a_node("manual", node_rank, num_nodes, hosts, sources, notes)
 
 
-def _alone(env: Environment, options: LaunchOptions, job: Job, command: Sequence[str], *, is_one_node: bool) -> Task:
+def _alone(env: Environment, options: LaunchOptions, job: Job, *, is_one_node: bool) -> Task:
     """No launcher started this process: right on one node, or where one is asked for; a refusal on several."""
     sources = {"launcher": "no launcher's variables"}
     notes: tuple[str, ...] = ()
     hosts = job.hosts or ((env.host,) if env.host else ())
-    fix = f"by its launcher: {job.launch_line(command)}"
+    fix = f"by its launcher: {job.launch}"
     own = Reader(env, fix).own_index(job.hosts, job.sources["hosts"]) if is_one_node else None
     _check_leftovers(env, options, job)
     if job is NO_SCHEDULER:
@@ -140,19 +150,19 @@ def _alone(env: Environment, options: LaunchOptions, job: Job, command: Sequence
         sources |= {"num_nodes": "--nnodes=1" if options.num_nodes == 1 else "single", "hosts": "this host"}
         notes = (f"this uses 1 of the job's {job.num_nodes} nodes",)
     else:
-        _check_one_node(env, job, command, is_one_node=is_one_node)
+        _check_one_node(env, job, is_one_node=is_one_node)
     _check_nnodes(options, 1, job.sources["num_nodes"])
     return Task.one_a_node("local", 0, 1, hosts, sources, notes)
 
 
-def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task, command: Sequence[str]) -> Task:
+def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task) -> Task:
     """A launcher started this process as one of several."""
     task = replace(task, sources={**job.sources, **task.sources})
     _check_nnodes(options, task.num_nodes, task.sources["num_nodes"])
     _check_hosts(env, job, task)
     _check_all_nodes(options, job, task)
     if max(task.tasks_per_node) > 1 and options.nproc_per_node is not None:
-        line = "start one task a node" if job is NO_SCHEDULER else job.launch_line(command)
+        line = "start one task a node" if job is NO_SCHEDULER else job.launch
         raise MusterError(
             f"{task.launcher} started {max(task.tasks_per_node)} tasks on a node, and --nproc-per-node asks each to "
             f"start {options.nproc_per_node} more; torchrun wants one task a node",
@@ -193,14 +203,14 @@ def _check_variable(env: Environment, job: Job, node_rank: int) -> None:
         )
 
 
-def _check_single(task: Task, command: Sequence[str]) -> None:
+def _check_single(task: Task) -> None:
     """Refuses several processes for what runs in one: each would train alone, and write over the others' files."""
     if sum(task.tasks_per_node) > 1:
         once = "srun --nodes=1 --ntasks=1 " if task.launcher == "srun" else "in the job script, by itself: "
         raise MusterError(
             f"single is one process, and {task.launcher} started {sum(task.tasks_per_node)}",
             seen=f"{task.sources['num_nodes']}, {task.sources['tasks_on_node']}",
-            fix=f"start it once: {once}{shlex.join(command)}; or train ddp on all of them",
+            fix=f"start it once: {once}{{command}}; or train ddp on all of them",
         )
 
 
@@ -227,13 +237,13 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
     if places and options.num_nodes != 1:
         raise MusterError(
             "these variables speak of several processes or nodes, but nothing tells which of them this is",
-            seen=seen(env, *dict.fromkeys(("RANK", "LOCAL_RANK", "PET_NODE_RANK", *places))),
+            seen=seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
             fix="on each node: --nnodes N --node-rank I --master-addr HOST; or, if it is but one node, --nnodes 1; or "
             f"unset {' '.join(places)}, if left over",
         )
 
 
-def _check_one_node(env: Environment, job: Job, command: Sequence[str], *, is_one_node: bool) -> None:
+def _check_one_node(env: Environment, job: Job, *, is_one_node: bool) -> None:
     """Refuses a process that no launcher started, in a job of several nodes or of other ones than this.
 
     Where one node is asked for, a job whose number of nodes is not known will do.
@@ -251,21 +261,21 @@ def _check_one_node(env: Environment, job: Job, command: Sequence[str], *, is_on
         raise MusterError(
             f"this host, {env.host}, is none of the {job.num_nodes} nodes that {job.scheduler} gave this job",
             seen=f"{job.sources['hosts']}: {' '.join(job.hosts[:20])}",
-            fix=(job.launch_one or f"on {job.hosts[0]}: {{command}}").replace("{command}", shlex.join(command)),
+            fix=job.launch_one or f"on {job.hosts[0]}: {{command}}",
         )
     if job.num_nodes > 1:
         raise MusterError(
             f"{job.scheduler} gave this job {job.num_nodes} nodes, but nothing started this process on each of them",
             seen=f"{job.sources['num_nodes']}, {job.sources['hosts']}, and no task of a launcher",
-            fix=job.launch_line(command),
+            fix=job.launch,
         )
     # PBS leaves the script's own host out of its list where the first chunk has mpiprocs=0: then there are two.
     if job.hosts and env.host and not job.is_host_proved and hostlist.short(env.host) != hostlist.short(job.hosts[0]):
-        alone = f"to use this host alone: MUSTER_HOSTS={env.host} {shlex.join(command)}"
+        alone = f"to use this host alone: MUSTER_HOSTS={env.host} {{command}}"
         raise MusterError(
             f"{job.scheduler} lists {job.hosts[0]} only, and this is {env.host}",
             seen=f"{job.sources['hosts']}: {job.hosts[0]}",
-            fix=job.launch_line(command) if job.launch_one else alone,
+            fix=job.launch if job.launch_one else alone,
         )
 
 

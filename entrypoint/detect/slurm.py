@@ -45,11 +45,11 @@ MOUNT = re.compile(r"/slurmd/(?:[^/\s]+/)?job\d+(?:/|$)")
 PARENT = re.compile(r"^(slurmstepd|salloc)$")
 
 FIX_JOB = (
-    "start from a fresh job: `sbatch SCRIPT`, in it `srun ... train ddp`, without setting SLURM_ variables by hand"
+    "start from a fresh job: `sbatch SCRIPT`, in it `srun ... {command}`, without setting SLURM_ variables by hand"
 )
-FIX_TASK = "start the command by srun inside the job: `srun --ntasks-per-node=1 -n $SLURM_NNODES train ddp`"
+FIX_TASK = "start the command by srun inside the job: `srun --ntasks-per-node=1 -n $SLURM_NNODES {command}`"
 FIX_SHELL = (
-    "start the command by srun: `srun --overlap --ntasks-per-node=1 -n $SLURM_NNODES train ddp`; "
+    "start the command by srun: `srun --overlap --ntasks-per-node=1 -n $SLURM_NNODES {command}`; "
     "or a shell of one task: `srun --ntasks=1 --pty bash`"
 )
 
@@ -77,7 +77,7 @@ def job(env: Environment) -> Job | None:
         raise MusterError(
             "this shell came into the job by ssh, which tells nothing of it but its number",
             seen=f"SLURM_JOB_ID={job_id} alone",
-            fix=f"in place of ssh: srun --jobid={job_id} --overlap --nodes=N --ntasks=N --ntasks-per-node=1 train ddp",
+            fix=f"not by ssh: srun --jobid={job_id} --overlap --nodes=N --ntasks=N --ntasks-per-node=1 {{command}}",
         )
     groups = _groups(read)
     hosts = tuple(dict.fromkeys(chain(*groups)))

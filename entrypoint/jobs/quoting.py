@@ -7,8 +7,6 @@ from muster.entrypoint import show
 from muster.entrypoint.sites.recognise import VARIABLE
 from muster.errors import MusterError, one_line
 
-_PLAIN = re.compile(r"[A-Za-z0-9_.@%+,:=/-]+")
-
 
 def expanded(value: object) -> str:
     r"""`value` between double quotes, so that a shell expands $NAME and ${NAME} in it, and nothing else.
@@ -60,8 +58,10 @@ def plain(value: str, option: str) -> str:
     Raises:
         MusterError: it has blanks, quotes or other characters that a scheduler would stumble over.
     """
-    if not _PLAIN.fullmatch(value) or value.startswith("-"):
-        wrong = f"{option} is one word of letters, digits and . _ @ % + , : = / -"
+    # Of a job's name some schedulers make a file's name, others refuse a / in it.
+    signs = ". _ @ % + , : = -" if option == "--name" else ". _ @ % + , : = / -"
+    if not re.fullmatch(f"[A-Za-z0-9{signs.replace(' ', '')}]+", value) or value.startswith("-"):
+        wrong = f"{option} is one word of letters, digits and {signs}"
         raise MusterError(wrong, seen=f"{option}={value}", fix=f"{option} with such a word")
     return value
 

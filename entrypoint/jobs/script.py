@@ -81,10 +81,6 @@ def check(site: str, wanted: Wanted) -> None:
     if not wanted.image or not wanted.image.isprintable() or wanted.image.startswith("-"):
         wrong = "--image is one line of printable characters, and no - comes first"
         raise MusterError(wrong, seen=f"--image={wanted.image}", fix=f"--image {JobOptions.image}")
-    # Some schedulers make a file's name of it, others refuse it.
-    if "/" in wanted.name:
-        fix = f"--name={wanted.name.replace('/', '-')}"
-        raise MusterError("a job's name has no / in it", seen=f"--name={wanted.name}", fix=fix)
     if not wanted.command[0] or wanted.command[0].startswith("-"):
         fix = f"muster job {shlex.quote(site)} -- {shlex.join([*COMMAND, *filter(None, wanted.command)])}"
         raise MusterError("a job's command begins with a program", seen=shlex.join(wanted.command), fix=fix)

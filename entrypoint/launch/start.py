@@ -92,7 +92,12 @@ def start(
         options = replace(options, nproc_per_node=str(options.spawn))
     env = environment_of(options)
     is_dry = options.dry_run or not env.is_live
-    if not is_dry:
+    if is_dry:
+        # The command of the launch that is shown. What a script gets stands behind these.
+        number = options.dry_run + (options.env_file is not None)
+        asked = "\0--(dry[-_]run|env[-_]file[=\0][^\0]*)(?=\0|$)"
+        typed = re.sub(asked, "", "\0".join(typed), count=number).split("\0")
+    else:
         os.getcwd()  # where it was removed, torch would say that a library of its own can't be loaded
         # A scheduler's early warnings would end this process: they are kept until the one that it becomes is ready to
         # hear them, which may take a minute; what is held stays held through an exec. SIGTERM is not: before anything

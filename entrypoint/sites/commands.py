@@ -81,10 +81,10 @@ def print_list() -> None:
 
 def new_table(first: str, *headings: str) -> "Table":
     """An empty table with these headings, whose long values go on in the next line."""
-    from rich import box
+    from rich import box, get_console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, int(get_console().width >= 80), 0, 0))
     table.add_column(first, style="bold", overflow="fold")
     for heading in headings:
         table.add_column(heading, overflow="fold")

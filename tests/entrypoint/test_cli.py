@@ -66,6 +66,23 @@ def test_detect_shows_values_with_their_sources(command: Run, recordings: Path) 
         assert text in answer.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        ("train ddp --dry-run --epochs 3", "train ddp --epochs 3"),
+        ("train ddp --env-file FILE --dry_run --epochs=3", "train ddp --epochs=3"),
+        ("muster doctor --env-file=FILE --quick", "muster doctor --quick"),
+    ],
+)
+def test_a_dry_run_shows_the_command_of_the_launch_itself(
+    command: Run, recordings: Path, words: str, typed: str
+) -> None:
+    file = recordings / "slurm" / "b_srun_N2_1per.node02.1.env"
+    answer = command(*words.replace("FILE", str(file)).split())
+    assert answer.returncode == 0, answer.stderr
+    assert f"export MUSTER_COMMAND={shlex.quote(typed)}" in answer.stdout.splitlines()
+
+
 def test_a_refusal_is_three_lines_and_code_2(command: Run, recordings: Path) -> None:
     file = recordings / "slurm" / "a_sbatch_N2.node01.0.env"
     answer = command("train", "ddp", "--epochs", "3", "--env-file", str(file))
@@ -94,6 +111,9 @@ def test_a_refusal_is_three_lines_and_code_2(command: Run, recordings: Path) -> 
         (["ddp", "--wandb"], "--wandb", "--track wandb"),
         (["ddp", "--pretrained"], "--pretrained", "new weights"),
         (["ddp", "--zzz", "1"], "--zzz", "--help"),
+        (["ddp", "--no-dry-run"], "--no-dry-run", "without --no-dry-run"),
+        (["ddp", "-epochs", "3"], "-epochs", "train ddp --epochs"),
+        (["ddp", "-nproc_per_node=2"], "-nproc_per_node=2", "train ddp --nproc-per-node"),
         (["ddp", "leftover"], "leftover", "--help"),
         (["ddp", "--epochs"], "--epochs", "train ddp --help"),
         (["--epochs", "3"], "--epochs", "train ddp --epochs"),

@@ -137,6 +137,7 @@ def test_a_refused_site() -> None:
         ([300 * "a"], 300 * "a"),
         ([300 * "a" + ".toml"], 300 * "a"),
         (["slurm", "--name", "a/b"], "--name=a/b"),
+        (["list", "train", "ddp"], "muster job SITE -- train ddp"),
         (["slurm", "--image=-x.sif"], "--image=-x.sif"),
         (["slurm", "--", "--epochs", "3"], "-- train ddp --epochs 3"),
         (["kubernetes", "--", ""], "begins with a program"),

@@ -36,6 +36,31 @@ def test_hosts_of_a_file_come_once_each_in_the_order_of_their_first_line() -> No
     assert (job.hosts, job.slots, job.num_nodes) == (("n2", "n1", "n3"), (2, 2, 1), 3)
 
 
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        (
+            "KUBERNETES_SERVICE_HOST=1 JOB_COMPLETION_INDEX=1",
+            "muster run --nnodes PODS --node-rank INDEX --master-addr",
+        ),
+        (
+            "KUBERNETES_SERVICE_HOST=1 K_MPI_JOB_ROLE=worker",
+            "mpirun -n PODS --map-by ppr:1:node muster run -m own 'a b'",
+        ),
+        ("FLUX_JOB_ID=f12", "flux run -N NODES -n NODES --exclusive muster run -m own 'a b'"),
+        ("SLURM_JOB_ID=9 SLURM_STEP_ID=x", "srun ... muster run -m own 'a b'"),
+        ("LSB_JOBID=1 LSB_MCPU_HOSTS=a,2,b,2 LSF_PM_TASKID=1", "`blaunch muster run -m own 'a b'`"),
+    ],
+)
+def test_a_refusal_shows_the_command_that_was_typed(variables: str, line: str) -> None:
+    env = Environment(dict(pair.replace(",", " ").split("=", 1) for pair in variables.split(" ")), "a")
+    with pytest.raises(MusterError) as refusal:
+        resolve.resolve(env, LaunchOptions(), ["muster", "run", "-m", "own", "a b"])
+    assert line in refusal.value.fix
+    assert " -m own 'a b'" in refusal.value.fix
+    assert "train ddp" not in refusal.value.fix
+
+
 def test_a_file_is_read_from_disk_in_a_live_process(tmp_path: Path) -> None:
     nodes = tmp_path / "31.pbshead"
     nodes.write_text("pbsn1\npbsn2\n")
@@ -84,6 +109,9 @@ def test_listed_hosts_do_not_make_several_tasks_of_pbsdsh_on_a_node_one(tmp_path
         detect(changed(task, MUSTER_HOSTS="pbsn1,pbsn2"))
     # A task's PATH is not the job script's: it needs the path of train.
     assert "/PATH/TO/train ddp" in refusal.value.fix
+    with pytest.raises(MusterError, match="pbsdsh starts 2 tasks on a node") as refusal:
+        resolve.resolve(task, LaunchOptions(), ["muster", "run", "own.py"])
+    assert refusal.value.fix.endswith("/PATH/TO/muster run own.py")
     # On the first node PBS leaves PBS_NODEFILE out of a task's variables, and keeps the file.
     first = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_pbsdsh.pbsn1.task00000002.env")
     (tmp_path / "aux").mkdir()
