@@ -21,7 +21,6 @@ from muster.variables import LaunchVariable
 # The versions of the plugin's table that NCCL may look for, the newest first.
 # Source: https://github.com/NVIDIA/nccl/tree/master/plugins/net
 TABLES = [f"ncclNetPlugin_v{number}" for number in range(14, 2, -1)]
-DEFAULT_PLUGIN = "libnccl-net.so"
 
 # NCCL's own networks.
 BUILT_IN = ("ib", "socket")
@@ -59,22 +58,26 @@ class Row:
 def plugin() -> Row:
     """Whether NCCL's network plugin opens, and whether it is the network that NCCL_NET asks for."""
     name, wanted = os.environ.get("NCCL_NET_PLUGIN", ""), os.environ.get("NCCL_NET", "")
+    needs_one = wanted.lower() not in ("", *BUILT_IN)
+    if name.lower() == "none":
+        return Row("plugin", False if needs_one else None, "none, as NCCL_NET_PLUGIN asks for")
+    # A word stands for a file too. Source: https://github.com/NVIDIA/nccl/blob/master/src/plugin/plugin_open.cc
+    file = name if "/" in name or ".so" in name else f"libnccl-net-{name}.so" if name else "libnccl-net.so"
     try:
-        library = ctypes.CDLL(name or DEFAULT_PLUGIN, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        library = ctypes.CDLL(file, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as reason:
-        is_missed = bool(name) or wanted.lower() not in ("", *BUILT_IN)
-        return Row("plugin", False if is_missed else None, str(reason))
+        return Row("plugin", False if name or needs_one else None, str(reason))
     for table in TABLES:
         try:
             net = (ctypes.c_char_p.in_dll(library, table).value or b"").decode(errors="replace")
         except ValueError:
             continue
-        path = file_of(getattr(library, table)) or name or DEFAULT_PLUGIN
+        path = file_of(getattr(library, table)) or file
         says = f"{path} is {net} ({table})"
         if wanted and wanted.lower() not in (net.lower(), *BUILT_IN):
             return Row("plugin", False, f"{says}, but NCCL_NET={wanted}", (net, path))
         return Row("plugin", True, says, (net, path))
-    return Row("plugin", False, f"{name or DEFAULT_PLUGIN} opens, but has none of {TABLES[-1]} to {TABLES[0]}")
+    return Row("plugin", False, f"{file} opens, but has none of {TABLES[-1]} to {TABLES[0]}")
 
 
 def providers() -> Row:

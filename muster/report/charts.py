@@ -180,12 +180,12 @@ def _over_steps(
     # A step is a whole number.
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(_tick)
-    values = [value for line in lines for value in line.points.values()]
     axes.yaxis.set_major_formatter(PercentFormatter(1) if of == "share" else _tick)
-    if of == "loss" and 0 < min(values) < max(values) / 20:
+    low, high = axes.dataLim.intervaly
+    if of == "loss" and 0 < low < high / 20:
         # A first loss that is far off would press all others against the axis.
-        _log_scale(axes, min(values), max(values))
-    elif of != "loss" and min(values) >= 0:
+        _log_scale(axes)
+    elif of != "loss" and low >= 0:
         axes.set_ylim(bottom=0)
     return _chart(title, note, figure)
 
@@ -213,8 +213,7 @@ def _over_ranks(title: str, y_label: str, group: Sequence[Scaling], name: str) -
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.set_ylim(bottom=0)
     else:
-        values = [value for line in (*measured, *ideal) for value in line.points.values()]
-        _log_scale(axes, min(values), max(values))
+        _log_scale(axes)
     return _chart(title, "", figure)
 
 
@@ -244,10 +243,11 @@ def _figure(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> tu
     return figure, axes
 
 
-def _log_scale(axes: Any, low: float, high: float) -> None:
+def _log_scale(axes: Any) -> None:
     """Makes the y axis logarithmic, with some five round numbers on it, however much it spans."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
+    low, high = axes.dataLim.intervaly
     axes.set_yscale("log")
     many = LogLocator(subs=(1, 2, 5) if high / 1e3 < low else (1,))
     axes.yaxis.set_major_locator(many if high / 4 > low else MaxNLocator(6))

@@ -33,7 +33,7 @@ def facts(runs: Sequence[Run]) -> dict[str, Facts]:
             ("strategy", lambda run: run.text("strategy") or NONE),
             ("ranks", lambda run: count(run.world_size)),
             ("hosts", hosts),
-            ("device", hardware),
+            ("device", lambda run: run.text("versions", "gpu") or (run.text("device") or NONE).replace("cpu", "CPU")),
             ("precision", precision),
             ("batch of all ranks", lambda run: count(run.number("global_batch"))),
             ("parameters", lambda run: quantity(run.number("num_parameters"))),
@@ -102,10 +102,6 @@ def hosts(run: Run) -> str:
     if len(names) > 4:
         return f"{names[0]} ... {names[-1]} ({len(names)})"
     return " ".join(names) or count(run.number("num_nodes"))
-
-
-def hardware(run: Run) -> str:
-    return run.text("versions", "gpu") or (run.text("device") or NONE).replace("cpu", "CPU")
 
 
 def precision(run: Run) -> str:

@@ -163,6 +163,27 @@ def test_a_libfabric_without_the_fabrics_provider_has_failed(tmp_path: Path) -> 
     assert [is_good(found) for found in ("slingshot", "efa", "infiniband", "")] == ["False", "False", "True", "True"]
 
 
+@pytest.mark.parametrize(
+    ("name", "net", "is_good"),
+    [
+        ("mine", "", True),
+        ("libnccl-net-mine.so", "", True),
+        ("other", "", False),
+        ("None", "", None),
+        ("none", "Socket", None),
+        ("none", "Libfabric", False),
+    ],
+)
+def test_a_plugin_is_named_as_nccl_takes_it(tmp_path: Path, name: str, net: str, is_good: bool | None) -> None:
+    """By its file's name, or by what stands in libnccl-net-NAME.so; or none is wanted."""
+    source = "int fi_version(void) { return 0; }" + nodes.PLUGIN.format(net="Mine")
+    nodes.library(tmp_path / "libnccl-net-mine.so", source)
+    code = "from muster.check import fabric; print(fabric.plugin().is_good)"
+    env = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(tmp_path), "NCCL_NET_PLUGIN": name, "NCCL_NET": net}
+    done = subprocess.run([sys.executable, "-c", code], env=env, text=True, check=True, stdout=subprocess.PIPE)
+    assert done.stdout.strip() == str(is_good)
+
+
 def test_check_shows_the_loaders_own_words(run: Run, slingshot: Path) -> None:
     bad = {"NCCL_NET_PLUGIN": "/nonexistent/libnccl-net.so"}
     done = fabric(run, slingshot, "check", "--fabric=off", env=bad)

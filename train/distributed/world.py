@@ -28,6 +28,10 @@ HashStore: Any = dist.HashStore  # pyright: ignore[reportPrivateImportUsage]
 """A store within one process."""
 
 
+class RanksMissing(MusterError):
+    """Some ranks did not come to a meeting of all ranks."""
+
+
 @dataclass
 class RankStatus:
     """How far this rank is. The trainer writes these attributes, the heartbeat reads them: neither waits for the other.
@@ -131,7 +135,7 @@ class World:
         does not come is named.
 
         Raises:
-            MusterError: a rank did not come within `timeout_s`.
+            RanksMissing: a rank did not come within `timeout_s`.
         """
         if self.store is None:
             return [value]
@@ -157,7 +161,7 @@ class World:
             if time.monotonic() - started < limit_s - 1:
                 raise  # the connection broke: rank 0 is gone, it did not merely take its time
             missing = [key.rpartition("/")[2] for key in keys if not self.store.check([key])]
-            raise MusterError(
+            raise RanksMissing(
                 f"rank {', '.join(missing).replace('all', '0')} did not come to a meeting of all ranks",
                 seen=f"waited {limit_s} s on rank {self.rank} of {self.world_size} ({self.host})",
                 fix="look at the output of the missing ranks, or allow more time: --timeout-s",

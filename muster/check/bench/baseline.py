@@ -30,9 +30,6 @@ from muster.train.health.faults import agree
 from muster.units import plural
 from muster.variables import LaunchVariable
 
-SITE = LaunchVariable.SITE_FOUND
-"""The variable by which the launch tells whose profile it used."""
-
 Key = tuple[str, int]
 
 PASSES = 5
@@ -72,7 +69,7 @@ class Setting:
 
 def site(environ: Mapping[str, str]) -> str:
     """The site's name: the launch's word, the user's, or the cluster's own name; empty where nothing tells."""
-    for name in (SITE, "MUSTER_SITE", "SLURM_CLUSTER_NAME"):
+    for name in (LaunchVariable.SITE_FOUND, "MUSTER_SITE", "SLURM_CLUSTER_NAME"):
         if environ.get(name, "auto") not in ("auto", "off", ""):
             return environ[name]
     return ""

@@ -114,22 +114,19 @@ def run(world: World, options: BenchOptions) -> list[Row]:
     return rows
 
 
-def rounds(num_nodes: int) -> list[list[tuple[int, int]]]:
-    """All pairs that are measured, as rounds: in each, no node is in two pairs."""
+def rounds(num_nodes: int) -> list[dict[int, int]]:
+    """All pairs that are measured, as rounds: in each, a node has one partner, or none."""
     pairs = [(node, other) for node in range(num_nodes) for other in partners(node, num_nodes) if node < other]
     if num_nodes <= ALL_PAIRS_UP_TO:
         # As in a tournament: pairs whose numbers have the same sum have no node in common.
         pairs.sort(key=lambda pair: sum(pair) % num_nodes)
-    result: list[list[tuple[int, int]]] = []
-    busy: list[set[int]] = []
-    for pair in pairs:
-        number = next((number for number, nodes in enumerate(busy) if nodes.isdisjoint(pair)), len(busy))
-        if number == len(busy):
-            result.append([])
-            busy.append(set())
-        result[number].append(pair)
-        busy[number].update(pair)
-    return result
+    found: list[dict[int, int]] = []
+    for node, other in pairs:
+        met = next((met for met in found if node not in met and other not in met), None)
+        if met is None:
+            found.append(met := {})
+        met |= {node: other, other: node}
+    return found
 
 
 def _measure(link: "Link") -> list[Row]:
@@ -141,13 +138,12 @@ def _measure(link: "Link") -> list[Row]:
     own: list[Row] = []
     for met in rounds(len(nodes)):
         link.barrier()
-        pair = next((pair for pair in met if node in pair), None)
-        side_by_side = min(len(nodes[each]) for each in pair) if pair else 0
-        if pair is None or place >= side_by_side:
+        other = met.get(node)
+        side_by_side = 0 if other is None else min(len(nodes[node]), len(nodes[other]))
+        if other is None or place >= side_by_side:
             continue
-        other = pair[1 - pair.index(node)]
         try:
-            for source in pair:
+            for source in sorted((node, other)):
                 if source == node:
                     figures = link.send(nodes[other][place])
                     own.append(Row(hosts[node], hosts[other], *figures, place, side_by_side))

@@ -17,7 +17,7 @@ from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.backends import open_group
-from muster.train.distributed.world import World, close_group
+from muster.train.distributed.world import RanksMissing, World, close_group
 from muster.train.health import faults, memory
 from muster.train.health.faults import Watch, agree
 from muster.train.reporting import console
@@ -100,15 +100,12 @@ def report_failure(world: World | None, error: Exception, doing: str) -> int:
 def explain(world: World, error: Exception, doing: str) -> MusterError | None:
     """The error to report for this rank's `error`; None where another rank reports it."""
     this = f"rank {world.rank} on {world.host}"
-    if isinstance(error, MusterError):
-        has_lost_others = "did not come" in error.wrong
-        if not has_lost_others:
-            return error
-    else:
-        # All that the backends say of other ranks is a RuntimeError.
-        is_speaking = isinstance(error, RuntimeError) and dist.is_initialized() and not memory.find(error)
-        has_lost_others = is_speaking or isinstance(error, dist.DistError)
-    reason = transport.with_warnings(error.seen if isinstance(error, MusterError) else error)
+    if isinstance(error, MusterError) and not isinstance(error, RanksMissing):
+        return error
+    # All that the backends say of other ranks is a RuntimeError.
+    is_speaking = isinstance(error, RuntimeError) and dist.is_initialized() and not memory.find(error)
+    has_lost_others = is_speaking or isinstance(error, RanksMissing | dist.DistError)
+    reason = transport.with_warnings(error.seen if isinstance(error, RanksMissing) else error)
     fix = "muster doctor looks at the nodes and the network between them; more time: --timeout-s"
     if not has_lost_others:
         wrong = f"{this} failed at {doing}: {type(error).__name__}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from muster.check.bench.collectives import ALL, BARRIER, WrongValues
+from muster.check.bench.collectives import ALL, BARRIER, NAMES, WrongValues
 from muster.check.doctor.finding import Finding
 from muster.check.options import DoctorOptions
 from muster.check.ranks import FAULT_POLL_S, fault_in, listed, with_device
@@ -27,7 +27,7 @@ START = "the start of the process group"
 NOT_OVER = "not over"
 """What a rank says that had to be left where it was."""
 
-ORDER = (START, *(one.name for one in ALL), BARRIER)
+ORDER = (START, *NAMES)
 
 
 @dataclass
@@ -62,7 +62,6 @@ def gather(world: World, options: DoctorOptions) -> Facts:
         return own
     # Half of it for each: what became of them has to be told within the whole.
     limit_s = max(5.0, options.timeout_s / 2)
-    raised: list[str] = []
 
     def call_all() -> None:
         # gloo gives up after the time of its group. NCCL would end the process: it has more than is waited for below.
@@ -77,7 +76,7 @@ def gather(world: World, options: DoctorOptions) -> Facts:
             own.at = BARRIER
             dist.barrier()
         except Exception as error:
-            raised.append(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            own.why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
     # They may hang.
     thread = Thread(target=call_all, daemon=True)
@@ -91,9 +90,9 @@ def gather(world: World, options: DoctorOptions) -> Facts:
             at, since = own.at, time.monotonic()
         if store and fault_in(store):
             break
-    if thread.is_alive() or raised:
-        own.why = raised[0] if raised else f"{NOT_OVER} after {time.monotonic() - since:.0f} s"
-    else:
+    if thread.is_alive():
+        own.why = own.why or f"{NOT_OVER} after {time.monotonic() - since:.0f} s"
+    if not own.why:
         close_group()
     return own
 

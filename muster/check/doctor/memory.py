@@ -54,7 +54,7 @@ class Facts:
 def gather(world: World, options: DoctorOptions) -> Facts:
     is_first = leads_host(world)
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    memory, quota = control_groups.limits()
+    memory, quota = control_groups.available()
     available = psutil.virtual_memory().available
     return Facts(
         rank=world.rank,

@@ -101,8 +101,8 @@ def choose(environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]) 
 
     It is the one that gloo is told to take, or else the one towards MASTER_ADDR.
     """
-    if listed := environ.get("GLOO_SOCKET_IFNAME"):
-        return next(((name, interfaces[name][0]) for name in listed.split(",") if name in interfaces), ("", ""))
+    if asked := environ.get("GLOO_SOCKET_IFNAME"):
+        return next(((name, interfaces[name][0]) for name in asked.split(",") if name in interfaces), ("", ""))
     address = towards(environ.get("MASTER_ADDR", ""))
     return next((name for name, own in interfaces.items() if address in own), ""), address
 

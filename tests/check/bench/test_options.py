@@ -12,6 +12,7 @@ from muster.check.bench.collectives import shown as size_shown
 from muster.check.bench.sweep import chosen_sizes, parse_size
 from muster.check.options import BenchOptions
 from muster.errors import MusterError
+from muster.variables import LaunchVariable
 from tests.train.conftest import environment
 
 GIBI = 1 << 30
@@ -86,7 +87,7 @@ def test_the_launch_tells_bench_its_site():
     code = "from muster.entrypoint.cli import muster; muster()"
     command = [sys.executable, "-P", "-c", code, "bench", "--site=juwels-booster", "--dry-run"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=120)
-    assert f"export {baseline.SITE}=juwels-booster\n" in done.stdout
+    assert f"export {LaunchVariable.SITE_FOUND}=juwels-booster\n" in done.stdout
 
 
 def test_an_unknown_option_is_for_the_user_to_mend():

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from muster.check.bench import baseline, run
 from muster.check.bench.baseline import Setting
 from muster.check.bench.collectives import NAMES
-from muster.train.distributed.world import World
+from muster.train.distributed.world import RanksMissing, World
 from tests.train.conftest import ROOT, Ended, environment, rank_environments, read_ranks
 
 pytestmark = pytest.mark.process
@@ -281,8 +281,11 @@ def test_a_rank_that_stands_still_is_named(bench):
 def test_the_first_rank_left_says_who_did_not_come_back(monkeypatch, rank, alive, wrong):
     monkeypatch.setattr(run, "ranks_alive", lambda world: alive)
     world = World(rank=rank, world_size=3, host="abc"[rank], hosts=("a", "b", "c"))
-    found = run.explain(world, dist.DistBackendError("Connection reset by peer"), "all_reduce")
-    assert (found and found.wrong) == wrong
+    broken = dist.DistBackendError("Connection reset by peer")
+    late = RanksMissing("a rank is missing", seen="waited 300 s", fix="look there")
+    for error in (broken, late):
+        found = run.explain(world, error, "all_reduce")
+        assert (found and found.wrong) == wrong
 
 
 def test_a_failure_of_bench_is_no_crash_for_the_agent(measured, tmp_path):

@@ -1,9 +1,16 @@
 """Cores, /dev/shm and open files."""
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from muster.check.doctor import memory
 from muster.check.doctor.storage import Space
+from muster.check.options import DoctorOptions
+from muster.train.distributed.world import World
 from tests.check.doctor.healthy import found, healthy, on_cpus, only, with_node, with_ranks
+from tests.test_control_groups import write
 
 
 def test_shared_memory() -> None:
@@ -53,3 +60,9 @@ def test_a_limit_of_processor_time() -> None:
     assert "2.5 of them" in finding.seen
     assert only(with_ranks(healthy(1, 1), "", lambda rank: {"quota": 1.5})).wrong == "1 core for 1 rank"
     assert found(with_ranks(healthy(1), "", lambda rank: {"quota": 8.0})) == []
+
+
+def test_what_a_container_uses_already_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, monkeypatch, "0::/", {"memory.max": "1048576", "memory.current": "1000000"})
+    facts = memory.gather(World(host="a", hosts=("a",)), DoctorOptions(device="cpu"))
+    assert facts.memory_free == 48576
