@@ -20,6 +20,7 @@ import torch.distributed as dist
 from muster.entrypoint.agent.agent import LEFT, TIE, leave
 from muster.entrypoint.agent.failures import how_ended
 from muster.paths import ROOT
+from tests.train.conftest import free_port
 
 AGENT = [sys.executable, "-P", "-m", "muster.entrypoint.agent"]
 ONE_NODE = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
@@ -124,9 +125,7 @@ def test_one_failure_on_another_node_keeps_nobody_waiting(tmp_path: Path, others
     (tmp_path / "script.py").write_text(ONE_FAILS)
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     env = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     argv = [*AGENT, "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=static"]
     argv += ["--master-addr=127.0.0.1", f"--master-port={port}", "--rdzv-conf=timeout=60", "--max-restarts=0"]
     # Once a node that is done hears of one that failed, once the node with the store tells the other.
@@ -148,8 +147,7 @@ def test_one_failure_on_another_node_keeps_nobody_waiting(tmp_path: Path, others
 
 
 def test_nodes_that_wait_for_another_hear_of_ctrl_c(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     argv = [*AGENT, "--nnodes=3", "--nproc-per-node=1", "--rdzv-backend=static", "--rdzv-conf=timeout=100"]
     argv += ["--master-addr=127.0.0.1", f"--master-port={port}"]
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
@@ -194,8 +192,7 @@ runpy.run_module("muster.entrypoint.agent", run_name="__main__", alter_sys=True)
 @pytest.mark.parametrize("script", ["", pytest.param(JOINS, marks=pytest.mark.full)], ids=["apart", "together"])
 def test_ranks_that_never_met_are_told_at_the_end(tmp_path: Path, script: str, num_nodes: int) -> None:
     (tmp_path / "script.py").write_text(script)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     argv = [sys.executable, "-P", "-c", FOR_LONG, f"--nnodes={num_nodes}", f"--nproc-per-node={3 - num_nodes}"]
     argv += ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={port}", "--rdzv-conf=timeout=60"]
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
@@ -286,7 +283,7 @@ if sys.argv[1] == "all fail":
 
 FIXED = ["--nnodes=2", "--rdzv-backend=static", "--rdzv-conf=timeout=60", "--max-restarts=0", "--master-addr=127.0.0.1"]
 ELASTIC = ["--nnodes=1:2", "--rdzv-backend=c10d", "--max-restarts=3"]
-TIMES = "join_timeout=60,read_timeout=8,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=4"
+TIMES = "join_timeout=60,read_timeout=30,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=4"
 
 
 @contextmanager
@@ -300,8 +297,7 @@ def two_nodes(
     (folder / "script.py").write_text(WORKS)
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     env = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     argv = [sys.executable, "-P", "-c", QUICK, "--nproc-per-node=1", *options]
 
     def place(node: int) -> list[str]:
@@ -325,7 +321,8 @@ def two_nodes(
     try:
         for rank, node in enumerate(nodes[:1] if second else nodes):
             assert node.stdout is not None
-            assert node.stdout.readline() == ("works\n" if str(rank) in words else "is done\n")
+            first = node.stdout.readline()
+            assert first == ("works\n" if str(rank) in words else "is done\n"), first or node.communicate(timeout=60)
         yield nodes
     finally:
         for node in nodes:
