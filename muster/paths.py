@@ -1,5 +1,7 @@
 """Where the project's files are: in a clone, in the image, or among installed packages; and what a file says."""
 
+import errno
+import stat
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -9,9 +11,21 @@ JOBS = Path(__file__).parent / "jobs"
 """Profiles of sites and fabrics, and templates of job scripts."""
 
 
+def check_regular(path: Path) -> None:
+    """Raises OSError where there is no regular file: a pipe to which nobody writes holds its reader for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def content_of(path: Path) -> bytes:
+    """The content of a regular file; OSError where there is none, or it can't be read."""
+    check_regular(path)
+    return path.read_bytes()
+
+
 def text_of(path: Path) -> str:
-    """The content of a file; nothing where it can't be read."""
+    """The content of a regular file; nothing where there is none, or it can't be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return content_of(path).decode(errors="replace")
     except OSError:
         return ""

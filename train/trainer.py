@@ -16,6 +16,7 @@ from muster import config, interruption
 from muster.config import Options
 from muster.config_file import to_toml
 from muster.errors import ExitCode, MusterError
+from muster.paths import content_of
 from muster.train import compilation, data, models, optim, parallel
 from muster.train.checkpoint import CheckpointManager, Progress, Statistics, TrainState, is_complete
 from muster.train.checkpoint.run_directory import Run, differences, restore, share_run
@@ -239,7 +240,7 @@ class Trainer:
             return True  # it has gone beyond a smaller `--epochs` or `--max-steps`
         has_one = False
         with suppress(OSError, ValueError, LookupError, TypeError):
-            has_one = json.loads((self.run.folder / "summary.json").read_bytes())["step"] == step
+            has_one = json.loads(content_of(self.run.folder / "summary.json"))["step"] == step
         return self.world.gather(has_one)[0]
 
     def open_tracker(self) -> Tracker:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from muster.errors import MusterError, one_line
+from muster.paths import content_of
 from muster.units import by_numbers, plural
 
 SUMMARY, METRICS = "summary.json", "metrics.jsonl"
@@ -163,12 +164,6 @@ def _holds_run(folder: Path) -> bool:
     return any(os.path.isfile(folder / name) for name in (SUMMARY, METRICS))
 
 
-def _content(path: Path) -> bytes:
-    if not path.is_file():  # a pipe that nobody writes to must not hold the report
-        raise OSError("it is no plain file")
-    return path.read_bytes()
-
-
 def _open(folder: Path) -> Run:
     """The run in `folder`.
 
@@ -180,12 +175,12 @@ def _open(folder: Path) -> Run:
     fix = "leave this run out; or remove the file: metrics.jsonl is then read alone"
     try:
         if path.exists():
-            summary = json.loads(_content(path))
+            summary = json.loads(content_of(path))
             if not isinstance(summary, dict) or not summary:
                 raise MusterError("a file of the run is damaged", seen=f"{path}: it holds no object", fix=fix)
         path, fix = folder / METRICS, "leave this run out"
         if path.exists():
-            text = _content(path).decode("utf-8", errors="replace")
+            text = content_of(path).decode(errors="replace")
     except (OSError, ValueError, RecursionError) as error:
         raise MusterError("a file of the run can't be read", seen=f"{path}: {error}", fix=fix) from None
     kept: list[Record] = []

@@ -21,7 +21,7 @@ from torch import nn
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.paths import text_of
+from muster.paths import content_of, text_of
 from muster.train import checkpoint
 from muster.train.checkpoint import CheckpointManager, TrainState
 from muster.train.checkpoint.manager import first_whole, latest_of, misfit, newest_first, step_of
@@ -120,7 +120,7 @@ def begun_by(launch: str, options: Options, base: Path) -> Run | None:
     folders = {given, given.parent.parent, given.parent, base.parent / given} if options.resume else set[Path]()
     for folder in [*([base] if options.name else numbered(base)), *folders]:
         try:
-            begun = json.loads((folder / LAUNCH).read_text())
+            begun = json.loads(content_of(folder / LAUNCH))
             if begun["launch"] != launch:
                 continue
         except (OSError, ValueError, TypeError, KeyError):  # there is none, or it is damaged
@@ -328,7 +328,7 @@ def refuse_second(path: Path, own: Writer) -> None:
 def is_alive(path: Path, own: Writer) -> bool:
     """Whether the process that the file at `path` names still runs; on another host: whether it touches the file."""
     try:
-        other = msgspec.json.decode(path.read_bytes(), type=Writer)
+        other = msgspec.json.decode(content_of(path), type=Writer)
     except FileNotFoundError:
         return False
     except msgspec.MsgspecError:

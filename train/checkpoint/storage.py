@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from muster.errors import MusterError
+from muster.paths import check_regular, content_of
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -85,7 +86,7 @@ def read_index(path: Path) -> dict[str, Any]:
         MusterError: it is missing, damaged, of another program, or of another version of this one.
     """
     try:
-        head, _, text = (path / INDEX).read_bytes().partition(b"\n")
+        head, _, text = content_of(path / INDEX).partition(b"\n")
     except OSError as error:
         if path.exists():
             raise unreadable(path, "it is no checkpoint of this program: no index") from error
@@ -189,9 +190,8 @@ def read_chunk(folder: Path, chunk: Mapping[str, Any], dtype: torch.dtype) -> to
         Damaged: they are not those that were written.
     """
     numbers = bytearray(chunk["length"])
-    if (folder / chunk["file"]).is_fifo():  # which would hold its reader for ever
-        raise Damaged(f"{chunk['file']} is a pipe")
     try:
+        check_regular(folder / chunk["file"])
         with (folder / chunk["file"]).open("rb") as file:
             file.seek(chunk["start"])
             length = file.readinto(numbers)

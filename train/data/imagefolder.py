@@ -18,7 +18,7 @@ LAYOUT = "FOLDER/CLASS/IMAGE.jpg, or FOLDER/train/CLASS/IMAGE.jpg and FOLDER/val
 
 @dataclass(frozen=True)
 class Found:
-    """The images below a folder, as torchvision's ImageFolder has them: by class, then by folder and name.
+    """The images below a folder, in the order of torchvision's ImageFolder: by class, then by folder and name.
 
     Attributes:
         paths_N: below the folder, as bytes in one array: a list of a million would be copied in each worker, by its
@@ -80,8 +80,13 @@ def find_folder(options: Options, layout: str) -> Path:
     return root
 
 
+def entries_of(folder: str | Path) -> list[os.DirEntry[str]]:
+    """What is in `folder`, but for hidden names: macOS leaves a `._NAME.jpg`, which is no image, beside each image."""
+    return [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+
+
 def images_below(folder: str, above: tuple[str, ...]) -> list[str]:
-    """The paths of the images in a folder and below it; links are followed.
+    """The paths of the images in a folder and below it; links are followed, hidden names are left out.
 
     Args:
         above: the real paths of the folders on the way here.
@@ -94,7 +99,7 @@ def images_below(folder: str, above: tuple[str, ...]) -> list[str]:
     if real in above:
         raise MusterError("a link leads back to a folder above it", seen=f"{folder} -> {real}", fix="remove the link")
     found: list[str] = []
-    for entry in list(os.scandir(folder)):
+    for entry in entries_of(folder):
         if entry.is_dir():
             found += images_below(entry.path, (*above, real))
         elif has_file_allowed_extension(entry.name, IMG_EXTENSIONS):
@@ -112,7 +117,7 @@ def read_folder(folder: Path, options: Options) -> tuple[list[str], list[tuple[s
         MusterError: there is no folder, no class in it, a class without images, or a link that leads back.
     """
     try:
-        classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        classes = sorted(entry.name for entry in entries_of(folder) if entry.is_dir())
         if not classes:
             state = "holds no subfolders, so no classes" if any(folder.iterdir()) else "is empty"
             raise MusterError(f"the data folder {state}", seen=f"--data={options.data} ({folder})", fix=LAYOUT)

@@ -290,14 +290,8 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
         MusterError: the training samples don't fill one global batch, `--decoder` does not fit, or /dev/shm does not
             hold the workers' batches.
     """
-    sampler = TrainSampler(
-        len(source.train),
-        batch_size=options.batch_size,
-        accumulate=options.accumulate,
-        rank=world.dp_rank,
-        world_size=world.dp_size,
-        seed=options.seed,
-    )
+    share = {"batch_size": options.batch_size, "rank": world.dp_rank, "world_size": world.dp_size}
+    sampler = TrainSampler(len(source.train), **share, accumulate=options.accumulate, seed=options.seed)
     if sampler.num_steps == 0:
         raise MusterError(
             f"{len(source.train)} training samples don't fill one global batch of {sampler.global_batch}",
@@ -305,10 +299,8 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
             f"--accumulate={options.accumulate}",
             fix="a smaller --batch-size or --accumulate, fewer processes, or more samples",
         )
-    valid_sampler = ValidSampler(
-        len(source.valid), batch_size=options.batch_size, rank=world.dp_rank, world_size=world.dp_size
-    )
-    train, valid = (Batches(source, chooser, options, world) for chooser in (sampler, valid_sampler))
+    samplers = sampler, ValidSampler(len(source.valid), **share)
+    train, valid = (Batches(source, chooser, options, world) for chooser in samplers)
     choose_num_workers(train, valid, options, world, cores)
     return train, valid
 

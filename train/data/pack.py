@@ -17,9 +17,10 @@ import shutil
 import signal
 import sys
 import tarfile
-import tempfile
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -68,6 +69,7 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
             raise MusterError("the shards would be a class of the images", seen=f"FOLDER={folder} OUT={out}", fix=fix)
     else:
         halves = {"train": samples[: found.num_train], "val": samples[found.num_train :]}
+    missing = [parent for parent in out.parents if not os.path.exists(parent)]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_folder(out, halves, found.classes, shard_mb * MB, seed)
@@ -78,13 +80,19 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
             fix="mend that, and pack again: no shard was left behind",
             code=ExitCode.FAILED,
         ) from error
+    finally:
+        with suppress(OSError):  # of one that has something in it, as all have where nothing failed
+            for parent in missing:
+                parent.rmdir()
     return len(samples)
 
 
 def write_folder(out: Path, halves: dict[str, list[Sample]], classes: list[str], limit: int, seed: int) -> None:
     """Makes `out` under another name, which is hidden and looks like no data, and gives it its own at the end."""
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+    # Named before it is there: SIGTERM may come as soon as it is.
+    partial = out.with_name(f".{out.name}.partial-{uuid.uuid4().hex[:8]}")
     try:
+        partial.mkdir(mode=0o700)
         for name, samples in halves.items():
             half = partial / name
             half.mkdir(exist_ok=True)

@@ -9,7 +9,6 @@ import os
 import re
 import resource
 import socket
-import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ import numpy as np
 
 from muster.config import Options
 from muster.errors import MusterError
+from muster.paths import check_regular
 from muster.train.data.imagefolder import choose_halves, find_folder, halves_of
 from muster.train.data.images import EncodedImages
 from muster.train.data.source import Source
@@ -193,9 +193,6 @@ def open_index(folder: Path, seen: str) -> tuple[list[str], np.ndarray, str | No
         raise MusterError(f"the shards can't be read: {error.strerror}", seen=error.filename, fix=READABLE) from error
     if not names:
         raise MusterError("the folder holds no uncompressed tar files", seen=f"{seen} ({folder})", fix=LAYOUT)
-    odd = [name for name, state in zip(names, states, strict=True) if not stat.S_ISREG(state.st_mode)]
-    if odd:  # a pipe would hold its reader for ever
-        raise MusterError("what is named as a shard is no file", seen=str(folder / odd[0]), fix="remove it")
     facts = [(name, state.st_size, state.st_mtime_ns) for name, state in zip(names, states, strict=True)]
     identity = blake2b(repr(facts).encode()).hexdigest()
     kept = load_index(folder / INDEX, identity)
@@ -220,6 +217,7 @@ def open_index(folder: Path, seen: str) -> tuple[list[str], np.ndarray, str | No
 def load_index(path: Path, identity: str) -> np.ndarray | None:
     """The samples in the index at `path`; None where it is missing, damaged, or not of the shards of `identity`."""
     try:
+        check_regular(path)
         with np.load(path, allow_pickle=False) as file:
             samples_N, is_theirs = file["samples"], str(file["identity"]) == identity
     except Exception:  # what is no archive, or a damaged one, makes zipfile and numpy raise nearly anything
@@ -235,6 +233,7 @@ def read_headers(shard: Path) -> np.ndarray:
     """
     samples: list[tuple[int, int, int, int]] = []
     try:
+        check_regular(shard)
         with open(shard, "rb", buffering=WINDOW) as file:
             for name, members in itertools.groupby(find_members(file), key=lambda found: found[0]):
                 parts: dict[str, tarfile.TarInfo] = {}

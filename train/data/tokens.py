@@ -9,6 +9,7 @@ import torch
 
 from muster.config import Options
 from muster.errors import MusterError
+from muster.paths import check_regular
 from muster.train.data.source import BadSample, Samples, Source
 from muster.train.models import IGNORED
 from muster.train.models.gpt import shape_of
@@ -68,13 +69,11 @@ def map_file(path: Path) -> np.ndarray:
     """The numbers in the file at `path`, mapped: read when they are needed.
 
     Raises:
-        ValueError: the file does not hold what its name promises.
+        ValueError, EOFError: the file does not hold what its name promises.
     """
+    check_regular(path)
     if path.suffix == ".npy":
-        try:
-            array = np.lib.format.open_memmap(path, mode="r")
-        except EOFError as error:
-            raise ValueError(f"it is no array: {error}") from error
+        array = np.lib.format.open_memmap(path, mode="r")
         if array.ndim != 1 or array.dtype.kind != "u":
             raise ValueError(f"it holds {array.dtype} in {array.ndim} dimensions, not unsigned numbers in one")
         return array
@@ -161,7 +160,7 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray]:
     except OSError as error:
         fix = "--data=tokens:PATH that this user may read, on every node; in a container, see that it is bound into it"
         raise MusterError(f"the tokens can't be read: {error.strerror}", seen=f"{seen} ({path})", fix=fix) from error
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise MusterError(f"the tokens can't be read: {error}", seen=f"{seen} ({path})", fix=FIX_FILE) from error
     if len(train) <= seq_len or len(valid) < 2:
         raise MusterError(

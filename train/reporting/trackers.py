@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Any
 
 from muster.errors import ExitCode, MusterError, one_line
+from muster.paths import text_of
+from muster.train.checkpoint.storage import write_text
 
 
 class TensorBoard:
@@ -51,12 +53,12 @@ class WandB:
         import wandb
 
         known = folder / "wandb.id"
-        if not known.exists():
-            known.write_text(uuid.uuid4().hex[:8])
+        run_id = text_of(known).strip() or uuid.uuid4().hex[:8]  # a run that is resumed is the same one
+        write_text(known, run_id)
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "muster"),
             name=folder.name,
-            id=known.read_text().strip(),  # a run that is resumed is the same one
+            id=run_id,
             dir=str(folder),
             config=dict(settings),
             mode=os.environ.get("WANDB_MODE", "offline"),  # type: ignore[arg-type]
@@ -93,8 +95,8 @@ class MLflow:
         store = os.environ.get("MLFLOW_TRACKING_URI") or (folder.parent / "mlruns").resolve().as_uri()
         self.client = MlflowClient(tracking_uri=store)
         known = folder / "mlflow.id"
-        if known.exists():
-            self.run_id = known.read_text().strip()
+        self.run_id = text_of(known).strip()
+        if self.run_id:
             self.client.update_run(self.run_id, status="RUNNING")
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "muster")
@@ -102,7 +104,7 @@ class MLflow:
         experiment_id = self.client.create_experiment(name) if experiment is None else experiment.experiment_id
         self.run_id = self.client.create_run(experiment_id, run_name=folder.name).info.run_id
         self.client.log_batch(self.run_id, params=[Param(key, str(value)) for key, value in settings.items()])
-        known.write_text(self.run_id)
+        write_text(known, self.run_id)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         from mlflow.entities import Metric

@@ -178,12 +178,18 @@ def test_nothing_is_executed(tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 
-def test_a_pipe_in_the_place_of_a_file_holds_nobody(tmp_path):
+@pytest.mark.parametrize("name", ["rank-00000", "index", "../latest"])
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_a_file_holds_nobody(tmp_path, name):
     path = save(tmp_path, state(1), step=1, keep=1)
-    (path / "rank-00000").unlink()
-    os.mkfifo(path / "rank-00000")
-    with pytest.raises(MusterError, match="rank-00000 is a pipe"):
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    if name == "../latest":  # without the pointer the newest counts
+        assert checkpoint.saved(tmp_path) == [path]
+        return
+    with pytest.raises(MusterError) as raised:
         checkpoint.load(path)
+    assert name in raised.value.wrong
 
 
 def test_what_is_saved_again_takes_the_place_of_the_first(tmp_path):

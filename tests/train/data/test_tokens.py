@@ -1,5 +1,6 @@
 """Tokens: which there are, that each is predicted once, and that a transformer learns this repository's own sources."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -114,6 +115,8 @@ def test_a_folder_of_texts(tmp_path):
     ("name", "content", "words"),
     [
         (None, b"", "can't be read"),
+        ("a.bin", None, "no regular file"),
+        ("a.npy", None, "no regular file"),
         ("a.bin", b"123", "16 bit"),
         ("a.txt", b"", "can't be read"),
         ("a.txt", b"12345", "not one sequence of 4"),
@@ -122,9 +125,12 @@ def test_a_folder_of_texts(tmp_path):
         ("a.npy", b"PK\x03\x04 of an .npz", "can't be read"),
     ],
 )
+@pytest.mark.timeout(20)
 def test_what_is_no_text(tmp_path, name, content, words):
     path = tmp_path / (name or "none")
-    if name:
+    if content is None:
+        os.mkfifo(path)  # which would hold its reader for ever
+    elif name:
         path.write_bytes(content)
     with pytest.raises(MusterError, match=words) as raised:
         data.open_source(options(path))

@@ -109,6 +109,15 @@ def test_a_run_that_was_stopped_has_not_failed_in_mlflow(tmp_path, monkeypatch, 
     assert statuses == ["KILLED", "FINISHED"]
 
 
+def test_a_run_whose_id_was_cut_off_begins_another_in_mlflow(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mlflow.id").touch()
+    with trackers.open_tracker("mlflow", tmp_path / "run", 0, {}, print):
+        pass
+    assert (tmp_path / "run" / "mlflow.id").read_text()
+
+
 def test_a_preempted_run_is_no_crash_in_wandb(tmp_path, monkeypatch):
     said = []
 
