@@ -11,7 +11,6 @@ A file is read by the launcher, or by a rank, before torch is loaded.
 import difflib
 import json
 import os
-import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -22,6 +21,7 @@ from muster.arguments import base_of, is_allowed, limits_of, to_argv, with_home
 from muster.config import OF_STRATEGY, SECTIONS, STRATEGIES, Options
 from muster.errors import MusterError
 from muster.hints import MEANT
+from muster.paths import check_regular
 
 MOST_BYTES = 1 << 16
 """Of a file of options: one of a run has about 1,500."""
@@ -90,17 +90,15 @@ def load(path: str) -> dict[str, Any]:
     """The tables of the file at `path`.
 
     Raises:
-        MusterError: it is not there, is no plain file, or no TOML.
+        MusterError: it is not there, is no regular file, or no TOML.
     """
     file, seen = Path(os.path.expanduser(path)), f"--config {path}"
     fix = "--config FILE, such as runs/NAME/config.toml; in a container, see that its folder is bound into it"
     if os.path.isdir(file):  # Path's own raises for a name that is too long
         fix = f"--config {os.path.join(path, 'config.toml')}"
     try:
-        state = file.stat()
-        if not stat.S_ISREG(state.st_mode):  # a pipe that nobody writes to must not hold the launch
-            raise MusterError("options are read from a plain file only", seen=seen, fix=fix)
-        if state.st_size > MOST_BYTES:
+        check_regular(file)
+        if file.stat().st_size > MOST_BYTES:
             wrong = f"the file is larger than any file of options: more than {MOST_BYTES} bytes"
             raise MusterError(wrong, seen=seen, fix=fix)
         content = file.read_bytes()
