@@ -73,8 +73,6 @@ def command(function: Callable[..., None], *groups: type, **extra: Any) -> Calla
         instances = [group(**{field.name: values.pop(field.name) for field in fields(group)}) for group in groups]
         function(*instances, **values)
 
-    call.__name__ = function.__name__
-    call.__doc__ = function.__doc__
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call

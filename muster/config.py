@@ -149,9 +149,7 @@ _run = partial(option, panel="Run")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to train, on what, how long; the options of every strategy."""
-
-    # Which model.
+    """What to train, on what, how long; the options of every strategy, each with its heading of the help."""
 
     model: Annotated[
         str,
@@ -168,8 +166,6 @@ class Options:
             "matrix products and attention, or all."
         ),
     ] = "none"
-
-    # What it learns from, and how that is read.
 
     data: Annotated[
         str,
@@ -215,8 +211,6 @@ class Options:
         Literal["stop", "skip"], _data(help="What a sample that can't be read does to the run.")
     ] = "stop"
 
-    # How long it learns, and how.
-
     epochs: Annotated[int, _training(help="Passes over the training data.", min=1)] = 10
     batch_size: Annotated[int, _training(help="Samples of one rank in one micro-batch.", min=1)] = 32
     accumulate: Annotated[int, _training(help="Micro-batches that each rank adds up before one step.", min=1)] = 1
@@ -253,12 +247,8 @@ class Options:
     clip_norm: Annotated[float | None, _training(help="Clip the norm of all gradients to this.", min=0.0)] = None
     seed: Annotated[int, _training(help="One seed for all ranks: split, weights, order.", min=0)] = 0
 
-    # Of fsdp alone.
-
     replicate: Annotated[int, _fsdp(help="Groups of ranks; each group shards one whole model.", min=1)] = 1
     cpu_offload: Annotated[bool, _fsdp(help="Weights and optimizer state stay in the host's memory.")] = False
-
-    # Of ddp alone.
 
     comm_hook: Annotated[
         Literal["none", "bf16", "fp16", "powersgd"], _ddp(help="How gradients are compressed between ranks.")
@@ -275,13 +265,9 @@ class Options:
     ] = None
     sync_bn: Annotated[bool, _ddp(help="Batch normalisation over all ranks, on GPUs.")] = False
 
-    # Of tp alone.
-
     tensor_parallel: Annotated[
         int | None, _tp(help="Neighbouring ranks that share each layer. Default: all.", min=1)
     ] = None
-
-    # Of pipeline alone.
 
     pipeline_parallel: Annotated[
         int | None, _pipeline(help="Neighbouring ranks in a pipeline. Default: all.", min=2)
@@ -292,8 +278,6 @@ class Options:
     schedule: Annotated[
         Literal["gpipe", "1f1b", "interleaved", "zero-bubble"], _pipeline(help="Order of forward and backward passes.")
     ] = "1f1b"
-
-    # What it runs on, and what makes it fast or exact.
 
     device: Annotated[Literal["auto", "cpu", "cuda"], _speed(help="auto takes a GPU where there is one.")] = "auto"
     backend: Annotated[
@@ -331,8 +315,6 @@ class Options:
             "transformers compute, in double precision, so that the bits are those of every strategy and world size."
         ),
     ] = False
-
-    # Where the run leaves its files, what it says, and when it stops.
 
     name: Annotated[
         str | None,

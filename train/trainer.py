@@ -518,7 +518,7 @@ class Trainer:
             self.refuse(values[0], sums)
         self.warned, self.is_due = num_warned > 0, num_due > 0
         learning = results("train", list(map(sum, zip(self.progress.sums, values, strict=True))), self.source.unit)
-        self.display.loss(learning["train_loss"])
+        self.display.last_loss = learning["train_loss"]
         if self.line is not None:
             self.record({"kind": "steps", **self.line, **learning})
 

@@ -52,8 +52,8 @@ def directive(value: object) -> str:
     return text
 
 
-def plain(value: str, option: str) -> str:
-    """`value`, which a user gave for `option`, for a place where nothing can be quoted.
+def check_plain(value: str, option: str) -> None:
+    """Returns if `value`, which a user gave for `option`, can stand where nothing can be quoted.
 
     Raises:
         MusterError: it has blanks, quotes or other characters that a scheduler would stumble over.
@@ -63,7 +63,6 @@ def plain(value: str, option: str) -> str:
     if not re.fullmatch(f"[A-Za-z0-9{signs.replace(' ', '')}]+", value) or value.startswith("-"):
         wrong = f"{option} is one word of letters, digits and {signs}"
         raise MusterError(wrong, seen=f"{option}={value}", fix=f"{option} with such a word")
-    return value
 
 
 def comment(value: object) -> str:

@@ -77,7 +77,7 @@ def check(site: str, wanted: Wanted) -> None:
     """
     for option, value in (("--account", wanted.account), ("--partition", wanted.partition), ("--name", wanted.name)):
         if value is not None:
-            quoting.plain(value, option)
+            quoting.check_plain(value, option)
     if not wanted.image or not wanted.image.isprintable() or wanted.image.startswith("-"):
         wrong = "--image is one line of printable characters, and no - comes first"
         raise MusterError(wrong, seen=f"--image={wanted.image}", fix=f"--image {JobOptions.image}")

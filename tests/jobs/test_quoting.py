@@ -76,7 +76,7 @@ def test_a_directive_stays_on_its_line(value: str) -> None:
 @pytest.mark.parametrize("value", ["a b", "$(id)", "a;b", "", "-x", "a\nb", "a#b", "ü"])
 def test_what_a_user_gives_for_a_directive_is_one_plain_word(value: str) -> None:
     with pytest.raises(MusterError, match="--account is one word"):
-        quoting.plain(value, "--account")
+        quoting.check_plain(value, "--account")
 
 
 def test_a_comment_stays_one() -> None:

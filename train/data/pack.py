@@ -20,7 +20,6 @@ import tarfile
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -69,7 +68,6 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
             raise MusterError("the shards would be a class of the images", seen=f"FOLDER={folder} OUT={out}", fix=fix)
     else:
         halves = {"train": samples[: found.num_train], "val": samples[found.num_train :]}
-    missing = [parent for parent in out.parents if not os.path.exists(parent)]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_folder(out, halves, found.classes, shard_mb * MB, seed)
@@ -80,10 +78,6 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
             fix="mend that, and pack again: no shard was left behind",
             code=ExitCode.FAILED,
         ) from error
-    finally:
-        with suppress(OSError):  # of one that has something in it, as all have where nothing failed
-            for parent in missing:
-                parent.rmdir()
     return len(samples)
 
 

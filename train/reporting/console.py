@@ -69,11 +69,6 @@ class Tee(io.TextIOBase):
         with suppress(OSError):
             self.screen.write(text)
 
-    def end_line(self) -> None:
-        """Ends the last line, where it has begun."""
-        if self.rest:
-            self.write("\n")
-
     def flush(self) -> None:
         with suppress(OSError):
             self.screen.flush()
@@ -161,8 +156,8 @@ def flush() -> None:
     """Writes out what Python still holds; on a full disk that is lost."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
-            if isinstance(stream, Tee):
-                stream.end_line()
+            if isinstance(stream, Tee) and stream.rest:
+                stream.write("\n")
             stream.flush()
 
 

@@ -55,7 +55,7 @@ class Display:
         if enabled and is_terminal:
             self.draw = sys.stdout.draw if isinstance(sys.stdout, Tee) else sys.stdout.write
         self.head_shown = False
-        self.last_loss: float | None = None
+        self.last_loss: float | None = None  # the trainer puts here what is shown next
         self.line_due = self.screen_due = 0.0
 
     def header(self, rows: dict[str, str]) -> None:
@@ -76,10 +76,6 @@ class Display:
         self.started = time.perf_counter()
         self.line_due, self.screen_due = self.started + LINE_EVERY_S, self.started
         self.last_loss = None
-
-    def loss(self, loss: float) -> None:
-        """Takes the loss to show next."""
-        self.last_loss = loss
 
     def step(self, done: int, step: int) -> None:
         """Shows that `done` steps of the epoch are done, `step` in all; now and then."""

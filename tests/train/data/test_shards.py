@@ -104,7 +104,7 @@ def test_nothing_is_overwritten_and_nothing_half_made_is_left(packed, tmp_path, 
 
     monkeypatch.setattr(Path, "read_bytes", fail)  # a stand-in for a disk that fails
     with pytest.raises(MusterError, match="Input/output error"):
-        pack.pack(folder, tmp_path / "new" / "below" / "it", shard_mb=1, seed=0)
+        pack.pack(folder, tmp_path / "new", shard_mb=1, seed=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "shards"]
 
 

@@ -167,15 +167,16 @@ def test_a_log_gets_what_a_line_came_to():
     assert plain("copied 1%\rcopied 2%\rcopied all\n\x1b[1mbold\x1b[0m\r") == "copied all\nbold"
 
 
-def test_lines_are_written_whole(tmp_path):
+def test_lines_are_written_whole(tmp_path, monkeypatch):
     with (tmp_path / "log").open("w") as log, (tmp_path / "screen").open("w") as screen:
         stream = Tee(screen, log, Lines(screen.fileno(), "[node02 3] ", "ascii"))
         print("one", end=", ", file=stream, flush=True)
         assert not (tmp_path / "screen").read_text()
         print("two\nthree ü", file=stream)
         print("the rest", end="", file=stream)
-        stream.end_line()
-        stream.end_line()
+        monkeypatch.setattr(sys, "stdout", stream)
+        console.flush()
+        console.flush()
     assert (tmp_path / "screen").read_text() == "[node02 3] one, two\n[node02 3] three \\xfc\n[node02 3] the rest\n"
     assert (tmp_path / "log").read_text() == "one, two\nthree ü\nthe rest\n"
 
