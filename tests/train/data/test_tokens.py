@@ -125,7 +125,7 @@ def test_a_folder_of_texts(tmp_path):
         ("a.npy", b"PK\x03\x04 of an .npz", "can't be read"),
     ],
 )
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 def test_what_is_no_text(tmp_path, name, content, words):
     path = tmp_path / (name or "none")
     if content is None:
