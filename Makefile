@@ -58,7 +58,7 @@ tour: $(DEV) ## Show which files run in a launch, a run, a step, a save, doctor 
 
 .PHONY: test-cuda12-smoke
 test-cuda12-smoke: $(CUDA12_DEV)
-	@$(CUDA12)/bin/pytest tests/entrypoint tests/train -m smoke
+	@$(CUDA12)/bin/pytest tests/entrypoint tests/train -m "smoke and not full"
 
 .PHONY: test-cuda12
 test-cuda12: $(CUDA12_DEV)

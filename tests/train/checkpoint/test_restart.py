@@ -54,7 +54,6 @@ def dying(tmp_path, steps, max_restarts, argv):
 
 
 @pytest.mark.full
-@pytest.mark.smoke
 @pytest.mark.process
 @pytest.mark.timeout(400)
 def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint_and_nothing_else(train, common, tmp_path):  # noqa: F811

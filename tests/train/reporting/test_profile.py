@@ -30,7 +30,7 @@ def steps_in(names):
     [
         ("ddp", 2),
         *(
-            pytest.param(name, size, marks=[pytest.mark.full, *([pytest.mark.smoke] if name == "tp" else [])])
+            pytest.param(name, size, marks=pytest.mark.full)
             for name, size in [("single", 1), ("fsdp", 2), ("tp", 2), ("pipeline", 2)]
         ),
     ],
