@@ -31,6 +31,10 @@ REPORT_VARIABLE = "MUSTER_TEST_REPORT"
 """Names the file into which tests/conftest.py writes a line for each test."""
 
 LANE_LIMIT_S = 80 * 60
+
+NICENESS = 5
+"""Of all lanes but the first, which is the longest: else it would be left alone at the end, with most cores idle."""
+
 END_LIMIT_S = 60
 """For how long an interrupted lane may take down what it started."""
 
@@ -158,7 +162,8 @@ def run_lanes(lanes: list[Lane], num_jobs: int, folder: Path, console: Console) 
         waiting = list(lanes)
         while (waiting or any(lane.is_running for lane in lanes)) and not stop:
             while waiting and sum(lane.is_running for lane in lanes) < num_jobs:
-                start(waiting.pop(0), folder)
+                following = waiting.pop(0)
+                start(following, folder, niceness=0 if following is lanes[0] else NICENESS)
             for lane in lanes:
                 if lane.is_running:
                     look(lane, folder, console)
@@ -174,13 +179,13 @@ def run_lanes(lanes: list[Lane], num_jobs: int, folder: Path, console: Console) 
     return 1 if any(lane.failed or lane.outcomes["failed"] for lane in lanes) else 0
 
 
-def start(lane: Lane, folder: Path) -> None:
+def start(lane: Lane, folder: Path, *, niceness: int) -> None:
     """Starts a lane as a process group of its own, its output in a file."""
     lane.started = time.monotonic()
     env = {**os.environ, REPORT_VARIABLE: str(folder / f"{lane.name}.jsonl")}
     with (folder / f"{lane.name}.out").open("wb") as out:
         lane.process = subprocess.Popen(
-            lane.argv,
+            ["nice", "-n", str(niceness), *lane.argv],
             cwd=ROOT,
             env=env,
             stdin=subprocess.DEVNULL,
