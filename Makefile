@@ -56,10 +56,6 @@ mutants: $(DEV) ## Change the code in 120 places, one at a time, and show which 
 tour: $(DEV) ## Show which files run in a launch, a run, a step, a save, doctor and bench, in that order
 	@$(BIN)/python -m tests.tour $(ARGS)
 
-.PHONY: test-cuda12-smoke
-test-cuda12-smoke: $(CUDA12_DEV)
-	@$(CUDA12)/bin/pytest tests/entrypoint tests/train -m "smoke and not full"
-
 .PHONY: test-cuda12
 test-cuda12: $(CUDA12_DEV)
 	@$(CUDA12)/bin/pytest tests/entrypoint tests/train tests/report -m "not once and not long"

@@ -125,7 +125,6 @@ def lanes_of(tier: str) -> list[Lane]:
         lane("clusters", marks, "tests/clusters", *(f"--ignore={path}" for path in cluster_faults)),
         faults,
         strategies,
-        make("torch 2.10", "test-cuda12-smoke"),
         launcher,
         checks,
         others,

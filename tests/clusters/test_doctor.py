@@ -93,6 +93,7 @@ def test_healthy_nodes(cluster: SlurmCluster) -> None:
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.long
 def test_no_false_alarm_in_50_looks(cluster: SlurmCluster) -> None:
     script = cluster.shared / "looks.py"
     script.write_text(LOOKS)

@@ -79,6 +79,7 @@ def test_a_disk_that_checkpoints_have_filled(training: Training, straight: Path)
     goes_on_to_the_same_bits(training, straight, 10)
 
 
+@pytest.mark.long
 def test_a_disk_that_others_have_filled(training: Training, straight: Path) -> None:
     mount(training, "-t", "tmpfs", "-o", "size=16m", "tmpfs")
     running = comes_to_step_7(training)

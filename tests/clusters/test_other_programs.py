@@ -117,8 +117,8 @@ def test_training_over_the_fabric(two_networks: SlurmCluster) -> None:
     ("address", "options"),
     [
         pytest.param("node01", [], id="static"),
-        pytest.param("fd00:77::1", ["--max-restarts=1"], id="elastic"),
-        pytest.param("node01", ["--spawn=2"], id="spawn"),
+        pytest.param("fd00:77::1", ["--max-restarts=1"], id="elastic", marks=pytest.mark.long),
+        pytest.param("node01", ["--spawn=2"], id="spawn", marks=pytest.mark.long),
     ],
 )
 def test_hosts_without_ipv4(tmp_path: Path, address: str, options: list[str]) -> None:

@@ -23,6 +23,8 @@ Weights = dict[str, torch.Tensor]
 # mpirun hands no variables on but those that it is told; Hydra hands on all.
 GIVEN = {openmpi: ["-x", "OMP_NUM_THREADS"], hydra: []}
 LAUNCHERS = [pytest.param(openmpi, id="openmpi"), pytest.param(hydra, id="hydra")]
+ONE = [pytest.param(openmpi, id="openmpi", marks=pytest.mark.long), pytest.param(hydra, id="hydra")]
+"""Where the launcher makes a small difference."""
 BOTH = ("node01", "node02")
 
 
@@ -41,7 +43,7 @@ def test_a_process_for_each_rank_by_ssh(mpi_hosts: MpiHosts, four_ranks: Weights
     assert left_in(mpi_hosts.shared) == []
 
 
-@pytest.mark.parametrize("launch", LAUNCHERS)
+@pytest.mark.parametrize("launch", ONE)
 def test_a_process_for_each_node_by_an_agent(mpi_hosts: MpiHosts, four_ranks: Weights, launch: Launch) -> None:
     name = f"agent-{launch.__name__}"
     meeting = mpi_hosts.shared / f"meeting-{name}"
@@ -57,7 +59,7 @@ def test_a_process_for_each_node_by_an_agent(mpi_hosts: MpiHosts, four_ranks: We
     ("command", "given"),
     [
         pytest.param(openmpi_command, ["-x", "OMP_NUM_THREADS"], id="openmpi"),
-        pytest.param(hydra_command, [], id="hydra"),
+        pytest.param(hydra_command, [], id="hydra", marks=pytest.mark.long),
     ],
 )
 def test_inside_slurm(
@@ -107,7 +109,7 @@ def two_at_once(hosts: MpiHosts, launch: Launch, *prefix: str) -> list[subproces
         return list(pool.map(lambda argv: launch(hosts, argv, check=False, timeout=150), argvs))
 
 
-@pytest.mark.parametrize("launch", LAUNCHERS)
+@pytest.mark.parametrize("launch", ONE)
 def test_two_launches_at_once_in_one_folder(mpi_hosts: MpiHosts, launch: Launch) -> None:
     one, hundred = two_at_once(mpi_hosts, launch)
     assert said(one.stdout) == FOUR, one.stderr

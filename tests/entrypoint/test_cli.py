@@ -304,7 +304,6 @@ def hello(tmp_path: Path) -> Path:
     return tmp_path / "hello.py"
 
 
-@pytest.mark.smoke
 @pytest.mark.process
 def test_a_users_script_runs_on_every_rank_and_finds_its_neighbours(command: Run, hello: Path) -> None:
     answer = command("muster", "run", str(hello), "0", "--x=1", cwd=hello.parent)
@@ -329,7 +328,6 @@ def test_a_users_module_runs_from_the_working_directory(command: Run, hello: Pat
     assert answer.stdout.splitlines() == ["rank 0 of 1 found ['0']"]
 
 
-@pytest.mark.smoke
 @pytest.mark.process
 @pytest.mark.parametrize("code", [2, 3, 75])
 def test_a_failing_rank_of_an_own_script_is_named_and_ends_the_launch_with_1(
@@ -360,7 +358,6 @@ raise SystemExit(int(code))
 """
 
 
-@pytest.mark.smoke
 @pytest.mark.process
 @pytest.mark.parametrize(("code", "attempts"), [(2, 3), (75, 3)])
 def test_an_own_script_is_started_again_whatever_its_code(

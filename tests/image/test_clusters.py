@@ -24,7 +24,9 @@ pytestmark = [pytest.mark.image, pytest.mark.cluster, pytest.mark.timeout(4000)]
 TRAIN = ("train", "ddp", *STEPS)
 
 
-@pytest.mark.parametrize("tasks", [1, 2], ids=["a task a node", "a task a rank"])
+@pytest.mark.parametrize(
+    "tasks", [pytest.param(1, id="a task a node"), pytest.param(2, id="a task a rank", marks=pytest.mark.long)]
+)
 def test_two_nodes_train_to_the_weights_of_one_process(
     slurm2: SlurmCluster, image_sif: Sif, four_ranks: dict[str, torch.Tensor], tasks: int
 ) -> None:
@@ -36,6 +38,7 @@ def test_two_nodes_train_to_the_weights_of_one_process(
     assert_world_of_four(slurm2.shared / "runs" / name, four_ranks, ("node01", "node02"))
 
 
+@pytest.mark.long
 def test_three_nodes_from_a_batch_script(slurm3: SlurmCluster, image_sif: Sif) -> None:
     command = " ".join(image_sif.argv(*TRAIN, "--nproc-per-node=1", "--name=three"))
     script = f"srun -n $SLURM_NNODES --ntasks-per-node=1 {command}\n"
@@ -96,6 +99,7 @@ def test_what_muster_prints_gets_a_job_through_such_an_option(
     assert sorted(re.findall(r'"node_rank": (\d)', done.stdout)) == ["0", "1"]
 
 
+@pytest.mark.long
 def test_two_podman_containers_on_the_hosts_networks(
     slurm2: SlurmCluster, podman: Podman, image: str, four_ranks: dict[str, torch.Tensor]
 ) -> None:

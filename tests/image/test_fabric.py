@@ -54,6 +54,7 @@ def test_the_trainer_takes_the_hosts_libraries(image_sif: Sif, host: Path, tmp_p
     assert json.loads((tmp_path / "runs/try/summary.json").read_text())["fabric"] == "slingshot"
 
 
+@pytest.mark.long
 def test_and_under_podman(podman: Podman, image: str, host: Path, tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     options = [f"--volume={host}:/host:ro", f"--volume={tmp_path / 'log'}:/log", "--env=LOADED=/log/loaded"]
@@ -130,6 +131,7 @@ def test_binds_for_podman(podman: Podman, image: str, site: Path) -> None:
     assert done.stdout.split() == ["Libfabric", "slingshot", *libraries]
 
 
+@pytest.mark.long
 def test_a_plugin_that_links_the_cuda_runtime(image_sif: Sif, host: Path, tmp_path: Path) -> None:
     """As aws-ofi-nccl does: of the version that the image has, and with its copy."""
     asked = image_sif.run("sh", "-c", "find /opt/muster/venv -name 'libcudart.so.*' -printf '%f\\n'")

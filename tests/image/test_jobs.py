@@ -54,6 +54,7 @@ def test_slurm_with_a_library_of_the_hosts_network(
     assert names.count("libnccl-net.so") >= len(HOSTS)
 
 
+@pytest.mark.long
 def test_grid_engine(
     grid_engine2: GridEngineCluster, image_sif: Sif, four_ranks: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

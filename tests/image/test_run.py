@@ -36,7 +36,9 @@ def test_every_command_has_help(podman: Podman, image: str) -> None:
     "options",
     [
         ["--read-only", "--user=65534:65534", "--network=none"],
-        ["--user=1000710000:0", "--cap-drop=all", "--security-opt=no-new-privileges"],
+        pytest.param(
+            ["--user=1000710000:0", "--cap-drop=all", "--security-opt=no-new-privileges"], marks=pytest.mark.long
+        ),
     ],
     ids=["read-only, nobody, no network", "OpenShift"],
 )
@@ -65,6 +67,7 @@ def test_trains_compiled_as_anyone(podman: Podman, image: str) -> None:
     assert "validation perplexity" in done.stdout
 
 
+@pytest.mark.long
 def test_trains_without_any_temporary_folder(podman: Podman, image: str) -> None:
     """As docker's --read-only leaves it, which gives no /tmp."""
     done = podman.run(image, *TRAIN, options=["--read-only", "--read-only-tmpfs=false", "--user=65534"])
@@ -80,6 +83,7 @@ def test_files_on_a_bind_mount_belong_to_the_caller(podman: Podman, image: str, 
     assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {(65534, 65534)}
 
 
+@pytest.mark.long
 def test_a_folder_that_the_user_may_not_write_is_told(podman: Podman, image: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     done = podman.run(image, *TRAIN, options=["--user=65534", f"--volume={tmp_path}:/workspace"])
@@ -104,7 +108,7 @@ def test_a_script_beside_the_users_own_train_py(podman: Podman, image: str, tmp_
     ("strategy", "entrypoint"),
     [
         pytest.param("single", True, id="single-docker", marks=pytest.mark.long),
-        pytest.param("single", False, id="single-kubernetes"),
+        pytest.param("single", False, id="single-kubernetes", marks=pytest.mark.long),
         pytest.param("ddp", True, id="ddp-docker"),
         pytest.param("ddp", False, id="ddp-kubernetes", marks=pytest.mark.long),
     ],

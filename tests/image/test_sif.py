@@ -22,7 +22,7 @@ print("loaded", version.value, *mapped)
 """
 
 
-@pytest.mark.parametrize("verb", ["run", "file"])
+@pytest.mark.parametrize("verb", ["run", pytest.param("file", marks=pytest.mark.long)])
 def test_trains(image_sif: Sif, verb: str, tmp_path: Path) -> None:
     """By `apptainer run` and as a program; the tests below do so by `apptainer exec`."""
     argv = [str(image_sif.path), *TRAIN] if verb == "file" else image_sif.argv(*TRAIN, verb=verb)
@@ -60,7 +60,7 @@ def test_exit_codes_pass_through(image_sif: Sif) -> None:
     assert image_sif.run("muster", "run", "--no-python", "--nproc-per-node=1", "false").returncode == 1
 
 
-@pytest.mark.parametrize("option", ["--cleanenv", "--containall"])
+@pytest.mark.parametrize("option", [pytest.param("--cleanenv", marks=pytest.mark.long), "--containall"])
 def test_trains_outside_of_a_job_without_the_hosts_environment(image_sif: Sif, tmp_path: Path, option: str) -> None:
     """Nothing is lost by these options there."""
     done = image_sif.run(*TRAIN, options=[option, "--bind", tmp_path, "--pwd", tmp_path], cwd=tmp_path)

@@ -22,7 +22,7 @@ def compiled(train, before="", **how):
     return lambda argv, size, ok: train([*argv, "--compile=default"], size, ok=ok, before=before, **how)
 
 
-@pytest.mark.full
+@pytest.mark.long  # minutes of the compiler
 @pytest.mark.process
 @pytest.mark.once
 def test_compiled_kernels_train_the_same(train, tmp_path):
@@ -35,9 +35,11 @@ def test_compiled_kernels_train_the_same(train, tmp_path):
     assert list((tmp_path / "kernels").rglob("*.so")), "nothing was compiled"
 
 
-@pytest.mark.full
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", SPLITS)
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(each, marks=pytest.mark.full if each in ("fsdp", "tp") else pytest.mark.long) for each in SPLITS],
+)
 def test_compiled_transformers_train_the_same(train, tmp_path, strategy):
     world_size, split = SPLITS[strategy]
     common = [*TEXT, *STEPS, "--optimizer=sgd", "--lr=0.01", "--max-steps=2", *split]

@@ -34,13 +34,12 @@ def environment():
 def finished(environment, tmp_path_factory):
     """What `train ddp` under torchrun printed, and the folder of its run."""
     folder = tmp_path_factory.mktemp("work")
-    command = [*TORCHRUN, "-m", "muster.train", "ddp", "--epochs=6", "--keep-checkpoints=3"]
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+    command = [*TORCHRUN, "-m", "muster.train", "ddp", "--epochs=4", "--keep-checkpoints=2"]
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stderr
     return ended, folder / "runs" / "resnet18-digits-ddp"
 
 
-@pytest.mark.smoke
 @pytest.mark.process
 def test_two_processes_learn_the_digits(finished):
     summary = json.loads((finished[1] / "summary.json").read_text())
@@ -48,7 +47,6 @@ def test_two_processes_learn_the_digits(finished):
     assert summary["best_accuracy"] == max(epoch["valid_accuracy"] for epoch in summary["epochs"])
 
 
-@pytest.mark.smoke
 @pytest.mark.process
 def test_what_a_run_leaves(finished):
     _, run = finished
@@ -58,14 +56,14 @@ def test_what_a_run_leaves(finished):
     assert summary["images_per_second"] == pytest.approx(2 * summary["images_per_second_per_rank"], rel=1e-3)
     times = summary["step_time_s"]
     assert 0 < times["p50"] <= times["p95"] <= times["p99"] <= times["max"]
-    assert summary["num_timed_steps"] == 131
+    assert summary["num_timed_steps"] == 87
     assert summary["flops_per_sample"] > 6 * summary["num_parameters"]
     assert summary["flops_per_second_per_rank"] > 0
     assert (summary["mfu"], summary["energy_j"], summary["profile"]) == (None,) * 3
     assert summary["first_step_s"] > 0
     assert 0 <= summary["data_wait_share"] < 1
     assert 0 < summary["peak_memory_gib"] < 8
-    assert [epoch["epoch"] for epoch in summary["epochs"]] == [1, 2, 3, 4, 5, 6]
+    assert [epoch["epoch"] for epoch in summary["epochs"]] == [1, 2, 3, 4]
     assert summary["command"] == "train ddp"
     assert summary["options"]["image_size"] == 32
     assert summary["options"]["device"] == "cpu"
@@ -74,11 +72,11 @@ def test_what_a_run_leaves(finished):
     assert summary["versions"]["torch"]
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines = [record for record in records if record["kind"] == "steps"]
-    assert [line["step"] for line in lines] == [*range(10, 131, 10)]
+    assert [line["step"] for line in lines] == [*range(10, 88, 10)]
     assert all(line["images_per_second"] > 0 and line["memory_gib"] > 0 for line in lines)
     assert [line["seconds"] for line in lines] == sorted(line["seconds"] for line in lines)
     assert lines[0]["lr"] == pytest.approx(0.01 * 10 / 20)
-    assert [path.name for path in checkpoint.saved(run)] == [f"step-{step:08d}" for step in (132, 110, 88)]
+    assert [path.name for path in checkpoint.saved(run)] == [f"step-{step:08d}" for step in (88, 66)]
 
 
 @pytest.mark.process
@@ -88,7 +86,7 @@ def test_what_a_log_file_shows(finished):
     assert "\x1b" not in ended.stdout
     assert max(map(len, lines)) <= 80
     assert sum(line.startswith("world ") for line in lines) == 1  # rank 0 alone
-    assert sum("/6 " in line and "%" in line for line in lines) == 6
+    assert sum("/4 " in line and "%" in line for line in lines) == 4
     assert "images per second" in ended.stdout
     assert "Warning" not in ended.stderr
 

@@ -103,7 +103,6 @@ assert manager.group.group_name in recorded, recorded
 """
 
 
-@pytest.mark.smoke
 def test_the_flight_recorder_knows_the_group_before_another_thread_uses_it(tmp_path):
     """In torch 2.10 two threads that tell it of two groups may hang: nothing locks its list of groups.
 

@@ -86,7 +86,6 @@ def test_stopped_in_the_middle_of_an_epoch(train, common, straight, tmp_path):
     assert losses(tmp_path / "run") == pytest.approx(losses(straight))
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("strategy", "world_size", "options"),
     [

@@ -95,7 +95,6 @@ def test_broken_variables_are_named(environ, words):
     assert raised.value.code == 2
 
 
-@pytest.mark.smoke
 def test_groups_beside_the_first_have_its_time_out(monkeypatch):
     run_gloo_on_one_thread()  # as trainings do
     store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]

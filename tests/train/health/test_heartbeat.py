@@ -204,7 +204,6 @@ def planted(folder, rank, deed, fast=FAST):
     return PLANTED.format(fast=fast, folder=str(folder), rank=rank, deed=deed)
 
 
-@pytest.mark.smoke
 @pytest.mark.process
 @pytest.mark.parametrize("deed", ["kill", pytest.param("stop", marks=pytest.mark.full)])
 def test_a_rank_that_is_killed_or_stopped_is_named(train, small, tmp_path, deed):

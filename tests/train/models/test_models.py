@@ -27,7 +27,7 @@ def test_models_of_other_tasks_are_unknown():
         ("vit_b_16", 64),
         ("regnet_y_400mf", 32),
         ("googlenet", 64),
-        pytest.param("inception_v3", 299, marks=pytest.mark.full),
+        pytest.param("inception_v3", 299, marks=pytest.mark.long),
     ],
 )
 def test_a_step_of_each_kind(name, image_size):

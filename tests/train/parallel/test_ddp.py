@@ -126,14 +126,10 @@ LEARNING = {
 }
 
 
-# PowerSGD changes most of what is sent; the two others only round it.
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.once
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[] if case.startswith("powersgd") else [pytest.mark.long]) for case in LEARNING],
-)
+@pytest.mark.parametrize("case", LEARNING)
 def test_the_digits_are_learnt(train, summary_of, tmp_path, case):
     options, least = LEARNING[case]
     argv = ["ddp", "--data=digits", "--image-size=16", "--no-bf16", "--epochs=6", "--lr=0.02"]

@@ -75,7 +75,6 @@ def start(state):
     return trained({"model": model.state_dict()})
 
 
-@pytest.mark.smoke
 def test_every_split_trains_what_the_single_process_trains(ended):
     weights, slopes = trained(ended["single"]), momenta(ended["single"])
     moved = difference(weights, start(ended["single"]))
