@@ -26,12 +26,13 @@ def available() -> tuple[int | None, float | None]:
         # Any group above may have the limit. Where a container has the host's path, its own group is at the top.
         for folder in (each for each in (group, *group.parents) if each == top or top in each.parents):
             limit = _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes")
-            used = _numbers(folder / "memory.current") + _numbers(folder / "memory.usage_in_bytes")
-            # Pages of files that are not in use are given up when memory is asked for. In version 1 the total alone has
-            # those of the groups below.
-            pages = dict(re.findall(r"^(\w+) (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE))
-            unused = int(pages.get("total_inactive_file") or pages.get("inactive_file", 0))
-            memory += [max(0, most - max(0, sum(used) - unused)) for most in limit]
+            if limit:
+                used = _numbers(folder / "memory.current") + _numbers(folder / "memory.usage_in_bytes")
+                # Pages of files that are not in use are given up when memory is asked for. In version 1 the total alone
+                # has those of the groups below.
+                pages = dict(re.findall(r"^(\w+) (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE))
+                unused = int(pages.get("total_inactive_file") or pages.get("inactive_file", 0))
+                memory.append(max(0, limit[0] - max(0, sum(used) - unused)))
             # "200000 100000": of each 100 ms of the clock 200 ms of processors; "max 100000" without a limit
             share = _numbers(folder / "cpu.max")
             share = share or _numbers(folder / "cpu.cfs_quota_us") + _numbers(folder / "cpu.cfs_period_us")

@@ -25,7 +25,9 @@ def name_server_learns(workdir: Path, hosts: Hosts, made: list[pods.Pod]) -> Non
             file.writelines(f"{hosts.addresses[other.host]} {other.address}\n" for other in made)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(each, marks=[pytest.mark.long] * (each == "job")) for each in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=pytest.mark.long) if each == "job" else each for each in KINDS]
+)
 def test_the_pods_of_a_manifest_train_as_one_world(
     kind: str, tmp_path: Path, four_ranks: dict[str, torch.Tensor]
 ) -> None:

@@ -24,7 +24,7 @@ Weights = dict[str, torch.Tensor]
 GIVEN = {openmpi: ["-x", "OMP_NUM_THREADS"], hydra: []}
 LAUNCHERS = [pytest.param(openmpi, id="openmpi"), pytest.param(hydra, id="hydra")]
 ONE = [pytest.param(openmpi, id="openmpi", marks=pytest.mark.long), pytest.param(hydra, id="hydra")]
-"""Where the launcher makes a small difference."""
+"""The same where one launcher is enough for `make test-all`."""
 BOTH = ("node01", "node02")
 
 

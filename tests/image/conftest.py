@@ -19,6 +19,9 @@ from tests.image.sif import Sif
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAMS = ("buildah", "mksquashfs", "mmdebstrap", "patchelf", "podman", "runc")
 
+FIRST_TEST_S = 4000
+"""The first test waits for the base, the image and the SIF: seven minutes alone, half an hour beside other lanes."""
+
 # What no layer may hold: it stands in the settings that the build is shown.
 SENTINEL = "sentinel-of-this-machine"
 

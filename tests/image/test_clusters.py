@@ -16,10 +16,11 @@ from tests.clusters.hosts import Hosts
 from tests.clusters.requirements import refuse
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.weights import ONE_THREAD, STEPS, assert_world_of_four, lines_of_error, summary
+from tests.image.conftest import FIRST_TEST_S
 from tests.image.podman import Podman
 from tests.image.sif import Sif
 
-pytestmark = [pytest.mark.image, pytest.mark.cluster, pytest.mark.timeout(4000)]
+pytestmark = [pytest.mark.image, pytest.mark.cluster, pytest.mark.timeout(FIRST_TEST_S)]
 
 TRAIN = ("train", "ddp", *STEPS)
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.image.conftest import BASE, ROOT, SENTINEL, commit_time, revision
+from tests.image.conftest import BASE, FIRST_TEST_S, ROOT, SENTINEL, commit_time, revision
 from tests.image.podman import Podman
 from tests.image.sif import Sif
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(4000)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(FIRST_TEST_S)]
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 LOCK = (ROOT / "requirements.lock").read_bytes()

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.fabric import nodes
+from tests.image.conftest import FIRST_TEST_S
 from tests.image.podman import Podman
 from tests.image.sif import Sif
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(4000)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(FIRST_TEST_S)]
 
 TRAIN = ("--data=synthetic", "--image-size=32", "--epochs=1", "--max-steps=2", "--name=try")
 LINE = "fabric: slingshot (cxi0): libnccl-net.so, libfabric.so.1, libcxi.so.1 from the host"

@@ -11,9 +11,10 @@ from tests.clusters.grid_engine import GridEngineCluster
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.weights import ONE_THREAD, STEPS, assert_world_of_four
 from tests.fabric import nodes
+from tests.image.conftest import FIRST_TEST_S
 from tests.image.sif import Sif
 
-pytestmark = [pytest.mark.image, pytest.mark.cluster, pytest.mark.timeout(4000)]
+pytestmark = [pytest.mark.image, pytest.mark.cluster, pytest.mark.timeout(FIRST_TEST_S)]
 
 HOSTS = ("node01", "node02")
 FABRIC = "fabric: slingshot: libnccl-net.so, libfabric.so.1, libcxi.so.1 from the host"

@@ -14,9 +14,10 @@ from tests.clusters.slurm import WAITED, SlurmCluster
 from tests.clusters.weights import ONE_THREAD, summary
 from tests.docs import pages, running
 from tests.docs.running import ROOT
+from tests.image.conftest import FIRST_TEST_S
 from tests.image.sif import Sif
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(4000)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(FIRST_TEST_S)]
 
 README = pages.read(ROOT / "README.md")
 

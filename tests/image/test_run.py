@@ -8,9 +8,10 @@ import pytest
 
 from muster.config import STRATEGIES
 from tests.clusters.deadline import wait_for
+from tests.image.conftest import FIRST_TEST_S
 from tests.image.podman import Podman
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(4000)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(FIRST_TEST_S)]
 
 TRAIN = ("train", "ddp", "--epochs=1", "--max-steps=2", "--name=try")
 COMMANDS = [("train",), *(("train", strategy) for strategy in STRATEGIES), ("muster",)]

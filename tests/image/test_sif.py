@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.entrypoint import standins
+from tests.image.conftest import FIRST_TEST_S
 from tests.image.sif import Sif
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(4000)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(FIRST_TEST_S)]
 
 TRAIN = ("train", "ddp", "--epochs=1", "--max-steps=2", "--name=try")
 SHOW = """
