@@ -130,21 +130,22 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
     if others != str(num_nodes):
         seen = f"{num_nodes} here, {others} elsewhere"
         raise MusterError("the nodes differ in how many they are", seen=seen, fix="give all of them the same --nnodes")
-    own = f"{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex}"
-    first = here.compare_set(f"came/{node_rank}", "", own).decode()
-    if first != own:
-        raise MusterError(
-            f"two processes take themselves for node rank {node_rank}: one was started twice, or its place is wrong",
-            seen=" and ".join(each.rpartition(", ")[0] for each in (first, own)),
-            fix="start one process on each node, each with a node rank of its own",
-        )
-    if node_rank:
-        try:
+    own, key = f"{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex}", f"came/{node_rank}"
+    try:
+        first = here.compare_set(key, "", own).decode()
+        if first != own:
+            raise MusterError(
+                f"two processes take themselves for node rank {node_rank}: one was started twice or has a wrong place",
+                seen=" and ".join(each.rpartition(", ")[0] for each in (first, own)),
+                fix="start one process on each node, each with a node rank of its own",
+            )
+        if node_rank:
             # In another thread: inside torch this one would hear of no signal.
             return within(limit.total_seconds() + STORE_S, lambda: here.wait([ALL_CAME], limit))
-        except SignalException:
-            here.clone().delete_key(f"came/{node_rank}")  # it may come again
-            raise
+    except SignalException:
+        if (store := here.clone()).compare_set(key, own, own).decode() == own:
+            store.delete_key(key)  # it may come again
+        raise
     keys = [f"came/{number}" for number in range(num_nodes)]
     end = time.monotonic() + limit.total_seconds()
     line = f"{socket.gethostname()} waits for the other nodes, {limit.total_seconds():.0f} s at most"

@@ -1,6 +1,7 @@
 """How the agents of a launch meet, and what each tells the others of its workers' ends."""
 
 import argparse
+import signal
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.agent.failures import cause_of
 from muster.entrypoint.agent.rendezvous import call, handler_of
 from muster.entrypoint.rendezvous.network import free_port
@@ -51,6 +54,28 @@ def test_a_second_process_of_a_node_is_refused_where_the_nodes_meet() -> None:
     for node_rank in (0, 1):
         with pytest.raises(MusterError, match=f"two processes take themselves for node rank {node_rank}"):
             call(meeting, node_rank, 2, timedelta(seconds=5))
+
+
+@pytest.mark.parametrize("has_come", [False, True])
+def test_a_node_that_a_signal_ends_as_it_comes_may_come_again(has_come: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes as soon as the others see this node; another process of the node's place keeps it."""
+    store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    meeting = store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    others = dist.PrefixStore("muster", meeting)
+    if has_come:
+        others.set("came/1", "another process")
+
+    class Interrupted(dist.PrefixStore):
+        def compare_set(self, key: str, expected: str, value: str) -> bytes:
+            answer = super().compare_set(key, expected, value)
+            if key == "came/1":
+                raise SignalException("this process got SIGINT", sigval=signal.SIGINT)
+            return answer
+
+    monkeypatch.setattr(rendezvous, "PrefixStore", Interrupted)
+    with pytest.raises(SignalException):
+        call(meeting.clone(), 1, 2, timedelta(seconds=5))
+    assert others.check(["came/1"]) == has_come
 
 
 def test_nodes_that_differ_in_their_number_are_refused_where_they_meet() -> None:
