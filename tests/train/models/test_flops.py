@@ -10,9 +10,8 @@ from torch import nn
 
 from muster.config import Options
 from muster.train.models import gpt, images
-from muster.train.reporting import flops
 from muster.train.reporting.metrics import Energy
-from muster.train.reporting.summary import joules
+from muster.train.reporting.summary import count_flops, joules, peak_flops
 
 
 @pytest.mark.parametrize(("name", "seq_len"), [("gpt-tiny", 128), ("gpt-small", 256), ("gpt-8b", 2048)])
@@ -25,26 +24,26 @@ def test_a_transformer_takes_what_its_matrices_and_its_attention_do(name, seq_le
     matrices = sum(
         weight.numel() for key, weight in model.named_parameters() if weight.dim() > 1 and "embed" not in key
     )
-    counted = flops.count_flops(options, 1000, seq_len) / seq_len
+    counted = count_flops(options, 1000, seq_len) / seq_len
     assert counted == 6 * matrices + 12 * shape.num_layers * seq_len * shape.dim
 
 
 @pytest.mark.parametrize(("name", "size", "billions"), [("resnet50", 224, 4.09), ("resnet18", 224, 1.81)])
 def test_a_resnet_takes_three_times_its_published_products(name, size, billions):
     """torchvision gives 4.09 and 1.81 GMAC forth; back it is twice that, but for the first layer's input."""
-    counted = flops.count_flops(Options(model=name), 1000, size)
+    counted = count_flops(Options(model=name), 1000, size)
     assert counted == pytest.approx(3 * 2 * billions * 1e9, rel=0.02)
     assert counted < 3 * 2 * (billions + 0.005) * 1e9
 
 
 def test_a_model_of_two_heads_counts(monkeypatch):
-    assert flops.count_flops(Options(model="googlenet"), 10, 224) > 6 * 1.4e9
+    assert count_flops(Options(model="googlenet"), 10, 224) > 6 * 1.4e9
 
 
 def test_a_linear_layer_counts_exactly(monkeypatch):
     monkeypatch.setattr(images, "construct", lambda *_: nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 7)))
     # Products forth, and back for the weights; the images need no gradient.
-    assert flops.count_flops(Options(model="resnet18"), 7, 8) == 2 * 2 * 3 * 64 * 7
+    assert count_flops(Options(model="resnet18"), 7, 8) == 2 * 2 * 3 * 64 * 7
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_a_linear_layer_counts_exactly(monkeypatch):
 def test_peaks_of_cards(monkeypatch, name, bf16, tf32, expected):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
-    found = flops.peak_flops(torch.device("cuda", 0), bf16=bf16, convolves=True)
+    found = peak_flops(torch.device("cuda", 0), bf16=bf16, convolves=True)
     assert found == pytest.approx(expected)
 
 
@@ -94,11 +93,11 @@ def test_peaks_of_cards(monkeypatch, name, bf16, tf32, expected):
 )
 def test_parts_variants_and_others_are_unknown(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert flops.peak_flops(torch.device("cuda", 0), bf16=True, convolves=True) is None
+    assert peak_flops(torch.device("cuda", 0), bf16=True, convolves=True) is None
 
 
 def test_a_cpu_has_no_peak_and_no_counter():
-    assert flops.peak_flops(torch.device("cpu"), bf16=True, convolves=True) is None
+    assert peak_flops(torch.device("cpu"), bf16=True, convolves=True) is None
     energy = Energy(torch.device("cpu"))
     energy.count(True)
     energy.count(False)
