@@ -40,7 +40,7 @@ def listed(env: Environment) -> Job:
     Raises:
         MusterError: it is no list of hosts, or one in which a name does not stand for one host.
     """
-    with_commas = re.sub(r"\s+", ",", env["MUSTER_HOSTS"].strip())
+    with_commas = re.sub(r"\s*,\s*|\s+", ",", env["MUSTER_HOSTS"].strip())
     read = Reader(Environment({"MUSTER_HOSTS": with_commas}), FIX)
     hosts = read.hosts("MUSTER_HOSTS")
     undotted = {host for host in hosts if "." not in host}
@@ -65,7 +65,6 @@ def override(job: Job, listed: Job) -> Job:
     """`job` with the nodes that the user listed."""
     if job is NO_SCHEDULER:
         return listed
-    sources = {**job.sources, "hosts": listed.sources["hosts"], "num_nodes": listed.sources["num_nodes"]}
     # How many processes the scheduler planned for each host holds for the user's list too.
     planned = {hostlist.short(host): slots for host, slots in zip(job.hosts, job.slots, strict=False)}
     slots = tuple(planned.get(hostlist.short(host), 0) for host in listed.hosts)
@@ -74,9 +73,10 @@ def override(job: Job, listed: Job) -> Job:
         hosts=listed.hosts,
         num_nodes=listed.num_nodes,
         is_shared=True,
+        is_host_proved=job.is_host_proved and listed.hosts == job.hosts,
         slots=slots if all(slots) else (),
         problem=None,
-        sources=sources,
+        sources={**job.sources, "hosts": listed.sources["hosts"], "num_nodes": listed.sources["num_nodes"]},
     )
 
 

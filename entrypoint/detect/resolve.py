@@ -332,7 +332,7 @@ def _check_hosts(env: Environment, job: Job, task: Task) -> None:
             raise MusterError(
                 f"the step runs on {strangers[0]}, which is no node of the job: variables of two jobs are mixed",
                 seen=f"{source}, {job.sources['hosts']}",
-                fix="start the command from a shell or script of one job only",
+                fix="unset MUSTER_HOSTS" if "MUSTER_HOSTS" in env else "start it in a shell or script of one job",
             )
     # A host name that differs from the scheduler's is common (aliases, suffixes). One that belongs to another node of
     # the same job is not: then these variables were made for a process over there.
