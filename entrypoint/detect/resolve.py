@@ -44,7 +44,7 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
             "this process is a worker of torchrun already: a second torchrun inside it would start a world of its own",
             seen=f"TORCHELASTIC_RUN_ID={env['TORCHELASTIC_RUN_ID']}",
             fix="start it without torchrun: {command}; or, where this shell or job only was started from "
-            "inside one: unset TORCHELASTIC_RUN_ID LOCAL_RANK",
+            "inside one: unset TORCHELASTIC_RUN_ID RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT",
         )
     job, rejected = families.find_job(env)
     scheduler = job.scheduler
