@@ -19,10 +19,13 @@ from muster.errors import MusterError
 # Source: https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
 # Source: https://docs.skypilot.co/en/stable/running-jobs/distributed-jobs.html
 # Source: https://htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html
+# Source: https://docs.nvidia.com/dgx-cloud/lepton/features/batch-jobs/predefined-env-vars
+# Source: https://docs.byteplus.com/en/docs/mlp/List_of_common_environment_variables
+# Source: https://github.com/allenai/OLMo/tree/main/scripts (of Beaker)
 NUMBERS = (
-    "AWS_BATCH_JOB_NUM_NODES", "COBALT_JOBSIZE", "DSTACK_NODES_NUM", "NHOSTS", "NNODES", "NUM_NODES", "PJM_NODE",
-    "SKYPILOT_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES",
-    "SLURM_STEP_NUM_TASKS", "_CONDOR_NPROCS",
+    "AWS_BATCH_JOB_NUM_NODES", "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE", "DSTACK_NODES_NUM", "LEPTON_JOB_TOTAL_WORKERS",
+    "MLP_WORKER_NUM", "NHOSTS", "NNODES", "NUM_NODES", "PJM_NODE", "SKYPILOT_NUM_NODES", "SLURM_JOB_NUM_NODES",
+    "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "_CONDOR_NPROCS",
 )  # fmt: skip
 # Others list their nodes; with this in the list they are several. SageMaker's is ["algo-1","algo-2"].
 # Source: https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables

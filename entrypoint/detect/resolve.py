@@ -65,8 +65,7 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
             Reader(env, "").check_inner_launcher("job")
     if is_single:
         _check_single(task)
-    unused = seen(env, "RANK", "WORLD_SIZE") if job.scheduler != "kubernetes" else ""
-    if unused:
+    if job.scheduler != "kubernetes" and (unused := seen(env, "RANK", "WORLD_SIZE")):
         rejected += (f"{unused}: set by hand or left over, not used",)
     notes = task.notes
     if "MUSTER_HOSTS" in env:
@@ -301,7 +300,7 @@ def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str) -> None:
     if options.num_nodes is not None and options.num_nodes != num_nodes:
         raise MusterError(
             f"--nnodes says {options.num_nodes}, but here it is {num_nodes}, and nothing tells which node this is",
-            seen=f"--nnodes={options.num_nodes}; {source}",
+            seen=f"--nnodes={options.nnodes}; {source}",
             fix=f"--nnodes {options.num_nodes} --node-rank I --master-addr HOST on each node, or leave --nnodes out",
         )
 

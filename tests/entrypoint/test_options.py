@@ -22,6 +22,9 @@ def test_nodes_asked_for_that_are_not_there() -> None:
         detect(step(), LaunchOptions(nnodes=3))
     with pytest.raises(MusterError, match="--nnodes says 2"):
         detect(Environment({}, host="laptop"), LaunchOptions(nnodes=2))
+    with pytest.raises(MusterError) as refusal:
+        detect(step(), LaunchOptions(nnodes="1:3"))
+    assert refusal.value.seen.startswith("--nnodes=1:3;")
 
 
 def test_by_hand_wins_over_the_scheduler() -> None:
