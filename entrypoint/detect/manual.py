@@ -19,10 +19,13 @@ from muster.errors import MusterError
 # Source: https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
 # Source: https://docs.skypilot.co/en/stable/running-jobs/distributed-jobs.html
 # Source: https://htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html
+# Source: https://docs.nvidia.com/dgx-cloud/lepton/features/batch-jobs/predefined-env-vars
+# Source: https://docs.byteplus.com/en/docs/mlp/List_of_common_environment_variables
+# Source: https://github.com/allenai/OLMo/tree/main/scripts (of Beaker)
 NUMBERS = (
-    "AWS_BATCH_JOB_NUM_NODES", "COBALT_JOBSIZE", "DSTACK_NODES_NUM", "NHOSTS", "NNODES", "NUM_NODES", "PJM_NODE",
-    "SKYPILOT_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES",
-    "SLURM_STEP_NUM_TASKS", "_CONDOR_NPROCS",
+    "AWS_BATCH_JOB_NUM_NODES", "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE", "DSTACK_NODES_NUM", "LEPTON_JOB_TOTAL_WORKERS",
+    "MLP_WORKER_NUM", "NHOSTS", "NNODES", "NUM_NODES", "PJM_NODE", "SKYPILOT_NUM_NODES", "SLURM_JOB_NUM_NODES",
+    "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "_CONDOR_NPROCS",
 )  # fmt: skip
 # Others list their nodes; with this in the list they are several. SageMaker's is ["algo-1","algo-2"].
 # Source: https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables
@@ -40,7 +43,7 @@ def listed(env: Environment) -> Job:
     Raises:
         MusterError: it is no list of hosts, or one in which a name does not stand for one host.
     """
-    with_commas = re.sub(r"\s+", ",", env["MUSTER_HOSTS"].strip())
+    with_commas = re.sub(r"\s*,\s*|\s+", ",", env["MUSTER_HOSTS"].strip())
     read = Reader(Environment({"MUSTER_HOSTS": with_commas}), FIX)
     hosts = read.hosts("MUSTER_HOSTS")
     undotted = {host for host in hosts if "." not in host}
@@ -65,7 +68,6 @@ def override(job: Job, listed: Job) -> Job:
     """`job` with the nodes that the user listed."""
     if job is NO_SCHEDULER:
         return listed
-    sources = {**job.sources, "hosts": listed.sources["hosts"], "num_nodes": listed.sources["num_nodes"]}
     # How many processes the scheduler planned for each host holds for the user's list too.
     planned = {hostlist.short(host): slots for host, slots in zip(job.hosts, job.slots, strict=False)}
     slots = tuple(planned.get(hostlist.short(host), 0) for host in listed.hosts)
@@ -74,9 +76,10 @@ def override(job: Job, listed: Job) -> Job:
         hosts=listed.hosts,
         num_nodes=listed.num_nodes,
         is_shared=True,
+        is_host_proved=job.is_host_proved and listed.hosts == job.hosts,
         slots=slots if all(slots) else (),
         problem=None,
-        sources=sources,
+        sources={**job.sources, "hosts": listed.sources["hosts"], "num_nodes": listed.sources["num_nodes"]},
     )
 
 

@@ -14,7 +14,7 @@ too. On the other nodes Hydra's processes see the first node's environment, the 
 
     PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2
 
-MVAPICH2's mpirun_rsh; under Hydra MVAPICH looks like MPICH.
+MVAPICH's mpirun_rsh, MVP_COMM_WORLD_RANK and so on from version 3; under Hydra MVAPICH looks like MPICH.
 
     MV2_COMM_WORLD_RANK=3 MV2_COMM_WORLD_SIZE=4 MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=2
 
@@ -56,19 +56,22 @@ HYDRA = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 HYDRA_HOSTS = ("MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "PMI_HOSTNAME", "HYDRA_BSTRAP_LOCALHOST")
 """What Hydra calls the host of a process: MPICH 4.0, MPICH 5.0, Intel MPI 2021."""
 MVAPICH = Names("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
+MVAPICH3 = Names(*(name.replace("MV2_", "MVP_") for name in MVAPICH))
 VARIABLES = (
-    *OPENMPI, *HYDRA, *HYDRA_HOSTS, *MVAPICH, "I_MPI_HYDRA_UUID", "MPT_MPI_RANK", "OMPI_COMM_WORLD_NODE_RANK",
-    "OMPI_MCA_orte_ess_num_procs", "OMPI_MCA_orte_num_nodes", "PMIX_DSTORE_21_BASE_PATH", "PMIX_HOSTNAME",
-    "PMIX_NAMESPACE", "PMIX_RANK",
+    *OPENMPI, *HYDRA, *HYDRA_HOSTS, *MVAPICH, *MVAPICH3, "I_MPI_HYDRA_UUID", "MPT_MPI_RANK",
+    "OMPI_COMM_WORLD_NODE_RANK", "OMPI_MCA_orte_ess_num_procs", "OMPI_MCA_orte_num_nodes", "PMIX_DSTORE_21_BASE_PATH",
+    "PMIX_HOSTNAME", "PMIX_NAMESPACE", "PMIX_RANK",
 )  # fmt: skip
 
-PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "MPIR_", "MPIEXEC_", "MPT_", "HYDRA_", "HYDI_", "I_MPI_", "MV2_")
+PREFIXES = (
+    "PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "MPIR_", "MPIEXEC_", "MPT_", "HYDRA_", "HYDI_", "I_MPI_", "MV2_", "MVP_",
+)  # fmt: skip
 # mpirun.openmpi, mpiexec.hydra: several are often installed side by side.
 PARENT = re.compile(r"^(hydra_pmi_proxy|mpiexec|mpirun|orted|orterun|prted|prterun)(\.|$)")
 
 FIX_OPENMPI = "start the command by mpirun itself, from a shell without another run's OMPI_ and PMIX_ variables"
 FIX_HYDRA = "start the command by mpiexec itself, from a shell without another run's PMI_ and MPI_ variables"
-FIX_MVAPICH = "start the command by mpirun_rsh itself, from a shell without another run's MV2_ variables"
+FIX_MVAPICH = "start the command by mpirun_rsh itself, from a shell without another run's MV2_ and MVP_ variables"
 
 
 def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
@@ -124,10 +127,9 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
     read = Reader(env, FIX_HYDRA)
     if "FLUX_TASK_RANK" in env and _is_of(env, "FLUX_TASK_RANK", "FLUX_JOB_SIZE"):
         return Rejected(f"{read.seen(HYDRA.rank, HYDRA.size)} is Flux's own", is_certain=True)
-    of_pmi = {HYDRA.rank, HYDRA.size} & env.keys()
     if "PALS_APID" in env and env.get("PALS_RANKID") == env.get("PMI_RANK"):
         return None
-    if len(present) == len(of_pmi):
+    if not {HYDRA.local_rank, HYDRA.local_size} & env.keys():
         if "SLURM_STEP_ID" in env and _is_of(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
             return None
         raise MusterError(
@@ -148,9 +150,8 @@ def _is_of(env: Environment, rank: str, size: str) -> bool:
 def mvapich_task(env: Environment, job: Job) -> Task | None:
     """The process of mpirun_rsh that this one is."""
     # The local size alone is set by users too, as a hint to the library.
-    if not {MVAPICH.rank, MVAPICH.size, MVAPICH.local_rank} & env.keys():
-        return None
-    return by_rank("mvapich", MVAPICH, Reader(env, FIX_MVAPICH), job)
+    names = next((names for names in (MVAPICH, MVAPICH3) if set(names[:3]) & env.keys()), None)
+    return names and by_rank("mvapich", names, Reader(env, FIX_MVAPICH), job)
 
 
 def _made_elsewhere(env: Environment, name: str) -> Rejected | None:
@@ -271,11 +272,8 @@ def by_rank(
         if num_nodes > 1 and local_size > 1 and counted is None:
             notes.append(f"each node is taken to run {plural(local_size, 'process')}, as this one does")
     fits = known_node_rank is None or known_node_rank == node_rank < len(tasks_per_node)
-    read.agree(
-        fits,
-        f"{launcher} says node rank {known_node_rank}, which does not fit its hosts, or its ranks and sizes",
-        *names,
-    )
+    wrong = f"{launcher} says node rank {known_node_rank}, which does not fit its hosts, or its ranks and sizes"
+    read.agree(fits, wrong, *names)
     return Task(
         launcher=launcher,
         node_rank=node_rank,

@@ -44,7 +44,7 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
             "this process is a worker of torchrun already: a second torchrun inside it would start a world of its own",
             seen=f"TORCHELASTIC_RUN_ID={env['TORCHELASTIC_RUN_ID']}",
             fix="start it without torchrun: {command}; or, where this shell or job only was started from "
-            "inside one: unset TORCHELASTIC_RUN_ID LOCAL_RANK",
+            "inside one: unset TORCHELASTIC_RUN_ID RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT",
         )
     job, rejected = families.find_job(env)
     scheduler = job.scheduler
@@ -65,8 +65,7 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
             Reader(env, "").check_inner_launcher("job")
     if is_single:
         _check_single(task)
-    unused = seen(env, "RANK", "WORLD_SIZE") if job.scheduler != "kubernetes" else ""
-    if unused:
+    if job.scheduler != "kubernetes" and (unused := seen(env, "RANK", "WORLD_SIZE")):
         rejected += (f"{unused}: set by hand or left over, not used",)
     notes = task.notes
     if "MUSTER_HOSTS" in env:
@@ -301,7 +300,7 @@ def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str) -> None:
     if options.num_nodes is not None and options.num_nodes != num_nodes:
         raise MusterError(
             f"--nnodes says {options.num_nodes}, but here it is {num_nodes}, and nothing tells which node this is",
-            seen=f"--nnodes={options.num_nodes}; {source}",
+            seen=f"--nnodes={options.nnodes}; {source}",
             fix=f"--nnodes {options.num_nodes} --node-rank I --master-addr HOST on each node, or leave --nnodes out",
         )
 
@@ -332,7 +331,7 @@ def _check_hosts(env: Environment, job: Job, task: Task) -> None:
             raise MusterError(
                 f"the step runs on {strangers[0]}, which is no node of the job: variables of two jobs are mixed",
                 seen=f"{source}, {job.sources['hosts']}",
-                fix="start the command from a shell or script of one job only",
+                fix="unset MUSTER_HOSTS" if "MUSTER_HOSTS" in env else "start it in a shell or script of one job",
             )
     # A host name that differs from the scheduler's is common (aliases, suffixes). One that belongs to another node of
     # the same job is not: then these variables were made for a process over there.

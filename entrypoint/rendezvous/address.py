@@ -260,7 +260,7 @@ def _checked(name: str, value: str, allocation: Allocation) -> str:
         raise MusterError(f"{name} is no host name or address", seen=seen, fix=fix)
     # By hand several nodes are tried out on one machine. Older PyTorchJobs tell the master's pod so.
     is_meant = allocation.launcher == "manual" or (allocation.launcher == "kubernetes" and allocation.node_rank == 0)
-    is_loopback = re.fullmatch(r"localhost(\..*)?|127\.[0-9.]+|::1", value) is not None
+    is_loopback = re.fullmatch(r"localhost(\..*)?|127\.[0-9.]+|0\.0\.0\.0|::1?", value) is not None
     if allocation.num_nodes > 1 and is_loopback and not is_meant:
         wrong = f"{name} is each node's own address, and {allocation.num_nodes} nodes can't meet there"
         raise MusterError(wrong, seen=seen, fix=fix)

@@ -22,6 +22,9 @@ def test_nodes_asked_for_that_are_not_there() -> None:
         detect(step(), LaunchOptions(nnodes=3))
     with pytest.raises(MusterError, match="--nnodes says 2"):
         detect(Environment({}, host="laptop"), LaunchOptions(nnodes=2))
+    with pytest.raises(MusterError) as refusal:
+        detect(step(), LaunchOptions(nnodes="1:3"))
+    assert refusal.value.seen.startswith("--nnodes=1:3;")
 
 
 def test_by_hand_wins_over_the_scheduler() -> None:
@@ -40,8 +43,13 @@ def test_options_that_make_no_sense(options: LaunchOptions) -> None:
 def test_a_worker_of_torchrun_does_not_start_another() -> None:
     with pytest.raises(MusterError, match="worker of torchrun already") as refusal:
         detect(Environment({"TORCHELASTIC_RUN_ID": "9.0", "RANK": "0"}, host="laptop"))
-    # It may be left over.
-    assert "unset TORCHELASTIC_RUN_ID" in refusal.value.fix
+    # It may be left over, as in a job that a rank submitted: what else the rank had would lead to the old job's master.
+    rank = dict.fromkeys(("RANK", "LOCAL_RANK"), "1") | {"WORLD_SIZE": "2", "MASTER_ADDR": "old", "MASTER_PORT": "1"}
+    to_unset = refusal.value.fix.partition("unset ")[2].split()
+    env = {name: value for name, value in {**step(), **rank}.items() if name not in to_unset}
+    assert "TORCHELASTIC_RUN_ID" in to_unset
+    assert {"MASTER_ADDR", "MASTER_PORT"}.isdisjoint(env)
+    assert detect(Environment(env, step().host)).rejected == ()
 
 
 @pytest.mark.parametrize(

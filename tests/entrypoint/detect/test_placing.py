@@ -100,6 +100,16 @@ def test_a_launch_of_pals_on_fewer_nodes_than_the_job_has_must_be_meant() -> Non
     assert place(detect(env, LaunchOptions(nnodes="2"))) == (0, 0, 0, 4)
 
 
+def test_mvapich_3_has_other_names_for_the_same() -> None:
+    mpirun_rsh = recording.load(FOLDERS / "documented" / "mvapich_ssh.node02.3.env")
+    renamed = {name.replace("MV2_", "MVP_"): value for name, value in mpirun_rsh.items()}
+    found = detect(Environment(renamed, mpirun_rsh.host))
+    assert (found.launcher, *place(found)) == ("mvapich", 1, 1, 3, 4)
+    del renamed["MVP_COMM_WORLD_RANK"]
+    with pytest.raises(MusterError, match="MVP_COMM_WORLD_RANK is missing"):
+        detect(Environment(renamed, mpirun_rsh.host))
+
+
 def test_pmi_beside_the_same_rank_of_pals_is_no_other_launcher() -> None:
     assert detect(PALS).rejected == ()
 

@@ -139,6 +139,7 @@ def test_listed_hosts_without_a_scheduler_are_a_launch_by_hand() -> None:
         detect(Environment({"MUSTER_HOSTS": "alpha,beta"}, host="gamma"))
     with pytest.raises(MusterError, match="MUSTER_HOSTS can't be read"):
         detect(Environment({"MUSTER_HOSTS": "alpha[1-"}, host="alpha"))
+    assert detect(Environment({"MUSTER_HOSTS": " alpha, beta[1, 2] ,\tgamma"}, host="gamma")).node_rank == 3
     twice = detect(Environment({"MUSTER_HOSTS": "alpha,alpha,beta,beta"}, host="beta"))
     assert (twice.node_rank, twice.num_nodes) == (1, 2)
     assert "hosts: 2" in twice.notes[0]
@@ -172,6 +173,21 @@ def test_listed_addresses_are_known_by_the_hosts_own(monkeypatch: pytest.MonkeyP
 def test_listed_hosts_do_not_make_a_job_script_a_task() -> None:
     with pytest.raises(MusterError, match="nothing started this process on each of them"):
         detect(changed(PBS, MUSTER_HOSTS="pbsn1,pbsn2"))
+
+
+def test_another_host_that_is_listed_alone_is_not_this_one() -> None:
+    script = recording.load(FOLDERS / "slurm" / "a_sbatch_N2.node01.0.env")
+    assert detect(changed(script, MUSTER_HOSTS="node01")).hosts == ("node01",)
+    one = recording.load(FOLDERS / "slurm" / "g_array_0.node01.0.env")
+    assert detect(replace(one, host="of-container", variables={**one, "MUSTER_HOSTS": "node01"})).num_nodes == 1
+    with pytest.raises(MusterError, match="lists node02 only, and this is node01"):
+        detect(changed(script, MUSTER_HOSTS="node02"))
+
+
+def test_listed_hosts_that_a_step_does_not_run_on_are_to_be_unset() -> None:
+    with pytest.raises(MusterError) as refusal:
+        detect(changed(SLURM, MUSTER_HOSTS="node01-ib,node02-ib"))
+    assert refusal.value.fix == "unset MUSTER_HOSTS"
 
 
 def test_a_node_rank_in_a_variable_wins_and_is_checked() -> None:
@@ -459,8 +475,11 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
             '{"cluster":{"workerpool0":["a:2222"],"workerpool1":["b:2222"]},"task":{"type":"workerpool1","index":0}}',
             '{"cluster":{"workerpool0":["a:2222"]},"task":{"type":"workerpool0","index":0}}',
         ),
+        ("BEAKER_REPLICA_COUNT", "2", "1"),
         ("COBALT_JOBSIZE", "2", "1"),
         ("DSTACK_NODES_NUM", "2", "1"),
+        ("LEPTON_JOB_TOTAL_WORKERS", "2", "1"),
+        ("MLP_WORKER_NUM", "2", "1"),
         ("NNODES", "2", "1"),
         ("NODE_RANK", "1", "0"),
         ("RANK", "1", "0"),

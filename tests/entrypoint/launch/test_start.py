@@ -469,7 +469,7 @@ def test_an_address_that_is_none(value: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["node01.0", "node02.1"])
-@pytest.mark.parametrize("value", ["localhost", "127.0.0.1", "::1"])
+@pytest.mark.parametrize("value", ["localhost", "127.0.0.1", "::1", "0.0.0.0", "::"])
 def test_an_address_that_is_each_node_itself_is_refused_in_a_job(task: str, value: str) -> None:
     """As left over from a shell that trained on its own machine: the nodes would wait for each other."""
     with pytest.raises(MusterError, match="each node's own") as refusal:
