@@ -237,9 +237,9 @@ class Trainer:
         assert options.lr is not None
         self.sampler = self.train.sampler
         self.gradients = self.strategy.gradients(self.model)
+        self.gradients.autocast = self.precision.autocast(world.device)
         self.gradients.smoothing = options.label_smoothing
         compile_loss(self.gradients, options)
-        self.autocast = self.precision.autocast(world.device)
         self.num_steps, self.lr_ahead, self.lr_start = extent(options, progress, self.sampler)
         self.highest_lr = highest_lr(options.lr, options.lr_scale, world.dp_size * options.accumulate)
         self.times.waits = world.waits
@@ -338,7 +338,7 @@ class Trainer:
             last = turn + 1 == options.accumulate
             alone = nullcontext() if last else self.strategy.without_sync(self.model)
             with alone, self.times.part("forward and backward"):
-                self.gradients.compute(self.model, inputs, targets, self.autocast, sums)
+                self.gradients.compute(self.model, inputs, targets, sums)
         self.gradients.finish()
         if options.clip_norm is not None:
             self.gradients.clip(self.model, options.clip_norm)
@@ -365,7 +365,7 @@ class Trainer:
         world.status.enter(VALIDATION)
         for done, (inputs, targets) in enumerate(self.valid, 1):
             world.status.enter(VALIDATION)
-            with self.autocast:
+            with self.gradients.autocast:
                 self.gradients.evaluate(model, inputs, targets, sums)
             if done >= sync.next:
                 if any(sync.finish(done)):

@@ -5,7 +5,6 @@ different data, and average their gradients as by ddp. torch's schedules train; 
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -194,12 +193,10 @@ class StagedGradients(Gradients):
         # Not the first: before it torch tries out what shapes pass from stage to stage.
         self.busy.is_counting = self.turns.is_counting = self.world.waits.is_counting
 
-    def compute(
-        self, model: nn.Module, inputs: Tensor, targets: Tensor, autocast: AbstractContextManager[object], sums: Sums
-    ) -> None:
+    def compute(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
         losses: list[Tensor] = []
         first = (inputs,) if self.position == 0 else ()
-        with autocast, self.turns.running():
+        with self.autocast, self.turns.running():
             if self.world.reports_loss:
                 outputs = self.schedule.step(*first, target=targets, losses=losses)
                 sums.add(torch.stack(losses).mean(), predictions_of(outputs), targets)

@@ -93,6 +93,7 @@ class Gradients:
             the strategy divides the sum of gradients.
 
     Attributes:
+        autocast: the context in which the model computes forward.
         smoothing: the share of each target that goes to all classes alike, in training.
         criterion: (outputs, targets, smoothing) -> what is trained on.
         predictions: outputs -> the class or token that is the likeliest for each target.
@@ -100,6 +101,7 @@ class Gradients:
             only there.
     """
 
+    autocast: AbstractContextManager[object] = nullcontext()
     smoothing = 0.0
     criterion: Callable[..., Tensor] = staticmethod(loss_of)
     predictions: Callable[..., Tensor] = staticmethod(predictions_of)
@@ -115,11 +117,9 @@ class Gradients:
     def begin(self, step: int) -> None:
         """Called before each step; `step` of them are done in all."""
 
-    def compute(
-        self, model: nn.Module, inputs: Tensor, targets: Tensor, autocast: AbstractContextManager[object], sums: Sums
-    ) -> None:
-        """One micro-batch, forth (within `autocast`) and back; its loss goes into `sums`."""
-        with autocast:
+    def compute(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
+        """One micro-batch, forth and back; its loss goes into `sums`."""
+        with self.autocast:
             outputs = model(inputs)
             loss = self.loss(outputs, targets)
         scaled = loss / self.divisor
