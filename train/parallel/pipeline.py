@@ -11,13 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-)
+from torch.distributed.pipelining import PipelineStage, schedules
 
 from muster.config import Options
 from muster.errors import MusterError
@@ -38,10 +32,10 @@ from muster.train.reporting.metrics import Stopwatch
 from muster.units import plural
 
 SCHEDULES: dict[str, Any] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero-bubble": ScheduleInterleavedZeroBubble,
+    "gpipe": schedules.ScheduleGPipe,
+    "1f1b": schedules.Schedule1F1B,
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "zero-bubble": schedules.ScheduleInterleavedZeroBubble,
 }
 
 
