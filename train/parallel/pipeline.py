@@ -18,16 +18,7 @@ from muster.errors import MusterError
 from muster.train.distributed.world import World, open_mesh
 from muster.train.models import gpt, place
 from muster.train.optim import Precision
-from muster.train.parallel.strategy import (
-    Gradients,
-    Strategy,
-    Sums,
-    are_exact,
-    hold,
-    loss_of,
-    predictions_of,
-    send_as_one,
-)
+from muster.train.parallel.strategy import Gradients, Strategy, Sums, are_exact, hold, send_as_one
 from muster.train.reporting.metrics import Stopwatch
 from muster.units import plural
 
@@ -193,7 +184,7 @@ class StagedGradients(Gradients):
         with self.autocast, self.turns.running():
             if self.world.reports_loss:
                 outputs = self.schedule.step(*first, target=targets, losses=losses)
-                sums.add(torch.stack(losses).mean(), predictions_of(outputs), targets)
+                sums.add(torch.stack(losses).mean(), self.predictions(outputs), targets)
             else:
                 self.schedule.step(*first)
 
@@ -239,7 +230,7 @@ class StagedGradients(Gradients):
             if self.position == here:
                 x = self.parts[number](x)
                 if number + 1 == self.plan.num_stages:
-                    sums.add(loss_of(x, targets), predictions_of(x), targets)
+                    sums.add(self.criterion(x, targets), self.predictions(x), targets)
                 elif there != here:
                     dist.send(x.float(), dist.get_global_rank(self.line, there), group=self.line)
             elif self.position == there and number + 1 < self.plan.num_stages:
