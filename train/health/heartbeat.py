@@ -173,9 +173,8 @@ def report_hung(
     last = monitor.last[first]
     still_s = max(monitor.still.values()) * BEAT_S
     wrong = f"stood still for {still_s:.0f} s in step {last.step + 1}, {last.phase}"
-    who = (
-        f"each of the {len(answers)} ranks" if len(behind) == len(answers) > 1 else describe_ranks(behind, monitor.last)
-    )
+    is_all = len(behind) == len(answers) > 1
+    who = f"each of the {len(answers)} ranks" if is_all else describe_ranks(behind, monitor.last)
     at = answers[first].get("where", "it did not answer when it was asked for its stacks")
     error = MusterError(
         f"{who} {wrong}",
