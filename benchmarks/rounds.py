@@ -38,7 +38,7 @@ def trainer_of(options: Options, world: World, kind: type[Trainer] = Trainer, **
     trainer.open_data()
     trainer.build_model()
     trainer.spread_model()
-    trainer.display = Display(enabled=False, epochs=1, global_batch=1)
+    trainer.display = Display(options, "images", 1, enabled=False)
     trainer.times = StepTimes(world.device)
     trainer.manager = cast(CheckpointManager, SimpleNamespace(completed=()))
     for name, part in parts.items():

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from muster.arguments import base_of, is_allowed, limits_of, to_argv, with_home
 from muster.config import OF_STRATEGY, SECTIONS, STRATEGIES, Options
-from muster.errors import MusterError
+from muster.errors import MusterError, explaining
 from muster.hints import MEANT
 from muster.paths import check_regular
 
@@ -96,14 +96,12 @@ def load(path: str) -> dict[str, Any]:
     fix = "--config FILE, such as runs/NAME/config.toml; in a container, see that its folder is bound into it"
     if os.path.isdir(file):  # Path's own raises for a name that is too long
         fix = f"--config {os.path.join(path, 'config.toml')}"
-    try:
+    with explaining("the file of options can't be read", seen=seen, fix=fix):
         check_regular(file)
         if file.stat().st_size > MOST_BYTES:
             wrong = f"the file is larger than any file of options: more than {MOST_BYTES} bytes"
             raise MusterError(wrong, seen=seen, fix=fix)
         content = file.read_bytes()
-    except OSError as reason:
-        raise MusterError(f"the file of options can't be read: {reason.strerror}", seen=seen, fix=fix) from None
     # Here and not above: most launches read no file.
     import tomllib
 

@@ -50,6 +50,15 @@ class MusterError(Exception):
         return f"error: {one_line(wrong)}\n seen: {one_line(seen)}\n  fix: {one_line(self.fix)}"
 
 
+@contextmanager
+def explaining(wrong: str, *, seen: object, fix: str, code: int = ExitCode.USER_MUST_CHANGE) -> Generator[None]:
+    """A context in which an OSError is a MusterError: what is `wrong`, with the system's own reason."""
+    try:
+        yield
+    except OSError as error:
+        raise MusterError(f"{wrong}: {error.strerror or error}", seen=str(seen), fix=fix, code=code) from error
+
+
 def one_line(text: str) -> str:
     """`text` on one line: a value from the environment must not add lines, or escape codes, to a message."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from muster import config, interruption
 from muster.config import Options
@@ -19,11 +18,10 @@ from muster.errors import ExitCode, MusterError
 from muster.paths import content_of
 from muster.train import compilation, data, models, optim, parallel
 from muster.train.checkpoint import CheckpointManager, Progress, Statistics, TrainState, is_complete
-from muster.train.checkpoint.run_directory import Run, differences, restore, share_run
+from muster.train.checkpoint.run_directory import differences, restore, share_run
 from muster.train.compilation import compile_loss, uncompiled
-from muster.train.data.loader import Batches, Tensors, count_cores, open_batches
+from muster.train.data.loader import Tensors, count_cores, open_batches
 from muster.train.data.sampler import TrainSampler, reseed, seed_of
-from muster.train.data.source import Source
 from muster.train.distributed.world import CHECKPOINT, COMPUTING, DATA, ENDING, VALIDATION, World, to_device
 from muster.train.health import memory, preemption
 from muster.train.health.faults import SharedFault, agree
@@ -63,17 +61,6 @@ class Trainer:
     """
 
     strategy: parallel.Strategy
-    source: Source
-    train: Batches
-    valid: Batches
-    model: nn.Module
-    trained: TrainState
-    run: Run
-    manager: CheckpointManager
-    settings: dict[str, Any]
-    identity: dict[str, Any]
-    display: Display
-    times: StepTimes
 
     def __init__(self, name: str, options: Options, world: World) -> None:
         self.started = time.perf_counter()
@@ -173,13 +160,7 @@ class Trainer:
     def show_header(self) -> None:
         """Shows what will run, and what the user should know of it."""
         options, world, source = self.options, self.world, self.source
-        self.display = Display(
-            enabled=world.main,
-            epochs=options.epochs,
-            global_batch=self.setup.targets_of_step,
-            unit=source.unit,
-            log_every=options.log_every,
-        )
+        self.display = Display(options, source.unit, self.setup.targets_of_step, enabled=world.main)
         self.display.header(header(self.setup))
         for note in [
             *self.strategy.notes(),
@@ -256,9 +237,9 @@ class Trainer:
         assert options.lr is not None
         self.sampler = self.train.sampler
         self.gradients = self.strategy.gradients(self.model)
+        self.gradients.autocast = self.precision.autocast(world.device)
         self.gradients.smoothing = options.label_smoothing
         compile_loss(self.gradients, options)
-        self.autocast = self.precision.autocast(world.device)
         self.num_steps, self.lr_ahead, self.lr_start = extent(options, progress, self.sampler)
         self.highest_lr = highest_lr(options.lr, options.lr_scale, world.dp_size * options.accumulate)
         self.times.waits = world.waits
@@ -357,7 +338,7 @@ class Trainer:
             last = turn + 1 == options.accumulate
             alone = nullcontext() if last else self.strategy.without_sync(self.model)
             with alone, self.times.part("forward and backward"):
-                self.gradients.compute(self.model, inputs, targets, self.autocast, sums)
+                self.gradients.compute(self.model, inputs, targets, sums)
         self.gradients.finish()
         if options.clip_norm is not None:
             self.gradients.clip(self.model, options.clip_norm)
@@ -384,7 +365,7 @@ class Trainer:
         world.status.enter(VALIDATION)
         for done, (inputs, targets) in enumerate(self.valid, 1):
             world.status.enter(VALIDATION)
-            with self.autocast:
+            with self.gradients.autocast:
                 self.gradients.evaluate(model, inputs, targets, sums)
             if done >= sync.next:
                 if any(sync.finish(done)):
@@ -639,9 +620,7 @@ def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple
     return num_steps, used - progress.step, warmed + max(0, warmup - progress.step)
 
 
-def lr_at(
-    options: Options, highest: float, step: int, num_steps: int, ahead: int = 0, start: float | None = None
-) -> float:
+def lr_at(options: Options, highest: float, step: int, num_steps: int, ahead: int, start: float) -> float:
     """The learning rate of `step` (from 0): a linear warm-up, then constant, or down half a cosine (arXiv 1608.03983).
 
     A constant rate does not depend on the end of the run, so that it can be continued beyond. A cosine ends at
@@ -651,7 +630,6 @@ def lr_at(
         return highest * (step + 1) / options.warmup_steps
     if options.lr_schedule == "constant":
         return highest
-    start = options.warmup_steps if start is None else start
     length = (options.lr_steps or num_steps + ahead) - start
     done = min(1.0, max(0.0, (step + ahead - start) / length)) if length > 0 else 1.0
     return highest * (options.lr_end + (1 - options.lr_end) * (1 + math.cos(math.pi * done)) / 2)

@@ -151,6 +151,7 @@ def train(
     before = weights_of(inner)
     steps = build_optimizer(inner) if build_optimizer else optim.build(options, model, fused=precision.fused)
     gradients = parts.gradients(model)
+    gradients.autocast = precision.autocast(device)
     model.train()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -171,7 +172,7 @@ def train(
             sums.add(loss, torch.zeros_like(targets), targets)
             scaler.unscale_(steps)
         else:
-            gradients.compute(model, inputs, targets, precision.autocast(device), sums)
+            gradients.compute(model, inputs, targets, sums)
             gradients.finish()
         if options.clip_norm is not None:
             gradients.clip(model, options.clip_norm)

@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from muster.errors import MusterError, one_line
+from muster.errors import MusterError, explaining, one_line
 from muster.report import charts, scaling, tables
 from muster.report.runs import Run, record
 from muster.report.scaling import Scaling
@@ -28,11 +29,9 @@ def choose_folder(given: Sequence[str], runs: Sequence[Run], output: Path | None
         inside = runs[0].folder if len(runs) == 1 else Path(given[0])
         output = (inside if len(given) == 1 else Path()) / "report"
     page = output / PAGE
-    try:
+    with _writing(output):
         is_taken = os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir()))
         is_report = is_taken and page.is_file() and MARK in page.read_text(encoding="utf-8", errors="replace")[:1000]
-    except OSError as error:
-        raise _unwritable(output, error) from None
     if is_taken and not is_report:
         raise MusterError(
             "there is something here already that is no report, and it is not written over",
@@ -48,20 +47,14 @@ def write(folder: Path, html: str) -> Path:
     Raises:
         MusterError: the folder can't be written.
     """
-    try:
+    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PAGE).write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise _unwritable(folder, error) from None
     return folder / PAGE
 
 
-def _unwritable(folder: Path, error: OSError) -> MusterError:
-    return MusterError(
-        f"the report can't be written: {error.strerror}",
-        seen=str(folder),
-        fix="--output FOLDER that this user may write",
-    )
+def _writing(folder: Path) -> AbstractContextManager[None]:
+    return explaining("the report can't be written", seen=folder, fix="--output FOLDER that this user may write")
 
 
 def render(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Scaling], notes: Sequence[str]) -> str:

@@ -34,16 +34,16 @@ def test_norms_and_biases_do_not_decay(name):
 
 def test_the_rate_rises_and_falls():
     constant = Options(lr=0.4, warmup_steps=4).settled()
-    assert [lr_at(constant, 0.4, step, 10) for step in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+    assert [lr_at(constant, 0.4, step, 10, 0, 4) for step in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
     cosine = Options(lr=0.4, warmup_steps=4, lr_schedule="cosine", lr_end=0.1).settled()
-    rates = [lr_at(cosine, 0.4, step, 14) for step in range(20)]
+    rates = [lr_at(cosine, 0.4, step, 14, 0, 4) for step in range(20)]
     assert rates[:5] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
     assert rates[9] == pytest.approx(0.4 * (0.1 + 0.9 / 2))
     assert rates[14:] == pytest.approx([0.04] * 6)
     assert sorted(rates[4:], reverse=True) == rates[4:]
     longer = Options(lr=0.4, warmup_steps=4, lr_schedule="cosine", lr_steps=24).settled()
-    assert lr_at(longer, 0.4, 14, 14) == pytest.approx(0.4 * (1 + math.cos(math.pi / 2)) / 2)
-    assert lr_at(Options(lr=0.4, lr_schedule="cosine").settled(), 0.4, 30, 20) == 0.0
+    assert lr_at(longer, 0.4, 14, 14, 0, 4) == pytest.approx(0.4 * (1 + math.cos(math.pi / 2)) / 2)
+    assert lr_at(Options(lr=0.4, lr_schedule="cosine").settled(), 0.4, 30, 20, 0, 20) == 0.0
 
 
 def order_of(world_size):

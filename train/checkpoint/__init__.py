@@ -1,8 +1,4 @@
-"""What a run leaves to go on from.
-
-manager.py writes the checkpoints of a run, finds and loads them; storage.py has their files, for
-torch.distributed.checkpoint; run_directory.py the folder of a run: whose it is, and where an earlier attempt stopped.
-"""
+"""What a run leaves to go on from."""
 
 from muster.train.checkpoint.manager import CheckpointManager as CheckpointManager
 from muster.train.checkpoint.manager import Progress as Progress

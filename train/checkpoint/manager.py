@@ -30,19 +30,7 @@ from torch.optim import Optimizer
 from muster.config import Options
 from muster.errors import RESUME, ExitCode, MusterError
 from muster.paths import text_of
-from muster.train.checkpoint.storage import (
-    INDEX,
-    NO_SUCH,
-    UNREADABLE,
-    CheckpointReader,
-    CheckpointWriter,
-    Damaged,
-    dtype_of,
-    read_index,
-    sync_folder,
-    unreadable,
-    write_text,
-)
+from muster.train.checkpoint import storage
 from muster.train.distributed.world import World, open_side_group
 from muster.train.health.faults import SharedFault
 
@@ -94,8 +82,8 @@ def publish(run: Path, partial: Path, step: int, keep: int) -> None:
         shutil.rmtree(old, ignore_errors=True)  # of a process that was killed here
         path.rename(old)
     partial.rename(path)
-    sync_folder(folder)
-    write_text(folder / LATEST, f"{path.name}\n")
+    storage.sync_folder(folder)
+    storage.write_text(folder / LATEST, f"{path.name}\n")
     prune(run, step, keep)
 
 
@@ -133,7 +121,7 @@ def prune(run: Path, step: int, keep: int) -> None:
     for path in [*old, *folder_of(run).glob(".*.partial")]:
         if path.is_dir():
             # Without its index it counts no longer, should this be the last that the process does.
-            (path / INDEX).unlink(missing_ok=True)
+            (path / storage.INDEX).unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
@@ -179,7 +167,7 @@ class CheckpointManager:
     def _write(self, tensors: State, plain: State, step: int, started: float) -> None:
         """Writes a checkpoint that was begun at `started`; it is in `completed` before anybody who waits goes on."""
         partial = partial_of(self.run, step)
-        writer = CheckpointWriter(partial, plain, lambda: publish(self.run, partial, step, self.keep))
+        writer = storage.CheckpointWriter(partial, plain, lambda: publish(self.run, partial, step, self.keep))
         try:
             dcp_save(tensors, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
         except CheckpointException as error:
@@ -252,7 +240,7 @@ def is_named_as_one(path: Path) -> bool:
 
 def is_checkpoint(path: Path) -> bool:
     """True for the folder of one complete checkpoint."""
-    return (path / INDEX).is_file()
+    return (path / storage.INDEX).is_file()
 
 
 def by_step(run: Path) -> list[Path]:
@@ -278,8 +266,10 @@ def load(path: Path) -> State:
     Raises:
         MusterError: it is missing, damaged, or no checkpoint of this program.
     """
-    index = read_index(path)
-    tensors = {name: torch.empty(entry["shape"], dtype=dtype_of(entry)) for name, entry in index["tensors"].items()}
+    index = storage.read_index(path)
+    tensors = {
+        name: torch.empty(entry["shape"], dtype=storage.dtype_of(entry)) for name, entry in index["tensors"].items()
+    }
     load_into(path, index, tensors, None)
     state: State = index["plain"]
     for name, tensor in tensors.items():
@@ -301,13 +291,13 @@ def load_into(path: Path, index: State, tensors: dict[str, torch.Tensor], group:
         with warnings.catch_warnings():
             # A process that reads alone means to.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            reader = CheckpointReader(path, index["tensors"])
+            reader = storage.CheckpointReader(path, index["tensors"])
             dcp_load(tensors, storage_reader=reader, process_group=group, no_dist=group is None)
     except CheckpointException as error:
         _, (cause, _) = min(error.failures.items())
-        if not isinstance(cause, Damaged):
+        if not isinstance(cause, storage.Damaged):
             raise
-        raise unreadable(path, str(cause)) from error
+        raise storage.unreadable(path, str(cause)) from error
 
 
 def load_newest(run: Path) -> tuple[Path, State, list[str]]:
@@ -340,7 +330,7 @@ def first_whole(paths: list[Path], read: Callable[[Path], Read]) -> tuple[Path, 
             return path, read(path), notes
         except MusterError as error:
             # Perhaps by another rank.
-            if not any(words in error.wrong for words in (NO_SUCH, UNREADABLE)):
+            if not any(words in error.wrong for words in (storage.NO_SUCH, storage.UNREADABLE)):
                 raise
             notes.append(f"checkpoint {path.name} is passed over: {error.wrong}")
     return paths[-1], read(paths[-1]), notes

@@ -123,11 +123,6 @@ class Monitor:
         limit = turns * (PATIENT if any(self.last[rank].is_patient for rank in self.present) else 1)
         return any(self.still[rank] >= limit for rank in self.present if not self.last[rank].lost_peer)
 
-    @property
-    def hosts(self) -> dict[int, str]:
-        """The host of each rank of which there is a beat."""
-        return {rank: beat.host for rank, beat in self.last.items()}
-
     def lagging(self, collectives: Mapping[int, Sequence[int]]) -> list[int]:
         """The ranks that are behind all others: by their ticks, then by their collectives.
 
@@ -143,10 +138,10 @@ class Monitor:
         return sorted(behind)
 
 
-def describe_ranks(ranks: list[int], hosts: Mapping[int, str]) -> str:
+def describe_ranks(ranks: list[int], beats: Mapping[int, Beat]) -> str:
     """`ranks` with their hosts, in words: "ranks 8, 9 on node02"."""
     shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
-    places = list(dict.fromkeys(hosts[rank] for rank in ranks))
+    places = list(dict.fromkeys(beats[rank].host for rank in ranks))
     on = ", ".join(places[:4]) + (" ..." if len(places) > 4 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {shown} on {on}"
 
@@ -158,7 +153,7 @@ def report_dead(monitor: Monitor, ranks: list[int], world: World) -> tuple[Muste
     silent_s = monitor.silent[first] * BEAT_S
     wrong = f"gave no sign of life for {silent_s:.0f} s: the process was stopped or killed, or its host is gone"
     error = MusterError(
-        f"{describe_ranks(ranks, monitor.hosts)} {wrong}",
+        f"{describe_ranks(ranks, monitor.last)} {wrong}",
         seen=f"last heard of in step {last.step + 1}, {last.phase}; rank {world.rank} on {world.host} listened",
         fix="look for what ended it (memory, its host? dmesg, the scheduler's accounting); where storage may stand "
         f"still as long: --silence-timeout SECONDS; {RESUME}",
@@ -178,11 +173,8 @@ def report_hung(
     last = monitor.last[first]
     still_s = max(monitor.still.values()) * BEAT_S
     wrong = f"stood still for {still_s:.0f} s in step {last.step + 1}, {last.phase}"
-    who = (
-        f"each of the {len(answers)} ranks"
-        if len(behind) == len(answers) > 1
-        else describe_ranks(behind, monitor.hosts)
-    )
+    is_all = len(behind) == len(answers) > 1
+    who = f"each of the {len(answers)} ranks" if is_all else describe_ranks(behind, monitor.last)
     at = answers[first].get("where", "it did not answer when it was asked for its stacks")
     error = MusterError(
         f"{who} {wrong}",

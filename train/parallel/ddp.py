@@ -149,11 +149,9 @@ class ExactAverages(ExactGradients):
         self.model = model
         self.world = world
 
-    def compute(
-        self, model: nn.Module, inputs: Tensor, targets: Tensor, autocast: AbstractContextManager[object], sums: Sums
-    ) -> None:
+    def compute(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
         with self.model.no_sync():
-            super().compute(model, inputs, targets, autocast, sums)
+            super().compute(model, inputs, targets, sums)
 
     @torch.no_grad()
     def finish(self) -> None:

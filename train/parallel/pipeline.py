@@ -5,44 +5,28 @@ different data, and average their gradients as by ddp. torch's schedules train; 
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-)
+from torch.distributed.pipelining import PipelineStage, schedules
 
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train.distributed.world import World, open_mesh
 from muster.train.models import gpt, place
 from muster.train.optim import Precision
-from muster.train.parallel.strategy import (
-    Gradients,
-    Strategy,
-    Sums,
-    are_exact,
-    hold,
-    loss_of,
-    predictions_of,
-    send_as_one,
-)
+from muster.train.parallel.strategy import Gradients, Strategy, Sums, are_exact, hold, send_as_one
 from muster.train.reporting.metrics import Stopwatch
 from muster.units import plural
 
 SCHEDULES: dict[str, Any] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero-bubble": ScheduleInterleavedZeroBubble,
+    "gpipe": schedules.ScheduleGPipe,
+    "1f1b": schedules.Schedule1F1B,
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "zero-bubble": schedules.ScheduleInterleavedZeroBubble,
 }
 
 
@@ -194,15 +178,13 @@ class StagedGradients(Gradients):
         # Not the first: before it torch tries out what shapes pass from stage to stage.
         self.busy.is_counting = self.turns.is_counting = self.world.waits.is_counting
 
-    def compute(
-        self, model: nn.Module, inputs: Tensor, targets: Tensor, autocast: AbstractContextManager[object], sums: Sums
-    ) -> None:
+    def compute(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
         losses: list[Tensor] = []
         first = (inputs,) if self.position == 0 else ()
-        with autocast, self.turns.running():
+        with self.autocast, self.turns.running():
             if self.world.reports_loss:
                 outputs = self.schedule.step(*first, target=targets, losses=losses)
-                sums.add(torch.stack(losses).mean(), predictions_of(outputs), targets)
+                sums.add(torch.stack(losses).mean(), self.predictions(outputs), targets)
             else:
                 self.schedule.step(*first)
 
@@ -248,7 +230,7 @@ class StagedGradients(Gradients):
             if self.position == here:
                 x = self.parts[number](x)
                 if number + 1 == self.plan.num_stages:
-                    sums.add(loss_of(x, targets), predictions_of(x), targets)
+                    sums.add(self.criterion(x, targets), self.predictions(x), targets)
                 elif there != here:
                     dist.send(x.float(), dist.get_global_rank(self.line, there), group=self.line)
             elif self.position == there and number + 1 < self.plan.num_stages:

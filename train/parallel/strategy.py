@@ -33,9 +33,7 @@ AUXILIARY_WEIGHT = 0.3
 """Weight of an auxiliary classifier's loss (inception_v3, googlenet), as in the papers that introduced them."""
 
 
-def loss_of(
-    outputs: torch.Tensor | tuple[torch.Tensor, ...], targets: torch.Tensor, smoothing: float = 0.0
-) -> torch.Tensor:
+def loss_of(outputs: Tensor | tuple[Tensor, ...], targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """The mean cross-entropy over all targets, with the auxiliary classifiers of models that have them.
 
     Args:
@@ -51,7 +49,7 @@ def loss_of(
     return loss
 
 
-def predictions_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+def predictions_of(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
     """The class with the highest score for each target; of several the first one."""
     logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
     # As argmax, which takes six times as long over many bf16 numbers on CPUs.
@@ -73,7 +71,7 @@ class Sums:
         self.first_bad = torch.full((), -1, device=device)
 
     @torch.no_grad()
-    def add(self, loss: torch.Tensor, predictions: torch.Tensor, targets: torch.Tensor) -> None:
+    def add(self, loss: Tensor, predictions: Tensor, targets: Tensor) -> None:
         """Adds a batch with the mean `loss` over those of its `targets` (N or NT) that count."""
         num_targets = (targets != IGNORED).sum()
         hits = (predictions == targets).sum()
@@ -93,6 +91,7 @@ class Gradients:
             the strategy divides the sum of gradients.
 
     Attributes:
+        autocast: the context in which the model computes forward.
         smoothing: the share of each target that goes to all classes alike, in training.
         criterion: (outputs, targets, smoothing) -> what is trained on.
         predictions: outputs -> the class or token that is the likeliest for each target.
@@ -100,6 +99,7 @@ class Gradients:
             only there.
     """
 
+    autocast: AbstractContextManager[object] = nullcontext()
     smoothing = 0.0
     criterion: Callable[..., Tensor] = staticmethod(loss_of)
     predictions: Callable[..., Tensor] = staticmethod(predictions_of)
@@ -115,11 +115,9 @@ class Gradients:
     def begin(self, step: int) -> None:
         """Called before each step; `step` of them are done in all."""
 
-    def compute(
-        self, model: nn.Module, inputs: Tensor, targets: Tensor, autocast: AbstractContextManager[object], sums: Sums
-    ) -> None:
-        """One micro-batch, forth (within `autocast`) and back; its loss goes into `sums`."""
-        with autocast:
+    def compute(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
+        """One micro-batch, forth and back; its loss goes into `sums`."""
+        with self.autocast:
             outputs = model(inputs)
             loss = self.loss(outputs, targets)
         scaled = loss / self.divisor

@@ -33,21 +33,18 @@ STRAGGLES = 1.05
 class Display:
     """Shows the run, on rank 0; on the others it shows nothing.
 
+    A file gets a line every `--log-every` steps, or LINE_EVERY_S; a terminal has one, which is written over.
+
     Args:
+        unit: images or tokens.
+        targets_of_step: of these, over all ranks.
         enabled: whether this rank is the one that shows.
-        global_batch: images or tokens of one step over all ranks.
-        unit: which of the two.
-        log_every: steps from one line in a file to the next; None: LINE_EVERY_S. A terminal has one, written over.
     """
 
-    def __init__(
-        self, *, enabled: bool, epochs: int, global_batch: int, unit: str = "images", log_every: int | None = None
-    ) -> None:
+    def __init__(self, options: Options, unit: str, targets_of_step: int, *, enabled: bool) -> None:
+        self.epochs, self.log_every = options.epochs, options.log_every
+        self.unit, self.targets_of_step = unit, targets_of_step
         self.enabled = enabled
-        self.epochs = epochs
-        self.global_batch = global_batch
-        self.unit = unit
-        self.log_every = log_every
         is_terminal = sys.stdout.isatty()
         width = None if is_terminal else WIDTH
         self.console = Console(file=sys.stdout, width=width, highlight=False, quiet=not enabled)
@@ -85,7 +82,7 @@ class Display:
         if not self.enabled or not (is_line_due or is_screen_due):
             return
         seconds = now - self.started
-        state = f"{done * self.global_batch / seconds:,.0f} {self.unit}/s"
+        state = f"{done * self.targets_of_step / seconds:,.0f} {self.unit}/s"
         state += f"  loss {self.last_loss:.4f}" if self.last_loss is not None else ""
         line = f"  epoch {self.epoch_number}/{self.epochs}  step {done}/{self.num_steps}  {state}"
         if is_line_due:

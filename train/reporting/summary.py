@@ -8,8 +8,8 @@ import re
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from muster.config import Options
-from muster.errors import RESUME, ExitCode, MusterError
+from muster.errors import RESUME, ExitCode, explaining
 from muster.train.checkpoint import Progress
 from muster.train.checkpoint.run_directory import Run
 from muster.train.checkpoint.storage import write_text
@@ -349,22 +349,14 @@ def write_file(path: Path, text: str) -> None:
     Raises:
         MusterError: the disk is full, or the folder is gone.
     """
-    with explain_write_error(path):
+    with writing(path):
         write_text(path, text)
 
 
-@contextmanager
-def explain_write_error(path: Path) -> Iterator[None]:
+def writing(path: Path) -> AbstractContextManager[None]:
     """A context in which a file system that refuses `path` is a user's error."""
-    try:
-        yield
-    except OSError as error:
-        raise MusterError(
-            f"{path.name} could not be written: {error.strerror or error}",
-            seen=str(path),
-            fix=f"make room, raise the quota, or see that the file system is there; {RESUME}, if there is one",
-            code=ExitCode.FAILED,
-        ) from error
+    fix = f"make room, raise the quota, or see that the file system is there; {RESUME}, if there is one"
+    return explaining(f"{path.name} could not be written", seen=path, fix=fix, code=ExitCode.FAILED)
 
 
 class Log:
@@ -397,5 +389,5 @@ class Log:
 
     def write(self, record: dict[str, Any]) -> None:
         """Adds a line."""
-        with explain_write_error(self.path), self.path.open("a") as file:
+        with writing(self.path), self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")

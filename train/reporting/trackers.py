@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from muster.errors import ExitCode, MusterError, one_line
@@ -177,9 +176,7 @@ class Tracker:
     def __enter__(self) -> "Tracker":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         code = ExitCode.DONE if error is None else getattr(error, "code", ExitCode.FAILED)
         if isinstance(error, KeyboardInterrupt):
             code = ExitCode.INTERRUPTED

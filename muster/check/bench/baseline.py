@@ -12,8 +12,8 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,7 +24,7 @@ import torch
 from muster.check.bench.collectives import shown
 from muster.check.bench.sweep import Row, Timing
 from muster.check.options import BenchOptions
-from muster.errors import ExitCode, MusterError
+from muster.errors import ExitCode, MusterError, explaining
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree
 from muster.units import plural
@@ -193,7 +193,7 @@ def _read_files(options: BenchOptions, setting: Setting) -> Baseline | None:
         raise MusterError(wrong, seen="--pairwise with --baseline or --save-baseline", fix="leave one of them out")
     if options.save_baseline is not None:
         path = Path(options.save_baseline)
-        with explain_write_error():  # now, and not when all is measured
+        with _writing(path):  # now, and not when all is measured
             folder = path.absolute().parent
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
@@ -213,19 +213,14 @@ def write(path: Path, setting: Setting, rows: Sequence[Row], about: dict[str, An
     # Here and not above: it takes time to load, and most runs keep no baseline.
     from muster.train.checkpoint.storage import write_text
 
-    with explain_write_error():
+    with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, msgspec.json.format(msgspec.json.encode(baseline), indent=1).decode() + "\n")
 
 
-@contextmanager
-def explain_write_error() -> Generator[None]:
-    """A context in which a place that can't be written to is a user's error."""
-    try:
-        yield
-    except OSError as error:
-        fix = "--save-baseline with a path in a folder of yours"
-        raise MusterError("the baseline can't be written", seen=str(error), fix=fix) from None
+def _writing(path: Path) -> AbstractContextManager[None]:
+    fix = "--save-baseline with a path in a folder of yours"
+    return explaining("the baseline can't be written", seen=path, fix=fix)
 
 
 def read(path: str, option: str, setting: Setting) -> Baseline:
@@ -236,9 +231,8 @@ def read(path: str, option: str, setting: Setting) -> Baseline:
     """
     fix = f"{option}=FILE that `muster bench --save-baseline FILE` wrote, or another name"
     try:
-        found = msgspec.json.decode(Path(path).read_bytes(), type=Baseline)
-    except OSError as error:
-        raise MusterError("the baseline can't be read", seen=str(error), fix=fix) from None
+        with explaining("the baseline can't be read", seen=path, fix=fix):
+            found = msgspec.json.decode(Path(path).read_bytes(), type=Baseline)
     except (ValueError, RecursionError) as error:
         raise MusterError("the file is no baseline", seen=f"{path}: {error}", fix=fix) from None
     own, theirs = asdict(setting), asdict(found.setting)

@@ -9,7 +9,6 @@ own end: on GPUs by events on the stream, on CPUs by the clock. From this, over 
 Source: https://github.com/NVIDIA/nccl-tests (README: -n, -w, -a)
 """
 
-import math
 import re
 import sys
 import time
@@ -20,6 +19,7 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -223,11 +223,10 @@ class Sweep:
 
 def of_ranks(calls_of_ranks: Sequence[Sequence[float]]) -> Timing:
     """The timing of the seconds of each call, by rank."""
-    slowest = sorted(max(calls) for calls in zip(*calls_of_ranks, strict=True))
+    slowest = [max(calls) for calls in zip(*calls_of_ranks, strict=True)]
     mean_s = max(sum(calls) / len(calls) for calls in calls_of_ranks)
     # Each is one of the calls, and no mean of two.
-    p50_s, p99_s = (slowest[math.ceil(len(slowest) * percent / 100) - 1] for percent in (50, 99))
-    return Timing(mean_s, p50_s, p99_s)
+    return Timing(mean_s, *np.percentile(slowest, (50, 99), method="inverted_cdf").tolist())
 
 
 def measure(world: World, call: Call, options: BenchOptions) -> list[float]:

@@ -43,7 +43,7 @@ def test_a_table_is_shown_although_no_file_can_be_written(tmp_path, capsys, as_j
     of = report(tmp_path / "file", json=as_json)
     assert of.of_sweep(ROWS, sweep(of), USED, None) == 2
     said = capsys.readouterr()
-    assert said.err.startswith("error: the baseline can't be written\n")
+    assert said.err.startswith("error: the baseline can't be written")
     if as_json:
         assert json.loads(said.out)["rows"][0]["size"] == 1024
     else:

@@ -173,11 +173,11 @@ def test_patience_is_for_files_and_compilers_and_not_for_who_waits_for_others(co
 
 
 def test_ranks_are_named_in_few_words():
-    hosts = {rank: f"node{rank // 8}" for rank in range(100)}
-    assert describe_ranks([3], hosts) == "rank 3 on node0"
-    assert describe_ranks(list(range(8, 16)), hosts) == "ranks 8, 9, 10, 11, 12, 13, 14, 15 on node1"
-    assert describe_ranks([1, 9], hosts) == "ranks 1, 9 on node0, node1"
-    assert len(describe_ranks(list(range(0, 100, 2)), hosts)) < 80
+    beats = {rank: beat(1)._replace(host=f"node{rank // 8}") for rank in range(100)}
+    assert describe_ranks([3], beats) == "rank 3 on node0"
+    assert describe_ranks(list(range(8, 16)), beats) == "ranks 8, 9, 10, 11, 12, 13, 14, 15 on node1"
+    assert describe_ranks([1, 9], beats) == "ranks 1, 9 on node0, node1"
+    assert len(describe_ranks(list(range(0, 100, 2)), beats)) < 80
 
 
 def test_rank_0_keeps_beating_while_it_waits_for_the_stacks_of_others(monkeypatch):

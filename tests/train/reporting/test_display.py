@@ -5,6 +5,7 @@ import io
 import torch
 from rich.cells import cell_len
 
+from muster.config import Options
 from muster.train.reporting.console import plain
 from muster.train.reporting.display import Display
 from muster.train.reporting.metrics import StepTimes
@@ -43,7 +44,7 @@ SUMMARY = {
 def shown(monkeypatch, enabled=True, **facts):
     out = io.StringIO()
     monkeypatch.setattr("sys.stdout", out)
-    display = Display(enabled=enabled, epochs=90, global_batch=64)
+    display = Display(Options(epochs=90), "images", 64, enabled=enabled)
     display.header({"world": "2 processes", "run": "runs/[odd]\x1b[31m name"})
     display.start_epoch(0, 10)
     record = {
@@ -131,7 +132,7 @@ class Terminal(io.StringIO):
 def test_on_a_narrow_terminal_nothing_of_the_table_is_cut_off(monkeypatch):
     monkeypatch.setattr("sys.stdout", out := Terminal())
     monkeypatch.setenv("COLUMNS", "40")
-    Display(enabled=True, epochs=1, global_batch=64).summary(SUMMARY)
+    Display(Options(), "images", 64, enabled=True).summary(SUMMARY)
     text = plain(out.getvalue())
     table = text[text.index("╭") :].splitlines()
     assert {len(line) for line in table} == {40}
