@@ -7,12 +7,11 @@ if __name__ == "__main__":
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 import torch
 
-from muster.errors import ExitCode, MusterError
+from muster.errors import ExitCode, MusterError, notify, one_line
 from muster.train import checkpoint
 from muster.train.checkpoint.storage import write_atomically
 
@@ -36,7 +35,7 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
             raise MusterError("the run has no checkpoint", seen=str(source), fix="train export a run that has one")
         path, state, notes = checkpoint.load_newest(source)
         for note in notes:
-            print(f"note: {note}", file=sys.stderr)
+            notify(f"note: {one_line(note)}")
     file = file or (source.parent if path == source else source) / "weights.pt"
     if os.path.lexists(file):
         raise MusterError("there is such a file already", seen=str(file), fix="train export RUN --to ANOTHER.pt")
@@ -61,7 +60,7 @@ def main() -> None:
     asked = parser.parse_args()
     with interruption.command(parser.prog):
         path, file = export(asked.run, asked.to)
-        print(f"{file}: the weights of {path}")
+        print(one_line(f"{file}: the weights of {path}"))
 
 
 if __name__ == "__main__":

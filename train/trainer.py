@@ -17,7 +17,7 @@ from muster.config_file import to_toml
 from muster.errors import ExitCode, MusterError
 from muster.paths import content_of
 from muster.train import compilation, data, models, optim, parallel
-from muster.train.checkpoint import CheckpointManager, Progress, Statistics, TrainState, is_complete
+from muster.train.checkpoint import CheckpointManager, Progress, Statistics, TrainState, is_complete, saved
 from muster.train.checkpoint.run_directory import differences, restore, share_run
 from muster.train.compilation import compile_loss, uncompiled
 from muster.train.data.loader import Tensors, count_cores, open_batches
@@ -189,7 +189,8 @@ class Trainer:
             # Not before: what can't be continued keeps its options.
             write_file(self.run.folder / "config.toml", to_toml(self.name, self.given))
         with nullcontext() if options.track == "none" else self.open_tracker() as self.tracker:
-            self.log = Log(self.run.folder, progress.step) if world.main else None
+            # A folder without a checkpoint has lines of a run that failed in it, if any: none of the one that goes on.
+            self.log = Log(self.run.folder, progress.step if saved(self.run.folder) else 0) if world.main else None
             before_s = 0.0 if self.log is None else self.log.seconds
             self.times = StepTimes(world.device, started=self.started - before_s)
             self.begin()

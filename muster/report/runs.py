@@ -40,9 +40,9 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """True where there is a summary, and no step was logged after it."""
-        end = self.number("step")
-        return bool(self.summary) and (end is None or self.last_step <= end)
+        """True where there is a summary, and it is of the last step logged: the run neither went on nor back."""
+        end, logged = self.number("step"), [number(line.get("step")) or 0.0 for line in self.lines]
+        return bool(self.summary) and (end is None or not logged or max(logged) == end)
 
     @property
     def last_step(self) -> int:

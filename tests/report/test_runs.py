@@ -89,6 +89,14 @@ def test_a_run_that_goes_on_after_its_summary_says_what_its_speed_is_of(make: Ma
     assert shown["steps in all"] == ("400",)
 
 
+def test_a_run_that_went_back_before_its_summary_is_not_done(make: Make) -> None:
+    line = {"kind": "steps", "step": 60, "train_loss": 0.5}
+    (run,), _ = runs.read_all([str(make("back", {"step": 120}, [json.dumps(line), ""]))])
+    shown = cells([run])
+    assert shown["state"] == ("goes on: speeds are of the part up to step 120",)
+    assert shown["training loss"] == ("0.5",)
+
+
 def test_a_loss_that_became_no_number_is_told_and_not_the_one_before(make: Make) -> None:
     losses = (0.3, float("nan"))
     lines = [json.dumps({"kind": "epoch", "epoch": n, "step": n, "valid_loss": loss}) for n, loss in enumerate(losses)]

@@ -10,7 +10,7 @@ import torchvision
 
 from muster.errors import MusterError
 from muster.train import checkpoint
-from muster.train.export import export
+from muster.train.export import export, main
 from tests.train.comparing import DIGITS, save
 
 ROOT = Path(__file__).parents[2]
@@ -59,3 +59,13 @@ def test_what_can_not_be_exported(tmp_path):
     (path / "rank-00000").write_bytes(b"x" * 12)
     with pytest.raises(MusterError, match="wrong checksum"):
         export(path, tmp_path / "b.pt")
+
+
+def test_a_file_with_escape_codes_in_its_name_changes_no_terminal(tmp_path, monkeypatch, capsys):
+    (tmp_path / "run").mkdir()
+    save(tmp_path / "run", {"model": {"w": torch.ones(3)}}, step=1, keep=1)
+    file = tmp_path / "a\x1b[31m\udcff.pt"
+    monkeypatch.setattr("sys.argv", ["train export", str(tmp_path / "run"), "--to", str(file)])
+    main()
+    assert file.exists()
+    assert "a\\x1b[31m\\udcff.pt: the weights" in capsys.readouterr().out

@@ -331,8 +331,8 @@ def is_alive(path: Path, own: Writer) -> bool:
         other = msgspec.json.decode(content_of(path), type=Writer)
     except FileNotFoundError:
         return False
-    except msgspec.MsgspecError:
-        other = None  # still being written, or cut off
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        other = None  # still being written, cut off, or damaged
     if other is not None and own.launch and other.launch == own.launch:
         return False  # the ranks of this launch were started again
     if other is not None and (other.host, other.namespace) == (own.host, own.namespace):

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import track
 
 from muster.config import Options
-from muster.errors import ExitCode, MusterError, notify
+from muster.errors import ExitCode, MusterError, notify, one_line
 from muster.train.checkpoint.storage import sync_folder
 from muster.train.data.imagefolder import LAYOUT, scan
 from muster.train.data.sampler import generator
@@ -159,7 +159,7 @@ def main() -> None:
     with interruption.command(parser.prog):
         signal.signal(signal.SIGTERM, end)
         num_samples = pack(asked.folder, asked.out, asked.shard_mb, asked.seed)
-        print(f"{asked.out}: {num_samples:,} images, for --data shards:{asked.out}")
+        print(one_line(f"{asked.out}: {num_samples:,} images, for --data shards:{asked.out}"))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import os
 from hashlib import blake2b
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import torch
@@ -24,7 +25,6 @@ MOST_TOKENS = 1 << 20
 
 RUN_FILES = ("checkpoints", "metrics.jsonl", "summary.json")
 HOLDS = "see that the file holds what its name says: " + ", ".join([*TYPES, ".npy"])
-FIX = f"give a larger --vocab-size, or {HOLDS}"
 NO_TEXT = "the file is read as bytes, but holds zeros, as no text does: is it compressed, or of another format?"
 FIX_FILE = f"save the numbers as np.uint16 or np.uint32, or {HOLDS}"
 
@@ -69,7 +69,7 @@ def map_file(path: Path) -> np.ndarray:
     """The numbers in the file at `path`, mapped: read when they are needed.
 
     Raises:
-        ValueError, EOFError: the file does not hold what its name promises.
+        ValueError, EOFError, OverflowError, TokenError: the file does not hold what its name promises.
     """
     check_regular(path)
     if path.suffix == ".npy":
@@ -134,9 +134,10 @@ def count_tokens(*parts: np.ndarray) -> int:
 def scan(options: Options) -> int:
     """How many different tokens there are: of a file of numbers all are read; MusterError where these are no tokens."""
     num_tokens = options.vocab_size or count_tokens(*open_parts(options))
-    if num_tokens > MOST_TOKENS and not options.vocab_size:
+    if not 2 <= num_tokens <= MOST_TOKENS and not options.vocab_size:
+        wrong = "the file holds larger numbers than tokens are" if num_tokens > 1 else "the file holds zeros alone"
         seen = f"--data={options.data}, the largest is {num_tokens - 1}"
-        raise MusterError("the file holds larger numbers than tokens are", seen=seen, fix=f"{HOLDS}; or --vocab-size=N")
+        raise MusterError(wrong, seen=seen, fix=f"{HOLDS}; or --vocab-size=N")
     return num_tokens
 
 
@@ -160,7 +161,7 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray]:
     except OSError as error:
         fix = "--data=tokens:PATH that this user may read, on every node; in a container, see that it is bound into it"
         raise MusterError(f"the tokens can't be read: {error.strerror}", seen=f"{seen} ({path})", fix=fix) from error
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, OverflowError, TokenError) as error:  # the last two by the head of a .npy file
         raise MusterError(f"the tokens can't be read: {error}", seen=f"{seen} ({path})", fix=FIX_FILE) from error
     if len(train) <= seq_len or len(valid) < 2:
         raise MusterError(
@@ -184,6 +185,6 @@ def open_source(options: Options, num_tokens: int) -> Source:
         num_classes=num_tokens,
         size=seq_len,
         unit="tokens",
-        fix_bad=FIX,
+        fix_bad=f"give a larger --vocab-size, or {HOLDS}",
         notes=(NO_TEXT,) if is_text and not train[:8192].all() else (),
     )

@@ -9,7 +9,7 @@ import shlex
 import statistics
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -377,14 +377,13 @@ class Log:
         self.seconds = 0.0
         kept = []
         for line in self.path.read_text(errors="replace").splitlines() if self.path.is_file() else []:
-            try:
+            # Not the last line of a run that was killed while it wrote, nor what is none of ours.
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
                 record = json.loads(line)
                 if record["step"] <= step:
                     if record["kind"] == "steps":
                         self.seconds = float(record.get("seconds", self.seconds))
                     kept.append(line)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue  # the last line of a run that was killed while it wrote, or none of ours
         write_file(self.path, "".join(f"{line}\n" for line in kept))
 
     def write(self, record: dict[str, Any]) -> None:

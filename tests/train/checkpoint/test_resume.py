@@ -180,6 +180,16 @@ def test_damage_and_change_are_told(train, common, straight, tmp_path):
     assert len(notes) == 4
 
 
+def test_a_run_that_goes_on_under_the_name_of_one_that_failed_has_no_lines_of_that(train, tmp_path):
+    argv = ["single", *TEXT, *STEPS, "--log-every=1", f"--runs-dir={tmp_path}"]
+    train([*argv, "--max-steps=1", "--name=first"], ok=True)
+    (tmp_path / "second").mkdir()
+    line = {"kind": "steps", "step": 1, "train_loss": 1e9, "seconds": 1e4}
+    (tmp_path / "second" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    train([*argv, "--max-steps=2", "--name=second", f"--resume={tmp_path / 'first'}"], ok=True)
+    assert list(losses(tmp_path / "second")) == [2]
+
+
 def test_data_that_have_grown_are_told(train, tmp_path):
     text = tmp_path / "text.txt"
     text.write_bytes(bytes(range(200)))

@@ -182,6 +182,15 @@ def test_a_run_whose_writer_on_another_host_is_silent_is_free(tmp_path, monkeypa
     release()
 
 
+@pytest.mark.parametrize("content", [b"", b'{"host": "no', b'{"host": "\xff"'])
+def test_a_run_whose_writers_file_is_damaged_is_free(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(run_directory, "SILENT_S", 0.0)
+    folder = with_checkpoint(tmp_path / "runs" / "mine")
+    (folder / ".writer").write_bytes(content)
+    assert choose_run(options(tmp_path, name="mine", resume="latest"), "ddp").folder == folder
+    release()
+
+
 def test_what_touches_the_writers_file_keeps_no_process_that_fails_from_its_end(tmp_path):
     before = set(threading.enumerate())
     run_directory.claim(tmp_path, "")

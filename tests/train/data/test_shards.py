@@ -117,6 +117,14 @@ def test_shards_are_not_put_where_they_would_be_a_class_or_leave_a_folder(make_i
     assert {path.name for path in tmp_path.rglob("*")} == {"images", "a class", "b", "000.jpg"}
 
 
+def test_a_folder_with_escape_codes_in_its_name_changes_no_terminal(make_images, tmp_path, monkeypatch, capsys):
+    folder, out = make_images(tmp_path / "images", 1, ("a", "b")), tmp_path / "a\x1b[31m\udcff"
+    monkeypatch.setattr(sys, "argv", ["train pack", "--shard-mb=1", "--seed=0", str(folder), str(out)])
+    pack.main()
+    assert out.exists()
+    assert "a\\x1b[31m\\udcff: 2 images" in capsys.readouterr().out
+
+
 def test_a_folder_below_the_home_folder(packed, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert pack.pack(Path("~", packed[0].relative_to(tmp_path)), tmp_path / "other", shard_mb=1, seed=0) == 50

@@ -28,6 +28,11 @@ def write(path, numbers, type_):
     return path
 
 
+def array_file(head):
+    """A .npy file that describes itself by `head`, and its numbers."""
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + b"\1\0" * 100
+
+
 def targets_of(batches):
     return [token for _, targets in batches for token in targets.flatten().tolist() if token != IGNORED]
 
@@ -123,6 +128,9 @@ def test_a_folder_of_texts(tmp_path):
         ("a.npy", b"no array", "can't be read"),
         ("a.npy", b"", "can't be read"),
         ("a.npy", b"PK\x03\x04 of an .npz", "can't be read"),
+        ("a.npy", array_file("{'descr': '<u2', 'fortran_order"), "can't be read"),
+        ("a.npy", array_file(f"{{'descr': '<u2', 'fortran_order': False, 'shape': ({10**30},)}}"), "can't be read"),
+        ("a.bin", bytes(400), "zeros alone"),
     ],
 )
 @pytest.mark.timeout(60)
