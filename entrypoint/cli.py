@@ -237,7 +237,6 @@ def muster() -> None:
 
 def _commands() -> typer.Typer:
     """What `muster` has."""
-    # Here and not above: `train` has no use for them.
     from muster.entrypoint.fabric import commands as fabric_commands
     from muster.entrypoint.sites import commands as site_commands
 
@@ -356,7 +355,6 @@ def _detect(options: LaunchOptions, wanted: ShowOptions) -> None:
 
 
 def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
-    # Here and not above: no other command needs profiles or templates.
     from muster.entrypoint.jobs import making
     from muster.entrypoint.jobs.script import COMMAND, Wanted
     from muster.entrypoint.sites.commands import print_list
@@ -397,7 +395,6 @@ def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
 
 
 def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
-    # Here and not above: only this command reads packages' metadata.
     from muster.entrypoint import version
 
     found = version.values()
@@ -407,7 +404,6 @@ def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, f
 def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | None = None) -> None:
     """Runs the command and exits with its code: 0, or 2 with three lines on stderr, which show it as it was `typed`."""
     if argv[:1] == ["--version"]:
-        # Here and not above: a launch has no use for it.
         from muster.entrypoint import version
 
         with interruption.command(f"{name} --version"):
@@ -451,7 +447,6 @@ def _refused_alike() -> Generator[None]:
 def _usage(error: Any, typed: list[str], path: str) -> MusterError:
     context = error.ctx
     path = context.command_path if context else path
-    # Here and not above: only errors need it.
     from muster import hints
 
     asked, parameter = getattr(error, "option_name", None), getattr(error, "param", None)

@@ -203,9 +203,6 @@ def by_rank(
     """The task that a launcher's four variables describe.
 
     Args:
-        launcher: its name, as users say it.
-        names: its variables.
-        read: the process's.
         job: the scheduler's answer, whose list of hosts tells the node rank.
         job_id: the launch's own id, if it has one.
         counted: what the variables say, of a launcher whose last one counts nodes: all nodes have as many processes.

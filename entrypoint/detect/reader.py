@@ -24,7 +24,6 @@ class Reader:
     """The variables of one job or task.
 
     Args:
-        env: all variables of the process.
         fix: what to do where they can't be right.
 
     Attributes:
@@ -97,11 +96,7 @@ class Reader:
         return slots
 
     def own_index(self, hosts: tuple[str, ...], source: str) -> int | None:
-        """The place of this host in `hosts`, or None where it is not among them.
-
-        Args:
-            hosts: the job's, in its order.
-            source: where they came from, for the error.
+        """The place of this host in `hosts`, which came from `source`, or None where it is not among them.
 
         Raises:
             MusterError: it could be several of them.

@@ -1,11 +1,5 @@
 """What a host has of a fabric: its devices, its libraries, and the profile in jobs/fabrics that fits.
 
-    HostRoot         files below the folder where the host's root is mounted, as in a chroot
-    fabric_devices   the devices of fabrics that /dev and /sys show
-    read_library     what a shared object says of itself
-    HostLibraries    where the host's own loader would find a library
-    find             devices, interfaces and the fabric, as a Finding
-
 No program of the host is run, and none of its libraries is loaded.
 """
 
@@ -42,19 +36,14 @@ _MAX_TEXT = 1 << 20
 
 
 class HostRoot:
-    """The root folder of a host, mounted at `root`. Nothing above that folder is ever reached through a link.
-
-    Attributes:
-        root: where it is mounted.
-        notes: one line for each thing that was left out.
-    """
+    """The root folder of a host, mounted at `root`. Nothing above that folder is ever reached through a link."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.notes: list[str] = []
 
     def note(self, line: str) -> None:
-        """Adds a line to the notes, once."""
+        """Adds a line on something that was left out to the notes, once."""
         if one_line(line) not in self.notes:
             self.notes.append(one_line(line))
 
@@ -271,7 +260,6 @@ def is_name(name: str) -> bool:
 
 def _of_elf(path: Path, how: "Callable[[ELFFile], T]") -> T | None:
     """What `how` reads of an ELF file; None for what is none, or is damaged."""
-    # Here and not above: most fabrics need no library of the host.
     from elftools.elf.elffile import ELFFile
 
     try:
@@ -392,7 +380,6 @@ class HostLibraries:
     Source: https://man7.org/linux/man-pages/man8/ld.so.8.html
 
     Args:
-        root: of the host.
         search: folders, `*` allowed, that come before those which the loader itself knows. Of several that match a
             pattern a site's own choice comes first, then the newest: /opt/fab/default, /opt/fab/1.22, /opt/fab/1.3.
     """
@@ -406,12 +393,7 @@ class HostLibraries:
         self.folders = ["/lib64", "/usr/lib64", f"/lib/{triple}", f"/usr/lib/{triple}", "/lib", "/usr/lib"]
 
     def find(self, name: str, by: Library | None = None) -> Library | None:
-        """The library of that name; one of another architecture where there is no other.
-
-        Args:
-            name: a soname, or a path.
-            by: the library that needs it.
-        """
+        """The library with a soname or path, as `by` needs it; one of another architecture where there is no other."""
         if "/" in name:
             return read_library(self.root, name)
         rpath = by.rpath if by else ()
@@ -458,12 +440,9 @@ class Finding:
     """What a host has.
 
     Attributes:
-        root: where its root is mounted.
         fabric: the profile's name that its devices tell, or that was asked for: infiniband, slingshot, efa, tcp.
         why: the device, option or profile that told.
-        devices: all that were found.
         interfaces: names, without the loopback.
-        notes: one line for each thing that was left out.
     """
 
     root: Path

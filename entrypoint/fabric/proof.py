@@ -1,9 +1,6 @@
 """What goes from the host into this image, by the words of the image's own dynamic loader.
 
-    trace      LD_TRACE_LOADED_OBJECTS, as ldd does: what is found where, what is not, whose symbol versions are missing
-    Closure    plugin, named libraries -> links in a temporary folder -> the loader's words -> more links, and so on
-                                                                      -> refusals: what is still missing, and whose need
-    prove      dlopen in a process of its own, which a library may end or hold: nothing of the host runs before that
+A library is opened in a process of its own, which it may end or hold: nothing of the host runs before that.
 
 Source: https://man7.org/linux/man-pages/man8/ld.so.8.html
 """
@@ -87,7 +84,7 @@ class Trace:
 
 
 def trace(names: Sequence[str], library_path: str) -> Trace:
-    """What the loader finds for libraries and all that they need; none of their code runs, nor does this Python.
+    """What the loader finds for libraries and all that they need, as ldd asks it: none of their code runs.
 
     Raises:
         MusterError: one of the libraries ends the loader, or it takes too long.
@@ -120,7 +117,6 @@ class Image:
     """What the host's libraries come into: this image, as a trainer in it finds its libraries.
 
     Attributes:
-        env: the trainer's variables.
         torch: torch's library for NVIDIA's GPUs: what it needs is loaded before NCCL opens a plugin, from folders in
             which the loader does not look by itself.
     """
@@ -141,11 +137,7 @@ class Image:
         return self.env.get("LD_LIBRARY_PATH", "")
 
     def trace(self, names: Iterable[str], path: str | None = None) -> Trace:
-        """What the loader finds for libraries and all that they need, in a process that has loaded torch.
-
-        Args:
-            names: sonames or paths.
-            path: LD_LIBRARY_PATH; None takes the trainer's.
+        """The same in a process that has loaded torch; `path` is LD_LIBRARY_PATH, where it is not the trainer's.
 
         Raises:
             MusterError: one of the libraries ends the loader, or it takes too long.
@@ -197,10 +189,7 @@ class Refusal:
 
     Attributes:
         library: the host's file that it is about.
-        wrong: one sentence.
         needs: the symbol version, soname or architecture that is missing.
-        needed_by: who needs it.
-        fix: what to do.
     """
 
     library: str
@@ -221,8 +210,6 @@ class Closure:
     Of a soname that both have, the image's copy is taken if it is new enough.
 
     Args:
-        host: where libraries are looked for.
-        image: what they go into.
         plugin: NCCL's network plugin; it is the host's.
         wanted: the profile's `roots`, `host_wins` and `sets`.
 

@@ -1,10 +1,5 @@
 """What the container gets of the host, and how: links in a folder of this user's own, or a container engine's options.
 
-    make_plan        the closure of the fabric's libraries, variables, files and devices, as a FabricPlan
-    links, make      links to the libraries in a private folder
-    settings         the variables that lead there, or to where `muster fabric binds` put the libraries
-    engine_options   what brings the same into a container of apptainer, docker or podman, one by one
-
 The process is exec'd away, so nobody could remove the folder of links: it is named by what is in it, all tasks of a
 node share it, and the next run finds it again. No folder of the host is ever put over one of the image's: its libraries
 would not fit the image's C library.
@@ -62,7 +57,6 @@ class Injected:
 
     Attributes:
         soname: the name under which it is linked.
-        path: the host's file.
         needed_by: the soname or profile that asked for it.
         wins: whether it has to be found before a copy of the image's.
     """
@@ -78,7 +72,6 @@ class FabricPlan:
     """What the container gets of the host.
 
     Attributes:
-        finding: what it was made of.
         injected: in the order in which they were needed; empty where the image's own libraries do.
         plugin: the file name of NCCL's network plugin among them.
         net: what NCCL_NET has to be on several nodes.
@@ -86,7 +79,6 @@ class FabricPlan:
         files: further files and folders of the host.
         devices: files in /dev for engines that don't bind it whole.
         refusals: why not; then nothing is injected.
-        notes: one line for each thing that the user should know.
     """
 
     finding: Finding
@@ -128,10 +120,6 @@ def make_plan(
     """What is to be injected, set and bound; with a reason to refuse, nothing of it.
 
     Args:
-        finding: what the host has.
-        profile: the fabric's, of the name that was found.
-        image: what it goes into.
-        context: what conditions in the profile ask about: the job's nodes, and the GPU.
         site: its libraries and variables come before the profile's.
 
     Raises:
@@ -278,14 +266,9 @@ def make(folder: Path, links: Mapping[str, str]) -> None:
 
 
 def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) -> str:
-    """The options of a container's engine, for `eval "apptainer exec $(muster fabric binds) IMAGE ..."`.
+    """The options of apptainer, docker or podman, for `eval "apptainer exec $(muster fabric binds) IMAGE ..."`.
 
-    A shell reads their words once.
-
-    Args:
-        plan: whose files and devices the container gets.
-        variables: `settings` of the launches to come.
-        engine: apptainer, docker or podman.
+    A shell reads their words once. `variables` are the `settings` of the launches to come.
 
     Raises:
         MusterError: a file's name, or a value, can't be passed to this engine.

@@ -15,8 +15,6 @@ def make(name: str, wanted: Wanted, file: str | None = None) -> str:
     """The script, or the manifest, for the site of that name or file.
 
     Args:
-        name: the site's, or its profile's file.
-        wanted: the job.
         file: the script's, as its user will type it; None names it after the site.
 
     Raises:

@@ -76,8 +76,6 @@ def start(
     """Becomes the launch of `program`; returns only where nothing is to be started.
 
     Args:
-        options: what the user said of the launch.
-        program: what runs in each rank.
         typed: the command line, for errors and for trainers that start anew.
         is_single: whether it runs in one process, whatever is allocated.
         check: refuses what this host does not have. Where there are several processes, the ranks check it together.
@@ -135,7 +133,6 @@ def environment_of(options: LaunchOptions) -> Environment:
     """This process's environment, or the recorded one that the options name."""
     if options.env_file is None:
         return environment.live()
-    # Here and not above: a launch reads none.
     from muster.entrypoint import recording
 
     return recording.load(Path(options.env_file))
@@ -201,7 +198,6 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
         context.of_site,
     ]
     if options.debug_distributed:
-        # Here and not above: seldom asked for.
         from muster.entrypoint.launch import debugging
 
         parts.append(debugging.find(env, rendezvous.rdzv_id, has_gpus=allocation.gpus_seen > 0))

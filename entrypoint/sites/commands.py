@@ -32,7 +32,6 @@ def _site(
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    # Here and not above, as all that reads whole profiles: the launch loads this module too.
     from muster.entrypoint.sites import profiles
 
     env = recording.load(Path(env_file)) if env_file else environment.live()

@@ -24,7 +24,6 @@ def of(found: Recognised, num_nodes: int, env: Environment, options: LaunchOptio
 
     The first note names the site, and what it gave.
     """
-    # Here and not above, as in `recognise`: elsewhere there is no site.
     from muster.entrypoint.sites.schema import Context, resolve
 
     context = Context.here(num_nodes, env.is_live)
