@@ -19,15 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muster import processes
-from muster.entrypoint.fabric.find import (
-    UNUSABLE,
-    HostLibraries,
-    Library,
-    is_name,
-    own_machine,
-    values,
-)
-from muster.entrypoint.launch import home as homes
+from muster.entrypoint.fabric.find import UNUSABLE, HostLibraries, Library, is_name, own_machine, values
+from muster.entrypoint.launch import home
 from muster.entrypoint.sites.schema import Libraries
 from muster.errors import MusterError
 from muster.units import by_numbers
@@ -114,11 +107,10 @@ def _found_for(library: Path, library_path: str) -> Mapping[str, Path]:
 
 @dataclass(frozen=True)
 class Image:
-    """What the host's libraries come into: this image, as a trainer in it finds its libraries.
+    """What the host's libraries come into: this image, as a trainer with the variables `env` finds its libraries.
 
-    Attributes:
-        torch: torch's library for NVIDIA's GPUs: what it needs is loaded before NCCL opens a plugin, from folders in
-            which the loader does not look by itself.
+    What torch's library for NVIDIA's GPUs needs is loaded before NCCL opens a plugin, from folders in which the loader
+    does not look by itself.
     """
 
     env: Mapping[str, str]
@@ -172,9 +164,8 @@ def temporary_folder(env: Mapping[str, str]) -> Path:
     Raises:
         MusterError: there is none.
     """
-    named = [Path(env[name]).absolute() for name in ("TMPDIR", "TEMP", "TMP") if env.get(name)]
-    for folder in (*named, *homes.TEMPORARY, homes.SHARED_MEMORY):
-        if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK) and not UNUSABLE.search(str(folder)):
+    for folder in home.temporary_folders(env):
+        if not UNUSABLE.search(str(folder)):
             return folder
     raise MusterError(
         "no temporary folder can be written to, for links to the host's libraries",
@@ -185,12 +176,7 @@ def temporary_folder(env: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a library of the host can't go into this image.
-
-    Attributes:
-        library: the host's file that it is about.
-        needs: the symbol version, soname or architecture that is missing.
-    """
+    """Why a library of the host can't go into this image: it `needs` a symbol version, soname or architecture."""
 
     library: str
     wrong: str
@@ -209,13 +195,9 @@ class Closure:
 
     Of a soname that both have, the image's copy is taken if it is new enough.
 
-    Args:
-        plugin: NCCL's network plugin; it is the host's.
-        wanted: the profile's `roots`, `host_wins` and `sets`.
-
-    Attributes:
-        links: by the name under which the loader has to find it, in the order in which it was needed.
-        refusals: every reason why the links can't be loaded.
+    The plugin is the host's; of `wanted` this takes the profile's `roots`, `host_wins` and `sets`. `links` are by the
+    name under which the loader has to find them, in the order in which they were needed; `refusals` has every reason
+    why they can't be loaded.
 
     Raises:
         MusterError: the loader can't be asked.
