@@ -21,13 +21,9 @@ MAX_FILE_BYTES = 64 << 20
 
 
 class Reader:
-    """The variables of one job or task.
+    """The variables of one job or task; `fix` is what to do where they can't be right.
 
-    Args:
-        fix: what to do where they can't be right.
-
-    Attributes:
-        sources: for each field that was read, the variable it came from with its value.
+    `sources` has, for each field that was read, the variable it came from with its value.
     """
 
     def __init__(self, env: Environment, fix: str) -> None:
@@ -78,10 +74,7 @@ class Reader:
     def slots(self, pairs: Iterable[tuple[str, str]], wrong: str, *names: str) -> dict[str, int]:
         """How many processes each host of `pairs` is to run, in the order in which they come first.
 
-        Args:
-            pairs: a host and a number of processes, as they are written; a host may come again.
-            wrong: how an error begins, before what is wrong with the list.
-            names: the variables that it shows.
+        The pairs are as they are written, and a host may come again. An error begins with `wrong`, and shows `names`.
 
         Raises:
             MusterError: one of them is no host or no number, or there are none.
@@ -133,7 +126,7 @@ class Reader:
 
     def seen(self, *names: str) -> str:
         """`NAME=VALUE` for each of `names` that there is."""
-        return seen(self.env, *names)
+        return " ".join(f"{name}={self.env[name][:200]}" for name in dict.fromkeys(names) if name in self.env)
 
     def agree(self, holds: bool, wrong: str, *names: str) -> None:
         """Raises a MusterError that shows `names`, unless what they say `holds`."""
@@ -186,11 +179,6 @@ class Reader:
                 seen=f"{name}={path[:400]}",
                 fix=f"{self.env.bind_option(shlex.quote(path))}; or {self.fix}",
             ) from None
-
-
-def seen(env: Environment, *names: str) -> str:
-    """`NAME=VALUE` for each of `names` that there is."""
-    return " ".join(f"{name}={env[name][:200]}" for name in dict.fromkeys(names) if name in env)
 
 
 def slots_or_problem(find: Callable[[], dict[str, int]]) -> tuple[dict[str, int], MusterError | None]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from muster.entrypoint import resources
 from muster.entrypoint.detect import families, hostlist, manual, traces
 from muster.entrypoint.detect.allocation import NO_SCHEDULER, Allocation, Job, Task, with_command
-from muster.entrypoint.detect.reader import Reader, seen
+from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -16,11 +16,9 @@ FIX_OAR = "MUSTER_HOSTS=$(sort -u $OAR_NODEFILE | paste -sd,) on each node; if i
 
 
 def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *, is_single: bool = False) -> Allocation:
-    """Where this process stands in its job.
+    """Where this process stands in its job; where it `is_single`, one process is meant, and no world.
 
-    Args:
-        command: what the user typed, for the launch line in an error.
-        is_single: whether one process is meant, and no world.
+    `command` is what the user typed, for the launch line in an error.
 
     Raises:
         MusterError: what is there contradicts itself or the options, or several nodes are allocated and nothing tells
@@ -63,7 +61,7 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
             Reader(env, "").check_inner_launcher("job")
     if is_single:
         _check_single(task)
-    unused = seen(env, "RANK", "WORLD_SIZE") if job.scheduler != "kubernetes" else ""
+    unused = Reader(env, "").seen("RANK", "WORLD_SIZE") if job.scheduler != "kubernetes" else ""
     if unused:
         rejected += (f"{unused}: set by hand or left over, not used",)
     if "MUSTER_HOSTS" in env:
@@ -226,7 +224,7 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
     if places and options.num_nodes != 1:
         raise MusterError(
             "these variables speak of several processes or nodes, but nothing tells which of them this is",
-            seen=seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
+            seen=Reader(env, "").seen("RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
             fix="on each node: --nnodes N --node-rank I --master-addr HOST; or, if it is but one node, --nnodes 1; or "
             f"unset {' '.join(places)}, if left over",
         )

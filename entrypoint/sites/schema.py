@@ -4,11 +4,11 @@ Each value tells where it was read. What nobody could find out is left out: it i
 site means is told in docs/sites.md.
 """
 
-import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
+from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -54,10 +54,7 @@ Url = Annotated[
     ),
 ]
 Name = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name")]
-COMPARISONS = {
-    **{">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le},
-    **{"==": operator.eq, "!=": operator.ne},
-}
+COMPARISONS = {">": gt, ">=": ge, "<": lt, "<=": le, "==": eq, "!=": ne}
 _BOUND = r"(?:[<>]=?|[!=]=) ?[0-9]+"
 Range = Annotated[str, _matching(rf"{_BOUND}(?:, ?{_BOUND})*", 'numbers, such as ">1" or ">=2,<64"')]
 
@@ -187,11 +184,9 @@ class Devices(_Table, frozen=True):
 
 
 class Fabric(_Table, frozen=True):
-    """A fabric's profile.
+    """A fabric's profile. In place of one that `is_rdma` TCP would be a silent fall back.
 
-    Attributes:
-        is_rdma: whether TCP in its place would be a silent fall back.
-        net: NCCL_NET's value on several nodes, where it is not the plugin's own name.
+    `net` is NCCL_NET's value on several nodes, where it is not the plugin's own name.
     """
 
     title: Line
