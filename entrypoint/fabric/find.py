@@ -114,14 +114,11 @@ class HostRoot:
     def read_text(self, path: str) -> str:
         """The text in a file of the host, without the spaces around it; empty where it can't be read."""
         resolved = self.file(path)
-        if resolved is None:
-            return ""
-        try:
-            with self.path(resolved).open("rb") as file:
-                return file.read(_MAX_TEXT).decode(errors="replace").strip()
-        except OSError:
+        if resolved:
             # A port that is down refuses to tell its speed.
-            return ""
+            with suppress(OSError), self.path(resolved).open("rb") as file:
+                return file.read(_MAX_TEXT).decode(errors="replace").strip()
+        return ""
 
 
 def _parts(path: str) -> list[str]:
@@ -242,11 +239,9 @@ class Library:
 
 @dataclass(frozen=True)
 class NetPlugin:
-    """What NCCL sees of a network plugin.
+    """What NCCL sees of a network plugin: N of each ncclNetPlugin_vN that it exports, in order.
 
-    Attributes:
-        name: what NCCL_NET has to be; None where the plugin makes it up as it is loaded.
-        versions: N of each ncclNetPlugin_vN that it exports, in order.
+    Its name is what NCCL_NET has to be; None where the plugin makes it up as it is loaded.
     """
 
     name: str | None = None
@@ -379,9 +374,8 @@ class HostLibraries:
 
     Source: https://man7.org/linux/man-pages/man8/ld.so.8.html
 
-    Args:
-        search: folders, `*` allowed, that come before those which the loader itself knows. Of several that match a
-            pattern a site's own choice comes first, then the newest: /opt/fab/default, /opt/fab/1.22, /opt/fab/1.3.
+    The folders of `search`, `*` allowed, come before those which the loader itself knows. Of several that match a
+    pattern a site's own choice comes first, then the newest: /opt/fab/default, /opt/fab/1.22, /opt/fab/1.3.
     """
 
     def __init__(self, root: HostRoot, search: tuple[str, ...] = ()) -> None:
@@ -437,12 +431,9 @@ _FABRICS = {"slingshot": "slingshot", "efa": "efa", "infiniband": "infiniband", 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a host has.
+    """What a host has; interfaces are without the loopback.
 
-    Attributes:
-        fabric: the profile's name that its devices tell, or that was asked for: infiniband, slingshot, efa, tcp.
-        why: the device, option or profile that told.
-        interfaces: names, without the loopback.
+    `fabric` is the profile's name that its devices tell, or that was asked for; `why` is what told it.
     """
 
     root: Path
@@ -459,12 +450,9 @@ class Finding:
 
 
 def find(root: Path, wanted: str = AUTO, fabrics: Mapping[str, Fabric] | None = None) -> Finding:
-    """What the host whose root is mounted at `root` has.
+    """What the host whose root is mounted at `root` has; "/" looks at what is here.
 
-    Args:
-        root: "/" looks at what is here.
-        wanted: a profile's name, or `auto`.
-        fabrics: the profiles by name; None takes those of jobs/fabrics.
+    `wanted` is a profile's name, or `auto`; `fabrics` are the profiles, None takes those of jobs/fabrics.
 
     Raises:
         MusterError: there is no such profile.

@@ -53,12 +53,9 @@ _PROVIDER = re.compile(r"(lib.+)-rdmav\d+\.so")
 
 @dataclass(frozen=True)
 class Injected:
-    """A library of the host that the container gets.
+    """A library of the host that the container gets, linked as `soname`.
 
-    Attributes:
-        soname: the name under which it is linked.
-        needed_by: the soname or profile that asked for it.
-        wins: whether it has to be found before a copy of the image's.
+    It `wins` if it has to be found before a copy of the image's.
     """
 
     soname: str
@@ -93,14 +90,12 @@ class FabricPlan:
 
 
 def plan_without_host(
-    finding: Finding, num_nodes: int, bound: Sequence[Path] = (), site: Site | None = None
+    finding: Finding, profile: Fabric, context: Context, bound: Sequence[Path], site: Site | None = None
 ) -> FabricPlan:
-    """What such a job has where no host's root is mounted.
+    """What a job has where no host's root is mounted: the libraries that `muster fabric binds` put into the container.
 
-    Args:
-        bound: the libraries that `muster fabric binds` put into the container; without any the image's own have to do.
+    Without any the image's own have to do.
     """
-    profile, context = profiles.load_fabric(finding.fabric), Context.here(num_nodes)
     libraries = {path.name: path for path in bound}
     named = (*values(profile.libraries.plugins), "libnccl-net.so")
     plugin = next((name for name in named if name in libraries), None)
@@ -117,10 +112,7 @@ def plan_without_host(
 def make_plan(
     finding: Finding, profile: Fabric, image: Image, context: Context, site: Site | None = None
 ) -> FabricPlan:
-    """What is to be injected, set and bound; with a reason to refuse, nothing of it.
-
-    Args:
-        site: its libraries and variables come before the profile's.
+    """What is to be injected, set and bound; with a reason to refuse, nothing of it. What the site says comes first.
 
     Raises:
         MusterError: the loader can't be asked.

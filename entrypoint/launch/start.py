@@ -30,7 +30,7 @@ from muster.entrypoint.launch.program import Additions, Launch, Program, where_u
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import address, network
 from muster.entrypoint.rendezvous.address import Rendezvous
-from muster.entrypoint.sites import defaults, recognise
+from muster.entrypoint.sites import recognise
 from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import ATTEMPT, MusterError, notify
 from muster.paths import text_of
@@ -52,10 +52,7 @@ MOST_NODES_TEXT = 100_000
 class Context:
     """What is known of a launch before its command is made.
 
-    Attributes:
-        options: the user's, with the site's where the user gave none.
-        site: whose profile was used; None without one.
-        of_site: the variables and notes that this gave.
+    The options are the user's, with the site's where the user gave none; `of_site` is what else the profile gave.
     """
 
     env: Environment
@@ -75,10 +72,8 @@ def start(
 ) -> None:
     """Becomes the launch of `program`; returns only where nothing is to be started.
 
-    Args:
-        typed: the command line, for errors and for trainers that start anew.
-        is_single: whether it runs in one process, whatever is allocated.
-        check: refuses what this host does not have. Where there are several processes, the ranks check it together.
+    `typed` is the command line, for errors and for trainers that start anew. What `is_single` runs in one process,
+    whatever is allocated. `check` refuses what this host does not have; several ranks check it together.
 
     Raises:
         MusterError: it can't be started here.
@@ -154,6 +149,8 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
     allocation = resolve.resolve(env, options, typed, is_single=is_single)
     asked, of_site = options, Additions()
     if site:
+        from muster.entrypoint.sites import defaults
+
         options, of_site = defaults.of(site, allocation.num_nodes, env, asked)
     try:
         rendezvous = address.meet(allocation, env, options)
