@@ -28,11 +28,9 @@ from muster.errors import MusterError
 
 
 class Family(NamedTuple):
-    """A family, by the name of its file.
+    """A family, by the name of its file; without a variable whose name begins with one of its `marks` it is not there.
 
-    Attributes:
-        marks: how the names of those variables begin without which it is not there.
-        is_scheduler: whether it owns nodes. A scheduler's launcher starts processes in its own jobs only.
+    A scheduler owns nodes, and its launcher starts processes in its own jobs only.
     """
 
     name: str

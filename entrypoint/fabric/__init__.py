@@ -19,13 +19,9 @@ FABRIC_ROOT = Path("/opt/fabric/lib")
 
 @dataclass(frozen=True)
 class Need:
-    """What a launch asks of the fabric.
+    """What a launch asks of the fabric: the `wanted` one, or auto.
 
-    Attributes:
-        uses_nccl: whether there are GPUs to be used.
-        wanted: a fabric's name, or auto.
-        is_dry: whether nothing may be made.
-        is_proved: whether the libraries are opened before the start.
+    NCCL is used where there are GPUs. Dry: nothing may be made. Proved: the libraries are opened before the start.
     """
 
     num_nodes: int

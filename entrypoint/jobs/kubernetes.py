@@ -74,11 +74,7 @@ def resuming(wanted: Wanted) -> tuple[str, ...]:
 
 
 def _check(kind: str, wanted: Wanted, image: str) -> None:
-    """Returns if Kubernetes has what was asked for. Other names it refuses itself.
-
-    Raises:
-        MusterError: it does not.
-    """
+    """Refuses what Kubernetes does not have. Other names it refuses itself."""
     if kind not in KINDS:
         fix = " or ".join(f"--kind {each}" for each in KINDS)
         raise MusterError("there is no such manifest", seen=f"--kind={kind}", fix=fix)

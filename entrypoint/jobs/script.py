@@ -45,11 +45,7 @@ NO_SIF = "muster:latest"
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted(JobOptions):
-    """A job: its options, and the command.
-
-    Attributes:
-        command: what runs on each node, before the arguments that the job is given.
-    """
+    """A job: its options, and the command on each node, before the arguments that the job is given."""
 
     command: tuple[str, ...] = COMMAND
 
@@ -70,11 +66,7 @@ class Wanted(JobOptions):
 
 
 def check(site: str, wanted: Wanted) -> None:
-    """Returns if what the user typed can stand in a script for `site`, and runs as one job.
-
-    Raises:
-        MusterError: it can't, or does not.
-    """
+    """Refuses what can't stand in a script for `site`, or does not run as one job."""
     for option, value in (("--account", wanted.account), ("--partition", wanted.partition), ("--name", wanted.name)):
         if value is not None:
             quoting.check_plain(value, option)
