@@ -175,7 +175,8 @@ class TorchrunOptions:
     def passed_on(self) -> tuple[str, ...]:
         """The words that torchrun gets after the launch's own: of two alike it takes the last one."""
         decided = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf", "--signals-to-handle")
-        return tuple(word for word in to_argv(self) if not word.startswith(decided) and not word.endswith("="))
+        words = (word for word in to_argv(self) if not word.startswith(decided))
+        return tuple(word for word in words if word.partition("=")[1:] != ("=", ""))  # an empty value is none
 
     def decided(self, options: LaunchOptions) -> LaunchOptions:
         """`options` with what these say of the same things.

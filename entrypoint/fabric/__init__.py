@@ -21,7 +21,8 @@ FABRIC_ROOT = Path("/opt/fabric/lib")
 class Need:
     """What a launch asks of the fabric: the `wanted` one, or auto.
 
-    NCCL is used where there are GPUs. Dry: nothing may be made. Proved: the libraries are opened before the start.
+    NCCL is used where there are GPUs. If `is_dry`, nothing may be made; if `is_proved`, the libraries are opened before
+    the start.
     """
 
     num_nodes: int

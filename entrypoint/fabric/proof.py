@@ -129,7 +129,7 @@ class Image:
         return self.env.get("LD_LIBRARY_PATH", "")
 
     def trace(self, names: Iterable[str], path: str | None = None) -> Trace:
-        """The same in a process that has loaded torch; `path` is LD_LIBRARY_PATH, where it is not the trainer's.
+        """What `trace` finds in a process that has loaded torch; `path` is LD_LIBRARY_PATH, if not the trainer's.
 
         Raises:
             MusterError: one of the libraries ends the loader, or it takes too long.

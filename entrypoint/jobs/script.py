@@ -181,7 +181,7 @@ def of_family(scheduler: str) -> str | None:
 
 
 def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
-    """What a template may name, of the same.
+    """What a template may name, of a script as `script` makes it.
 
     Raises:
         MusterError: this site does not run such jobs, or not by what the templates know.
