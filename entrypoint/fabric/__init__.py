@@ -21,8 +21,7 @@ FABRIC_ROOT = Path("/opt/fabric/lib")
 class Need:
     """What a launch asks of the fabric: the `wanted` one, or auto.
 
-    NCCL is used where there are GPUs. If `is_dry`, nothing may be made; if `is_proved`, the libraries are opened before
-    the start.
+    NCCL is used where there are GPUs. `is_dry`: nothing may be made; `is_proved`: the libraries are opened first.
     """
 
     num_nodes: int

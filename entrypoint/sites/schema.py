@@ -172,10 +172,8 @@ class Libraries(_Table, frozen=True):
 class Devices(_Table, frozen=True):
     """Device files and folders of the host that a container needs, `*` allowed.
 
-    Attributes:
-        recognise: one of them tells that this host has the fabric.
-        needed: what docker and podman have to be given, as far as it is there.
-        folders: folders to be bound, as far as they are there.
+    One of `recognise` tells that this host has the fabric. As far as they are there, docker and podman have to be given
+    what is `needed`, and `folders` are bound.
     """
 
     recognise: Words | None = None
