@@ -80,8 +80,9 @@ class Environment(Mapping[str, str]):
 def container_engine(variables: Mapping[str, str], root: Path | None = FILESYSTEM, project: Path = ROOT) -> str | None:
     """The engine of the container that a process is in: apptainer, podman, docker, kubernetes, UNKNOWN; or None.
 
-    `root` is the process's, or None where only its variables are known, as in a recording; `project` is the folder of
-    this project, which in its image holds image.json.
+    Args:
+        root: its root; None where only the variables are known, as in a recording.
+        project: the folder of this project: in its image it holds image.json.
 
     Source: https://apptainer.org/docs/user/latest/environment_and_metadata.html (APPTAINER_CONTAINER)
     Source: https://docs.podman.io/en/latest/markdown/podman-run.1.html (/run/.containerenv)

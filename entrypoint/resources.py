@@ -51,8 +51,9 @@ def without_gpus(
 
     A machine without a scheduler whose user hides its GPUs is no such, nor are clusters without GPUs.
 
-    `--device=cpu` in the command's `words` says that none is wanted. `gpus_of_site` is how many a node of the site has
-    by its profile, 0 without one.
+    Args:
+        words: the command, in which `--device=cpu` says that none is wanted.
+        gpus_of_site: how many a node of the site has by its profile; 0 without one.
     """
     is_job = allocation.scheduler not in ("local", "manual")
     giver = allocation.scheduler if is_job else env.engine
@@ -103,7 +104,10 @@ def cores(env: Environment, job: Job) -> int | None:
 def threads_per_rank(num_cores: int, cpus_on_node: int | None, ranks_on_node: int, tasks_on_node: int) -> int:
     """OMP_NUM_THREADS for each rank, so that the ranks of a node share its cores without crowding.
 
-    This process may run on `num_cores`; the job has `cpus_on_node` here, None where unknown.
+    Args:
+        num_cores: the cores that this process may run on.
+        cpus_on_node: the cores that the job has on this node; None where unknown.
+        tasks_on_node: processes that the launcher started on it.
     """
     # A launcher that bound each task to cores of its own already divided them: fewer than the job has here.
     bound = tasks_on_node > 1 and cpus_on_node is not None and num_cores < cpus_on_node

@@ -112,7 +112,10 @@ class Status:
 
 
 def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailure]:
-    """The failures by rank of this node's workers, run by torchrun's `arguments`; `status` is filled meanwhile.
+    """Runs this node's workers by torchrun's `arguments` to their end, and fills `status` meanwhile.
+
+    Returns:
+        the failures by rank; none after an end without one.
 
     Raises:
         MusterError: torchrun does not take an option's value.

@@ -128,7 +128,8 @@ class Nodes:
     def publish_failures(self, failures: Mapping[int, Any]) -> str:
         """Publishes to the other nodes a failure that this node's ranks perhaps could not publish.
 
-        What was published before, of another node, is returned in words; nothing if this is the first.
+        Returns:
+            the failure on another node that was published before, in words; nothing if this is the first.
         """
         rank = cause_of(failures)
         if rank is None or not self._is_fixed:

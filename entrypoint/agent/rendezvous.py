@@ -1,4 +1,8 @@
-"""How the agents of a launch meet, by one of torch's handlers of rendezvous with what it lacks."""
+"""How the agents of a launch meet, by one of torch's handlers of rendezvous with what it lacks.
+
+StaticNodes  a fixed number of nodes, that meet at a known endpoint: those that do not come are named
+Backend      nodes come and go: a store that does not answer counts as lost
+"""
 
 import argparse
 import os
@@ -160,7 +164,7 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
 
 
 class Backend(C10dRendezvousBackend):
-    """torch's record of nodes that come and go; a store that does not answer counts as lost, and is asked no more.
+    """torch's record of who takes part, whose store counts as lost once it does not answer, and is asked no more.
 
     torch's client waits for ever where the store's host vanished: after its time-out, for the answer to its farewell.
     """
@@ -180,7 +184,10 @@ class Backend(C10dRendezvousBackend):
 
 
 def launch_id(handler: RendezvousHandler, store: Any) -> str:
-    """An id that all agents agree on by the `store` of their first meeting; empty where none starts its ranks again."""
+    """An id that the agents of a launch agree on by the `store` of their first meeting.
+
+    Empty where no node starts its ranks again.
+    """
     if isinstance(handler, StaticNodes) and handler.world_size > 1:
         return ""
     # Each meeting has a prefix of its own in one store.

@@ -136,9 +136,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A detector's answer: its variables are there, but were made for another process, as that in `reason` tells.
+    """A detector's answer: its variables are there, but were made for another process.
 
-    Where this is not `is_certain`, it could still be a process of that launcher.
+    Attributes:
+        reason: the variable that tells, with its value.
+        is_certain: whether it can't be otherwise; else this could still be a process of that launcher.
     """
 
     reason: str

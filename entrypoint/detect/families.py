@@ -28,9 +28,11 @@ from muster.errors import MusterError
 
 
 class Family(NamedTuple):
-    """A family, by the name of its file; without a variable whose name begins with one of its `marks` it is not there.
+    """A family, by the name of its file.
 
-    A scheduler owns nodes, and its launcher starts processes in its own jobs only.
+    Attributes:
+        marks: how the names of those variables begin without which it is not there.
+        is_scheduler: whether it owns nodes. A scheduler's launcher starts processes in its own jobs only.
     """
 
     name: str

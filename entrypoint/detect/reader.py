@@ -21,9 +21,13 @@ MAX_FILE_BYTES = 64 << 20
 
 
 class Reader:
-    """The variables of one job or task; `fix` is what to do where they can't be right.
+    """The variables of one job or task.
 
-    `sources` has, for each field that was read, the variable it came from with its value.
+    Args:
+        fix: what to do where they can't be right.
+
+    Attributes:
+        sources: for each field that was read, the variable it came from with its value.
     """
 
     def __init__(self, env: Environment, fix: str) -> None:
@@ -74,7 +78,10 @@ class Reader:
     def slots(self, pairs: Iterable[tuple[str, str]], wrong: str, *names: str) -> dict[str, int]:
         """How many processes each host of `pairs` is to run, in the order in which they come first.
 
-        The pairs are as they are written, and a host may come again. An error begins with `wrong`, and shows `names`.
+        Args:
+            pairs: a host and a number of processes, as they are written; a host may come again.
+            wrong: how an error begins, before what is wrong with the list.
+            names: the variables that it shows.
 
         Raises:
             MusterError: one of them is no host or no number, or there are none.

@@ -16,9 +16,11 @@ FIX_OAR = "MUSTER_HOSTS=$(sort -u $OAR_NODEFILE | paste -sd,) on each node; if i
 
 
 def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *, is_single: bool = False) -> Allocation:
-    """Where this process stands in its job; where it `is_single`, one process is meant, and no world.
+    """Where this process stands in its job.
 
-    `command` is what the user typed, for the launch line in an error.
+    Args:
+        command: what the user typed, for the launch line in an error.
+        is_single: whether one process is meant, and no world.
 
     Raises:
         MusterError: what is there contradicts itself or the options, or several nodes are allocated and nothing tells

@@ -19,9 +19,13 @@ FABRIC_ROOT = Path("/opt/fabric/lib")
 
 @dataclass(frozen=True)
 class Need:
-    """What a launch asks of the fabric: the `wanted` one, or auto.
+    """What a launch asks of the fabric.
 
-    NCCL is used where there are GPUs. `is_dry`: nothing may be made; `is_proved`: the libraries are opened first.
+    Attributes:
+        uses_nccl: whether there are GPUs to be used.
+        wanted: a fabric's name, or auto.
+        is_dry: whether nothing may be made.
+        is_proved: whether the libraries are opened before the start.
     """
 
     num_nodes: int

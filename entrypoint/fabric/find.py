@@ -1,5 +1,11 @@
 """What a host has of a fabric: its devices, its libraries, and the profile in jobs/fabrics that fits.
 
+    HostRoot         files below the folder where the host's root is mounted, as in a chroot
+    fabric_devices   the devices of fabrics that /dev and /sys show
+    read_library     what a shared object says of itself
+    HostLibraries    where the host's own loader would find a library
+    find             devices, interfaces and the fabric, as a Finding
+
 No program of the host is run, and none of its libraries is loaded.
 """
 
@@ -239,9 +245,11 @@ class Library:
 
 @dataclass(frozen=True)
 class NetPlugin:
-    """What NCCL sees of a network plugin: N of each ncclNetPlugin_vN that it exports, in order.
+    """What NCCL sees of a network plugin.
 
-    Its name is what NCCL_NET has to be; None where the plugin makes it up as it is loaded.
+    Attributes:
+        name: what NCCL_NET has to be; None where the plugin makes it up as it is loaded.
+        versions: N of each ncclNetPlugin_vN that it exports, in order.
     """
 
     name: str | None = None
@@ -374,8 +382,9 @@ class HostLibraries:
 
     Source: https://man7.org/linux/man-pages/man8/ld.so.8.html
 
-    The folders of `search`, `*` allowed, come before those which the loader itself knows. Of several that match a
-    pattern a site's own choice comes first, then the newest: /opt/fab/default, /opt/fab/1.22, /opt/fab/1.3.
+    Args:
+        search: folders, `*` allowed, that come before those which the loader itself knows. Of several that match a
+            pattern a site's own choice comes first, then the newest: /opt/fab/default, /opt/fab/1.22, /opt/fab/1.3.
     """
 
     def __init__(self, root: HostRoot, search: tuple[str, ...] = ()) -> None:
@@ -431,9 +440,12 @@ _FABRICS = {"slingshot": "slingshot", "efa": "efa", "infiniband": "infiniband", 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a host has; interfaces are without the loopback.
+    """What a host has.
 
-    `fabric` is the profile's name that its devices tell, or that was asked for; `why` is what told it.
+    Attributes:
+        fabric: the profile's name that its devices tell, or that was asked for: infiniband, slingshot, efa, tcp.
+        why: the device, option or profile that told.
+        interfaces: names, without the loopback.
     """
 
     root: Path
@@ -450,9 +462,12 @@ class Finding:
 
 
 def find(root: Path, wanted: str = AUTO, fabrics: Mapping[str, Fabric] | None = None) -> Finding:
-    """What the host whose root is mounted at `root` has; "/" looks at what is here.
+    """What the host whose root is mounted at `root` has.
 
-    `wanted` is a profile's name, or `auto`; `fabrics` are the profiles, None takes those of jobs/fabrics.
+    Args:
+        root: "/" looks at what is here.
+        wanted: a profile's name, or `auto`.
+        fabrics: the profiles by name; None takes those of jobs/fabrics.
 
     Raises:
         MusterError: there is no such profile.

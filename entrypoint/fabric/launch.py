@@ -57,7 +57,9 @@ def inject(
 ) -> Additions:
     """What lets NCCL use this node's fabric in `program`; nothing for a recording.
 
-    `variables` are what the launch sets already, over those of `env`; the profile of `site` holds here.
+    Args:
+        variables: what the launch sets already, over those of `env`.
+        site: whose profile holds here.
 
     Raises:
         MusterError: several nodes would fall back to TCP, or what the user named can't be had.

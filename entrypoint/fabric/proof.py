@@ -1,6 +1,9 @@
 """What goes from the host into this image, by the words of the image's own dynamic loader.
 
-A library is opened in a process of its own, which it may end or hold: nothing of the host runs before that.
+    trace      LD_TRACE_LOADED_OBJECTS, as ldd does: what is found where, what is not, whose symbol versions are missing
+    Closure    plugin, named libraries -> links in a temporary folder -> the loader's words -> more links, and so on
+                                                                      -> refusals: what is still missing, and whose need
+    prove      dlopen in a process of its own, which a library may end or hold: nothing of the host runs before that
 
 Source: https://man7.org/linux/man-pages/man8/ld.so.8.html
 """
@@ -107,10 +110,11 @@ def _found_for(library: Path, library_path: str) -> Mapping[str, Path]:
 
 @dataclass(frozen=True)
 class Image:
-    """What the host's libraries come into: this image, as a trainer with the variables `env` finds its libraries.
+    """What the host's libraries come into: this image, as a trainer in it finds its libraries.
 
-    What torch's library for NVIDIA's GPUs needs is loaded before NCCL opens a plugin, from folders in which the loader
-    does not look by itself.
+    Attributes:
+        torch: torch's library for NVIDIA's GPUs: what it needs is loaded before NCCL opens a plugin, from folders in
+            which the loader does not look by itself.
     """
 
     env: Mapping[str, str]
@@ -129,7 +133,7 @@ class Image:
         return self.env.get("LD_LIBRARY_PATH", "")
 
     def trace(self, names: Iterable[str], path: str | None = None) -> Trace:
-        """What `trace` finds in a process that has loaded torch; `path` is LD_LIBRARY_PATH, if not the trainer's.
+        """What the loader finds for `names` in a process that has loaded torch; `path` replaces the LD_LIBRARY_PATH of `env`.
 
         Raises:
             MusterError: one of the libraries ends the loader, or it takes too long.
@@ -176,7 +180,12 @@ def temporary_folder(env: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a library of the host can't go into this image: it `needs` a symbol version, soname or architecture."""
+    """Why a library of the host can't go into this image.
+
+    Attributes:
+        library: the host's file that it is about.
+        needs: the symbol version, soname or architecture that is missing.
+    """
 
     library: str
     wrong: str
@@ -195,9 +204,13 @@ class Closure:
 
     Of a soname that both have, the image's copy is taken if it is new enough.
 
-    The plugin is the host's; of `wanted` this takes the profile's `roots`, `host_wins` and `sets`. `links` are by the
-    name under which the loader has to find them, in the order in which they were needed; `refusals` has every reason
-    why they can't be loaded.
+    Args:
+        plugin: NCCL's network plugin; it is the host's.
+        wanted: the profile's `roots`, `host_wins` and `sets`.
+
+    Attributes:
+        links: by the name under which the loader has to find it, in the order in which it was needed.
+        refusals: every reason why the links can't be loaded.
 
     Raises:
         MusterError: the loader can't be asked.

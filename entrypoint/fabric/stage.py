@@ -1,5 +1,10 @@
 """What the container gets of the host, and how: links in a folder of this user's own, or a container engine's options.
 
+    make_plan        the closure of the fabric's libraries, variables, files and devices, as a FabricPlan
+    links, make      links to the libraries in a private folder
+    settings         the variables that lead there, or to where `muster fabric binds` put the libraries
+    engine_options   what brings the same into a container of apptainer, docker or podman, one by one
+
 The process is exec'd away, so nobody could remove the folder of links: it is named by what is in it, all tasks of a
 node share it, and the next run finds it again. No folder of the host is ever put over one of the image's: its libraries
 would not fit the image's C library.
@@ -53,9 +58,12 @@ _PROVIDER = re.compile(r"(lib.+)-rdmav\d+\.so")
 
 @dataclass(frozen=True)
 class Injected:
-    """A library of the host that the container gets, linked as `soname`.
+    """A library of the host that the container gets.
 
-    It `wins` if it has to be found before a copy of the image's.
+    Attributes:
+        soname: the name under which it is linked.
+        needed_by: the soname or profile that asked for it.
+        wins: whether it has to be found before a copy of the image's.
     """
 
     soname: str
@@ -112,7 +120,10 @@ def plan_without_host(
 def make_plan(
     finding: Finding, profile: Fabric, image: Image, context: Context, site: Site | None = None
 ) -> FabricPlan:
-    """What is to be injected, set and bound; with a reason to refuse, nothing of it. What the site says comes first.
+    """What is to be injected, set and bound; with a reason to refuse, nothing of it.
+
+    Args:
+        site: its libraries and variables come before the profile's.
 
     Raises:
         MusterError: the loader can't be asked.

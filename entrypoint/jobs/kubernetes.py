@@ -74,7 +74,11 @@ def resuming(wanted: Wanted) -> tuple[str, ...]:
 
 
 def _check(kind: str, wanted: Wanted, image: str) -> None:
-    """Refuses what Kubernetes does not have. Other names it refuses itself."""
+    """Returns if Kubernetes has what was asked for. Other names it refuses itself.
+
+    Raises:
+        MusterError: it does not.
+    """
     if kind not in KINDS:
         fix = " or ".join(f"--kind {each}" for each in KINDS)
         raise MusterError("there is no such manifest", seen=f"--kind={kind}", fix=fix)

@@ -12,7 +12,8 @@ from muster.entrypoint.sites.schema import Site
 def make(name: str, wanted: Wanted, file: str | None = None) -> str:
     """The script, or the manifest, for the site of that name or file.
 
-    `file` is the script's, as its user will type it; None names it after the site.
+    Args:
+        file: the script's, as its user will type it; None names it after the site.
 
     Raises:
         MusterError: there is no such profile, or it can't be.

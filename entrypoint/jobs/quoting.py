@@ -53,7 +53,11 @@ def directive(value: object) -> str:
 
 
 def check_plain(value: str, option: str) -> None:
-    """Refuses a `value` of the user's `option` with blanks, quotes or other characters that no scheduler would take."""
+    """Returns if `value`, which a user gave for `option`, can stand where nothing can be quoted.
+
+    Raises:
+        MusterError: it has blanks, quotes or other characters that a scheduler would stumble over.
+    """
     # Of a job's name some schedulers make a file's name, others refuse a / in it.
     signs = ". _ @ % + , : = -" if option == "--name" else ". _ @ % + , : = / -"
     if not re.fullmatch(f"[A-Za-z0-9{signs.replace(' ', '')}]+", value) or value.startswith("-"):

@@ -45,7 +45,11 @@ NO_SIF = "muster:latest"
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted(JobOptions):
-    """A job: its options, and the command on each node, before the arguments that the job is given."""
+    """A job: its options, and the command.
+
+    Attributes:
+        command: what runs on each node, before the arguments that the job is given.
+    """
 
     command: tuple[str, ...] = COMMAND
 
@@ -66,7 +70,11 @@ class Wanted(JobOptions):
 
 
 def check(site: str, wanted: Wanted) -> None:
-    """Refuses what can't stand in a script for `site`, or does not run as one job."""
+    """Returns if what the user typed can stand in a script for `site`, and runs as one job.
+
+    Raises:
+        MusterError: it can't, or does not.
+    """
     for option, value in (("--account", wanted.account), ("--partition", wanted.partition), ("--name", wanted.name)):
         if value is not None:
             quoting.check_plain(value, option)
@@ -181,7 +189,7 @@ def of_family(scheduler: str) -> str | None:
 
 
 def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
-    """What a template may name, of a script as `script` makes it.
+    """What a template may name, of the same.
 
     Raises:
         MusterError: this site does not run such jobs, or not by what the templates know.

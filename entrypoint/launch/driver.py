@@ -72,9 +72,12 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class Driver:
-    """This node's driver: the version of the kernel's part, as NVIDIA numbers it, or None where it doesn't tell.
+    """This node's driver.
 
-    `cuda` is the newest that its libcuda.so.1 supports; None where there is none, and `problem` is why.
+    Attributes:
+        version: the kernel's part, as NVIDIA numbers it; None where it doesn't tell.
+        cuda: the newest CUDA that its libcuda.so.1 supports; None where there is none.
+        problem: why there is none.
     """
 
     version: str | None

@@ -42,7 +42,9 @@ class Program:
 class Folder:
     """A folder to be made before the exec.
 
-    In a private one nobody else may write; if it is there already, it must be this user's alone.
+    Attributes:
+        path: absolute.
+        is_private: whether nobody else may write there; one that is there already must be this user's alone.
     """
 
     path: Path
@@ -72,9 +74,12 @@ class Folder:
 
 @dataclass(frozen=True)
 class Additions:
-    """What a part of the launch adds to the new process, and folders to be made before it.
+    """What a part of the launch adds to the new process.
 
-    Each note is a line for the user. Variables that are `removed` must not be inherited.
+    Attributes:
+        notes: one line for each thing that the user should know.
+        removed: variables that must not be inherited.
+        folders: to be made before the start.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -106,7 +111,9 @@ def where_unset(wanted: Mapping[str, str], env: Mapping[str, str]) -> Additions:
 class Launch:
     """A process about to be replaced.
 
-    One that `hears` is ours: it hears warnings and Ctrl-C, those too that came while it started.
+    Attributes:
+        additions: what the new process gets beside this one's variables, and what it does not get of them.
+        hears: whether the new process is ours: it hears warnings and Ctrl-C, those too that came while it started.
     """
 
     argv: tuple[str, ...]

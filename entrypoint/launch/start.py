@@ -52,7 +52,10 @@ MOST_NODES_TEXT = 100_000
 class Context:
     """What is known of a launch before its command is made.
 
-    The options are the user's, with the site's where the user gave none; `of_site` is what else the profile gave.
+    Attributes:
+        options: the user's, with the site's where the user gave none.
+        site: whose profile was used; None without one.
+        of_site: the variables and notes that this gave.
     """
 
     env: Environment
@@ -72,8 +75,10 @@ def start(
 ) -> None:
     """Becomes the launch of `program`; returns only where nothing is to be started.
 
-    `typed` is the command line, for errors and for trainers that start anew. What `is_single` runs in one process,
-    whatever is allocated. `check` refuses what this host does not have; several ranks check it together.
+    Args:
+        typed: the command line, for errors and for trainers that start anew.
+        is_single: whether it runs in one process, whatever is allocated.
+        check: refuses what this host does not have. Where there are several processes, the ranks check it together.
 
     Raises:
         MusterError: it can't be started here.

@@ -63,6 +63,7 @@ class Participant(msgspec.Struct, frozen=True):
         host: its host's name, for a person.
         machine: the host's identity, which others of the same name don't share.
         node_rank: the number it takes its host to have.
+        local_rank: its number on that host.
         tasks_on_node: how many it takes to be there.
         world: what it takes the launch to be, as an error says it: "2 nodes x 2 ranks".
     """
@@ -156,7 +157,11 @@ def machine() -> str:
 
 
 def check(participants: Mapping[int, Participant]) -> None:
-    """Refuses participants, by number, of which two contradict each other; the error names both."""
+    """Returns if the participants, by number, describe one launch.
+
+    Raises:
+        MusterError: two of them contradict each other; the error names both.
+    """
 
     def refusal(wrong: str, *numbers: int) -> MusterError:
         described = [

@@ -97,7 +97,11 @@ def fabric_interface(targets: tuple[str, ...]) -> str | None:
 
 
 def check_port_free(port: int, source: str) -> None:
-    """Refuses a port that can't be listened on here."""
+    """Returns if `port` can be listened on here.
+
+    Raises:
+        MusterError: it can't.
+    """
     try:
         socket.create_server(("", port)).close()
     except OSError as reason:

@@ -59,7 +59,10 @@ def _network(site: Site, context: Context, env: Environment, options: LaunchOpti
 
 
 def interface(prefixes: str) -> str | None:
-    """The first of this host's interfaces that begins with one of the `prefixes` (hsn, or ib,eth), with an address."""
+    """The first of this host's interfaces that begins with one of the `prefixes` (hsn, or ib,eth) and has an address.
+
+    None where there is none.
+    """
     names = sorted(own_addresses(), key=by_numbers)
     of_prefix = (name for prefix in prefixes.split(",") if prefix for name in names if name.startswith(prefix))
     return next(of_prefix, None)

@@ -33,7 +33,12 @@ CLUSTER = ("SLURM_CLUSTER_NAME", "SGE_CLUSTER_NAME")
 
 @dataclass(frozen=True)
 class Recognised:
-    """A site, by its profile's name or file, and why it is this one: SLURM_CLUSTER_NAME=juwels, host jwb0001.juwels."""
+    """A site, and why it is this one.
+
+    Attributes:
+        name: the profile's, or the path of its file.
+        why: what told: SLURM_CLUSTER_NAME=juwels, host jwb0001.juwels, --site=juwels-booster.
+    """
 
     name: str
     why: str
@@ -42,6 +47,8 @@ class Recognised:
 
 def here(env: Environment, options: LaunchOptions, folder: Path = SITES) -> Recognised | None:
     """The site that `env` is of, or that the user named; None where nothing tells, or none is wanted.
+
+    What decides on a site's fabric takes `.site` of this: its `extends`, `libraries` and `variables`.
 
     Raises:
         MusterError: there is no such profile, it can't be used, or two match equally well.
@@ -70,7 +77,11 @@ def here(env: Environment, options: LaunchOptions, folder: Path = SITES) -> Reco
 
 
 def check(found: Recognised | None) -> None:
-    """Refuses a site at which this image does not run."""
+    """Returns if the image runs at this site.
+
+    Raises:
+        MusterError: it does not; the error tells why.
+    """
     if found is not None and found.site.refused is not None:
         refused = found.site.refused
         wrong = f"this image does not run on {found.site.title}: {refused.value}"

@@ -172,8 +172,10 @@ class Libraries(_Table, frozen=True):
 class Devices(_Table, frozen=True):
     """Device files and folders of the host that a container needs, `*` allowed.
 
-    One of `recognise` tells that this host has the fabric. As far as they are there, docker and podman have to be given
-    what is `needed`, and `folders` are bound.
+    Attributes:
+        recognise: one of them tells that this host has the fabric.
+        needed: what docker and podman have to be given, as far as it is there.
+        folders: folders to be bound, as far as they are there.
     """
 
     recognise: Words | None = None
@@ -182,9 +184,11 @@ class Devices(_Table, frozen=True):
 
 
 class Fabric(_Table, frozen=True):
-    """A fabric's profile. In place of one that `is_rdma` TCP would be a silent fall back.
+    """A fabric's profile.
 
-    `net` is NCCL_NET's value on several nodes, where it is not the plugin's own name.
+    Attributes:
+        is_rdma: whether TCP in its place would be a silent fall back.
+        net: NCCL_NET's value on several nodes, where it is not the plugin's own name.
     """
 
     title: Line
