@@ -82,7 +82,7 @@ sif: ## Make muster.sif for Apptainer from that image
 
 .PHONY: jobs
 jobs: $(RUNTIME) ## Render the job scripts in jobs/ from the profiles in jobs/sites/
-	@$(BIN)/python -P -m muster.entrypoint.jobs.making
+	@$(BIN)/python -m tests.jobs.kept
 
 .PHONY: bench
 bench: $(DEV) ## Run the benchmarks, and add to benchmarks/RESULTS.md

@@ -96,12 +96,11 @@ def train() -> None:
     if plain is None:
         _run(_trainings(), "train", argv, typed)
         return
-    options, training, _ = plain
-    with interruption.command(f"train {strategy}", options.debug):
-        _train(strategy, options, training)
+    with interruption.command(f"train {strategy}", plain[0].debug):
+        _train(strategy, *plain)
 
 
-def _train(strategy: str, options: LaunchOptions, training: Options) -> None:
+def _train(strategy: str, options: LaunchOptions, training: Options, _: ConfigFile) -> None:
     """Becomes the launch of a training."""
     with _refused_alike():
         check_combination(strategy, training)
@@ -110,7 +109,7 @@ def _train(strategy: str, options: LaunchOptions, training: Options) -> None:
     start.start(options, program, ["train", *sys.argv[1:]], is_single=strategy in IN_ONE_PROCESS, check=check)
 
 
-def _trainings(act: Callable[[str, LaunchOptions, Options], None] = _train) -> typer.Typer:
+def _trainings(act: Callable[..., None] = _train) -> typer.Typer:
     """The subcommands of `train`; `act` is called with the strategy and the options of a training."""
     app = typer.Typer(
         help="Train PyTorch models, on this machine or in the job that this is part of.",
@@ -118,12 +117,8 @@ def _trainings(act: Callable[[str, LaunchOptions, Options], None] = _train) -> t
         context_settings=SETTINGS,
         no_args_is_help=True,
     )
-    for strategy in STRATEGIES:
-
-        def train_by(options: LaunchOptions, training: Options, _: ConfigFile, strategy: str = strategy) -> None:
-            act(strategy, options, training)
-
-        _detailed(app, strategy, STRATEGIES[strategy])(command(train_by, LaunchOptions, Options, ConfigFile))
+    for strategy, text in STRATEGIES.items():
+        _detailed(app, strategy, text)(command(partial(act, strategy), LaunchOptions, Options, ConfigFile))
     app.command("export", help="Write a run's weights as one plain file, for torch.load.")(_export)
     app.command("pack", help="Put images into few tar files, for --data shards:FOLDER.")(_pack)
     app.command("selftest", help="Train here with each strategy, and compare: PASS or FAIL.")(_selftest)
@@ -142,7 +137,7 @@ def _check(words: Sequence[str]) -> None:
     typed = normalise(words[1:])
     is_here = _is_here(config_of(typed))
 
-    def check(strategy: str, _: LaunchOptions, training: Options) -> None:
+    def check(strategy: str, _: LaunchOptions, training: Options, __: ConfigFile) -> None:
         # The arguments of a job come after these: --data may be among them.
         is_open = training.data == Options.data
         if is_here:
@@ -237,7 +232,6 @@ def muster() -> None:
 
 def _commands() -> typer.Typer:
     """What `muster` has."""
-    # Here and not above: `train` has no use for them.
     from muster.entrypoint.fabric import commands as fabric_commands
     from muster.entrypoint.sites import commands as site_commands
 
@@ -253,9 +247,9 @@ def _commands() -> typer.Typer:
         command(_detect, LaunchOptions, ShowOptions)
     )
     doctor = "Look at all nodes of this job: what is wrong, and where."
-    _detailed(app, "doctor", doctor)(command(_start_check("doctor"), LaunchOptions, DoctorOptions))
+    _detailed(app, "doctor", doctor)(command(partial(_start_check, "doctor"), LaunchOptions, DoctorOptions))
     bench = "Measure how fast ranks reach each other, and by which network."
-    _detailed(app, "bench", bench)(command(_start_check("bench"), LaunchOptions, BenchOptions))
+    _detailed(app, "bench", bench)(command(partial(_start_check, "bench"), LaunchOptions, BenchOptions))
     app.command("report", help="Show what runs measured, and how they scale, on one page.")(_report)
     site = Annotated[str, typer.Argument(metavar="SITE", help="A site's profile, by name or file; or list.")]
     words = Annotated[
@@ -265,7 +259,7 @@ def _commands() -> typer.Typer:
     app.command("job", help="Print a job script for a site; 'muster job list' names them.")(
         command(_job, JobOptions, site=site, command=words)
     )
-    site_commands.add_to(app)
+    app.command("site", help="Show what is known of this site, or what a profile says.")(site_commands.site)
     fabric_commands.add_to(app)
     _detailed(app, "env", "Print variables for other frameworks, or a container's options.")(
         command(_env, LaunchOptions, EnvOptions)
@@ -325,17 +319,13 @@ def _check_is_module(name: str) -> None:
     raise MusterError("there is no such module", seen=name, fix=fix)
 
 
-def _start_check(name: str) -> Callable[..., None]:
-    """What starts a program of muster/check, as a training would be."""
-
-    def check(options: LaunchOptions, checks: DoctorOptions | BenchOptions) -> None:
-        given = any(word.startswith(("--rdzv-timeout", "--rdzv_timeout")) for word in sys.argv)
-        if not given and options.rdzv_timeout == LaunchOptions.rdzv_timeout:
-            options = replace(options, rdzv_timeout=CHECK_RDZV_TIMEOUT_S)
-        program = Program("module", ("muster.check", name, *to_argv(checks)), is_ours=True)
-        start.start(options, program, ["muster", *sys.argv[1:]])
-
-    return check
+def _start_check(name: str, options: LaunchOptions, checks: DoctorOptions | BenchOptions) -> None:
+    """Starts a program of muster/check, as a training would be."""
+    given = any(word.startswith(("--rdzv-timeout", "--rdzv_timeout")) for word in sys.argv)
+    if not given and options.rdzv_timeout == LaunchOptions.rdzv_timeout:
+        options = replace(options, rdzv_timeout=CHECK_RDZV_TIMEOUT_S)
+    program = Program("module", ("muster.check", name, *to_argv(checks)), is_ours=True)
+    start.start(options, program, ["muster", *sys.argv[1:]])
 
 
 def _detect(options: LaunchOptions, wanted: ShowOptions) -> None:
@@ -356,7 +346,6 @@ def _detect(options: LaunchOptions, wanted: ShowOptions) -> None:
 
 
 def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
-    # Here and not above: no other command needs profiles or templates.
     from muster.entrypoint.jobs import making
     from muster.entrypoint.jobs.script import COMMAND, Wanted
     from muster.entrypoint.sites.commands import print_list
@@ -397,7 +386,6 @@ def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
 
 
 def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
-    # Here and not above: only this command reads packages' metadata.
     from muster.entrypoint import version
 
     found = version.values()
@@ -407,7 +395,6 @@ def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, f
 def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | None = None) -> None:
     """Runs the command and exits with its code: 0, or 2 with three lines on stderr, which show it as it was `typed`."""
     if argv[:1] == ["--version"]:
-        # Here and not above: a launch has no use for it.
         from muster.entrypoint import version
 
         with interruption.command(f"{name} --version"):
@@ -421,13 +408,13 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
     parser = typer.main.get_command(app)
     # What follows -- is another command's.
     is_debugged = "--debug" in takewhile(lambda word: word != "--", argv)
-    with interruption.command(" ".join([name, *argv[: len(asked)]]), is_debugged):
+    path = " ".join([name, *argv[: len(asked)]])
+    with interruption.command(path, is_debugged):
         try:
             parser.main(args=argv, prog_name=name, standalone_mode=False)
         except USAGE_ERROR as error:
             if str(error):
                 with _refused_alike():
-                    path = " ".join([name, *argv[: len(asked)]])
                     raise _usage(error, [name, *(argv if typed is None else typed)], path) from None
             # Without a message it was the command alone, and its help has been shown.
             sys.exit(2)
@@ -451,7 +438,6 @@ def _refused_alike() -> Generator[None]:
 def _usage(error: Any, typed: list[str], path: str) -> MusterError:
     context = error.ctx
     path = context.command_path if context else path
-    # Here and not above: only errors need it.
     from muster import hints
 
     asked, parameter = getattr(error, "option_name", None), getattr(error, "param", None)

@@ -36,7 +36,6 @@ class Environment(Mapping[str, str]):
     """The variables of one process, as a mapping, and the host it runs on.
 
     Attributes:
-        variables: name to value.
         host: the host's own name (`socket.gethostname()`), or None where a recording does not tell. `$HOSTNAME` is
             no substitute: srun hands the submitting host's on to every task.
         files: for a recording, the content of the files that variables name, by variable.
@@ -82,7 +81,6 @@ def container_engine(variables: Mapping[str, str], root: Path | None = FILESYSTE
     """The engine of the container that a process is in: apptainer, podman, docker, kubernetes, UNKNOWN; or None.
 
     Args:
-        variables: its variables.
         root: its root; None where only the variables are known, as in a recording.
         project: the folder of this project: in its image it holds image.json.
 

@@ -2,14 +2,14 @@
 
 import os
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import typer
 
-from muster.arguments import option
+from muster.arguments import option, to_argv
 from muster.errors import MusterError
 
 _launch = partial(option, panel="Launch (found automatically in a job)")
@@ -174,11 +174,9 @@ class TorchrunOptions:
 
     def passed_on(self) -> tuple[str, ...]:
         """The words that torchrun gets after the launch's own: of two alike it takes the last one."""
-        decided = {"standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_conf", "signals_to_handle"}
-        given = {
-            each.name.replace("_", "-"): getattr(self, each.name) for each in fields(self) if each.name not in decided
-        }
-        return tuple(f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items() if value)
+        decided = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf", "--signals-to-handle")
+        words = (word for word in to_argv(self) if not word.startswith(decided))
+        return tuple(word for word in words if word.partition("=")[1:] != ("=", ""))  # an empty value is none
 
     def decided(self, options: LaunchOptions) -> LaunchOptions:
         """`options` with what these say of the same things.

@@ -92,19 +92,13 @@ def load(path: Path) -> Environment:
 def as_recording(env: Environment) -> str:
     """The recording of a live environment, without its secrets: for a help desk to read, or a test to be made of."""
     lines = ["# source:  muster detect --record", f"# host:    {env.host or ''}"]
-    taken: list[str] = []
-    left_out = 0
     read, prefixes = set(families.names("VARIABLES")), tuple(families.names("PREFIXES"))
-    for name, value in sorted(env.items()):
-        if not (name in read or name.startswith(prefixes) or _TAKEN.fullmatch(name)):
-            continue
-        if is_secret(name, value) or not value.isprintable():
-            left_out += 1
-        else:
-            taken.append(f"{name}={value}")
-    if left_out:
+    wanted = [name for name in sorted(env) if name in read or name.startswith(prefixes) or _TAKEN.fullmatch(name)]
+    taken = [name for name in wanted if env[name].isprintable() and not is_secret(name, env[name])]
+    if len(taken) < len(wanted):
+        left_out = len(wanted) - len(taken)
         lines.append(f"# left out: {left_out} that may be secret, or are more than a line of text")
-    lines += taken
+    lines += [f"{name}={env[name]}" for name in taken]
     text_files = families.names("TEXT_FILES")
     for name in families.names("TEXT_FILES", "BINARY_FILES"):
         with suppress(OSError):  # there is none, or it can't be read

@@ -30,12 +30,7 @@ _ASK_ENGINE = {"docker": "docker run --gpus all", "podman": "podman run --device
 
 
 def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
-    """How many GPUs this process sees, and what says so.
-
-    Args:
-        env: the process's environment.
-        gpus_on_node: what the scheduler says, used where CUDA_VISIBLE_DEVICES doesn't.
-    """
+    """How many GPUs this process sees, and what says so: CUDA_VISIBLE_DEVICES, else the scheduler, else the devices."""
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         # CUDA's own rule: the list ends at the first entry that is no device. Empty and -1 both hide all of them.
@@ -57,9 +52,6 @@ def without_gpus(
     A machine without a scheduler whose user hides its GPUs is no such, nor are clusters without GPUs.
 
     Args:
-        env: this process's environment.
-        allocation: what was found in it.
-        options: the launch's.
         words: the command, in which `--device=cpu` says that none is wanted.
         gpus_of_site: how many a node of the site has by its profile; 0 without one.
     """
@@ -115,7 +107,6 @@ def threads_per_rank(num_cores: int, cpus_on_node: int | None, ranks_on_node: in
     Args:
         num_cores: the cores that this process may run on.
         cpus_on_node: the cores that the job has on this node; None where unknown.
-        ranks_on_node: ranks that run on this node.
         tasks_on_node: processes that the launcher started on it.
     """
     # A launcher that bound each task to cores of its own already divided them: fewer than the job has here.

@@ -148,8 +148,8 @@ class Rejected:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Allocation:
-    """Where this process stands in its job. See the contract of `muster detect --json` for the names.
+class Allocation(Task):
+    """Where this process stands in its job: its task, and the job around it.
 
     Attributes:
         job: the scheduler's answer, or NO_SCHEDULER. `scheduler`, `job_id` and `attempt` are what the launch goes by.
@@ -158,29 +158,16 @@ class Allocation:
         rank: this process's rank in worker and single mode; in agent mode that of its first worker.
         ranks_per_node: how many ranks each node runs, by node rank.
         hosts: empty where only their number is known.
-        sources: the variable or option that gave each value.
         gpus_seen: how many GPUs this process may use.
-        notes: one line for each thing that the user should know before the start.
         rejected: one line for each scheduler and launcher whose variables are there too, with why it lost.
     """
 
     job: Job
     scheduler: str
-    launcher: str
-    job_id: str | None
     attempt: int
-    step: int
-    hosts: tuple[str, ...]
-    num_nodes: int
-    node_rank: int
-    local_rank: int
-    rank: int
-    tasks_on_node: int
     ranks_per_node: tuple[int, ...]
     mode: Mode
-    sources: Mapping[str, str]
     gpus_seen: int
-    notes: tuple[str, ...]
     rejected: tuple[str, ...]
 
     def __post_init__(self) -> None:

@@ -185,7 +185,6 @@ def _is_below_broker(env: Environment) -> bool:
     """Whether Flux's broker started this process: what started the broker has left its variables here."""
     if "FLUX_URI" not in env or {"FLUX_JOB_ID", "FLUX_TASK_RANK"} & env.keys():
         return False
-    # Here and not above: few processes see an instance of Flux.
     from muster.entrypoint.detect import traces
 
     return not env.is_live or any(name.startswith("flux-broker") for name in traces.ancestors())

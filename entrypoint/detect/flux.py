@@ -87,12 +87,10 @@ def task(env: Environment, job: Job) -> Task | None:
     fits = rank < size and 1 <= num_nodes <= size
     read.agree(fits, "Flux's variables contradict each other", *TASK_NAMES)
     # Flux speaks PMI to its own tasks: other values are those of a launcher inside the task.
-    if env.get("PMI_RANK", str(rank)) != str(rank) or env.get("PMI_SIZE", str(size)) != str(size):
-        raise MusterError(
-            "Flux and another launcher disagree on which process this is",
-            seen=read.seen(*TASK_NAMES, "PMI_RANK", "PMI_SIZE"),
-            fix=f"{read.fix}, without mpiexec inside the task",
-        )
+    is_own = env.get("PMI_RANK", str(rank)) == str(rank) and env.get("PMI_SIZE", str(size)) == str(size)
+    wrong = "Flux and another launcher disagree on which process this is"
+    fix = f"{read.fix}, without mpiexec inside the task"
+    Reader(env, fix).agree(is_own, wrong, *TASK_NAMES, "PMI_RANK", "PMI_SIZE")
     read.agree(size % num_nodes == 0, "the nodes have different numbers of tasks", *TASK_NAMES)
     ranks = Ranks(rank, size, local_rank, size // num_nodes)
     read.agree(local_rank < ranks.local_size, "Flux's variables contradict each other", *TASK_NAMES)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import NO_SCHEDULER, Job, Task
-from muster.entrypoint.detect.reader import Reader, seen
+from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
@@ -53,7 +53,7 @@ def listed(env: Environment) -> Job:
         ("listed without its domain, too", [host for host in hosts if "." in host and host.split(".")[0] in undotted]),
     ):
         read.agree(not found, f"{next(iter(found), '')} is {wrong}", "MUSTER_HOSTS")
-    source = seen(env, "MUSTER_HOSTS")
+    source = Reader(env, FIX).seen("MUSTER_HOSTS")
     return Job(
         scheduler="manual",
         job_id=None,

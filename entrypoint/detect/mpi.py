@@ -101,21 +101,16 @@ def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
         "OMPI_MCA_orte_ess_num_procs": (ranks.size, ranks.size),
         "OMPI_MCA_orte_num_nodes": (ranks.num_nodes, MAX_COUNT),
     }
-    read.agree(
-        all(least <= read.number(name) <= most for name, (least, most) in repeated.items() if env.get(name)),
-        "Open MPI's variables contradict each other, or the nodes have different numbers of processes",
-        *OPENMPI,
-        *repeated,
-    )
+    fits = all(least <= read.number(name) <= most for name, (least, most) in repeated.items() if env.get(name))
+    wrong = "Open MPI's variables contradict each other, or the nodes have different numbers of processes"
+    read.agree(fits, wrong, *OPENMPI, *repeated)
     # Where srun started the daemon, the daemon is Slurm's task, and its PID is in the names of its folders:
     # OMPI_FILE_LOCATION=/tmp/ompi.node01.0/jf.1134/0/1 (pid.33 in place of jf.1134 is mpirun itself, no daemon)
     # PMIX_DSTORE_21_BASE_PATH=/tmp/ompi.node01.0/jf.1134/pmix_dstor_ds21_582
     daemon = re.search(r"/jf\.[0-9]+/pmix_dstor_ds21_([0-9]+)$", env.get("PMIX_DSTORE_21_BASE_PATH", ""))
-    read.agree(
-        not daemon or "SLURM_STEP_ID" not in env or env.get("SLURM_TASK_PID", daemon[1]) == daemon[1],
-        "the variables of Open MPI are left over from another job: this task of Slurm did not start its daemon",
-        *("PMIX_DSTORE_21_BASE_PATH", "SLURM_TASK_PID"),
-    )
+    is_own = not daemon or "SLURM_STEP_ID" not in env or env.get("SLURM_TASK_PID", daemon[1]) == daemon[1]
+    wrong = "the variables of Open MPI are left over from another job: this task of Slurm did not start its daemon"
+    read.agree(is_own, wrong, "PMIX_DSTORE_21_BASE_PATH", "SLURM_TASK_PID")
     return by_rank("openmpi", OPENMPI, read, job, job_id=env["PMIX_NAMESPACE"])
 
 
@@ -204,9 +199,6 @@ def by_rank(
     """The task that a launcher's four variables describe.
 
     Args:
-        launcher: its name, as users say it.
-        names: its variables.
-        read: the process's.
         job: the scheduler's answer, whose list of hosts tells the node rank.
         job_id: the launch's own id, if it has one.
         counted: what the variables say, of a launcher whose last one counts nodes: all nodes have as many processes.

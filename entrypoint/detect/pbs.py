@@ -49,8 +49,8 @@ def job(env: Environment) -> Job | None:
         return None
     read = Reader(env, FIX_JOB)
     job_id = env.get("PBS_JOBID", "")
-    if not re.fullmatch(r"[0-9]+(\[[0-9]*\])?(\.[A-Za-z0-9_.-]+)?", job_id):
-        raise MusterError("PBS_JOBID is missing or no job id", seen=f"PBS_JOBID={job_id}", fix=FIX_JOB)
+    is_id = re.fullmatch(r"[0-9]+(\[[0-9]*\])?(\.[A-Za-z0-9_.-]+)?", job_id) is not None
+    read.agree(is_id, "PBS_JOBID is missing or no job id", "PBS_JOBID")
     is_complete = env.get("PBS_ENVIRONMENT") in ("PBS_BATCH", "PBS_INTERACTIVE")
     read.agree(is_complete, "PBS_ENVIRONMENT is neither PBS_BATCH nor PBS_INTERACTIVE", "PBS_ENVIRONMENT", "PBS_JOBID")
     slots, problem = slots_or_problem(lambda: _slots(read))

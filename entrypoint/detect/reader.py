@@ -24,7 +24,6 @@ class Reader:
     """The variables of one job or task.
 
     Args:
-        env: all variables of the process.
         fix: what to do where they can't be right.
 
     Attributes:
@@ -97,11 +96,7 @@ class Reader:
         return slots
 
     def own_index(self, hosts: tuple[str, ...], source: str) -> int | None:
-        """The place of this host in `hosts`, or None where it is not among them.
-
-        Args:
-            hosts: the job's, in its order.
-            source: where they came from, for the error.
+        """The place of this host in `hosts`, which came from `source`, or None where it is not among them.
 
         Raises:
             MusterError: it could be several of them.
@@ -138,7 +133,7 @@ class Reader:
 
     def seen(self, *names: str) -> str:
         """`NAME=VALUE` for each of `names` that there is."""
-        return seen(self.env, *names)
+        return " ".join(f"{name}={self.env[name][:200]}" for name in dict.fromkeys(names) if name in self.env)
 
     def agree(self, holds: bool, wrong: str, *names: str) -> None:
         """Raises a MusterError that shows `names`, unless what they say `holds`."""
@@ -191,11 +186,6 @@ class Reader:
                 seen=f"{name}={path[:400]}",
                 fix=f"{self.env.bind_option(shlex.quote(path))}; or {self.fix}",
             ) from None
-
-
-def seen(env: Environment, *names: str) -> str:
-    """`NAME=VALUE` for each of `names` that there is."""
-    return " ".join(f"{name}={env[name][:200]}" for name in dict.fromkeys(names) if name in env)
 
 
 def slots_or_problem(find: Callable[[], dict[str, int]]) -> tuple[dict[str, int], MusterError | None]:

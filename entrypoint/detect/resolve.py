@@ -7,7 +7,7 @@ from dataclasses import replace
 from muster.entrypoint import resources
 from muster.entrypoint.detect import families, hostlist, manual, traces
 from muster.entrypoint.detect.allocation import NO_SCHEDULER, Allocation, Job, Task, with_command
-from muster.entrypoint.detect.reader import Reader, seen
+from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -19,8 +19,6 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
     """Where this process stands in its job.
 
     Args:
-        env: its environment, live or recorded.
-        options: what the user said; wins over what is found.
         command: what the user typed, for the launch line in an error.
         is_single: whether one process is meant, and no world.
 
@@ -65,11 +63,11 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
             Reader(env, "").check_inner_launcher("job")
     if is_single:
         _check_single(task)
-    if job.scheduler != "kubernetes" and (unused := seen(env, "RANK", "WORLD_SIZE")):
+    if job.scheduler != "kubernetes" and (unused := Reader(env, "").seen("RANK", "WORLD_SIZE")):
         rejected += (f"{unused}: set by hand or left over, not used",)
-    notes = task.notes
     if "MUSTER_HOSTS" in env:
-        notes = (f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours and was taken, hosts: {len(job.hosts)}", *notes)
+        note = f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours and was taken, hosts: {len(job.hosts)}"
+        task = replace(task, notes=(note, *task.notes))
     of_launcher = {} if job.job_id or not task.job_id else {"job_id": f"{task.launcher}'s own"}
     # One task a node is an agent, which starts the node's ranks; of several each is a rank.
     if max(task.tasks_per_node) > 1:
@@ -79,24 +77,15 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
         nproc, source = (1, "single") if is_single else resources.processes_per_node(env, options, job)
         mode = "single" if task.num_nodes == 1 and nproc == 1 else "agent"
         ranks_per_node, rank = (nproc,) * task.num_nodes, task.node_rank * nproc
+    sources = {**job.sources, **task.sources, **of_launcher, "nproc_per_node": source}
     return Allocation(
+        **vars(replace(task, rank=rank, job_id=job.job_id or task.job_id, sources=sources)),
         job=job,
         scheduler=scheduler,
-        launcher=task.launcher,
-        job_id=job.job_id or task.job_id,
         attempt=job.attempt,
-        step=task.step,
-        hosts=task.hosts,
-        num_nodes=task.num_nodes,
-        node_rank=task.node_rank,
-        local_rank=task.local_rank,
-        rank=rank,
-        tasks_on_node=task.tasks_on_node,
         ranks_per_node=ranks_per_node,
         mode=mode,
-        sources={**job.sources, **task.sources, **of_launcher, "nproc_per_node": source},
         gpus_seen=resources.gpus(env, job.gpus_on_node)[0],
-        notes=notes,
         rejected=rejected,
     )
 
@@ -236,7 +225,7 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
     if places and options.num_nodes != 1:
         raise MusterError(
             "these variables speak of several processes or nodes, but nothing tells which of them this is",
-            seen=seen(env, "RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
+            seen=Reader(env, "").seen("RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
             fix="on each node: --nnodes N --node-rank I --master-addr HOST; or, if it is but one node, --nnodes 1; or "
             f"unset {' '.join(places)}, if left over",
         )

@@ -22,10 +22,8 @@ class Need:
     """What a launch asks of the fabric.
 
     Attributes:
-        num_nodes: of the job.
         uses_nccl: whether there are GPUs to be used.
         wanted: a fabric's name, or auto.
-        interface: the one that the user named.
         is_dry: whether nothing may be made.
         is_proved: whether the libraries are opened before the start.
     """

@@ -174,7 +174,6 @@ def _num_nodes(nodes: int | None) -> int:
 
 def _show(finding: "Finding", plan: "FabricPlan | None" = None, *, as_json: bool) -> None:
     """Prints what was found, and planned if it was: one JSON object, or lines, tables by their headings, notes."""
-    # Here and not above: only what prints needs it.
     import msgspec
     from rich.console import Console
     from rich.text import Text

@@ -42,19 +42,14 @@ _MAX_TEXT = 1 << 20
 
 
 class HostRoot:
-    """The root folder of a host, mounted at `root`. Nothing above that folder is ever reached through a link.
-
-    Attributes:
-        root: where it is mounted.
-        notes: one line for each thing that was left out.
-    """
+    """The root folder of a host, mounted at `root`. Nothing above that folder is ever reached through a link."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.notes: list[str] = []
 
     def note(self, line: str) -> None:
-        """Adds a line to the notes, once."""
+        """Adds a line on something that was left out to the notes, once."""
         if one_line(line) not in self.notes:
             self.notes.append(one_line(line))
 
@@ -125,14 +120,11 @@ class HostRoot:
     def read_text(self, path: str) -> str:
         """The text in a file of the host, without the spaces around it; empty where it can't be read."""
         resolved = self.file(path)
-        if resolved is None:
-            return ""
-        try:
-            with self.path(resolved).open("rb") as file:
-                return file.read(_MAX_TEXT).decode(errors="replace").strip()
-        except OSError:
+        if resolved:
             # A port that is down refuses to tell its speed.
-            return ""
+            with suppress(OSError), self.path(resolved).open("rb") as file:
+                return file.read(_MAX_TEXT).decode(errors="replace").strip()
+        return ""
 
 
 def _parts(path: str) -> list[str]:
@@ -271,7 +263,6 @@ def is_name(name: str) -> bool:
 
 def _of_elf(path: Path, how: "Callable[[ELFFile], T]") -> T | None:
     """What `how` reads of an ELF file; None for what is none, or is damaged."""
-    # Here and not above: most fabrics need no library of the host.
     from elftools.elf.elffile import ELFFile
 
     try:
@@ -392,7 +383,6 @@ class HostLibraries:
     Source: https://man7.org/linux/man-pages/man8/ld.so.8.html
 
     Args:
-        root: of the host.
         search: folders, `*` allowed, that come before those which the loader itself knows. Of several that match a
             pattern a site's own choice comes first, then the newest: /opt/fab/default, /opt/fab/1.22, /opt/fab/1.3.
     """
@@ -406,12 +396,7 @@ class HostLibraries:
         self.folders = ["/lib64", "/usr/lib64", f"/lib/{triple}", f"/usr/lib/{triple}", "/lib", "/usr/lib"]
 
     def find(self, name: str, by: Library | None = None) -> Library | None:
-        """The library of that name; one of another architecture where there is no other.
-
-        Args:
-            name: a soname, or a path.
-            by: the library that needs it.
-        """
+        """The library with a soname or path, as `by` needs it; one of another architecture where there is no other."""
         if "/" in name:
             return read_library(self.root, name)
         rpath = by.rpath if by else ()
@@ -458,12 +443,9 @@ class Finding:
     """What a host has.
 
     Attributes:
-        root: where its root is mounted.
         fabric: the profile's name that its devices tell, or that was asked for: infiniband, slingshot, efa, tcp.
         why: the device, option or profile that told.
-        devices: all that were found.
         interfaces: names, without the loopback.
-        notes: one line for each thing that was left out.
     """
 
     root: Path

@@ -109,11 +109,11 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Plac
     if finding.fabric == TCP and need.wanted == AUTO and not bound:
         # NCCL is left to itself, as it may know a network that no profile does.
         return Additions({}, (one_line(f"fabric: none: {finding.why}"),) if need.is_several else ())
-    profile = profiles.load_fabric(finding.fabric)
+    profile, context = profiles.load_fabric(finding.fabric), Context.here(need.num_nodes)
     if has_host:
-        plan = stage.make_plan(finding, profile, proof.Image.here(env), Context.here(need.num_nodes), site)
+        plan = stage.make_plan(finding, profile, proof.Image.here(env), context, site)
     else:
-        plan = stage.plan_without_host(finding, need.num_nodes, bound, site)
+        plan = stage.plan_without_host(finding, profile, context, bound, site)
     if plan.refusals:
         first, others = plan.refusals[0], plan.refusals[1:]
         more = f" (and {len(others)} more: muster fabric plan)" if others else ""

@@ -22,15 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muster import processes
-from muster.entrypoint.fabric.find import (
-    UNUSABLE,
-    HostLibraries,
-    Library,
-    is_name,
-    own_machine,
-    values,
-)
-from muster.entrypoint.launch import home as homes
+from muster.entrypoint.fabric.find import UNUSABLE, HostLibraries, Library, is_name, own_machine, values
+from muster.entrypoint.launch import home
 from muster.entrypoint.sites.schema import Libraries
 from muster.errors import MusterError
 from muster.units import by_numbers
@@ -87,7 +80,7 @@ class Trace:
 
 
 def trace(names: Sequence[str], library_path: str) -> Trace:
-    """What the loader finds for libraries and all that they need; none of their code runs, nor does this Python.
+    """What the loader finds for libraries and all that they need, as ldd asks it: none of their code runs.
 
     Raises:
         MusterError: one of the libraries ends the loader, or it takes too long.
@@ -120,7 +113,6 @@ class Image:
     """What the host's libraries come into: this image, as a trainer in it finds its libraries.
 
     Attributes:
-        env: the trainer's variables.
         torch: torch's library for NVIDIA's GPUs: what it needs is loaded before NCCL opens a plugin, from folders in
             which the loader does not look by itself.
     """
@@ -141,11 +133,7 @@ class Image:
         return self.env.get("LD_LIBRARY_PATH", "")
 
     def trace(self, names: Iterable[str], path: str | None = None) -> Trace:
-        """What the loader finds for libraries and all that they need, in a process that has loaded torch.
-
-        Args:
-            names: sonames or paths.
-            path: LD_LIBRARY_PATH; None takes the trainer's.
+        """What the loader finds for `names` in a process that has loaded torch, by `path` or LD_LIBRARY_PATH.
 
         Raises:
             MusterError: one of the libraries ends the loader, or it takes too long.
@@ -180,9 +168,8 @@ def temporary_folder(env: Mapping[str, str]) -> Path:
     Raises:
         MusterError: there is none.
     """
-    named = [Path(env[name]).absolute() for name in ("TMPDIR", "TEMP", "TMP") if env.get(name)]
-    for folder in (*named, *homes.TEMPORARY, homes.SHARED_MEMORY):
-        if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK) and not UNUSABLE.search(str(folder)):
+    for folder in home.temporary_folders(env):
+        if not UNUSABLE.search(str(folder)):
             return folder
     raise MusterError(
         "no temporary folder can be written to, for links to the host's libraries",
@@ -197,10 +184,7 @@ class Refusal:
 
     Attributes:
         library: the host's file that it is about.
-        wrong: one sentence.
         needs: the symbol version, soname or architecture that is missing.
-        needed_by: who needs it.
-        fix: what to do.
     """
 
     library: str
@@ -221,8 +205,6 @@ class Closure:
     Of a soname that both have, the image's copy is taken if it is new enough.
 
     Args:
-        host: where libraries are looked for.
-        image: what they go into.
         plugin: NCCL's network plugin; it is the host's.
         wanted: the profile's `roots`, `host_wins` and `sets`.
 

@@ -62,7 +62,6 @@ class Injected:
 
     Attributes:
         soname: the name under which it is linked.
-        path: the host's file.
         needed_by: the soname or profile that asked for it.
         wins: whether it has to be found before a copy of the image's.
     """
@@ -78,7 +77,6 @@ class FabricPlan:
     """What the container gets of the host.
 
     Attributes:
-        finding: what it was made of.
         injected: in the order in which they were needed; empty where the image's own libraries do.
         plugin: the file name of NCCL's network plugin among them.
         net: what NCCL_NET has to be on several nodes.
@@ -86,7 +84,6 @@ class FabricPlan:
         files: further files and folders of the host.
         devices: files in /dev for engines that don't bind it whole.
         refusals: why not; then nothing is injected.
-        notes: one line for each thing that the user should know.
     """
 
     finding: Finding
@@ -101,14 +98,12 @@ class FabricPlan:
 
 
 def plan_without_host(
-    finding: Finding, num_nodes: int, bound: Sequence[Path] = (), site: Site | None = None
+    finding: Finding, profile: Fabric, context: Context, bound: Sequence[Path], site: Site | None = None
 ) -> FabricPlan:
-    """What such a job has where no host's root is mounted.
+    """What a job has where no host's root is mounted: the libraries that `muster fabric binds` put into the container.
 
-    Args:
-        bound: the libraries that `muster fabric binds` put into the container; without any the image's own have to do.
+    Without any the image's own have to do.
     """
-    profile, context = profiles.load_fabric(finding.fabric), Context.here(num_nodes)
     libraries = {path.name: path for path in bound}
     named = (*values(profile.libraries.plugins), "libnccl-net.so")
     plugin = next((name for name in named if name in libraries), None)
@@ -128,10 +123,6 @@ def make_plan(
     """What is to be injected, set and bound; with a reason to refuse, nothing of it.
 
     Args:
-        finding: what the host has.
-        profile: the fabric's, of the name that was found.
-        image: what it goes into.
-        context: what conditions in the profile ask about: the job's nodes, and the GPU.
         site: its libraries and variables come before the profile's.
 
     Raises:
@@ -278,14 +269,9 @@ def make(folder: Path, links: Mapping[str, str]) -> None:
 
 
 def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) -> str:
-    """The options of a container's engine, for `eval "apptainer exec $(muster fabric binds) IMAGE ..."`.
+    """The options of apptainer, docker or podman, for `eval "apptainer exec $(muster fabric binds) IMAGE ..."`.
 
-    A shell reads their words once.
-
-    Args:
-        plan: whose files and devices the container gets.
-        variables: `settings` of the launches to come.
-        engine: apptainer, docker or podman.
+    A shell reads their words once. `variables` are the `settings` of the launches to come.
 
     Raises:
         MusterError: a file's name, or a value, can't be passed to this engine.

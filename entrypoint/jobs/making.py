@@ -1,6 +1,5 @@
-"""A site's name and a wanted job -> the script; and those scripts that are kept in jobs/."""
+"""A site's name and a wanted job -> the script, or the manifest."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from muster.entrypoint.jobs import kubernetes, script
@@ -8,15 +7,12 @@ from muster.entrypoint.jobs.script import EXTENSIONS, Wanted
 from muster.entrypoint.sites import profiles, recognise
 from muster.entrypoint.sites.recognise import Recognised
 from muster.entrypoint.sites.schema import Site
-from muster.paths import JOBS
 
 
 def make(name: str, wanted: Wanted, file: str | None = None) -> str:
     """The script, or the manifest, for the site of that name or file.
 
     Args:
-        name: the site's, or its profile's file.
-        wanted: the job.
         file: the script's, as its user will type it; None names it after the site.
 
     Raises:
@@ -33,29 +29,3 @@ def make(name: str, wanted: Wanted, file: str | None = None) -> str:
     if site.scheduler == "kubernetes":
         return kubernetes.make(known, site, wanted)
     return script.script(known, site, wanted, file or f"{Path(name).stem}.{EXTENSIONS.get(site.scheduler, 'sh')}")
-
-
-def kept() -> Mapping[Path, str]:
-    """The files of jobs/ that are made of the profiles there, and what they hold."""
-    files: dict[Path, str] = {}
-    for name in profiles.names_in(profiles.SITES):
-        site = profiles.load_site(name)
-        if site.refused is not None:
-            continue
-        if site.scheduler in EXTENSIONS:
-            path = JOBS / f"{name}.{EXTENSIONS[site.scheduler]}"
-            files[path] = make(name, Wanted(), f"jobs/{path.name}")
-        else:
-            files |= {JOBS / f"{name}-{kind}.yaml": make(name, Wanted(kind=kind)) for kind in kubernetes.KINDS}
-    return files
-
-
-def main() -> None:
-    """Writes the kept files."""
-    for path, text in kept().items():
-        path.write_text(text, encoding="utf-8")
-        path.chmod(0o755 if path.suffix != ".yaml" else 0o644)
-
-
-if __name__ == "__main__":
-    main()

@@ -133,7 +133,6 @@ def warning_s(seconds: int) -> int:
 
 def new_templates(finalize: Callable[[Any], Any] | None = None, **filters: Callable[..., Any]) -> "Environment":
     """The templates, with these filters; `finalize` makes text of each value."""
-    # Here and not above: no other command needs it.
     import jinja2
 
     templates = jinja2.Environment(
@@ -190,13 +189,7 @@ def of_family(scheduler: str) -> str | None:
 
 
 def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
-    """What a template may name.
-
-    Args:
-        name: of the profile, or its file.
-        site: the profile.
-        wanted: the job.
-        file: the script's, as its user will type it.
+    """What a template may name, of the same.
 
     Raises:
         MusterError: this site does not run such jobs, or not by what the templates know.

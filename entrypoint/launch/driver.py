@@ -131,7 +131,6 @@ def toolkit_of(path: Path | None) -> Toolkit | None:
 
 def find() -> Driver:
     """This node's driver, as programs started here will find it. The question touches no GPU, so it is quick."""
-    # Here and not above: most launches have no GPU.
     import ctypes
 
     version, cuda = _module_version(), ctypes.c_int()
@@ -245,7 +244,6 @@ def prove(library: str, needed: int, env: Mapping[str, str], timeout_s: float = 
     Raises:
         MusterError: it takes longer than `timeout_s`.
     """
-    # Here and not above: most drivers are new enough.
     from muster.entrypoint.fabric import proof
 
     done = proof.run_python(PROBE, [library], env, timeout_s)

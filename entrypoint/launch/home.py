@@ -10,6 +10,7 @@ its compiler and Triton in torchinductor_USER in the temporary folder.
 
 import os
 import pwd
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,12 @@ _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 _FOLDERS = ("TMPDIR", "TEMP", "TMP")
 
 
+def temporary_folders(env: Mapping[str, str]) -> list[Path]:
+    """The folders for temporary files that can be written to, in Python's order; shared memory is the last resort."""
+    named = [Path(env[name]).absolute() for name in _FOLDERS if env.get(name)]
+    return [folder for folder in (*named, *TEMPORARY, SHARED_MEMORY) if _is_writable(folder)]
+
+
 def find(env: Environment) -> Additions:
     """What this process lacks in its container.
 
@@ -36,10 +43,8 @@ def find(env: Environment) -> Additions:
         entry = pwd.getpwuid(uid)
     wanted: dict[str, str] = {}
     notes: list[str] = []
-    folders = [*(Path(env[name]) for name in _FOLDERS if env.get(name)), *TEMPORARY]
-    temporary = next((folder for folder in folders if _is_writable(folder)), None)
-    if temporary is None and _is_writable(SHARED_MEMORY):
-        temporary = SHARED_MEMORY
+    temporary = next(iter(temporary_folders(env)), None)
+    if temporary == SHARED_MEMORY and not any(Path(env.get(name, "")) == temporary for name in _FOLDERS):
         wanted["TMPDIR"] = str(SHARED_MEMORY)
         notes.append(f"no temporary folder can be written to: TMPDIR={SHARED_MEMORY}; a larger one: --tmpfs /tmp")
     if entry is None and not any(env.get(name) for name in _NAMES):

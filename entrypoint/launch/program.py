@@ -19,7 +19,6 @@ class Program:
         words: its name or path, then its arguments.
         is_ours: a trainer of this project: nothing in the user's folders may take its place.
         framework: `torch`: a process for each rank; `jax`, `tensorflow`: one for each task that the launcher started.
-        torchrun: further options of torchrun's.
     """
 
     kind: str
@@ -46,7 +45,6 @@ class Folder:
     Attributes:
         path: absolute.
         is_private: whether nobody else may write there; one that is there already must be this user's alone.
-        fix: what to do where it can't be made.
     """
 
     path: Path
@@ -79,7 +77,6 @@ class Additions:
     """What a part of the launch adds to the new process.
 
     Attributes:
-        variables: those to set.
         notes: one line for each thing that the user should know.
         removed: variables that must not be inherited.
         folders: to be made before the start.
@@ -115,7 +112,6 @@ class Launch:
     """A process about to be replaced.
 
     Attributes:
-        argv: the command.
         additions: what the new process gets beside this one's variables, and what it does not get of them.
         hears: whether the new process is ours: it hears warnings and Ctrl-C, those too that came while it started.
     """

@@ -30,7 +30,7 @@ from muster.entrypoint.launch.program import Additions, Launch, Program, where_u
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import address, network
 from muster.entrypoint.rendezvous.address import Rendezvous
-from muster.entrypoint.sites import defaults, recognise
+from muster.entrypoint.sites import recognise
 from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import ATTEMPT, MusterError, notify
 from muster.paths import text_of
@@ -76,8 +76,6 @@ def start(
     """Becomes the launch of `program`; returns only where nothing is to be started.
 
     Args:
-        options: what the user said of the launch.
-        program: what runs in each rank.
         typed: the command line, for errors and for trainers that start anew.
         is_single: whether it runs in one process, whatever is allocated.
         check: refuses what this host does not have. Where there are several processes, the ranks check it together.
@@ -135,7 +133,6 @@ def environment_of(options: LaunchOptions) -> Environment:
     """This process's environment, or the recorded one that the options name."""
     if options.env_file is None:
         return environment.live()
-    # Here and not above: a launch reads none.
     from muster.entrypoint import recording
 
     return recording.load(Path(options.env_file))
@@ -157,6 +154,8 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
     allocation = resolve.resolve(env, options, typed, is_single=is_single)
     asked, of_site = options, Additions()
     if site:
+        from muster.entrypoint.sites import defaults
+
         options, of_site = defaults.of(site, allocation.num_nodes, env, asked)
     try:
         rendezvous = address.meet(allocation, env, options)
@@ -201,7 +200,6 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
         context.of_site,
     ]
     if options.debug_distributed:
-        # Here and not above: seldom asked for.
         from muster.entrypoint.launch import debugging
 
         parts.append(debugging.find(env, rendezvous.rdzv_id, has_gpus=allocation.gpus_seen > 0))

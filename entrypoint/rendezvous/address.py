@@ -36,7 +36,6 @@ class Rendezvous:
         rdzv_id: the job's id and attempt, so that no start meets the leftovers of an earlier one.
         interface: this host's network interface towards the others; None where only the host itself knows it.
         local_addr: this host's address on it; None on one node.
-        sources: what gave each value.
     """
 
     master_addr: str | None
@@ -90,7 +89,6 @@ def by_file(rendezvous: Rendezvous, allocation: Allocation, env: Environment, op
     Raises:
         MusterError: they can't, not all came in time, or they are not what each takes the others to be.
     """
-    # Here and not above: most launches have a list of hosts.
     from muster.entrypoint.rendezvous import file as rendezvous_file
 
     is_worker = allocation.mode == "worker"

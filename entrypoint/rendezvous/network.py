@@ -68,12 +68,6 @@ def is_own(host: str) -> bool:
     return is_loopback(address) or address in {entry.address.partition("%")[0] for entry in entries}
 
 
-def interface_towards(address: str) -> str | None:
-    """The network interface whose address this host would use as its own towards `address`; None if there is none."""
-    own = towards(address)
-    return next((name for name, addresses in own_addresses().items() if own in addresses), None)
-
-
 def address_of(interface: str | None) -> str | None:
     """The address of this host on `interface`, IPv4 where it has both; None without one."""
     return next(iter(own_addresses().get(interface or "", ())), None)
@@ -95,8 +89,9 @@ def fabric_interface(targets: tuple[str, ...]) -> str | None:
     """
     for address in (*targets, _ELSEWHERE):
         if not is_loopback(address):
-            name = interface_towards(address)
-            if name is not None and name != LOOPBACK:
+            own = towards(address)
+            name = next((name for name, addresses in own_addresses().items() if own in addresses), LOOPBACK)
+            if name != LOOPBACK:
                 return name
     return None
 

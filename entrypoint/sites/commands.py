@@ -17,12 +17,7 @@ if TYPE_CHECKING:
     from muster.entrypoint.sites.schema import Site
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the command to `muster`."""
-    app.command("site", help="Show what is known of this site, or what a profile says.")(_site)
-
-
-def _site(
+def site(
     what: Annotated[
         str | None, typer.Argument(metavar="NAME|FILE|list", help="A site's name or file. Default: this site.")
     ] = None,
@@ -32,7 +27,7 @@ def _site(
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    # Here and not above, as all that reads whole profiles: the launch loads this module too.
+    """`muster site`."""
     from muster.entrypoint.sites import profiles
 
     env = recording.load(Path(env_file)) if env_file else environment.live()
@@ -41,8 +36,8 @@ def _site(
     elif what == "list":
         print_list()
     elif what is not None:
-        site = profiles.load_site(what)
-        _show(what, site, ", ".join(recognise.evidence_for(profiles.path_of(what), env)) or None, as_json)
+        why = ", ".join(recognise.evidence_for(profiles.path_of(what), env))
+        _show(what, profiles.load_site(what), why or None, as_json)
     else:
         # Where launches are to take none, the question is still which it would be.
         wanted = env.get("MUSTER_SITE") or "auto"

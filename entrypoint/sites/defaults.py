@@ -4,17 +4,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.launch.program import Additions, where_unset
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.sites.recognise import VARIABLE, Recognised
+from muster.entrypoint.sites.schema import Context, Site, resolve, value_of
 from muster.interfaces import own_addresses
 from muster.units import by_numbers
-
-if TYPE_CHECKING:
-    from muster.entrypoint.sites.schema import Context, Site
 
 SOCKETS = "NCCL_SOCKET_IFNAME"
 
@@ -24,9 +21,6 @@ def of(found: Recognised, num_nodes: int, env: Environment, options: LaunchOptio
 
     The first note names the site, and what it gave.
     """
-    # Here and not above, as in `recognise`: elsewhere there is no site.
-    from muster.entrypoint.sites.schema import Context, resolve
-
     context = Context.here(num_nodes, env.is_live)
     with_site, of_network = _network(found.site, context, env, options) if num_nodes > 1 else (options, Additions())
     of_caches = _caches(found.site, context, env)
@@ -42,12 +36,8 @@ def of(found: Recognised, num_nodes: int, env: Environment, options: LaunchOptio
     return with_site, Additions(added.variables, (line, *of_network.notes, *of_caches.notes, *added.notes))
 
 
-def _network(
-    site: "Site", context: "Context", env: Environment, options: LaunchOptions
-) -> tuple[LaunchOptions, Additions]:
+def _network(site: Site, context: Context, env: Environment, options: LaunchOptions) -> tuple[LaunchOptions, Additions]:
     """The way to the other nodes."""
-    from muster.entrypoint.sites.schema import value_of
-
     notes: list[str] = []
     variables: dict[str, str] = {}
     suffix = value_of(site.network.address_suffix, context)
@@ -86,9 +76,7 @@ def expanded(folder: str, env: Mapping[str, str]) -> str | None:
     return VARIABLE.sub(lambda match: env[match[1] or match[2]], folder)
 
 
-def _caches(site: "Site", context: "Context", env: Environment) -> Additions:
-    from muster.entrypoint.sites.schema import resolve
-
+def _caches(site: Site, context: Context, env: Environment) -> Additions:
     found: dict[str, str] = {}
     notes: list[str] = []
     for name, value in resolve(site.caches, context).items():

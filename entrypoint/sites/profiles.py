@@ -49,17 +49,11 @@ def names_in(folder: Path) -> tuple[str, ...]:
 def path_of(name_or_path: str | Path, folder: Path = SITES) -> Path:
     """The file of a site's profile: whatever has a slash in it, or ends with .toml, is a path."""
     text = str(name_or_path)
-    is_path = isinstance(name_or_path, Path) or "/" in text or text.endswith(".toml")
-    return Path(text) if is_path else folder / f"{text}.toml"
+    return Path(text) if "/" in text or text.endswith(".toml") else folder / f"{text}.toml"
 
 
 def load_site(name_or_path: str | Path, folder: Path = SITES, fabrics: Path = FABRICS) -> Site:
-    """The profile of that name in `folder`, or in that file, and nothing wrong with it.
-
-    Args:
-        name_or_path: as for `path_of`.
-        folder: of the sites' profiles.
-        fabrics: the folder of those that it may extend.
+    """The profile of that name in `folder`, or in that file, which extends one in `fabrics`, and nothing wrong with it.
 
     Raises:
         MusterError: there is none, or it is no valid profile.
@@ -86,23 +80,17 @@ def fabrics(folder: Path = FABRICS) -> Mapping[str, Fabric]:
     return {name: load_fabric(name, folder) for name in names_in(folder)}
 
 
-def libraries(site: Site | None, fabric: Fabric, context: Context | None = None) -> Libraries:
-    """The host's libraries to take: what the site sets, and the fabric's where it sets none.
-
-    With a context, of these what holds in it.
-    """
+def libraries(site: Site | None, fabric: Fabric, context: Context) -> Libraries:
+    """The host's libraries to take in a context: what the site sets, and the fabric's where it sets none."""
     found = msgspec.structs.asdict(fabric.libraries)
     if site is not None:
         found |= {name: fact for name, fact in msgspec.structs.asdict(site.libraries).items() if fact is not None}
-    if context is not None:
-        found = {name: fact for name, fact in found.items() if fact is not None and holds(fact.when, context)}
-    return Libraries(**found)
+    return Libraries(**{name: fact for name, fact in found.items() if fact is not None and holds(fact.when, context)})
 
 
-def variables(site: Site | None, fabric: Fabric | None, context: Context) -> dict[str, str]:
+def variables(site: Site | None, fabric: Fabric, context: Context) -> dict[str, str]:
     """The variables of both whose conditions hold; the site's win."""
-    of_fabric = resolve(fabric.variables, context) if fabric else {}
-    return of_fabric | (resolve(site.variables, context) if site else {})
+    return resolve(fabric.variables, context) | (resolve(site.variables, context) if site else {})
 
 
 def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = ()) -> P:

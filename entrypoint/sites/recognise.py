@@ -38,7 +38,6 @@ class Recognised:
     Attributes:
         name: the profile's, or the path of its file.
         why: what told: SLURM_CLUSTER_NAME=juwels, host jwb0001.juwels, --site=juwels-booster.
-        site: its profile.
     """
 
     name: str
@@ -145,7 +144,6 @@ def _is_like(text: str | None, patterns: Iterable[str]) -> bool:
 
 
 def _loaded(name: str, why: str, folder: Path) -> Recognised:
-    # Here and not above: only what is this site is read as a whole.
     from muster.entrypoint.sites import profiles
 
     return Recognised(name, one_line(why), profiles.load_site(name, folder))

@@ -1,13 +1,14 @@
 """The shape of a profile: what may stand in jobs/sites/SITE.toml and jobs/fabrics/FABRIC.toml, and when it holds.
 
-Each value tells where it was read. What nobody could find out is left out: it is found on the spot.
+Each value tells where it was read. What nobody could find out is left out: it is found on the spot. What each key of a
+site means is told in docs/sites.md.
 """
 
-import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
+from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -53,10 +54,7 @@ Url = Annotated[
     ),
 ]
 Name = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name")]
-COMPARISONS = {
-    **{">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le},
-    **{"==": operator.eq, "!=": operator.ne},
-}
+COMPARISONS = {">": gt, ">=": ge, "<": lt, "<=": le, "==": eq, "!=": ne}
 _BOUND = r"(?:[<>]=?|[!=]=) ?[0-9]+"
 Range = Annotated[str, _matching(rf"{_BOUND}(?:, ?{_BOUND})*", 'numbers, such as ">1" or ">=2,<64"')]
 
@@ -75,12 +73,7 @@ class Source(_Table, frozen=True):
 
 
 class When(_Table, frozen=True):
-    """A condition; all that is given has to hold.
-
-    Attributes:
-        nodes: of the job: ">1", "==1", ">=64".
-        gpu: part of the GPU's name, as nvidia-smi has it: "GH200".
-    """
+    """A condition on the job's nodes and on the GPU's name; all that is given has to hold."""
 
     nodes: Range | None = None
     gpu: Annotated[str, _matching(r".*\S.*", "a part of a GPU's name")] | None = None
@@ -105,11 +98,6 @@ class Recognise(_Table, frozen=True):
     """What tells that this is the site: one of the three is enough. Patterns as in `fnmatch`, of whole names.
 
     These keys stand before a profile's first table: `recognise.hosts = {value = ["jwb*"], source = "docs"}`.
-
-    Attributes:
-        cluster: of the scheduler's name for the cluster: SLURM_CLUSTER_NAME, SGE_CLUSTER_NAME.
-        hosts: of the host's own name, with or without its domain.
-        variables: variables that the site sets, with patterns of their values; all of them have to match.
     """
 
     cluster: Words | None = None
@@ -127,16 +115,7 @@ class Nodes(_Table, frozen=True):
 
 
 class Launch(_Table, frozen=True):
-    """How a job is asked for and started.
-
-    Attributes:
-        partition: Slurm's partition, or the queue of the others.
-        account: whether a job has to name an account (a project).
-        gpus: the line for a node's GPUs, where it is not the scheduler's usual one: "--gres=gpu:{gpus}".
-        directives: further lines for the head of the script, without their `#SBATCH`.
-        flags: further options of the launcher (srun, mpiexec, jsrun, flux run).
-        launcher: where it is not the scheduler's own: mpiexec, jsrun, blaunch.
-    """
+    """How a job is asked for and started."""
 
     partition: Word | None = None
     account: Fact[bool] | None = None
@@ -154,14 +133,7 @@ class Network(_Table, frozen=True):
 
 
 class Container(_Table, frozen=True):
-    """How a container is started there.
-
-    Attributes:
-        command: apptainer, singularity, podman-hpc...
-        modules: what `module load` needs for it.
-        options: further options of `exec`.
-        binds: further folders that it has to see.
-    """
+    """How a container is started there."""
 
     command: Word | None = None
     modules: Words | None = None
@@ -215,11 +187,8 @@ class Fabric(_Table, frozen=True):
     """A fabric's profile.
 
     Attributes:
-        title: its name for people.
         is_rdma: whether TCP in its place would be a silent fall back.
-        sources: by key.
         net: NCCL_NET's value on several nodes, where it is not the plugin's own name.
-        variables: by name.
     """
 
     title: Line
@@ -233,22 +202,7 @@ class Fabric(_Table, frozen=True):
 
 
 class Site(_Table, frozen=True):
-    """A site's profile.
-
-    Attributes:
-        title: the system's name for people.
-        centre: whose it is; empty for the generic ones.
-        scheduler: whose script is rendered.
-        status: see `Status`.
-        extends: the fabric's profile; None leaves it to detection.
-        refused: why this image does not run there at all; None where it may.
-        documentation: where the centre describes it.
-        contact: its help desk.
-        caches: TORCH_HOME, HF_HOME...: folders as a shell reads them.
-        modules: lines for `module`, such as "load cuda".
-        variables: by name; these win over the fabric's.
-        libraries: what is set here takes the place of the fabric's.
-    """
+    """A site's profile. The generic ones have no centre."""
 
     title: Line
     scheduler: Line

