@@ -28,9 +28,15 @@ NUMBERS = (
     "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "_CONDOR_NPROCS",
 )  # fmt: skip
 # Others list their nodes; with this in the list they are several. SageMaker's is ["algo-1","algo-2"].
+# An MPIJob's launcher has a file of its workers, for MPICH, Intel MPI or Open MPI; older ones tell no role.
 # Source: https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables
 # Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training
-LISTS = {"AZ_BATCH_HOST_LIST": ",", "CLUSTER_SPEC": "workerpool1", "SM_HOSTS": ","}
+# Source: https://github.com/kubeflow/mpi-operator/blob/master/pkg/controller/mpi_job_controller.go
+OF_MPIJOB = ("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE", "OMPI_MCA_orte_default_hostfile")
+LISTS = {
+    **{"AZ_BATCH_HOST_LIST": ",", "CLUSTER_SPEC": "workerpool1", "SM_HOSTS": ","},
+    **dict.fromkeys(OF_MPIJOB, "/etc/mpi/hostfile"),
+}
 VARIABLES = ("ALPS_APP_PE", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", *NUMBERS, *LISTS, "OAR_NODEFILE")
 TEXT_FILES = ("OAR_NODEFILE",)
 
