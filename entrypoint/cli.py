@@ -109,7 +109,7 @@ def _train(strategy: str, options: LaunchOptions, training: Options, _: ConfigFi
     start.start(options, program, ["train", *sys.argv[1:]], is_single=strategy in IN_ONE_PROCESS, check=check)
 
 
-def _trainings(act: Callable[..., None] = _train) -> typer.Typer:
+def _trainings(act: Callable[[str, LaunchOptions, Options, ConfigFile], None] = _train) -> typer.Typer:
     """The subcommands of `train`; `act` is called with the strategy and the options of a training."""
     app = typer.Typer(
         help="Train PyTorch models, on this machine or in the job that this is part of.",

@@ -30,7 +30,12 @@ _ASK_ENGINE = {"docker": "docker run --gpus all", "podman": "podman run --device
 
 
 def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
-    """How many GPUs this process sees, and what says so: CUDA_VISIBLE_DEVICES, else the scheduler, else the devices."""
+    """How many GPUs this process sees, and what says so.
+
+    Args:
+        env: the process's environment.
+        gpus_on_node: what the scheduler says, used where CUDA_VISIBLE_DEVICES doesn't.
+    """
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         # CUDA's own rule: the list ends at the first entry that is no device. Empty and -1 both hide all of them.

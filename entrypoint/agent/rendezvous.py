@@ -144,7 +144,7 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
             return within(limit.total_seconds() + STORE_S, lambda: here.wait([ALL_CAME], limit))
     except SignalException:
         if (store := here.clone()).compare_set(key, own, own).decode() == own:
-            store.delete_key(key)  # it may come again
+            store.delete_key(key)  # it may come again; another process of its place stays
         raise
     keys = [f"came/{number}" for number in range(num_nodes)]
     end = time.monotonic() + limit.total_seconds()

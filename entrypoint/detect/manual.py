@@ -32,11 +32,10 @@ NUMBERS = (
 # Source: https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables
 # Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training
 # Source: https://github.com/kubeflow/mpi-operator/blob/master/pkg/controller/mpi_job_controller.go
-OF_MPIJOB = ("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE", "OMPI_MCA_orte_default_hostfile")
-LISTS = {
-    **{"AZ_BATCH_HOST_LIST": ",", "CLUSTER_SPEC": "workerpool1", "SM_HOSTS": ","},
-    **dict.fromkeys(OF_MPIJOB, "/etc/mpi/hostfile"),
-}
+MPIJOB = dict.fromkeys(
+    ("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE", "OMPI_MCA_orte_default_hostfile"), "/etc/mpi/hostfile"
+)
+LISTS = {"AZ_BATCH_HOST_LIST": ",", "CLUSTER_SPEC": "workerpool1", "SM_HOSTS": ",", **MPIJOB}
 VARIABLES = ("ALPS_APP_PE", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", *NUMBERS, *LISTS, "OAR_NODEFILE")
 TEXT_FILES = ("OAR_NODEFILE",)
 

@@ -96,7 +96,11 @@ class Reader:
         return slots
 
     def own_index(self, hosts: tuple[str, ...], source: str) -> int | None:
-        """The place of this host in `hosts`, which came from `source`, or None where it is not among them.
+        """The place of this host in `hosts`, or None where it is not among them.
+
+        Args:
+            hosts: the job's, in its order.
+            source: where they came from, for the error.
 
         Raises:
             MusterError: it could be several of them.

@@ -27,7 +27,13 @@ class Trace(NamedTuple):
 
 
 def find(cgroup: str, mounts: str, ancestors: Iterable[str]) -> Trace | None:
-    """The trace of a job in texts of /proc/self/cgroup and mountinfo, and in names of processes, the nearest first."""
+    """The trace of a job in these, or None.
+
+    Args:
+        cgroup: as in /proc/self/cgroup.
+        mounts: as in /proc/self/mountinfo.
+        ancestors: the names of the processes above, the nearest first.
+    """
     # The strongest first.
     places = [("CGROUP", line.split(":", 2)[-1], "the control group {}") for line in cgroup.splitlines()]
     places += [("PARENT", name, "the process {} above this one") for name in ancestors]

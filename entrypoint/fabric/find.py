@@ -42,14 +42,19 @@ _MAX_TEXT = 1 << 20
 
 
 class HostRoot:
-    """The root folder of a host, mounted at `root`. Nothing above that folder is ever reached through a link."""
+    """The root folder of a host, mounted at `root`. Nothing above that folder is ever reached through a link.
+
+    Attributes:
+        root: where it is mounted.
+        notes: one line for each thing that was left out.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.notes: list[str] = []
 
     def note(self, line: str) -> None:
-        """Adds a line on something that was left out to the notes, once."""
+        """Adds a line to the notes, once."""
         if one_line(line) not in self.notes:
             self.notes.append(one_line(line))
 
@@ -396,7 +401,12 @@ class HostLibraries:
         self.folders = ["/lib64", "/usr/lib64", f"/lib/{triple}", f"/usr/lib/{triple}", "/lib", "/usr/lib"]
 
     def find(self, name: str, by: Library | None = None) -> Library | None:
-        """The library with a soname or path, as `by` needs it; one of another architecture where there is no other."""
+        """The library of that name; one of another architecture where there is no other.
+
+        Args:
+            name: a soname, or a path.
+            by: the library that needs it.
+        """
         if "/" in name:
             return read_library(self.root, name)
         rpath = by.rpath if by else ()

@@ -80,7 +80,7 @@ class Trace:
 
 
 def trace(names: Sequence[str], library_path: str) -> Trace:
-    """What the loader finds for libraries and all that they need, as ldd asks it: none of their code runs.
+    """What the loader finds for libraries and all that they need; none of their code runs, nor does this Python.
 
     Raises:
         MusterError: one of the libraries ends the loader, or it takes too long.
@@ -133,7 +133,11 @@ class Image:
         return self.env.get("LD_LIBRARY_PATH", "")
 
     def trace(self, names: Iterable[str], path: str | None = None) -> Trace:
-        """What the loader finds for `names` in a process that has loaded torch, by `path` or LD_LIBRARY_PATH.
+        """What the loader finds for libraries and all that they need, in a process that has loaded torch.
+
+        Args:
+            names: sonames or paths.
+            path: LD_LIBRARY_PATH; None takes the trainer's.
 
         Raises:
             MusterError: one of the libraries ends the loader, or it takes too long.

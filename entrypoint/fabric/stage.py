@@ -100,9 +100,10 @@ class FabricPlan:
 def plan_without_host(
     finding: Finding, profile: Fabric, context: Context, bound: Sequence[Path], site: Site | None = None
 ) -> FabricPlan:
-    """What a job has where no host's root is mounted: the libraries that `muster fabric binds` put into the container.
+    """What a job has where no host's root is mounted.
 
-    Without any the image's own have to do.
+    Args:
+        bound: the libraries that `muster fabric binds` put into the container; without any the image's own have to do.
     """
     libraries = {path.name: path for path in bound}
     named = (*values(profile.libraries.plugins), "libnccl-net.so")
@@ -269,9 +270,14 @@ def make(folder: Path, links: Mapping[str, str]) -> None:
 
 
 def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) -> str:
-    """The options of apptainer, docker or podman, for `eval "apptainer exec $(muster fabric binds) IMAGE ..."`.
+    """The options of a container's engine, for `eval "apptainer exec $(muster fabric binds) IMAGE ..."`.
 
-    A shell reads their words once. `variables` are the `settings` of the launches to come.
+    A shell reads their words once.
+
+    Args:
+        plan: whose files and devices the container gets.
+        variables: `settings` of the launches to come.
+        engine: apptainer, docker or podman.
 
     Raises:
         MusterError: a file's name, or a value, can't be passed to this engine.

@@ -29,7 +29,12 @@ _NUMBERED = {"job": "-", "jobset": "-node-0-", "pytorchjob": "-worker-"}
 
 
 def make(name: str, site: Site, wanted: Wanted) -> str:
-    """The manifest, as YAML, for `site`, whose profile is called `name`.
+    """The manifest, as YAML.
+
+    Args:
+        name: the site's, or its profile's file.
+        site: its profile.
+        wanted: the job.
 
     Raises:
         MusterError: there is no such kind, or Kubernetes would not take it.

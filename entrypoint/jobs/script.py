@@ -189,7 +189,13 @@ def of_family(scheduler: str) -> str | None:
 
 
 def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
-    """What a template may name, of the same.
+    """What a template may name.
+
+    Args:
+        name: of the profile, or its file.
+        site: the profile.
+        wanted: the job.
+        file: the script's, as its user will type it.
 
     Raises:
         MusterError: this site does not run such jobs, or not by what the templates know.

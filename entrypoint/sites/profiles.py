@@ -53,7 +53,12 @@ def path_of(name_or_path: str | Path, folder: Path = SITES) -> Path:
 
 
 def load_site(name_or_path: str | Path, folder: Path = SITES, fabrics: Path = FABRICS) -> Site:
-    """The profile of that name in `folder`, or in that file, which extends one in `fabrics`, and nothing wrong with it.
+    """The profile of that name in `folder`, or in that file, and nothing wrong with it.
+
+    Args:
+        name_or_path: as for `path_of`.
+        folder: of the sites' profiles.
+        fabrics: the folder of those that it may extend.
 
     Raises:
         MusterError: there is none, or it is no valid profile.
