@@ -252,7 +252,7 @@ def test_a_program_that_is_not_there_is_told_without_a_traceback() -> None:
 
 
 QUICK = """
-import os, runpy, signal
+import os, runpy, signal, time
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from muster.entrypoint.agent import agent, nodes
 nodes.BEAT_S, agent.BRIEFLY_S = 0.5, 0.5
@@ -262,9 +262,16 @@ def quick(self, spec, exit_barrier_timeout, *others, **named):
 SimpleElasticAgent.__init__ = quick
 if "DIES_AS_THEY_MEET" in os.environ:
     SimpleElasticAgent._assign_worker_ranks = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+open("loaded" + os.environ["NODE"], "w").close()
+end = time.monotonic() + 60
+while not (os.path.exists("loaded0") and os.path.exists("loaded1")) and time.monotonic() < end:
+    time.sleep(0.01)
 runpy.run_module("muster.entrypoint.agent", run_name="__main__", alter_sys=True)
 """
-"""An agent that misses others after 5 s in place of 45, and whose barrier of torch's lasts one second."""
+"""An agent that misses others after 5 s in place of 45, and whose barrier of torch's lasts one second.
+
+It begins once both are loaded: an elastic node that is there long before the other trains alone.
+"""
 
 WORKS = """
 import os, sys, time
@@ -283,7 +290,7 @@ if sys.argv[1] == "all fail":
 
 FIXED = ["--nnodes=2", "--rdzv-backend=static", "--rdzv-conf=timeout=60", "--max-restarts=0", "--master-addr=127.0.0.1"]
 ELASTIC = ["--nnodes=1:2", "--rdzv-backend=c10d", "--max-restarts=3"]
-TIMES = "join_timeout=60,read_timeout=30,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=4"
+TIMES = "join_timeout=60,read_timeout=30,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=4"
 
 
 @contextmanager
@@ -312,7 +319,7 @@ def two_nodes(
         subprocess.Popen(
             [*argv, *place(node), "script.py", words],
             cwd=folder,
-            env=env | (second if node else {}),
+            env=env | {"NODE": str(node)} | (second if node else {}),
             text=True,
             **pipes,
         )
