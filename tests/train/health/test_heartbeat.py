@@ -13,6 +13,9 @@ from muster.train.health.heartbeat import Beat, Heartbeat, Monitor, describe_ran
 
 DEADLINE_S = 120
 
+LIGHT = ["--model=squeezenet1_1", "--image-size=32"]
+"""A model whose step stays well below a second on a busy machine, for tests in which a step of seconds is a hang."""
+
 FAST = """
 from muster.train.health import heartbeat
 heartbeat.BEAT_S, heartbeat.GONE_S, heartbeat.DUMP_S = 0.5, 7.5, 10.0
@@ -234,7 +237,7 @@ def test_without_rank_0_and_its_store_all_end(train, small, tmp_path, deed):
 @pytest.mark.process
 def test_a_job_that_is_suspended_as_a_whole_goes_on(train, small, tmp_path):
     # For twice as long as makes a death, or a hang.
-    argv = ["ddp", *small, "--max-steps=12", "--hang-timeout=4", f"--runs-dir={tmp_path / 'runs'}"]
+    argv = ["ddp", *small, *LIGHT, "--max-steps=12", "--hang-timeout=4", f"--runs-dir={tmp_path / 'runs'}"]
     fast = "from muster.train.health import heartbeat\nheartbeat.BEAT_S, heartbeat.SILENT_S = 0.3, 4.5\n"
     train(argv, 3, before=planted(tmp_path, 2, "suspend", fast), ok=True)
     assert (tmp_path / "suspended").exists()
@@ -254,7 +257,7 @@ def test_a_rank_that_is_silent_for_a_minute_ends_nothing(train, small, tmp_path)
 def test_a_rank_that_stands_still_is_named_with_its_place_and_stacks(train, small, tmp_path, world_size):
     rank = world_size - 1
     strategy = "ddp" if world_size > 1 else "single"
-    argv = [strategy, *small, "--data=fake", "--num-samples=800", "--hang-timeout=3", "--name=run"]
+    argv = [strategy, *small, *LIGHT, "--data=fake", "--num-samples=800", "--hang-timeout=3", "--name=run"]
     argv += [f"--runs-dir={tmp_path}", "--train-num-workers=0"]
     ended = train(argv, world_size, before=STUCK.format(fast=FAST, rank=rank))
     assert [process.code for process in ended] == [1] * world_size, ended[0].err
