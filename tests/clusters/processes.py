@@ -67,7 +67,7 @@ class HostProcess(subprocess.Popen[str]):
         inner = wait_for(
             f"nsenter (process {self.pid}) to start its command",
             lambda: -1 if self.poll() is not None else child_of(self.pid),
-            timeout_s=10,
+            timeout_s=60,
         )
         if inner == -1:
             return

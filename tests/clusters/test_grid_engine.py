@@ -175,7 +175,7 @@ with GridEngineCluster(Path(sys.argv[1]), ["node01"]) as cluster:
         namespaces = set(runner.stdout.readline().split())
         assert {process.name for process in processes_in(namespaces)} >= {"sge_qmaster", "sge_execd"}
         os.kill(runner.pid, signal.SIGKILL)
-    wait_for("the killed runner's cluster to vanish", lambda: not processes_in(namespaces), timeout_s=10)
+    wait_for("the killed runner's cluster to vanish", lambda: not processes_in(namespaces), timeout_s=60)
 
 
 def test_no_cluster_where_a_daemon_fails_and_what_it_wrote_is_shown(

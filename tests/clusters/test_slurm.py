@@ -204,7 +204,7 @@ with SlurmCluster(Path(sys.argv[1]), ["node01"], gpus=1) as cluster:
         names = {process.name for process in processes_in(namespaces)}
         assert names >= {"munged", "slurmctld", "slurmd"}
         os.kill(runner.pid, signal.SIGKILL)
-    wait_for("the killed runner's cluster to vanish", lambda: not processes_in(namespaces), timeout_s=10)
+    wait_for("the killed runner's cluster to vanish", lambda: not processes_in(namespaces), timeout_s=60)
     cgroups = [path for path in Path("/sys/fs/cgroup").glob("**/*slurm*") if path.is_dir()]
     assert cgroups == []
 

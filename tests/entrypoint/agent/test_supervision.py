@@ -162,10 +162,10 @@ def test_nodes_that_wait_for_another_hear_of_ctrl_c(tmp_path: Path) -> None:
         store = torchs("127.0.0.1", port, wait_for_workers=False, timeout=timedelta(seconds=60))
         store.wait(["muster/came/0", "muster/came/1"])
         nodes[1].send_signal(signal.SIGINT)
-        assert nodes[1].wait(15) == 130
+        assert nodes[1].wait(60) == 130
         assert not store.check(["muster/came/1"])  # or it would not be let in when it is started again
         nodes[0].send_signal(signal.SIGINT)
-        assert nodes[0].wait(15) == 130
+        assert nodes[0].wait(60) == 130
     finally:
         for node in nodes:
             node.kill()

@@ -223,7 +223,7 @@ def test_a_data_worker_outlives_a_warning_and_not_the_trainers_order(tmp_path):
             worker.stdin.flush()
             assert worker.stdout.readline() == "alive\n"
         os.kill(worker.pid, signal.SIGTERM)
-        assert worker.wait(10) == 0
+        assert worker.wait(60) == 0
     finally:
         worker.kill()
         worker.communicate()
