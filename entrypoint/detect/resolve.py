@@ -11,7 +11,6 @@ from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
-from muster.units import plural
 
 FIX_OAR = "MUSTER_HOSTS=$(sort -u $OAR_NODEFILE | paste -sd,) on each node; if it is but one node, --nnodes 1"
 
@@ -289,16 +288,13 @@ def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str, *, is_cou
     low, high = options.min_nodes, options.num_nodes
     if high in (None, num_nodes):
         return ()
-    if low is None or not is_counted:
-        wrong = f"--nnodes says {high}, but here it is {num_nodes}, and nothing tells which node this is"
-        fix = f"--nnodes {options.nnodes} --node-rank I --master-addr HOST on each node"
-    elif low <= num_nodes < high:
-        here = plural(num_nodes, "node")
-        return (f"--nnodes={options.nnodes} was taken as {low}:{num_nodes}: this launch has {here}",)
-    else:
-        wrong = f"--nnodes says {low} to {high}, but this launch has {plural(num_nodes, 'node')}"
-        fix = f"--nnodes {min(low, num_nodes)}:{num_nodes}"
-    raise MusterError(wrong, seen=f"--nnodes={options.nnodes}; {source}", fix=f"{fix}, or leave --nnodes out")
+    if is_counted and low is not None and low <= num_nodes < high:
+        return (f"--nnodes={options.nnodes} was taken as {low}:{num_nodes}, as there are no more nodes",)
+    raise MusterError(
+        f"--nnodes says {options.nnodes}, but here the number of nodes is {num_nodes}",
+        seen=f"--nnodes={options.nnodes}; {source}",
+        fix=f"leave --nnodes out; or by hand, on each node: --nnodes {options.nnodes} --node-rank I --master-addr HOST",
+    )
 
 
 def _num_unused(job: Job, task: Task) -> int:
