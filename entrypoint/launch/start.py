@@ -126,7 +126,7 @@ def start(
             network.check_port_free(port, f"{port} from {context.rendezvous.sources['master_port']}")
         shown = allocation if program.framework == "torch" else allocation.of_tasks()
         notify(show.headline(shown, context.rendezvous, launch))
-    execute(launch, env)
+    execute(launch, context.env)
 
 
 def environment_of(options: LaunchOptions) -> Environment:
@@ -144,6 +144,9 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
     Raises:
         MusterError: that can't be found out, or contradicts itself.
     """
+    # A rank that submitted this job, or started this process, handed on what its own launch had given it.
+    given = env.get(LaunchVariable.RANK_VARIABLES, "").split()
+    env = replace(env, variables={name: env[name] for name in env if f"{name}={env[name]}" not in given})
     site = recognise.here(env, options)
     if is_single and options.nproc_per_node not in (None, "1"):
         raise MusterError(
@@ -224,6 +227,8 @@ def _command(context: Context, program: Program, port: int) -> tuple[list[str], 
         return argv, Additions(torchrun.agent_variables(allocation, options))
     _refuse_torchruns(allocation, options, program)
     variables = frameworks.VARIABLES[program.framework](allocation, context.rendezvous, port)
+    if program.framework == "torch":
+        variables[LaunchVariable.RANK_VARIABLES] = " ".join(f"{name}={value}" for name, value in variables.items())
     unused = f"torchrun does not start these ranks, and its options do nothing: {shlex.join(program.torchrun)}"
     return program.own_words(), Additions(variables, (unused,) if program.torchrun else ())
 
