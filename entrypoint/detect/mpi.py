@@ -160,13 +160,11 @@ def prrte_task(env: Environment, job: Job) -> None:
         return
     from muster.entrypoint.detect import traces
 
-    # In a job that such a process submitted they are left over.
-    if not env.is_live or any(re.match(r"prte(d|run)?$", name) for name in traces.ancestors()):
-        raise MusterError(
-            "prterun started this process, and does not tell it how many there are",
-            seen=Reader(env, "").seen("PMIX_NAMESPACE", "PMIX_RANK"),
-            fix=f"prterun --personality ompi, which tells it as mpirun does; or {job.launch}",
-        )
+    # As in a job that such a process submitted.
+    is_left_over = env.is_live and not any(re.match(r"prte(d|run)?$", name) for name in traces.ancestors())
+    read = Reader(env, f"prterun --personality ompi, which tells it as mpirun does; or {job.launch}")
+    wrong = "prterun started this process, and does not tell it how many there are"
+    read.agree(is_left_over, wrong, "PMIX_NAMESPACE", "PMIX_RANK")
 
 
 def _made_elsewhere(env: Environment, name: str) -> Rejected | None:

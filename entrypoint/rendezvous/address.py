@@ -162,13 +162,11 @@ def _hydra_launch(env: Environment) -> str:
 
         hydra_pmi_proxy --control-port node01:41525 --rmk user --launcher ssh ... --proxy-id 1
     """
-    try:
+    with contextlib.suppress(psutil.Error, OSError, ValueError, IndexError):
         for process in psutil.Process().parents():
             if process.name() == "hydra_pmi_proxy":
                 words = process.cmdline()
                 return words[words.index("--control-port") + 1]
-    except (psutil.Error, OSError, ValueError, IndexError):
-        pass
     return env.get("I_MPI_HYDRA_UUID", "")
 
 
