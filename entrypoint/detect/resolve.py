@@ -289,7 +289,7 @@ def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str, *, is_cou
     if high in (None, num_nodes):
         return ()
     if is_counted and low is not None and low <= num_nodes < high:
-        return (f"--nnodes={options.nnodes} was taken as {low}:{num_nodes}, as there are no more nodes",)
+        return (f"--nnodes={options.nnodes} was taken as {low}:{num_nodes}, as this launch has no more",)
     raise MusterError(
         f"--nnodes says {options.nnodes}, but here the number of nodes is {num_nodes}",
         seen=f"--nnodes={options.nnodes}; {source}",
