@@ -37,7 +37,7 @@ from muster.entrypoint.options import (
     TorchrunOptions,
 )
 from muster.entrypoint.rendezvous import address
-from muster.errors import MusterError, one_line
+from muster.errors import MusterError, explaining, one_line
 from muster.help import NAMES as HELP_NAMES
 from muster.help import Command
 
@@ -298,12 +298,9 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
 
 
 def _check_is_python(path: str) -> None:
-    try:
-        with open(path, "rb") as file:
-            first = file.readline(200)
-    except OSError as reason:
-        fix = "a script that this user may read, on every node"
-        raise MusterError(f"the script can't be read: {reason.strerror}", seen=path, fix=fix) from None
+    fix = "a script that this user may read, on every node"
+    with explaining("the script can't be read", seen=path, fix=fix), open(path, "rb") as file:
+        first = file.readline(200)
     if first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first):
         seen = "a compiled program" if first.startswith(b"\x7fELF") else first.decode(errors="replace").strip()
         fix = f"muster run --no-python {shlex.quote(path)}"
@@ -426,12 +423,9 @@ def _refused_alike() -> Generator[None]:
     try:
         yield
     except MusterError as error:
-        try:
-            rank = resolve.resolve(environment.live(), LaunchOptions(), ["train"]).rank
-        except MusterError:
-            rank = 0
-        if rank:
-            sys.exit(error.code)
+        with suppress(MusterError):
+            if resolve.resolve(environment.live(), LaunchOptions(), ["train"]).rank:
+                sys.exit(error.code)
         raise
 
 

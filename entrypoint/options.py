@@ -205,14 +205,14 @@ class TorchrunOptions:
             if options.num_nodes not in (None, 1):
                 options = replace(options, master_addr=options.master_addr or host)
         for word in filter(None, self.rdzv_conf.split(",")):
-            name, _, value = word.partition("=")
-            if name not in ("timeout", "join_timeout") or not re.fullmatch("0*[1-9][0-9]{0,5}", value):
+            seconds = re.fullmatch("(?:join_)?timeout=(0*[1-9][0-9]{0,5})", word)
+            if seconds is None:
                 raise MusterError(
                     "of --rdzv-conf only the time-out is yours: the launch decides the rest by the job",
                     seen=f"--rdzv-conf={self.rdzv_conf}",
                     fix="--rdzv-timeout SECONDS",
                 )
-            options = replace(options, rdzv_timeout=int(value))
+            options = replace(options, rdzv_timeout=int(seconds[1]))
         # torch names a folder by it.
         if not re.fullmatch(rb"[^/]{0,200}", os.fsencode(self.rdzv_id or "")):
             wrong = "--rdzv-id is a name of at most 200 bytes, without /"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from muster.entrypoint.detect import families
 from muster.entrypoint.environment import NAME, Environment, container_engine
-from muster.errors import MusterError
+from muster.errors import MusterError, explaining
 
 # Of users, torchrun and communication libraries, beside those of the families: what is recorded.
 _TAKEN = re.compile(
@@ -48,13 +48,10 @@ def load(path: Path) -> Environment:
         MusterError: the file can't be read, or begins with what is neither a comment nor NAME=VALUE.
     """
     fix = "muster detect --env-file FILE, with a file of NAME=VALUE lines, as `env` prints them"
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_RECORDING_BYTES + 1)
+    with explaining("the recorded environment can't be read", seen=path, fix=fix), path.open("rb") as file:
+        content = file.read(MAX_RECORDING_BYTES + 1)
         if len(content) > MAX_RECORDING_BYTES:
             raise OSError(f"larger than {MAX_RECORDING_BYTES} bytes")
-    except OSError as reason:
-        raise MusterError("the recorded environment can't be read", seen=f"{path}: {reason}", fix=fix) from None
     # As the operating system has variables: any bytes, and lines end by nothing but a line feed.
     text = content.decode("utf-8", "surrogateescape").replace("\r\n", "\n")
     head, *sections = re.split("^--- file ", text, flags=re.MULTILINE)
@@ -119,9 +116,6 @@ def save(env: Environment, path: Path) -> None:
     Raises:
         MusterError: there is such a file already, or it can't be written.
     """
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(as_recording(env))
-    except OSError as reason:
-        wrong = f"the recording can't be written: {reason.strerror}"
-        raise MusterError(wrong, seen=str(path), fix="--record NEW_FILE, where you may write") from None
+    fix = "--record NEW_FILE, where you may write"
+    with explaining("the recording can't be written", seen=path, fix=fix), path.open("x", encoding="utf-8") as file:
+        file.write(as_recording(env))

@@ -385,11 +385,10 @@ def end_groups(leaders: Iterable[int]) -> None:
 
 def reaches(group: int, number: int) -> bool:
     """Whether a process of this process group is there, to which the signal was sent."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True
+        return True
+    return False
 
 
 def leave(agent: Any, *, has_failed: bool = False) -> None:

@@ -50,7 +50,7 @@ class Family(NamedTuple):
 FAMILIES = [
     Family("pals", ("PALS_",)),  # daemons of its own in jobs of PBS; srun and Flux set its variables for Cray MPI
     Family("flux", ("FLUX_",), True),  # runs inside the others' jobs, and never one of them inside its own
-    Family("mpi", ("OMPI_", "PMI_", "MPI_", "MV2_", "MVP_")),  # under any scheduler: its remote start brings daemons
+    Family("mpi", ("OMPI_", "PMI_", "MPI_", "MV2_", "MVP_", "PRTE_")),  # under any scheduler: it starts daemons there
     Family("slurm", ("SLURM_",), True),
     Family("lsf", ("LSB_", "LSF_", "JSM_"), True),
     Family("pbs", ("PBS_",), True),

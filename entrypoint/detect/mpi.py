@@ -20,6 +20,7 @@ MVAPICH's mpirun_rsh, MVP_COMM_WORLD_RANK and so on from version 3; under Hydra 
 
 Source: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
 Source: https://docs.openpmix.org/en/latest/ (PMIX_RANK and PMIX_NAMESPACE, which every process of mpirun has)
+Source: https://github.com/openpmix/prrte/blob/master/src/mca/schizo/base/schizo_base_stubs.c (PRTE_LAUNCHED)
 Source: https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md
 Source: https://www.intel.com/content/www/us/en/docs/mpi-library/developer-reference-linux/current/environment-variable-reference.html
 Source: https://mvapich.cse.ohio-state.edu/static/media/mvapich/mvapich2-userguide.html
@@ -60,14 +61,14 @@ MVAPICH3 = Names(*(name.replace("MV2_", "MVP_") for name in MVAPICH))
 VARIABLES = (
     *OPENMPI, *HYDRA, *HYDRA_HOSTS, *MVAPICH, *MVAPICH3, "I_MPI_HYDRA_UUID", "MPT_MPI_RANK",
     "OMPI_COMM_WORLD_NODE_RANK", "OMPI_MCA_orte_ess_num_procs", "OMPI_MCA_orte_num_nodes", "PMIX_DSTORE_21_BASE_PATH",
-    "PMIX_HOSTNAME", "PMIX_NAMESPACE", "PMIX_RANK",
+    "PMIX_HOSTNAME", "PMIX_NAMESPACE", "PMIX_RANK", "PRTE_LAUNCHED",
 )  # fmt: skip
 
 PREFIXES = (
     "PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "MPIR_", "MPIEXEC_", "MPT_", "HYDRA_", "HYDI_", "I_MPI_", "MV2_", "MVP_",
 )  # fmt: skip
 # mpirun.openmpi, mpiexec.hydra: several are often installed side by side.
-PARENT = re.compile(r"^(hydra_pmi_proxy|mpiexec|mpirun|orted|orterun|prted|prterun)(\.|$)")
+PARENT = re.compile(r"^(hydra_pmi_proxy|mpiexec|mpirun|orted|orterun|prte|prted|prterun)(\.|$)")
 
 FIX_OPENMPI = "start the command by mpirun itself, from a shell without another run's OMPI_ and PMIX_ variables"
 FIX_HYDRA = "start the command by mpiexec itself, from a shell without another run's PMI_ and MPI_ variables"
@@ -147,6 +148,23 @@ def mvapich_task(env: Environment, job: Job) -> Task | None:
     # The local size alone is set by users too, as a hint to the library.
     names = next((names for names in (MVAPICH, MVAPICH3) if set(names[:3]) & env.keys()), None)
     return names and by_rank("mvapich", names, Reader(env, FIX_MVAPICH), job)
+
+
+def prrte_task(env: Environment, job: Job) -> None:
+    """None, as PRRTE's prterun tells its processes a rank, but not their number.
+
+    Raises:
+        MusterError: prterun started this process in a scheduler's job. Without one resolve.py refuses any PMIX_RANK.
+    """
+    if "PRTE_LAUNCHED" not in env or job.scheduler in ("local", "manual") or set(OPENMPI) & env.keys():
+        return
+    from muster.entrypoint.detect import traces
+
+    # As in a job that such a process submitted.
+    is_left_over = env.is_live and not any(re.match(r"prte(d|run)?$", name) for name in traces.ancestors())
+    read = Reader(env, f"prterun --personality ompi, which tells it as mpirun does; or {job.launch}")
+    wrong = "prterun started this process, and does not tell it how many there are"
+    read.agree(is_left_over, wrong, "PMIX_NAMESPACE", "PMIX_RANK")
 
 
 def _made_elsewhere(env: Environment, name: str) -> Rejected | None:
@@ -313,4 +331,4 @@ def _check_order(launcher: str, ranks: Ranks, node_rank: int, seen: str, *, is_k
     )
 
 
-TASKS = {"openmpi": openmpi_task, "hydra": hydra_task, "mvapich": mvapich_task}
+TASKS = {"openmpi": openmpi_task, "hydra": hydra_task, "mvapich": mvapich_task, "prrte": prrte_task}

@@ -139,14 +139,14 @@ def _alone(env: Environment, options: LaunchOptions, job: Job, *, is_one_node: b
         notes = (f"this uses 1 of the job's {job.num_nodes} nodes",)
     else:
         _check_one_node(env, job, is_one_node=is_one_node)
-    _check_nnodes(options, 1, job.sources["num_nodes"])
+    notes += _check_nnodes(options, 1, job.sources["num_nodes"], is_counted=job is not NO_SCHEDULER)
     return Task.one_a_node("local", 0, 1, hosts, sources, notes)
 
 
 def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task) -> Task:
     """A launcher started this process as one of several."""
     task = replace(task, sources={**job.sources, **task.sources})
-    _check_nnodes(options, task.num_nodes, task.sources["num_nodes"])
+    notes = task.notes + _check_nnodes(options, task.num_nodes, task.sources["num_nodes"])
     _check_hosts(env, job, task)
     _check_all_nodes(options, job, task)
     if max(task.tasks_per_node) > 1 and options.nproc_per_node is not None:
@@ -157,7 +157,6 @@ def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task) ->
             seen=f"{task.sources['tasks_on_node']} --nproc-per-node={options.nproc_per_node}",
             fix=f"{line}, or leave --nproc-per-node out: each task is a rank",
         )
-    notes = task.notes
     if _num_unused(job, task) > 0:
         notes += (f"this step uses {task.num_nodes} of the job's {job.num_nodes} nodes",)
     if task.num_nodes > 1 and not task.hosts and job.problem and not env.get("MASTER_ADDR"):
@@ -284,14 +283,18 @@ def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -
     )
 
 
-def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str) -> None:
-    """Refuses another --nnodes than what was found."""
-    if options.num_nodes is not None and options.num_nodes != num_nodes:
-        raise MusterError(
-            f"--nnodes says {options.num_nodes}, but here it is {num_nodes}, and nothing tells which node this is",
-            seen=f"--nnodes={options.nnodes}; {source}",
-            fix=f"--nnodes {options.num_nodes} --node-rank I --master-addr HOST on each node, or leave --nnodes out",
-        )
+def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str, *, is_counted: bool = True) -> tuple[str, ...]:
+    """Refuses another --nnodes than what was found; nodes that are counted may be fewer than the MAX of MIN:MAX."""
+    low, high = options.min_nodes, options.num_nodes
+    if high in (None, num_nodes):
+        return ()
+    if is_counted and low is not None and low <= num_nodes < high:
+        return (f"--nnodes={options.nnodes} was taken as {low}:{num_nodes}, as this launch has no more",)
+    raise MusterError(
+        f"--nnodes says {options.nnodes}, but here the number of nodes is {num_nodes}",
+        seen=f"--nnodes={options.nnodes}; {source}",
+        fix=f"leave --nnodes out; or by hand, on each node: --nnodes {options.nnodes} --node-rank I --master-addr HOST",
+    )
 
 
 def _num_unused(job: Job, task: Task) -> int:

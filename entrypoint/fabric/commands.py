@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -163,13 +164,11 @@ def _site(name: str) -> "Site | None":
 
 def _num_nodes(nodes: int | None) -> int:
     """How many nodes the job has."""
-    if nodes is not None:
-        return nodes
-    try:
-        job = families.find_job(environment.live())[0]
-    except MusterError:
-        return 2
-    return job.num_nodes if job.num_nodes and job.job_id else 2
+    if nodes is None:
+        with suppress(MusterError):
+            job = families.find_job(environment.live())[0]
+            nodes = job.num_nodes if job.job_id else None
+    return nodes or 2
 
 
 def _show(finding: "Finding", plan: "FabricPlan | None" = None, *, as_json: bool) -> None:

@@ -68,14 +68,8 @@ def inject(
         return Additions()
     if options.fabric == OFF:
         return Additions({FOUND: OFF})
-    on_cpu = program.is_ours and "--device=cpu" in program.words
-    need = Need(
-        allocation.num_nodes,
-        bool(allocation.gpus_seen) and not on_cpu,
-        options.fabric,
-        options.interface,
-        options.dry_run,
-    )
+    uses_nccl = bool(allocation.gpus_seen) and not (program.is_ours and "--device=cpu" in program.words)
+    need = Need(allocation.num_nodes, uses_nccl, options.fabric, options.interface, options.dry_run)
     return for_need(need, {**env, **variables}, site, places)
 
 
@@ -171,8 +165,7 @@ def _image_alone(need: Need, plan: "FabricPlan", profile: "Fabric", env: Mapping
     # NCCL itself knows verbs.
     elif need.is_several and need.is_proved and env.get("NCCL_NET", plan.net) == plan.net:
         _check_devices(plan.finding, profile, places)
-        problem = proof.problem(["libibverbs.so.1"], env)
-        if problem:
+        if problem := proof.problem(["libibverbs.so.1"], env):
             raise MusterError(
                 "there is InfiniBand or RoCE, but no library for it in this image",
                 seen=problem,

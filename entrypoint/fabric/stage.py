@@ -43,7 +43,7 @@ from muster.entrypoint.fabric.proof import (
 from muster.entrypoint.launch.program import Additions, Folder, where_unset
 from muster.entrypoint.sites import profiles
 from muster.entrypoint.sites.schema import Context, Fabric, Fact, Libraries, Site, value_of
-from muster.errors import MusterError
+from muster.errors import MusterError, explaining
 
 NCCL_PLUGINS = tuple(range(6, 13))
 """N of each ncclNetPlugin_vN that NCCL 2.30 opens, as its library tells."""
@@ -256,17 +256,11 @@ def make(folder: Path, links: Mapping[str, str]) -> None:
         MusterError: it can't be made, or the folder that it is in is not this user's alone.
     """
     Folder(folder.parent, FIX_FOLDER, is_private=True).make()
-    try:
+    with explaining("no folder can be made for links to the host's libraries", seen=folder, fix=FIX_FOLDER):
         folder.mkdir(exist_ok=True)
         for name, target in links.items():
             with suppress(FileExistsError):
                 (folder / name).symlink_to(target)
-    except OSError as reason:
-        raise MusterError(
-            f"no folder can be made for links to the host's libraries: {reason.strerror}",
-            seen=str(folder),
-            fix=FIX_FOLDER,
-        ) from None
 
 
 def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muster.errors import MusterError
+from muster.errors import MusterError, explaining
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class Program:
 
     def own_words(self) -> list[str]:
         """The whole command of one rank."""
-        if self.kind == "program":
-            return list(self.words)
-        return [sys.executable, "-u", *(["-m"] if self.kind == "module" else []), *self.words]
+        return list(self.words) if self.kind == "program" else [sys.executable, "-u", *self.agent_words()]
 
 
 @dataclass(frozen=True)
@@ -57,18 +55,17 @@ class Folder:
         Raises:
             MusterError: it can't be made, or is not this user's alone.
         """
-        wrong = ""
-        try:
+        with explaining("a folder can't be made", seen=self.path, fix=self.fix):
             # Neither this nor the check of a private one follows a link that somebody may have put there.
-            self.path.mkdir(mode=0o700 if self.is_private else 0o777, parents=not self.is_private)
-        except FileExistsError:
-            found = self.path.lstat()
-            is_own = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
-            if self.is_private and not (is_own and found.st_uid == os.getuid()):
-                wrong = "a folder that is to be this user's alone belongs to somebody else, or is open to others"
-        except OSError as reason:
-            wrong = f"a folder can't be made: {reason.strerror}"
-        if wrong:
+            try:
+                self.path.mkdir(mode=0o700 if self.is_private else 0o777, parents=not self.is_private)
+            except FileExistsError:
+                found = self.path.lstat()
+            else:
+                return
+        is_own = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
+        if self.is_private and not (is_own and found.st_uid == os.getuid()):
+            wrong = "a folder that is to be this user's alone belongs to somebody else, or is open to others"
             raise MusterError(wrong, seen=str(self.path), fix=self.fix)
 
 

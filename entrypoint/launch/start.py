@@ -33,6 +33,7 @@ from muster.entrypoint.rendezvous.address import Rendezvous
 from muster.entrypoint.sites import recognise
 from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import ATTEMPT, MusterError, notify
+from muster.interfaces import check_interfaces
 from muster.paths import text_of
 from muster.units import plural
 from muster.variables import LaunchVariable
@@ -107,6 +108,9 @@ def start(
         allocation, options = context.allocation, context.options
         if not is_dry and allocation.num_nodes == allocation.tasks_on_node == 1:
             check()
+            if options.interface and not options.interface.startswith("^"):  # to NCCL all others
+                asked = options.interface.removeprefix("=")
+                check_interfaces(asked, f"--interface={options.interface}", by_prefix=True)
         of_driver = Additions() if is_dry else driver.check(allocation, env, program)
         site = context.site.site if context.site else None
         # The fabric's library path has the driver's in it.
@@ -126,7 +130,7 @@ def start(
             network.check_port_free(port, f"{port} from {context.rendezvous.sources['master_port']}")
         shown = allocation if program.framework == "torch" else allocation.of_tasks()
         notify(show.headline(shown, context.rendezvous, launch))
-    execute(launch, env)
+    execute(launch, context.env)
 
 
 def environment_of(options: LaunchOptions) -> Environment:
@@ -144,6 +148,9 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
     Raises:
         MusterError: that can't be found out, or contradicts itself.
     """
+    # A rank that submitted this job, or started this process, handed on what its own launch had given it.
+    given = env.get(LaunchVariable.RANK_VARIABLES, "").split()
+    env = replace(env, variables={name: env[name] for name in env if f"{name}={env[name]}" not in given})
     site = recognise.here(env, options)
     if is_single and options.nproc_per_node not in (None, "1"):
         raise MusterError(
@@ -224,6 +231,8 @@ def _command(context: Context, program: Program, port: int) -> tuple[list[str], 
         return argv, Additions(torchrun.agent_variables(allocation, options))
     _refuse_torchruns(allocation, options, program)
     variables = frameworks.VARIABLES[program.framework](allocation, context.rendezvous, port)
+    if program.framework == "torch":
+        variables[LaunchVariable.RANK_VARIABLES] = " ".join(f"{name}={value}" for name, value in variables.items())
     unused = f"torchrun does not start these ranks, and its options do nothing: {shlex.join(program.torchrun)}"
     return program.own_words(), Additions(variables, (unused,) if program.torchrun else ())
 

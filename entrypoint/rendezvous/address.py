@@ -13,6 +13,7 @@ import psutil
 from muster.entrypoint.detect import mpi
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.detect.hostlist import MAX_ID, is_address, short, whole_number
+from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import network
@@ -161,13 +162,11 @@ def _hydra_launch(env: Environment) -> str:
 
         hydra_pmi_proxy --control-port node01:41525 --rmk user --launcher ssh ... --proxy-id 1
     """
-    try:
+    with contextlib.suppress(psutil.Error, OSError, ValueError, IndexError):
         for process in psutil.Process().parents():
             if process.name() == "hydra_pmi_proxy":
                 words = process.cmdline()
                 return words[words.index("--control-port") + 1]
-    except (psutil.Error, OSError, ValueError, IndexError):
-        pass
     return env.get("I_MPI_HYDRA_UUID", "")
 
 
@@ -232,6 +231,10 @@ def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -
             return _checked(name, env[name], allocation), f"{name}, {_setter(allocation)}"
     if allocation.hosts:
         source = f"the first host of {allocation.sources.get('hosts', 'the host list')}"
+        fix = f"--node-rank 0 on {allocation.hosts[0]}; or on all nodes: --master-addr {env.host}"
+        if allocation.node_rank == 0 and Reader(env, fix).own_index(allocation.hosts, source):
+            wrong = f"node rank 0 is on {env.host}, and the other nodes look for it on {allocation.hosts[0]}"
+            raise MusterError(wrong, seen=f"{allocation.sources['node_rank']}; {source}", fix=fix)
         if options.address_suffix:
             return with_suffix(allocation.hosts[0], options.address_suffix), f"{source} + {options.address_suffix}"
         return allocation.hosts[0], source

@@ -30,7 +30,7 @@ from typing import TypeVar
 import msgspec
 
 from muster.entrypoint.rendezvous import network
-from muster.errors import ExitCode, MusterError, notify_if_slow, one_line
+from muster.errors import ExitCode, MusterError, explaining, notify_if_slow, one_line
 from muster.paths import text_of
 from muster.units import plural
 
@@ -140,14 +140,9 @@ def meet(peers: Peers) -> tuple[str, int]:
         MusterError: the folder can't be used or is not this user's alone, some did not come in time, or they
             contradict each other.
     """
-    try:
+    fix = "--rendezvous-dir FOLDER, one that all hosts share and you may write, or --master-addr HOST"
+    with explaining("the ranks can't meet by a file in this folder", seen=peers.path, fix=fix):
         return _gather(peers) if peers.number == 0 else _join(peers)
-    except OSError as reason:
-        raise MusterError(
-            f"the ranks can't meet by a file in this folder: {reason.strerror or reason}",
-            seen=str(peers.path),
-            fix="--rendezvous-dir FOLDER, one that all hosts share and you may write, or --master-addr HOST",
-        ) from None
 
 
 def machine() -> str:

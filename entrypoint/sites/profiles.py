@@ -137,8 +137,7 @@ def _rules(profile: Site | Fabric, fabrics: tuple[str, ...]) -> Iterator[str]:
         if fact.when is not None and key.startswith("recognise."):
             yield f"{key}.when: what a site is recognised by has no condition"
         for text in _texts(fact.value):
-            wrong = _wrong(key, text)
-            if wrong:
+            if wrong := _wrong(key, text):
                 yield f'{key}: "{text}" {wrong}'
 
 

@@ -22,9 +22,12 @@ def test_nodes_asked_for_that_are_not_there() -> None:
         detect(step(), LaunchOptions(nnodes=3))
     with pytest.raises(MusterError, match="--nnodes says 2"):
         detect(Environment({}, host="laptop"), LaunchOptions(nnodes=2))
-    with pytest.raises(MusterError) as refusal:
-        detect(step(), LaunchOptions(nnodes="1:3"))
-    assert refusal.value.seen.startswith("--nnodes=1:3;")
+    with pytest.raises(MusterError, match="--nnodes says 1:2"):
+        detect(Environment({}, host="laptop"), LaunchOptions(nnodes="1:2"))
+    for nnodes in ("1:1", "3:4"):
+        with pytest.raises(MusterError, match="number of nodes is 2") as refusal:
+            detect(step(), LaunchOptions(nnodes=nnodes))
+        assert refusal.value.seen.startswith(f"--nnodes={nnodes};")
 
 
 def test_by_hand_wins_over_the_scheduler() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster.entrypoint import recording
-from muster.entrypoint.detect import families, resolve
+from muster.entrypoint.detect import families, mpi, resolve, traces
 from muster.entrypoint.detect.hostlist import HostListError, index_of
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
@@ -24,6 +24,7 @@ QRSH = recording.load(FOLDERS / "grid_engine" / "pe_two.qrsh_noV.node02.env")
 BLAUNCH = recording.load(FOLDERS / "documented" / "lsf_blaunch.hosta.0.env")
 LSF = recording.load(FOLDERS / "documented" / "lsf_blaunch_slots.hosta.0.env")
 SLURM = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
+SLURM_SHELL = recording.load(FOLDERS / "slurm" / "g_array_0.node01.0.env")
 
 
 def changed(env: Environment, **variables: str) -> Environment:
@@ -240,6 +241,26 @@ def test_processes_of_launchers_that_tell_a_rank_only_do_not_train_alone_each() 
         assert detect(env, LaunchOptions(nnodes="1")).num_nodes == 1
     # A job submitted from a shell that srun has started by PMIx.
     assert detect(changed(PBS, **of_prterun)).num_nodes == 1
+
+
+def test_processes_of_prterun_in_a_job_do_not_train_alone_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As prterun of Open MPI 5.0.11 sets them; with the personality ompi it is mpirun."""
+    of_prterun = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-node01-10332@1", "PRTE_LAUNCHED": "1"}
+    of_mpirun = dict(zip(mpi.OPENMPI, ("1", "2", "1", "2"), strict=True))
+    shell = changed(SLURM_SHELL, **of_prterun)
+    for env in (replace(shell, is_live=True), shell):
+        for parents in (["bash", "prterun", "slurmstepd"], ["prted"]):
+            monkeypatch.setattr(traces, "ancestors", lambda parents=parents: parents)
+            with pytest.raises(MusterError, match="prterun started this process") as refusal:
+                detect(env, LaunchOptions(nnodes="1"))
+            assert "PMIX_RANK=1" in refusal.value.seen
+            assert "--personality ompi" in refusal.value.fix
+            assert detect(changed(env, **of_mpirun)).rank == 1
+    # Left over from a process that submitted this job.
+    monkeypatch.setattr(traces, "ancestors", lambda: ["bash", "slurmstepd"])
+    assert detect(replace(shell, is_live=True)).num_nodes == 1
+    # One process on each of the hosts that the user lists.
+    assert detect(Environment({**of_prterun, "MUSTER_HOSTS": "a,b"}, host="b")).node_rank == 1
 
 
 @pytest.mark.parametrize("name", ["LSB_HOSTS", "LSF_PM_TASKID"])

@@ -147,9 +147,18 @@ def test_a_range_of_nodes_that_is_none(nnodes: str) -> None:
         resolve.resolve(Environment({}, host="b"), LaunchOptions(nnodes=nnodes, node_rank=0), ["train", "ddp"])
 
 
-def test_a_range_of_nodes_larger_than_the_job_is_refused() -> None:
-    with pytest.raises(MusterError, match="--nnodes says 4"):
-        placed(task("b_srun_N2_1per.node02.1"), LaunchOptions(nnodes="2:4"))
+@pytest.mark.parametrize(("nnodes", "taken"), [("1:4", "1:2"), ("2:3", "2:2"), ("1:2", "1:2")])
+def test_a_range_of_nodes_ends_at_those_that_the_job_has(nnodes: str, taken: str) -> None:
+    options = LaunchOptions(nnodes=nnodes, nproc_per_node="2")
+    found = planned(task("b_srun_N2_1per.node02.1"), options, Program("script", ("s.py",)))
+    assert {f"--nnodes={taken}", "--rdzv-backend=c10d", "--max-restarts=3"} <= set(found.argv)
+    assert any(nnodes in note and taken in note for note in found.additions.notes) == (nnodes != taken)
+
+
+def test_a_range_of_nodes_in_a_job_of_one() -> None:
+    options = LaunchOptions(nnodes="1:4", nproc_per_node="2")
+    found = planned(task("g_array_0.node01.0"), options, Program("script", ("s.py",)))
+    assert {"--nnodes=1", "--max-restarts=3"} <= set(found.argv)
 
 
 def chosen(*words: str) -> argparse.Namespace:

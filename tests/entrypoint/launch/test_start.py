@@ -112,6 +112,20 @@ def test_nothing_is_left_of_the_launch_that_submitted_this_job() -> None:
             assert ("MUSTER_COMMAND" in found) == program.is_ours
 
 
+def test_a_job_that_a_rank_submits_goes_by_its_own_variables() -> None:
+    old = LaunchOptions(master_addr="old", master_port=7)
+    rank = planned(recorded("c_srun_N2_2per.node02.3"), old).additions.variables
+    assert rank["MASTER_ADDR"] == "old"
+    for own, address_taken in ({}, "node01"), ({"MASTER_ADDR": "10.0.0.1"}, "10.0.0.1"):
+        job = recorded("b_srun_N2_1per.node02.1", **{**rank, **own})
+        context = start.find(job, LaunchOptions(site="off"), ["train", "ddp"])
+        assert context.rendezvous.master_addr == address_taken
+        assert context.rendezvous.master_port == 61009
+        found = start.plan(context, TRAINER, ["train", "ddp"]).environment(context.env)
+        assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", LaunchVariable.RANK_VARIABLES} & found.keys()
+        assert found.get("MASTER_ADDR") == own.get("MASTER_ADDR")
+
+
 def test_a_list_of_nodes_too_long_for_a_variable_is_left_out() -> None:
     env = recorded("b_srun_N2_1per.node02.1")
     found = start.find(env, LaunchOptions(site="off"), ["train", "ddp"])

@@ -192,3 +192,19 @@ def test_an_address_of_another_node_than_the_first_is_refused(address: str) -> N
     # Who numbers the nodes by hand knows which one is the first.
     by_hand = LaunchOptions(nnodes="3", node_rank=1)
     assert rendezvous.meet(detect(env, by_hand), env, by_hand).master_addr == address
+
+
+def test_node_rank_0_by_hand_is_where_the_others_look_for_it() -> None:
+    listed = Environment({"MUSTER_HOSTS": "node[01-03]"}, host="node03")
+
+    def meet(env: Environment, node_rank: int, master_addr: str | None = None) -> str | None:
+        options = LaunchOptions(nnodes="3", node_rank=node_rank, master_addr=master_addr)
+        return rendezvous.meet(detect(env, options), env, options).master_addr
+
+    with pytest.raises(MusterError, match="the other nodes look for it on node01") as caught:
+        meet(listed, 0)
+    assert "--node-rank=0" in caught.value.seen
+    assert caught.value.fix.endswith("--master-addr node03")
+    assert meet(listed, 0, "node03") == "node03"
+    assert meet(Environment({**listed, "MASTER_ADDR": "10.0.0.3"}, host="node03"), 0) == "10.0.0.3"
+    assert meet(listed, 2) == meet(Environment(listed.variables, host="node01.cluster.org"), 0) == "node01"
