@@ -206,9 +206,12 @@ def write(path: Path, setting: Setting, rows: Sequence[Row], about: dict[str, An
     """Writes the baseline of `rows`, in place of one that is there.
 
     Raises:
-        MusterError: it can't be written.
+        MusterError: it can't be written, or nothing was measured.
     """
     kept = tuple(Kept(row.collective, row.size, row.passes) for row in rows if row.passes)
+    if not kept:
+        fix = "--collectives with others, or all"
+        raise MusterError("nothing was measured that a baseline could keep", seen=f"--save-baseline={path}", fix=fix)
     baseline = Baseline(setting=setting, about=about, rows=kept)
     # Here and not above: it takes time to load, and most runs keep no baseline.
     from muster.train.checkpoint.storage import write_text

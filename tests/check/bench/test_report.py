@@ -71,6 +71,14 @@ def test_a_run_that_fails_is_not_kept(tmp_path, capsys):
     assert said.splitlines()[-1] == "failed: all_reduce gave wrong values to rank 1 on b, at 1K"
 
 
+def test_a_run_that_measured_nothing_is_not_kept(tmp_path, capsys):
+    """As of send_recv on one rank: a file without rows could not be read again."""
+    of = report(tmp_path / "file", save_baseline=str(tmp_path / "base.json"))
+    assert of.of_sweep([Row("send_recv", 0, 1, note="needs two ranks")], sweep(of), USED, None) == 2
+    assert capsys.readouterr().err.startswith("error: nothing was measured")
+    assert not (tmp_path / "base.json").exists()
+
+
 def links(slow: float = 1.0) -> list[pairwise.Row]:
     """All directions between three nodes; `slow` times as long from the first to the second."""
     rows: list[pairwise.Row] = []
