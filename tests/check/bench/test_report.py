@@ -99,6 +99,16 @@ def test_pairs_end_with_the_verdict(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "ok: no link is slow"
 
 
+def test_what_comes_from_a_node_does_not_write_on_the_terminal(tmp_path, capsys):
+    of = report(tmp_path / "file", save_baseline=None)
+    of.world = World(hosts=("a\x1b[31m", "b"), world_size=2)
+    rows = [pairwise.Row("a\x1b[31m", "b", 1, 1, 20, 4), pairwise.Row("b", "a\x1b[31m", 0.1, 0.1, 20, 4)]
+    of.of_pairs(rows, Transport(network="IB", says="IB", notes=("NCCL warns on a: \x1b]0;name\x07",)))
+    said = capsys.readouterr().out
+    assert not {"\x1b", "\x07"}.intersection(said)
+    assert said.splitlines()[-1].startswith("failed: slow link: ")
+
+
 def test_rows_are_shown_although_the_baseline_has_none_of_them(tmp_path, capsys):
     known = Baseline(setting=HERE, rows=(Kept("reduce", 4, ROWS[0].passes),))
     of = report(tmp_path / "file", save_baseline=None, baseline="base.json")
