@@ -25,6 +25,7 @@ from muster.check.bench.collectives import shown
 from muster.check.bench.sweep import Row, Timing
 from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError, explaining
+from muster.paths import content_of
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree
 from muster.units import plural
@@ -235,7 +236,7 @@ def read(path: str, option: str, setting: Setting) -> Baseline:
     fix = f"{option}=FILE that `muster bench --save-baseline FILE` wrote, or another name"
     try:
         with explaining("the baseline can't be read", seen=path, fix=fix):
-            found = msgspec.json.decode(Path(path).read_bytes(), type=Baseline)
+            found = msgspec.json.decode(content_of(Path(path)), type=Baseline)
     except (ValueError, RecursionError) as error:
         raise MusterError("the file is no baseline", seen=f"{path}: {error}", fix=fix) from None
     own, theirs = asdict(setting), asdict(found.setting)

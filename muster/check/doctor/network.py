@@ -25,9 +25,6 @@ from muster.variables import LaunchVariable
 
 NAME = "network"
 
-UNKNOWN_WIDTH = 255
-"""Lanes where the kernel does not know them. Source: PCIE_LNK_WIDTH_UNKNOWN in its include/linux/pci.h"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
@@ -175,8 +172,8 @@ def slow_pcie_links(sys: Path = Path("/sys")) -> dict[str, str]:
         lanes, speed = _number(device / "current_link_width"), _number(device / "current_link_speed")
         most_lanes = min(filter(None, (_number(end / "max_link_width") for end in ends)), default=0)
         most_speed = min(filter(None, (_number(end / "max_link_speed") for end in ends)), default=0)
-        # A virtual link has no lanes.
-        if lanes and lanes < most_lanes < UNKNOWN_WIDTH:
+        # A virtual link has no lanes; 255 are the kernel's word for an unknown number (PCIE_LNK_WIDTH_UNKNOWN).
+        if lanes and lanes < most_lanes < 255:
             found[name] = f"{lanes:g} lanes of {most_lanes:g}"
         # An idle GPU lowers its speed by itself.
         elif lanes and speed and speed < most_speed and name not in gpus:
