@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
@@ -208,7 +208,7 @@ def print_answer(prints: Callable[[], int]) -> int:
     return code
 
 
-def leave(world: World | None, code: int) -> None:
+def leave(world: World | None, code: int) -> NoReturn:
     """Ends this process with `code`, once all that came may do without its store.
 
     It ends without destructors: those of a process group that broke can hang, or abort the process.
