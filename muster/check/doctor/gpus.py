@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -181,12 +182,8 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
 
 def devices(visible: str) -> list[str]:
     """What CUDA_VISIBLE_DEVICES names, by CUDA's own rule: up to the first entry that is no device."""
-    found: list[str] = []
-    for entry in visible.split(","):
-        if not re.fullmatch(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+", entry.strip()):
-            break
-        found.append(entry.strip())
-    return found
+    is_device = re.compile(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+").fullmatch
+    return list(takewhile(is_device, map(str.strip, visible.split(","))))
 
 
 def number_given(ranks: Sequence[Facts]) -> int:
