@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from muster import interruption
 from muster.check import versions
 from muster.check.versions import file_of
+from muster.errors import one_line
 from muster.variables import LaunchVariable
 
 # The versions of the plugin's table that NCCL may look for, the newest first.
@@ -175,7 +176,8 @@ def main(argv: list[str]) -> int:
         row = ask()
         rows.append(row)
         if "--json" not in argv:
-            print(f"{row.about:<10}{ {True: 'ok', False: 'failed', None: '-'}[row.is_good]:<8}{row.says}", flush=True)
+            word = {True: "ok", False: "failed", None: "-"}[row.is_good]
+            print(f"{row.about:<10}{word:<8}{one_line(row.says)}", flush=True)
     if "--json" in argv:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     return 1 if any(row.is_good is False for row in rows) else 0

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
@@ -88,9 +87,8 @@ def with_device(world: World, wanted: str, backend: str = "auto") -> World:
         SharedFault: on all ranks alike: a GPU is missing, or is another rank's too, or the backend is; or ranks have
             different kinds of devices.
     """
-    device = agree(world, lambda: device_for(world, wanted))
-    if backend == "gloo" and wanted == "auto":
-        device = torch.device("cpu")
+    kind = "cpu" if backend == "gloo" and wanted == "auto" else wanted
+    device = agree(world, lambda: device_for(world, kind))
     world = replace(world, device=device)
     on_cpu = [host for host, kind in world.gather([world.host, device.type]) if kind == "cpu"]
     if 0 < len(on_cpu) < world.world_size:
@@ -210,7 +208,7 @@ def print_answer(prints: Callable[[], int]) -> int:
     return code
 
 
-def leave(world: World | None, code: int) -> None:
+def leave(world: World | None, code: int) -> NoReturn:
     """Ends this process with `code`, once all that came may do without its store.
 
     It ends without destructors: those of a process group that broke can hang, or abort the process.

@@ -68,6 +68,13 @@ def test_ranks_with_different_kinds_of_devices_are_told(monkeypatch: pytest.Monk
     assert (raised.value.code, raised.value.seen) == (2, "CPUs on b, GPUs for the other ranks")
 
 
+def test_gloo_takes_cpus_although_there_are_fewer_gpus_than_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks.dist, "is_gloo_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    world = ranks.with_device(World(world_size=1, local_world_size=4, hosts=("a",)), "auto", "gloo")
+    assert (world.device.type, world.backend) == ("cpu", "gloo")
+
+
 def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", None)  # as Python has it after >&-
     assert ranks.print_answer(lambda: 2) == 2

@@ -25,6 +25,7 @@ from muster.check.bench.collectives import shown
 from muster.check.bench.sweep import Row, Timing
 from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError, explaining
+from muster.paths import content_of
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree
 from muster.units import plural
@@ -206,9 +207,12 @@ def write(path: Path, setting: Setting, rows: Sequence[Row], about: dict[str, An
     """Writes the baseline of `rows`, in place of one that is there.
 
     Raises:
-        MusterError: it can't be written.
+        MusterError: it can't be written, or nothing was measured.
     """
     kept = tuple(Kept(row.collective, row.size, row.passes) for row in rows if row.passes)
+    if not kept:
+        fix = "--collectives with others, or all"
+        raise MusterError("nothing was measured that a baseline could keep", seen=f"--save-baseline={path}", fix=fix)
     baseline = Baseline(setting=setting, about=about, rows=kept)
     # Here and not above: it takes time to load, and most runs keep no baseline.
     from muster.train.checkpoint.storage import write_text
@@ -232,7 +236,7 @@ def read(path: str, option: str, setting: Setting) -> Baseline:
     fix = f"{option}=FILE that `muster bench --save-baseline FILE` wrote, or another name"
     try:
         with explaining("the baseline can't be read", seen=path, fix=fix):
-            found = msgspec.json.decode(Path(path).read_bytes(), type=Baseline)
+            found = msgspec.json.decode(content_of(Path(path)), type=Baseline)
     except (ValueError, RecursionError) as error:
         raise MusterError("the file is no baseline", seen=f"{path}: {error}", fix=fix) from None
     own, theirs = asdict(setting), asdict(found.setting)

@@ -38,7 +38,7 @@ STRIDE = 104_729
 BLOCK = 1 << 22
 """Elements that are made, or looked at, at a time: what this needs of memory besides the messages is bounded."""
 
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50, "E": 1 << 60}
 
 Pattern = Callable[[torch.Tensor], torch.Tensor]
 """From places in a message, as int64, to the values there."""

@@ -21,7 +21,7 @@ from muster.check.bench.sweep import NONE, Row, Sweep, bandwidth
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.check.ranks import STYLES, listed, shape
-from muster.errors import ExitCode, MusterError
+from muster.errors import ExitCode, MusterError, one_line
 from muster.train.distributed.world import World
 from muster.train.reporting import console
 from muster.variables import LaunchVariable
@@ -178,8 +178,8 @@ class Report:
     def _print(self, lines: Sequence[str], style: str = "") -> None:
         """Prints the lines, but where an object for programs has it all."""
         screen = Console(highlight=False, quiet=self.options.json)
-        for line in lines:
-            screen.print(Text(line, style=style), soft_wrap=True)
+        for line in "\n".join(lines).split("\n"):  # names of hosts, and NCCL's own words, may hold escape codes
+            screen.print(Text(one_line(line), style=style), soft_wrap=True)
 
     def about(self) -> dict[str, Any]:
         return {

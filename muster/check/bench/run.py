@@ -52,6 +52,9 @@ def run(options: BenchOptions) -> None:
         code = world.gather(ranks.print_answer(answer) if world.main else 0)[0]
         close_group()
         watch.close()
+    except ranks.Absent as absent:
+        # By its store the ranks that came have yet to hear of it.
+        ranks.leave(absent.world, report_failure(world, absent, doing))
     except Exception as error:
         if os.environ.get("MUSTER_DEBUG"):
             traceback.print_exc()
@@ -85,6 +88,10 @@ def report_failure(world: World | None, error: Exception, doing: str) -> int:
         if os.environ.get("RANK", "0") == "0":
             console.notify(str(error))
         return error.code
+    if world is None and isinstance(error, dist.DistError):
+        wrong = f"rank {os.environ.get('RANK', '0')} lost rank 0 before all had met"
+        fix = "look what rank 0 said, and how its process ended"
+        error = MusterError(wrong, seen=str(error).partition("\n")[0], fix=fix, code=ExitCode.FAILED)
     if world is None:
         console.notify(str(error) if isinstance(error, MusterError) else "".join(traceback.format_exception(error)))
         return error.code if isinstance(error, MusterError) else ExitCode.FAILED

@@ -180,15 +180,21 @@ class Sweep:
 
     def of(self, collective: Collective) -> list[Row]:
         """The rows of one collective, at each size after its values were checked, which warms up too."""
-        if collective.name == "send_recv" and self.world.world_size == 1:
-            return [Row(collective.name, 0, 1, note="needs two ranks")]
+        world, note = self.world, ""
+        if collective.name == "send_recv" and world.world_size == 1:
+            note = "needs two ranks"
+        elif collective.name == "send_recv" and world.backend == "gloo" and world.device.type == "cuda":
+            # Source: https://docs.pytorch.org/docs/main/distributed.html#backends
+            note = "gloo has it between CPUs only"
+        if note:
+            return [Row(collective.name, 0, world.world_size, note=note)]
         rows: list[Row] = []
-        for size in dict.fromkeys(collective.size(self.world, size) for size in self.sizes):
+        for size in dict.fromkeys(collective.size(world, size) for size in self.sizes):
             self.doing = f"{collective.name} of {shown(size)}"
-            if self.world.main and sys.stderr.isatty():
+            if world.main and sys.stderr.isatty():
                 print(f"\r{self.doing:<40}", end="\r", file=sys.stderr, flush=True)
             num_wrong = self.check(collective, [size])
-            rows.append(self.again(Row(collective.name, size, self.world.world_size, num_wrong=num_wrong)))
+            rows.append(self.again(Row(collective.name, size, world.world_size, num_wrong=num_wrong)))
         self.doing = f"{collective.name} around 1M"
         self.check(collective, AROUND)
         return rows

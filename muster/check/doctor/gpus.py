@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import takewhile
 from typing import Any
 
 import torch
 
 from muster.check.bench.collectives import shown
-from muster.check.doctor.finding import Finding, alike, attempt, differences
+from muster.check.doctor.finding import Finding, Level, alike, attempt, differences
 from muster.check.options import DoctorOptions
 from muster.check.ranks import leads_host
 from muster.train.distributed.world import World
@@ -61,6 +62,7 @@ class Facts:
 
     Attributes:
         visible: CUDA_VISIBLE_DEVICES.
+        is_required: whether trainings are to run on GPUs, by --device=cuda.
         num_gpus: how many torch sees.
         gpus: all that the driver shows; None without one, and of a host's later ranks, unless they have GPUs of their
             own.
@@ -69,6 +71,7 @@ class Facts:
 
     rank: int
     visible: str | None = None
+    is_required: bool = False
     num_gpus: int = 0
     gpus: tuple[Gpu, ...] | None = None
     driver: str | None = None
@@ -82,7 +85,8 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     # Fewer than ranks: each may see its own one only, as number 0, as with Slurm's --gpus-per-task=1.
     has_own = 0 < number < world.hosts.count(world.host)
     gpus, driver = (attempt(ask_driver) if leads_host(world) or has_own else None) or (None, None)
-    own = Facts(rank=world.rank, visible=visible, num_gpus=number, gpus=gpus, driver=driver)
+    is_required = options.device == "cuda"
+    own = Facts(rank=world.rank, visible=visible, is_required=is_required, num_gpus=number, gpus=gpus, driver=driver)
     return own if leads_host(world) or gpus is None else replace(own, gpus=tuple(_given([own])))
 
 
@@ -139,20 +143,22 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     given = {host: number_given(ranks) for host, ranks in by_host.items()}
-    if not any(given.values()) and not any(ranks[0].gpus for ranks in by_host.values()):
-        return []
     fix = "ask for the same GPUs on all nodes, and look by nvidia-smi whether one has fallen off its bus"
     # Uneven nodes train where each rank has a GPU; but nodes that should be even may have lost one.
     has_each = all(number == len(by_host[host]) for host, number in given.items())
     found = differences(given, "warning" if has_each else "failed", "gpus", "number of GPUs", fix)
     fix = "in a container: apptainer exec --nv, docker run --gpus all; `muster version` tells of the driver"
-    wrong = "GPUs were given, and torch sees none: a training would use the CPU"
-    blind: dict[str, str] = {}
+    wrong = "torch does not see all GPUs that were given, or asked for: a training would use the others, or the CPU"
+    unseen: dict[str, str] = {}
     for host, ranks in by_host.items():
-        unseen = [rank.visible for rank in ranks if rank.num_gpus == 0 and devices(rank.visible or "")]
-        blind[host] = f"CUDA_VISIBLE_DEVICES={unseen[0]}" if unseen else ""
-    sees_any = any(rank.num_gpus for ranks in by_host.values() for rank in ranks)
-    found += alike(blind, "failed" if sees_any else "warning", "gpus", wrong, fix)
+        lacking = [rank for rank in ranks if rank.num_gpus < max(rank.is_required, len(devices(rank.visible or "")))]
+        for rank in lacking[:1]:
+            by = "--device=cuda" if rank.visible is None else f"CUDA_VISIBLE_DEVICES={rank.visible}"
+            unseen[host] = f"{by}, and torch sees {rank.num_gpus}"
+    all_ranks = [rank for ranks in by_host.values() for rank in ranks]
+    is_needed = any(rank.num_gpus or rank.is_required for rank in all_ranks)
+    level: Level = "failed" if is_needed and not all(rank.num_gpus for rank in all_ranks) else "warning"
+    found += alike(unseen, level, "gpus", wrong, fix)
     names = {host: _names(ranks) or None for host, ranks in by_host.items()}
     found += differences(names, "failed", "gpus", "kind of GPU", "ask the scheduler for nodes of one kind")
     drivers = {host: ranks[0].driver for host, ranks in by_host.items()}
@@ -176,12 +182,8 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
 
 def devices(visible: str) -> list[str]:
     """What CUDA_VISIBLE_DEVICES names, by CUDA's own rule: up to the first entry that is no device."""
-    found: list[str] = []
-    for entry in visible.split(","):
-        if not re.fullmatch(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+", entry.strip()):
-            break
-        found.append(entry.strip())
-    return found
+    is_device = re.compile(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+").fullmatch
+    return list(takewhile(is_device, map(str.strip, visible.split(","))))
 
 
 def number_given(ranks: Sequence[Facts]) -> int:
@@ -197,7 +199,8 @@ def _given(ranks: Sequence[Facts]) -> list[Gpu]:
     found: dict[str, Gpu] = {}
     for rank in ranks:
         names, gpus = devices(rank.visible or ""), rank.gpus or ranks[0].gpus or ()
-        chosen = [gpu for gpu in gpus if str(gpu.index) in names or (gpu.uuid and gpu.uuid in names)]
+        # The first digits of a UUID are enough.
+        chosen = [gpu for gpu in gpus if str(gpu.index) in names or (gpu.uuid or "").startswith(tuple(names))]
         # A name that no GPU has is a part of one (MIG). Where none is named, all are hidden.
         for gpu in chosen or (gpus if names or rank.visible is None else ()):
             found.setdefault(gpu.uuid or str(gpu.index), gpu)

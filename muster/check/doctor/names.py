@@ -123,7 +123,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
             elif one.name in known and not set(one.addresses) & set(place.addresses):
                 wrong.append(f"{one.name} {one.leads()}, not to {place.address}")
         others[host] = listed(wrong, between="; ")
-    is_interface_set = next(iter(nodes.values())).is_interface_set
+    is_interface_set = all(nodes[host].is_interface_set for host in own)
     so = "gloo has its interface, but other programs would listen there" if is_interface_set else "gloo listens there"
     wrong_own = f"the own name does not lead to an address that others reach: {so}, and other nodes can't connect"
     fix_own = (

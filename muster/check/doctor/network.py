@@ -20,6 +20,7 @@ from muster.check.ranks import gather_hosts, leads_host, listed, partners
 from muster.interfaces import is_loopback, own_addresses, towards
 from muster.paths import text_of
 from muster.train.distributed.world import World
+from muster.units import plural
 from muster.variables import LaunchVariable
 
 NAME = "network"
@@ -35,6 +36,7 @@ class Facts:
         devices: what is wrong with the device files of the fabric.
         memlock: what is wrong with the memory that may be locked, where there is a fabric.
         ports: the rate of each InfiniBand or RoCE port (mlx5_0/1), in 10^9 bits a second; None of one that is down.
+            None in place of all where nobody can tell.
         pcie: of adapters and GPUs whose PCIe link is less than it can be, in what.
     """
 
@@ -43,7 +45,7 @@ class Facts:
     fabric: str | None = None
     devices: str = ""
     memlock: str = ""
-    ports: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    ports: dict[str, float | None] | None = None
     pcie: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -59,7 +61,7 @@ def gather(world: World, options: DoctorOptions) -> Facts:
         fabric=os.environ.get(LaunchVariable.FABRIC_FOUND),
         devices=devices.says if devices.is_good is False else "",
         memlock=memory.says if memory.is_good is False else "",
-        ports=attempt(ports) or {},
+        ports=attempt(ports),
         pcie=attempt(slow_pcie_links) or {},
     )
 
@@ -124,13 +126,14 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     memlock = {host: node.memlock for host, node in nodes.items()}
     found += alike(memlock, "warning", "memlock", "RDMA may lock little memory", fix)
     # Names of devices are each node's own: only rates count.
-    rates = {host: tuple(sorted(rate or 0 for rate in node.ports.values())) or None for host, node in nodes.items()}
+    known = {host: node.ports for host, node in nodes.items() if node.ports is not None}
+    rates = {host: tuple(sorted(rate or 0 for rate in each.values())) for host, each in known.items()}
     shown = {
-        rates[host]: ", ".join(f"{name} {f'at {rate:g} Gb/s' if rate else 'down'}" for name, rate in node.ports.items())
-        for host, node in nodes.items()
+        rates[host]: ", ".join(f"{name} {f'at {rate:g} Gb/s' if rate else 'down'}" for name, rate in each.items())
+        for host, each in known.items()
     }
     fix = "tell the site: the cable or the port of a link that is down or slow (ibstat, mlxlink)"
-    found += differences(rates, "warning", "ports", "rate of InfiniBand ports", fix, lambda value: shown[value])
+    found += differences(rates, "warning", "ports", "rate of InfiniBand ports", fix, lambda one: shown[one] or "none")
     fix = "tell the site: the card in its slot, or the slot (lspci -vv: LnkSta against LnkCap)"
     for name in sorted({name for node in nodes.values() for name in node.pcie}):
         wrong = f"the PCIe link of {name} is less than the card and its slot can"
@@ -141,9 +144,9 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     nodes = [ranks[0] for ranks in by_host.values()]
     interface = listed(rank.interface for ranks in by_host.values() for rank in ranks) or "-"
-    up = [[rate for rate in node.ports.values() if rate] for node in nodes]
+    up = [[rate for rate in (node.ports or {}).values() if rate] for node in nodes]
     rates = listed(f"{rate:g}" for each in up for rate in sorted(each))
-    links = f"{max(map(len, up))} ports up, at {rates} Gb/s" if rates else "no InfiniBand or RoCE port"
+    links = f"{plural(max(map(len, up)), 'port')} up, at {rates} Gb/s" if rates else "no InfiniBand or RoCE port"
     return f"{listed(node.fabric for node in nodes) or 'tcp'} by {interface}; {links}"
 
 
@@ -169,8 +172,8 @@ def slow_pcie_links(sys: Path = Path("/sys")) -> dict[str, str]:
         lanes, speed = _number(device / "current_link_width"), _number(device / "current_link_speed")
         most_lanes = min(filter(None, (_number(end / "max_link_width") for end in ends)), default=0)
         most_speed = min(filter(None, (_number(end / "max_link_speed") for end in ends)), default=0)
-        # A virtual link has no lanes.
-        if lanes and lanes < most_lanes:
+        # A virtual link has no lanes; 255 are the kernel's word for an unknown number (PCIE_LNK_WIDTH_UNKNOWN).
+        if lanes and lanes < most_lanes < 255:
             found[name] = f"{lanes:g} lanes of {most_lanes:g}"
         # An idle GPU lowers its speed by itself.
         elif lanes and speed and speed < most_speed and name not in gpus:

@@ -1,6 +1,7 @@
 """What is held against a baseline, and which baseline may be."""
 
 import json
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +190,8 @@ def test_any_other_file_is_told(content, tmp_path):
         baseline.read(str(path), "--baseline", ALONE)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path):
+@pytest.mark.parametrize("name", ["none.json", os.devnull, "."])
+def test_what_is_no_file_is_told(name: str, tmp_path: Path):
+    """Of a device or a pipe nobody knows whether it ends."""
     with pytest.raises(MusterError, match="can't be read"):
-        baseline.read(str(tmp_path / "none.json"), "--baseline", HERE)
+        baseline.read(str(tmp_path / name), "--baseline", HERE)

@@ -33,7 +33,7 @@ def test_what_is_no_size_is_told(text):
     assert (raised.value.code, raised.value.seen) == (2, f"--max-size={text}")
 
 
-@pytest.mark.parametrize("size", [4, 1000, 1024, 1536, 4096, 1 << 20, 3 << 20, GIBI, 1_048_572])
+@pytest.mark.parametrize("size", [4, 1000, 1024, 1536, 4096, 1 << 20, 3 << 20, GIBI, 1_048_572, 27 << 59])
 def test_a_size_is_shown_shorter_than_it_is(size):
     shown = size_shown(size)
     assert len(shown) <= 6

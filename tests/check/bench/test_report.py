@@ -71,6 +71,14 @@ def test_a_run_that_fails_is_not_kept(tmp_path, capsys):
     assert said.splitlines()[-1] == "failed: all_reduce gave wrong values to rank 1 on b, at 1K"
 
 
+def test_a_run_that_measured_nothing_is_not_kept(tmp_path, capsys):
+    """As of send_recv on one rank: a file without rows could not be read again."""
+    of = report(tmp_path / "file", save_baseline=str(tmp_path / "base.json"))
+    assert of.of_sweep([Row("send_recv", 0, 1, note="needs two ranks")], sweep(of), USED, None) == 2
+    assert capsys.readouterr().err.startswith("error: nothing was measured")
+    assert not (tmp_path / "base.json").exists()
+
+
 def links(slow: float = 1.0) -> list[pairwise.Row]:
     """All directions between three nodes; `slow` times as long from the first to the second."""
     rows: list[pairwise.Row] = []
@@ -89,6 +97,16 @@ def test_pairs_end_with_the_verdict(tmp_path, capsys):
     assert said.splitlines()[-1] == last
     assert of.of_pairs(links(), USED) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "ok: no link is slow"
+
+
+def test_what_comes_from_a_node_does_not_write_on_the_terminal(tmp_path, capsys):
+    of = report(tmp_path / "file", save_baseline=None)
+    of.world = World(hosts=("a\x1b[31m", "b"), world_size=2)
+    rows = [pairwise.Row("a\x1b[31m", "b", 1, 1, 20, 4), pairwise.Row("b", "a\x1b[31m", 0.1, 0.1, 20, 4)]
+    of.of_pairs(rows, Transport(network="IB", says="IB", notes=("NCCL warns on a: \x1b]0;name\x07",)))
+    said = capsys.readouterr().out
+    assert not {"\x1b", "\x07"}.intersection(said)
+    assert said.splitlines()[-1].startswith("failed: slow link: ")
 
 
 def test_rows_are_shown_although_the_baseline_has_none_of_them(tmp_path, capsys):

@@ -11,9 +11,11 @@ import msgspec
 import pytest
 import torch.distributed as dist
 
+from muster.check import ranks
 from muster.check.bench import baseline, run
 from muster.check.bench.baseline import Setting
 from muster.check.bench.collectives import NAMES
+from muster.check.options import BenchOptions
 from muster.train.distributed.world import RanksMissing, World
 from tests.train.conftest import ROOT, Ended, environment, rank_environments, read_ranks
 
@@ -266,6 +268,33 @@ def test_a_rank_that_stands_still_is_named(bench):
     (line,) = errors(ended)
     assert line.startswith("error: rank 1 on ")
     assert line.endswith("did not come back from all_reduce of 4K")
+
+
+def test_who_lost_rank_0_before_all_had_met_says_so_without_a_traceback(capsys):
+    lost = dist.DistNetworkError("Failed to recv, got 0 bytes\nException raised from")
+    assert run.report_failure(None, lost, "the start") == 1
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0].strip() for line in said] == ["error", "seen", "fix"]
+    assert said[1].endswith("got 0 bytes")
+
+
+def test_the_store_stays_until_all_know_who_did_not_come(monkeypatch, capsys):
+    """It goes with rank 0: the ranks that came would tell of a connection that broke, with a traceback."""
+    world = World(world_size=3, timeout_s=1)
+
+    def join(timeout_s: int) -> World:
+        raise ranks.Absent(world, [2])
+
+    def leave(with_store: World | None, code: int) -> None:
+        assert with_store is world
+        raise SystemExit(code)
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(ranks, "join", join)
+    monkeypatch.setattr(ranks, "leave", leave)
+    with pytest.raises(SystemExit, match="1"):
+        run.run(BenchOptions())
+    assert "rank 2 did not come" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

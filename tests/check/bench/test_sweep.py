@@ -1,11 +1,14 @@
 """The figures of bench: what is timed, and what becomes of it."""
 
 import pytest
+import torch
 
 from muster.check.bench import sweep
 from muster.check.bench.collectives import ALL, BARRIER, WrongValues
 from muster.check.bench.report import HEADER, line, table
-from muster.check.bench.sweep import Row, Timing
+from muster.check.bench.sweep import Row, Sweep, Timing
+from muster.check.options import BenchOptions
+from muster.train.distributed.world import World
 
 SECOND = Timing(1.0, 1.0, 1.0)
 COLUMNS = HEADER[0].split()[1:]
@@ -82,6 +85,14 @@ def test_the_table_reads_like_that_of_nccl_tests():
     assert lines[3].split()[:9] == ["1000000000", "62500000", "float", "none", "-1", "1000000.0", "1.00", "0.7500", "0"]
     assert lines[-2:] == ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1.12"]
     assert {len(line) for line in lines[3:5]} == {len(lines[1])}
+
+
+def test_gloo_sends_nothing_between_gpus():
+    """A pointer to a GPU's memory is none that the kernel can send from."""
+    world = World(world_size=2, hosts=("a", "a"), device=torch.device("cuda"), backend="gloo")
+    (row,) = Sweep(world, BenchOptions(), [1024], ["send_recv"]).rows()
+    assert row.passes == ()
+    assert "CPUs only" in table([row], [])
 
 
 def test_what_was_not_measured_says_why_and_what_is_wrong_says_so():

@@ -109,6 +109,12 @@ def test_a_gpu_that_the_job_was_not_given_does_not_matter() -> None:
     assert not [finding for finding in found(told) if finding.about == "ecc"]
 
 
+def test_a_gpu_may_be_given_by_the_first_digits_of_its_uuid() -> None:
+    told = with_gpu(with_gpu(healthy(1, 2), "node01", 0, uuid="GPU-ab12"), "node01", 1, uuid="GPU-cd34", uncorrected=3)
+    assert found(with_ranks(told, "", lambda rank: {"visible": "GPU-ab", "num_gpus": 1})) == []
+    assert found(with_ranks(told, "", lambda rank: {"visible": "GPU-cd", "num_gpus": 1})) != []
+
+
 def test_gpus_that_are_hidden_from_the_job_do_not_matter() -> None:
     """As by CUDA_VISIBLE_DEVICES= for a training on CPUs."""
     told = with_gpu(healthy(1, 2), "node01", 1, uncorrected=3, used=40 * 2**30)
@@ -174,9 +180,27 @@ def test_ranks_that_see_one_gpu_each() -> None:
     assert found(own) == []
     blind = with_ranks(own, "node02", lambda rank: {"num_gpus": 1 - getattr(rank, "rank", 0) % 2})
     finding = only(blind)
-    assert (finding.host, finding.level, finding.seen) == ("node02", "failed", "CUDA_VISIBLE_DEVICES=1")
+    assert (finding.host, finding.level) == ("node02", "failed")
+    assert finding.seen.startswith("CUDA_VISIBLE_DEVICES=1, ")
 
 
 def test_gpus_that_torch_does_not_see() -> None:
     told = with_ranks(healthy(2), "", lambda rank: {"num_gpus": 0})
     assert (only(told).host, only(told).level) == ("node01, node02", "warning")
+
+
+def test_a_gpu_that_torch_has_lost() -> None:
+    """The scheduler still names it."""
+    told = with_ranks(healthy(2, 4), "node02", lambda rank: {"num_gpus": 3})
+    assert (only(told).host, only(told).level) == ("node02", "warning")
+    assert only(told).seen == "CUDA_VISIBLE_DEVICES=0,1,2,3, and torch sees 3"
+
+
+def test_gpus_that_are_asked_for_and_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus.torch.cuda, "device_count", lambda: 0)
+    world = World(host="a", hosts=("a",))
+    (finding,) = gpus.findings({"a": [gpus.gather(world, DoctorOptions(device="cuda", quick=True))]})
+    assert (finding.host, finding.level) == ("a", "failed")
+    assert "--device=cuda" in finding.seen
+    assert gpus.findings({"a": [gpus.gather(world, DoctorOptions())]}) == []

@@ -62,6 +62,16 @@ def test_it_is_a_fault_where_gloo_goes_by_it():
     assert found(2, [own(0, "10.0.0.0"), own(1)]) == [("warning", "name", "n1")]
 
 
+def test_it_is_a_fault_on_the_node_where_gloo_goes_by_it():
+    """Another node, whose interface is set, has nothing to do with it."""
+    told = {
+        place.host: [Facts(place, (Lookup(place.host, ["10.0.0.0"] if is_set else ["127.0.1.1"]),), is_set)]
+        for place, is_set in zip(nodes(2), (True, False), strict=True)
+    }
+    (finding,) = names.findings(told)
+    assert (finding.level, finding.host) == ("failed", "n1")
+
+
 def test_the_same_on_all_nodes_is_one_finding():
     assert found(3, [own(rank, "127.0.1.1") for rank in range(3)]) == [("warning", "name", "n0, n1, n2")]
 

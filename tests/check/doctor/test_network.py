@@ -83,6 +83,13 @@ def test_what_has_no_link_of_its_own_is_left_out(tmp_path: Path) -> None:
     assert network.slow_pcie_links(tmp_path) == {}
 
 
+@pytest.mark.parametrize("width", ["255", "N/A", "-1", ""])
+def test_a_link_of_which_the_kernel_does_not_know_all_is_left_out(tmp_path: Path, width: str) -> None:
+    unknown = {"max_link_width": width, "max_link_speed": "Unknown"}
+    adapter(tmp_path, {}, unknown | pcie(16, "16.0 GT/s PCIe", "current"))
+    assert network.slow_pcie_links(tmp_path) == {}
+
+
 def test_devices_that_may_not_be_opened() -> None:
     closed = with_node(healthy(), "node01", devices="this user may not open /dev/infiniband/uverbs0")
     assert (only(closed).host, only(closed).about) == ("node01", "fabric")

@@ -43,7 +43,7 @@ def test_only_the_first_rank_of_a_host_tells_of_it() -> None:
     second, options = World(rank=1, world_size=2, host="a", hosts=("a", "a")), DoctorOptions(device="cpu")
     assert (software.gather(second, options), storage.gather(second, options)) == (None, None)
     assert memory.gather(second, options).shm is None
-    assert network.gather(second, options).ports == {}
+    assert network.gather(second, options).ports is None
 
 
 def test_facts_survive_json() -> None:
@@ -120,6 +120,7 @@ ODD: list[tuple[dict[str, Any], str, str, str]] = [
     ({"driver": "570.1"}, "driver", "warning", "570.1 on node02"),
     ({"fabric": "tcp"}, "fabric", "failed", "tcp on node02, infiniband on"),
     ({"ports": {"mlx5_0/1": None}}, "ports", "warning", "mlx5_0/1 down on node02, mlx5_0/1 at 200 Gb/s, "),
+    ({"ports": {}}, "ports", "warning", "none on node02, mlx5_0/1 at 200 Gb/s, "),
     (
         {"ports": {"mlx5_0/1": 200, "mlx5_1/1": 50}},
         "ports",
