@@ -108,9 +108,9 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
         return run
     except OSError as error:
         raise MusterError(
-            f"the run's folder can't be made: {error.strerror}",
+            f"the run's folder can't be made, read or written: {error.strerror}",
             seen=f"--runs-dir={options.runs_dir} ({error.filename})",
-            fix="--runs-dir=FOLDER that this user may write, on a file system that all nodes share",
+            fix="--runs-dir=FOLDER that this user may read and write, on a file system that all nodes share",
         ) from error
 
 
