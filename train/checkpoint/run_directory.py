@@ -300,8 +300,14 @@ def claim(folder: Path, launch: str) -> None:
                 file.write(msgspec.json.encode(own))
             break
         except FileExistsError:
+            found, aside = text_of(path), path.with_name(f"{WRITER}.{own.host}.{own.pid}")
             refuse_second(path, own)
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                # Of several that have found it dead one alone gets it so; `unlink` could remove another's new one.
+                path.rename(aside)
+                if text_of(aside) != found:
+                    aside.rename(path)
+                aside.unlink(missing_ok=True)
     released = Event()
 
     def touch() -> None:
