@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +54,19 @@ def pytest_configure(config: pytest.Config) -> None:
     path = os.environ.pop("MUSTER_TEST_REPORT", None)
     if path is not None:
         config.pluginmanager.register(Report(Path(path)))
+
+
+@pytest.fixture
+def as_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In tmp_path, as a user to whom a folder can be closed: root reads all."""
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o755)
+    if os.geteuid():
+        yield
+        return
+    try:
+        os.seteuid(65534)
+    except OSError:
+        pytest.skip("root can't be another user here")
+    yield
+    os.seteuid(0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from muster.errors import ExitCode, MusterError, notify, one_line
+from muster.errors import ExitCode, MusterError, explaining, notify, one_line
 from muster.train import checkpoint
 from muster.train.checkpoint.storage import write_atomically
 
@@ -20,23 +20,23 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
     """Writes the weights of a run's newest whole checkpoint, or of one checkpoint; returns both paths.
 
     Args:
-        source: the run's folder, or a checkpoint.
+        source: the run's folder, its folder checkpoints/, or a checkpoint.
         file: where they go; by default `weights.pt` in the run's folder, or beside the checkpoint.
 
     Raises:
-        MusterError: there is no checkpoint, it is damaged, or `file` exists or can't be written.
+        MusterError: there is no checkpoint, it is damaged or can't be read, or `file` exists or can't be written.
     """
     if not os.path.exists(source):  # Path.exists raises where this user may not look
-        raise MusterError("there is no such run", seen=str(source), fix="train export runs/NAME")
-    if checkpoint.is_named_as_one(source):
-        path, state = source, checkpoint.load(source)
-    else:
-        if not checkpoint.saved(source):
-            raise MusterError("the run has no checkpoint", seen=str(source), fix="train export a run that has one")
-        path, state, notes = checkpoint.load_newest(source)
-        for note in notes:
-            notify(f"note: {one_line(note)}")
-    file = file or (source.parent if path == source else source) / "weights.pt"
+        raise MusterError("there is no such run, or no access", seen=str(source), fix="train export runs/NAME")
+    with explaining("the run can't be read", seen=source, fix="its owner may open it: chmod -R go+rX FOLDER"):
+        if checkpoint.is_named_as_one(source):
+            path, state, home = source, checkpoint.load(source), source.parent
+        else:
+            home = source if source.name != "checkpoints" or checkpoint.saved(source) else source.parent
+            path, state, notes = checkpoint.load_newest(home)
+            for note in notes:
+                notify(f"note: {one_line(note)}")
+    file = file or home / "weights.pt"
     if os.path.lexists(file):
         raise MusterError("there is such a file already", seen=str(file), fix="train export RUN --to ANOTHER.pt")
     try:

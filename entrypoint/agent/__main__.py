@@ -65,7 +65,7 @@ _LOGGERS = (
 )  # fmt: skip
 _REPORTED_BELOW = (
     "Sending process %s closing signal %s", "Closing process %s via signal %s", "Terminating process %s via signal",
-    "failed (exitcode: %s)", "Received %s death signal", "Failed to apply NUMA binding",
+    "failed (exitcode: %s)", "Received %s death signal", "Failed to apply NUMA binding", "Unable to shutdown process",
 )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -150,22 +149,6 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(make: Make) -> None:
         runs.read_all([str(folder)])
     assert str(folder / "summary.json") in error.value.seen
     assert "no regular file" in error.value.seen
-
-
-@pytest.fixture
-def as_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In tmp_path, as a user to whom a folder can be closed: root reads all."""
-    monkeypatch.chdir(tmp_path)
-    tmp_path.chmod(0o755)
-    if os.geteuid():
-        yield
-        return
-    try:
-        os.seteuid(65534)
-    except OSError:
-        pytest.skip("root can't be another user here")
-    yield
-    os.seteuid(0)
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o444])

@@ -36,15 +36,17 @@ def test_torchvision_reads_what_fsdp_has_trained(train, tmp_path):
 
 
 def test_what_can_not_be_exported(tmp_path):
-    for name in ("run", "step-7"):
+    for name in ("run", "step-7", "checkpoints"):
         (tmp_path / name).mkdir()
     path = save(tmp_path / "run", {"model": {"w": torch.ones(3)}}, step=1, keep=1)
     assert export(path, tmp_path / "a.pt") == (path, tmp_path / "a.pt")
+    assert export(path.parent, None) == (path, tmp_path / "run" / "weights.pt")
+    within = save(tmp_path / "checkpoints", {"model": {"w": torch.ones(3)}}, step=1, keep=1)  # a run of this name
+    assert export(tmp_path / "checkpoints", None) == (within, tmp_path / "checkpoints" / "weights.pt")
     named = save(tmp_path / "step-7", {"model": {"w": torch.ones(3)}}, step=1, keep=1)
     assert export(named.parent.parent, None) == (named, tmp_path / "step-7" / "weights.pt")
     with pytest.raises(MusterError, match="no checkpoint") as raised:
         export(tmp_path, None)
-    assert "train export" in raised.value.fix
     assert "--resume" not in raised.value.fix
     assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True)["w"], torch.ones(3))
     with pytest.raises(MusterError, match="already"):
@@ -57,8 +59,22 @@ def test_what_can_not_be_exported(tmp_path):
             export(tmp_path / "run", tmp_path / name)
         assert raised.value.code == 1
     (path / "rank-00000").write_bytes(b"x" * 12)
-    with pytest.raises(MusterError, match="wrong checksum"):
+    with pytest.raises(MusterError, match="wrong checksum") as raised:
         export(path, tmp_path / "b.pt")
+    assert "run's folder" in raised.value.fix
+    assert "--resume" not in raised.value.fix
+
+
+def test_a_run_of_another_user_that_is_closed_is_told(tmp_path, request):
+    (tmp_path / "run").mkdir()
+    path = save(tmp_path / "run", {"model": {"w": torch.ones(3)}}, step=1, keep=1).relative_to(tmp_path)
+    for closed in (tmp_path / path, tmp_path / "run"):
+        closed.chmod(0)
+    request.getfixturevalue("as_other")
+    for given, reason in ((Path("run"), "Permission denied"), (path, "no access")):
+        with pytest.raises(MusterError, match=reason) as raised:
+            export(given, Path("a.pt"))
+        assert raised.value.seen == str(given)
 
 
 def test_a_file_with_escape_codes_in_its_name_changes_no_terminal(tmp_path, monkeypatch, capsys):

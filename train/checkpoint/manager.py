@@ -313,7 +313,7 @@ def newest_first(run: Path) -> list[Path]:
     """What `saved` finds; MusterError where that is nothing."""
     paths = saved(run)
     if not paths:
-        fix = "a run's folder, which has checkpoints/ in it; or leave out --resume, to begin a run"
+        fix = "the folder of a run that has saved checkpoints/step-... in it; or begin a new run"
         raise MusterError("the run has no checkpoint", seen=str(run), fix=fix)
     return paths
 
@@ -330,7 +330,7 @@ def first_whole(paths: list[Path], read: Callable[[Path], Read]) -> tuple[Path, 
             return path, read(path), notes
         except MusterError as error:
             # Perhaps by another rank.
-            if not any(words in error.wrong for words in (storage.NO_SUCH, storage.UNREADABLE)):
+            if storage.UNREADABLE not in error.wrong:
                 raise
             notes.append(f"checkpoint {path.name} is passed over: {error.wrong}")
     return paths[-1], read(paths[-1]), notes

@@ -108,9 +108,9 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
         return run
     except OSError as error:
         raise MusterError(
-            f"the run's folder can't be made: {error.strerror}",
+            f"the run's folder can't be made, read or written: {error.strerror}",
             seen=f"--runs-dir={options.runs_dir} ({error.filename})",
-            fix="--runs-dir=FOLDER that this user may write, on a file system that all nodes share",
+            fix="--runs-dir=FOLDER that this user may read and write, on a file system that all nodes share",
         ) from error
 
 
@@ -123,12 +123,11 @@ def begun_by(launch: str, options: Options, base: Path) -> Run | None:
             begun = json.loads(content_of(folder / LAUNCH))
             if begun["launch"] != launch:
                 continue
-        except (OSError, ValueError, TypeError, KeyError):  # there is none, or it is damaged
+            source, newest = begun["resumed_from"], begun["latest"]
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):  # there is none, or it is damaged
             continue
-        if latest(folder) != begun["latest"]:
-            run = with_newest(folder)
-        else:
-            run = Run(folder, [Path(begun["resumed_from"]), *checkpoint.saved(folder)] if begun["resumed_from"] else [])
+        candidates = [Path(source), *checkpoint.saved(folder)] if source else []
+        run = Run(folder, candidates) if latest(folder) == newest else with_newest(folder)
         begins = "from the beginning" if run.resumed_from is None else f"from {run.resumed_from.name}"
         run.notes.append(f"the ranks were started again: {begins}")
         return run
@@ -157,9 +156,8 @@ def choose_folder(options: Options, base: Path) -> Run:
         check_name(base)
     if options.name:
         base.mkdir(parents=True, exist_ok=True)
-    run = Run(base if options.name else new_folder(base, explicit=False))
-    run.notes.append(f"nothing to resume yet in {base}: starts from the beginning")
-    return run
+    note = f"nothing to resume yet in {base}: starts from the beginning"
+    return Run(base if options.name else new_folder(base, explicit=False), notes=[note])
 
 
 def check_name(base: Path) -> None:
@@ -302,8 +300,14 @@ def claim(folder: Path, launch: str) -> None:
                 file.write(msgspec.json.encode(own))
             break
         except FileExistsError:
+            found, aside = text_of(path), path.with_name(f"{WRITER}.{own.host}.{own.pid}")
             refuse_second(path, own)
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                # Of several that have found it dead one alone gets it so; `unlink` could remove another's new one.
+                path.rename(aside)
+                if text_of(aside) != found:
+                    aside.rename(path)
+                aside.unlink(missing_ok=True)
     released = Event()
 
     def touch() -> None:

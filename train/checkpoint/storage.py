@@ -66,7 +66,7 @@ def sync_folder(folder: Path) -> None:
 INDEX = "index"
 MAGIC = "muster checkpoint"
 FORMAT = 2
-NO_SUCH, UNREADABLE = "there is no such checkpoint", "the checkpoint can't be read"
+UNREADABLE = "the checkpoint can't be read"
 
 
 class Damaged(Exception):
@@ -75,7 +75,7 @@ class Damaged(Exception):
 
 def unreadable(path: Path, reason: str) -> MusterError:
     """The error for a user whose checkpoint is damaged."""
-    fix = "--resume auto takes the run's last checkpoint that is whole; where none is, another --name begins a new run"
+    fix = "give the run's folder, of which the last whole one is taken; where none is whole, train with another --name"
     return MusterError(f"{UNREADABLE}: {reason}", seen=str(path), fix=fix)
 
 
@@ -88,10 +88,8 @@ def read_index(path: Path) -> dict[str, Any]:
     try:
         head, _, text = content_of(path / INDEX).partition(b"\n")
     except OSError as error:
-        if path.exists():
-            raise unreadable(path, "it is no checkpoint of this program: no index") from error
-        fix = "give --resume a run's folder or one of its checkpoints; it must be on a file system that all nodes share"
-        raise MusterError(NO_SUCH, seen=str(path), fix=fix) from error
+        none = "there is no such checkpoint on this host"
+        raise unreadable(path, f"it is no checkpoint of this program: no {INDEX}" if path.exists() else none) from error
     words = head.decode(errors="replace").split()
     if words[:2] != MAGIC.split():
         raise unreadable(path, f"{INDEX} does not begin as one: it is no checkpoint of this program")

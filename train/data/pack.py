@@ -61,15 +61,13 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
     found = scan(Options(data=f"imagefolder:{folder}"))
     root, labels = os.fsencode(os.path.expanduser(folder)), found.labels_N.tolist()
     samples = [(os.path.join(root, found.paths_N[index]), labels[index]) for index in range(len(found.paths_N))]
-    halves = {"": samples}
-    if found.num_train == len(samples):
+    halves = {"train": samples[: found.num_train], "val": samples[found.num_train :]}
+    if not halves["val"]:
+        halves = {"": samples}
         if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(os.fsdecode(root))):
             fix = "an OUT that is not below FOLDER"
             raise MusterError("the shards would be a class of the images", seen=f"FOLDER={folder} OUT={out}", fix=fix)
-    else:
-        halves = {"train": samples[: found.num_train], "val": samples[found.num_train :]}
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_folder(out, halves, found.classes, shard_mb * MB, seed)
     except OSError as error:
         raise MusterError(
@@ -84,7 +82,8 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
 def write_folder(out: Path, halves: dict[str, list[Sample]], classes: list[str], limit: int, seed: int) -> None:
     """Makes `out` under another name, which is hidden and looks like no data, and gives it its own at the end."""
     # Named before it is there: SIGTERM may come as soon as it is.
-    partial = out.with_name(f".{out.name}.partial-{uuid.uuid4().hex[:8]}")
+    home = next(parent for parent in out.parents if os.path.lexists(parent))
+    partial = home / f".{out.name}.partial-{uuid.uuid4().hex[:8]}"
     try:
         partial.mkdir(mode=0o700)
         for name, samples in halves.items():
@@ -96,6 +95,7 @@ def write_folder(out: Path, halves: dict[str, list[Sample]], classes: list[str],
         (partial / "classes.json").write_text(json.dumps(classes, indent=0) + "\n")
         partial.chmod(0o755)
         sync_folder(partial)
+        out.parent.mkdir(parents=True, exist_ok=True)  # not before: a failure leaves no folder
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

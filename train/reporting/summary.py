@@ -376,15 +376,16 @@ class Log:
         self.path = folder / "metrics.jsonl"
         self.seconds = 0.0
         kept = []
-        for line in self.path.read_text(errors="replace").splitlines() if self.path.is_file() else []:
-            # Not the last line of a run that was killed while it wrote, nor what is none of ours.
-            with suppress(ValueError, KeyError, TypeError, RecursionError):
-                record = json.loads(line)
-                if record["step"] <= step:
-                    if record["kind"] == "steps":
-                        self.seconds = float(record.get("seconds", self.seconds))
-                    kept.append(line)
-        write_file(self.path, "".join(f"{line}\n" for line in kept))
+        with writing(self.path):
+            for line in self.path.read_text(errors="replace").splitlines() if self.path.is_file() else []:
+                # Not the last line of a run that was killed while it wrote, nor what is none of ours.
+                with suppress(ArithmeticError, ValueError, KeyError, TypeError, RecursionError):
+                    record = json.loads(line)
+                    if record["step"] <= step:
+                        if record["kind"] == "steps":
+                            self.seconds = float(record.get("seconds", self.seconds))
+                        kept.append(line)
+            write_text(self.path, "".join(f"{line}\n" for line in kept))
 
     def write(self, record: dict[str, Any]) -> None:
         """Adds a line."""

@@ -196,6 +196,8 @@ def test_ranks_that_do_not_end_by_sigterm_are_told_and_end_by_a_second_one(tmp_p
             assert any("passed SIGTERM on to its ranks" in line for line in started.stderr)
             assert started.poll() is None
             started.terminate()
+            # torch's own lines, one for each rank that it kills, would bury what ends all.
+            assert [line.partition(" on ")[0] for line in started.stderr] == ["muster: ended by SIGTERM"]
             assert started.wait(60) == 1
         finally:
             started.kill()

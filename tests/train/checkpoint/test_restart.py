@@ -85,7 +85,7 @@ def test_a_launch_is_told_by_its_agent_to_its_own_workers_alone():
 def test_the_same_launch_goes_on_with_its_run(tmp_path, name):
     older = choose_run(options(tmp_path), "ddp").folder
     save(older, {"model": "resnet18"}, step=9, keep=2)
-    (older / ".launch").write_text("[]")  # damaged: it tells nothing
+    (older / ".launch").write_text("[" * 100_000)  # damaged: it tells nothing
     first = choose_run(options(tmp_path, name=name), "ddp", "word")
     assert first.resumed_from is None
     (first.folder / "metrics.jsonl").touch()

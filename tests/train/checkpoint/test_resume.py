@@ -147,9 +147,11 @@ def test_a_complete_run_says_so(train, common, straight):
 def test_a_run_that_was_killed_before_its_summary_gets_it(train, common, straight, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(straight, copy)
+    argv = ["ddp", *common, "--resume", "--name=run", f"--runs-dir={tmp_path}"]
+    (copy / "summary.json").write_text("[" * 100_000)  # damaged: it counts as none
+    train([*argv, "--epochs=4"], 2, ok=True)
     (copy / "summary.json").unlink()
     os.mkfifo(copy / "summary.json")  # which would hold its reader for ever, and counts as none
-    argv = ["ddp", *common, "--resume", "--name=run", f"--runs-dir={tmp_path}"]
     train([*argv, "--epochs=4"], 2, ok=True)
     summary, before = (json.loads((run / "summary.json").read_text()) for run in (copy, straight))
     for name in ("step", "epochs", "final_accuracy", "best_accuracy", "final_valid_loss"):

@@ -1,3 +1,4 @@
+import os
 import shutil
 import socket
 import subprocess
@@ -171,6 +172,29 @@ def test_a_run_whose_writer_ends_while_one_looks_is_free(tmp_path, monkeypatch):
     run_directory.claim(tmp_path, "")
     assert writer.exists()
     release()
+
+
+def test_of_two_that_find_the_same_dead_writer_one_alone_writes(tmp_path, monkeypatch):
+    writer = tmp_path / ".writer"
+    dead = msgspec.structs.replace(run_directory.Writer.here("dead"), pid=2**30)
+    writer.write_bytes(msgspec.json.encode(dead))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        quicker = msgspec.structs.replace(dead, pid=other.pid, started=run_directory.started(other.pid), launch="other")
+        looks = run_directory.is_alive
+
+        def look(path, own):
+            is_theirs = looks(path, own)
+            if not is_theirs:  # the other has looked too, and goes on first
+                path.unlink()
+                path.write_bytes(msgspec.json.encode(quicker))
+            return is_theirs
+
+        monkeypatch.setattr(run_directory, "is_alive", look)
+        with pytest.raises(MusterError, match="another training writes"):
+            run_directory.claim(tmp_path, "ours")
+        assert msgspec.json.decode(writer.read_bytes(), type=run_directory.Writer) == quicker
+        other.communicate(b"\n")
+    assert os.listdir(tmp_path) == [".writer"]
 
 
 def test_a_run_whose_writer_on_another_host_is_silent_is_free(tmp_path, monkeypatch):

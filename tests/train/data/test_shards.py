@@ -103,8 +103,9 @@ def test_nothing_is_overwritten_and_nothing_half_made_is_left(packed, tmp_path, 
         raise OSError(5, "Input/output error", os.fsdecode(path))
 
     monkeypatch.setattr(Path, "read_bytes", fail)  # a stand-in for a disk that fails
-    with pytest.raises(MusterError, match="Input/output error"):
-        pack.pack(folder, tmp_path / "new", shard_mb=1, seed=0)
+    for place in ("new", "a/new/place"):
+        with pytest.raises(MusterError, match="Input/output error"):
+            pack.pack(folder, tmp_path / place, shard_mb=1, seed=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "shards"]
 
 
@@ -217,7 +218,7 @@ def test_shards_of_another_packing_under_the_same_names_are_refused(packed, tmp_
 
 def test_packing_ended_by_sigterm_leaves_nothing(packed, tmp_path):
     before = set(os.listdir(tmp_path))
-    argv = [sys.executable, "-c", SLOW_PACK, packed[0], tmp_path / "out", "--shard-mb=1", "--seed=1"]
+    argv = [sys.executable, "-c", SLOW_PACK, packed[0], tmp_path / "new" / "out", "--shard-mb=1", "--seed=1"]
     with subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         end = time.monotonic() + 60
         while set(os.listdir(tmp_path)) == before and time.monotonic() < end:

@@ -31,3 +31,15 @@ def test_what_is_no_file_in_the_place_of_metrics_is_told_or_replaced(tmp_path):
     os.mkfifo(path)  # which would hold its reader for ever
     Log(tmp_path, 0).write({"step": 1})
     assert path.read_text() == '{"step": 1}\n'
+
+
+def test_lines_that_may_not_be_read_are_told_and_those_that_are_none_left_out(tmp_path, request):
+    path = tmp_path / "metrics.jsonl"
+    kept = json.dumps({"kind": "steps", "step": 1, "seconds": 2.5})
+    path.write_text("\n".join(["[" * 100_000, json.dumps({"kind": "steps", "step": 1, "seconds": 10**400}), kept]))
+    assert Log(tmp_path, 1).seconds == 2.5
+    assert path.read_text() == f"{kept}\n"
+    path.chmod(0)
+    request.getfixturevalue("as_other")
+    with pytest.raises(MusterError, match="Permission denied"):
+        Log(tmp_path, 1)
