@@ -327,8 +327,8 @@ class Options:
     resume: Annotated[
         str | None,
         _run(
-            help="Go on from the run's latest checkpoint; or from the run's folder or the checkpoint that is named. "
-            "auto, for job scripts: from the latest checkpoint, or from the beginning where there is none."
+            help="Alone: go on from the run's latest checkpoint, or begin where there is none; or go on from the run's "
+            "folder or the checkpoint that is named. auto, for job scripts: as alone, whatever other runs are called."
         ),
     ] = None
     log_every: Annotated[
