@@ -454,4 +454,5 @@ def _usage(error: Any, typed: list[str], path: str) -> MusterError:
         fix = shlex.join(["train", *typed[2 if typed[1] == "train" else 1 :]])
     if path == "train" and typed[1].lower() in STRATEGIES:
         fix = shlex.join(["train", typed[1].lower(), *typed[2:]])
-    return MusterError(wrong, seen=shlex.join(typed), fix=fix or f"{path} --help lists what there is")
+    extra = "options begin with --, and values with blanks stand in quotes; " if "extra argument" in wrong else ""
+    return MusterError(wrong, seen=shlex.join(typed), fix=fix or f"{extra}{path} --help lists what there is")

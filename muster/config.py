@@ -8,6 +8,7 @@ same arguments back (train/__main__.py). What a file says, which `--config` name
 import difflib
 import glob
 import os
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -77,13 +78,12 @@ def check_data(data: str, model: str) -> None:
     name, _, folder = data.partition(":")
     if name not in SOURCES:
         if os.path.exists(os.path.expanduser(data)):
-            kind = "tokens" if is_transformer(model) else "imagefolder"
-            raise MusterError("a path goes with its data source", seen=f"--data={data}", fix=f"--data={kind}:{data}")
+            fix = shlex.quote(f"--data={'tokens' if is_transformer(model) else 'imagefolder'}:{data}")
+            raise MusterError("a path goes with its data source", seen=f"--data={data}", fix=fix)
         raise _unknown("data source", "--data", name, SOURCES, SOURCES)
     if SOURCES[name] != bool(folder):
-        wrong = f"the data source {name} needs a folder" if SOURCES[name] else f"the data source {name} has no folder"
-        fix = f"--data={name}:FOLDER" if SOURCES[name] else f"--data={name}"
-        raise MusterError(wrong, seen=f"--data={data}", fix=fix)
+        wrong, end = ("needs a", ":FOLDER") if SOURCES[name] else ("has no", "")
+        raise MusterError(f"the data source {name} {wrong} folder", seen=f"--data={data}", fix=f"--data={name}{end}")
     if is_transformer(model) and name not in OF_TOKENS:
         fix = "--data=tokens:PATH of a text, of a folder with texts, or of a file of tokens; --data=synthetic"
         raise MusterError(f"{model} reads tokens, no images", seen=f"--data={data}", fix=fix)
@@ -327,8 +327,8 @@ class Options:
     resume: Annotated[
         str | None,
         _run(
-            help="Go on from the run's latest checkpoint; or from the run's folder or the checkpoint that is named. "
-            "auto, for job scripts: from the latest checkpoint, or from the beginning where there is none."
+            help="Alone: go on from the run's latest checkpoint, or begin where there is none; or go on from the run's "
+            "folder or the checkpoint that is named. auto, for job scripts: as alone, whatever other runs are called."
         ),
     ] = None
     log_every: Annotated[

@@ -62,9 +62,7 @@ def of_option(asked: str, parameters: Sequence[Any], path: str) -> str:
     if path == "train":
         return f"a strategy comes first, as in train ddp {asked}; train --help lists what there is"
     if path == "muster job":
-        return (
-            f"-- comes before the job's own command, as in muster job SITE -- train ddp {asked}; or muster job --help"
-        )
+        return f"-- comes before the job's command, as in muster job SITE -- train ddp {asked}; or muster job --help"
     return f"{path} --help lists what there is"
 
 

@@ -36,8 +36,8 @@ def site(
     elif what == "list":
         print_list()
     elif what is not None:
-        why = ", ".join(recognise.evidence_for(profiles.path_of(what), env))
-        _show(what, profiles.load_site(what), why or None, as_json)
+        found = profiles.load_site(what)
+        _show(what, found, ", ".join(recognise.evidence_for(profiles.path_of(what), env)) or None, as_json)
     else:
         # Where launches are to take none, the question is still which it would be.
         wanted = env.get("MUSTER_SITE") or "auto"

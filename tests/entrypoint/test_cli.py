@@ -115,6 +115,7 @@ def test_a_refusal_is_three_lines_and_code_2(command: Run, recordings: Path) -> 
         (["ddp", "-epochs", "3"], "-epochs", "train ddp --epochs"),
         (["ddp", "-nproc_per_node=2"], "-nproc_per_node=2", "train ddp --nproc-per-node"),
         (["ddp", "leftover"], "leftover", "--help"),
+        (["ddp", "--data=imagefolder:my", "images"], "images", "quotes"),
         (["ddp", "--epochs"], "--epochs", "train ddp --help"),
         (["--epochs", "3"], "--epochs", "train ddp --epochs"),
         (["selftest", "--ranks", "3"], "2, 4 or 8", "--ranks 2"),
@@ -140,12 +141,14 @@ def test_a_misspelt_command_line_is_refused_before_anything_starts(
         ("--data=imagefolder:/none/images", "--data=imagefolder:"),
         ("--data=digit", "--data=digits"),
         ("--data=imgs", "--data=imagefolder:imgs"),
+        ("--data=my imgs", "'--data=imagefolder:my imgs'"),
         ("--name=a/b", "--name=NAME"),
     ],
 )
 def test_a_wrong_name_is_refused_before_torch_is_loaded(command: Run, tmp_path: Path, wrong: str, nearest: str) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was loaded')\n")
-    (tmp_path / "imgs").mkdir()
+    for name in ("imgs", "my imgs"):
+        (tmp_path / name).mkdir()
     answer = command("train", "ddp", "--nproc-per-node=1", wrong, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
     assert answer.returncode == 2
     _, seen, fix = three_lines(answer.stderr)

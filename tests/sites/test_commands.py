@@ -69,6 +69,15 @@ def test_a_file_with_faults_is_refused_with_each_of_them(command: Run, tmp_path:
     assert f"mend {path.name}" in fix
 
 
+@pytest.mark.parametrize(("name", "words"), [("juwels-boster", "juwels-booster"), ("none.toml", "muster site list")])
+def test_a_name_or_file_that_is_not_there_is_told_with_those_that_are(command: Run, name: str, words: str) -> None:
+    answer = command("muster", "site", name)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    _, seen, fix = three_lines(answer.stderr)
+    assert seen == name
+    assert words in fix
+
+
 def test_what_a_file_says_does_not_reach_the_terminal(command: Run, tmp_path: Path) -> None:
     path = written(tmp_path, VALID.replace("Testbooster", r"\u001b[31mred\u0007") + '"\\u001b[2J" = 1\n')
     answer = command("muster", "site", str(path))

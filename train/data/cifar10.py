@@ -42,7 +42,7 @@ def open_source(options: Options) -> Source:
         raise MusterError(
             f"no complete CIFAR-10 in this folder: {str(error).partition('.')[0]}",
             seen=f"--data={options.data}",
-            fix="unpack cifar-10-python.tar.gz there, so that FOLDER/cifar-10-batches-py/data_batch_1 exists",
+            fix="unpack cifar-10-python.tar.gz there; this user has to read FOLDER/cifar-10-batches-py/data_batch_1",
         ) from error
     tensors = []
     for part in parts:

@@ -13,6 +13,7 @@ import argparse
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -159,7 +160,7 @@ def main() -> None:
     with interruption.command(parser.prog):
         signal.signal(signal.SIGTERM, end)
         num_samples = pack(asked.folder, asked.out, asked.shard_mb, asked.seed)
-        print(one_line(f"{asked.out}: {num_samples:,} images, for --data shards:{asked.out}"))
+        print(one_line(f"{asked.out}: {num_samples:,} images, for --data {shlex.quote(f'shards:{asked.out}')}"))
 
 
 if __name__ == "__main__":

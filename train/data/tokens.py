@@ -78,9 +78,9 @@ def map_file(path: Path) -> np.ndarray:
             raise ValueError(f"it holds {array.dtype} in {array.ndim} dimensions, not unsigned numbers in one")
         return array
     type_ = np.dtype(TYPES.get(path.suffix, "u1"))
-    if (size := path.stat().st_size) % type_.itemsize or not size:
+    if (size := path.stat().st_size) % type_.itemsize:
         raise ValueError(f"its {size} bytes are no sequence of {type_.itemsize * 8} bit numbers")
-    return np.memmap(path, type_, mode="r")
+    return np.memmap(path, type_, mode="r") if size else np.empty(0, type_)
 
 
 def halves(folder: Path) -> tuple[Path, Path] | None:

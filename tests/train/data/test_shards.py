@@ -138,7 +138,7 @@ def test_the_command(packed, tmp_path, monkeypatch, capsys):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{tmp_path / 'a b'}: 50 images, for --data shards:{tmp_path / 'a b'}\n"
+    assert done.stdout == f"{tmp_path / 'a b'}: 50 images, for --data 'shards:{tmp_path}/a b'\n"
     pack.pack(folder, tmp_path / "same", shard_mb=1000, seed=0)
     shards = [[path.read_bytes() for path in sorted((tmp_path / name).rglob("*.tar"))] for name in ("a b", "same")]
     assert shards[0] == shards[1] != []
