@@ -327,8 +327,8 @@ class Options:
     resume: Annotated[
         str | None,
         _run(
-            help="Alone: go on from the run's latest checkpoint, or begin where there is none; or go on from the run's "
-            "folder or the checkpoint that is named. auto, for job scripts: as alone, whatever other runs are called."
+            help="Go on from the run's latest checkpoint, or begin where there is none. With a run's folder or a "
+            "checkpoint: go on from that. auto, for job scripts: the same as alone, but no check for a misspelt --name."
         ),
     ] = None
     log_every: Annotated[

@@ -91,7 +91,7 @@ def read_index(path: Path) -> dict[str, Any]:
         if path.exists():
             raise unreadable(path, f"it is no checkpoint of this program: no {INDEX}") from error
         fix = "a run's folder, or one of its checkpoints, on a file system that all nodes share"
-        raise MusterError(f"{UNREADABLE}: there is none on this host", seen=str(path), fix=fix) from error
+        raise MusterError(f"{UNREADABLE}: there is no such checkpoint on this host", seen=str(path), fix=fix) from error
     words = head.decode(errors="replace").split()
     if words[:2] != MAGIC.split():
         raise unreadable(path, f"{INDEX} does not begin as one: it is no checkpoint of this program")
