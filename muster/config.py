@@ -327,8 +327,8 @@ class Options:
     resume: Annotated[
         str | None,
         _run(
-            help="Go on from the run's latest checkpoint, or begin where there is none. With a run's folder or a "
-            "checkpoint: go on from that. auto, for job scripts: the same as alone, but no check for a misspelt --name."
+            help="Go on from the latest checkpoint, if there is one. With a run's folder or a checkpoint: "
+            "go on from that. auto, for job scripts: the same as alone, but no check for a misspelt --name."
         ),
     ] = None
     log_every: Annotated[
