@@ -71,6 +71,7 @@ class Trainer:
         self.notice, self.grace = PreemptionNotice(), GracePeriod(math.inf, "not known")
         self.limit_notes: list[str] = []
         self.log: Log | None = None
+        self.tracker: Tracker | None = None
         self.saved_step: int | None = None
         self.warned = self.is_due = False
 
@@ -187,7 +188,7 @@ class Trainer:
         if world.main and self.run.resumed_from is not None:
             # Not before: what can't be continued keeps its options.
             write_file(self.run.folder / "config.toml", to_toml(self.name, self.given))
-        with self.open_tracker() as self.tracker:
+        with nullcontext() if options.track == "none" else self.open_tracker() as self.tracker:
             # A folder without a checkpoint has lines of a run that failed in it, if any: none of the one that goes on.
             self.log = Log(self.run.folder, progress.step if saved(self.run.folder) else 0) if world.main else None
             before_s = 0.0 if self.log is None else self.log.seconds
@@ -520,7 +521,8 @@ class Trainer:
         """Writes a line of metrics.jsonl, on rank 0."""
         if self.log is not None:
             self.log.write(values)
-        self.tracker.write(values)
+        if self.tracker is not None:
+            self.tracker.write(values)
 
     def summarize(self) -> dict[str, Any]:
         """The summary of the run, which rank 0 writes; to be called on all ranks."""
@@ -536,7 +538,8 @@ class Trainer:
         summary |= self.gradients.report()
         if self.world.main:
             write_file(self.run.folder / "summary.json", strict_json(summary))
-        self.tracker.write({"kind": "run", **{name: summary[name] for name in summary.keys() - {"options"}}})
+        if self.tracker is not None:
+            self.tracker.write({"kind": "run", **{name: summary[name] for name in summary.keys() - {"options"}}})
         return summary
 
 

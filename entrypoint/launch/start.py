@@ -33,7 +33,6 @@ from muster.entrypoint.rendezvous.address import Rendezvous
 from muster.entrypoint.sites import recognise
 from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import ATTEMPT, MusterError, notify
-from muster.interfaces import check_interfaces
 from muster.paths import text_of
 from muster.units import plural
 from muster.variables import LaunchVariable
@@ -108,9 +107,6 @@ def start(
         allocation, options = context.allocation, context.options
         if not is_dry and allocation.num_nodes == allocation.tasks_on_node == 1:
             check()
-            if options.interface and not options.interface.startswith("^"):  # to NCCL all others
-                asked = options.interface.removeprefix("=")
-                check_interfaces(asked, f"--interface={options.interface}", by_prefix=True)
         of_driver = Additions() if is_dry else driver.check(allocation, env, program)
         site = context.site.site if context.site else None
         # The fabric's library path has the driver's in it.

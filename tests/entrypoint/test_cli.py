@@ -317,19 +317,6 @@ def test_a_users_script_runs_on_every_rank_and_finds_its_neighbours(command: Run
     assert said == ["muster: local: 1 node x 2 = 2 ranks, meeting on this host over lo"]
 
 
-def test_an_interface_that_is_not_here_is_told_before_a_users_script_runs(command: Run, hello: Path) -> None:
-    answer = command("muster", "run", "--interface", "nosuch0", str(hello))
-    assert answer.returncode == 2
-    wrong, seen, fix = three_lines(answer.stderr)
-    assert "no network interface nosuch0" in wrong
-    assert "lo" in seen.split()
-    assert "--interface" in fix
-    # NCCL takes beginnings of names, and all but one.
-    for name in ("l", "^nosuch0", "=lo"):
-        answer = command("muster", "run", "--nproc-per-node=1", "--interface", name, str(hello), "0")
-        assert answer.returncode == 0, answer.stderr
-
-
 def test_debug_among_the_scripts_own_arguments_is_the_scripts(command: Run, hello: Path) -> None:
     wrong = ["--nnodes=2", "--node-rank=7", str(hello)]
     answer = command("muster", "run", *wrong, "--debug", cwd=hello.parent)

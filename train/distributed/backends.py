@@ -1,18 +1,19 @@
 """What the ranks speak through, and the group of all of them."""
 
 import os
+import socket
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import cache
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore
 
 from muster.errors import MusterError
-from muster.interfaces import check_interfaces
 from muster.train.distributed.world import World, silent_stdout
 from muster.train.health.faults import SharedFault
 
@@ -89,9 +90,7 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
     if not has_powersgd and dist.is_gloo_available():
         run_gloo_on_one_thread()
     if world.backend != "mpi":
-        # NCCL's ranks have groups of gloo too.
-        names = os.environ.get("GLOO_SOCKET_IFNAME", "")
-        check_interfaces(names, f"GLOO_SOCKET_IFNAME={names}, as --interface or the user has it")
+        check_interfaces(world.host)
     with world.status.connecting(), silent_stdout() if world.backend == "gloo" else nullcontext():
         if world.backend == "mpi":
             open_mpi(world)
@@ -103,6 +102,24 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
             world_size=world.world_size,
             timeout=timedelta(seconds=world.timeout_s),
             device_id=world.device if "nccl" in world.backend else None,
+        )
+
+
+def check_interfaces(host: str) -> None:
+    """Returns if this host has the interfaces that gloo is to take; NCCL's ranks have groups of gloo too.
+
+    Raises:
+        MusterError: one is not here, or has no address.
+    """
+    families = (socket.AF_INET, socket.AF_INET6)
+    here = [name for name, entries in psutil.net_if_addrs().items() if any(each.family in families for each in entries)]
+    text = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    missing = [name for name in text.split(",") if name and name not in here]
+    if missing:
+        raise MusterError(
+            f"{host} has no network interface {missing[0]} with an address",
+            seen=f"GLOO_SOCKET_IFNAME={text}, as --interface or the user has it; there are: {' '.join(here)}",
+            fix="--interface NAME, with one that all nodes have, or neither of them",
         )
 
 
