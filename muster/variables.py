@@ -20,7 +20,7 @@ class LaunchVariable(StrEnum):
     LAUNCH = "MUSTER_LAUNCH"
     """An id of the launch, a dot, and the process id of the agent."""
     RANK_VARIABLES = "MUSTER_RANK_VARIABLES"
-    """What a rank that no agent starts is given, as NAME=VALUE between blanks: RANK, MASTER_ADDR and so on."""
+    """The job's id, and what a rank that no agent starts is given, as NAME=VALUE: RANK, MASTER_ADDR; between blanks."""
     RANK_REPORTS = "MUSTER_RANK_REPORTS"
     """The folder in which ranks report to their agent, each in a file named by its process id."""
 

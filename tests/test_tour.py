@@ -16,3 +16,4 @@ def test_a_launch_is_followed_from_the_command_to_torchruns_words(tmp_path: Path
     ]
     assert places == sorted(places)
     assert all(visited.functions and visited.lines for visited in launch.files.values())
+    assert len(files) <= launch.most

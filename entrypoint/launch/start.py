@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from muster import interruption
 from muster.entrypoint import environment, resources, show
-from muster.entrypoint.detect import resolve
+from muster.entrypoint.detect import families, resolve
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.fabric import launch as fabric
@@ -144,9 +144,10 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
     Raises:
         MusterError: that can't be found out, or contradicts itself.
     """
-    # A rank that submitted this job, or started this process, handed on what its own launch had given it.
-    given = env.get(LaunchVariable.RANK_VARIABLES, "").split()
-    env = replace(env, variables={name: env[name] for name in env if f"{name}={env[name]}" not in given})
+    job_id, *given = env.get(LaunchVariable.RANK_VARIABLES, "").split() or [""]
+    # A rank that submitted this job handed on what its own launch had given it. In its own job it is still true.
+    if given and families.find_job(env)[0].job_id not in (None, job_id):
+        env = replace(env, variables={name: env[name] for name in env if f"{name}={env[name]}" not in given})
     site = recognise.here(env, options)
     if is_single and options.nproc_per_node not in (None, "1"):
         raise MusterError(
@@ -228,7 +229,8 @@ def _command(context: Context, program: Program, port: int) -> tuple[list[str], 
     _refuse_torchruns(allocation, options, program)
     variables = frameworks.VARIABLES[program.framework](allocation, context.rendezvous, port)
     if program.framework == "torch":
-        variables[LaunchVariable.RANK_VARIABLES] = " ".join(f"{name}={value}" for name, value in variables.items())
+        given = [f"{name}={value}" for name, value in variables.items()]
+        variables[LaunchVariable.RANK_VARIABLES] = " ".join([allocation.job_id or "-", *given])
     unused = f"torchrun does not start these ranks, and its options do nothing: {shlex.join(program.torchrun)}"
     return program.own_words(), Additions(variables, (unused,) if program.torchrun else ())
 

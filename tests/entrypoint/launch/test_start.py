@@ -117,13 +117,20 @@ def test_a_job_that_a_rank_submits_goes_by_its_own_variables() -> None:
     rank = planned(recorded("c_srun_N2_2per.node02.3"), old).additions.variables
     assert rank["MASTER_ADDR"] == "old"
     for own, address_taken in ({}, "node01"), ({"MASTER_ADDR": "10.0.0.1"}, "10.0.0.1"):
-        job = recorded("b_srun_N2_1per.node02.1", **{**rank, **own})
+        job = recorded("b_srun_N2_1per.node02.1", **{**rank, **own, "SLURM_JOB_ID": "9", "SLURM_JOBID": "9"})
         context = start.find(job, LaunchOptions(site="off"), ["train", "ddp"])
         assert context.rendezvous.master_addr == address_taken
         assert context.rendezvous.master_port == 61009
         found = start.plan(context, TRAINER, ["train", "ddp"]).environment(context.env)
         assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", LaunchVariable.RANK_VARIABLES} & found.keys()
         assert found.get("MASTER_ADDR") == own.get("MASTER_ADDR")
+
+
+def test_a_rank_that_starts_another_program_is_still_of_its_world() -> None:
+    """As in a container that got no variable of the scheduler's: alone it would be a world of its own."""
+    rank = planned(recorded("c_srun_N2_2per.node02.3"), LaunchOptions()).additions.variables
+    with pytest.raises(MusterError, match="nothing tells which of them this is"):
+        start.find(Environment(dict(rank), host="node02"), LaunchOptions(), ["train", "ddp"])
 
 
 def test_a_list_of_nodes_too_long_for_a_variable_is_left_out() -> None:
