@@ -95,6 +95,6 @@ def _namespace_problem() -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
     return made.stderr.strip() if made.returncode else ""
