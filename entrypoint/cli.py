@@ -440,7 +440,7 @@ def _usage(error: Any, typed: list[str], path: str) -> MusterError:
     if asked is not None and context:
         # Of -epochs the parser knows -e alone, as one of several letters.
         whole = next((word for word in typed if len(asked) == 2 and re.match(rf"-\w*{asked[1]}\w", word)), asked)
-        fix = hints.of_option(whole.partition("=")[0], context.command.params, path)
+        fix = hints.of_option(whole.partition("=")[0], context.command.params, path, typed)
         return MusterError(error.message.replace(asked, whole), seen=shlex.join(typed), fix=fix)
     wrong, _, meant = str(error.format_message()).replace("Value error, ", "").rstrip(".").partition(". Did you mean ")
     if meant:
