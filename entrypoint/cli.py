@@ -220,10 +220,9 @@ def muster() -> None:
     """The command `muster`."""
     script: list[str] = []
     plain = from_argv(sys.argv[2:], *RUN, rest=script) if sys.argv[1:2] == ["run"] else None
-    if plain is not None and script:
-        options, how, torchrun = plain
-        with interruption.command("muster run", options.debug):
-            _run_script(options, how, torchrun, script)
+    if plain and script:
+        with interruption.command("muster run", plain[0].debug):
+            _run_script(*plain, script=script)
         return
     argv = sys.argv[1:]
     # The words after `muster run` are a script's, which may want them as they are.
@@ -284,8 +283,11 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
         kind = "program"
     # os.path's answer is no where this user may not look; Path's is an OSError.
     if kind == "script" and not os.path.isfile(script[0]):
-        fix = "muster run SCRIPT.py, muster run -m MODULE or muster run --no-python PROGRAM"
-        raise MusterError("there is no such script", seen=script[0], fix=fix)
+        wrong, path = "there is no such script", "SCRIPT.py"
+        if os.path.isdir(script[0]):
+            wrong, path = "a folder is no script", shlex.quote(os.path.join(script[0], path))
+        fix = f"muster run {path}, muster run -m MODULE or muster run --no-python PROGRAM"
+        raise MusterError(wrong, seen=script[0], fix=fix)
     if kind == "script":
         _check_is_python(script[0])
     if kind == "module":
@@ -438,7 +440,7 @@ def _usage(error: Any, typed: list[str], path: str) -> MusterError:
     if asked is not None and context:
         # Of -epochs the parser knows -e alone, as one of several letters.
         whole = next((word for word in typed if len(asked) == 2 and re.match(rf"-\w*{asked[1]}\w", word)), asked)
-        fix = hints.of_option(whole.partition("=")[0], context.command.params, path)
+        fix = hints.of_option(whole.partition("=")[0], context.command.params, path, typed)
         return MusterError(error.message.replace(asked, whole), seen=shlex.join(typed), fix=fix)
     wrong, _, meant = str(error.format_message()).replace("Value error, ", "").rstrip(".").partition(". Did you mean ")
     if meant:

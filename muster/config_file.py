@@ -94,7 +94,7 @@ def load(path: str) -> dict[str, Any]:
     """
     file, seen = Path(os.path.expanduser(path)), f"--config {path}"
     fix = "--config FILE, such as runs/NAME/config.toml; in a container, see that its folder is bound into it"
-    if os.path.isdir(file):  # Path's own raises for a name that is too long
+    if os.path.isfile(file / "config.toml"):  # Path's own raises for a name that is too long
         fix = f"--config {os.path.join(path, 'config.toml')}"
     with explaining("the file of options can't be read", seen=seen, fix=fix):
         check_regular(file)

@@ -45,8 +45,8 @@ LEAST_ALIKE = 0.75
 """Names less alike than this have nothing to do with each other: "--gpus" is no misspelt "--fused"."""
 
 
-def of_option(asked: str, parameters: Sequence[Any], path: str) -> str:
-    """The line to type in place of the command `path` with the option `asked`, which it does not have."""
+def of_option(asked: str, parameters: Sequence[Any], path: str, typed: Sequence[str]) -> str:
+    """The line to type in place of what was `typed`, the command `path` with the option `asked`, which it lacks."""
     known = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
     word = f"--{asked.lstrip('-')}".replace("_", "-").lower()
     meant = MEANT.get(word, "")
@@ -61,7 +61,7 @@ def of_option(asked: str, parameters: Sequence[Any], path: str) -> str:
         return f"{path} {near[0]}"
     if path == "train":
         return f"a strategy comes first, as in train ddp {asked}; train --help lists what there is"
-    if path == "muster job":
+    if path == "muster job" and "list" not in typed:  # which takes no command
         return f"-- comes before the job's command, as in muster job SITE -- train ddp {asked}; or muster job --help"
     return f"{path} --help lists what there is"
 

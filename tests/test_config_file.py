@@ -113,4 +113,9 @@ def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(MusterError, match="file") as refused:
             config_file.read(str(tmp_path / name), "ddp")
         assert str(tmp_path) in refused.value.seen
-    assert refused.value.fix.endswith("config.toml")
+    file = str(tmp_path / "config.toml")
+    assert file not in refused.value.fix  # it is not there
+    Path(file).touch()
+    with pytest.raises(MusterError) as refused:
+        config_file.read(str(tmp_path), "ddp")
+    assert refused.value.fix == f"--config {file}"

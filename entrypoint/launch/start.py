@@ -214,8 +214,7 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
 def _command(context: Context, program: Program, port: int) -> tuple[list[str], Additions]:
     """What starts the ranks of this node, or is the one rank that this process is; and its variables."""
     allocation, options = context.allocation, context.options
-    is_agent = allocation.mode == "agent" and program.framework == "torch"
-    if is_agent:
+    if allocation.mode == "agent" and program.framework == "torch":
         if options.spawn and (program.torchrun or program.kind == "program"):
             raise MusterError(
                 "--spawn runs Python in processes of its own: no other program, and by no option of torchrun's",

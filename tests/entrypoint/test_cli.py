@@ -455,6 +455,16 @@ def test_a_program_that_is_none(command: Run, tmp_path: Path, arguments: list[st
     assert three_lines(answer.stderr)[1], "nothing was seen"
 
 
+def test_a_folder_in_place_of_a_script_is_told(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "my code").mkdir()
+    answer = command("muster", "run", "my code", cwd=tmp_path)
+    wrong, seen, fix = three_lines(answer.stderr)
+    assert (answer.returncode, seen) == (2, "my code")
+    assert "folder" in wrong
+    assert fix.startswith("muster run 'my code/SCRIPT.py'")
+    assert "-m" in fix
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

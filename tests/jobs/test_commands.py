@@ -157,6 +157,12 @@ def test_what_can_not_be(words: list[str], about: str) -> None:
     assert about in "".join(refusal(*words))
 
 
+def test_an_option_that_is_not_there_is_the_commands_only_where_there_may_be_one() -> None:
+    assert "muster job SITE -- train ddp --epochs" in refusal("slurm", "--epochs", "3")[2]
+    assert "--help" in (fix := refusal("list", "--json")[2])
+    assert "--json" not in fix
+
+
 @pytest.mark.parametrize("words", ["run", "run x.py --help", "run -m a.b --version", "doctor --quick", "fabric check"])
 def test_a_command_that_can_be_is_not_run(words: str) -> None:
     command = f"muster {words}"
