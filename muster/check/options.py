@@ -41,7 +41,7 @@ class BenchOptions:
         Literal["auto", "nccl", "gloo"], option(help="Default: nccl on GPUs, gloo on CPUs.", panel=WHAT)
     ] = "auto"
     device: Annotated[Literal["auto", "cuda", "cpu"], option(help="Where the buffers are.", panel=WHAT)] = "auto"
-    min_size: Annotated[str, option(help="The smallest message: 1K, 4M, 1G (powers of 1024).", panel=WHAT)] = "1K"
+    min_size: Annotated[str | None, option(help="The smallest message: 1K, 4M, 1G. Default: 1K.", panel=WHAT)] = None
     max_size: Annotated[str | None, option(help="The largest. Default: 64M by gloo, 1G by nccl.", panel=WHAT)] = None
     factor: Annotated[int, option(help="Each size is the one before times this.", panel=WHAT, min=2)] = 4
     iters: Annotated[int, option(help="Timed calls of each size.", panel=WHAT, min=1)] = 20

@@ -4,6 +4,7 @@ Each is a folder `step-00000010/`, written by all ranks at once (storage.py), fo
 read. It gets that name when it is complete, and `latest` names it then.
 """
 
+import os
 import re
 import shutil
 import time
@@ -106,10 +107,10 @@ def not_written(run: Path, step: int, error: CheckpointException) -> SharedFault
     if not isinstance(cause, OSError):
         # torch's own is no Exception: it would pass `close`, and hide why the run ends.
         raise RuntimeError(f"rank {rank} could not write the checkpoint: {type(cause).__name__}") from error
-    kept = saved(run)
+    kept = latest_of(run).name if step_of(latest_of(run)) >= 0 else None
     return SharedFault(
         f"the checkpoint could not be written: {cause.strerror or cause}",
-        seen=f"rank {rank}, {folder_of(run)}/step-{step:08d}; the last good one is {kept[0].name if kept else 'none'}",
+        seen=f"rank {rank}, {folder_of(run)}/step-{step:08d}; the last good one is {kept or 'none'}",
         fix=f"make room, raise the quota, or see that the file system is there; {RESUME if kept else 'then start it'}",
         code=ExitCode.FAILED,
     )
@@ -244,8 +245,11 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def by_step(run: Path) -> list[Path]:
-    """All complete checkpoints of the run, the newest first."""
-    paths = [path for path in folder_of(run).glob("step-*") if NAME.fullmatch(path.name) and is_checkpoint(path)]
+    """All complete checkpoints of the run, the newest first; OSError where their folder can't be read."""
+    folder = folder_of(run)
+    # By glob such a folder would be an empty one.
+    names = os.listdir(folder) if folder.is_symlink() or folder.exists() else []
+    paths = [folder / name for name in names if NAME.fullmatch(name) and is_checkpoint(folder / name)]
     return sorted(paths, key=step_of, reverse=True)
 
 

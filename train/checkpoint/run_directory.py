@@ -169,7 +169,7 @@ def check_name(base: Path) -> None:
     def letters(name: str) -> str:
         return re.sub(r"[-_.]?\d+", "", name)
 
-    others = {folder.name for folder in base.parent.glob("*") if checkpoint.saved(folder)}
+    others = {folder.name for folder in base.parent.glob("*") if step_of(latest_of(folder)) >= 0}
     others = {name for name in others if letters(name) != letters(base.name)}
     near = difflib.get_close_matches(base.name, others, 1, 0.8)
     if near:
@@ -238,12 +238,10 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
     number = 1
     while True:
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
-        try:
+        with suppress(FileExistsError):
             folder.mkdir()  # and not exists(): of two jobs that start at once, each gets its own
-        except FileExistsError:
-            number += 1
-        else:
             return folder
+        number += 1
 
 
 WRITER = ".writer"

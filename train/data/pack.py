@@ -30,9 +30,10 @@ from rich.progress import track
 from muster.config import Options
 from muster.errors import ExitCode, MusterError, notify, one_line
 from muster.train.checkpoint.storage import sync_folder
-from muster.train.data.imagefolder import LAYOUT, scan
+from muster.train.data.imagefolder import LAYOUT, ImageFiles, scan
 from muster.train.data.sampler import generator
 from muster.train.data.shards import open_index
+from muster.train.data.source import BadSample
 
 NUM_THREADS = 8
 AHEAD = 128
@@ -42,56 +43,55 @@ MB = 10**6
 OVERHEAD = 4 * tarfile.BLOCKSIZE
 """Bytes that a tar file needs besides an image: two headers, a class, what fills a block."""
 
-Sample = tuple[bytes, int]
-"""Where an image is, and its class."""
-
 
 def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
     """How many images are in the shards that are now below `out`, which is made whole or not at all.
 
     Raises:
-        MusterError: there are no images, `out` exists, there is no room, or a file can't be read or written.
+        MusterError: no images, `out` exists, no room, or a file is no image, or can't be read or written.
     """
     out = Path(os.path.abspath(out))  # x/.. would make a folder x
     if os.path.lexists(out):
         fix = "another OUT, or remove the old one first"
         raise MusterError("there is something already, and nothing is overwritten", seen=f"OUT={out}", fix=fix)
-    if not os.path.isdir(folder.expanduser()):
+    root = Path(os.path.expanduser(folder))
+    if not os.path.isdir(root):
         wrong = "the folder of the images does not exist, is a file, or can't be read"
         raise MusterError(wrong, seen=f"FOLDER={folder}", fix=f"{LAYOUT}; in a container, see that it is bound into it")
     found = scan(Options(data=f"imagefolder:{folder}"))
-    root, labels = os.fsencode(os.path.expanduser(folder)), found.labels_N.tolist()
-    samples = [(os.path.join(root, found.paths_N[index]), labels[index]) for index in range(len(found.paths_N))]
-    halves = {"train": samples[: found.num_train], "val": samples[found.num_train :]}
+    images = ImageFiles(root, found.paths_N, found.labels_N, size=1, random=False)
+    halves = {"train": range(found.num_train), "val": range(found.num_train, len(images))}
     if not halves["val"]:
-        halves = {"": samples}
-        if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(os.fsdecode(root))):
+        halves = {"": halves["train"]}
+        if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(root)):
             fix = "an OUT that is not below FOLDER"
             raise MusterError("the shards would be a class of the images", seen=f"FOLDER={folder} OUT={out}", fix=fix)
+    again = "and pack again: no shard was left behind"
     try:
-        write_folder(out, halves, found.classes, shard_mb * MB, seed)
+        write_folder(out, images, halves, found.classes, shard_mb * MB, seed)
+    except BadSample as error:
+        wrong, fix = f"an image can't be read: {error.reason}", f"mend or remove the file, {again}"
+        raise MusterError(wrong, seen=error.name, fix=fix) from error
     except OSError as error:
-        raise MusterError(
-            f"the shards can't be made: {error.strerror or error}",
-            seen=os.fsdecode(error.filename or out),
-            fix="mend that, and pack again: no shard was left behind",
-            code=ExitCode.FAILED,
-        ) from error
-    return len(samples)
+        wrong, fix = f"the shards can't be made: {error.strerror or error}", f"mend that, {again}"
+        raise MusterError(wrong, seen=os.fsdecode(error.filename or out), fix=fix, code=ExitCode.FAILED) from error
+    return len(images)
 
 
-def write_folder(out: Path, halves: dict[str, list[Sample]], classes: list[str], limit: int, seed: int) -> None:
+def write_folder(
+    out: Path, images: ImageFiles, halves: dict[str, range], classes: list[str], limit: int, seed: int
+) -> None:
     """Makes `out` under another name, which is hidden and looks like no data, and gives it its own at the end."""
     # Named before it is there: SIGTERM may come as soon as it is.
     home = next(parent for parent in out.parents if os.path.lexists(parent))
     partial = home / f".{out.name}.partial-{uuid.uuid4().hex[:8]}"
     try:
         partial.mkdir(mode=0o700)
-        for name, samples in halves.items():
+        for name, numbers in halves.items():
             half = partial / name
             half.mkdir(exist_ok=True)
-            order = torch.randperm(len(samples), generator=generator(seed, "pack", name)).tolist()
-            write_shards(half, [samples[index] for index in order], limit)
+            order = torch.randperm(len(numbers), generator=generator(seed, "pack", name)).tolist()
+            write_shards(half, images, [numbers[index] for index in order], limit)
             open_index(half, f"OUT={out}")  # reads what was written, and keeps the index beside it
         (partial / "classes.json").write_text(json.dumps(classes, indent=0) + "\n")
         partial.chmod(0o755)
@@ -102,21 +102,20 @@ def write_folder(out: Path, halves: dict[str, list[Sample]], classes: list[str],
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def write_shards(folder: Path, samples: list[Sample], limit: int) -> None:
-    """Puts `samples`, in this order, into shards of up to `limit` bytes; each has a sample at least."""
-    shown = track(read_ahead(samples), "packing", len(samples), console=Console(stderr=True))
+def write_shards(folder: Path, images: ImageFiles, order: list[int], limit: int) -> None:
+    """Puts `images`, in this `order`, into shards of up to `limit` bytes; each has an image at least."""
+    shown = track(read_ahead(images, order), "packing", len(order), console=Console(stderr=True))
     shard: tarfile.TarFile | None = None
     num_shards = 0
     try:
-        for number, (path, label, content) in enumerate(shown):
+        for number, (name, content, label) in enumerate(shown):
             if shard is not None and shard.offset + len(content) + OVERHEAD > limit:
                 close(shard)
                 shard = None
             if shard is None:
-                name = folder / f"{num_shards:06}.tar"
-                shard = tarfile.TarFile(name, "x", format=tarfile.USTAR_FORMAT)
+                shard = tarfile.TarFile(folder / f"{num_shards:06}.tar", "x", format=tarfile.USTAR_FORMAT)
                 num_shards += 1
-            suffix = os.path.splitext(os.fsdecode(path))[1].lower()
+            suffix = os.path.splitext(name)[1].lower()
             for end, part in ((suffix, content), (".cls", b"%d" % label)):
                 member = tarfile.TarInfo(f"{number:09}{end}")
                 member.size = len(part)
@@ -134,13 +133,17 @@ def close(shard: tarfile.TarFile) -> None:
         os.fsync(file)
 
 
-def read_ahead(samples: list[Sample]) -> Iterator[tuple[bytes, int, bytes]]:
-    """Path, class and bytes of each of `samples`, which several threads read ahead."""
+def read_ahead(images: ImageFiles, order: list[int]) -> Iterator[tuple[str, bytes, int]]:
+    """Path, bytes and class of each of `images`, in this `order`, which several threads read ahead.
+
+    Raises:
+        BadSample: a file can't be read, or is no image by its first bytes.
+    """
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        for start in range(0, len(samples), AHEAD):
-            some = samples[start : start + AHEAD]
-            contents = pool.map(Path.read_bytes, [Path(os.fsdecode(path)) for path, _ in some])
-            yield from ((*sample, content) for sample, content in zip(some, contents, strict=True))
+        for start in range(0, len(order), AHEAD):
+            some = order[start : start + AHEAD]
+            for index, ((content, _), label) in zip(some, pool.map(images.read_encoded, some), strict=True):
+                yield images.name(index), content, label
 
 
 def end(*_: object) -> None:

@@ -65,14 +65,14 @@ def chosen_sizes(options: BenchOptions, backend: str) -> tuple[int, ...]:
         MusterError: one of them is no size, or the smallest is more than the largest.
     """
     least, most = options.min_size, options.max_size or LARGEST[backend]
-    size, end = parse_size(least, "--min-size"), parse_size(most, "--max-size")
+    end = parse_size(most, "--max-size")
+    size = min(UNITS["K"], end) if least is None else parse_size(least, "--min-size")
     if size > end:
         seen, fix = f"--min-size={least} --max-size={most}", f"--min-size={most}, or less"
         raise MusterError("the smallest message is larger than the largest", seen=seen, fix=fix)
-    sizes: list[int] = []
-    while size <= end:
+    sizes = [size]
+    while (size := size * options.factor) <= end:
         sizes.append(size)
-        size *= options.factor
     return tuple(sizes)
 
 

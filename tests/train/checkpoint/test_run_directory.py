@@ -3,8 +3,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -120,6 +122,30 @@ def test_a_folder_that_can_not_be_made(tmp_path):
         choose_run(options(tmp_path), "ddp")
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "closed"])
+@pytest.mark.parametrize("resume", ["auto", "latest", "mine", None])
+def test_a_run_whose_checkpoints_can_not_be_read_does_not_begin_anew(kind, resume):
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o777)
+        folder = checkpoint.folder_of(with_checkpoint(Path(root, "runs", "mine")))
+        if kind == "closed":
+            folder.chmod(0)
+        else:
+            folder.rename(folder.with_name("elsewhere"))
+            folder.touch() if kind == "file" else folder.symlink_to("no such folder")
+        if user == 0:
+            os.seteuid(65534)  # root may read everything
+        try:
+            with pytest.raises(MusterError) as raised:
+                choose_run(options(Path(root), resume=resume, name="mine"), "ddp")
+        finally:
+            os.seteuid(user)
+            release()
+    assert raised.value.code == 2
+    assert str(folder) in raised.value.seen
+
+
 @pytest.mark.parametrize("resume", ["auto", "mine"])
 def test_a_checkpoint_whose_successor_was_killed_is_the_newest(tmp_path, resume):
     folder = with_checkpoint(choose_run(options(tmp_path, name="mine"), "ddp").folder)
@@ -228,6 +254,8 @@ def test_what_touches_the_writers_file_keeps_no_process_that_fails_from_its_end(
 def test_a_misspelt_name_is_not_resumed_from_the_beginning(tmp_path, name, is_refused):
     with_checkpoint(tmp_path / "runs" / "first-1")
     with_checkpoint(tmp_path / "runs" / "first")
+    checkpoint.folder_of(with_checkpoint(tmp_path / "runs" / "unreadable")).rename(tmp_path / "checkpoints")
+    checkpoint.folder_of(tmp_path / "runs" / "unreadable").touch()
     with pytest.raises(MusterError) if is_refused else nullcontext() as refused:
         choose_run(options(tmp_path, name=name, resume="latest"), "ddp")
     if is_refused:

@@ -99,10 +99,10 @@ def test_nothing_is_overwritten_and_nothing_half_made_is_left(packed, tmp_path, 
     with pytest.raises(MusterError, match="nothing is overwritten"):
         pack.pack(folder, out, shard_mb=1, seed=0)
 
-    def fail(path):
-        raise OSError(5, "Input/output error", os.fsdecode(path))
+    def fail(*_):
+        raise OSError(5, "Input/output error", "a shard")
 
-    monkeypatch.setattr(Path, "read_bytes", fail)  # a stand-in for a disk that fails
+    monkeypatch.setattr(tarfile.TarFile, "addfile", fail)  # a stand-in for a disk that fails
     for place in ("new", "a/new/place"):
         with pytest.raises(MusterError, match="Input/output error"):
             pack.pack(folder, tmp_path / place, shard_mb=1, seed=0)
@@ -242,10 +242,30 @@ def test_a_pipe_that_is_named_as_a_shard_is_refused(packed):
         shards.scan(options(packed[1]))
 
 
-def test_a_missing_folder_of_images_is_told_in_words_of_the_command(tmp_path):
+@pytest.mark.parametrize("content", [b"", b"text", None])
+def test_a_file_that_is_no_image_is_not_packed(packed, tmp_path, content):
+    """A training on the shards would name a number in a shard, which nobody could mend."""
+    path = packed[0] / "train" / "cat" / "003.jpg"
+    path.unlink()
+    if content is None:
+        path.symlink_to("nowhere")
+    else:
+        path.write_bytes(content)
     with pytest.raises(MusterError) as error:
-        pack.pack(tmp_path / "none", tmp_path / "out", shard_mb=1, seed=3)
-    assert error.value.seen == f"FOLDER={tmp_path / 'none'}"
+        pack.pack(packed[0], tmp_path / "out", shard_mb=1, seed=3)
+    assert (error.value.code, error.value.seen) == (2, str(path))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("folder", ["none", "empty", "half", "~nobody-of-this-name/x"])
+def test_a_folder_without_images_is_told_in_words_of_the_command(tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    for each in ("empty", "half/train"):
+        Path(each).mkdir(parents=True)
+    with pytest.raises(MusterError) as error:
+        pack.pack(Path(folder), tmp_path / "out", shard_mb=1, seed=3)
+    assert "--data" not in str(error.value)
+    assert folder in error.value.seen
 
 
 def test_a_shard_cut_off_while_training(packed):
