@@ -146,7 +146,9 @@ def choose_folder(options: Options, base: Path) -> Run:
         return Run(new_folder(base, explicit=options.name is not None))
     if options.resume not in ("auto", "latest"):
         return continue_from(options, base)
-    candidates = [base] if options.name else numbered(base)
+    # Of runs without a name of their own, some may be another user's, and closed.
+    unnamed = [folder for folder in numbered(base) if os.access(folder, os.X_OK, effective_ids=True)]
+    candidates = [base] if options.name else unnamed
     if options.name:
         checkpoint.put_back(base)  # others of the candidates may be runs that go on in another job
     with_checkpoint = [folder for folder in candidates if checkpoint.saved(folder)]

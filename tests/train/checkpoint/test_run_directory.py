@@ -146,6 +146,26 @@ def test_a_run_whose_checkpoints_can_not_be_read_does_not_begin_anew(kind, resum
     assert str(folder) in raised.value.seen
 
 
+def test_auto_passes_over_runs_that_another_user_has_closed():
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o777)
+        base = choose_run(options(Path(root)), "ddp").folder
+        release()
+        with_checkpoint(base).chmod(0)
+        Path(root, "runs").chmod(0o777)
+        if user == 0:
+            os.seteuid(65534)  # root may read everything
+        try:
+            run = choose_run(options(Path(root), resume="auto"), "ddp")
+        finally:
+            os.seteuid(user)
+            release()
+            base.chmod(0o700)
+    assert run.folder.name == f"{base.name}-2"
+    assert run.resumed_from is None
+
+
 @pytest.mark.parametrize("resume", ["auto", "mine"])
 def test_a_checkpoint_whose_successor_was_killed_is_the_newest(tmp_path, resume):
     folder = with_checkpoint(choose_run(options(tmp_path, name="mine"), "ddp").folder)
