@@ -251,12 +251,9 @@ def _commands() -> typer.Typer:
     _detailed(app, "bench", bench)(command(partial(_start_check, "bench"), LaunchOptions, BenchOptions))
     app.command("report", help="Show what runs measured, and how they scale, on one page.")(_report)
     site = Annotated[str, typer.Argument(metavar="SITE", help="A site's profile, by name or file; or list.")]
-    words = Annotated[
-        list[str] | None,
-        typer.Argument(metavar="-- COMMAND", help="What runs on each node. Default: train ddp."),
-    ]
+    last = typer.Argument(metavar="-- COMMAND", help="What runs on each node. Default: train ddp.")
     app.command("job", help="Print a job script for a site; 'muster job list' names them.")(
-        command(_job, JobOptions, site=site, command=words)
+        command(_job, JobOptions, site=site, command=Annotated[list[str] | None, last])
     )
     app.command("site", help="Show what is known of this site, or what a profile says.")(site_commands.site)
     fabric_commands.add_to(app)
@@ -320,8 +317,7 @@ def _check_is_module(name: str) -> None:
 
 def _start_check(name: str, options: LaunchOptions, checks: DoctorOptions | BenchOptions) -> None:
     """Starts a program of muster/check, as a training would be."""
-    given = any(word.startswith(("--rdzv-timeout", "--rdzv_timeout")) for word in sys.argv)
-    if not given and options.rdzv_timeout == LaunchOptions.rdzv_timeout:
+    if not any(word.startswith(("--rdzv-timeout", "--rdzv_timeout")) for word in sys.argv):
         options = replace(options, rdzv_timeout=CHECK_RDZV_TIMEOUT_S)
     program = Program("module", ("muster.check", name, *to_argv(checks)), is_ours=True)
     start.start(options, program, ["muster", *sys.argv[1:]])
@@ -404,13 +400,15 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
         # Of the commands typer makes all options at once: those of the others would be a fifth of the launch.
         app.registered_commands, app.registered_groups = asked, []
         app.callback()(lambda: None)  # else a command that is alone would have no name
-    parser = typer.main.get_command(app)
     # What follows -- is another command's.
     is_debugged = "--debug" in takewhile(lambda word: word != "--", argv)
     path = " ".join([name, *argv[: len(asked)]])
-    with interruption.command(path, is_debugged):
+    fix = f"HOME=FOLDER, where you may write; or put what {name} --show-completion prints into a file of your shell's"
+    installing = explaining("the completion can't be installed", seen=os.path.expanduser("~"), fix=fix)
+    is_install = argv[:1] == ["--install-completion"]
+    with interruption.command(path, is_debugged), installing if is_install else nullcontext():
         try:
-            parser.main(args=argv, prog_name=name, standalone_mode=False)
+            typer.main.get_command(app).main(args=argv, prog_name=name, standalone_mode=False)
         except USAGE_ERROR as error:
             if str(error):
                 with _refused_alike():

@@ -130,8 +130,7 @@ def processes_per_node(env: Environment, options: LaunchOptions, job: Job) -> tu
         # What the job's author wrote as nprocPerNode.
         given, name = env["PET_NPROC_PER_NODE"], "PET_NPROC_PER_NODE"
     num_gpus, source = gpus(env, job.gpus_on_node)
-    number = whole_number(given) if given is not None else None
-    if number:
+    if number := whole_number(given or ""):
         return number, f"{name}={given}"
     if given == "cpu":
         return cores(env, job) or NPROC_WITHOUT_GPU, f"{name}=cpu"

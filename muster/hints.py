@@ -71,8 +71,7 @@ def of_value(parameter: Any, path: str) -> str | None:
     if getattr(parameter, "type_descriptor", None) is None or parameter.param_type_name != "option":
         return None
     name = max(parameter.opts, key=len)
-    choices = [str(choice) for choice in get_args(parameter.type_descriptor.annotation)]
-    if choices:
-        return f"{path} {name} " + " or ".join(choices)
+    if choices := get_args(parameter.type_descriptor.annotation):
+        return f"{path} {name} " + " or ".join(map(str, choices))
     limits = limits_of(parameter)
     return f"{path} {name} with a number {limits}" if limits else None

@@ -46,7 +46,7 @@ with notify_if_slow("loading PyTorch", is_shown=IS_FIRST):
 
 from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.agent.agent import Status, run
-from muster.entrypoint.agent.failures import is_ours, lost_nodes, not_met, report
+from muster.entrypoint.agent.failures import is_ours, is_training, lost_nodes, not_met, report
 
 gc.enable()
 if QUIET:
@@ -156,10 +156,9 @@ class Warned(Status):
             return ExitCode.INTERRUPTED
         # Our trainers had not begun, and can be started again as they were; of other programs nobody knows that.
         can_start_again = is_ours() and name in {number.name for number in WARNINGS}
-        is_training = can_start_again and os.environ[LaunchVariable.COMMAND].startswith("train ")
         # A rank whose training has begun has reported its log.
         has_begun = any(os.scandir(os.environ[LaunchVariable.RANK_REPORTS]))
-        when = " before the training began" if is_training and not has_begun else ""
+        when = " before the training began" if can_start_again and is_training() and not has_begun else ""
         notify(f"muster: ended by {name} on {socket.gethostname()}{when}")
         return ExitCode.PREEMPTED if can_start_again else ExitCode.FAILED
 

@@ -22,16 +22,21 @@ WARNED = (-10, -12, -15)
 FIX_BY_SIGNAL = {
     "SIGKILL": "most often memory: ask the scheduler for more, or take a smaller batch or fewer data workers",
     "SIGABRT": "on GPUs most often NCCL, as a collective was out of time: look in the logs for the rank that did not "
-    "come to it; where it may take as long: a longer time-out (train: --timeout-s). On CPUs, at the end of a script "
-    "that has done its work, a thread of gloo's that was not done: flush what was printed, then os._exit(0)",
-    "SIGBUS": "/dev/shm is full (docker run --shm-size=8g, or no data workers), or a file became shorter meanwhile",
+    "come to it; where it may take as long: a longer time-out (train, bench: --timeout-s). On CPUs, at the end of a "
+    "script that has done its work, a thread of gloo's that was not done: flush what was printed, then os._exit(0)",
+    "SIGBUS": "/dev/shm is full (docker run --shm-size=8g; a training: no data workers), or a file became shorter",
     "SIGSEGV": "a fault in compiled code: with PYTHONFAULTHANDLER=1 Python shows which line of an own script called it",
 }
 
 
 def is_ours() -> bool:
-    """Whether the workers are trainers of this project: the exit codes of others mean what their authors wanted."""
+    """Whether the workers are programs of this project: the exit codes of others mean what their authors wanted."""
     return LaunchVariable.COMMAND in os.environ
+
+
+def is_training() -> bool:
+    """Whether the workers are trainers of this project, and no checks: only these leave checkpoints."""
+    return os.environ.get(LaunchVariable.COMMAND, "").startswith("train ")
 
 
 def first_of(failures: Mapping[int, Any]) -> int:
@@ -54,10 +59,8 @@ def how_ended(exitcode: int) -> str:
     """How a process ended, in words: by a signal, or with a code."""
     if exitcode >= 0:
         return f"ended with exit code {exitcode}"
-    try:
-        return f"was ended by {signal.Signals(-exitcode).name}"
-    except ValueError:
-        return f"was ended by signal {-exitcode}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was ended by {names.get(-exitcode, f'signal {-exitcode}')}"
 
 
 def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
@@ -85,7 +88,10 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
     elif status.elsewhere and first.exitcode != ExitCode.USER_MUST_CHANGE:  # a wrong option follows from no other rank
         how, fix = f"{how} after another: {status.elsewhere}", "look what that rank's node said"
     elif is_ours() and first.exitcode == ExitCode.INTERRUPTED:
-        how, fix = "was interrupted by SIGINT, which did not come to its launch", RESUME
+        how = "was interrupted by SIGINT, which did not come to its launch"
+        fix = RESUME if is_training() else "the same command starts it again"
+    elif is_ours() and not is_training() and first.exitcode == -signal.SIGKILL:
+        fix = "most often memory: ask the scheduler for more; muster bench takes less with a smaller --max-size"
     elif first.exitcode < 0:
         fix = FIX_BY_SIGNAL.get(first.signal_name(), fix)
     others = ", and this node's other ranks were stopped" if status.stopped & status.workers else ""
@@ -94,8 +100,7 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
     if first.exitcode < 0 and reports[rank]:
         log = reports[rank][0]
         notify("\n       ".join([f"  log: {log}", *last_lines(Path(log))]))
-    followed = ", ".join(map(str, sorted(failures.keys() - stopped - {rank})))
-    if followed:
+    if followed := ", ".join(map(str, sorted(failures.keys() - stopped - {rank}))):
         notify(f"rank {followed} of this node ended after it")
     return ExitCode.FAILED
 
@@ -123,8 +128,7 @@ def last_lines(log: Path, number: int = 10, most: int = 32768) -> list[str]:
 
 def message_of(failure: ProcessFailure) -> str:
     """The first line of the exception that the worker recorded, or nothing if it recorded none."""
-    recorded: dict[str, Any] = failure.error_file_data
-    message = recorded.get("message") or ""
+    message: Any = failure.error_file_data["message"]  # which torch has read already
     if isinstance(message, dict):
         message = cast("dict[str, Any]", message).get("message", "")
     lines = str(message).strip().splitlines()
@@ -153,14 +157,15 @@ def not_met(address: str, port: int, num_nodes: str, error: Exception) -> Muster
 
 def lost_nodes(address: str, port: int, error: Exception) -> MusterError:
     """The error for nodes that had met, and then lost each other."""
-    host, fix = socket.gethostname(), "look what the other nodes said; --resume goes on"
+    host, fix = socket.gethostname(), "look what the other nodes said"
     if isinstance(error, RendezvousClosedError):
         wrong = f"{host} did not start its ranks again: another node has ended the launch"
     elif isinstance(error, RendezvousTimeoutError):
         wrong, fix = f"{host} waited in vain for enough nodes to start again", f"--nnodes=MIN:MAX, or {fix}"
     else:
         wrong = f"{host} has lost the node at {address}:{port}, by which all meet: without it none can start again"
-        fix = "start the job again, without that node: --resume goes on"
+        fix = "start the job again, without that node"
+    fix += f"; {RESUME}" if is_training() else ""
     return MusterError(wrong, seen=_in_one_line(error), fix=fix, code=ExitCode.FAILED)
 
 

@@ -75,7 +75,8 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
         source = task.sources["tasks_on_node"]
     else:
         nproc, source = (1, "single") if is_single else resources.processes_per_node(env, options, job)
-        mode = "single" if task.num_nodes == 1 and nproc == 1 else "agent"
+        # To start a rank again takes an agent.
+        mode = "single" if task.num_nodes == nproc == 1 and (is_single or not options.num_restarts) else "agent"
         ranks_per_node, rank = (nproc,) * task.num_nodes, task.node_rank * nproc
     sources = {**job.sources, **task.sources, **of_launcher, "nproc_per_node": source}
     return Allocation(

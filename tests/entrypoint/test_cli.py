@@ -619,6 +619,17 @@ def test_completion_is_installed(tmp_path: Path) -> None:
     assert "train" in (tmp_path / ".bashrc").read_text()
 
 
+@pytest.mark.parametrize("name", ["train", "muster"])
+def test_a_home_that_can_not_be_written_to_is_told_as_completion_is_installed(tmp_path: Path, name: str) -> None:
+    (tmp_path / "home").touch()
+    words = ["bash", "-c", '"$0" --install-completion; exit $?', str(COMMANDS / name)]
+    env = {**clean_environment(), "HOME": str(tmp_path / "home")}
+    answer = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
+    _, seen, fix = three_lines(answer.stderr)
+    assert (answer.returncode, seen) == (2, str(tmp_path / "home"))
+    assert f"{name} --show-completion" in fix
+
+
 def test_a_misspelt_command_is_told_the_nearest(command: Run) -> None:
     assert three_lines(command("muster", "docter").stderr)[1:] == ("muster docter", "muster doctor")
 

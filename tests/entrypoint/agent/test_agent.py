@@ -1,6 +1,7 @@
 """What a node's agent says of workers that failed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from muster.entrypoint.agent.agent import Status
-from muster.entrypoint.agent.failures import report
+from muster.entrypoint.agent.failures import lost_nodes, report
 from muster.paths import ROOT
 from muster.variables import LaunchVariable, RankReport
 
@@ -109,6 +111,23 @@ def test_a_rank_that_was_interrupted_without_its_launch(
     said = capsys.readouterr().err
     assert "was interrupted by SIGINT, which did not come to its launch" in said
     assert "--resume" in said
+
+
+@pytest.mark.parametrize("exitcode", [130, -signal.SIGKILL])
+def test_a_check_has_no_checkpoint_batch_or_data_workers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], exitcode: int
+) -> None:
+    monkeypatch.setenv("MUSTER_COMMAND", "muster bench")
+    assert report({1: failure(101, exitcode, 99)}, Status(workers={101})) == 1
+    assert not re.search("--resume|batch|data workers", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("error", [RendezvousClosedError(), RendezvousTimeoutError(), OSError("connection lost")])
+def test_of_lost_nodes_a_training_alone_is_told_to_resume(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    assert "--resume" not in lost_nodes("node01", 61000, error).fix  # a program of the user's
+    for command, is_told in (("muster bench", False), ("train ddp", True)):
+        monkeypatch.setenv("MUSTER_COMMAND", command)
+        assert ("--resume" in lost_nodes("node01", 61000, error).fix) == is_told
 
 
 def test_the_first_is_the_one_that_was_killed(

@@ -155,10 +155,11 @@ def test_a_range_of_nodes_ends_at_those_that_the_job_has(nnodes: str, taken: str
     assert any(nnodes in note and taken in note for note in found.additions.notes) == (nnodes != taken)
 
 
-def test_a_range_of_nodes_in_a_job_of_one() -> None:
-    options = LaunchOptions(nnodes="1:4", nproc_per_node="2")
+@pytest.mark.parametrize("nproc_per_node", ["1", "2"])
+def test_a_range_of_nodes_in_a_job_of_one(nproc_per_node: str) -> None:
+    options = LaunchOptions(nnodes="1:4", nproc_per_node=nproc_per_node)
     found = planned(task("g_array_0.node01.0"), options, Program("script", ("s.py",)))
-    assert {"--nnodes=1", "--max-restarts=3"} <= set(found.argv)
+    assert {"--nnodes=1", f"--nproc-per-node={nproc_per_node}", "--max-restarts=3"} <= set(found.argv)
 
 
 def chosen(*words: str) -> argparse.Namespace:
