@@ -245,9 +245,8 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def by_step(run: Path) -> list[Path]:
-    """All complete checkpoints of the run, the newest first; OSError where their folder can't be read."""
+    """All complete checkpoints of the run, newest first; OSError where their folder can't be read: glob sees none."""
     folder = folder_of(run)
-    # By glob such a folder would be an empty one.
     names = os.listdir(folder) if folder.is_symlink() or folder.exists() else []
     paths = [folder / name for name in names if NAME.fullmatch(name) and is_checkpoint(folder / name)]
     return sorted(paths, key=step_of, reverse=True)

@@ -115,8 +115,7 @@ def write_shards(folder: Path, images: ImageFiles, order: list[int], limit: int)
             if shard is None:
                 shard = tarfile.TarFile(folder / f"{num_shards:06}.tar", "x", format=tarfile.USTAR_FORMAT)
                 num_shards += 1
-            suffix = os.path.splitext(name)[1].lower()
-            for end, part in ((suffix, content), (".cls", b"%d" % label)):
+            for end, part in ((Path(name).suffix.lower(), content), (".cls", b"%d" % label)):
                 member = tarfile.TarInfo(f"{number:09}{end}")
                 member.size = len(part)
                 shard.addfile(member, io.BytesIO(part))
