@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial, wraps
 from importlib.util import find_spec
@@ -400,21 +400,26 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
         # Of the commands typer makes all options at once: those of the others would be a fifth of the launch.
         app.registered_commands, app.registered_groups = asked, []
         app.callback()(lambda: None)  # else a command that is alone would have no name
+    parser = typer.main.get_command(app)
     # What follows -- is another command's.
     is_debugged = "--debug" in takewhile(lambda word: word != "--", argv)
     path = " ".join([name, *argv[: len(asked)]])
-    fix = f"HOME=FOLDER, where you may write; or put what {name} --show-completion prints into a file of your shell's"
-    installing = explaining("the completion can't be installed", seen=os.path.expanduser("~"), fix=fix)
-    is_install = argv[:1] == ["--install-completion"]
-    with interruption.command(path, is_debugged), installing if is_install else nullcontext():
+    explained = _explain_installation(name) if argv[:1] == ["--install-completion"] else nullcontext()
+    with interruption.command(path, is_debugged), explained:
         try:
-            typer.main.get_command(app).main(args=argv, prog_name=name, standalone_mode=False)
+            parser.main(args=argv, prog_name=name, standalone_mode=False)
         except USAGE_ERROR as error:
             if str(error):
                 with _refused_alike():
                     raise _usage(error, [name, *(argv if typed is None else typed)], path) from None
             # Without a message it was the command alone, and its help has been shown.
             sys.exit(2)
+
+
+def _explain_installation(name: str) -> AbstractContextManager[None]:
+    """Turns an OSError of `--install-completion`, which writes below the user's home, into three lines."""
+    fix = f"HOME=FOLDER, where you may write; or put what {name} --show-completion prints into a file of your shell's"
+    return explaining("the completion can't be installed", seen=os.path.expanduser("~"), fix=fix)
 
 
 @contextmanager

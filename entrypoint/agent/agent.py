@@ -365,9 +365,11 @@ class Agent(LocalElasticAgent):
         reason = self._status.ended.get(first.pid)
         how = f"was ended ({reason})" if reason else how_ended(first.exitcode)
         ended = f"rank {rank} on {socket.gethostname()} {how}"
-        again = f": the ranks start again, restart {most - self._remaining_restarts + 1} of {most}"
-        no_more = f", and --max-restarts={most} allows no more restarts"
-        notify(f"muster: {ended}{again if self._remaining_restarts else no_more}")
+        if self._remaining_restarts:
+            number = most - self._remaining_restarts + 1
+            notify(f"muster: {ended}: the ranks start again, restart {number} of {most}")
+        else:
+            notify(f"muster: {ended}, and --max-restarts={most} allows no more restarts")
 
 
 def end_groups(leaders: Iterable[int]) -> None:

@@ -59,8 +59,10 @@ def how_ended(exitcode: int) -> str:
     """How a process ended, in words: by a signal, or with a code."""
     if exitcode >= 0:
         return f"ended with exit code {exitcode}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"was ended by {names.get(-exitcode, f'signal {-exitcode}')}"
+    try:
+        return f"was ended by {signal.Signals(-exitcode).name}"
+    except ValueError:
+        return f"was ended by signal {-exitcode}"
 
 
 def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:

@@ -114,7 +114,7 @@ class GridEngineCluster:
         """What runs on a node besides Grid Engine's own daemons: the processes of jobs, sge_shepherd among them."""
         return [process for process in self.hosts.processes(node) if process.name not in DAEMONS]
 
-    def idle(self, timeout: float = 60) -> None:
+    def idle(self, timeout: float = 30) -> None:
         """Waits until there is no job and no process of one, as after jobs have ended."""
         wait_for("Grid Engine to have no job", lambda: not self.run("qstat", "-u", "*").stdout, timeout, 0.1)
         for node in self.nodes:

@@ -95,6 +95,6 @@ def _namespace_problem() -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=30,
     )
     return made.stderr.strip() if made.returncode else ""

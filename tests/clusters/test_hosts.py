@@ -124,9 +124,9 @@ def test_another_user(hosts: Hosts) -> None:
 
 def test_a_deadline_names_the_command_and_host_and_ends_all_of_it(hosts: Hosts) -> None:
     began = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"waited 2.5 s for `sh -c .* on beta; it wrote:\nfirst"):
-        hosts.run("beta", ["sh", "-c", "echo first; sleep 70 & sleep 80"], timeout=2.5)
-    assert time.monotonic() - began < 60
+    with pytest.raises(TimeoutError, match=r"waited 0.5 s for `sh -c .* on beta; it wrote:\nfirst"):
+        hosts.run("beta", ["sh", "-c", "echo first; sleep 70 & sleep 80"], timeout=0.5)
+    assert time.monotonic() - began < 20
     wait_for("beta to be empty", lambda: not hosts.processes("beta"), timeout_s=60)
 
 
@@ -149,7 +149,7 @@ def test_signals_reach_the_process_and_not_its_wrapper(hosts: Hosts) -> None:
 
 def test_processes_are_listed_a_host_and_die_with_it(hosts: Hosts) -> None:
     sleeper = hosts.popen("alpha", ["sleep", "90"])
-    listed = wait_for("sleep to be listed", lambda: [p for p in hosts.processes("alpha") if p.name == "sleep"], 60)
+    listed = wait_for("sleep to be listed", lambda: [p for p in hosts.processes("alpha") if p.name == "sleep"], 10)
     assert listed[0].argv == ["sleep", "90"]
     assert hosts.processes("beta") == []
     hosts.kill("alpha")

@@ -110,10 +110,10 @@ def test_a_failed_rank_fails_the_launch(mpi_hosts: MpiHosts, launch: Launch, var
 
 @pytest.mark.parametrize(("launch", "variables"), LAUNCHERS)
 def test_a_deadline_ends_the_ranks_on_all_hosts(mpi_hosts: MpiHosts, launch: Launch, variables: str) -> None:
-    with pytest.raises(TimeoutError, match=r"(?s)waited 6 s for `mpi.*it wrote:.*node02 2 4"):
-        launch(mpi_hosts, ["sh", "-c", f"echo $(hostname) {variables}; sleep 60"], timeout=6)
+    with pytest.raises(TimeoutError, match=r"(?s)waited 2 s for `mpi.*it wrote:.*node02 2 4"):
+        launch(mpi_hosts, ["sh", "-c", f"echo $(hostname) {variables}; sleep 60"], timeout=2)
     for host in mpi_hosts.names:
-        wait_for(f"{host} to be without ranks", lambda host=host: not mpi_hosts.processes(host), timeout_s=60)
+        wait_for(f"{host} to be without ranks", lambda host=host: not mpi_hosts.processes(host), timeout_s=20)
 
 
 def test_two_at_once_and_nothing_is_left(mpi_cluster: Callable[..., MpiHosts], mpi_hosts: MpiHosts) -> None:
@@ -126,7 +126,7 @@ def test_two_at_once_and_nothing_is_left(mpi_cluster: Callable[..., MpiHosts], m
     keys = {(cluster.hosts.home / ".ssh" / "id_ed25519").read_text() for cluster in (other, mpi_hosts)}
     assert len(keys) == 2
     other.hosts.popen("node01", openmpi_command(["sleep", "90"], "--host", "node01:1,node02:1"))
-    wait_for("a rank on node02", lambda: [p for p in other.processes("node02") if p.name == "sleep"], timeout_s=60)
+    wait_for("a rank on node02", lambda: [p for p in other.processes("node02") if p.name == "sleep"], timeout_s=20)
     other.hosts.close()
     assert processes_in(namespaces) == []
     assert _machine() == before

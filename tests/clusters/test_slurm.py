@@ -125,7 +125,7 @@ def test_two_clusters_at_once(slurm_cluster: Callable[..., SlurmCluster], slurm2
     first.cancel()
     assert first.wait().state == "CANCELLED"
     assert second.state == "RUNNING"
-    assert wait_for("node02 to be without a job", lambda: not slurm2.processes("node02"), timeout_s=60)
+    assert wait_for("node02 to be without a job", lambda: not slurm2.processes("node02"), timeout_s=20)
     assert "sleep" in [process.name for process in other.processes("node01")]
     slurm2.idle()
 
@@ -142,7 +142,7 @@ def test_a_job_in_hi_preempts_and_the_victim_is_requeued(slurm_cluster: Callable
     script = "trap 'echo TERM; exit' TERM; echo run $SLURM_RESTART_COUNT.; sleep ${SLURM_RESTART_COUNT:+0.}50 & wait"
     victim = cluster.submit(script, "--exclusive", "--open-mode=append")
     victim.wait_for_state("RUNNING")
-    wait_for("the victim's first line", lambda: victim.output, timeout_s=60)
+    wait_for("the victim's first line", lambda: victim.output, timeout_s=20)
     urgent = cluster.sbatch("echo urgent", "--exclusive", "--partition=hi")
     assert urgent.output == "urgent\n"
     assert victim.wait().state == "COMPLETED"
@@ -164,8 +164,8 @@ def test_a_node_dies_and_comes_back(slurm_cluster: Callable[..., SlurmCluster]) 
 
 
 def test_a_deadline_shows_the_job_and_cancels_it(slurm2: SlurmCluster) -> None:
-    with pytest.raises(TimeoutError, match=r"(?s)waited 6 s for job \d+ to end.*state RUNNING.*it wrote:\nhello"):
-        slurm2.sbatch("echo hello; sleep 60", timeout=6)
+    with pytest.raises(TimeoutError, match=r"(?s)waited 2 s for job \d+ to end.*state RUNNING.*it wrote:\nhello"):
+        slurm2.sbatch("echo hello; sleep 60", timeout=2)
     slurm2.idle()
 
 

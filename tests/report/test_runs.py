@@ -140,7 +140,7 @@ def test_a_damaged_summary_is_refused(make: Make, content: str) -> None:
     assert len(str(error.value).splitlines()) == 3
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(20)
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(make: Make) -> None:
     folder = make("piped")
     (folder / "summary.json").unlink()

@@ -245,9 +245,17 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def by_step(run: Path) -> list[Path]:
-    """All complete checkpoints of the run, newest first; OSError where their folder can't be read: glob sees none."""
+    """All complete checkpoints of the run, the newest first.
+
+    Raises:
+        OSError: their folder is there and can't be read, in which glob would see none.
+    """
     folder = folder_of(run)
-    names = os.listdir(folder) if folder.is_symlink() or folder.exists() else []
+    try:
+        folder.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    names = os.listdir(folder)
     paths = [folder / name for name in names if NAME.fullmatch(name) and is_checkpoint(folder / name)]
     return sorted(paths, key=step_of, reverse=True)
 

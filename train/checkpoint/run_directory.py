@@ -146,11 +146,12 @@ def choose_folder(options: Options, base: Path) -> Run:
         return Run(new_folder(base, explicit=options.name is not None))
     if options.resume not in ("auto", "latest"):
         return continue_from(options, base)
-    # Of runs without a name of their own, some may be another user's, and closed.
-    unnamed = [folder for folder in numbered(base) if os.access(folder, os.X_OK, effective_ids=True)]
-    candidates = [base] if options.name else unnamed
     if options.name:
-        checkpoint.put_back(base)  # others of the candidates may be runs that go on in another job
+        candidates = [base]
+        checkpoint.put_back(base)  # not where there are several: some may go on in another job
+    else:
+        # Some may be another user's, and closed.
+        candidates = [folder for folder in numbered(base) if os.access(folder, os.X_OK, effective_ids=True)]
     with_checkpoint = [folder for folder in candidates if checkpoint.saved(folder)]
     if with_checkpoint:
         return with_newest(max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime))

@@ -49,7 +49,7 @@ class ImageFiles(EncodedImages):
             return file.read()
 
 
-def halves_of(root: Path, layout: str) -> list[Path]:
+def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
     """The folders with the training and the validation data; `root` alone, where it has no such folders.
 
     Raises:
@@ -59,7 +59,7 @@ def halves_of(root: Path, layout: str) -> list[Path]:
     present = [half for half in halves if os.path.isdir(half)]  # Path.is_dir raises where this user may not look
     if len(present) == 1:
         missing = next(half for half in halves if not os.path.isdir(half))
-        raise MusterError(f"the data folder has {present[0].name}/ but no {missing.name}/", seen=str(root), fix=layout)
+        raise MusterError(f"the data folder has {present[0].name}/ but no {missing.name}/", seen=seen, fix=layout)
     return present or [root]
 
 
@@ -110,8 +110,11 @@ def images_below(folder: str, above: tuple[str, ...]) -> list[str]:
     return found
 
 
-def read_folder(folder: Path) -> tuple[list[str], list[tuple[str, int]]]:
+def read_folder(folder: Path, seen: str) -> tuple[list[str], list[tuple[str, int]]]:
     """The classes below `folder`, and the path and class of each image.
+
+    Args:
+        seen: what the user typed, for errors.
 
     Raises:
         MusterError: there is no folder, no class in it, a class without images, or a link that leads back.
@@ -120,31 +123,38 @@ def read_folder(folder: Path) -> tuple[list[str], list[tuple[str, int]]]:
         classes = sorted(entry.name for entry in entries_of(folder) if entry.is_dir())
         if not classes:
             state = "holds no subfolders, so no classes" if any(folder.iterdir()) else "is empty"
-            raise MusterError(f"the data folder {state}", seen=str(folder), fix=LAYOUT)
+            raise MusterError(f"the data folder {state}", seen=f"{seen} ({folder})", fix=LAYOUT)
         # By folder, then by name.
         images = [
             sorted(images_below(os.path.join(folder, name), (os.path.realpath(folder),)), key=os.path.split)
             for name in classes
         ]
     except OSError as error:
-        seen, fix = str(error.filename or folder), "see that this user may read it, on every node; or remove it"
-        raise MusterError(f"the data folder can't be read: {error.strerror}", seen=seen, fix=fix) from error
+        place, fix = str(error.filename or folder), "see that this user may read it, on every node; or remove it"
+        raise MusterError(f"the data folder can't be read: {error.strerror}", seen=place, fix=fix) from error
     empty = [name for name, paths in zip(classes, images, strict=True) if not paths]
     if empty:
         fix = "put images into the folder of that class, or remove the folder"
-        raise MusterError(f"no images in class {', '.join(empty)}", seen=str(folder), fix=fix)
+        raise MusterError(f"no images in class {', '.join(empty)}", seen=f"{seen} ({folder})", fix=fix)
     return classes, [(path, label) for label, paths in enumerate(images) for path in paths]
 
 
 def scan(options: Options) -> Found:
-    """The images below the folder of `--data`.
+    """The images below the folder of `--data`; raises MusterError as `find_images`, and where it is missing."""
+    return find_images(find_folder(options, LAYOUT), f"--data={options.data}")
+
+
+def find_images(root: Path, seen: str) -> Found:
+    """The images below `root`.
+
+    Args:
+        seen: what the user typed, for errors.
 
     Raises:
-        MusterError: it is missing or unreadable, a class has no images, halves have other classes, a link leads back.
+        MusterError: it can't be read, a class has no images, halves have other classes, a link leads back.
     """
-    root = find_folder(options, LAYOUT)
-    halves = halves_of(root, LAYOUT)
-    found = [read_folder(half) for half in halves]
+    halves = halves_of(root, seen, LAYOUT)
+    found = [read_folder(half, seen) for half in halves]
     classes, train = found[0]
     unknown = sorted(set(classes) ^ set(found[-1][0]))
     if unknown:

@@ -27,10 +27,9 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from muster.config import Options
 from muster.errors import ExitCode, MusterError, notify, one_line
 from muster.train.checkpoint.storage import sync_folder
-from muster.train.data.imagefolder import LAYOUT, ImageFiles, scan
+from muster.train.data.imagefolder import LAYOUT, ImageFiles, find_images
 from muster.train.data.sampler import generator
 from muster.train.data.shards import open_index
 from muster.train.data.source import BadSample
@@ -58,7 +57,7 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
     if not os.path.isdir(root):
         wrong = "the folder of the images does not exist, is a file, or can't be read"
         raise MusterError(wrong, seen=f"FOLDER={folder}", fix=f"{LAYOUT}; in a container, see that it is bound into it")
-    found = scan(Options(data=f"imagefolder:{folder}"))
+    found = find_images(root, f"FOLDER={folder}")
     images = ImageFiles(root, found.paths_N, found.labels_N, size=1, random=False)
     halves = {"train": range(found.num_train), "val": range(found.num_train, len(images))}
     if not halves["val"]:

@@ -152,7 +152,7 @@ def scan(options: Options) -> Found:
     """
     root, seen = find_folder(options, LAYOUT), f"--data={options.data}"
     shards, parts, notes = list[str](), list[np.ndarray](), list[str]()
-    for half in halves_of(root, LAYOUT):
+    for half in halves_of(root, seen, LAYOUT):
         names, samples_N, note = open_index(half, seen)
         samples_N["shard"] += len(shards)
         shards += [os.path.join(os.path.relpath(half, root), name) for name in names]

@@ -242,7 +242,7 @@ def test_the_output_of_each_rank_has_its_prefix_and_its_file(tmp_path: Path) -> 
 def is_gone(pid: int) -> bool:
     """Whether this process ends within seconds."""
     try:
-        psutil.Process(pid).wait(timeout=60)
+        psutil.Process(pid).wait(timeout=20)
     except psutil.NoSuchProcess:
         pass
     except psutil.TimeoutExpired:
@@ -372,12 +372,12 @@ def test_a_signal_that_comes_while_an_agent_tells_how_it_ended_changes_nothing(t
             assert agent.poll() is None
             time.sleep(0.05)
         children = psutil.Process(agent.pid).children()
-        psutil.wait_procs(children, timeout=60)
+        psutil.wait_procs(children, timeout=30)
         time.sleep(1)
         agent.send_signal(signal.SIGTERM)
         assert agent.stderr is not None
         said = agent.stderr.read()
-        assert agent.wait(60) == 1
+        assert agent.wait(30) == 1
     assert b"Traceback" not in said
     assert b"error: rank 0 on " in said
 

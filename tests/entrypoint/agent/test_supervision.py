@@ -245,7 +245,7 @@ def test_on_one_node_nothing_listens_to_other_hosts(tmp_path: Path, words: tuple
 
 def test_a_program_that_is_not_there_is_told_without_a_traceback() -> None:
     words = [sys.executable, "-I", "-S", "-c", TIE, str(os.getpid()), "/no/such\x1b[2Jprogram"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 3)
     assert "/no/such" in done.stderr
     assert "\x1b" not in done.stderr
@@ -355,7 +355,7 @@ def test_a_launch_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
                 node.send_signal(number)
             time.sleep(7)
         (tmp_path / "go").touch()
-        assert [node.wait(60) for node in nodes] == [0, 0]
+        assert [node.wait(30) for node in nodes] == [0, 0]
 
 
 @pytest.mark.full
@@ -366,7 +366,7 @@ def test_who_is_done_waits_for_those_who_still_work(tmp_path: Path, options: lis
         with pytest.raises(subprocess.TimeoutExpired):
             nodes[1 - int(rank)].wait(5)
         (tmp_path / "go").touch()
-        said = [node.communicate(timeout=60)[1] for node in nodes]
+        said = [node.communicate(timeout=30)[1] for node in nodes]
         assert [node.returncode for node in nodes] == [0, 0]
         assert "Traceback" not in "".join(said)
 
@@ -380,7 +380,7 @@ def test_nodes_go_on_without_one_that_is_silent(tmp_path: Path) -> None:
         assert nodes[0].stdout is not None
         assert nodes[0].stdout.readline() == "works\n"
         (tmp_path / "go").touch()
-        said = nodes[0].communicate(timeout=60)[1]
+        said = nodes[0].communicate(timeout=30)[1]
         assert nodes[0].returncode == 0, said
         assert "its host gave no sign of life" in said
         assert "goes on with 1 node instead of 2" in said
@@ -390,6 +390,6 @@ def test_nodes_go_on_without_one_that_is_silent(tmp_path: Path) -> None:
 def test_nodes_go_on_without_one_that_ends_while_they_meet(tmp_path: Path) -> None:
     with two_nodes(tmp_path, "0", ELASTIC, DIES_AS_THEY_MEET="1") as nodes:
         (tmp_path / "go").touch()
-        said = nodes[0].communicate(timeout=60)[1]
+        said = nodes[0].communicate(timeout=30)[1]
         assert nodes[0].returncode == 0, said
         assert "a node that had come is gone: the others meet again" in said

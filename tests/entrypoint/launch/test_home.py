@@ -156,7 +156,7 @@ def test_the_launch_has_them(temporary: Path, unknown: None) -> None:
 def require_unshare(*options: str) -> None:
     """Skips the test where this user may not make such a namespace, as in many containers; with CI=true fails it."""
     require_programs("unshare")
-    tried = subprocess.run(["unshare", *options, "true"], capture_output=True, text=True, timeout=60)
+    tried = subprocess.run(["unshare", *options, "true"], capture_output=True, text=True, timeout=30)
     if tried.returncode:
         refuse(f"needs leave for a namespace: {tried.stderr.strip()}")
 
@@ -212,7 +212,7 @@ def line(stream: IO[str] | None) -> list[str]:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(60)
 def test_sigterm_ends_process_1_where_tini_is_there(tmp_path: Path) -> None:
     require_programs("tini")
     require_unshare(*FIRST)
@@ -226,7 +226,7 @@ def test_sigterm_ends_process_1_where_tini_is_there(tmp_path: Path) -> None:
         (first,) = psutil.Process(process.pid).children()
         assert first.name() == "tini"
         first.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=20)
         assert process.returncode == 128 + signal.SIGTERM, said
         assert "process 1" not in said
     finally:
@@ -235,7 +235,7 @@ def test_sigterm_ends_process_1_where_tini_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(60)
 def test_without_tini_a_line_says_so(tmp_path: Path) -> None:
     require_unshare(*FIRST)
     script = tmp_path / "ends.py"

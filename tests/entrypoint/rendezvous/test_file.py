@@ -25,7 +25,7 @@ def peers(
     folder: Path,
     number: int,
     size: int = 3,
-    timeout_s: float = 60,
+    timeout_s: float = 20,
     job: str = "nojob",
     participant: Participant | MusterError | None = None,
 ) -> Peers:
@@ -98,9 +98,9 @@ def test_the_file_of_an_earlier_attempt_is_not_believed(tmp_path: Path, odd: str
 def test_an_odd_result_is_no_result(tmp_path: Path, result: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         leave(tmp_path, host_line())
-        guest = pool.submit(meet, peers(tmp_path, 1, timeout_s=1.5))
-        (answer,) = wait_for("the answer", lambda: list(peers(tmp_path, 1).path.glob("0*.1.*")), 60)
-        wait_for("the whole answer", lambda: answer.read_text().endswith("\n"), 60)
+        guest = pool.submit(meet, peers(tmp_path, 1, timeout_s=1.5))  # in which the odd result is written
+        (answer,) = wait_for("the answer", lambda: list(peers(tmp_path, 1).path.glob("0*.1.*")), 10)
+        wait_for("the whole answer", lambda: answer.read_text().endswith("\n"), 10)
         assert stat.S_IMODE(answer.stat().st_mode) == 0o600
         with answer.open("a") as file:
             file.write(result)
@@ -199,7 +199,7 @@ def test_a_planted_folder_is_refused_at_once(tmp_path: Path, plant: Callable[[Pa
     wrong = "another user could take part" if plant in (foreign, open_to_all) else "Not a directory"
     with pytest.raises(MusterError, match=wrong) as refusal:
         meet(peers(tmp_path, number))
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 5
     assert "--rendezvous-dir" in refusal.value.fix
 
 
@@ -224,7 +224,7 @@ def test_nothing_listens_while_the_ranks_meet(tmp_path: Path) -> None:
     """So no connection of a stranger's can hold them up."""
     with ThreadPoolExecutor(1) as pool:
         host = pool.submit(meet, peers(tmp_path, 0, timeout_s=1.5))
-        line = wait_for("the file", lambda: whole_host(tmp_path), 60)
+        line = wait_for("the file", lambda: whole_host(tmp_path), 10)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", line["port"]), timeout=5)
         assert "1 of 3 came within 2 s; number 1, 2 did not" in str(host.exception())
@@ -249,7 +249,7 @@ print(meet(Peers(pathlib.Path(sys.argv[1]), "nojob", 0, 1200, 60, me))[1])
 def test_1200_participants_need_few_files_at_once(tmp_path: Path) -> None:
     path = tmp_path / ".muster-nojob-1200"
     with subprocess.Popen([sys.executable, "-c", MANY, str(tmp_path)], stdout=subprocess.PIPE, text=True) as host:
-        wait_for("the file", lambda: (path / "host").exists() and (path / "host").read_text().endswith("\n"), 60)
+        wait_for("the file", lambda: (path / "host").exists() and (path / "host").read_text().endswith("\n"), 20)
         line = json.loads((path / "host").read_text())
         one = {"host": "node", "machine": "machine", "node_rank": 0, "tasks_on_node": 1200}
         answers = [path / f"{line['id']}.{number}.{number:016x}" for number in range(1, 1200)]
@@ -257,11 +257,11 @@ def test_1200_participants_need_few_files_at_once(tmp_path: Path) -> None:
             said = {"participant": one | {"local_rank": number, "world": "1 nodes x 1200 ranks"}}
             answer.write_text(json.dumps(said) + "\n")
             answer.chmod(0o600)
-        wait_for("the results", lambda: all(answer.read_text().count("\n") == 2 for answer in answers), 60)
+        wait_for("the results", lambda: all(answer.read_text().count("\n") == 2 for answer in answers), 20)
         assert {json.loads(answer.read_text().split("\n")[1])["refusal"] for answer in answers} == {None}
         for answer in answers:
             answer.unlink()
-        assert host.communicate(timeout=60)[0] == f"{line['port']}\n"
+        assert host.communicate(timeout=20)[0] == f"{line['port']}\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -283,7 +283,7 @@ def test_one_that_comes_late_is_noticed_where_launches_cannot_be_told_apart(
         came = [pool.submit(meet, replace(peers(tmp_path, number, 2), is_unique=False)) for number in (0, 1)]
         time.sleep(0.4)
         came.append(pool.submit(meet, peers(tmp_path, 1, 2)))
-        assert ["another launch of 2" in str(one.exception(60)) for one in came] == [True] * 3
+        assert ["another launch of 2" in str(one.exception(10)) for one in came] == [True] * 3
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_all_are_told_the_same_refusal(tmp_path: Path) -> None:
     told = [place(0, 0, 4, 2, 0), place(0, 1, 4, 2, 1), place(1, 0, 4, 2, 0), place(1, 1, 4, 2, 1)]
     with ThreadPoolExecutor(4) as pool:
         came = [pool.submit(meet, peers(tmp_path, rank, 4, participant=one)) for rank, one in enumerate(told)]
-        refusals = {str(one.exception(60)) for one in came}
+        refusals = {str(one.exception(10)) for one in came}
     assert len(refusals) == 1
     assert "same node" in refusals.pop()
     assert list(tmp_path.iterdir()) == []
@@ -340,7 +340,7 @@ def test_all_hear_of_one_that_refuses(tmp_path: Path, refused: list[int]) -> Non
     refusal = MusterError("the ranks don't lie in blocks", seen="PMI_RANK=1", fix="mpiexec -ppn 2")
     with ThreadPoolExecutor(3) as pool:
         all_peers = [peers(tmp_path, one, participant=refusal if one in refused else None) for one in range(3)]
-        heard = [one.exception(60) for one in [pool.submit(meet, one) for one in all_peers]]
+        heard = [one.exception(10) for one in [pool.submit(meet, one) for one in all_peers]]
     assert [str(one) for one in heard] == [str(refusal)] * 3
     assert list(tmp_path.iterdir()) == []
 
@@ -354,10 +354,10 @@ def test_a_refusal_waits_for_nobody_for_long(tmp_path: Path, monkeypatch: pytest
 def test_a_host_that_finds_its_file_replaced_ends(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         host = pool.submit(meet, peers(tmp_path, 0))
-        wait_for("its file", lambda: whole_host(tmp_path), 60)
+        wait_for("its file", lambda: whole_host(tmp_path), 10)
         leave(tmp_path, host_line())
         with pytest.raises(MusterError, match="has written over"):
-            host.result(60)
+            host.result(10)
     assert (peers(tmp_path, 0).path / "host").read_text() == host_line()
 
 
@@ -373,8 +373,8 @@ def test_who_is_terminated_leaves_no_file(tmp_path: Path) -> None:
     """mpirun ends the other ranks so when one has refused."""
     argv = [sys.executable, "-c", TERMINATED, str(tmp_path)]
     with subprocess.Popen([*argv, "0"]) as host, subprocess.Popen([*argv, "1"]) as guest:
-        wait_for("the answer", lambda: list(tmp_path.glob(".muster-*/*.1.*")), 60)
+        wait_for("the answer", lambda: list(tmp_path.glob(".muster-*/*.1.*")), 20)
         for process in (guest, host):
             process.terminate()
-            assert process.wait(60) == 128 + signal.SIGTERM
+            assert process.wait(20) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []

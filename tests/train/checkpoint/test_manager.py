@@ -179,7 +179,7 @@ def test_nothing_is_executed(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["rank-00000", "index", "../latest"])
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(60)
 def test_a_pipe_in_the_place_of_a_file_holds_nobody(tmp_path, name):
     path = save(tmp_path, state(1), step=1, keep=1)
     (path / name).unlink()

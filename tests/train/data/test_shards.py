@@ -460,7 +460,7 @@ FOREIGN = {
 }
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_an_index_that_does_not_fit_is_not_believed(tmp_path, labels, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)

@@ -133,7 +133,7 @@ def test_a_folder_of_texts(tmp_path):
         ("a.bin", bytes(400), "zeros alone"),
     ],
 )
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(60)
 def test_what_is_no_text(tmp_path, name, content, words):
     path = tmp_path / (name or "none")
     if content is None:

@@ -165,7 +165,7 @@ def test_a_warning_before_the_ranks_have_started_is_told_to_requeue(tmp_path):
         assert process.stderr is not None
         assert "waits for" in process.stderr.readline()
         process.send_signal(signal.SIGUSR1)
-        assert process.wait(60) == 75
+        assert process.wait(30) == 75
         assert "SIGUSR1" in process.stderr.read()
     finally:
         process.kill()
