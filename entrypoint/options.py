@@ -143,7 +143,7 @@ class TorchrunOptions:
     standalone: Annotated[bool, _torchrun("--standalone", help="As --nnodes 1.")] = False
     rdzv_backend: Annotated[
         Literal["static", "c10d"] | None,
-        _torchrun(help="Taken, and decided by the launch: both meet at the same place."),
+        _torchrun(help="Accepted, and without effect: both meet at the same place."),
     ] = None
     rdzv_endpoint: Annotated[str | None, _torchrun(help="HOST:PORT, as --master-addr and --master-port.")] = None
     rdzv_conf: Annotated[str, _torchrun(help="join_timeout=SECONDS or timeout=SECONDS, as --rdzv-timeout.")] = ""
@@ -267,7 +267,7 @@ class JobOptions:
 
     nodes: Annotated[int, typer.Option(help="Nodes of the job.", min=1, max=100_000)] = 2
     time: Annotated[str, typer.Option(help="Time limit: 1:30:00, 2-12:00:00 or 90m.")] = "1:00:00"
-    image: Annotated[str, typer.Option(help="The image: a SIF, or a registry's for Kubernetes.")] = "muster.sif"
+    image: Annotated[str, typer.Option(help="A SIF; a registry's name for Kubernetes and podman-hpc.")] = "muster.sif"
     account: Annotated[str | None, typer.Option(help="The project that pays.")] = None
     partition: Annotated[str | None, typer.Option(help="Partition or queue. Default: the profile's.")] = None
     gpus: Annotated[int | None, typer.Option(help="GPUs of a node. Default: the profile's.", min=0, max=1000)] = None

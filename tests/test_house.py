@@ -113,6 +113,11 @@ def test_links_in_the_documents_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)", document.read_text()):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name}: {target}"
+        for target, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", document.read_text()):
+            page = (document.parent / target if target else document).read_text()
+            headings = re.findall(r"^#+ (.*)", page, re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, f"{document.name}: {target}#{anchor}"
 
 
 @pytest.mark.parametrize("target", ["check", "test", "train", "image", "sif"])

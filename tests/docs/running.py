@@ -21,7 +21,7 @@ IN_THE_FOLDER = ("docs", "examples", "jobs")
 DEADLINE_S = 480
 """For all commands of a page: they take 20 s, where nothing else runs."""
 
-LAUNCHING = re.compile(r"(train) (single|dp|ddp|fsdp|tp|pipeline|scale)\b|(muster) (run|doctor|bench)\b")
+LAUNCHING = re.compile(r"(train) (single|dp|ddp|fsdp|tp|pipeline)\b|(muster) (run|doctor|bench)\b")
 
 Execute = Callable[[Path, Path], str]
 """Runs a bash script, given by its path, in a folder; returns all that it wrote, stderr too."""
