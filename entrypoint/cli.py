@@ -279,14 +279,16 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
     if how.framework != "torch" and kind == "script" and not script[0].endswith(".py"):
         kind = "program"
     # os.path's answer is no where this user may not look; Path's is an OSError.
-    if kind == "script" and not os.path.isfile(script[0]):
+    is_folder = os.path.isdir(script[0])
+    file = os.path.join(script[0], "__main__.py") if is_folder else script[0]  # what python runs of a folder
+    if kind == "script" and not os.path.isfile(file):
         wrong, path = "there is no such script", "SCRIPT.py"
-        if os.path.isdir(script[0]):
-            wrong, path = "a folder is no script", shlex.quote(os.path.join(script[0], path))
+        if is_folder:
+            wrong, path = "a folder without __main__.py is no script", shlex.quote(os.path.join(script[0], path))
         fix = f"muster run {path}, muster run -m MODULE or muster run --no-python PROGRAM"
         raise MusterError(wrong, seen=script[0], fix=fix)
     if kind == "script":
-        _check_is_python(script[0])
+        _check_is_python(file)
     if kind == "module":
         _check_is_module(script[0])
     if kind == "program" and shutil.which(script[0]) is None:
@@ -417,7 +419,7 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
 
 
 def _explain_installation(name: str) -> AbstractContextManager[None]:
-    """Turns an OSError of `--install-completion`, which writes below the user's home, into three lines."""
+    """Turns an error of `--install-completion`, which writes below the user's home, into three lines."""
     fix = f"HOME=FOLDER, where you may write; or put what {name} --show-completion prints into a file of your shell's"
     return explaining("the completion can't be installed", seen=os.path.expanduser("~"), fix=fix)
 

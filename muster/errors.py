@@ -52,11 +52,12 @@ class MusterError(Exception):
 
 @contextmanager
 def explaining(wrong: str, *, seen: object, fix: str, code: int = ExitCode.USER_MUST_CHANGE) -> Generator[None]:
-    """A context in which an OSError is a MusterError: what is `wrong`, with the system's own reason."""
+    """A context in which an OSError is a MusterError: what is `wrong`, with the system's own reason; or a text's."""
     try:
         yield
-    except OSError as error:
-        raise MusterError(f"{wrong}: {error.strerror or error}", seen=str(seen), fix=fix, code=code) from error
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise MusterError(f"{wrong}: {reason}", seen=str(seen), fix=fix, code=code) from error
 
 
 def one_line(text: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from muster.arguments import limits_of
+from muster.config import SECTIONS
 
 _ELSEWHERE = {
     "--accumulate": "--accum --grad-accum --gradient-accumulation",
@@ -61,7 +62,8 @@ def of_option(asked: str, parameters: Sequence[Any], path: str, typed: Sequence[
         return f"{path} {near[0]}"
     if path == "train":
         return f"a strategy comes first, as in train ddp {asked}; train --help lists what there is"
-    if path == "muster job" and "list" not in typed:  # which takes no command
+    is_trainings = word in _ELSEWHERE or word[2:].replace("-", "_") in SECTIONS
+    if path == "muster job" and "list" not in typed and (is_trainings or {"train", "muster"} & set(typed[1:])):
         return f"-- comes before the job's command, as in muster job SITE -- train ddp {asked}; or muster job --help"
     return f"{path} --help lists what there is"
 

@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -105,6 +106,8 @@ def start(
         context = find(env, options, typed, is_single=is_single)
         recognise.check(context.site)
         allocation, options = context.allocation, context.options
+        if not is_dry and options.interface:
+            _check_interface(options.interface)
         if not is_dry and allocation.num_nodes == allocation.tasks_on_node == 1:
             check()
         of_driver = Additions() if is_dry else driver.check(allocation, env, program)
@@ -129,6 +132,15 @@ def start(
     execute(launch, context.env)
 
 
+def _check_interface(names: str) -> None:
+    """Raises MusterError where no interface here begins with one of `names`: NCCL takes eth, =ib0,ib1 or ^docker."""
+    here = tuple(name for _, name in socket.if_nameindex())
+    for name in () if names.startswith("^") else names.split(","):
+        if not any(each.startswith(name.removeprefix("=")) for each in here):
+            seen, fix = f"--interface={names}; there are: {' '.join(here)}", "--interface NAME, with one of them"
+            raise MusterError(f"this host has no network interface {name}", seen=seen, fix=fix)
+
+
 def environment_of(options: LaunchOptions) -> Environment:
     """This process's environment, or the recorded one that the options name."""
     if options.env_file is None:
@@ -150,11 +162,8 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
         env = replace(env, variables={name: env[name] for name in env if f"{name}={env[name]}" not in given})
     site = recognise.here(env, options)
     if is_single and options.nproc_per_node not in (None, "1"):
-        raise MusterError(
-            "this strategy trains in one process",
-            seen=f"{'--spawn' if options.spawn else '--nproc-per-node'}={options.nproc_per_node}",
-            fix="train ddp, or leave it out",
-        )
+        seen = f"{'--spawn' if options.spawn else '--nproc-per-node'}={options.nproc_per_node}"
+        raise MusterError("this strategy trains in one process", seen=seen, fix="train ddp, or leave it out")
     allocation = resolve.resolve(env, options, typed, is_single=is_single)
     asked, of_site = options, Additions()
     if site:

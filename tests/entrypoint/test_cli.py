@@ -101,7 +101,8 @@ def test_a_refusal_is_three_lines_and_code_2(command: Run, recordings: Path) -> 
         (["ddp", "--batchsize=3"], "--batchsize", "--batch-size"),
         (["ddp", "--epochs", "many"], "--epochs", "from 1 on"),
         (["ddp", "--epochs", "0"], "--epochs", "from 1 on"),
-        (["ddp", "--clip-norm", "inf"], "no finite number", "--help"),
+        (["ddp", "--clip-norm", "inf"], "--clip-norm", "--clip-norm with a number from 0 on"),
+        (["ddp", "--lr=nan"], "--lr", "--lr with a number from 0 to 1e+30"),
         (["ddp", "--lr-scale", "cubic"], "--lr-scale", "none or linear or sqrt"),
         (["dpp"], "dpp", "train dp or train ddp"),
         (["FSDP", "--epochs", "3"], "FSDP", "train fsdp --epochs 3"),
@@ -143,6 +144,7 @@ def test_a_misspelt_command_line_is_refused_before_anything_starts(
         ("--data=imgs", "--data=imagefolder:imgs"),
         ("--data=my imgs", "'--data=imagefolder:my imgs'"),
         ("--name=a/b", "--name=NAME"),
+        ("--name=" + "\N{SNOWMAN}" * 86, "--name=NAME"),  # 258 bytes
     ],
 )
 def test_a_wrong_name_is_refused_before_torch_is_loaded(command: Run, tmp_path: Path, wrong: str, nearest: str) -> None:
@@ -463,6 +465,19 @@ def test_a_folder_in_place_of_a_script_is_told(command: Run, tmp_path: Path) -> 
     assert "folder" in wrong
     assert fix.startswith("muster run 'my code/SCRIPT.py'")
     assert "-m" in fix
+    (tmp_path / "my code" / "__main__.py").write_text("import sys; print(sys.argv)\n")
+    answer = command("muster", "run", "--nproc-per-node=1", "my code", "x", cwd=tmp_path)
+    assert (answer.returncode, answer.stdout) == (0, "['my code', 'x']\n")
+
+
+def test_an_interface_that_is_not_here_is_told_before_a_script_starts(command: Run, hello: Path) -> None:
+    answer = command("muster", "run", "--nproc-per-node=2", "--interface=nosuch0", str(hello))
+    assert answer.returncode == 2
+    wrong, seen, _ = three_lines(answer.stderr)
+    assert "nosuch0" in wrong
+    assert " lo" in seen
+    # The nodes may have what this host has not.
+    assert command("muster", "run", "--dry-run", "--interface=nosuch0", str(hello)).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -628,6 +643,16 @@ def test_a_home_that_can_not_be_written_to_is_told_as_completion_is_installed(tm
     _, seen, fix = three_lines(answer.stderr)
     assert (answer.returncode, seen) == (2, str(tmp_path / "home"))
     assert f"{name} --show-completion" in fix
+
+
+def test_a_shells_file_that_is_no_text_in_utf_8_is_told_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / ".bashrc").write_bytes(b"# \xe9\n")
+    words = ["bash", "-c", '"$0" --install-completion; exit $?', str(COMMANDS / "train")]
+    env = {**clean_environment(), "HOME": str(tmp_path)}
+    answer = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 2
+    assert "train --show-completion" in three_lines(answer.stderr)[2]
+    assert (tmp_path / ".bashrc").read_bytes() == b"# \xe9\n"
 
 
 def test_a_misspelt_command_is_told_the_nearest(command: Run) -> None:

@@ -159,8 +159,10 @@ def test_what_can_not_be(words: list[str], about: str) -> None:
 
 def test_an_option_that_is_not_there_is_the_commands_only_where_there_may_be_one() -> None:
     assert "muster job SITE -- train ddp --epochs" in refusal("slurm", "--epochs", "3")[2]
-    assert "--help" in (fix := refusal("list", "--json")[2])
-    assert "--json" not in fix
+    assert "muster job SITE -- train ddp --x" in refusal("slurm", "muster", "run", "a.py", "--x")[2]
+    for words in (["list", "--json"], ["slurm", "--json"], ["slurm", "--qos=long"]):
+        assert "--help" in (fix := refusal(*words)[2])
+        assert words[1].partition("=")[0] not in fix
 
 
 @pytest.mark.parametrize("words", ["run", "run x.py --help", "run -m a.b --version", "doctor --quick", "fabric check"])

@@ -52,11 +52,9 @@ class TensorParallel(fsdp.FSDP):
         }
         for name, number in numbers.items():
             if number % size:
-                raise MusterError(
-                    f"{number} {name} can't be divided by {size} ranks",
-                    seen=f"--tensor-parallel={size}, {plural(world.world_size, 'process')}, --model={options.model}",
-                    fix=f"--tensor-parallel={math.gcd(*numbers.values())}, or a divisor of that",
-                )
+                seen = f"--tensor-parallel={size}, {plural(world.world_size, 'process')}, --model={options.model}"
+                fix = f"--tensor-parallel={math.gcd(*numbers.values())}, or a divisor of that"
+                raise MusterError(f"{number} {name} can't be divided by {size} ranks", seen=seen, fix=fix)
 
     def assign_data(self) -> World:
         """The same data for the ranks of a group, of which the first counts."""
