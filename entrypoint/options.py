@@ -186,8 +186,11 @@ class TorchrunOptions:
         """
         if self.standalone:
             if options.num_nodes not in (None, 1):
-                wrong, fix = "--standalone is a launch of one node", "leave one of them out"
-                raise MusterError(wrong, seen=f"--nnodes={options.nnodes}", fix=fix)
+                raise MusterError(
+                    "--standalone is a launch of one node",
+                    seen=f"--nnodes={options.nnodes}",
+                    fix="leave one of them out",
+                )
             options = replace(options, nnodes="1")
         if self.rdzv_endpoint is not None and not self.standalone:
             try:
@@ -204,8 +207,11 @@ class TorchrunOptions:
         for word in filter(None, self.rdzv_conf.split(",")):
             seconds = re.fullmatch("(?:join_)?timeout=(0*[1-9][0-9]{0,5})", word)
             if seconds is None:
-                wrong = "of --rdzv-conf only the time-out is yours: the launch decides the rest by the job"
-                raise MusterError(wrong, seen=f"--rdzv-conf={self.rdzv_conf}", fix="--rdzv-timeout SECONDS")
+                raise MusterError(
+                    "of --rdzv-conf only the time-out is yours: the launch decides the rest by the job",
+                    seen=f"--rdzv-conf={self.rdzv_conf}",
+                    fix="--rdzv-timeout SECONDS",
+                )
             options = replace(options, rdzv_timeout=int(seconds[1]))
         # torch names a folder by it.
         if not re.fullmatch(rb"[^/]{0,200}", os.fsencode(self.rdzv_id or "")):
@@ -213,9 +219,11 @@ class TorchrunOptions:
             raise MusterError(wrong, seen=f"--rdzv-id={self.rdzv_id}", fix="--rdzv-id NAME, or leave it out")
         handled = {"SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGQUIT"}
         if not set(filter(None, self.signals_to_handle.split(","))) <= handled:
-            seen = f"--signals-to-handle={self.signals_to_handle}"
-            fix = f"--signals-to-handle={','.join(sorted(handled))}, or some of them"
-            raise MusterError("no other signals are handled", seen=seen, fix=fix)
+            raise MusterError(
+                "no other signals are handled",
+                seen=f"--signals-to-handle={self.signals_to_handle}",
+                fix=f"--signals-to-handle={','.join(sorted(handled))}, or some of them",
+            )
         return options
 
 

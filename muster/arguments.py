@@ -20,14 +20,7 @@ NUMBER = re.compile(r"-?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})(e-?[0-9]{1,3
 
 def option(*names: str, help: str, panel: str, **limits: Any) -> Any:
     """A typer option under the heading `panel` of the help text."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, callback=_finite, **limits)
-
-
-def _finite(value: Any) -> Any:
-    """`value` as it is, unless it is inf or nan: no file of options takes these either."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no finite number")
-    return value
+    return typer.Option(*names, help=help, rich_help_panel=panel, **limits)
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
@@ -73,6 +66,10 @@ def command(function: Callable[..., None], *groups: type, **extra: Any) -> Calla
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default))
 
     def call(**values: Any) -> None:
+        for name, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):  # no file of options takes it either
+                flag = f"'--{name.replace('_', '-')}'"
+                raise typer.BadParameter(f"{value} is no finite number", param_hint=flag)
         instances = [group(**{field.name: values.pop(field.name) for field in fields(group)}) for group in groups]
         function(*instances, **values)
 

@@ -30,7 +30,7 @@ SOURCES = {
 }
 """Each data source (train/data), and whether a folder goes with it."""
 
-OF_TOKENS, MADE_UP = ("tokens", "synthetic"), ("synthetic", "fake")
+OF_TOKENS = ("tokens", "synthetic")
 
 MOST = 10**9
 """Of tokens, classes, samples, MiB: with far more torch's own numbers overflow, in place of the memory."""
@@ -448,10 +448,18 @@ def check(strategy: str, options: Options) -> None:
         if flags and strategy != other:
             wrong = f"the strategy {strategy} has no option {flags.partition('=')[0]}"
             raise MusterError(wrong, seen=f"train {strategy} {flags}", fix=f"'train {other} {flags}', or leave it out")
+    of_power = ("comm_hook", "powersgd_rank", "powersgd_start")
+    if options.comm_hook != "powersgd" and typed(options, *of_power[1:]):
+        wrong = "--powersgd-rank and --powersgd-start are for gradients that travel by PowerSGD"
+        raise MusterError(wrong, seen=typed(options, *of_power), fix="--comm-hook=powersgd, or leave them out")
     if strategy in ("tp", "pipeline") and not options.predicts_tokens:
         wrong, flag = f"the strategy {strategy} splits transformers, not {options.model}", f"--model={options.model}"
         fix = f"'train fsdp {flag}', or a transformer: --model=gpt-tiny"
         raise MusterError(wrong, seen=f"train {strategy} {flag}", fix=fix)
+    of_end = typed(options, "lr_steps", "lr_end")
+    if options.lr_schedule != "cosine" and of_end:
+        seen = f"--lr-schedule={options.lr_schedule} {of_end}"
+        raise MusterError("a constant learning rate has no end to go to", seen=seen, fix="--lr-schedule=cosine")
     if strategy == "dp" and (flag := typed(options, "compile")):
         wrong = "the strategy dp copies the model at each step, and copies can't be compiled"
         raise MusterError(wrong, seen=f"train dp {flag}", fix=f"'train ddp {flag}', which is faster in any case")
@@ -460,6 +468,12 @@ def check(strategy: str, options: Options) -> None:
         wrong = "the zero-bubble schedule splits the backward pass: what is compiled or computed again can't be split"
         fix = f"--schedule=interleaved, or leave out {whole}"
         raise MusterError(wrong, seen=f"--schedule=zero-bubble {whole}", fix=fix)
+    if options.activation_checkpoint != "none" and not options.predicts_tokens:
+        wrong, seen = f"{options.model} can't compute its activations again", typed(options, "activation_checkpoint")
+        raise MusterError(wrong, seen=seen, fix="leave it out, or train a transformer: --model=gpt-tiny")
+    if options.clip_norm == 0:
+        wrong, fix = "no weight changes by gradients that are clipped to a norm of 0", "leave it out to clip nothing"
+        raise MusterError(wrong, seen=f"--clip-norm={options.clip_norm}", fix=fix)
     name = None if options.name is None else os.fsencode(options.name)
     if name is not None and (name in (b"", b".", b"..") or b"/" in name or len(name) > 255):
         wrong, fix = "a run's name is one folder name, of at most 255 bytes", "--name=NAME --runs-dir=FOLDER"
@@ -467,26 +481,6 @@ def check(strategy: str, options: Options) -> None:
     if options.predicts_tokens:
         check_transformer(options.model)
     check_data(options.data, options.model)
-    _check_unused(options)
-
-
-def _check_unused(options: Options) -> None:
-    """Raises MusterError where an option was given that does nothing beside the others."""
-    model, source, optimizer = options.model, options.data.partition(":")[0], options.settled().optimizer
-    is_transformer = options.predicts_tokens
-    for is_used, names, wrong, fix in (
-        (options.comm_hook == "powersgd", "powersgd_rank powersgd_start", "PowerSGD is off", "--comm-hook=powersgd"),
-        (options.lr_schedule == "cosine", "lr_steps lr_end", "a constant rate has no end", "--lr-schedule=cosine"),
-        (optimizer == "sgd", "momentum", f"the optimizer {optimizer} has no such momentum", "--optimizer=sgd"),
-        (is_transformer, "seq_len vocab_size activation_checkpoint", f"{model} reads images", "--model=gpt-tiny"),
-        (not is_transformer, "image_size num_classes", f"{model} reads tokens", "--model=resnet18"),
-        (source in MADE_UP, "num_samples num_classes", f"{source} has data of its own", "--data=synthetic"),
-        (source in ("imagefolder", "shards"), "decoder", "no image files are read", "--data=imagefolder:FOLDER"),
-        (options.clip_norm != 0, "clip_norm", "gradients cut to nothing teach nothing", "--clip-norm=1"),
-        (options.decoder == "cpu", "on_bad_sample", "nvJPEG can't pass over samples", "--decoder=cpu"),
-    ):
-        if not is_used and (flags := typed(options, *names.split())):
-            raise MusterError(f"{wrong}: {flags} is of no use", seen=flags, fix=f"{fix}, or leave out {flags}")
 
 
 def typed(options: Options, *names: str) -> str:

@@ -52,7 +52,7 @@ class MusterError(Exception):
 
 @contextmanager
 def explaining(wrong: str, *, seen: object, fix: str, code: int = ExitCode.USER_MUST_CHANGE) -> Generator[None]:
-    """A context in which an OSError is a MusterError: what is `wrong`, with the system's own reason; or a text's."""
+    """A context in which an OSError, or text that is no UTF-8, is a MusterError: what is `wrong`, with the reason."""
     try:
         yield
     except (OSError, UnicodeError) as error:

@@ -133,12 +133,15 @@ def start(
 
 
 def _check_interface(names: str) -> None:
-    """Raises MusterError where no interface here begins with one of `names`: NCCL takes eth, =ib0,ib1 or ^docker."""
-    here = tuple(name for _, name in socket.if_nameindex())
-    for name in () if names.startswith("^") else names.split(","):
-        if not any(each.startswith(name.removeprefix("=")) for each in here):
-            seen, fix = f"--interface={names}; there are: {' '.join(here)}", "--interface NAME, with one of them"
-            raise MusterError(f"this host has no network interface {name}", seen=seen, fix=fix)
+    """Raises MusterError where this host has none of the interfaces `names`: eth0, or NCCL's lists eth,ib and =ib0,ib1.
+
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    """
+    here = [name for _, name in socket.if_nameindex()]
+    beginnings = tuple(names.removeprefix("=").split(","))
+    if not names.startswith("^") and not any(name.startswith(beginnings) for name in here):
+        seen, fix = f"--interface={names}; there are: {' '.join(here)}", "--interface NAME, with one of them"
+        raise MusterError(f"this host has no network interface {names}", seen=seen, fix=fix)
 
 
 def environment_of(options: LaunchOptions) -> Environment:
@@ -162,8 +165,11 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
         env = replace(env, variables={name: env[name] for name in env if f"{name}={env[name]}" not in given})
     site = recognise.here(env, options)
     if is_single and options.nproc_per_node not in (None, "1"):
-        seen = f"{'--spawn' if options.spawn else '--nproc-per-node'}={options.nproc_per_node}"
-        raise MusterError("this strategy trains in one process", seen=seen, fix="train ddp, or leave it out")
+        raise MusterError(
+            "this strategy trains in one process",
+            seen=f"{'--spawn' if options.spawn else '--nproc-per-node'}={options.nproc_per_node}",
+            fix="train ddp, or leave it out",
+        )
     allocation = resolve.resolve(env, options, typed, is_single=is_single)
     asked, of_site = options, Additions()
     if site:

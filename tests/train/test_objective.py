@@ -51,28 +51,11 @@ def test_stages_train_on_smoothed_targets_too(train, tmp_path):
     [
         ({"lr_steps": 50}, "has no end"),
         ({"lr_end": 0.1}, "has no end"),
-        ({"clip_norm": 0.0}, "teach nothing"),
-        ({"momentum": 0.5, "optimizer": "adamw"}, "--momentum=0.5"),
-        ({"momentum": 0.5, "model": "gpt-tiny", "data": "synthetic"}, "adamw"),
-        ({"seq_len": 8}, "--seq-len=8"),
-        ({"vocab_size": 8}, "--vocab-size=8"),
-        ({"image_size": 64, "model": "gpt-tiny", "data": "synthetic"}, "--image-size=64"),
-        ({"num_classes": 10, "model": "gpt-tiny", "data": "synthetic"}, "--num-classes=10"),
-        ({"num_samples": 64}, "--num-samples=64"),
-        ({"num_classes": 5, "data": "imagefolder:images"}, "--num-classes=5"),
-        ({"decoder": "nvjpeg"}, "--decoder=nvjpeg"),
-        ({"decoder": "nvjpeg", "on_bad_sample": "skip", "data": "shards:tars"}, "--on-bad-sample=skip"),
     ],
 )
 def test_what_does_not_go_together(options, words):
     with pytest.raises(MusterError, match=words):
         check("ddp", Options(**options))
-
-
-def test_what_goes_together():
-    check("ddp", Options(data="fake", num_samples=64, num_classes=5, image_size=64, momentum=0.5, clip_norm=1e-3))
-    check("ddp", Options(model="gpt-tiny", data="synthetic", num_samples=64, seq_len=8, vocab_size=9, optimizer="sgd"))
-    check("ddp", Options(data="shards:tars", decoder="nvjpeg"))
 
 
 @pytest.mark.process

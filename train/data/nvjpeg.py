@@ -25,10 +25,15 @@ class Encoded(NamedTuple):
 
 def check(options: Options, samples: Samples, device: torch.device) -> EncodedImages:
     """`samples`; MusterError where nvJPEG can't decode them on this device."""
-    assert isinstance(samples, EncodedImages)  # as config.check sees to
+    seen, fix = f"--decoder={options.decoder}", "--decoder=cpu, or leave it out"
+    if not isinstance(samples, EncodedImages):
+        wrong = "there are no image files to decode"
+        raise MusterError(wrong, seen=f"{seen} --data={options.data}", fix=f"{fix}; or imagefolder or shards")
+    if options.on_bad_sample == "skip":
+        wrong = "workers that don't decode can't put another sample in the place of a bad one"
+        raise MusterError(wrong, seen=f"{seen} --on-bad-sample=skip", fix=f"{fix}; or without --on-bad-sample")
     if device.type != "cuda":
-        seen, fix = f"--decoder={options.decoder}, training on the CPU", "--decoder=cpu, or leave it out"
-        raise MusterError("nvJPEG decodes on GPUs only", seen=seen, fix=fix)
+        raise MusterError("nvJPEG decodes on GPUs only", seen=f"{seen}, training on the CPU", fix=fix)
     return samples
 
 

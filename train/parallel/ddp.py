@@ -36,9 +36,11 @@ class DDP(Strategy):
             return
         on_cpu = world.device.type == "cpu"
         if options.sync_bn and on_cpu:
-            wrong = "batch normalisation over all ranks is for GPUs: torch has no kernel for CPUs"
-            fix = "leave it out, or a larger --batch-size: each rank normalises by its own samples"
-            raise MusterError(wrong, seen=f"--sync-bn, {plural(world.world_size, 'process')} on CPUs", fix=fix)
+            raise MusterError(
+                "batch normalisation over all ranks is for GPUs: torch has no kernel for CPUs",
+                seen=f"--sync-bn, {plural(world.world_size, 'process')} on CPUs",
+                fix="leave it out, or a larger --batch-size: each rank normalises by its own samples",
+            )
         if options.comm_hook == "powersgd" and on_cpu and torch.cuda.is_available():
             raise MusterError(
                 "torch's PowerSGD waits for a GPU where there is one, and trains on the CPU only where there is none",

@@ -25,10 +25,11 @@ class FSDP(Strategy):
         world, options = self.world, self.options
         world_size = world.world_size
         if world_size % options.replicate or options.replicate == world_size > 1:
-            ranks = plural(world_size, "process")
-            wrong = f"{ranks} can't be divided into {options.replicate} groups of two or more"
-            fix = "--replicate=1, or fewer groups whose number divides the processes; 'train ddp' for whole models"
-            raise MusterError(wrong, seen=f"--replicate={options.replicate}, {ranks}", fix=fix)
+            raise MusterError(
+                f"{plural(world_size, 'process')} can't be divided into {options.replicate} groups of two or more",
+                seen=f"--replicate={options.replicate}, {plural(world_size, 'process')}",
+                fix="--replicate=1, or fewer groups whose number divides the processes; 'train ddp' for whole models",
+            )
 
     def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
         """`model`, sharded over the ranks layer by layer."""

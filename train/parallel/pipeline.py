@@ -61,23 +61,30 @@ class Pipeline(Strategy):
         options_seen = f"--model={options.model} --pipeline-parallel={size} --schedule={options.schedule}"
         seen = f"{plural(world_size, 'process')}, {options_seen}"
         if world_size % size:
-            wrong, fix = f"{plural(world_size, 'process')} can't form pipelines of {size}", "--pipeline-parallel=N"
-            raise MusterError(wrong, seen=seen, fix=f"{fix}, where N divides the processes")
+            raise MusterError(
+                f"{plural(world_size, 'process')} can't form pipelines of {size}",
+                seen=seen,
+                fix="--pipeline-parallel=N, where N divides the processes",
+            )
         if world_size == 1 and world.backend is None:
             return  # it trains as single
         if self.num_stages > num_layers:
-            fix = "a smaller --pipeline-parallel, --schedule=1f1b, fewer processes, or a larger model"
-            raise MusterError(f"{num_layers} layers are too few for {self.num_stages} stages", seen=seen, fix=fix)
+            raise MusterError(
+                f"{num_layers} layers are too few for {self.num_stages} stages",
+                seen=seen,
+                fix="a smaller --pipeline-parallel, --schedule=1f1b, fewer processes, or a larger model",
+            )
         fits = options.batch_size % parts == 0
         if options.schedule == "1f1b":
             fits = fits and (parts == 1 or parts >= size)
         if self.stages_each > 1:
             fits = fits and parts % max(1, parts // size) == 0
         if not fits:
-            wrong = f"a batch of {options.batch_size} can't be split into {parts} parts for {options.schedule}"
-            seen = f"--batch-size={options.batch_size} --microbatches={parts}, pipelines of {size} ranks"
-            fix = f"--batch-size={2 * size} or a multiple of it, without --microbatches"
-            raise MusterError(wrong, seen=seen, fix=fix)
+            raise MusterError(
+                f"a batch of {options.batch_size} can't be split into {parts} parts for {options.schedule}",
+                seen=f"--batch-size={options.batch_size} --microbatches={parts}, pipelines of {size} ranks",
+                fix=f"--batch-size={2 * size} or a multiple of it, without --microbatches",
+            )
 
     def assign_data(self) -> World:
         """The same data for the ranks of a pipeline, of which the last knows the loss."""

@@ -289,8 +289,11 @@ def load(name: str, world: World, options: Options) -> Strategy:
             train a model of its own.
     """
     if name in IN_ONE_PROCESS and world.world_size > 1:
-        fix = "'train ddp' trains one model with all processes; or start one process"
-        raise MusterError(f"the strategy {name} is for one process", seen=f"WORLD_SIZE={world.world_size}", fix=fix)
+        raise MusterError(
+            f"the strategy {name} is for one process",
+            seen=f"WORLD_SIZE={world.world_size}",
+            fix="'train ddp' trains one model with all processes; or start one process",
+        )
     module = import_module(f"{__package__}.{name}")
     (kind,) = (
         found

@@ -52,9 +52,11 @@ class TensorParallel(fsdp.FSDP):
         }
         for name, number in numbers.items():
             if number % size:
-                seen = f"--tensor-parallel={size}, {plural(world.world_size, 'process')}, --model={options.model}"
-                fix = f"--tensor-parallel={math.gcd(*numbers.values())}, or a divisor of that"
-                raise MusterError(f"{number} {name} can't be divided by {size} ranks", seen=seen, fix=fix)
+                raise MusterError(
+                    f"{number} {name} can't be divided by {size} ranks",
+                    seen=f"--tensor-parallel={size}, {plural(world.world_size, 'process')}, --model={options.model}",
+                    fix=f"--tensor-parallel={math.gcd(*numbers.values())}, or a divisor of that",
+                )
 
     def assign_data(self) -> World:
         """The same data for the ranks of a group, of which the first counts."""

@@ -211,7 +211,7 @@ def test_ranks_that_never_met_are_told_at_the_end(tmp_path: Path, script: str, n
             node.communicate()
 
 
-SMALL = ("--data=digits", "--image-size=16", "--batch-size=8", "--max-steps=2", "--device=cpu")
+SMALL = ("--data=digits", "--image-size=16", "--batch-size=8", "--num-samples=64", "--max-steps=2", "--device=cpu")
 
 
 @pytest.mark.process

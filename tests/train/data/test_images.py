@@ -174,12 +174,17 @@ def test_a_file_that_nvjpeg_can_not_decode_is_told(tmp_path, make_images, decode
     assert "--decoder=cpu" in raised.value.fix
 
 
-def test_what_nvjpeg_can_not_do_is_refused(tmp_path, make_images):
-    with pytest.raises(MusterError, match="GPUs only") as raised:
-        batches(options(make_images(tmp_path / "images"), decoder="nvjpeg"))
+@pytest.mark.parametrize(
+    ("more", "words"), [({}, "GPUs only"), ({"on_bad_sample": "skip"}, "in the place of a bad one")]
+)
+def test_what_nvjpeg_can_not_do_is_refused(tmp_path, make_images, more, words):
+    with pytest.raises(MusterError, match=words) as raised:
+        batches(options(make_images(tmp_path / "images"), decoder="nvjpeg", **more))
     assert "--decoder=nvjpeg" in raised.value.seen
     assert "--decoder=cpu" in raised.value.fix
     assert raised.value.code == 2
+    with pytest.raises(MusterError, match="no image files"):
+        batches(Options(data="digits", decoder="nvjpeg"))
 
 
 @pytest.mark.process

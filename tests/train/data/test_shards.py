@@ -299,7 +299,7 @@ def test_webdataset_reads_ours_and_we_read_webdatasets(packed, tmp_path):
 @pytest.mark.process
 def test_a_run_on_two_ranks_and_one_goes_on(packed, train, tmp_path, summary_of):
     common = ["--model=squeezenet1_1", "--no-bf16", f"--data=shards:{packed[1]}", "--image-size=32", "--batch-size=4"]
-    common += ["--epochs=1"]
+    common += ["--num-classes=2", "--epochs=1"]
     results = {}
     for name, parts in {"whole": [[]], "parts": [["--max-steps=2"], ["--resume"]]}.items():
         for more in parts:

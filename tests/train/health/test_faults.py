@@ -118,7 +118,7 @@ def test_an_unexpected_error_of_one_rank_ends_all(train, small, tmp_path, progra
 def test_a_killed_rank_ends_the_others(ranks, small, tmp_path):
     start_ranks, wait_ranks = ranks
     argv = ["ddp", *small, "--model=squeezenet1_1", "--image-size=32", "--epochs=1000", "--timeout-s=30"]
-    argv += ["--name=run", f"--runs-dir={tmp_path / 'runs'}"]
+    argv += ["--num-samples=240", "--name=run", f"--runs-dir={tmp_path / 'runs'}"]
     processes = start_ranks(argv, 3, tmp_path)
     try:
         end = time.monotonic() + DEADLINE_S
