@@ -75,6 +75,14 @@ def test_an_older_one_that_the_user_keeps_is_no_reason_to_end(tmp_path, request,
     assert checkpoint.load_newest(tmp_path)[0].name == "step-00000020"
 
 
+def test_an_index_that_may_not_be_read_is_told_as_that(tmp_path, request):
+    path = save(tmp_path, state(10), step=10, keep=1)
+    (path / "index").chmod(0)
+    request.getfixturevalue("as_other")
+    with pytest.raises(MusterError, match="Permission denied"):
+        checkpoint.load(path.relative_to(tmp_path))
+
+
 def cut(path):
     file = path / "rank-00000"
     file.write_bytes(file.read_bytes()[:-400])
