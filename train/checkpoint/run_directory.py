@@ -101,9 +101,14 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
     try:
         begun = begun_by(launch, options, base) if launch else None
         run = begun or choose_folder(options, base)
+        before = latest(run.folder)
         claim(run.folder, launch)
+        if latest(run.folder) != before:
+            # Another process has saved a checkpoint, and ended, while this one looked whether it still trains.
+            release()
+            return choose_run(options, strategy, launch)
         if launch and begun is None:  # should it start its ranks again
-            start = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": latest(run.folder)}
+            start = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": before}
             write_text(run.folder / LAUNCH, json.dumps(start))
         return run
     except OSError as error:

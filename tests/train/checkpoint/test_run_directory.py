@@ -220,6 +220,25 @@ def test_a_run_whose_writer_ends_while_one_looks_is_free(tmp_path, monkeypatch):
     release()
 
 
+@pytest.mark.parametrize("before", [[], [1]], ids=["its first checkpoint", "another checkpoint"])
+def test_what_a_writer_saves_that_ends_while_one_looks_is_resumed(tmp_path, monkeypatch, before):
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    for step in before:
+        with_checkpoint(folder, step)
+    (folder / ".writer").write_text("{}")
+
+    def end(path, own):
+        with_checkpoint(folder, 2)
+        path.unlink()
+        return False
+
+    monkeypatch.setattr(run_directory, "is_alive", end)
+    run = choose_run(options(tmp_path, name="mine", resume="auto"), "ddp")
+    release()
+    assert (run.folder, run.resumed_from.name) == (folder, "step-00000002")
+
+
 def test_of_two_that_find_the_same_dead_writer_one_alone_writes(tmp_path, monkeypatch):
     writer = tmp_path / ".writer"
     dead = msgspec.structs.replace(run_directory.Writer.here("dead"), pid=2**30)
