@@ -128,10 +128,10 @@ def begun_by(launch: str, options: Options, base: Path) -> Run | None:
             begun = json.loads(content_of(folder / LAUNCH))
             if begun["launch"] != launch:
                 continue
-            source, newest = begun["resumed_from"], begun["latest"]
+            source, newest = Path(begun["resumed_from"]), begun["latest"]
         except (OSError, ValueError, TypeError, KeyError, RecursionError):  # there is none, or it is damaged
             continue
-        candidates = [Path(source), *checkpoint.saved(folder)] if source else []
+        candidates = [source, *checkpoint.saved(folder)] if source.name else []
         run = Run(folder, candidates) if latest(folder) == newest else with_newest(folder)
         begins = "from the beginning" if run.resumed_from is None else f"from {run.resumed_from.name}"
         run.notes.append(f"the ranks were started again: {begins}")
