@@ -162,10 +162,8 @@ def choose_folder(options: Options, base: Path) -> Run:
         return with_newest(max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime))
     if options.resume == "latest":
         check_name(base)
-    if options.name:
-        base.mkdir(parents=True, exist_ok=True)
     note = f"nothing to resume yet in {base}: starts from the beginning"
-    return Run(base if options.name else new_folder(base, explicit=False), notes=[note])
+    return Run(new_folder(base, explicit=options.name is not None), notes=[note])
 
 
 def check_name(base: Path) -> None:
@@ -233,14 +231,13 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
     """
     base.parent.mkdir(parents=True, exist_ok=True)
     if explicit:
-        # A run that ended without a checkpoint gives its name back.
-        if (base / "summary.json").exists() or checkpoint.saved(base):
+        # A run that ended without a checkpoint gives its name back; not one whose checkpoints are gone since.
+        can_resume = bool(checkpoint.saved(base))
+        if can_resume or (base / "summary.json").exists() or step_of(latest_of(base)) >= 0:
             refuse_second(base / WRITER, Writer.here(""))
-            raise MusterError(
-                "there is a run of this name already, and runs are never overwritten",
-                seen=str(base),
-                fix="--resume continues it; or choose another --name",
-            )
+            wrong = "there is a run of this name already, and runs are never overwritten"
+            fix = "--resume continues it" if can_resume else "its checkpoints are gone, or have no index"
+            raise MusterError(wrong, seen=str(base), fix=f"{fix}; or choose another --name")
         base.mkdir(exist_ok=True)
         return base
     number = 1

@@ -239,6 +239,19 @@ def test_what_a_writer_saves_that_ends_while_one_looks_is_resumed(tmp_path, monk
     assert (run.folder, run.resumed_from.name) == (folder, "step-00000002")
 
 
+@pytest.mark.parametrize("left", ["summary.json", "checkpoints/latest"])
+@pytest.mark.parametrize("resume", ["auto", "latest", None])
+def test_a_run_whose_checkpoints_are_gone_is_not_overwritten(tmp_path, resume, left):
+    folder = with_checkpoint(tmp_path / "runs" / "mine")
+    (folder / "summary.json").touch()
+    for gone in ("checkpoints/step-00000001", *{"summary.json", "checkpoints"} - {left, left.partition("/")[0]}):
+        shutil.rmtree(folder / gone) if (folder / gone).is_dir() else (folder / gone).unlink()
+    with pytest.raises(MusterError, match="never overwritten") as raised:
+        choose_run(options(tmp_path, name="mine", resume=resume), "ddp")
+    assert str(folder) in raised.value.seen
+    assert "--resume" not in raised.value.fix  # which could not
+
+
 def test_of_two_that_find_the_same_dead_writer_one_alone_writes(tmp_path, monkeypatch):
     writer = tmp_path / ".writer"
     dead = msgspec.structs.replace(run_directory.Writer.here("dead"), pid=2**30)
