@@ -376,7 +376,14 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
     )
     paths = None if own is None else [str(own.folder), *map(str, own.candidates)]
     folder, *candidates = map(Path, world.gather(paths)[0])
-    return own or Run(folder, candidates)
+    run = own or Run(folder, candidates)
+    # Told by what rank 0 has just written there, as another host may have a folder of the same name.
+    writers = world.gather(text_of(folder / WRITER))
+    others = [host for host, writer in zip(world.hosts, writers, strict=False) if writer != writers[0]]
+    if others:
+        why = "checkpoints lie in parts on several hosts, and none can be resumed"
+        run.notes.append(f"{others[0]} has another {folder} than rank 0: {why}; --runs-dir on a shared file system")
+    return run
 
 
 def restore(

@@ -252,6 +252,17 @@ def test_a_run_whose_checkpoints_are_gone_is_not_overwritten(tmp_path, resume, l
     assert "--resume" not in raised.value.fix  # which could not
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_host_that_does_not_share_the_runs_folder_is_told(tmp_path, monkeypatch, is_shared):
+    def gather(self, value):
+        return [value, value if is_shared or not isinstance(value, str) else ""]
+
+    monkeypatch.setattr(World, "gather", gather)
+    run = run_directory.share_run(World(world_size=2, hosts=("node01", "node02")), options(tmp_path), "ddp")
+    release()
+    assert [str(run.folder) in note and "node02" in note for note in run.notes] == ([] if is_shared else [True])
+
+
 def test_of_two_that_find_the_same_dead_writer_one_alone_writes(tmp_path, monkeypatch):
     writer = tmp_path / ".writer"
     dead = msgspec.structs.replace(run_directory.Writer.here("dead"), pid=2**30)
