@@ -179,11 +179,9 @@ def check_name(base: Path) -> None:
     others = {name for name in others if letters(name) != letters(base.name)}
     near = difflib.get_close_matches(base.name, others, 1, 0.8)
     if near:
-        raise MusterError(
-            "there is no checkpoint of a run of this name",
-            seen=f"{base}; a run with a checkpoint: {base.with_name(near[0])}",
-            fix=f"--name {near[0]} --resume; or leave --resume out",
-        )
+        seen = f"{base}; a run with a checkpoint: {base.with_name(near[0])}"
+        fix = f"--name {near[0]} --resume; or leave --resume out"
+        raise MusterError("there is no checkpoint of a run of this name", seen=seen, fix=fix)
 
 
 def continue_from(options: Options, base: Path) -> Run:
@@ -193,11 +191,8 @@ def continue_from(options: Options, base: Path) -> Run:
     # Path.exists raises where this user may not look.
     source = given if os.path.exists(given) else Path(options.runs_dir) / options.resume
     if not os.path.exists(source):
-        raise MusterError(
-            "there is nothing of this name to resume",
-            seen=f"--resume={options.resume}",
-            fix="--resume auto, or a run's folder, or a step-... from its folder checkpoints/",
-        )
+        fix = "--resume auto, or a run's folder, or a step-... from its folder checkpoints/"
+        raise MusterError("there is nothing of this name to resume", seen=f"--resume={options.resume}", fix=fix)
     if checkpoint.is_named_as_one(source) or not source.is_dir():
         checkpoint.read_index(source)
         run = Run(source, [source])
@@ -325,11 +320,8 @@ def claim(folder: Path, launch: str) -> None:
 def refuse_second(path: Path, own: Writer) -> None:
     """Raises MusterError where the process that the file at `path` names still trains."""
     if is_alive(path, own):
-        raise MusterError(
-            "another training writes into this run's folder",
-            seen=f"{path}: {path.read_text(errors='replace')[:400]}",
-            fix="wait for its end, or choose another --name",
-        )
+        seen, fix = f"{path}: {text_of(path)[:400]}", "wait for its end, or choose another --name"
+        raise MusterError("another training writes into this run's folder", seen=seen, fix=fix)
 
 
 def is_alive(path: Path, own: Writer) -> bool:
@@ -423,17 +415,12 @@ def read_fitting(path: Path, model: nn.Module, identity: dict[str, Any]) -> dict
             word, fix = name, f"--{name}={made}"
             if name == "num_classes":
                 word, fix = "number of classes or tokens", f"the checkpoint's data; of tokens --vocab-size={made}"
-            raise MusterError(
-                f"the checkpoint is of another {word}: {made}, this run has {wanted}",
-                seen=str(path),
-                fix=f"{fix}, or leave out --resume",
-            )
+            wrong = f"the checkpoint is of another {word}: {made}, this run has {wanted}"
+            raise MusterError(wrong, seen=str(path), fix=f"{fix}, or leave out --resume")
     if (reason := misfit(index, model)) is not None:
-        raise MusterError(
-            f"the checkpoint does not fit the model: {reason}",
-            seen=f"{path}, --model={identity['model']}",
-            fix="give --image-size and the other options of the checkpoint's run, or leave out --resume",
-        )
+        wrong, seen = f"the checkpoint does not fit the model: {reason}", f"{path}, --model={identity['model']}"
+        fix = "give --image-size and the other options of the checkpoint's run, or leave out --resume"
+        raise MusterError(wrong, seen=seen, fix=fix)
     return index
 
 
