@@ -231,8 +231,9 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
         if can_resume or (base / "summary.json").exists() or step_of(latest_of(base)) >= 0:
             refuse_second(base / WRITER, Writer.here(""))
             wrong = "there is a run of this name already, and runs are never overwritten"
-            fix = "--resume continues it" if can_resume else "its checkpoints are gone, or have no index"
-            raise MusterError(wrong, seen=str(base), fix=f"{fix}; or choose another --name")
+            seen = str(base) if can_resume else f"{base}, whose checkpoints are gone, or have no index"
+            fix = "--resume continues it; or choose another --name" if can_resume else "choose another --name"
+            raise MusterError(wrong, seen=seen, fix=fix)
         base.mkdir(exist_ok=True)
         return base
     number = 1
