@@ -120,12 +120,13 @@ def prune(run: Path, step: int, keep: int) -> None:
     """Removes the checkpoints up to `step` but for the newest `keep`, and what killed processes left half written."""
     old = [path for path in by_step(run) if step_of(path) <= step][keep:]
     for path in [*old, *folder_of(run).glob(".*.partial")]:
-        if path.is_dir():
-            # Without its index it counts no longer, should this be the last that the process does.
-            (path / storage.INDEX).unlink(missing_ok=True)
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        with suppress(OSError):  # one that may not be removed stays, and is no reason to end
+            if path.is_dir() and not path.is_symlink():
+                # Without its index it counts no longer, should this be the last that the process does.
+                (path / storage.INDEX).unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 class CheckpointManager:

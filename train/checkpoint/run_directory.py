@@ -101,9 +101,14 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
     try:
         begun = begun_by(launch, options, base) if launch else None
         run = begun or choose_folder(options, base)
+        before = latest(run.folder)
         claim(run.folder, launch)
+        if latest(run.folder) != before:
+            # Another process has saved a checkpoint, and ended, while this one looked whether it still trains.
+            release()
+            return choose_run(options, strategy, launch)
         if launch and begun is None:  # should it start its ranks again
-            start = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": latest(run.folder)}
+            start = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": before}
             write_text(run.folder / LAUNCH, json.dumps(start))
         return run
     except OSError as error:
@@ -123,10 +128,10 @@ def begun_by(launch: str, options: Options, base: Path) -> Run | None:
             begun = json.loads(content_of(folder / LAUNCH))
             if begun["launch"] != launch:
                 continue
-            source, newest = begun["resumed_from"], begun["latest"]
+            source, newest = Path(begun["resumed_from"]), begun["latest"]
         except (OSError, ValueError, TypeError, KeyError, RecursionError):  # there is none, or it is damaged
             continue
-        candidates = [Path(source), *checkpoint.saved(folder)] if source else []
+        candidates = [source, *checkpoint.saved(folder)] if source.name else []
         run = Run(folder, candidates) if latest(folder) == newest else with_newest(folder)
         begins = "from the beginning" if run.resumed_from is None else f"from {run.resumed_from.name}"
         run.notes.append(f"the ranks were started again: {begins}")
@@ -157,10 +162,8 @@ def choose_folder(options: Options, base: Path) -> Run:
         return with_newest(max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime))
     if options.resume == "latest":
         check_name(base)
-    if options.name:
-        base.mkdir(parents=True, exist_ok=True)
     note = f"nothing to resume yet in {base}: starts from the beginning"
-    return Run(base if options.name else new_folder(base, explicit=False), notes=[note])
+    return Run(new_folder(base, explicit=options.name is not None), notes=[note])
 
 
 def check_name(base: Path) -> None:
@@ -176,11 +179,9 @@ def check_name(base: Path) -> None:
     others = {name for name in others if letters(name) != letters(base.name)}
     near = difflib.get_close_matches(base.name, others, 1, 0.8)
     if near:
-        raise MusterError(
-            "there is no checkpoint of a run of this name",
-            seen=f"{base}; a run with a checkpoint: {base.with_name(near[0])}",
-            fix=f"--name {near[0]} --resume; or leave --resume out",
-        )
+        seen = f"{base}; a run with a checkpoint: {base.with_name(near[0])}"
+        fix = f"--name {near[0]} --resume; or leave --resume out"
+        raise MusterError("there is no checkpoint of a run of this name", seen=seen, fix=fix)
 
 
 def continue_from(options: Options, base: Path) -> Run:
@@ -190,11 +191,8 @@ def continue_from(options: Options, base: Path) -> Run:
     # Path.exists raises where this user may not look.
     source = given if os.path.exists(given) else Path(options.runs_dir) / options.resume
     if not os.path.exists(source):
-        raise MusterError(
-            "there is nothing of this name to resume",
-            seen=f"--resume={options.resume}",
-            fix="--resume auto, or a run's folder, or a step-... from its folder checkpoints/",
-        )
+        fix = "--resume auto, or a run's folder, or a step-... from its folder checkpoints/"
+        raise MusterError("there is nothing of this name to resume", seen=f"--resume={options.resume}", fix=fix)
     if checkpoint.is_named_as_one(source) or not source.is_dir():
         checkpoint.read_index(source)
         run = Run(source, [source])
@@ -228,14 +226,14 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
     """
     base.parent.mkdir(parents=True, exist_ok=True)
     if explicit:
-        # A run that ended without a checkpoint gives its name back.
-        if (base / "summary.json").exists() or checkpoint.saved(base):
+        # A run that ended without a checkpoint gives its name back; not one whose checkpoints are gone since.
+        can_resume = bool(checkpoint.saved(base))
+        if can_resume or (base / "summary.json").exists() or step_of(latest_of(base)) >= 0:
             refuse_second(base / WRITER, Writer.here(""))
-            raise MusterError(
-                "there is a run of this name already, and runs are never overwritten",
-                seen=str(base),
-                fix="--resume continues it; or choose another --name",
-            )
+            wrong = "there is a run of this name already, and runs are never overwritten"
+            seen = str(base) if can_resume else f"{base}, whose checkpoints are gone, or have no index"
+            fix = "--resume continues it; or choose another --name" if can_resume else "choose another --name"
+            raise MusterError(wrong, seen=seen, fix=fix)
         base.mkdir(exist_ok=True)
         return base
     number = 1
@@ -323,11 +321,8 @@ def claim(folder: Path, launch: str) -> None:
 def refuse_second(path: Path, own: Writer) -> None:
     """Raises MusterError where the process that the file at `path` names still trains."""
     if is_alive(path, own):
-        raise MusterError(
-            "another training writes into this run's folder",
-            seen=f"{path}: {path.read_text(errors='replace')[:400]}",
-            fix="wait for its end, or choose another --name",
-        )
+        seen, fix = f"{path}: {text_of(path)[:400]}", "wait for its end, or choose another --name"
+        raise MusterError("another training writes into this run's folder", seen=seen, fix=fix)
 
 
 def is_alive(path: Path, own: Writer) -> bool:
@@ -374,7 +369,14 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
     )
     paths = None if own is None else [str(own.folder), *map(str, own.candidates)]
     folder, *candidates = map(Path, world.gather(paths)[0])
-    return own or Run(folder, candidates)
+    run = own or Run(folder, candidates)
+    # Told by what rank 0 has just written there, as another host may have a folder of the same name.
+    writers = world.gather(text_of(folder / WRITER))
+    others = [host for host, writer in zip(world.hosts, writers, strict=False) if writer != writers[0]]
+    if others:
+        why = "checkpoints lie in parts on several hosts, and none can be resumed"
+        run.notes.append(f"{others[0]} has another {folder} than rank 0: {why}; --runs-dir on a shared file system")
+    return run
 
 
 def restore(
@@ -414,17 +416,12 @@ def read_fitting(path: Path, model: nn.Module, identity: dict[str, Any]) -> dict
             word, fix = name, f"--{name}={made}"
             if name == "num_classes":
                 word, fix = "number of classes or tokens", f"the checkpoint's data; of tokens --vocab-size={made}"
-            raise MusterError(
-                f"the checkpoint is of another {word}: {made}, this run has {wanted}",
-                seen=str(path),
-                fix=f"{fix}, or leave out --resume",
-            )
+            wrong = f"the checkpoint is of another {word}: {made}, this run has {wanted}"
+            raise MusterError(wrong, seen=str(path), fix=f"{fix}, or leave out --resume")
     if (reason := misfit(index, model)) is not None:
-        raise MusterError(
-            f"the checkpoint does not fit the model: {reason}",
-            seen=f"{path}, --model={identity['model']}",
-            fix="give --image-size and the other options of the checkpoint's run, or leave out --resume",
-        )
+        wrong, seen = f"the checkpoint does not fit the model: {reason}", f"{path}, --model={identity['model']}"
+        fix = "give --image-size and the other options of the checkpoint's run, or leave out --resume"
+        raise MusterError(wrong, seen=seen, fix=fix)
     return index
 
 

@@ -87,11 +87,13 @@ def read_index(path: Path) -> dict[str, Any]:
     """
     try:
         head, _, text = content_of(path / INDEX).partition(b"\n")
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         if path.exists():
             raise unreadable(path, f"it is no checkpoint of this program: no {INDEX}") from error
         fix = "a run's folder, or one of its checkpoints, on a file system that all nodes share"
         raise MusterError(f"{UNREADABLE}: there is no such checkpoint on this host", seen=str(path), fix=fix) from error
+    except OSError as error:
+        raise unreadable(path, f"{INDEX} can't be read ({error.strerror})") from error
     words = head.decode(errors="replace").split()
     if words[:2] != MAGIC.split():
         raise unreadable(path, f"{INDEX} does not begin as one: it is no checkpoint of this program")

@@ -29,7 +29,7 @@ class TensorBoard:
     def __init__(self, folder: Path, step: int, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
         if not step:
             self.writer.add_text("settings", f"```json\n{json.dumps(settings, indent=2)}\n```")
 

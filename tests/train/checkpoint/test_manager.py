@@ -56,6 +56,33 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert names(tmp_path) == ["latest", "step-00000010"]
 
 
+@pytest.mark.parametrize("kept_by", ["its mode", "a link"])
+def test_an_older_one_that_the_user_keeps_is_no_reason_to_end(tmp_path, request, kept_by):
+    path = save(tmp_path, state(10), step=10, keep=1)
+    if kept_by == "a link":
+        kept = path.rename(tmp_path / "elsewhere")
+        path.symlink_to(kept)
+    else:
+        kept = path.relative_to(tmp_path)
+        tmp_path.chmod(0o777)
+        checkpoint.folder_of(tmp_path).chmod(0o777)
+        (path.parent / "latest").chmod(0o666)
+        path.chmod(0o555)
+        request.getfixturevalue("as_other")
+        tmp_path = Path()
+    save(tmp_path, state(20), step=20, keep=1)
+    assert weight(kept) == 10
+    assert checkpoint.load_newest(tmp_path)[0].name == "step-00000020"
+
+
+def test_an_index_that_may_not_be_read_is_told_as_that(tmp_path, request):
+    path = save(tmp_path, state(10), step=10, keep=1)
+    (path / "index").chmod(0)
+    request.getfixturevalue("as_other")
+    with pytest.raises(MusterError, match="Permission denied"):
+        checkpoint.load(path.relative_to(tmp_path))
+
+
 def cut(path):
     file = path / "rank-00000"
     file.write_bytes(file.read_bytes()[:-400])

@@ -86,6 +86,8 @@ def test_the_same_launch_goes_on_with_its_run(tmp_path, name):
     older = choose_run(options(tmp_path), "ddp").folder
     save(older, {"model": "resnet18"}, step=9, keep=2)
     (older / ".launch").write_text("[" * 100_000)  # damaged: it tells nothing
+    other = choose_run(options(tmp_path), "ddp").folder
+    (other / ".launch").write_text('{"launch": "word", "resumed_from": [], "latest": ""}')  # damaged as well
     first = choose_run(options(tmp_path, name=name), "ddp", "word")
     assert first.resumed_from is None
     (first.folder / "metrics.jsonl").touch()
@@ -96,7 +98,7 @@ def test_the_same_launch_goes_on_with_its_run(tmp_path, name):
     assert (again.folder, again.resumed_from) == (first.folder, checkpoint.saved(first.folder)[0])
     assert "step-00000001" in again.notes[-1]
     if name is None:
-        assert choose_run(options(tmp_path), "ddp", "another").folder.name.endswith("-3")
+        assert choose_run(options(tmp_path), "ddp", "another").folder.name.endswith("-4")
     else:
         with pytest.raises(MusterError, match="never overwritten"):
             choose_run(options(tmp_path, name=name), "ddp", "another")

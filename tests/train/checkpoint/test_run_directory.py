@@ -220,6 +220,49 @@ def test_a_run_whose_writer_ends_while_one_looks_is_free(tmp_path, monkeypatch):
     release()
 
 
+@pytest.mark.parametrize("before", [[], [1]], ids=["its first checkpoint", "another checkpoint"])
+def test_what_a_writer_saves_that_ends_while_one_looks_is_resumed(tmp_path, monkeypatch, before):
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    for step in before:
+        with_checkpoint(folder, step)
+    (folder / ".writer").write_text("{}")
+
+    def end(path, own):
+        with_checkpoint(folder, 2)
+        path.unlink()
+        return False
+
+    monkeypatch.setattr(run_directory, "is_alive", end)
+    run = choose_run(options(tmp_path, name="mine", resume="auto"), "ddp")
+    release()
+    assert (run.folder, run.resumed_from.name) == (folder, "step-00000002")
+
+
+@pytest.mark.parametrize("left", ["summary.json", "checkpoints/latest"])
+@pytest.mark.parametrize("resume", ["auto", "latest", None])
+def test_a_run_whose_checkpoints_are_gone_is_not_overwritten(tmp_path, resume, left):
+    folder = with_checkpoint(tmp_path / "runs" / "mine")
+    (folder / "summary.json").touch()
+    for gone in ("checkpoints/step-00000001", *{"summary.json", "checkpoints"} - {left, left.partition("/")[0]}):
+        shutil.rmtree(folder / gone) if (folder / gone).is_dir() else (folder / gone).unlink()
+    with pytest.raises(MusterError, match="never overwritten") as raised:
+        choose_run(options(tmp_path, name="mine", resume=resume), "ddp")
+    assert str(folder) in raised.value.seen
+    assert "--resume" not in raised.value.fix  # which could not
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_host_that_does_not_share_the_runs_folder_is_told(tmp_path, monkeypatch, is_shared):
+    def gather(self, value):
+        return [value, value if is_shared or not isinstance(value, str) else ""]
+
+    monkeypatch.setattr(World, "gather", gather)
+    run = run_directory.share_run(World(world_size=2, hosts=("node01", "node02")), options(tmp_path), "ddp")
+    release()
+    assert [str(run.folder) in note and "node02" in note for note in run.notes] == ([] if is_shared else [True])
+
+
 def test_of_two_that_find_the_same_dead_writer_one_alone_writes(tmp_path, monkeypatch):
     writer = tmp_path / ".writer"
     dead = msgspec.structs.replace(run_directory.Writer.here("dead"), pid=2**30)

@@ -52,6 +52,17 @@ def test_tensorboard(tracked):
     assert {"epoch/valid_loss", "epoch/valid_accuracy", "run/images_per_second"} <= set(events.Tags()["scalars"])
 
 
+def test_a_run_that_begins_in_the_folder_of_one_that_failed_has_none_of_its_points_in_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for loss in (9.0, 1.0):
+        with trackers.open_tracker("tensorboard", tmp_path, 0, {}, print) as tracker:
+            tracker.write({"kind": "steps", "step": 1, "train_loss": loss})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("steps/train_loss")] == [1.0]
+
+
 def test_mlflow(tracked, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
