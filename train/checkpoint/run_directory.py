@@ -179,9 +179,11 @@ def check_name(base: Path) -> None:
     others = {name for name in others if letters(name) != letters(base.name)}
     near = difflib.get_close_matches(base.name, others, 1, 0.8)
     if near:
-        seen = f"{base}; a run with a checkpoint: {base.with_name(near[0])}"
-        fix = f"--name {near[0]} --resume; or leave --resume out"
-        raise MusterError("there is no checkpoint of a run of this name", seen=seen, fix=fix)
+        raise MusterError(
+            "there is no checkpoint of a run of this name",
+            seen=f"{base}; a run with a checkpoint: {base.with_name(near[0])}",
+            fix=f"--name {near[0]} --resume; or leave --resume out",
+        )
 
 
 def continue_from(options: Options, base: Path) -> Run:
@@ -191,8 +193,11 @@ def continue_from(options: Options, base: Path) -> Run:
     # Path.exists raises where this user may not look.
     source = given if os.path.exists(given) else Path(options.runs_dir) / options.resume
     if not os.path.exists(source):
-        fix = "--resume auto, or a run's folder, or a step-... from its folder checkpoints/"
-        raise MusterError("there is nothing of this name to resume", seen=f"--resume={options.resume}", fix=fix)
+        raise MusterError(
+            "there is nothing of this name to resume",
+            seen=f"--resume={options.resume}",
+            fix="--resume auto, or a run's folder, or a step-... from its folder checkpoints/",
+        )
     if checkpoint.is_named_as_one(source) or not source.is_dir():
         checkpoint.read_index(source)
         run = Run(source, [source])
@@ -321,8 +326,11 @@ def claim(folder: Path, launch: str) -> None:
 def refuse_second(path: Path, own: Writer) -> None:
     """Raises MusterError where the process that the file at `path` names still trains."""
     if is_alive(path, own):
-        seen, fix = f"{path}: {text_of(path)[:400]}", "wait for its end, or choose another --name"
-        raise MusterError("another training writes into this run's folder", seen=seen, fix=fix)
+        raise MusterError(
+            "another training writes into this run's folder",
+            seen=f"{path}: {text_of(path)[:400]}",
+            fix="wait for its end, or choose another --name",
+        )
 
 
 def is_alive(path: Path, own: Writer) -> bool:
@@ -370,12 +378,10 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
     paths = None if own is None else [str(own.folder), *map(str, own.candidates)]
     folder, *candidates = map(Path, world.gather(paths)[0])
     run = own or Run(folder, candidates)
-    # Told by what rank 0 has just written there, as another host may have a folder of the same name.
-    writers = world.gather(text_of(folder / WRITER))
-    others = [host for host, writer in zip(world.hosts, writers, strict=False) if writer != writers[0]]
-    if others:
-        why = "checkpoints lie in parts on several hosts, and none can be resumed"
-        run.notes.append(f"{others[0]} has another {folder} than rank 0: {why}; --runs-dir on a shared file system")
+    lacking = [host for host, has in zip(world.hosts, world.gather(folder.is_dir()), strict=True) if not has]
+    if lacking:
+        why = "checkpoints would lie in parts on several hosts, and could not be resumed"
+        run.notes.append(f"{lacking[0]} does not have {folder} of rank 0: {why}; --runs-dir on a shared file system")
     return run
 
 
@@ -416,12 +422,17 @@ def read_fitting(path: Path, model: nn.Module, identity: dict[str, Any]) -> dict
             word, fix = name, f"--{name}={made}"
             if name == "num_classes":
                 word, fix = "number of classes or tokens", f"the checkpoint's data; of tokens --vocab-size={made}"
-            wrong = f"the checkpoint is of another {word}: {made}, this run has {wanted}"
-            raise MusterError(wrong, seen=str(path), fix=f"{fix}, or leave out --resume")
+            raise MusterError(
+                f"the checkpoint is of another {word}: {made}, this run has {wanted}",
+                seen=str(path),
+                fix=f"{fix}, or leave out --resume",
+            )
     if (reason := misfit(index, model)) is not None:
-        wrong, seen = f"the checkpoint does not fit the model: {reason}", f"{path}, --model={identity['model']}"
-        fix = "give --image-size and the other options of the checkpoint's run, or leave out --resume"
-        raise MusterError(wrong, seen=seen, fix=fix)
+        raise MusterError(
+            f"the checkpoint does not fit the model: {reason}",
+            seen=f"{path}, --model={identity['model']}",
+            fix="give --image-size and the other options of the checkpoint's run, or leave out --resume",
+        )
     return index
 
 

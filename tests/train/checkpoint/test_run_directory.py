@@ -255,7 +255,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_overwritten(tmp_path, resume, l
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_a_host_that_does_not_share_the_runs_folder_is_told(tmp_path, monkeypatch, is_shared):
     def gather(self, value):
-        return [value, value if is_shared or not isinstance(value, str) else ""]
+        return [value, is_shared if isinstance(value, bool) else value]
 
     monkeypatch.setattr(World, "gather", gather)
     run = run_directory.share_run(World(world_size=2, hosts=("node01", "node02")), options(tmp_path), "ddp")
