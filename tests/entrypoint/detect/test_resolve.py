@@ -540,6 +540,18 @@ def test_one_process_a_pod_may_have_a_local_rank() -> None:
     assert detect(changed(old, LOCAL_RANK="0")).num_nodes == 3
 
 
+def test_what_counts_processes_counts_no_pods() -> None:
+    pod = recording.load(FOLDERS / "documented" / "jobset_processes.train-workload-0-1.1.env")
+    assert detect(changed(pod, WORLD_SIZE="2")).num_nodes == 2
+    for wrong in ({"GPUS_PER_NODE": "4"}, {"NODE_RANK": "0"}, {"RANK": "8"}):
+        with pytest.raises(MusterError, match="the variables disagree"):
+            detect(changed(pod, **wrong))
+    first = recording.load(FOLDERS / "documented" / "jobset_processes.train-workload-0-0.0.env")
+    assert detect(changed(first, NNODES="1", WORLD_SIZE="8")).num_nodes == 1
+    worker = recording.load(FOLDERS / "documented" / "leader_worker_set.lws-0-1.1.env")
+    assert detect(changed(worker, WORLD_SIZE="16", GPUS_PER_NODE="8")).num_nodes == 2
+
+
 TWO_NODES = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_script.env")
 
 
