@@ -121,12 +121,13 @@ def _counted(read: Reader, name: str) -> Task:
 
 def _rank_by_name(env: Environment) -> int | None:
     """The rank that a pod's name stands for: JOB-master-0, JOB-worker-0, JOB-worker-1...; LEADER, LEADER-1..."""
+    base, _, number = (env.host or "").rpartition("-")
     if leader := env.get("LWS_LEADER_ADDRESS", "").partition(".")[0]:
-        match = re.fullmatch(rf"{re.escape(leader)}(?:-([0-9]{{1,9}}))?", env.host or "")
-        return int(match[1] or 0) if match else None
+        return 0 if env.host == leader else (whole_number(number) if base == leader else None)
     job = env.get("MASTER_ADDR", "").partition(".")[0].removesuffix("-master-0")
-    match = re.fullmatch(rf"{re.escape(job)}-(master|worker)-([0-9]{{1,9}})", env.host or "") if job else None
-    return int(match[2]) + (match[1] == "worker") if match else None
+    first = {f"{job}-master": 0, f"{job}-worker": 1}.get(base) if job else None
+    index = whole_number(number)
+    return None if first is None or index is None else first + index
 
 
 def _names_of_pods(env: Environment, rank: int, num_pods: int) -> tuple[tuple[str, ...], str]:
