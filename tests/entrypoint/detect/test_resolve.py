@@ -490,6 +490,7 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
     ("name", "several", "one"),
     [
         ("AWS_BATCH_JOB_NUM_NODES", "2", "1"),
+        ("AZUREML_NODE_COUNT", "2", "1"),
         ("AZ_BATCH_HOST_LIST", "10.0.0.4,10.0.0.5", "10.0.0.4"),
         (
             "CLUSTER_SPEC",
@@ -502,9 +503,12 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ("I_MPI_HYDRA_HOST_FILE", "/etc/mpi/hostfile", "hosts"),
         ("OMPI_MCA_orte_default_hostfile", "/etc/mpi/hostfile", "hosts"),
         ("DSTACK_NODES_NUM", "2", "1"),
+        ("HOROVOD_SIZE", "4", "1"),
         ("LEPTON_JOB_TOTAL_WORKERS", "2", "1"),
         ("MLP_WORKER_NUM", "2", "1"),
+        ("NGC_ARRAY_SIZE", "2", "1"),
         ("NNODES", "2", "1"),
+        ("NODE_COUNT", "2", "1"),
         ("NODE_RANK", "1", "0"),
         ("RANK", "1", "0"),
         ("SLURM_NTASKS", "2", "1"),
@@ -513,6 +517,11 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ("PJM_NODE", "4", "1"),
         ("SKYPILOT_NUM_NODES", "2", "1"),
         ("SM_HOSTS", '["algo-1","algo-2"]', '["algo-1"]'),
+        (
+            "TF_CONFIG",
+            '{"cluster":{"chief":["a:2222"],"worker":["b:2222"]},"task":{"type":"worker","index":1}}',
+            '{"cluster":{"chief":["a:2222"]},"task":{"type":"chief","index":0}}',
+        ),
         ("_CONDOR_NPROCS", "2", "1"),
     ],
 )
