@@ -4,7 +4,7 @@
     PyTorchJob before 1.7          RANK=1 WORLD_SIZE=2: they count pods, not processes
     LeaderWorkerSet                LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=1 LWS_LEADER_ADDRESS=lws-0.lws.default
     Volcano                        VC_WORKER_HOSTS=job-worker-0.job,job-worker-1.job VC_TASK_INDEX=1 (VK_TASK_INDEX)
-    indexed Job, JobSet            JOB_COMPLETION_INDEX=1; how many there are is not told
+    indexed Job, JobSet            JOB_COMPLETION_INDEX=1; how many there are only its author may tell, by NNODES=2
     MPIJob                         K_MPI_JOB_ROLE=launcher, whose mpirun starts processes in the pods with =worker
 
 Source: https://github.com/kubeflow/training-operator/blob/master/pkg/controller.v1/pytorch/envvar.go
@@ -25,10 +25,10 @@ from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
 VARIABLES = (
-    "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "K_MPI_JOB_ROLE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE",
-    "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NNODES",
-    "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_RDZV_ENDPOINT", "VC_MASTER_HOSTS", "VC_TASK_INDEX", "VC_WORKER_HOSTS",
-    "VK_TASK_INDEX",
+    "GPUS_PER_NODE", "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "K_MPI_JOB_ROLE", "LOCAL_SIZE",
+    "LOCAL_WORLD_SIZE", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX", "PET_MASTER_ADDR",
+    "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_RDZV_ENDPOINT", "VC_MASTER_HOSTS",
+    "VC_TASK_INDEX", "VC_WORKER_HOSTS", "VK_TASK_INDEX",
 )  # fmt: skip
 
 PREFIXES = ("LWS_", "PET_", "VC_", "VK_")
@@ -37,6 +37,7 @@ FIX = "on each pod: {start} --nnodes PODS --node-rank INDEX --master-addr HOST{r
 FIX_MPI = "in the launcher's pod: mpirun -n PODS --map-by ppr:1:node {command}"
 
 _HOSTS_OF_VOLCANO = re.compile(r"VC_\w+_HOSTS")
+_NODES = ("AZUREML_NODE_COUNT", "NNODES", "NODE_COUNT", "NUM_NODES")
 _NO_NAMES = "no names of pods"
 
 
@@ -45,13 +46,11 @@ def job(env: Environment) -> Job | None:
     if "KUBERNETES_SERVICE_HOST" not in env:
         return None
     pod = _pod(env)
-    of_pod = pod.sources if pod else dict[str, str]()
-    if pod is None:
-        # One of these alone tells of several pods. The last is an MPIJob's.
-        index = Reader(env, FIX).seen("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "K_MPI_JOB_ROLE")
-        if not index:
-            return None
-        of_pod = {"num_nodes": f"{index}: one of several pods", "hosts": _NO_NAMES}
+    # One of these alone tells of several pods. The last is an MPIJob's.
+    index = Reader(env, FIX).seen("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "K_MPI_JOB_ROLE")
+    if not pod and not index:
+        return None
+    of_pod = pod.sources if pod else {"num_nodes": f"{index}: one of several pods", "hosts": _NO_NAMES}
     fix = FIX_MPI if "K_MPI_JOB_ROLE" in env else FIX
     problem = MusterError("nothing tells the names of the job's pods", seen=of_pod["num_nodes"], fix=fix)
     return Job(
@@ -80,10 +79,10 @@ def _pod(env: Environment) -> Task | None:
     # Not any name that begins so: a Service called pet-shop gives all pods PET_SHOP_PORT.
     if {"PET_MASTER_ADDR", "PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ENDPOINT"} & env.keys():
         return _counted(Reader(env, FIX), "PET_NNODES")
-    if "RANK" in env or "WORLD_SIZE" in env:
-        return _counted(Reader(env, FIX), "WORLD_SIZE")
     if {"LWS_GROUP_SIZE", "LWS_WORKER_INDEX"} & env.keys():
         return _counted(Reader(env, FIX), "LWS_GROUP_SIZE")
+    if "RANK" in env or "WORLD_SIZE" in env:
+        return _counted(Reader(env, FIX), next((name for name in _NODES if name in env), "WORLD_SIZE"))
     return None
 
 
@@ -105,13 +104,13 @@ def _counted(read: Reader, name: str) -> Task:
     read.check_inner_launcher("pod")
     num_pods = read.number(name)
     ranks = {place: read.number(place) for place in places}
-    shown = (name, "WORLD_SIZE", "PET_NPROC_PER_NODE", *ranks)
+    shown = (name, "WORLD_SIZE", "PET_NPROC_PER_NODE", "GPUS_PER_NODE", "NODE_RANK", *ranks)
     place, rank = next(iter(ranks.items()), ("", num_pods))
-    is_one = len(set(ranks.values())) == 1 and rank < num_pods
+    is_one = len(set(ranks.values())) == 1 and rank < num_pods and env.get("NODE_RANK", str(rank)) == str(rank)
     read.agree(is_one, "the variables disagree on which pod of the job this is", *shown)
     world_size = read.optional("WORLD_SIZE")
-    per_pod = whole_number(env.get("PET_NPROC_PER_NODE", "1")) or 1
-    # Newer operators count processes in WORLD_SIZE, as far as their number is given.
+    per_pod = whole_number(env.get("PET_NPROC_PER_NODE") or env.get("GPUS_PER_NODE", "1")) or 1
+    # Newer operators count processes in WORLD_SIZE, as far as their number is given, as users do beside an NNODES.
     is_size = world_size in (None, num_pods, num_pods * per_pod)
     read.agree(is_size, "the variables disagree on the number of pods", *shown)
     is_named = _rank_by_name(env) in (None, rank)
@@ -122,12 +121,13 @@ def _counted(read: Reader, name: str) -> Task:
 
 def _rank_by_name(env: Environment) -> int | None:
     """The rank that a pod's name stands for: JOB-master-0, JOB-worker-0, JOB-worker-1...; LEADER, LEADER-1..."""
+    base, _, number = (env.host or "").rpartition("-")
     if leader := env.get("LWS_LEADER_ADDRESS", "").partition(".")[0]:
-        match = re.fullmatch(rf"{re.escape(leader)}(?:-([0-9]{{1,9}}))?", env.host or "")
-        return int(match[1] or 0) if match else None
+        return 0 if env.host == leader else (whole_number(number) if base == leader else None)
     job = env.get("MASTER_ADDR", "").partition(".")[0].removesuffix("-master-0")
-    match = re.fullmatch(rf"{re.escape(job)}-(master|worker)-([0-9]{{1,9}})", env.host or "") if job else None
-    return int(match[2]) + (match[1] == "worker") if match else None
+    first = {f"{job}-master": 0, f"{job}-worker": 1}.get(base) if job else None
+    index = whole_number(number)
+    return None if first is None or index is None else first + index
 
 
 def _names_of_pods(env: Environment, rank: int, num_pods: int) -> tuple[tuple[str, ...], str]:

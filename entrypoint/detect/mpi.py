@@ -9,8 +9,8 @@ Inside Slurm the processes carry the SLURM_ variables of the daemon that started
 
     OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2
 
-Hydra, of MPICH and of Intel MPI. PMI_RANK and PMI_SIZE alone are not Hydra's: srun --mpi=pmi2, Flux and PALS set them
-too. On the other nodes Hydra's processes see the first node's environment, the scheduler's variables included.
+Hydra, of MPICH and of Intel MPI. PMI_RANK and PMI_SIZE alone are srun's (--mpi=pmi2), Flux's or PALS's. ParaStation's
+srun sets all four, by PMIx the last two. On other nodes Hydra's processes see the scheduler's variables of the first.
 
     PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2
 
@@ -81,8 +81,7 @@ def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
         return None
     read = Reader(env, FIX_OPENMPI)
     # jsrun sets Open MPI's names too, for IBM's Spectrum MPI, with the same values as its own.
-    pairs = zip(JSRUN, OPENMPI, strict=True)
-    if JSRUN.rank in env and all(env.get(jsm) == env[name] for jsm, name in pairs if name in env):
+    if _is_of(env, OPENMPI, *JSRUN):
         if job.scheduler in ("lsf", "local"):
             return None
         return Rejected(f"{read.seen(JSRUN.rank)} says the same: jsrun set them, in a job of LSF")
@@ -121,13 +120,14 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
     if not present:
         return None
     read = Reader(env, FIX_HYDRA)
-    if "FLUX_TASK_RANK" in env and _is_of(env, "FLUX_TASK_RANK", "FLUX_JOB_SIZE"):
+    if _is_of(env, HYDRA, "FLUX_TASK_RANK", "FLUX_JOB_SIZE"):
         return Rejected(f"{read.seen(HYDRA.rank, HYDRA.size)} is Flux's own", is_certain=True)
-    if "PALS_APID" in env and env.get("PALS_RANKID") == env.get("PMI_RANK"):
+    has_local = {HYDRA.local_rank, HYDRA.local_size} & env.keys()
+    is_hydras = has_local and set(HYDRA_HOSTS) & env.keys()  # ParaStation tells no host
+    is_sruns = "SLURM_STEP_ID" in env and _is_of(env, HYDRA, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+    if _is_of(env, HYDRA, "PALS_RANKID") or (is_sruns and not is_hydras):
         return None
-    if not {HYDRA.local_rank, HYDRA.local_size} & env.keys():
-        if "SLURM_STEP_ID" in env and _is_of(env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
-            return None
+    if not has_local:
         raise MusterError(
             "PMI_RANK or PMI_SIZE is set without the variables beside it: no launcher set it for this process",
             seen=read.seen(*present),
@@ -137,10 +137,10 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
     return elsewhere or by_rank("hydra", HYDRA, read, job)
 
 
-def _is_of(env: Environment, rank: str, size: str) -> bool:
-    """Whether PMI's rank and size, as far as they are there, are those of the launcher with these two variables."""
-    pairs = ((HYDRA.rank, rank), (HYDRA.size, size))
-    return all(env.get(name, env.get(own)) == env.get(own) for name, own in pairs)
+def _is_of(env: Environment, names: Names, *own: str) -> bool:
+    """Whether the variables `names`, as far as they are there, say what those of the launcher with its `own` say."""
+    pairs = zip(names, own, strict=False)
+    return own[0] in env and all(env.get(name, env.get(of)) == env.get(of) for name, of in pairs)
 
 
 def mvapich_task(env: Environment, job: Job) -> Task | None:

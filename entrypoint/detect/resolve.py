@@ -216,7 +216,7 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
     if job is NO_SCHEDULER:
         places += [name for name in ("WORLD_SIZE", "PET_NNODES", *manual.NUMBERS) if env.get(name, "1") != "1"]
         places += [name for name in ("RANK", "NODE_RANK", "PET_NODE_RANK") if env.get(name, "0") != "0"]
-        places += [name for name, mark in manual.LISTS.items() if mark in env.get(name, "")]
+        places += [name for name, several in manual.LISTS.items() if re.search(several, env.get(name, ""))]
         # OAR's file has a line for each core.
         if "OAR_NODEFILE" in env and len(set(Reader(env, FIX_OAR).text_file("OAR_NODEFILE").split())) > 1:
             places.append("OAR_NODEFILE")

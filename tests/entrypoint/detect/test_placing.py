@@ -123,6 +123,17 @@ def test_pmi_alone_belongs_to_the_launcher_that_set_it() -> None:
         detect(Environment({"PMI_RANK": "0", "PMI_SIZE": "2"}, host="laptop"))
 
 
+def test_a_step_of_parastation_on_one_node_of_two_is_no_launch_of_hydra() -> None:
+    task = recording.load(FOLDERS / "documented" / "srun_parastation_uneven.jwb0001.0.env")
+    one = {"NODELIST": "jwb0001", "NUM_NODES": "1", "NUM_TASKS": "2", "TASKS_PER_NODE": "2"}
+    of_step = {f"SLURM_STEP_{name}": value for name, value in one.items()}
+    found = detect(changed(task, **of_step, SLURM_TASKS_PER_NODE="2", PMI_SIZE="2"))
+    assert (found.launcher, found.hosts, found.world_size) == ("srun", ("jwb0001",), 2)
+    # What it gives is not that of mpiexec inside the step, nor another task's.
+    with pytest.raises(MusterError):
+        detect(changed(task, PMI_RANK="1"))
+
+
 def test_two_launchers_with_several_tasks_a_node_are_refused() -> None:
     leaked = {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
     cyclic = changed(SRUN, **leaked)

@@ -40,6 +40,7 @@ SOLE_WITNESSES = {
     "flux_in_pals_shell": {"file PBS_NODEFILE"},
     # The names of hosts: a wrong one does not resolve, and the start says so.
     "kubeflow_trainjob": {"PET_MASTER_ADDR", "PET_NNODES"},
+    "jobset_processes": {"JOB_COMPLETION_INDEX", "MASTER_ADDR"},
     "leader_worker_set": {"LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS"},
     "volcano_pytorch": {"VC_MASTER_HOSTS", "VC_WORKER_HOSTS"},
     "volcano_workers": {"VC_WORKER_HOSTS"},

@@ -490,6 +490,7 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
     ("name", "several", "one"),
     [
         ("AWS_BATCH_JOB_NUM_NODES", "2", "1"),
+        ("AZUREML_NODE_COUNT", "2", "1"),
         ("AZ_BATCH_HOST_LIST", "10.0.0.4,10.0.0.5", "10.0.0.4"),
         (
             "CLUSTER_SPEC",
@@ -502,9 +503,12 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ("I_MPI_HYDRA_HOST_FILE", "/etc/mpi/hostfile", "hosts"),
         ("OMPI_MCA_orte_default_hostfile", "/etc/mpi/hostfile", "hosts"),
         ("DSTACK_NODES_NUM", "2", "1"),
+        ("HOROVOD_SIZE", "4", "1"),
         ("LEPTON_JOB_TOTAL_WORKERS", "2", "1"),
         ("MLP_WORKER_NUM", "2", "1"),
+        ("NGC_ARRAY_SIZE", "2", "1"),
         ("NNODES", "2", "1"),
+        ("NODE_COUNT", "2", "1"),
         ("NODE_RANK", "1", "0"),
         ("RANK", "1", "0"),
         ("SLURM_NTASKS", "2", "1"),
@@ -513,6 +517,11 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ("PJM_NODE", "4", "1"),
         ("SKYPILOT_NUM_NODES", "2", "1"),
         ("SM_HOSTS", '["algo-1","algo-2"]', '["algo-1"]'),
+        (
+            "TF_CONFIG",
+            '{"cluster":{"chief":["a:2222"],"worker":["b:2222"]},"task":{"type":"worker","index":1}}',
+            '{"cluster":{"chief":["a:2222"]},"task":{"type":"chief","index":0}}',
+        ),
         ("_CONDOR_NPROCS", "2", "1"),
     ],
 )
@@ -538,6 +547,18 @@ def test_the_nodes_of_a_job_of_oar_do_not_train_alone_each() -> None:
 def test_one_process_a_pod_may_have_a_local_rank() -> None:
     old = recording.load(FOLDERS / "documented" / "kubeflow_pytorchjob_old.mnist-worker-0.1.env")
     assert detect(changed(old, LOCAL_RANK="0")).num_nodes == 3
+
+
+def test_what_counts_processes_counts_no_pods() -> None:
+    pod = recording.load(FOLDERS / "documented" / "jobset_processes.train-workload-0-1.1.env")
+    assert detect(changed(pod, WORLD_SIZE="2")).num_nodes == 2
+    for wrong in ({"GPUS_PER_NODE": "4"}, {"NODE_RANK": "0"}, {"RANK": "8"}):
+        with pytest.raises(MusterError, match="the variables disagree"):
+            detect(changed(pod, **wrong))
+    first = recording.load(FOLDERS / "documented" / "jobset_processes.train-workload-0-0.0.env")
+    assert detect(changed(first, NNODES="1", WORLD_SIZE="8")).num_nodes == 1
+    worker = recording.load(FOLDERS / "documented" / "leader_worker_set.lws-0-1.1.env")
+    assert detect(changed(worker, WORLD_SIZE="16", GPUS_PER_NODE="8")).num_nodes == 2
 
 
 TWO_NODES = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_script.env")
