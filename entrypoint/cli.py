@@ -40,6 +40,7 @@ from muster.entrypoint.rendezvous import address
 from muster.errors import MusterError, explaining, one_line
 from muster.help import NAMES as HELP_NAMES
 from muster.help import Command
+from muster.paths import installed
 
 SETTINGS: dict[str, Any] = {
     # torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.
@@ -392,10 +393,8 @@ def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, f
 def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | None = None) -> None:
     """Runs the command and exits with its code: 0, or 2 with three lines on stderr, which show it as it was `typed`."""
     if argv[:1] == ["--version"]:
-        from muster.entrypoint import version
-
         with interruption.command(f"{name} --version"):
-            print(f"{name} {version.package_version() or 'of unknown version'}")
+            print(f"{name} {installed('muster') or 'of unknown version'}")
         return
     asked = [command for command in app.registered_commands if command.name == next(iter(argv), None)]
     if asked:

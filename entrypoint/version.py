@@ -3,14 +3,13 @@
 import json
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from muster import processes
 from muster.entrypoint.launch import driver
 from muster.errors import ExitCode, MusterError, one_line
-from muster.paths import ROOT
+from muster.paths import ROOT, installed
 
 TIMEOUT_S = 120.0
 
@@ -27,7 +26,7 @@ def values(root: Path = ROOT, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     found = driver.find()
     return {
         "image": image or None,
-        "version": image.get("version") or package_version(),
+        "version": image.get("version") or installed("muster"),
         "revision": image.get("revision"),
         "lock_sha256": image.get("lock_sha256"),
         **_loaded(timeout_s),
@@ -35,14 +34,6 @@ def values(root: Path = ROOT, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         if found.version or found.cuda
         else None,
     }
-
-
-def package_version() -> str | None:
-    """The version of this package; None where it was not installed as one."""
-    try:
-        return metadata.version("muster")
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _loaded(timeout_s: float) -> dict[str, Any]:

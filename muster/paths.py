@@ -1,4 +1,4 @@
-"""Where the project's files are: in a clone, in the image, or among installed packages; and what a file says."""
+"""Where the project's files are, in a clone, in the image, or installed; what files say, and versions of packages."""
 
 import errno
 import stat
@@ -29,3 +29,10 @@ def text_of(path: Path) -> str:
         return content_of(path).decode(errors="replace")
     except OSError:
         return ""
+
+
+def installed(package: str) -> str | None:
+    """The version of a package; None where it was not installed as one, or a site has built it without metadata."""
+    from importlib import metadata  # here and not above: a launch has no use for it
+
+    return next((found.version for found in metadata.distributions(name=package)), None)

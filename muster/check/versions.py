@@ -8,9 +8,10 @@ import ctypes
 import json
 import os
 import platform
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from muster.paths import installed
 
 
 def versions() -> dict[str, Any]:
@@ -33,11 +34,6 @@ def versions() -> dict[str, Any]:
         "glibc": platform.libc_ver()[1] or None,
         "machine": platform.machine(),
     }
-
-
-def installed(package: str) -> str | None:
-    """The version of a package; None where it was not installed as one."""
-    return next((found.version for found in metadata.distributions(name=package)), None)
 
 
 def nccl() -> dict[str, str] | None:

@@ -1,6 +1,5 @@
 """What a run leaves for people and programs: config.toml, summary.json and metrics.jsonl."""
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -18,6 +17,7 @@ import torch
 
 from muster.config import Options
 from muster.errors import RESUME, ExitCode, explaining
+from muster.paths import installed
 from muster.train.checkpoint import Progress
 from muster.train.checkpoint.run_directory import Run
 from muster.train.checkpoint.storage import write_text
@@ -71,12 +71,10 @@ def command() -> str:
 
 def versions() -> dict[str, str | None]:
     """The software that computed, and the card."""
-    # By its package: it is loaded for images only. One without metadata, as a site may have built it, ends no run.
-    torchvision = next((package.version for package in importlib.metadata.distributions(name="torchvision")), None)
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "torchvision": torchvision,
+        "torchvision": installed("torchvision"),  # which is loaded for images only
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }

@@ -22,6 +22,7 @@ from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.check.ranks import STYLES, listed, shape
 from muster.errors import ExitCode, MusterError, one_line
+from muster.paths import installed
 from muster.train.distributed.world import World
 from muster.train.reporting import console
 from muster.variables import LaunchVariable
@@ -183,7 +184,7 @@ class Report:
 
     def about(self) -> dict[str, Any]:
         return {
-            "muster": versions.installed("muster"),
+            "muster": installed("muster"),
             "torch": str(torch.__version__),
             "nccl": versions.nccl(),
             "date": datetime.now().astimezone().isoformat(timespec="seconds"),
