@@ -39,15 +39,10 @@ STORE_S = 30.0
 """Seconds for one answer of the store by which nodes come and go."""
 
 
-def is_one_node(arguments: argparse.Namespace) -> bool:
-    """Whether torchrun's `arguments` say that this is the only node, for good."""
-    return arguments.standalone or (arguments.nnodes in ("1", "1:1") and arguments.rdzv_backend == "static")
-
-
 def endpoint_of(arguments: argparse.Namespace) -> tuple[str, int]:
     """The address and port at which the nodes meet."""
-    if is_one_node(arguments):
-        return LOOPBACK_ADDRESS, 0 if arguments.standalone else arguments.master_port
+    if arguments.nnodes == "1":
+        return LOOPBACK_ADDRESS, arguments.master_port
     if arguments.rdzv_backend == "static":
         return arguments.master_addr, arguments.master_port
     address, _, port = arguments.rdzv_endpoint.rpartition(":")
@@ -67,7 +62,7 @@ def timeout_s(arguments: argparse.Namespace) -> int:
 
 def handler_of(arguments: argparse.Namespace, config: Any) -> RendezvousHandler:
     """How this node meets the others, by torchrun's `arguments` and the configuration that torch makes of them."""
-    if is_one_node(arguments) or arguments.rdzv_backend == "static":
+    if arguments.rdzv_backend == "static":
         node = (*endpoint_of(arguments), arguments.node_rank, config.max_nodes)
         return StaticNodes(*node, config.run_id, timeout_s(arguments))
     parameters = RendezvousParameters(

@@ -47,8 +47,8 @@ def run(folder: Path, how: str, told: str = "") -> subprocess.CompletedProcess[s
 
 def argv() -> list[str]:
     """The command of an agent with two workers, worker.py."""
-    command = [sys.executable, "-P", "-m", "muster.entrypoint.agent", "--standalone", "--nproc-per-node=2"]
-    return [*command, "--local-addr=127.0.0.1", "worker.py"]
+    one_node = ["--nnodes=1", "--rdzv-backend=static", "--master-port=0"]
+    return [sys.executable, "-P", "-m", "muster.entrypoint.agent", *one_node, "--nproc-per-node=2", "worker.py"]
 
 
 def environment(folder: Path) -> dict[str, str]:

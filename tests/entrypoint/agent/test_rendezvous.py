@@ -90,7 +90,7 @@ def test_nodes_that_differ_in_their_number_are_refused_where_they_meet() -> None
 
 def test_a_node_that_waits_for_another_still_gives_signs_of_life() -> None:
     """Or the others would go on without it, and it would take the store, which is its own, for lost."""
-    arguments = argparse.Namespace(standalone=False, nnodes="1:2", rdzv_backend="c10d")
+    arguments = argparse.Namespace(nnodes="1:2", rdzv_backend="c10d")
     config = SimpleNamespace(
         rdzv_backend="c10d",
         rdzv_endpoint=f"127.0.0.1:{free_port()}",

@@ -23,7 +23,7 @@ from muster.paths import ROOT
 from tests.train.conftest import free_port
 
 AGENT = [sys.executable, "-P", "-m", "muster.entrypoint.agent"]
-ONE_NODE = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+ONE_NODE = ["--nnodes=1", "--rdzv-backend=static", "--master-port=0", "--nproc-per-node=2"]
 
 
 def ran(folder: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:

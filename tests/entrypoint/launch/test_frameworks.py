@@ -177,7 +177,7 @@ def test_the_agent_waits_for_whoever_listens() -> None:
     assert rendezvous.joins_other_store(joining)
     assert (rendezvous.endpoint_of(joining), rendezvous.timeout_s(joining)) == (("fd00::1", 7), 6)
     assert not rendezvous.joins_other_store(chosen("--rdzv-conf=is_host=1", *elastic))
-    assert not rendezvous.joins_other_store(chosen("--standalone"))
+    assert not rendezvous.joins_other_store(chosen("--nnodes=1", "--rdzv-backend=static", "--master-port=0"))
 
 
 @pytest.mark.parametrize(
