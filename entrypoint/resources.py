@@ -95,10 +95,7 @@ def cores(env: Environment, job: Job) -> int | None:
     """How many cores this process has the time of; for a recorded environment what the scheduler said, or None."""
     if not env.is_live:
         return job.cpus_on_node
-    process, here = psutil.Process(), psutil.cpu_count() or 1
-    # Not every system lets a process have an affinity.
-    affinity = len(process.cpu_affinity() or ()) if hasattr(process, "cpu_affinity") else 0
-    own = affinity or here
+    own, here = len(os.sched_getaffinity(0)), psutil.cpu_count() or 1
     # A scheduler that binds nobody gave the other cores to other jobs. PBS, whose number may be that of a part of the
     # job, says by OMP_NUM_THREADS how many threads it means.
     if own >= here and job.cpus_on_node and job.default_threads is None:

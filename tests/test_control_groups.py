@@ -88,7 +88,6 @@ def test_threads_and_data_workers_have_no_more_cores_than_their_container(
     """As in a pod with a limit of one core, on a node where any core may be used."""
     write(tmp_path, monkeypatch, "0::/", {"cpu.max": "100000 100000"})
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
-    monkeypatch.setattr("psutil.Process.cpu_affinity", lambda process: list(range(8)))
     assert resources.cores(environment.live(), NO_SCHEDULER) == 1
     assert count_cores(World()) == 1
     write(tmp_path, monkeypatch, "0::/", {"cpu.max": "max 100000"})

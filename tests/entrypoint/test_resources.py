@@ -108,5 +108,5 @@ def test_where_nothing_binds_a_job_its_cores_are_those_that_the_scheduler_gave_i
     monkeypatch.setattr("psutil.cpu_count", lambda: 64)
     monkeypatch.setattr("muster.control_groups.usable", lambda number: number)
     for bound, wanted in ((64, num_cores), (16, 16)):
-        monkeypatch.setattr("psutil.Process.cpu_affinity", lambda process, bound=bound: list(range(bound)))
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid, bound=bound: set(range(bound)))
         assert resources.cores(env, job) == wanted
