@@ -113,7 +113,7 @@ def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = ()) -> P:
             problem = problem.replace(words, meaning)
         raise BadProfile(path, (problem,)) from None
     except recognise.UNREADABLE as reason:
-        raise MusterError("the profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path.name}") from None
+        raise MusterError("the profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path}") from None
     problems = list(_rules(profile, fabrics))
     if head.get("recognise") != tables.get("recognise"):
         problems.append('recognise: belongs before the first [table], as recognise.hosts = {value = ["..."], ...}')
