@@ -62,8 +62,9 @@ def of_option(asked: str, parameters: Sequence[Any], path: str, typed: Sequence[
         return f"{path} {near[0]}"
     if path == "train":
         return f"a strategy comes first, as in train ddp {asked}; train --help lists what there is"
-    is_trainings = word in _ELSEWHERE or word[2:].replace("-", "_") in SECTIONS
-    if path == "muster job" and "list" not in typed and (is_trainings or {"train", "muster"} & set(typed[1:])):
+    # An option of a training's, or a command's that stands there without --; not one of the scheduler's.
+    is_commands = word in _ELSEWHERE or word[2:].replace("-", "_") in SECTIONS or {"train", "muster"} & set(typed[1:])
+    if path == "muster job" and "list" not in typed and is_commands:
         return f"-- comes before the job's command, as in muster job SITE -- train ddp {asked}; or muster job --help"
     return f"{path} --help lists what there is"
 

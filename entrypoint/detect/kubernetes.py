@@ -37,6 +37,7 @@ FIX = "on each pod: {start} --nnodes PODS --node-rank INDEX --master-addr HOST{r
 FIX_MPI = "in the launcher's pod: mpirun -n PODS --map-by ppr:1:node {command}"
 
 _HOSTS_OF_VOLCANO = re.compile(r"VC_\w+_HOSTS")
+# By which an author tells the number of pods, where WORLD_SIZE counts processes.
 _NODES = ("AZUREML_NODE_COUNT", "NNODES", "NODE_COUNT", "NUM_NODES")
 _NO_NAMES = "no names of pods"
 
@@ -123,7 +124,9 @@ def _rank_by_name(env: Environment) -> int | None:
     """The rank that a pod's name stands for: JOB-master-0, JOB-worker-0, JOB-worker-1...; LEADER, LEADER-1..."""
     base, _, number = (env.host or "").rpartition("-")
     if leader := env.get("LWS_LEADER_ADDRESS", "").partition(".")[0]:
-        return 0 if env.host == leader else (whole_number(number) if base == leader else None)
+        if env.host == leader:
+            return 0
+        return whole_number(number) if base == leader else None
     job = env.get("MASTER_ADDR", "").partition(".")[0].removesuffix("-master-0")
     first = {f"{job}-master": 0, f"{job}-worker": 1}.get(base) if job else None
     index = whole_number(number)

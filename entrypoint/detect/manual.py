@@ -28,14 +28,21 @@ NUMBERS = (
     "NUM_NODES", "PJM_NODE", "SKYPILOT_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NPROCS",
     "SLURM_NTASKS", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "_CONDOR_NPROCS",
 )  # fmt: skip
-# Others list their nodes; where this pattern is found they are several. SageMaker's list is ["algo-1","algo-2"].
+# Others list their nodes; where this pattern is found they are several: two of HOST:PORT in TF_CONFIG, and of
+# SageMaker's ["algo-1","algo-2"] the comma.
 # An MPIJob's launcher has a file of its workers, for MPICH, Intel MPI or Open MPI; older ones tell no role.
 # Source: https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables
 # Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training
 # Source: https://github.com/kubeflow/mpi-operator/blob/master/pkg/controller/mpi_job_controller.go
-MPIJOB = ("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE", "OMPI_MCA_orte_default_hostfile")
-CLUSTERS = {"CLUSTER_SPEC": "workerpool1", "TF_CONFIG": r':\d+"[\s\S]*:\d+"'}
-LISTS = {"AZ_BATCH_HOST_LIST": ",", "SM_HOSTS": ",", **CLUSTERS, **dict.fromkeys(MPIJOB, "/etc/mpi/hostfile")}
+LISTS = {
+    "AZ_BATCH_HOST_LIST": ",",
+    "CLUSTER_SPEC": "workerpool1",
+    "HYDRA_HOST_FILE": "/etc/mpi/hostfile",
+    "I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile",
+    "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+    "SM_HOSTS": ",",
+    "TF_CONFIG": r':\d+"[\s\S]*:\d+"',
+}
 VARIABLES = ("ALPS_APP_PE", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", *NUMBERS, *LISTS, "OAR_NODEFILE")
 TEXT_FILES = ("OAR_NODEFILE",)
 

@@ -235,10 +235,11 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
         can_resume = bool(checkpoint.saved(base))
         if can_resume or (base / "summary.json").exists() or step_of(latest_of(base)) >= 0:
             refuse_second(base / WRITER, Writer.here(""))
-            wrong = "there is a run of this name already, and runs are never overwritten"
-            seen = str(base) if can_resume else f"{base}, whose checkpoints are gone, or have no index"
-            fix = "--resume continues it; or choose another --name" if can_resume else "choose another --name"
-            raise MusterError(wrong, seen=seen, fix=fix)
+            raise MusterError(
+                "there is a run of this name already, and runs are never overwritten",
+                seen=str(base) if can_resume else f"{base}, whose checkpoints are gone, or have no index",
+                fix=("--resume continues it; or " if can_resume else "") + "choose another --name",
+            )
         base.mkdir(exist_ok=True)
         return base
     number = 1
@@ -378,7 +379,9 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
     paths = None if own is None else [str(own.folder), *map(str, own.candidates)]
     folder, *candidates = map(Path, world.gather(paths)[0])
     run = own or Run(folder, candidates)
-    lacking = [host for host, has in zip(world.hosts, world.gather(folder.is_dir()), strict=True) if not has]
+    # os.path's answer is no where this user may not look; Path's is an OSError.
+    answers = world.gather(os.path.isdir(folder))
+    lacking = [host for host, is_there in zip(world.hosts, answers, strict=True) if not is_there]
     if lacking:
         why = "checkpoints would lie in parts on several hosts, and could not be resumed"
         run.notes.append(f"{lacking[0]} does not have {folder} of rank 0: {why}; --runs-dir on a shared file system")

@@ -263,6 +263,21 @@ def test_a_host_that_does_not_share_the_runs_folder_is_told(tmp_path, monkeypatc
     assert [str(run.folder) in note and "node02" in note for note in run.notes] == ([] if is_shared else [True])
 
 
+def test_a_host_where_the_runs_folder_may_not_be_seen_is_told_as_one_without(tmp_path, monkeypatch, request):
+    run = tmp_path / "closed" / "mine"
+    run.mkdir(parents=True)
+    run.parent.chmod(0)
+    request.getfixturevalue("as_other")
+
+    def gather(self, value):
+        return [[str(run.relative_to(tmp_path))], value] if value is None else [True, value]
+
+    monkeypatch.setattr(run_directory, "agree", lambda world, function: function())
+    monkeypatch.setattr(World, "gather", gather)
+    found = run_directory.share_run(World(rank=1, world_size=2, hosts=("node01", "node02")), options(tmp_path), "ddp")
+    assert ["node02" in note for note in found.notes] == [True]
+
+
 def test_of_two_that_find_the_same_dead_writer_one_alone_writes(tmp_path, monkeypatch):
     writer = tmp_path / ".writer"
     dead = msgspec.structs.replace(run_directory.Writer.here("dead"), pid=2**30)
