@@ -94,6 +94,7 @@ class Trainer:
             config.check(self.name, options)
             self.strategy = parallel.load(self.name, world, options)
             compilation.check(options, world.device)
+            trackers.check(options.track if world.main else "none")
             time_limit, self.limit_notes = preemption.find(options.save_before, clock)
             self.grace = preemption.grace_period(os.environ, time_limit)
             return time_limit
@@ -242,6 +243,9 @@ class Trainer:
         self.gradients.smoothing = options.label_smoothing
         compile_loss(self.gradients, options)
         self.num_steps, self.lr_ahead, self.lr_start = extent(options, progress, self.sampler)
+        if options.max_steps is not None and self.num_steps < options.max_steps:
+            ends = f"--epochs={options.epochs} ends this run after {self.num_steps} steps"
+            self.display.note(f"{ends}, before --max-steps={options.max_steps}")
         self.highest_lr = highest_lr(options.lr, options.lr_scale, world.dp_size * options.accumulate)
         self.times.waits = world.waits
         if options.profile:

@@ -205,14 +205,15 @@ def _check_single(task: Task) -> None:
 def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None:
     """Refuses a process that no launcher known here has started, and whose variables speak of several.
 
-    HPE's mpiexec_mpt and Cray's aprun tell their processes a rank, and neither their number nor their hosts; PRRTE's
-    prterun tells PMIx alone. A scheduler's job may have all but the first of these from the shell that it was submitted
-    in.
+    HPE's mpiexec_mpt and Cray's aprun tell their processes a rank, and neither their number nor their hosts; horovodrun
+    tells no hosts; PRRTE's prterun tells PMIx alone. A scheduler's job may have all but the variables of the first
+    three from the shell that it was submitted in.
 
     Source: https://github.com/radical-cybertools/radical.pilot (agent/launch_method/mpirun.py: MPT_MPI_RANK)
     Source: https://docs.openpmix.org/en/latest/ (PMIX_RANK)
     """
     places = [name for name in ("ALPS_APP_PE", "MPT_MPI_RANK") if name in env]
+    places += ["HOROVOD_SIZE"] if env.get("HOROVOD_SIZE", "1") != "1" else []
     if job is NO_SCHEDULER:
         places += [name for name in ("WORLD_SIZE", "PET_NNODES", *manual.NUMBERS) if env.get(name, "1") != "1"]
         places += [name for name in ("RANK", "NODE_RANK", "PET_NODE_RANK") if env.get(name, "0") != "0"]

@@ -31,7 +31,9 @@ def choose_folder(given: Sequence[str], runs: Sequence[Run], output: Path | None
     page = output / PAGE
     with _writing(output):
         is_taken = os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir()))
-        is_report = is_taken and page.is_file() and MARK in page.read_text(encoding="utf-8", errors="replace")[:1000]
+        text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else None
+    # A full disk leaves an empty page.
+    is_report = text is not None and (not text or MARK in text[:1000])
     if is_taken and not is_report:
         raise MusterError(
             "there is something here already that is no report, and it is not written over",

@@ -73,6 +73,11 @@ def test_what_is_no_report_is_not_written_over(make: Make, tmp_path: Path, name:
         report([str(make("other"))], taken / name)
 
 
+def test_the_empty_page_that_a_full_disk_left_is_written_over(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "index.html").touch()
+    assert "<html" in report([str(make("run"))], tmp_path).read_text()
+
+
 def test_a_folder_that_cant_be_written_is_named(make: Make) -> None:
     with pytest.raises(MusterError) as error:
         report([str(make("run"))], Path("/proc/report"))

@@ -194,13 +194,14 @@ def test_a_run_of_tokens_reports_perplexity_and_a_short_one_has_a_curve(train, t
 
 
 @pytest.mark.process
-def test_lines_come_as_often_as_asked(train, tmp_path):
-    (ended,) = train(
-        ["single", *SHORT, "--log-every=3", "--max-steps=8", "--name=run", f"--runs-dir={tmp_path}"], 1, ok=True
-    )
+def test_lines_come_as_often_as_asked_and_an_end_before_the_last_step_is_told(train, tmp_path):
+    argv = ["single", *SHORT, "--num-samples=32", "--epochs=1", "--max-steps=9", "--log-every=3"]
+    (ended,) = train([*argv, "--name=run", f"--runs-dir={tmp_path}"], 1, ok=True)
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records if record["kind"] == "steps"] == [3, 6]
     assert [line.split()[3] for line in ended.out.splitlines() if "  step " in line] == ["3/8", "6/8"]
+    (note,) = (line for line in ended.out.splitlines() if "--max-steps=9" in line and line.startswith("note: "))
+    assert "after 8 steps" in note
 
 
 def test_who_knows_whom():

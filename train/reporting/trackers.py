@@ -10,6 +10,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ class WandB:
         import wandb
 
         known = folder / "wandb.id"
-        run_id = text_of(known).strip() or uuid.uuid4().hex[:8]  # a run that is resumed is the same one
+        # A run that is resumed is the same one; what failed before its first checkpoint is another.
+        run_id = (text_of(known).strip() if step else "") or uuid.uuid4().hex[:8]
         write_text(known, run_id)
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "muster"),
@@ -94,7 +96,7 @@ class MLflow:
         store = os.environ.get("MLFLOW_TRACKING_URI") or (folder.parent / "mlruns").resolve().as_uri()
         self.client = MlflowClient(tracking_uri=store)
         known = folder / "mlflow.id"
-        self.run_id = text_of(known).strip()
+        self.run_id = text_of(known).strip() if step else ""
         if self.run_id:
             self.client.update_run(self.run_id, status="RUNNING")
             return
@@ -123,7 +125,21 @@ TRACKERS = {
     "wandb": (WandB, "wandb"),
     "mlflow": (MLflow, "mlflow-skinny"),
 }
-"""By `--track`: the class, and the package to install."""
+"""By `--track`, which is the name of the module: the class, and the package to install."""
+
+
+def check(kind: str) -> None:
+    """Raises MusterError where the package of the tracker `kind`, as `--track` has it, is not installed."""
+    if kind != "none" and find_spec(kind) is None:
+        raise _not_installed(kind, f"no module named {kind}")
+
+
+def _not_installed(kind: str, reason: object) -> MusterError:
+    return MusterError(
+        f"{kind} is not installed: {reason}",
+        seen=f"--track={kind}",
+        fix=f"pip install {TRACKERS[kind][1]}, or leave out --track: metrics.jsonl has the same numbers",
+    )
 
 
 def open_tracker(
@@ -139,15 +155,10 @@ def open_tracker(
     """
     if kind == "none":
         return Tracker(None, note)
-    target, package = TRACKERS[kind]
     try:
-        return Tracker(target(folder, step, settings), note)
+        return Tracker(TRACKERS[kind][0](folder, step, settings), note)
     except ImportError as error:
-        raise MusterError(
-            f"{kind} is not installed: {error}",
-            seen=f"--track={kind}",
-            fix=f"pip install {package}, or leave out --track: metrics.jsonl has the same numbers",
-        ) from error
+        raise _not_installed(kind, error) from error
     except Exception as error:  # each of the packages raises what it likes
         raise MusterError(
             f"{kind} can't begin a run: {error!r}",

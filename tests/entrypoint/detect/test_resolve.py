@@ -234,10 +234,11 @@ def test_ranks_that_nobody_set_are_refused_rather_than_forgotten() -> None:
 def test_processes_of_launchers_that_tell_a_rank_only_do_not_train_alone_each() -> None:
     of_prterun = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-node01-10332@1", "PMIX_HOSTNAME": "node01"}
     of_aprun = changed(PBS, ALPS_APP_PE="1", ALPS_APP_ID="123")
-    for env in (Environment(of_prterun, host="node01"), changed(PBS, MPT_MPI_RANK="1"), of_aprun):
+    of_horovod = changed(PBS, HOROVOD_RANK="1", HOROVOD_SIZE="2")
+    for env in (Environment(of_prterun, host="node01"), changed(PBS, MPT_MPI_RANK="1"), of_aprun, of_horovod):
         with pytest.raises(MusterError, match="nothing tells which of them this is") as refusal:
             detect(env)
-        assert "_RANK=1" in refusal.value.seen or "ALPS_APP_PE=1" in refusal.value.seen
+        assert re.search("_RANK=1|ALPS_APP_PE=1|HOROVOD_SIZE=2", refusal.value.seen)
         assert detect(env, LaunchOptions(nnodes="1")).num_nodes == 1
     # A job submitted from a shell that srun has started by PMIx.
     assert detect(changed(PBS, **of_prterun)).num_nodes == 1

@@ -9,8 +9,10 @@ import pytest
 
 from muster.config import Options
 from muster.errors import MusterError
+from muster.train.distributed.world import World
 from muster.train.health.preemption import Preempted
 from muster.train.reporting import trackers
+from muster.train.trainer import Trainer
 
 pytestmark = pytest.mark.once
 
@@ -111,8 +113,8 @@ def test_a_run_that_was_stopped_has_not_failed_in_mlflow(tmp_path, monkeypatch, 
     (tmp_path / "run").mkdir()
     client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
     statuses = []
-    for raised in (error, None):
-        with suppress(Preempted, KeyboardInterrupt), trackers.open_tracker("mlflow", tmp_path / "run", 0, {}, print):
+    for step, raised in ((0, error), (20, None)):
+        with suppress(Preempted, KeyboardInterrupt), trackers.open_tracker("mlflow", tmp_path / "run", step, {}, print):
             if raised is not None:
                 raise raised
         (found,) = client.search_runs([client.get_experiment_by_name("muster").experiment_id])
@@ -120,13 +122,18 @@ def test_a_run_that_was_stopped_has_not_failed_in_mlflow(tmp_path, monkeypatch, 
     assert statuses == ["KILLED", "FINISHED"]
 
 
-def test_a_run_whose_id_was_cut_off_begins_another_in_mlflow(tmp_path, monkeypatch):
+def test_a_run_that_does_not_know_its_id_or_begins_anew_is_another_in_mlflow(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mlflow.id").touch()
+    with trackers.open_tracker("mlflow", tmp_path / "run", 20, {}, print):
+        pass
+    first = (tmp_path / "run" / "mlflow.id").read_text()
+    assert first
+    # So does one in the folder of a run that failed before its first checkpoint.
     with trackers.open_tracker("mlflow", tmp_path / "run", 0, {}, print):
         pass
-    assert (tmp_path / "run" / "mlflow.id").read_text()
+    assert (tmp_path / "run" / "mlflow.id").read_text() not in ("", first)
 
 
 def test_a_preempted_run_is_no_crash_in_wandb(tmp_path, monkeypatch):
@@ -161,6 +168,10 @@ def test_a_package_that_is_missing(tmp_path, monkeypatch, kind, package):
     with pytest.raises(MusterError, match=f"{kind} is not installed") as raised:
         trackers.open_tracker(kind, tmp_path, 0, {}, print)
     assert f"pip install {package}" in raised.value.fix
+    # Before the data are looked for, which may take minutes.
+    options = Options(track=kind, data=f"imagefolder:{tmp_path}/none", runs_dir=str(tmp_path))
+    with pytest.raises(MusterError, match=f"{kind} is not installed"):
+        Trainer("single", options, World()).build()
 
 
 def test_a_target_that_breaks_ends_no_training():
