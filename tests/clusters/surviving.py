@@ -21,7 +21,7 @@ from tests.clusters.weights import BIN, ONE_THREAD, TRAIN, distance, parameters,
 TRAINING = ["--model=gpt-tiny", "--data=synthetic", "--seq-len=32", "--num-samples=80", "--batch-size=4"]
 TRAINING += ["--no-bf16", "--seed=5", "--keep-checkpoints=1", "--nproc-per-node=1"]
 STEPS_OF_EPOCH = 10
-LONG = [*TRAINING, "--epochs=12"]
+LONG = [*TRAINING, "--epochs=6"]
 
 STOPPED = re.compile(r"stopped by a warning after step (\d+)")
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -19,35 +20,34 @@ pytestmark = pytest.mark.once
 FIRST = ["ddp", "--data=digits", "--image-size=16", "--no-bf16", "--batch-size=8", "--epochs=1", "--name=run"]
 
 
-@pytest.fixture(scope="module")
-def tracked(train, tmp_path_factory):
-    """Makes a run of 20 steps by 2 ranks, which goes on to 40; returns where the runs are."""
-
-    def run(kind):
-        runs = tmp_path_factory.mktemp(kind)
-        argv = [*FIRST, f"--runs-dir={runs}", f"--track={kind}"]
-        train([*argv, "--max-steps=20"], 2, ok=True)
-        train([*argv, "--max-steps=40", "--resume=auto"], 2, ok=True)
-        return runs
-
-    return run
+LOSSES = {10: 2.0, 20: 1.5, 30: 1.25, 40: 1.0}
 
 
-def logged(runs, key):
-    """(step, value) of each line of metrics.jsonl that has `key`."""
-    lines = [json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines()]
-    return [(line["step"], line[key]) for line in lines if line["kind"] == "steps"]
+def track(kind, folder):
+    """Tracks 20 steps of a run with LOSSES in `folder`, then 20 more with which it goes on."""
+    folder.mkdir()
+    for first in (0, 20):
+        begun = int(time.time())
+        with trackers.open_tracker(kind, folder, first, vars(Options(batch_size=8)), print) as tracker:
+            for step in (first + 10, first + 20):
+                tracker.write({"kind": "steps", "step": step, "train_loss": LOSSES[step]})
+            tracker.write({"kind": "run", "step": first + 20, "images_per_second": 100.0})
+        while kind == "wandb" and int(time.time()) == begun:
+            time.sleep(0.05)  # it names a folder by the second
 
 
-def test_tensorboard(tracked):
+def test_what_two_ranks_train_and_go_on_to_train_is_one_run_in_tensorboard(train, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    runs = tracked("tensorboard")
+    runs, argv = tmp_path, [*FIRST, f"--runs-dir={tmp_path}", "--track=tensorboard"]
+    train([*argv, "--max-steps=20"], 2, ok=True)
+    train([*argv, "--max-steps=40", "--resume=auto"], 2, ok=True)
     events = EventAccumulator(str(runs / "run" / "tensorboard"))
     events.Reload()
     assert len(list((runs / "run" / "tensorboard").glob("events*"))) == 2
     points = [(event.step, event.value) for event in events.Scalars("steps/train_loss")]
-    expected = logged(runs, "train_loss")
+    lines = [json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines()]
+    expected = [(line["step"], line["train_loss"]) for line in lines if line["kind"] == "steps"]
     assert [step for step, _ in points] == [step for step, _ in expected]
     assert points[-1][0] == 40
     assert [value for _, value in points] == pytest.approx([value for _, value in expected])
@@ -65,35 +65,35 @@ def test_a_run_that_begins_in_the_folder_of_one_that_failed_has_none_of_its_poin
     assert [event.value for event in events.Scalars("steps/train_loss")] == [1.0]
 
 
-def test_mlflow(tracked, monkeypatch):
+def test_mlflow(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     from mlflow import MlflowClient
 
-    runs = tracked("mlflow")
-    client = MlflowClient(tracking_uri=(runs / "mlruns").as_uri())
+    track("mlflow", tmp_path / "run")
+    client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
     experiment = client.get_experiment_by_name("muster")
     (found,) = client.search_runs([experiment.experiment_id])
     assert found.info.run_name == "run"
     assert found.info.status == "FINISHED"
     assert found.data.params["batch_size"] == "8"
     history = client.get_metric_history(found.info.run_id, "steps/train_loss")
-    assert sorted((point.step, point.value) for point in history) == logged(runs, "train_loss")
+    assert sorted((point.step, point.value) for point in history) == [*LOSSES.items()]
     assert "run/images_per_second" in found.data.metrics
 
 
-def test_wandb_offline(tracked, monkeypatch):
+def test_wandb_offline(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    runs = tracked("wandb")
-    (first, second) = sorted((runs / "run" / "wandb").glob("offline-run-*"))
+    track("wandb", tmp_path / "run")
+    (first, second) = sorted((tmp_path / "run" / "wandb").glob("offline-run-*"))
     assert first.name.rpartition("-")[2] == second.name.rpartition("-")[2]  # the same run there
     for part, lines in ((first, 2), (second, 2)):
         (file,) = part.glob("*.wandb")
         assert file.read_bytes().count(b"steps/train_loss") >= lines
-    assert not list(runs.rglob("*.patch"))
+    assert not list(tmp_path.rglob("*.patch"))
 
 
-def test_a_failed_run_is_told(tracked, train, tmp_path, monkeypatch):
+def test_a_failed_run_is_told(train, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     from mlflow import MlflowClient
 
