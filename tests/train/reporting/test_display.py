@@ -132,6 +132,7 @@ class Terminal(io.StringIO):
 def test_on_a_narrow_terminal_nothing_of_the_table_is_cut_off(monkeypatch):
     monkeypatch.setattr("sys.stdout", out := Terminal())
     monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")  # rich takes a dumb terminal for one of 80 columns
     Display(Options(), "images", 64, enabled=True).summary(SUMMARY)
     text = plain(out.getvalue())
     table = text[text.index("╭") :].splitlines()
