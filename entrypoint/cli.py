@@ -41,6 +41,7 @@ from muster.errors import MusterError, explaining, one_line
 from muster.help import NAMES as HELP_NAMES
 from muster.help import Command
 from muster.paths import installed
+from muster.units import plural
 
 SETTINGS: dict[str, Any] = {
     # torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.
@@ -133,12 +134,17 @@ def _detailed(app: typer.Typer, name: str, text: str, **settings: Any) -> Callab
     )
 
 
-def _check(words: Sequence[str]) -> None:
-    """Ends this process as the command `words` would end itself, if it is one of ours that can't be parsed."""
+def _check(words: Sequence[str], site: str, num_nodes: int) -> None:
+    """Ends this process as the command `words` would end itself, if it is one of ours that can't be parsed.
+
+    Raises:
+        MusterError: it would do nothing in a job of `num_nodes` at `site`, or can't run in one.
+    """
     typed = normalise(words[1:])
     is_here = _is_here(config_of(typed))
 
-    def check(strategy: str, _: LaunchOptions, training: Options, __: ConfigFile) -> None:
+    def check(strategy: str, launch: LaunchOptions, training: Options, _: ConfigFile) -> None:
+        _check_nodes(launch, words, site, num_nodes)
         # The arguments of a job come after these: --data may be among them.
         is_open = training.data == Options.data
         if is_here:
@@ -158,9 +164,29 @@ def _check(words: Sequence[str]) -> None:
         callback: Any = each.callback  # what is parsed starts nothing
         each.callback = wraps(callback)(lambda **_: None)  # pyright: ignore
     # The script of `muster run` may be among the arguments of a job, which come after these.
-    is_open = typed[0] == "run" and from_argv(words[2:], *RUN, rest=[]) is not None
-    if not is_open and typed[0] not in {group.name for group in app.registered_groups}:
+    of_run = from_argv(words[2:], *RUN, rest=[]) if typed[0] == "run" else None
+    if of_run:
+        _check_nodes(of_run[2].decided(of_run[0]), words, site, num_nodes)
+    elif typed[0] not in {group.name for group in app.registered_groups}:
         _run(app, "muster", list(words[1:]))
+
+
+def _check_nodes(launch: LaunchOptions, words: Sequence[str], site: str, num_nodes: int) -> None:
+    """Refuses options of a launch that would be refused on the nodes of the job `words` is for."""
+    low, high = launch.min_nodes, launch.num_nodes
+    is_fewer = low is not None and high is not None and low <= num_nodes < high
+    if high not in (None, num_nodes) and not is_fewer:
+        raise MusterError(
+            f"--nnodes says {launch.nnodes}, and this job has {plural(num_nodes, 'node')}",
+            seen=shlex.join(words),
+            fix=f"muster job {shlex.quote(site)} --nodes {high} -- {shlex.join(words)}",
+        )
+    if launch.node_rank is not None and num_nodes > 1:
+        raise MusterError(
+            f"--node-rank is that of one node, and this job runs the command on each of {num_nodes}",
+            seen=shlex.join(words),
+            fix="leave --node-rank out: each node finds its own",
+        )
 
 
 def _is_here(config: str | None) -> bool:
@@ -355,7 +381,7 @@ def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
         print_list()
         return
     if command:
-        _check(command)
+        _check(command, site, options.nodes)
     wanted = Wanted(**vars(options), command=tuple(command or COMMAND))
     print(making.make(site, wanted), end="")
 

@@ -84,6 +84,10 @@ def check(site: str, wanted: Wanted) -> None:
     if not wanted.command[0] or wanted.command[0].startswith("-"):
         fix = f"muster job {shlex.quote(site)} -- {shlex.join([*COMMAND, *filter(None, wanted.command)])}"
         raise MusterError("a job's command begins with a program", seen=shlex.join(wanted.command), fix=fix)
+    program, *others = wanted.command
+    if not others and re.match(r"(train|muster|torchrun|python[0-9.]*)\s", program):
+        fix = f"muster job {shlex.quote(site)} -- {program}"
+        raise MusterError("a command in quotes is one word, and no program", seen=shlex.join(wanted.command), fix=fix)
     if wanted.nodes > 1 and wanted.is_training and wanted.command[1] in IN_ONE_PROCESS:
         fix = f"muster job {shlex.quote(site)} --nodes 1 -- {shlex.join(wanted.command)}"
         wrong = f"{wanted.command[1]} is one process, and this job has {wanted.nodes} nodes"
