@@ -113,9 +113,19 @@ def test_slurm_leaves_a_job_that_goes_on_with_fewer_nodes_to_them(words: list[st
     assert any(line.startswith("#SBATCH --nodes=2 --ntasks-per-node=1 --no-kill ") for line in lines) == is_kept
 
 
-@pytest.mark.parametrize("words", [["python", "hello.py"], ["hello.py"], ["torchrun", "hello.py"]])
-def test_a_script_that_would_run_on_each_node_by_itself_is_refused(words: list[str]) -> None:
-    assert "muster run hello.py" in refusal("derecho", "--nodes", "2", "--", *words)[2]
+@pytest.mark.parametrize(
+    "words",
+    [
+        "python hello.py",
+        "hello.py",
+        "torchrun hello.py",
+        "python -m torch.distributed.run hello.py",
+        "accelerate launch --num_processes 8 hello.py",
+        "deepspeed hello.py",
+    ],
+)
+def test_a_script_that_would_run_on_each_node_by_itself_is_refused(words: str) -> None:
+    assert "muster run hello.py" in refusal("derecho", "--nodes", "2", "--", *words.split())[2]
     assert job("derecho", "--nodes", "2", "--", "muster", "run", "hello.py").returncode == 0
 
 
